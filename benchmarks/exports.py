@@ -48,7 +48,7 @@ _DEPTH = 5  # used if the folder does not say how many tokens it drafts
 _BATCH_SIZE, _MAX_SEQ_LEN = 16, 1024
 # Our drafters propose trees. These settings of their modules reduce a tree to a chain of the best token at each depth.
 _CHAIN_SETTINGS: dict[str, dict[str, Any]] = {
-    "engine.drafters.eagle3": {"WIDTH": 1, "_CANDIDATES": 1, "_WORTH": 0.0},
+    "engine.drafters.eagle3": {"WIDTH": 1, "_CANDIDATES": 1, "_LEAST_GAIN": 0.0},
     "engine.drafters.medusa": {"CANDIDATES": 1},
     "engine.drafters.block_heads": {"CANDIDATES": 1},
     "engine.drafters.draft_model": {"_BRANCHES": 1},

@@ -27,16 +27,16 @@ _BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _PRIOR_NODES = 20.0  # weight of the drafter's own estimate in each bucket, as a number of observed nodes
 _RATE = 0.2  # weight of the latest step in a moving average
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 256  # length of a pause, in steps
-_FIRST_STEPS = 3  # the drafter warms up in these steps, so their shortest draft time is used
+_FIRST_STEPS = 3  # the drafter warms up in these steps, so the shortest of their draft times is used
 _OUTLIER = 1.5  # longer draft times are clipped to this multiple of the average
-_PROBING_SHARE = 0.01  # maximum share of the time that tests of whether drafting pays again may cost
+_PROBING_SHARE = 0.01  # the steps that test after a pause whether drafting pays again may cost this share of the time
 _LEAST_GAIN = 0.995  # drafting pauses below this gain; a gain between this and 1 is too small a loss to pause for
 _MAX_BUCKET_NODES = 1000.0  # when a bucket has this many nodes, its counts are halved
 _SPARE_NODES = 4  # nodes requested in addition to the number that was recently worth verifying
 
 
 class Calibration:
-    """Observed acceptance rate of verified nodes, by the survival that the drafter estimated."""
+    """Corrects survivals by the observed acceptance rate of verified nodes with similar survival."""
 
     def __init__(self) -> None:
         edges = (0.0, *_BUCKETS, 1.0)
@@ -46,6 +46,7 @@ class Calibration:
         self._middles = middles
 
     def corrected(self, survival: float) -> float:
+        """Scales `survival` by the bucket's observed acceptance rate relative to the bucket's middle."""
         bucket = bisect.bisect_right(_BUCKETS, survival)
         return min(1.0, survival * self._accepted[bucket] / self._nodes[bucket] / self._middles[bucket])
 
@@ -80,9 +81,9 @@ class _GainEstimate:
             self.draft_seconds = _average(self.draft_seconds, min(seconds, _OUTLIER * self.draft_seconds))
 
     def learn(self, gain: float, nodes: float, resuming: float) -> None:
-        """Records the gain of one step and its nodes per sequence.
+        """Records the gain of one step and the number of nodes per sequence that it verified.
 
-        `resuming`: time to resume after a pause, in units of a pass without drafts.
+        `resuming`: time to observe the passes deferred during a pause, in units of a pass without drafts.
         """
         self.num_steps += 1
         if self.num_steps <= _FIRST_STEPS:
@@ -100,7 +101,7 @@ class _GainEstimate:
 
 
 class DraftBudget:
-    """Cuts drafts to the nodes worth verifying; without a cost model it keeps them all."""
+    """Cuts drafts to the nodes worth verifying; without a cost model it keeps all nodes."""
 
     def __init__(self, cost: CostModel | None, largest: int) -> None:
         """`largest`: maximum number of draft nodes per sequence."""
@@ -118,7 +119,7 @@ class DraftBudget:
             estimate.pause -= 1
             estimate.gain = 1.0  # reset, so that the first step after the pause decides whether drafting pauses again
             return 0
-        if estimate.num_steps == 0:  # with more sequences, fewer nodes of each can pay
+        if estimate.num_steps == 0:  # with many sequences, few nodes of each are worth verifying
             return min(self._largest, max(_SPARE_NODES, 2 * self._largest // num_sequences))
         return min(self._largest, int(1.5 * estimate.nodes) + _SPARE_NODES)
 

@@ -207,9 +207,9 @@ def _latent(values: Mapping[str, Any]) -> LatentConfig:
 
 
 def _experts(values: Mapping[str, Any]) -> ExpertsConfig:
-    for name, only in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("moe_layer_freq", 1)):
-        if values.get(name, only) != only:
-            raise ModelNotLoadable(f"{name} must be {only}, got {values[name]!r}")
+    for name, supported in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid"), ("moe_layer_freq", 1)):
+        if values.get(name, supported) != supported:
+            raise ModelNotLoadable(f"{name} must be {supported}, got {values[name]!r}")
     return ExpertsConfig(
         num_experts=values["n_routed_experts"],
         num_shared=values["n_shared_experts"],

@@ -1,6 +1,6 @@
 """Predicts the duration of a forward pass from its number of rows (one row per token).
 
-At start-up, passes with some numbers of rows, the points, are measured with empty contexts. Real passes are slower
+At start-up, passes with a few numbers of rows (called points) are measured with empty contexts. Real passes are slower
 because of longer contexts, sampling and other load. Each real pass is compared with the measurement, and the ratio is
 recorded at the two points nearest to its number of rows. Points without recent passes use the average ratio.
 """
@@ -13,7 +13,7 @@ _MEASURE_SECONDS = 2.0  # time limit of the measurement, which the first two rep
 _MAX_REPETITIONS = 20
 _RATE = 0.05  # weight of the latest pass in a moving average
 _FADE = 0.995  # each pass multiplies the weight of every point by this
-_OUTLIER = 1.5  # longer passes are clipped to this multiple of the prediction, since the machine was busy
+_OUTLIER = 1.5  # longer passes are clipped to this multiple of the prediction, since the machine was probably busy
 _DOUBT = 5.0  # weight of the average ratio at every point, as a number of passes
 
 
@@ -26,15 +26,15 @@ class CostModel:
         self._rows = list(row_counts)
         self._measured = _rising(seconds)
         self._current = list(self._measured)
-        self._ratio = 1.0
-        self._ratios = [1.0] * len(row_counts)
-        self._weights = [0.0] * len(row_counts)
+        self._ratio = 1.0  # average over all real passes of the time relative to the measurement
+        self._ratios = [1.0] * len(row_counts)  # the same average for each point
+        self._weights = [0.0] * len(row_counts)  # for each point, the faded number of passes near it
 
     @classmethod
     def measure(cls, run: Callable[[int], float], row_counts: Sequence[int] = ROW_COUNTS) -> "CostModel":
         """Takes the fastest of several passes for each row count; `run(rows)` makes one pass and returns its seconds.
 
-        Each repetition measures all counts in turn, so that noise affects them alike.
+        Each repetition measures all counts in turn, so that noise affects all counts alike.
         """
         run(row_counts[-1])  # warm-up
         runs = [[run(rows) for rows in row_counts] for _ in range(2)]
@@ -55,17 +55,17 @@ class CostModel:
             rate = max(_RATE, 1.0 / (1.0 + self._weights[point])) * share
             self._ratios[point] += rate * (ratio - self._ratios[point])
         corrected = [
-            base * (weight * own + _DOUBT * self._ratio) / (weight + _DOUBT)
-            for base, weight, own in zip(self._measured, self._weights, self._ratios, strict=True)
+            base * (weight * ratio_here + _DOUBT * self._ratio) / (weight + _DOUBT)
+            for base, weight, ratio_here in zip(self._measured, self._weights, self._ratios, strict=True)
         ]
         self._current = _rising(corrected)
 
     def _right(self, rows: int) -> int:
-        """Index of the right one of the two points between which `rows` is interpolated."""
+        """Returns the index of the larger of the two points between which `rows` is interpolated."""
         return min(max(bisect.bisect_left(self._rows, rows), 1), len(self._rows) - 1)
 
     def _neighbours(self, rows: int) -> tuple[tuple[int, float], tuple[int, float]]:
-        """The two nearest points and their interpolation weights in 0..1."""
+        """Returns the indices of the two nearest points and their interpolation weights in 0..1."""
         right = self._right(rows)
         x0, x1 = self._rows[right - 1], self._rows[right]
         share = min(1.0, max(0.0, (rows - x0) / (x1 - x0)))

@@ -1,4 +1,4 @@
-"""Stops Python code that runs for too long, by raising an asynchronous exception in its thread.
+"""Stops Python code that runs for too long, by raising an asynchronous exception in the thread that runs it.
 
 The module is meant for customers' code, such as chat templates, which runs in the server's process and whose running
 time is unknown. A single call into C is not interrupted before it returns.
@@ -18,9 +18,10 @@ class TooSlow(Exception):
 def deadline(seconds: float) -> Iterator[None]:
     """Limits how long the `with` block may run.
 
-    The exception is sent at most once, and only while the block is open: `lock` is held while the timer starts and
-    while the block is closed, and the timer needs it to send the exception. Python code outside the block, such as the
-    locks inside `threading.Timer`, therefore never receives the exception, unless the block itself calls that code.
+    The exception is sent at most once, and only while the block is open: the timer needs `lock` to send the exception,
+    and this function holds `lock` while it starts the timer and while it closes the block. Python code outside the
+    block, such as the locks inside `threading.Timer`, therefore never receives the exception, unless the block itself
+    calls that code.
 
     Raises: TooSlow: from the line that the block has reached, or from the `with` statement itself.
     """

@@ -89,8 +89,8 @@ def grow_tree(tokens: Sequence[Sequence[int]], probabilities: Sequence[Sequence[
 
     def offer(depth: int, rank: int, parent: int) -> None:
         if depth < len(tokens) and rank < len(tokens[depth]):
-            above = survival[parent] if parent >= 0 else 1.0
-            heapq.heappush(heap, (-above * probabilities[depth][rank], depth, rank, parent))
+            parent_survival = survival[parent] if parent >= 0 else 1.0
+            heapq.heappush(heap, (-parent_survival * probabilities[depth][rank], depth, rank, parent))
 
     offer(0, 0, -1)
     while heap and len(kept_tokens) < budget:

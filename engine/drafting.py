@@ -55,7 +55,7 @@ class Drafting:
             drafts = self.drafter.propose(decoding, nodes)
             limited = [self._limited(s, d, nodes) for s, d in zip(decoding, drafts, strict=True)]
         except Exception:
-            logger.exception("drafter %s failed; decoding plainly", self.drafter.name)
+            logger.exception("drafter %s failed; decoding without drafts", self.drafter.name)
             limited = nothing
         draft_seconds = time.perf_counter() - proposing + self._observe_seconds
         return self.budget.admit(limited, other_rows, draft_seconds, resume_seconds=proposing - started)
@@ -91,11 +91,11 @@ class Drafting:
 
     def _limited(self, sequence: Sequence, draft: Draft, max_nodes: int) -> Draft:
         """Keeps at most `max_nodes` nodes, without those of unknown tokens or beyond the request's token limit."""
-        deepest = sequence.num_remaining - 1
+        max_depth = sequence.num_remaining - 1
         kept: list[int] = []
         for node, depth in enumerate(draft.depths()):
             parent_kept = draft.parents[node] < 0 or draft.parents[node] in kept
-            possible = depth <= deepest and 0 <= draft.tokens[node] < self._vocab_size
+            possible = depth <= max_depth and 0 <= draft.tokens[node] < self._vocab_size
             if possible and parent_kept and len(kept) < max_nodes:
                 kept.append(node)
         return without_excluded(draft if len(kept) == len(draft) else draft.only(kept), sequence)

@@ -6,7 +6,7 @@ EngineError
 ├── AdapterNotLoadable    the folder holds no LoRA adapter for this model
 ├── RequestTooLong        prompt and answer exceed the context or the cache
 ├── GrammarTooSlow        matching the grammar takes too long
-└── DrafterError          the drafter can't serve this batch; the engine then decodes plainly
+└── DrafterError          the drafter can't serve this batch; the engine then decodes without a draft
 """
 
 

@@ -100,7 +100,7 @@ def kind_of(value: Any) -> str:
     return "a list" if isinstance(value, list) else "an object"
 
 
-def known_only(fields: Fields, *, known: Collection[str]) -> None:
+def reject_unknown(fields: Fields, *, known: Collection[str]) -> None:
     """Raises: InvalidRequest: the object has an unknown field."""
     for name in fields:
         if name not in known:

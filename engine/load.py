@@ -53,7 +53,7 @@ def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_
     """
     drafter = _load_drafter(name, model, speculator_dir, model_dir)
     if drafter.max_depth > MAX_DEPTH:
-        raise SpeculatorNotLoadable(f"a speculator may guess {MAX_DEPTH} tokens ahead, got {drafter.max_depth}")
+        raise SpeculatorNotLoadable(f"a speculator may draft at most {MAX_DEPTH} tokens ahead, got {drafter.max_depth}")
     return drafter
 
 

@@ -123,8 +123,8 @@ class Engine:
         prompt, length = request.prompt_token_ids, len(request.prompt_token_ids) + request.sampling.max_tokens
         if not prompt:
             raise ValueError("prompt_token_ids must not be empty")
-        named = (*prompt, *(token for token, _ in request.sampling.logit_bias))
-        if not all(0 <= token < self.model.config.vocab_size for token in named):
+        used = (*prompt, *(token for token, _ in request.sampling.logit_bias))
+        if not all(0 <= token < self.model.config.vocab_size for token in used):
             raise ValueError(f"prompt_token_ids and logit_bias must be in 0..{self.model.config.vocab_size - 1}")
         if length > self.max_seq_len:
             answer = request.sampling.max_tokens
@@ -168,7 +168,7 @@ class Engine:
                 self._drafting,
                 on_device,
                 stacks=self._stacks,
-                finish=self._finish,
+                commit_tokens=self._commit_graph_tokens,
                 node_counts=self._node_counts,
                 phase_seconds=self.phase_seconds,
             )
@@ -199,7 +199,7 @@ class Engine:
             return outputs + self._step(self.scheduler.schedule)
         if not self._all_fit_graph_decoding():
             return outputs + self._graph_decoder.drain() + self._step(self.scheduler.schedule)
-        outputs += self._step(self.scheduler.schedule_prefills)  # may admit a request that does not fit
+        outputs += self._step(self.scheduler.schedule_prefills)  # this may admit a request that does not fit
         return outputs + (self._graph_decoder.step() if self._all_fit_graph_decoding() else self._graph_decoder.drain())
 
     def _all_fit_graph_decoding(self) -> bool:
@@ -254,9 +254,9 @@ class Engine:
                 kept.append(Kept(sequence, position, rows))
                 continue
             draft = part.draft or EMPTY_DRAFT
-            own = logits[first : first + 1 + len(draft)]
+            part_logits = logits[first : first + 1 + len(draft)]
             first += 1 + len(draft)
-            output, path = self._verify_and_commit(sequence, draft, own)
+            output, path = self._verify_and_commit(sequence, draft, part_logits)
             if part.draft is not None:
                 self._record(sequence, draft, path)
                 rows = (rows[0], *(rows[1 + node] for node in path))
@@ -279,7 +279,7 @@ class Engine:
             output = replace(output, logprobs=logprobs)
         return output, path
 
-    def _finish(
+    def _commit_graph_tokens(
         self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...]
     ) -> tuple[StepOutput, tuple[int, ...]]:
         """Commits the tokens that a graph step verified. Returns the output and the kept nodes."""
@@ -323,5 +323,5 @@ class Engine:
 
 
 def _logprobs(logits: Tensor, verdict: Verdict, tokens: Many[int], count: int) -> tuple[TokenLogprob, ...]:
-    row_of = (0, *(node + 1 for node in verdict.path))
-    return tuple(token_logprobs(logits[row], token, count) for row, token in zip(row_of, tokens, strict=False))
+    rows = (0, *(node + 1 for node in verdict.path))  # row 0 is that of the last token, row i + 1 that of node i
+    return tuple(token_logprobs(logits[row], token, count) for row, token in zip(rows, tokens, strict=False))

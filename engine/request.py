@@ -16,7 +16,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters of one answer. With equal parameters and seed the answer is equal, with any drafts.
+    """Sampling parameters of one answer. The prompt, the parameters and the seed determine the answer; drafts do not.
 
     The parameters are applied in this order: logit_bias; repetition, frequency and presence penalty; min_tokens and
     grammar, which exclude tokens; temperature; top_k; top_p; min_p. vLLM uses the same order, except that min_p

@@ -29,7 +29,7 @@ class RowBuilder:
         self._roots: list[Hashable] = []
         self._paths: list[tuple[int, ...]] = []
         self._sampling_rows: list[int] = []  # indices of the rows that sample a token
-        self._table_entries: tuple[list[int], list[int], list[int]] = ([], [], [])  # rows, positions, slots
+        self._table_entries: tuple[list[int], list[int], list[int]] = ([], [], [])  # table rows, positions, slots
 
     @property
     def num_rows(self) -> int:
@@ -46,6 +46,10 @@ class RowBuilder:
         path: tuple[int, ...],
         root: Hashable = None,
     ) -> None:
+        """The row attends to the first `prefix_len` positions of the slot table and to the slots of `path`.
+
+        root: the LoRA adapter or None, as in `Sequence`.
+        """
         self._tokens.append(token)
         self._positions.append(position)
         self._slots.append(slot)
@@ -55,7 +59,10 @@ class RowBuilder:
         self._roots.append(root)
 
     def add_prefill(self, sequence: Sequence, end: int) -> tuple[int, ...]:
-        """Adds the pending tokens up to position `end`; the last token samples the next one. Returns the rows."""
+        """Adds rows for the pending tokens up to position `end`, and returns the rows.
+
+        The row of the sequence's last token, if included, samples the next token.
+        """
         first = self.num_rows
         self._write_table(sequence)
         for position in range(sequence.num_computed, end):

@@ -108,7 +108,7 @@ class Scheduler:
         self.advance(sequence, len(sequence.tokens) - 1)
 
     def advance(self, sequence: Sequence, num_computed: int) -> None:
-        """Records that the cache contains the positions up to `num_computed`; their full blocks can be shared now."""
+        """Records that the cache contains the positions up to `num_computed`; full blocks can be shared now."""
         sequence.num_computed = num_computed
         while (end := BLOCK * (len(sequence.blocks) + 1)) <= num_computed:
             start = end - BLOCK
@@ -150,7 +150,7 @@ class Scheduler:
             blocks = self.pool.match(sequence.root, sequence.tokens)
             num_shared = BLOCK * len(blocks)
             needed = len(sequence.tokens) - num_shared
-            # One more slot per running sequence, so that the admitted one is not preempted at once.
+            # Each running sequence needs one more slot; otherwise the admitted sequence would be preempted at once.
             if self.pool.num_available_after_holding(blocks) < needed + len(self.running):
                 return
             self.waiting.popleft()

@@ -25,7 +25,7 @@ class Sequence:
     table_row: int = -1  # row of the cache's slot tables; -1 while the request waits
     num_tabled: int = 0  # number of positions whose slots are in the table
     slots: list[int] = field(default_factory=list)  # cache slots of the first positions
-    blocks: list[Block] = field(default_factory=list)  # full blocks of these positions, in order
+    blocks: list[Block] = field(default_factory=list)  # full blocks of the first positions, in order
     draft_slots: list[int] = field(default_factory=list)  # cache slots of the current draft nodes
 
     @property

@@ -1,14 +1,14 @@
 """Incremental decoding of token ids to text, and stop strings.
 
 The concatenated pieces of text that a stream returns equal the decoding of all ids at once, cut before the stop string
-that is completed first (the longest of those completed at the same character). This holds however the ids are split
-over the calls, so the text does not depend on the number of tokens per engine step.
+that is completed first (before the longest one if several are completed at the same character). This holds however the
+ids are split over the calls, so the text does not depend on the number of tokens per engine step.
 
-    ids ─ decode the window of latest ids ─ settled text ─ hold back a possible beginning of a stop string ─ shown text
+    ids ─ decode the window of latest ids ─ settled text ─ hold back what may begin a stop string ─ returned text
 
-The window starts one piece early, because some tokenizers drop the space before their first token. Text is settled when
-no later token can change it. It is not settled while it ends in an incomplete character, which decodes as U+FFFD, or,
-in tokenizers with byte fallback, within a run of byte tokens, because the whole run decides their text.
+The window starts with the last settled piece, because some tokenizers drop the space before the first token. Text is
+settled when no later token can change it. It is not settled while it ends in an incomplete character, which decodes as
+U+FFFD, or, in tokenizers with byte fallback, within a run of byte tokens, because a run is decoded as a whole.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ class Detokenizer(Protocol):
 
 
 class TextStream:
-    """The text of one answer. `push` takes the ids of each step, `finish` ends it; once `stopped`, both return ""."""
+    """The text of one answer. Call `push` with the ids of each step, then `finish`. Once `stopped`, both return ""."""
 
     def __init__(self, tokenizer: Detokenizer, *, stop: Sequence[str] = (), per_token: bool = False) -> None:
-        """`per_token`: fill `token_starts`, which is also filled if there are stop strings."""
+        """`per_token`: whether to record `token_starts`; with stop strings it is always recorded."""
         self._window = _Window(tokenizer)
         self._cutter = _StopCutter(stop)
         self._one_by_one = per_token or bool(stop)
@@ -44,10 +44,10 @@ class TextStream:
         return self._cutter.matched is not None
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Returns the text that these ids settle, without an end that is held back."""
+        """Returns the text that these ids settle, without an end that may begin a stop string."""
         if not self._one_by_one:
             self.num_tokens += len(token_ids)
-            return self._show(self._cutter.feed(self._window.push(token_ids)))
+            return self._append(self._cutter.feed(self._window.push(token_ids)))
         pieces = []
         for token_id in token_ids:
             if self.stopped:
@@ -55,16 +55,16 @@ class TextStream:
             self.num_tokens += 1
             self.token_starts.append(self._window.num_characters)
             pieces.append(self._cutter.feed(self._window.push([token_id])))
-        return self._show("".join(pieces))
+        return self._append("".join(pieces))
 
     def finish(self) -> str:
         """Ends the answer. Returns the text that was held back, with an incomplete character as U+FFFD."""
         if self.stopped:
             return ""
         last = self._cutter.feed(self._window.finish())
-        return self._show(last + self._cutter.finish())
+        return self._append(last + self._cutter.finish())
 
-    def _show(self, piece: str) -> str:
+    def _append(self, piece: str) -> str:
         self.text += piece
         return piece
 
@@ -75,8 +75,8 @@ class _Window:
     def __init__(self, tokenizer: Detokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []  # ids in the window
-        self._num_settled_ids = 0  # number of ids before the last piece
-        self._shown = 0  # number of characters of the window that were returned
+        self._num_settled_ids = 0  # number of first ids in the window that were settled before the last piece
+        self._num_returned = 0  # number of characters of the window that were returned
         self.num_characters = 0  # number of characters that were returned in total
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -88,16 +88,16 @@ class _Window:
         text = self._tokenizer.decode(self._ids)
         # An incomplete character decodes as one U+FFFD; an earlier U+FFFD stands for bytes that never form a character.
         num_settled = len(text) - 1 if text.endswith(_REPLACEMENT) else len(text)
-        piece = text[self._shown : num_settled]
-        self._shown = max(self._shown, num_settled)
+        piece = text[self._num_returned : num_settled]
+        self._num_returned = max(self._num_returned, num_settled)
         self.num_characters += len(piece)
         if num_settled == len(text):
             self._advance()
         return piece
 
     def finish(self) -> str:
-        piece = self._tokenizer.decode(self._ids)[self._shown :]
-        self._shown += len(piece)
+        piece = self._tokenizer.decode(self._ids)[self._num_returned :]
+        self._num_returned += len(piece)
         self.num_characters += len(piece)
         return piece
 
@@ -106,11 +106,11 @@ class _Window:
         return last is not None and self._tokenizer.is_byte(last)
 
     def _advance(self) -> None:
-        """Drops all ids but the last piece, unless that piece has only special tokens, which give no context."""
+        """Drops the ids before the last piece, unless that piece has only special tokens, which give no context."""
         last = self._ids[self._num_settled_ids :]
         if self._num_settled_ids and not all(self._tokenizer.is_special(i) for i in last):
             self._ids = last
-            self._shown = len(self._tokenizer.decode(last))
+            self._num_returned = len(self._tokenizer.decode(last))
         self._num_settled_ids = len(self._ids)
 
 

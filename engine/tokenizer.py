@@ -139,9 +139,9 @@ class Tokenizer:
 def _configured_eos(model_dir: Path) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
-        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        if found is not None:
-            return frozenset([found] if isinstance(found, int) else found)
+        eos = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if eos is not None:
+            return frozenset([eos] if isinstance(eos, int) else eos)
     return frozenset()
 
 

@@ -4,8 +4,8 @@ Sixteen positions of one text form a block. The key of a block is its tokens and
 block, the adapter). So equal prefixes are found by comparing one block at a time, and different texts never share a
 block. All sequences with the same block use the same slots. A sequence holds a block while it uses the block's slots. A
 block that no sequence holds stays cached until its slots are needed; the least recently used block is evicted first.
-Sharing changes no bit, because a position's key and value depend only on the adapter and the tokens up to it
-(kernels/decoder.py).
+Sharing changes no bit, because the key and value of a position depend only on the adapter and the tokens up to the
+position (kernels/decoder.py).
 
 Source: hash-chained blocks as in vLLM's prefix caching; pages of one token as in SGLang.
 """
@@ -61,6 +61,7 @@ class SlotPool:
         return blocks
 
     def num_available_after_holding(self, blocks: Sequence[Block]) -> int:
+        """Returns what `num_available` would be after `hold(blocks)`."""
         return self.num_available - BLOCK * sum(block.num_users == 0 for block in blocks)
 
     def hold(self, blocks: Sequence[Block]) -> None:
@@ -76,13 +77,13 @@ class SlotPool:
 
     def register(self, before: Hashable, tokens: tuple[int, ...], slots: tuple[int, ...]) -> Block:
         """Holds and returns the block of 16 computed positions; frees `slots` if an equal block is cached already."""
-        known = self._blocks.get((before, tokens))
-        if known is None:
-            known = self._blocks[(before, tokens)] = Block(slots, (before, tokens))
+        cached = self._blocks.get((before, tokens))
+        if cached is None:
+            cached = self._blocks[(before, tokens)] = Block(slots, (before, tokens))
         else:
-            self.hold([known])
+            self.hold([cached])
             self.free(slots)
-        return known
+        return cached
 
     def forget_idle(self) -> None:
         """Evicts every block that no sequence holds."""

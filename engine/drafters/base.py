@@ -5,8 +5,8 @@ only speed. Its arithmetic need not be reproducible.
 
     prepare(cache) ─▶ every step: propose(decoding sequences) ─▶ pass of the target ─▶ observe(kept rows)
 
-A tap is an intermediate hidden state of the target: the residual stream at the input of one of its layers. A drafter
-lists the layers whose inputs it reads in `tap_layers`.
+A tap is an intermediate hidden state of the target: the residual stream at the input of one of its layers.
+`Drafter.tap_layers` lists the layers whose inputs the drafter reads.
 """
 
 from collections.abc import Iterator
@@ -54,8 +54,8 @@ class Drafter(Protocol):
     """Subclasses override the methods they need; the defaults do nothing."""
 
     name: str
-    max_depth: int  # maximum depth of a draft; 0: it never drafts
-    tap_layers: tuple[int, ...] = ()  # i: the input of the target's layer i; i = number of layers: the last output
+    max_depth: int  # maximum depth of a draft; 0: the drafter never drafts
+    tap_layers: tuple[int, ...] = ()  # i means the input of the target's layer i; of L layers, L means the last output
     slot_bytes: int = 0  # memory of the drafter's keys and values per cache slot
 
     def prepare(self, cache: KVCache) -> None:
@@ -65,15 +65,15 @@ class Drafter(Protocol):
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         """Returns a draft of at most `budget` nodes for each sequence; every sequence is decoding.
 
-        Raises: DrafterError: the drafter can't serve this batch; the engine then decodes plainly.
+        Raises: DrafterError: the drafter can't serve this batch; the engine then decodes without a draft.
         """
         raise NotImplementedError
 
     def observe(self, done: Pass) -> None:
         """Called after every pass.
 
-        A drafter never observes the positions of a cached prefix, nor positions computed before it replaced another
-        drafter.
+        A drafter never observes the positions of a cached prefix, nor positions that were computed before
+        this drafter replaced another one.
         """
         return
 
@@ -86,8 +86,11 @@ class Drafter(Protocol):
         return
 
 
-def slices(done: Pass, drafters: Many[Drafter]) -> Iterator[tuple[Drafter, Pass]]:
-    """Yields each drafter and the pass with only its own taps; the taps of all drafters are concatenated in `done`."""
+def split_taps(done: Pass, drafters: Many[Drafter]) -> Iterator[tuple[Drafter, Pass]]:
+    """Yields each drafter with a copy of the pass that has only this drafter's taps.
+
+    `done.taps` has the taps of all drafters, concatenated in the order of `drafters`.
+    """
     first = 0
     for drafter in drafters:
         end = first + len(drafter.tap_layers)

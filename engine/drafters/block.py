@@ -1,8 +1,10 @@
-"""The block drafter: one pass proposes candidates for every depth, and a tree is grown from them, best first.
+"""The block drafter: one pass proposes candidates for every depth, and a tree is grown from the candidates.
 
-The anchor is a sequence's last token. The context of a position is a vector computed from its taps (block_model.py).
+The anchor is a sequence's last token. The taps of a position are hidden states of the target (base.py), and the context
+of a position is a vector computed from its taps (block_model.py).
 
-    observe  projects the contexts of kept positions to keys and values of every layer, in the target's cache slots
+    observe  projects the contexts of kept positions to keys and values of every layer, indexed by the target's cache
+             slots
     propose  runs the block [anchor, mask, ..., mask] of every sequence as rows of one pass; a row attends to the
              contexts before the anchor (in the sequence's cache slots) and to its own block (in scratch slots, which
              follow the cache's slots)
@@ -65,13 +67,13 @@ class BlockDrafter(Drafter):
     def observe(self, done: Pass) -> None:
         if done.taps is None:
             return
-        # a preempted sequence may have fewer slots than when it was observed
+        # a sequence that was preempted since the pass has fewer slots, and its contexts cannot be stored
         kept = [k for k in done.kept if k.position + len(k.rows) <= len(k.sequence.slots)]
         rows = [row for k in kept for row in k.rows]
         positions = [k.position + offset for k in kept for offset in range(len(k.rows))]
         slots = [slot for k in kept for slot in k.sequence.slots[k.position : k.position + len(k.rows)]]
-        host = torch.tensor((rows, positions, slots), dtype=torch.int64).to(self._device)
-        self.layers.write_contexts(done.taps[host[0]], host[1], host[2])
+        indices = torch.tensor((rows, positions, slots), dtype=torch.int64).to(self._device)  # [3, M]
+        self.layers.write_contexts(done.taps[indices[0]], indices[1], indices[2])
 
     @torch.inference_mode()
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:

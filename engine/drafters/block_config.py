@@ -1,8 +1,8 @@
 """Reads a block drafter's config.json in any of three formats, and writes it in the format of speculators.
 
     speculators  has `speculators_model_type`, which is dflash or dspark; numbers a tap by the layer that reads it
-    SpecForge    has `dflash_config`; stores DFlash, DSpark and JetSpec (`causal_head`); numbers a tap by the layer that
-                 writes it, which is one less
+    SpecForge    has `dflash_config`; stores DFlash, DSpark and, with `causal_head`, JetSpec; numbers a tap by the layer
+                 that writes it, which is one less
     DeepSpec     has `target_layer_ids` next to the sizes; stores DSpark; numbers taps as SpecForge does
 
 transformers supplies the defaults of missing values.
@@ -41,7 +41,7 @@ class LayerAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockConfig:
-    """transformer: the published configuration of the layers, whose `model_type` transformers knows."""
+    """transformer: the configuration of the layers as published, with a `model_type` of the transformers library."""
 
     transformer: dict[str, Any]
     hidden_size: int
@@ -57,7 +57,7 @@ class BlockConfig:
     block_size: int
     mask_token_id: int
     draft_vocab_size: int
-    sample_from_anchor: bool = False  # every row predicts the token after its own position, also the anchor's row
+    sample_from_anchor: bool = False  # every row, including the anchor's, predicts the token after its own position
     markov_rank: int = 0  # 0: no Markov head
     markov_type: MarkovType = "vanilla"
     confidence: bool = False
@@ -87,7 +87,7 @@ class BlockConfig:
 
     @property
     def first_row(self) -> int:
-        """The first row that predicts: row `first_row + d` predicts the token d + 1 after the anchor."""
+        """The first row that predicts: row `first_row + d` predicts the token d + 1 positions after the anchor."""
         return 0 if self.sample_from_anchor else 1
 
     @classmethod
@@ -170,38 +170,40 @@ def _from_speculators(values: dict[str, Any]) -> BlockConfig:
 
 
 def _from_specforge(values: dict[str, Any]) -> BlockConfig:
-    own = values.get("dflash_config") or {}
-    both = values | own  # SpecForge nests these keys in dflash_config, DeepSpec does not
-    projector = own.get("projector_type") or ("dspark" if "num_anchors" in values else "dflash")
+    """Reads the formats of SpecForge and DeepSpec."""
+    nested = values.get("dflash_config") or {}
+    merged = values | nested  # SpecForge nests the drafter's keys in dflash_config, DeepSpec does not
+    projector = nested.get("projector_type") or ("dspark" if "num_anchors" in values else "dflash")
     if projector not in ("dflash", "dspark"):
         raise ValueError(f"projector_type must be dflash or dspark, got {projector!r}")
-    transformer = {key: value for key, value in values.items() if key not in _OWN_KEYS} | _attention_of(values, own)
+    stored = {key: value for key, value in values.items() if key not in _OWN_KEYS}
+    transformer = stored | _attention_settings(values, nested)
     sizes = _sizes(transformer, non_causal_windows=False)
-    confidence = both.get("enable_confidence_head", both.get("confidence_head_alpha", 0.0) > 0.0)
+    confidence = merged.get("enable_confidence_head", merged.get("confidence_head_alpha", 0.0) > 0.0)
     return BlockConfig(
         **sizes,
-        tap_layers=tuple(layer + 1 for layer in both["target_layer_ids"]),
-        block_size=both["block_size"],
-        mask_token_id=both["mask_token_id"],
+        tap_layers=tuple(layer + 1 for layer in merged["target_layer_ids"]),
+        block_size=merged["block_size"],
+        mask_token_id=merged["mask_token_id"],
         draft_vocab_size=sizes["vocab_size"],
-        sample_from_anchor=projector == "dspark",  # as in its training code, although its decoding example differs
-        markov_rank=both.get("markov_rank") or 0,
-        markov_type=both.get("markov_head_type", "vanilla"),
+        sample_from_anchor=projector == "dspark",  # as in DSpark's training code, although its decoding example differs
+        markov_rank=merged.get("markov_rank") or 0,
+        markov_type=merged.get("markov_head_type", "vanilla"),
         confidence=confidence,
-        confidence_with_markov=confidence and both.get("confidence_head_with_markov", False),
+        confidence_with_markov=confidence and merged.get("confidence_head_with_markov", False),
     )
 
 
-def _attention_of(values: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def _attention_settings(values: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
     """Converts the attention settings of SpecForge to keys of transformers, and to vLLM's key `is_causal`."""
     converted: dict[str, Any] = {}
-    causal = own.get("causal", own.get("causal_head"))
+    causal = nested.get("causal", nested.get("causal_head"))
     if causal is not None:
         converted["is_causal"] = bool(causal)
-    if own.get("use_swa") and _SLIDING not in (values.get("layer_types") or ()):
+    if nested.get("use_swa") and _SLIDING not in (values.get("layer_types") or ()):
         converted["layer_types"] = [_SLIDING] * values["num_hidden_layers"]
         converted.setdefault("is_causal", False)
-    if window := own.get("swa_window_size"):
+    if window := nested.get("swa_window_size"):
         converted |= {"sliding_window": window, "use_sliding_window": True}
     return converted
 
@@ -222,14 +224,18 @@ def _sizes(transformer: dict[str, Any], *, non_causal_windows: bool) -> dict[str
         "vocab_size": config.vocab_size,
         "norm_eps": config.rms_norm_eps,
         "attention_bias": getattr(config, "attention_bias", False),
-        "attention": _attention(config, transformer.get("is_causal"), non_causal_windows=non_causal_windows),
+        "attention": _layer_attentions(config, transformer.get("is_causal"), non_causal_windows=non_causal_windows),
     }
 
 
-def _attention(
+def _layer_attentions(
     config: PretrainedConfig, is_causal: bool | None, *, non_causal_windows: bool
 ) -> tuple[LayerAttention, ...]:
-    """If `is_causal` is None, sliding-window layers are causal within the block and full layers are not."""
+    """Returns the attention of each layer.
+
+    If `is_causal` is None, layers with a sliding window are causal within the block and the other layers are not; with
+    `non_causal_windows`, no layer is.
+    """
     layers = []
     for kind in getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers:
         sliding = kind == _SLIDING

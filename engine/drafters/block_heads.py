@@ -1,7 +1,7 @@
 """Builds trees from the hidden states of blocks, with optional Markov and confidence heads.
 
-With a Markov head, the candidates below a node depend on the node's token. All pairs of candidates of two adjacent
-depths are scored at once, but only among the best candidates of each depth; other tokens get no correction.
+With a Markov head, the candidates below a node depend on the node's token. The paired candidates are the best
+candidates of each depth: all pairs of them at two adjacent depths are scored at once. Other tokens get no correction.
 
     score(child | parent) = logit(child) + latent(parent) W2[child]      survival: softmax of the score over all tokens
 
@@ -27,7 +27,7 @@ from kernels.linear import LinearWeight, linear, pack
 from kernels.top_k import top_k
 
 CANDIDATES = 8  # maximum children of a node
-PAIRED = 24  # candidates per depth that a Markov head scores, since it scores all pairs of two depths
+PAIRED = 24  # paired candidates per depth; a Markov head scores the square of this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,36 +67,38 @@ class BlockHeads:
         S, depths, _ = hidden.shape
         sampling = [anchor.sampling for anchor in anchors for _ in range(depths)]
         positions = [anchor.position + depth for anchor in anchors for depth in range(1, depths + 1)]
-        found = choose(logits, sampling, positions, count=CANDIDATES, vocab=self.vocab)
-        survival = found.survival
+        candidates = choose(logits, sampling, positions, count=CANDIDATES, vocab=self.vocab)
+        survival = candidates.survival
         if self.confidence is not None:
-            survival = confident(survival, self.confidence(hidden).float().sigmoid().view(-1, 1))
+            survival = rescaled_to_confidence(survival, self.confidence(hidden).float().sigmoid().view(-1, 1))
         shape = (S, depths, -1)
-        tokens, chances = found.tokens.view(shape).tolist(), survival.view(shape).tolist()
+        tokens, chances = candidates.tokens.view(shape).tolist(), survival.view(shape).tolist()
         return [grow_tree(t, p, budget) for t, p in zip(tokens, chances, strict=True)]
 
     def _conditional(self, logits: Tensor, hidden: Tensor, anchors: list[Anchor], budget: int) -> list[Draft]:
         S, depths, _ = hidden.shape
-        values, columns, masses = top_k(logits, min(PAIRED, logits.shape[-1]))  # [S * depths, P]
+        # [S * depths, P] logits and draft vocabulary indices, [S * depths] logsumexp of all logits
+        values, columns, masses = top_k(logits, min(PAIRED, logits.shape[-1]))
         columns = columns.view(S, depths, -1)
         tokens = columns if self.vocab is None else self.vocab[columns]
         first = torch.tensor([anchor.token for anchor in anchors], device=tokens.device)
         parents = torch.cat([first.view(S, 1, 1).expand(-1, -1, tokens.shape[-1]), tokens[:, :-1]], dim=1)
+        # parents [S, depths, P]: the candidates of the previous depth; at the first depth, the anchor P times
         scores = values.view(S, depths, 1, -1) + self.corrections(hidden, parents, columns)  # [S, depths, P, P]
         share = mass_share(masses, values, scores.flatten(0, 1))
         P = tokens.shape[-1]
-        found = choose(
+        candidates = choose(
             scores.view(-1, P),
             [anchor.sampling for anchor in anchors for _ in range(depths * P)],
             [anchor.position + depth for anchor in anchors for depth in range(1, depths + 1) for _ in range(P)],
             count=CANDIDATES,
             vocab=tokens.unsqueeze(2).expand(-1, -1, P, -1).reshape(-1, P),
         )
-        survival = found.survival * share.view(-1, 1)
+        survival = candidates.survival * share.view(-1, 1)
         if self.confidence is not None:
-            survival = confident(survival, self.chances(self.confidence, hidden, parents).view(-1, 1))
+            survival = rescaled_to_confidence(survival, self.chances(self.confidence, hidden, parents).view(-1, 1))
         shape = (S, depths, P, -1)
-        children, chances = found.tokens.view(shape).cpu().numpy(), survival.view(shape).cpu().numpy()
+        children, chances = candidates.tokens.view(shape).cpu().numpy(), survival.view(shape).cpu().numpy()
         tables = (PairTable(tokens[s].tolist(), children[s], chances[s]) for s in range(S))
         return [grow_conditional_tree(table, budget) for table in tables]
 
@@ -122,25 +124,28 @@ class BlockHeads:
         return logits.sigmoid()
 
 
-def confident(survival: Tensor, confidence: Tensor) -> Tensor:
-    """Rescales survival [R, k] so that the first candidate's survival is its confidence [R, 1]; both descending."""
+def rescaled_to_confidence(survival: Tensor, confidence: Tensor) -> Tensor:
+    """Rescales survival [R, k]: the first candidate gets the confidence [R, 1], the others share the rest.
+
+    The candidates of a row stay in descending order, because none gets more than the first.
+    """
     others = survival[:, 1:] / (1.0 - survival[:, :1]).clamp(min=1e-6)
     return torch.cat([confidence, torch.minimum(confidence, 1.0 - confidence) * others.clamp(max=1.0)], dim=-1)
 
 
 def mass_share(total: Tensor, values: Tensor, scores: Tensor) -> Tensor:
-    """Returns the share of the vocabulary's probability that the paired candidates have below each parent, [R, P].
+    """Returns the probability that the paired candidates have together below each parent, [R, P].
 
     total [R]: logsumexp of all uncorrected logits. values [R, P]: uncorrected logits of the paired candidates.
     scores [R, P, P]: their corrected logits below each parent.
     """
-    paired = (values.logsumexp(-1) - total).clamp(max=-1e-6)  # below 0, so that the log below stays finite
-    others = total + torch.log(-torch.expm1(paired))  # [R]
+    paired = (values.logsumexp(-1) - total).clamp(max=-1e-6)  # negative, so that the next line's log is finite
+    others = total + torch.log(-torch.expm1(paired))  # [R] logsumexp of the logits of all other tokens
     return torch.sigmoid(scores.logsumexp(-1) - others.unsqueeze(-1))
 
 
 def _own_head(block: BlockModel, model: Model) -> LinearWeight | None:
-    """Returns the drafter's lm_head, or the target's rows of the draft vocabulary; None if it is the target's."""
+    """Returns the drafter's lm_head, or the target's rows of the draft vocabulary; None: the target's whole lm_head."""
     vocab = block.draft_vocab.to(model.device)
     rows = model.lm_head if len(vocab) == model.config.vocab_size else model.lm_head[vocab]
     own = None if block.lm_head is None else block.lm_head.weight.to(model.device, model.dtype)

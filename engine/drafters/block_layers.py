@@ -1,4 +1,7 @@
-"""A block drafter's layers for serving: weights are packed for the kernels, keys and values use the target's slots."""
+"""A block drafter's layers for serving. Weights are packed for the kernels; the target's cache slots index the keys.
+
+Shape letters: M contexts, S sequences, B tokens per block, T tap layers, H hidden size, D head size, Hkv key heads.
+"""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -28,7 +31,8 @@ class BlockLayers:
         layers = [layer for layer in block.layers if isinstance(layer, BlockLayer)]
         self._fc = self._pack(block.fc)
         self._context_norm = self._norm(block.hidden_norm)
-        self._context = self._pack(*(part for x in layers for part in (x.self_attn.k_proj, x.self_attn.v_proj)))
+        # projects a context to the keys and values of all layers in one product
+        self._projection = self._pack(*(part for x in layers for part in (x.self_attn.k_proj, x.self_attn.v_proj)))
         self._head_norms = [self._norms_of(layer.self_attn) for layer in layers]
         self._groups = self._group(layers, self._norm(block.norm))
 
@@ -52,10 +56,10 @@ class BlockLayers:
         M = taps.shape[0]
         joined = taps.flatten(1).to(self._dtype).contiguous()
         context = rms_norm(linear(joined, self._fc), self._context_norm, config.norm_eps, self._dtype)
-        keys_values = linear(context, self._context).view(M, config.num_layers, -1).transpose(0, 1).contiguous()
+        keys_values = linear(context, self._projection).view(M, config.num_layers, -1).transpose(0, 1).contiguous()
         for layer, norms in enumerate(self._head_norms):
             destination = (*self._tables, positions, slots, self._keys[layer], self._values[layer])
-            rope_write(keys_values[layer], *destination, norms)  # [M, 2 Hkv D], without queries
+            rope_write(keys_values[layer], *destination, norms)  # the input is [M, 2 Hkv D]: no queries
 
     def blocks(self, embeddings: Tensor, sequences: Many[Sequence]) -> Tensor:
         """Runs one pass over a block of each of S sequences; the block's anchor is the sequence's last token.

@@ -5,17 +5,17 @@
     block     = [e(anchor token), e(mask), ..., e(mask)]      at the anchor's position and those after it
     layers    as in Qwen3, but the block attends to the contexts before the anchor and to itself
     logits_i  = lm_head norm(block_i)                         row i predicts the token at its own position (DFlash)
-                                                              or the one after it (DSpark)
+                                                              or at the next position (DSpark)
     Markov    logits_i += W2 latent(W1[previous token])       latent is the identity, or a gate computed from block_i
     confidence_i = sigmoid(w [block_i, W1[previous token]] + b)
-                                                              estimates sum over tokens of min(drafter's, target's
-                                                              probability)
+                                                              estimates the acceptance probability: the sum over
+                                                              tokens of min(drafter's, target's probability)
 
 The taps are the target's intermediate hidden states. The anchor is the last known token; the target has not computed
-its position yet, so it has no context.
+its position yet, so the anchor has no context.
 
 Shape letters: A blocks of B tokens, S context positions, T tap layers, H hidden size, D head size, Hkv key heads,
-G query heads per key head, V and Vd the target's and the drafter's vocabulary, r the Markov head's rank.
+G query heads per key head, N stored rows, V and Vd the target's and the drafter's vocabulary, r the Markov head's rank.
 
 Source: DFlash, arXiv:2602.06036; JetSpec (causal within the block), arXiv:2606.18394; DSpark, arXiv:2607.05147.
 """
@@ -74,9 +74,9 @@ class BlockAttention(nn.Module):
         past = past.masked_fill(masked_past[:, None, None, None], -torch.inf)
         own = own.masked_fill(masked_own[None, :, None, None], -torch.inf)
         weights = torch.cat([past, own], dim=-1).softmax(-1)
-        of_past, of_own = weights.split((past.shape[-1], own.shape[-1]), dim=-1)
-        out = torch.einsum("abhgs,shd->abhgd", of_past, past_values)
-        out = out + torch.einsum("abhgc,achd->abhgd", of_own, values)
+        past_weights, own_weights = weights.split((past.shape[-1], own.shape[-1]), dim=-1)
+        out = torch.einsum("abhgs,shd->abhgd", past_weights, past_values)
+        out = out + torch.einsum("abhgc,achd->abhgd", own_weights, values)
         mixed: Tensor = self.o_proj(out.flatten(2))
         return mixed
 
@@ -101,7 +101,7 @@ class BlockLayer(nn.Module):
 
 
 class MarkovHead(nn.Module):
-    """Corrects the logits by the previous token, with a product of low rank: W2 latent."""
+    """Adds a correction of rank r to the logits, which depends on the previous token: W2 latent."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -124,7 +124,10 @@ class ConfidenceHead(nn.Module):
         self.proj = nn.Linear(config.hidden_size + config.markov_rank * config.confidence_with_markov, 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        """features [..., F], the hidden state and with some configs W1's row -> [...], before the sigmoid."""
+        """Returns the confidence before the sigmoid, [...].
+
+        features: [..., H], or [..., H + r] with the Markov head's W1[previous token] after the hidden state.
+        """
         out: Tensor = self.proj(features).squeeze(-1)
         return out
 
@@ -137,7 +140,7 @@ class BlockLayout:
     """
 
     def __init__(self, model: "BlockModel", context_positions: Tensor, anchors: Tensor, visible: Tensor) -> None:
-        self._before = anchors.unsqueeze(1) - context_positions  # [A, S]
+        self._distances = anchors.unsqueeze(1) - context_positions  # [A, S]
         self._visible = visible
         self._size = model.config.block_size
         offsets = torch.arange(self._size, device=anchors.device)
@@ -146,9 +149,10 @@ class BlockLayout:
 
     def masks(self, attention: LayerAttention) -> tuple[Tensor, Tensor]:
         """Returns masks of the positions that must not be read: [A, S] for contexts, [B, B] within the block."""
-        seen = self._visible if attention.window is None else self._visible & (self._before <= attention.window)
-        every = torch.ones(self._size, self._size, dtype=torch.bool, device=seen.device)
-        return ~seen, every.triu(1) if attention.causal else ~every
+        visible = self._visible if attention.window is None else self._visible & (self._distances <= attention.window)
+        ones = torch.ones(self._size, self._size, dtype=torch.bool, device=visible.device)
+        # above the diagonal are the later rows of the block; without causal attention no row of the block is masked
+        return ~visible, ones.triu(1) if attention.causal else ~ones
 
 
 class BlockModel(nn.Module):

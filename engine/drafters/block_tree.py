@@ -28,27 +28,27 @@ class PairTable:
 
 
 def grow_conditional_tree(table: PairTable, budget: int) -> Draft:
-    """Returns the `budget` likeliest nodes, like engine.draft.grow_tree."""
+    """Returns the `budget` likeliest nodes of the tree. The search is that of engine.draft.grow_tree."""
     tokens: list[int] = []
     parents: list[int] = []
     survival: list[float] = []
-    guesses: dict[int, tuple[list[int], list[float]]] = {}  # candidates below each node
+    candidates: dict[int, tuple[list[int], list[float]]] = {}  # candidates below each node
     heap: list[tuple[float, int, int, int]] = []  # (-survival, depth, rank, parent)
 
     def offer(depth: int, rank: int, parent: int) -> None:
         if depth == table.num_depths:
             return
-        if parent not in guesses:
-            guesses[parent] = table.candidates(depth, tokens[parent] if parent >= 0 else -1)
-        chances = guesses[parent][1]
+        if parent not in candidates:
+            candidates[parent] = table.candidates(depth, tokens[parent] if parent >= 0 else -1)
+        chances = candidates[parent][1]
         if rank < len(chances):
-            above = survival[parent] if parent >= 0 else 1.0
-            heapq.heappush(heap, (-above * chances[rank], depth, rank, parent))
+            parent_survival = survival[parent] if parent >= 0 else 1.0
+            heapq.heappush(heap, (-parent_survival * chances[rank], depth, rank, parent))
 
     offer(0, 0, -1)
     while heap and len(tokens) < budget:
         negative, depth, rank, parent = heapq.heappop(heap)
-        tokens.append(guesses[parent][0][rank])
+        tokens.append(candidates[parent][0][rank])
         parents.append(parent)
         survival.append(-negative)
         offer(depth + 1, 0, len(tokens) - 1)

@@ -5,10 +5,10 @@ ranks its best tokens with the same noise: if its logits are right, its first ca
 Only the drafter's `count` likeliest tokens get noise. The target rarely samples another token, and that only costs one
 rejected draft.
 
-    survival_i = P(the `count` tokens) * softmax_i(logits + T gumbel)  T = 0: the drafter's own probability
+    survival_i = sum of the drafter's probabilities of the `count` tokens * softmax_i(logits + T gumbel)
 
-T is the temperature. The formula assumes that the drafter's logits have an error of about one logit. The budget
-corrects the estimate by the observed acceptance.
+T is the temperature; at T = 0 the survival is the drafter's own probability. The formula assumes that the drafter's
+logits have an error of about one logit. engine/budget.py corrects the estimate by the observed acceptance.
 
 Source: Gumbel coupling, Daliri, Musco and Suresh 2024, arXiv:2408.07978.
 """
@@ -29,7 +29,8 @@ class Candidates:
     """The k candidates of each of M rows, best first.
 
     tokens: [M, k] int64, ids of the target's vocabulary.
-    survival: [M, k] float32. Probability that the target samples this token; 0 if its filters exclude the token.
+    survival: [M, k] float32. Probability that the target samples this token; 0 if the request's top-k, top-p or min-p
+        exclude the token.
     """
 
     tokens: Tensor
@@ -52,7 +53,7 @@ def choose(
         positions: [M]. Position of the next token in its sequence.
         vocab: [Vd] or [M, Vd] int64. The target's token id of each column of `logits`; None: the column's index.
     """
-    values, index, masses = top_k(logits, min(count, logits.shape[-1]))  # [M, k], [M, k], [M]
+    values, index, masses = top_k(logits, min(count, logits.shape[-1]))  # [M, k], [M, k], [M] logsumexp of all logits
     tokens = index if vocab is None else vocab.expand(len(logits), -1).gather(-1, index)
     survival = torch.exp(values - masses.unsqueeze(-1))
     if not any(params.temperature for params in sampling):
@@ -75,10 +76,10 @@ def _noisy(values: Tensor, tokens: Tensor, sampling: Many[SamplingParams], posit
         device=device,
     ).T.unsqueeze(-1)  # [3, M, 1]
     probabilities = torch.softmax(values / temperature, dim=-1)
-    before = probabilities.cumsum(-1) - probabilities
+    before = probabilities.cumsum(-1) - probabilities  # total probability of the likelier tokens
     kept = (before < top_p) & (probabilities >= min_p * probabilities[:, :1])
-    most = [params.top_k or len(row) for params, row in zip(sampling, tokens, strict=True)]
-    kept &= torch.arange(tokens.shape[1], device=device) < torch.tensor(most, device=device).unsqueeze(-1)
+    limits = [params.top_k or len(row) for params, row in zip(sampling, tokens, strict=True)]
+    kept &= torch.arange(tokens.shape[1], device=device) < torch.tensor(limits, device=device).unsqueeze(-1)
     noise = gumbel_rows([params.seed for params in sampling], positions, tokens).float()
     scores = values + temperature * noise
     return torch.where(torch.tensor(greedy, device=device).unsqueeze(-1), values, scores.masked_fill(~kept, -torch.inf))

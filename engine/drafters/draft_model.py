@@ -1,11 +1,11 @@
 """Drafts with a small model of the same vocabulary, one token after the other.
 
-The draft model's keys and values are indexed by the target's cache slots, so shared prefixes are computed once. Each
-slot stores a hash of all tokens up to its position, which tells whether its keys belong to the current text; if not,
-the position is missing and is computed again. A step first runs all missing positions and the last token in one pass.
-Then one pass per depth runs each sequence's best candidate, with keys and values in scratch slots that follow the
-target's slots. The best candidates of all depths form the trunk of the tree; the other candidates become leaves.
-Unlikely paths are not continued.
+The draft model's keys and values are indexed by the target's cache slots, so shared prefixes are computed once. A hash
+of all tokens up to a slot's position is stored with the slot. If it differs from the hash of the current text, the
+slot's keys belong to another text: the position is called missing and is computed again. A step first runs all missing
+positions and the last token in one pass. Then one pass per depth runs each sequence's best candidate, with keys and
+values in scratch slots that follow the target's slots. The best candidates of all depths form the trunk of the tree;
+the other candidates become leaves. Unlikely paths are not continued.
 
 At T > 0, candidates are ranked with the target's sampling noise (choice.py), so a draft model with the target's logits
 is always right.
@@ -74,12 +74,12 @@ class _Path:
 
     def add(self, candidates: Many[int], probabilities: Many[float]) -> None:
         """Adds children of the trunk's last node, best first; the best one extends the trunk."""
-        parent, above = self.trunk, self.trunk_survival
+        parent, parent_survival = self.trunk, self.trunk_survival
         self.trunk = len(self.tokens)
         for token, probability in zip(candidates, probabilities, strict=True):
             self.tokens.append(token)
             self.parents.append(parent)
-            self.survival.append(above * min(probability, 1.0))
+            self.survival.append(parent_survival * min(probability, 1.0))
 
     def draft(self, budget: int) -> Draft:
         return Draft(tuple(self.tokens), tuple(self.parents), tuple(self.survival)).likeliest(budget)
@@ -104,9 +104,11 @@ class DraftModelDrafter(Drafter):
 
         Raises: SpeculatorNotLoadable: the models' vocabularies differ in size.
         """
-        own, wanted = model.config.vocab_size, target.config.vocab_size
-        if abs(own - wanted) > _MAX_PADDING:
-            raise SpeculatorNotLoadable(f"the draft model must have the target's vocabulary of {wanted}, got {own}")
+        own_size, target_size = model.config.vocab_size, target.config.vocab_size
+        if abs(own_size - target_size) > _MAX_PADDING:
+            raise SpeculatorNotLoadable(
+                f"the draft model must have the target's vocabulary of {target_size}, got {own_size}"
+            )
         self.max_depth = max_depth
         self.slot_bytes = KVCache.slot_bytes(model.config, model.dtype)
         self._model = model
@@ -117,7 +119,7 @@ class DraftModelDrafter(Drafter):
     @torch.inference_mode()
     def prepare(self, cache: KVCache) -> None:
         self._target_cache = cache
-        self._scratch = cache.num_slots  # the first of its scratch slots
+        self._scratch = cache.num_slots  # the first scratch slot
         self._cache = KVCache(
             self._model.config,
             num_slots=cache.num_slots + cache.slot_tables.shape[0] * self.max_depth,
@@ -132,9 +134,9 @@ class DraftModelDrafter(Drafter):
     @torch.inference_mode()
     def observe(self, done: Pass) -> None:
         """Computes prompts while they are prefilled, so that a long prompt does not delay the first draft."""
-        read = [(k.sequence, k.position + len(k.rows)) for k in done.kept if not k.sequence.is_decoding]
-        if read:
-            self._catch_up(read)
+        prefilled = [(k.sequence, k.position + len(k.rows)) for k in done.kept if not k.sequence.is_decoding]
+        if prefilled:
+            self._catch_up(prefilled)
 
     def forget(self, request_id: str) -> None:
         self._texts.pop(request_id, None)
@@ -142,23 +144,25 @@ class DraftModelDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         paths = [_Path() for _ in sequences]
-        deepest = [min(self.max_depth, budget, sequence.num_remaining - 1) for sequence in sequences]
-        alive = [number for number, depth in enumerate(deepest) if depth > 0]
+        max_depths = [min(self.max_depth, budget, sequence.num_remaining - 1) for sequence in sequences]
+        alive = [index for index, depth in enumerate(max_depths) if depth > 0]  # sequences whose trunk still grows
         hidden = self._catch_up([(sequence, len(sequence.tokens)) for sequence in sequences])[alive]
         depth = 0
         while alive:
             logits = self._model.logits(hidden)
-            chosen = choose(
+            candidates = choose(
                 logits,
-                [sequences[number].request.sampling for number in alive],
-                [len(sequences[number].tokens) + depth for number in alive],
+                [sequences[index].request.sampling for index in alive],
+                [len(sequences[index].tokens) + depth for index in alive],
                 count=self._candidates,
             )
-            best = zip(chosen.tokens[:, :_BRANCHES].tolist(), chosen.survival[:, :_BRANCHES].tolist(), strict=True)
-            for number, (tokens, probabilities) in zip(alive, best, strict=True):
-                paths[number].add(tokens, probabilities)
+            best = zip(
+                candidates.tokens[:, :_BRANCHES].tolist(), candidates.survival[:, :_BRANCHES].tolist(), strict=True
+            )
+            for index, (tokens, probabilities) in zip(alive, best, strict=True):
+                paths[index].add(tokens, probabilities)
             depth += 1
-            alive = [n for n in alive if depth < deepest[n] and paths[n].trunk_survival >= self._least_survival]
+            alive = [n for n in alive if depth < max_depths[n] and paths[n].trunk_survival >= self._least_survival]
             if alive:
                 hidden = self._step(sequences, paths, alive, depth)
         return [path.draft(budget) for path in paths]
@@ -166,7 +170,7 @@ class DraftModelDrafter(Drafter):
     def _catch_up(self, ends: Many[tuple[Sequence, int]]) -> Tensor:
         """Computes the missing positions before `end` of each (sequence, end).
 
-        Returns the hidden states [N, H] of the N last positions.
+        Returns the hidden states [B, H] of the positions `end - 1` of B sequences.
         """
         self._write_tables([sequence for sequence, _ in ends])
         rows: list[tuple[Sequence, int]] = []
@@ -176,12 +180,12 @@ class DraftModelDrafter(Drafter):
             text = self._texts.setdefault(sequence.request.request_id, _Text())
             text.read(sequence.tokens)
             for position in range(text.num_final, end):
-                slot, known = sequence.slots[position], text.hashes[position]
+                slot, text_hash = sequence.slots[position], text.hashes[position]
                 last = position == end - 1  # always computed, because its hidden state is needed
-                if slot not in taken and (last or self._slot_hashes[slot] != known):
+                if slot not in taken and (last or self._slot_hashes[slot] != text_hash):
                     taken.add(slot)
                     rows.append((sequence, position))
-                    self._slot_hashes[slot] = known
+                    self._slot_hashes[slot] = text_hash
             last_rows.append(len(rows) - 1)
             text.num_final = min(end - 1, BLOCK * len(sequence.blocks))
         hidden = [self._compute(rows[start : start + _PASS_ROWS]) for start in range(0, len(rows), _PASS_ROWS)]
@@ -204,9 +208,9 @@ class DraftModelDrafter(Drafter):
     def _step(self, sequences: Many[Sequence], paths: Many[_Path], alive: Many[int], depth: int) -> Tensor:
         """Returns the hidden states [M, H] of the last node of each trunk, which is at `depth`."""
         builder = RowBuilder(self._target_cache)
-        for number in alive:
-            sequence, path = sequences[number], paths[number]
-            slot = self._scratch + number * self.max_depth + depth - 1
+        for index in alive:
+            sequence, path = sequences[index], paths[index]
+            slot = self._scratch + index * self.max_depth + depth - 1
             path.slots += (slot,)
             builder.add_row(
                 token=path.tokens[path.trunk],
@@ -235,6 +239,8 @@ def check_vocabularies(own: Tokenizer, target: Tokenizer, size: int) -> None:
     Raises: SpeculatorNotLoadable: an id is a different text for the draft model than for the target.
     """
     for token_id in range(0, size, max(1, size // 1000)):
-        got, wanted = own.token_bytes(token_id), target.token_bytes(token_id)
-        if got != wanted:
-            raise SpeculatorNotLoadable(f"token {token_id} must be {wanted!r} as in the target, got {got!r}")
+        own_bytes, target_bytes = own.token_bytes(token_id), target.token_bytes(token_id)
+        if own_bytes != target_bytes:
+            raise SpeculatorNotLoadable(
+                f"token {token_id} must be {target_bytes!r} as in the target, got {own_bytes!r}"
+            )

@@ -31,7 +31,7 @@ from kernels.attention import AttentionRows
 MAX_DEPTH = 8
 _CANDIDATES = 6  # per node
 _MAX_WHOLE_ROWS = 32  # with more observed rows, the layer's output is computed only for each sequence's last row
-_WORTH = 0.15  # a level must add this many expected accepted tokens; it costs about this share of the target's pass
+_LEAST_GAIN = 0.15  # expected accepted tokens that a level must add; a level costs about this share of a target's pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +122,16 @@ class Eagle3Drafter(Drafter):
         if len(rows) <= _MAX_WHOLE_ROWS:
             keys = [(kept.sequence, kept.position + 1 + n, ()) for kept in done.kept for n in range(len(kept.rows))]
             outputs = self.layer.run(g, token, position, slot, self._attended(keys), self.keys_values)
-            found = Features(outputs.read[last_rows], outputs.fed_back[last_rows])
+            features = Features(outputs.read[last_rows], outputs.fed_back[last_rows])
         else:
             residual, x = self.layer.read(g, token)
             query = self.layer.write(x, position, slot, self.keys_values)
             if not last:
                 return
             keys = [(sequence, len(sequence.tokens) - 1, ()) for _, sequence in last]
-            found = self.layer.finish(residual[last_rows], query[last_rows], self._attended(keys), self.keys_values)
+            features = self.layer.finish(residual[last_rows], query[last_rows], self._attended(keys), self.keys_values)
         for index, (_, sequence) in enumerate(last):
-            anchor = Anchor(len(sequence.tokens), found.read[index], found.fed_back[index])
+            anchor = Anchor(len(sequence.tokens), features.read[index], features.fed_back[index])
             self._anchors[sequence.request.request_id] = anchor
 
     @torch.inference_mode()
@@ -156,31 +156,31 @@ class Eagle3Drafter(Drafter):
         self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], features: Features
     ) -> None:
         """Grows levels below `nodes`, for which the layer has computed `features`."""
-        free = self.scratch
+        free_slot = self.scratch
         for depth in range(1, MAX_DEPTH + 1):
             self._offer(sequences, trees, nodes, features.read)
             if depth == MAX_DEPTH:
                 return
             row_of = {(node.tree, node.node): row for row, node in enumerate(nodes)}
             parents: list[int] = []
-            below: list[_Node] = []
+            next_level: list[_Node] = []
             for index, tree in trees.items():
                 for node in tree.frontier(WIDTH):
                     row = row_of[index, tree.parent(node)]
                     parents.append(row)
-                    below.append(_Node(index, node, depth, (*nodes[row].path, free)))
-                    free += 1
-            num_expected = sum(trees[node.tree].survival(node.node) for node in below)
-            if not below or num_expected < _WORTH * len(trees):
+                    next_level.append(_Node(index, node, depth, (*nodes[row].path, free_slot)))
+                    free_slot += 1
+            num_expected = sum(trees[node.tree].survival(node.node) for node in next_level)
+            if not next_level or num_expected < _LEAST_GAIN * len(trees):
                 return
-            features = self._run(sequences, trees, below, features.fed_back[parents])
-            nodes = below
+            features = self._run(sequences, trees, next_level, features.fed_back[parents])
+            nodes = next_level
 
     def _offer(
         self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], read: Tensor
     ) -> None:
         """Adds the candidates below every node to the node's tree."""
-        found = choose(
+        candidates = choose(
             self.layer.logits(read),
             [sequences[node.tree].request.sampling for node in nodes],
             [len(sequences[node.tree].tokens) + node.depth for node in nodes],
@@ -189,22 +189,23 @@ class Eagle3Drafter(Drafter):
         )
         for tree in trees.values():
             tree.start_level()
-        for node, tokens, survival in zip(nodes, found.tokens.tolist(), found.survival.tolist(), strict=True):
+        for node, tokens, survival in zip(nodes, candidates.tokens.tolist(), candidates.survival.tolist(), strict=True):
             trees[node.tree].offer(node.node, tokens, survival)
 
     def _run(self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], g: Tensor) -> Features:
         """Runs the layer on M draft nodes; g [M, H]: the fed-back outputs of their parents."""
         assert self.keys_values is not None
-        owners = [sequences[node.tree] for node in nodes]
+        node_sequences = [sequences[node.tree] for node in nodes]
+        # A node's row is at the position before the node's token, as the layer's input includes the next token.
         token, position, slot = self._integers(
             [trees[node.tree].token(node.node) for node in nodes],
             [
-                min(len(owner.tokens) + node.depth - 2, self.max_position)
-                for owner, node in zip(owners, nodes, strict=True)
+                min(len(sequence.tokens) + node.depth - 2, self.max_position)
+                for sequence, node in zip(node_sequences, nodes, strict=True)
             ],
             [node.path[-1] for node in nodes],
         )
-        keys = [(owner, len(owner.tokens) - 1, node.path) for owner, node in zip(owners, nodes, strict=True)]
+        keys = [(s, len(s.tokens) - 1, node.path) for s, node in zip(node_sequences, nodes, strict=True)]
         return self.layer.run(g, token, position, slot, self._attended(keys), self.keys_values)
 
     def _attended(self, keys: Many[tuple[Sequence, int, tuple[int, ...]]]) -> AttentionRows:

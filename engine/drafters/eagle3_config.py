@@ -5,7 +5,7 @@
 
 Here, as in vLLM and speculators, tap i of the target is the input of layer i. SpecForge and SGLang number a tap by the
 layer that writes it, which is one less. The default taps are the inputs of layers 2, L / 2 and L - 3 of a target with L
-layers; files omit them.
+layers; files with the default taps do not list them.
 
 Source: `speculators` (models/eagle3), vLLM's and SGLang's Llama EAGLE-3 models.
 """
@@ -127,6 +127,7 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 def _stored_taps(values: dict[str, Any]) -> tuple[int, ...] | None:
+    """Returns taps numbered by the layers that read them; SpecForge stores the layers that write them."""
     if (readers := values.get("eagle_aux_hidden_state_layer_ids")) is not None:
         return tuple(readers)
     writers = (values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")

@@ -63,6 +63,7 @@ class ServedEagle3:
         self._tap_norms = None if module.fc_norm is None else [_weight(norm, device) for norm in module.fc_norm]
         tables = tables_of(self.config.layer_config(), self.config.head_dim, self.config.max_positions)
         self._cosines, self._sines = (table.to(device) for table in tables)
+        # `decoder` adds to the layer's input, but with norm_before_residual the residual is the normalized input.
         self._layers = None if self.config.norm_before_residual else self._whole_layer()
 
     @property
@@ -71,7 +72,7 @@ class ServedEagle3:
         return self._weights["lm_head"]
 
     def make_cache(self, num_slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Returns keys and values, [slots, Hkv, D] each; zeros, because attention may read slots never written."""
+        """Returns keys and values, [num_slots, Hkv, D] each; zeros, because attention may read slots never written."""
         shape = (num_slots, self.config.num_kv_heads, self.config.head_dim)
         keys, values = (torch.zeros(shape, dtype=self.dtype, device=device) for _ in range(2))
         return keys, values

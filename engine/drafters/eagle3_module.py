@@ -3,7 +3,7 @@
 The taps are the target's intermediate hidden states.
 
     g_t   = fc(taps at position t)                                   with fc_norm, each tap is normalized first
-    x_t   = norm(emb(token t + 1)) | norm(g_t)                       width 2 H, input of query, key and value
+    x_t   = [norm(emb(token t + 1)), norm(g_t)]                      concatenated, [2 H]; input of query, key and value
     r_t   = g_t + attention over x_0 .. x_t                          rotary position t
     o_t   = r_t + mlp(norm(r_t))
     logits of token t + 2 = lm_head(norm(o_t))                       over a draft vocabulary

@@ -1,7 +1,7 @@
 """A draft tree that grows level by level, for drafters that must run on a node to propose its children.
 
-Each level adds candidates below the nodes that were run, and the likeliest of them are run next. In the end the
-likeliest of all candidates form the draft. Since no node is likelier than its parent, they form a tree.
+Each level adds candidates below the nodes that were run, and the likeliest of the new candidates are run next. In the
+end the likeliest of all candidates form the draft, which is a tree, because no node is likelier than its parent.
 
 Source: Li et al. 2024, arXiv:2406.16858 (EAGLE-2).
 """
@@ -37,17 +37,17 @@ class GrowingTree:
 
     def offer(self, parent: int, tokens: Sequence[int], probabilities: Sequence[float]) -> None:
         """Adds candidates below `parent` with their conditional probabilities; -1: the sequence's last token."""
-        above = self._survival[parent] if parent >= 0 else 1.0
+        parent_survival = self._survival[parent] if parent >= 0 else 1.0
         for token, probability in zip(tokens, probabilities, strict=True):
-            survival = above * min(1.0, probability)
+            survival = parent_survival * min(1.0, probability)
             if survival >= _LEAST_SURVIVAL:
                 self._tokens.append(token)
                 self._parents.append(parent)
                 self._survival.append(survival)
 
     def frontier(self, width: int) -> list[int]:
-        """Returns at most `width` nodes of the newest level that are in the current draft, likeliest first."""
-        best = heapq.nlargest(self._budget, self._survival)
+        """Returns at most `width` nodes of the newest level that `draft` would return now, likeliest first."""
+        best = heapq.nlargest(self._budget, self._survival)  # survivals of the nodes of the current draft
         level = [node for node in range(self._level, len(self._tokens)) if self._survival[node] >= best[-1]]
         return heapq.nlargest(width, level, key=self._survival.__getitem__)
 

@@ -77,8 +77,9 @@ class MedusaDrafter(Drafter):
             last_tokens: [B] int64. The tokens sampled from `hidden`.
         """
         greedy = SamplingParams(max_tokens=1, temperature=0.0)
-        found = self._choose(hidden, last_tokens, [greedy] * len(hidden), [0] * len(hidden))
-        return found.tokens, found.survival
+        positions = [0] * len(hidden)  # without effect, since greedy decoding draws no noise
+        best = self._choose(hidden, last_tokens, [greedy] * len(hidden), positions)
+        return best.tokens, best.survival
 
     @torch.inference_mode()
     def _choose(
@@ -93,21 +94,21 @@ class MedusaDrafter(Drafter):
             each = [linear(x[:, k].contiguous(), head) for k, head in enumerate(self.heads)]
             logits = torch.stack(each, dim=1).flatten(0, 1)
         rows = [(params, first + k) for params, first in zip(sampling, positions, strict=True) for k in range(K)]
-        found = choose(logits, [row[0] for row in rows], [row[1] for row in rows], count=CANDIDATES, vocab=self.vocab)
-        return Candidates(found.tokens.view(B, K, -1), found.survival.view(B, K, -1))
+        best = choose(logits, [row[0] for row in rows], [row[1] for row in rows], count=CANDIDATES, vocab=self.vocab)
+        return Candidates(best.tokens.view(B, K, -1), best.survival.view(B, K, -1))
 
     def features(self, hidden: Tensor, last_tokens: Tensor) -> Tensor:
         """Computes MedusaHeads.features [B, K, H] in the model's dtype, with float32 between layers."""
-        read = hidden.float()
+        inputs = hidden.float()
         if self._embedding is not None:
-            read = torch.cat([read, token_features(self._embedding[last_tokens])], dim=-1)  # [B, 2 H]
+            inputs = torch.cat([inputs, token_features(self._embedding[last_tokens])], dim=-1)  # [B, 2 H]
         if not self._rest:
-            return medusa_heads(read.to(self.dtype), self._first[0], self.max_depth)
-        update = linear(read.to(self.dtype), self._first[0]).view(hidden.shape[0], self.max_depth, -1)
+            return medusa_heads(inputs.to(self.dtype), self._first[0], self.max_depth)
+        update = linear(inputs.to(self.dtype), self._first[0]).view(hidden.shape[0], self.max_depth, -1)
         x = hidden.float().unsqueeze(1) + functional.silu(update)
         for layer in self._rest:
-            read = x.to(self.dtype)
-            updates = [linear(read[:, k].contiguous(), weight) for k, weight in enumerate(layer)]
+            inputs = x.to(self.dtype)
+            updates = [linear(inputs[:, k].contiguous(), weight) for k, weight in enumerate(layer)]
             x = x + functional.silu(torch.stack(updates, dim=1))
         return x.to(self.dtype)
 
@@ -118,9 +119,11 @@ class MedusaDrafter(Drafter):
             hidden = torch.stack([self._last_hidden[sequence.request.request_id] for sequence in ready])
             last_tokens = torch.tensor([sequence.tokens[-1] for sequence in ready], device=hidden.device)
             sampling = [sequence.request.sampling for sequence in ready]
-            found = self._choose(hidden, last_tokens, sampling, [len(sequence.tokens) for sequence in ready])
-            both = zip(found.tokens.tolist(), found.survival.tolist(), strict=True)
-            drafts |= zip(ready, (grow_tree(*candidates, budget) for candidates in both), strict=True)
+            candidates = self._choose(hidden, last_tokens, sampling, [len(sequence.tokens) for sequence in ready])
+            per_sequence = zip(candidates.tokens.tolist(), candidates.survival.tolist(), strict=True)
+            drafts |= zip(
+                ready, (grow_tree(*tokens_and_survival, budget) for tokens_and_survival in per_sequence), strict=True
+            )
         return list(drafts.values())
 
     def observe(self, done: Pass) -> None:

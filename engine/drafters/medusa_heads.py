@@ -39,7 +39,7 @@ class MedusaConfig:
     num_layers: int = 1
     draft_vocab_size: int
     tied: bool = True
-    token_input: bool = False  # heads also read the last token, which was sampled from h and is not known from h alone
+    token_input: bool = False  # heads also read the last token: it was sampled from h, so h does not determine it
 
     def __post_init__(self) -> None:
         if min(self.hidden_size, self.num_heads, self.num_layers, self.draft_vocab_size) < 1:

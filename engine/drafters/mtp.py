@@ -34,7 +34,7 @@ from kernels.decoder import DecoderRows
 
 _DEEPSEEK_STEPS = 4  # DeepSeek's module was trained for one step; later steps predict worse
 _CANDIDATES = 6  # per node
-_WORTH = 0.15  # a level must add this many expected accepted tokens per sequence
+_LEAST_GAIN = 0.15  # expected accepted tokens per sequence that a level must add
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class _Row:
     next_token: int
     prefix: int
     path: tuple[int, ...]
-    tree: int = -1  # of a node: index of the sequence in the batch
-    node: int = -1
+    tree: int = -1  # when drafting: index of the sequence in the batch
+    node: int = -1  # index of the node in the tree; -1: the row is at a computed position
     parent: int = -1  # of a node: index of the parent's row in the previous level
 
     @property
@@ -143,35 +143,35 @@ class MtpDrafter(Drafter):
     def _grow(self, sequences: Many[Sequence], trees: dict[int, GrowingTree], output: Tensor) -> None:
         """Grows the trees level by level; output [M, H]: outputs of the anchors, in the order of `trees`."""
         level = [_anchor_row(sequences[index], index) for index in trees]
-        free = self.scratch
+        free_slot = self.scratch
         for depth in range(1, self.max_depth + 1):
             self._offer(trees, level, output)
             if depth == self.max_depth:
                 return
             row_of = {(row.tree, row.node): index for index, row in enumerate(level)}
-            below: list[_Row] = []
+            next_level: list[_Row] = []
             for index, tree in trees.items():
                 for node in tree.frontier(WIDTH):
                     parent = row_of[index, tree.parent(node)]
-                    below.append(_node_row(level[parent], parent, node, tree.token(node), free))
-                    free += 1
-            if sum(trees[row.tree].survival(row.node) for row in below) < _WORTH * len(trees):
+                    next_level.append(_node_row(level[parent], parent, node, tree.token(node), free_slot))
+                    free_slot += 1
+            if sum(trees[row.tree].survival(row.node) for row in next_level) < _LEAST_GAIN * len(trees):
                 return
-            output = self._run(below, output[[row.parent for row in below]])
-            level = below
+            output = self._run(next_level, output[[row.parent for row in next_level]])
+            level = next_level
 
     def _offer(self, trees: dict[int, GrowingTree], level: list[_Row], output: Tensor) -> None:
         """Adds the candidates below every row to the row's tree."""
-        found = choose(
+        candidates = choose(
             self.module.logits(output),
             [row.sequence.request.sampling for row in level],
-            [row.position + 2 for row in level],
+            [row.position + 2 for row in level],  # the row at position t predicts token t + 2
             count=_CANDIDATES,
             vocab=self.module.vocab,
         )
         for tree in trees.values():
             tree.start_level()
-        for row, tokens, survival in zip(level, found.tokens.tolist(), found.survival.tolist(), strict=True):
+        for row, tokens, survival in zip(level, candidates.tokens.tolist(), candidates.survival.tolist(), strict=True):
             trees[row.tree].offer(row.node, tokens, survival)
 
     def _run(self, rows: Many[_Row], hidden: Tensor) -> Tensor:
@@ -194,7 +194,10 @@ class MtpDrafter(Drafter):
 
 
 def _kept_rows(kept: Kept) -> list[_Row]:
-    """Slots accepted in the last pass are not in the slot table yet, so they are passed as a path."""
+    """Returns one row per kept position.
+
+    Slots accepted in the last pass are not in the slot table yet, so they are passed as a path.
+    """
     sequence = kept.sequence
     rows = []
     for position in range(kept.position, kept.position + len(kept.rows)):

@@ -1,6 +1,6 @@
 """A dense multi-token prediction module, used for training and serving, in the `mtp` layout of speculators.
 
-    x_t = input_proj([RMSNorm(e(token t + 1)) | RMSNorm(h_t)])
+    x_t = input_proj([RMSNorm(e(token t + 1)), RMSNorm(h_t)])         the two norms are concatenated
     o_t = RMSNorm(layer(x_0 .. x_t))
     logits of token t + 2 = lm_head o_t         with the target's lm_head
     where the target has no hidden state yet, o_t replaces h_{t + 1}
@@ -184,7 +184,7 @@ class Mtp(nn.Module):
         Args:
             hidden: [T, H]. The target's hidden states, or the output of the previous step.
             embeddings: [T, H]. In the first step, the embedding of the token after each position; each further step
-                takes the token after that of the previous step.
+                reads tokens one position later.
             positions: [T] int64.
             visible: [T, T] bool. Which positions are in the row's text and not after the row's position.
 

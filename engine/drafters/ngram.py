@@ -1,8 +1,8 @@
 """Prompt lookup: finds an earlier occurrence of the request's last tokens and proposes the tokens that followed it.
 
 The longest match wins, and the latest of equally long ones. A token proposed at depth d has d - 1 more matching tokens
-before it than the first proposed token. A token's survival is computed from the observed acceptance rates of proposals
-with as many matching tokens.
+before it than the first proposed token. A token's survival is computed from the observed acceptance rates of earlier
+proposals with about as many matching tokens.
 
 Source: Saxena 2023, "Prompt lookup decoding".
 """
@@ -55,17 +55,17 @@ class NgramDrafter(Drafter):
         request_id, tokens = sequence.request.request_id, sequence.tokens
         index = self._read(sequence, len(tokens))
         self._record.settle(request_id, tokens)
-        found = index.matches(tokens[-LONGEST:], min(budget, _MAX_DEPTH), enough=1)
-        num_matching, proposed = found[0] if found else (0, ())
+        matches = index.matches(tokens[-LONGEST:], min(budget, _MAX_DEPTH), enough=1)
+        num_matching, proposed = matches[0] if matches else (0, ())
         sampled = sequence.request.sampling.temperature > 0.0
         survival: list[float] = []
         kinds: list[_Kind] = []
-        above = 1.0
+        path_survival = 1.0
         for depth in range(len(proposed)):
             kind = (min((num_matching + depth).bit_length(), len(_ASSUMED) - 1), sampled)
-            above *= self._record.rate(kind, _ASSUMED[kind[0]])
+            path_survival *= self._record.rate(kind, _ASSUMED[kind[0]])
             kinds.append(kind)
-            survival.append(above)
+            survival.append(path_survival)
         draft = chain(proposed, survival)
         self._record.claim(request_id, len(tokens), draft, kinds)
         return draft

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from engine.cache.kv_cache import KVCache
 from engine.draft import Draft
-from engine.drafters.base import Drafter, Pass, slices
+from engine.drafters.base import Drafter, Pass, split_taps
 from engine.sequence import Sequence
 
 
@@ -31,14 +31,14 @@ class PerAdapterDrafter(Drafter):
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         drafts: dict[Sequence, Draft] = {}
         for drafter in self._drafters:
-            if mine := [sequence for sequence in sequences if self._drafter_of(sequence) is drafter]:
-                drafts |= zip(mine, drafter.propose(mine, budget), strict=True)
+            if own_sequences := [sequence for sequence in sequences if self._drafter_of(sequence) is drafter]:
+                drafts |= zip(own_sequences, drafter.propose(own_sequences, budget), strict=True)
         return [drafts[sequence] for sequence in sequences]
 
     def observe(self, done: Pass) -> None:
-        for drafter, own in slices(done, self._drafters):
-            if mine := tuple(kept for kept in done.kept if self._drafter_of(kept.sequence) is drafter):
-                drafter.observe(replace(own, kept=mine))
+        for drafter, own_pass in split_taps(done, self._drafters):
+            if own_kept := tuple(kept for kept in done.kept if self._drafter_of(kept.sequence) is drafter):
+                drafter.observe(replace(own_pass, kept=own_kept))
 
     def forget(self, request_id: str) -> None:
         for drafter in self._drafters:

@@ -1,7 +1,7 @@
 """Measures acceptance rates of draft nodes by kind; each drafter defines its own kinds.
 
-A claim is a draft node whose parent was accepted: it claims that its token comes next. After the pass the next token is
-known, also if the node was not verified, so every claim is counted as right or wrong.
+A draft node whose parent was accepted makes a claim: that the node's token comes next. After the pass the next token is
+known even if the node was not verified, so every claim is counted as right or wrong.
 """
 
 from collections.abc import Hashable, Iterator
@@ -19,7 +19,7 @@ class Record:
         self._pending: dict[str, tuple[int, Draft, Many[Hashable]]] = {}  # request id -> arguments of `claim`
 
     def rate(self, kind: Hashable, assumed: float) -> float:
-        """Returns the probability that a claim of this kind is right; `assumed` if none has been counted."""
+        """Returns the probability that a claim of this kind is right; starts at `assumed`."""
         right, count = self._counts.get(kind, (0.0, 0.0))
         return (right + _PRIOR * assumed) / (count + _PRIOR)
 
@@ -45,7 +45,7 @@ class Record:
 
 
 def _settled(draft: Draft, next_tokens: Many[int]) -> Iterator[tuple[int, bool]]:
-    """Yields each node whose parent was right, and whether it is right; `next_tokens` follow the draft's root."""
+    """Yields each node whose parent was right, and whether the node is right; `next_tokens` follow the draft's root."""
     depths = {-1: 0}  # right node -> its depth; -1: the root
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         depth = depths.get(parent)

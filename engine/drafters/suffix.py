@@ -11,9 +11,9 @@ The kind of a node consists of the number of matching tokens, the token's share,
 whether the temperature is above 0. `rate` is the observed acceptance rate of nodes of this kind. Nodes are grown best
 first, and the maximum depth of a path depends on the length of the match.
 
-Past answers of all requests share one index, since a process serves one deployment and so one customer. The oldest are
-dropped first. The output of a preempted request is indexed at the preemption and again at the end, so it may vote
-twice.
+Past answers of all requests share one index, since a process serves one deployment and so one customer. The oldest
+answers are dropped first. The output of a preempted request is indexed at the preemption and again at the end, so it
+may vote twice.
 
 Source: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975; best-first growth as in JetSpec, arXiv:2606.18394.
 """
@@ -31,7 +31,7 @@ from engine.drafters.suffix_index import BREAK, LONGEST, SuffixIndex
 from engine.sequence import Sequence
 
 _MAX_DEPTH = 16
-_DEPTH_FACTOR, _DEPTH_OFFSET = 1, 4  # maximum depth: 1 * matching tokens + 4
+_DEPTH_FACTOR, _DEPTH_OFFSET = 1, 4  # maximum depth of a draft: 1 * matching tokens + 4
 _PAST_TOKENS = 200_000
 _MAX_OUTPUT = 4096  # output tokens that fit in a request's index; a longer output overwrites the prompt's beginning
 _WEIGHTS = {1: 1.0, 2: 4.0, 4: 16.0, 8: 64.0, 16: 256.0}  # weight of a vote by matching tokens
@@ -40,8 +40,10 @@ _ASSUMED = 0.8  # assumed acceptance rate of a node, relative to the token's sha
 _MAX_LENGTH_BITS = 6  # kinds distinguish match lengths by bit length, up to this one: 32 tokens or more
 _LEAST_SURVIVAL = 0.02
 
-_Kind = tuple[int, int, int, bool]
-_Vote = tuple[int, Many[int], int, float]  # matching tokens, continuation, source (1: this request, 2: past), weight
+_Kind = tuple[int, int, int, bool]  # bit length of the match, share in tenths, source bits, temperature above 0
+_Vote = tuple[
+    int, Many[int], int, float
+]  # matching tokens, continuation, source bit (1: this request, 2: past), weight
 _Claim = tuple[int, float, _Kind, list[_Vote]]  # token, rate, kind, votes for it
 
 
@@ -109,30 +111,33 @@ class SuffixDrafter(Drafter):
 
     def _grow(self, votes: list[_Vote], sampled: bool, budget: int) -> tuple[Draft, list[_Kind]]:
         """Returns the likeliest nodes and their kinds, by best-first search over a heap of candidate nodes."""
-        deepest = min(_MAX_DEPTH, _DEPTH_FACTOR * votes[0][0] + _DEPTH_OFFSET)
+        depth_limit = min(_MAX_DEPTH, _DEPTH_FACTOR * votes[0][0] + _DEPTH_OFFSET)
         tokens: list[int] = []
         parents: list[int] = []
         survival: list[float] = []
         kinds: list[_Kind] = []
         heap: list[tuple[float, int, int, int, _Claim]] = []  # -survival, sequence number, depth, parent, claim
-        above, depth, parent, offered = 1.0, 0, -1, 0
+        parent_survival, depth, parent, num_offered = 1.0, 0, -1, 0
         while True:
-            if depth < deepest:
+            if depth < depth_limit:
                 for claim in self._claims(votes, depth, sampled):
-                    if above * claim[1] >= _LEAST_SURVIVAL:
-                        heapq.heappush(heap, (-above * claim[1], offered, depth, parent, claim))
-                        offered += 1
+                    if parent_survival * claim[1] >= _LEAST_SURVIVAL:
+                        heapq.heappush(heap, (-parent_survival * claim[1], num_offered, depth, parent, claim))
+                        num_offered += 1
             if not heap or len(tokens) == budget:
                 return Draft(tuple(tokens), tuple(parents), tuple(survival)), kinds
-            negative, _, depth, own_parent, (token, _, kind, votes) = heapq.heappop(heap)
+            negative, _, depth, popped_parent, (token, _, kind, votes) = heapq.heappop(heap)
             tokens.append(token)
-            parents.append(own_parent)
+            parents.append(popped_parent)
             survival.append(-negative)
             kinds.append(kind)
-            above, depth, parent = -negative, depth + 1, len(tokens) - 1
+            parent_survival, depth, parent = -negative, depth + 1, len(tokens) - 1
 
     def _claims(self, votes: list[_Vote], depth: int, sampled: bool) -> Iterator[_Claim]:
-        """Yields a claim for each token that the votes continue with at `depth`; `votes`: longest match first."""
+        """Yields a claim for each token that the votes continue with at `depth`; `votes`: longest match first.
+
+        A vote's fields are indexed as in `_Vote`: 1 is the continuation, 2 the source and 3 the weight.
+        """
         groups: dict[int, list[_Vote]] = {}
         total = 1.0  # the 1 of `all votes + 1`, so that a single vote is no certainty
         for vote in votes:
@@ -145,11 +150,11 @@ class SuffixDrafter(Drafter):
                 else:
                     groups[token] = [vote]
         groups.pop(BREAK, None)
-        for token, own in groups.items():
+        for token, token_votes in groups.items():
             weight, sources = 0.0, 0
-            for vote in own:
+            for vote in token_votes:
                 weight += vote[3]
                 sources |= vote[2]
             share = weight / total
-            kind = (min((own[0][0] + depth).bit_length(), _MAX_LENGTH_BITS), int(share * 10), sources, sampled)
-            yield token, self._record.rate(kind, share * _ASSUMED), kind, own
+            kind = (min((token_votes[0][0] + depth).bit_length(), _MAX_LENGTH_BITS), int(share * 10), sources, sampled)
+            yield token, self._record.rate(kind, share * _ASSUMED), kind, token_votes

@@ -21,14 +21,14 @@ CONTEXTS = (1, 2, 4, 8, 16)  # lengths in tokens; each is twice the previous one
 LONGEST = CONTEXTS[-1]
 MAX_CONTINUATION = 48
 BREAK = -1  # separates texts
-_TAIL = MAX_CONTINUATION + LONGEST  # this many first tokens are repeated after the ring's end, so that no slice wraps
+_TAIL = MAX_CONTINUATION + LONGEST  # number of first tokens that are repeated after the ring's end
 _MULTIPLIER = 0x9E3779B1
 _MASK = 0xFFFFFFFF
 _VISITS = 16  # positions visited per context length
 ENOUGH = 8  # after this many matches, shorter contexts are not looked up
 
 
-# (number of matching tokens, the tokens that followed them); these are at least one, and may contain a BREAK
+# (number of matching tokens, the tokens that followed them: at least one, and possibly a BREAK among them)
 Match = tuple[int, Many[int]]
 
 
@@ -48,12 +48,12 @@ class SuffixIndex:
         levels = list(zip(self._hashes, self._heads, self._prevs, strict=True))
         for token in tokens:
             ring[position & mask] = token
-            if position & mask < _TAIL:
+            if position & mask < _TAIL:  # repeated after the end, so that slices of the ring do not wrap
                 ring[self._size + (position & mask)] = token
             position += 1
             code = token & _MASK
             for hashes, head, prev in levels:
-                before = hashes[0]
+                before = hashes[0]  # hash of the n tokens before these n; both hashes make that of 2 n tokens
                 hashes.append(code)
                 prev[position & mask] = head[code & mask]
                 head[code & mask] = position
@@ -61,34 +61,35 @@ class SuffixIndex:
         self.num_tokens = position
 
     def matches(self, last_tokens: Many[int], depth: int, *, enough: int = ENOUGH) -> list[Match]:
-        """Returns matches with up to `depth` following tokens: longest contexts first, and of equal ones latest first.
+        """Returns matches with up to `depth` following tokens: longest contexts first, and for each length
+        the latest match first.
 
         Shorter contexts are not looked up once `enough` matches are found.
         """
-        found: list[Match] = []
-        seen = set()
+        matches: list[Match] = []
+        matched_positions = set()
         mask, ring = self._size - 1, self._tokens
         oldest = self.num_tokens - self._size
         context = array("i", last_tokens[-LONGEST:])
         codes = _codes(context)
         for level in range(len(codes) - 1, -1, -1):
             length, prev = CONTEXTS[level], self._prevs[level]
-            wanted = context[-length:]
+            suffix = context[-length:]
             position = self._heads[level][codes[level] & mask]
             for _ in range(_VISITS):
                 start = position - length
                 if start < oldest or start < 0:
                     break
-                if position < self.num_tokens and position not in seen:
+                if position < self.num_tokens and position not in matched_positions:
                     start &= mask
-                    if ring[start : start + length] == wanted:
-                        seen.add(position)
+                    if ring[start : start + length] == suffix:
+                        matched_positions.add(position)
                         end = min(depth, self.num_tokens - position)
-                        found.append((length, ring[position & mask : (position & mask) + end]))
+                        matches.append((length, ring[position & mask : (position & mask) + end]))
                 position = prev[position & mask]
-            if len(found) >= enough:
+            if len(matches) >= enough:
                 break
-        return found
+        return matches
 
 
 def _codes(context: "array[int]") -> list[int]:
@@ -98,7 +99,7 @@ def _codes(context: "array[int]") -> list[int]:
     for length in CONTEXTS[1:]:
         if len(context) < length:
             break
-        row = row[len(row) % 2 :]
+        row = row[len(row) % 2 :]  # an even number of hashes, so that the last pair ends at the last token
         row = [
             (before * _MULTIPLIER + (code ^ (code >> 15))) & _MASK
             for before, code in zip(row[::2], row[1::2], strict=True)

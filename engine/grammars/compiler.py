@@ -23,11 +23,11 @@ from engine.tokenizer import Tokenizer
 CACHE_BYTES = 256 << 20
 TRIAL_SECONDS = 3
 _ENTRY_BYTES = 4096  # assumed overhead of a cache entry
-_SLOW_SECONDS = 1.0  # of CPU time for one token; the trial already refuses grammars that take a tenth of it
+_SLOW_SECONDS = 1.0  # of CPU time for one token; the trial already refuses grammars that take a tenth of this
 
 
 class GrammarCompiler:
-    """Thread-safe. One grammar is compiled at a time; requests with cached grammars do not wait for that."""
+    """Thread-safe. One grammar is compiled at a time; requests with cached grammars do not wait."""
 
     def __init__(
         self, tokenizer: Tokenizer, eos_token_ids: frozenset[int], *, trial_seconds: int | None = TRIAL_SECONDS
@@ -35,7 +35,7 @@ class GrammarCompiler:
         """
         Args:
             eos_token_ids: tokens that end an answer.
-            trial_seconds: CPU time limit of a grammar's trial; None: grammars are trusted and compiled without one.
+            trial_seconds: CPU time limit of a grammar's trial; None: grammars are trusted and compiled without a trial.
         """
         self._tokenizer = tokenizer
         self._eos_token_ids = sorted(token for token in eos_token_ids if token < tokenizer.vocab_size)
@@ -47,20 +47,20 @@ class GrammarCompiler:
         self._compiling = threading.Lock()
 
     def compile(self, grammar: Grammar, *, param: str | None = None) -> Grammar:
-        """Returns the grammar with `compiled` set. It may take seconds, so it must not run in the engine's thread.
+        """Returns the grammar with `compiled` set. This may take seconds, so it must not run in the engine's thread.
 
         Args:
             param: the request parameter that error messages name.
 
         Raises: InvalidRequest: the grammar is malformed, not supported, unsatisfiable, or takes too long.
         """
-        found = self._cache.get(grammar)
-        if found is None:
+        result = self._cache.get(grammar)
+        if result is None:
             with self._compiling:
-                found = self._cache.get(grammar) or self._compile(grammar)
-        if isinstance(found, str):
-            raise InvalidRequest(f"the {grammar.kind.value} {found}", param=param, code="invalid_grammar")
-        return replace(grammar, compiled=found)
+                result = self._cache.get(grammar) or self._compile(grammar)
+        if isinstance(result, str):
+            raise InvalidRequest(f"the {grammar.kind.value} {result}", param=param, code="invalid_grammar")
+        return replace(grammar, compiled=result)
 
     def close(self) -> None:
         """Ends the trial process; the next grammar starts a new one."""
@@ -78,15 +78,15 @@ class GrammarCompiler:
             if self._trial_seconds is not None:
                 self._trial = GrammarTrial(vocabulary, self._eos_token_ids, cpu_seconds=self._trial_seconds)
         kind = grammar.kind.value
-        found: _Compiled | str | None = self._trial.find_error(kind, grammar.source) if self._trial else None
-        if found is None:
+        result: _Compiled | str | None = self._trial.find_error(kind, grammar.source) if self._trial else None
+        if result is None:
             try:
                 compiled = compile_source(self._compiler, kind, grammar.source)
-                found = _Compiled(compiled, self._usable, self._eos_token_ids)
+                result = _Compiled(compiled, self._usable, self._eos_token_ids)
             except ValueError as error:
-                found = str(error)
-        self._cache.put(grammar, found)
-        return found
+                result = str(error)
+        self._cache.put(grammar, result)
+        return result
 
 
 class _Compiled:
@@ -150,7 +150,7 @@ class _Constraint:
         for node in children.get(parent, ()) if not self._matcher.is_terminated() else ():
             token = tokens[node]
             possible = token < self._vocab_size and self._usable[token]  # for other tokens the matcher logs a warning
-            if possible and self._matcher.accept_token(token):  # 1 us; a row in a pass takes 1 ms
+            if possible and self._matcher.accept_token(token):  # takes 1 us; a draft row takes 1 ms
                 allowed_nodes += [node, *self._allowed_below(node, tokens, children)]
                 self._matcher.rollback(1)
         return allowed_nodes

@@ -69,5 +69,5 @@ class Grammar:
     def start(self) -> Constraint:
         """Raises: ValueError: the grammar is not compiled."""
         if self.compiled is None:
-            raise ValueError(f"the grammar must be compiled before the engine gets it, got {self.kind} as it was read")
+            raise ValueError(f"the grammar must be compiled before the engine gets it, got an uncompiled {self.kind}")
         return self.compiled.start()

@@ -33,6 +33,7 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "null": (type(None),),
 }
+# Keywords that contain schemas: an object of schemas, a list of schemas, or one schema.
 _NAMED_CHILDREN = frozenset({"properties", "$defs", "definitions"})
 _LISTED_CHILDREN = frozenset({"anyOf", "allOf", "prefixItems"})
 _CHILDREN = frozenset({"items", "additionalProperties"})
@@ -69,9 +70,9 @@ def enforceable(schema: Any, *, path: str = "#", depth: int = 0) -> Any:
         raise ValueError(f"must have an object or a boolean at {path}, got {type(schema).__name__}")
     present = {name for name in schema if name in _ASSERTIONS}
     allowed = _check_form(schema, present, path)
-    if beyond := sorted(present - allowed):
+    if unsupported := sorted(present - allowed):
         context = f"beside {sorted(present & allowed)}" if present & allowed else "without a type"
-        raise ValueError(f"has {beyond} at {path} {context}, which is not supported")
+        raise ValueError(f"has {unsupported} at {path} {context}, which is not supported")
     result = _with_length_as_pattern(schema)
     if implied := _implied_type(present):
         result["type"] = implied
@@ -111,13 +112,13 @@ def _check_form(schema: dict[str, Any], present: set[str], path: str) -> frozens
     _check_string(schema, path)
     _check_required(schema, path)
     # Keywords of other types are allowed too, since they have no effect.
-    irrelevant = frozenset().union(*_OF_TYPE.values()) if names else frozenset()
-    return frozenset({"type"}).union(irrelevant)
+    of_all_types = frozenset().union(*_OF_TYPE.values()) if names else frozenset()
+    return frozenset({"type"}).union(of_all_types)
 
 
 def _implied_type(present: set[str]) -> list[str]:
     """Returns the first type that has all these keywords. A schema without `type` then allows only this type."""
-    fitting = [name for name, words in _OF_TYPE.items() if present <= words]
+    fitting = [name for name, keywords in _OF_TYPE.items() if present <= keywords]
     return fitting[:1] if present else []
 
 
@@ -125,7 +126,7 @@ def _check_string(schema: dict[str, Any], path: str) -> None:
     groups = (("pattern",), ("format",), ("minLength", "maxLength"))
     given = ["/".join(group) for group in groups if schema.keys() & set(group)]
     if len(given) > 1:
-        raise ValueError(f"has {' and '.join(given)} at {path}, of which one alone is supported")
+        raise ValueError(f"has {' and '.join(given)} at {path}, of which only one is supported")
 
 
 def _check_required(schema: dict[str, Any], path: str) -> None:
@@ -133,7 +134,7 @@ def _check_required(schema: dict[str, Any], path: str) -> None:
     if not isinstance(required, list) or not isinstance(properties, dict):
         return
     if missing := [name for name in required if name not in properties]:
-        raise ValueError(f"requires at {path} what its properties do not name: {str(missing)[:80]}")
+        raise ValueError(f"requires names at {path} that are not in its properties: {str(missing)[:80]}")
 
 
 def _check_values(schema: dict[str, Any], values: Any, path: str) -> None:
@@ -150,12 +151,12 @@ def _check_values(schema: dict[str, Any], values: Any, path: str) -> None:
 def _with_length_as_pattern(schema: dict[str, Any]) -> dict[str, Any]:
     """Replaces length limits by a pattern, because xgrammar would allow control characters, which are invalid JSON."""
     result = dict(schema)
-    least, most = result.pop("minLength", None), result.pop("maxLength", None)
-    if least is None and most is None:
+    min_length, max_length = result.pop("minLength", None), result.pop("maxLength", None)
+    if min_length is None and max_length is None:
         return result
-    if not all(length is None or (type(length) is int and length >= 0) for length in (least, most)):
-        raise ValueError(f"must have lengths of at least 0, got minLength {least} and maxLength {most}")
-    if most is not None and (least or 0) > most:
-        raise ValueError(f"has a minLength of {least} above its maxLength of {most}")
-    result["pattern"] = f"^{_CHARACTER}{{{least or 0},{'' if most is None else most}}}$"
+    if not all(length is None or (type(length) is int and length >= 0) for length in (min_length, max_length)):
+        raise ValueError(f"must have lengths of at least 0, got minLength {min_length} and maxLength {max_length}")
+    if max_length is not None and (min_length or 0) > max_length:
+        raise ValueError(f"has a minLength of {min_length} above its maxLength of {max_length}")
+    result["pattern"] = f"^{_CHARACTER}{{{min_length or 0},{'' if max_length is None else max_length}}}$"
     return result

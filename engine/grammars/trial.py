@@ -34,7 +34,7 @@ MEMORY_BYTES = 1 << 30  # in addition to the memory that the process uses when i
 _START_SECONDS = 120.0
 _IDLE_SECONDS = 600  # an idle process ends after this time, to free its 280 MB, of which 190 MB are not shared
 _WALK_STEPS = 200
-_SLOW_SECONDS = 0.1  # of CPU time for one token; common grammars take a thousandth of it
+_SLOW_SECONDS = 0.1  # of CPU time for one token; common grammars take a thousandth of this
 
 
 class GrammarTrial:
@@ -43,8 +43,8 @@ class GrammarTrial:
     def __init__(self, vocabulary: list[bytes], stop_token_ids: list[int], *, cpu_seconds: int) -> None:
         """`cpu_seconds`: CPU time limit for one source, which is compiled and then matched with random tokens."""
         texts = [token.hex() for token in vocabulary]
-        hello = {"vocabulary": texts, "stop_token_ids": stop_token_ids, "cpu_seconds": cpu_seconds}
-        self._hello = json.dumps(hello).encode() + b"\n"
+        setup = {"vocabulary": texts, "stop_token_ids": stop_token_ids, "cpu_seconds": cpu_seconds}
+        self._setup_line = json.dumps(setup).encode() + b"\n"
         self._process: subprocess.Popen[bytes] | None = None
 
     def find_error(self, kind: str, source: str) -> str | None:
@@ -91,14 +91,14 @@ class GrammarTrial:
             env=environment,
         )
         assert process.stdin is not None
-        process.stdin.write(self._hello)
+        process.stdin.write(self._setup_line)
         return process
 
 
 def main() -> None:
-    hello = json.loads(sys.stdin.readline())
-    vocabulary = [bytes.fromhex(token) for token in hello["vocabulary"]]
-    compiler, cpu_seconds = new_compiler(vocabulary, hello["stop_token_ids"]), hello["cpu_seconds"]
+    setup = json.loads(sys.stdin.readline())
+    vocabulary = [bytes.fromhex(token) for token in setup["vocabulary"]]
+    compiler, cpu_seconds = new_compiler(vocabulary, setup["stop_token_ids"]), setup["cpu_seconds"]
     signal.alarm(_IDLE_SECONDS)
     for line in sys.stdin:
         kind, source = json.loads(line)
@@ -134,8 +134,8 @@ def _limit(cpu_seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))  # the CPU time of a fork starts at zero
     with suppress(OSError, ValueError):  # systems other than Linux lack the file or the limit
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit = pages * resource.getpagesize() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _find_error(compiler: xgrammar.GrammarCompiler, vocab_size: int, kind: str, source: str) -> str | None:

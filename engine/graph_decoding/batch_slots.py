@@ -1,7 +1,7 @@
 """The state of decoding sequences on the device, which graph steps read and advance without the host.
 
-Each row of the cache's slot tables has a batch slot with the same index. The last one belongs to no sequence; it pads
-batches to the size for which a graph was captured.
+Each row of the cache's slot tables has a batch slot with the same index. The last batch slot belongs to no sequence; it
+pads batches to the size for which a graph was captured.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class BatchSlotState:
     sampling: RowSampling
 
     def sampling_below(self, depths: Tensor) -> RowSampling:
-        """Returns sampling parameters [B n] of draft tokens; depth 0: the next token. depths: [n] or [B, n] int64."""
+        """Returns sampling parameters [B * n] of draft tokens; depth 0: the next token. depths: [n] or [B, n] int64."""
         n, own = depths.shape[-1], self.sampling
         positions = own.positions.unsqueeze(1) + depths
         return RowSampling(
@@ -97,5 +97,5 @@ class BatchSlots:
         A finished sequence keeps its maximum length until the host removes it. The host drops the results of steps that
         run meanwhile.
         """
-        moved = torch.minimum(state.lengths + counts + 1, state.ends)
-        self._integers[:, :2].index_copy_(0, state.rows, torch.stack((moved, tokens), dim=1))
+        lengths = torch.minimum(state.lengths + counts + 1, state.ends)
+        self._integers[:, :2].index_copy_(0, state.rows, torch.stack((lengths, tokens), dim=1))

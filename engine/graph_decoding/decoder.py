@@ -32,7 +32,7 @@ from engine.request import StepOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
-_NODE_COUNTS = (0, 3, 7, 15, 31)  # with the last token's row, 1 to 32 rows: powers of two, which suit tiles of 16 rows
+_NODE_COUNTS = (0, 3, 7, 15, 31)  # plus the last token's row: 1, 4, 8, 16 or 32 rows, which suit tiles of 16 rows
 
 
 def node_counts(draft_budget: int | None) -> tuple[int, ...]:
@@ -40,10 +40,11 @@ def node_counts(draft_budget: int | None) -> tuple[int, ...]:
     return _NODE_COUNTS if draft_budget is None else tuple(sorted({0, draft_budget}))
 
 
-class Finish(Protocol):
+class CommitTokens(Protocol):
     def __call__(
         self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...]
-    ) -> tuple[StepOutput, tuple[int, ...]]: ...
+    ) -> tuple[StepOutput, tuple[int, ...]]:
+        """Commits verified tokens up to the end of the answer. Returns the output and the kept nodes."""
 
 
 def fits_graph_decoding(sequence: Sequence, *, adapters: bool) -> bool:
@@ -81,7 +82,7 @@ class GraphDecoder:
         drafter: GraphDrafter | None,
         *,
         stacks: LoraStacks | None,
-        finish: Finish,
+        commit_tokens: CommitTokens,
         node_counts: tuple[int, ...],
         phase_seconds: dict[str, float],
     ) -> None:
@@ -89,7 +90,7 @@ class GraphDecoder:
         Args:
             drafter: drafts on the device; None: `drafting` drafts on the host, or there is no drafter.
             stacks: LoRA adapters of the sequences; None: no sequence has an adapter.
-            finish: commits tokens up to the end of the output; returns the output and the kept nodes.
+            commit_tokens: `Engine._commit_graph_tokens`.
             phase_seconds: the time spent in each phase is added here.
         """
         self.runner = runner
@@ -100,7 +101,7 @@ class GraphDecoder:
         self.drafter = drafter
         self._stacks = stacks
         self._stacks_version = 0
-        self._finish = finish
+        self._commit_tokens = commit_tokens
         self._in_flight: deque[_InFlight] = deque()
         self._loaded: set[Sequence] = set()
         self._node_counts = node_counts
@@ -113,11 +114,12 @@ class GraphDecoder:
 
     def step(self) -> list[StepOutput]:
         """Launches a graph step if any sequence can continue, and reads the previous one."""
+        # The host drafts from all tokens, so it leaves no step in flight.
         ahead = 1 if self._launch() and not self._drafts_on_host else 0
         outputs: list[StepOutput] = []
         while len(self._in_flight) > ahead:
             outputs += self._read()
-        if not self._scheduler.running:  # every sequence has ended, so no further launch would read these steps
+        if not self._scheduler.running:  # every sequence has ended, so `step` may not be called again
             outputs += self.read_all()
         return outputs
 
@@ -168,7 +170,7 @@ class GraphDecoder:
         Returns no sequences while the needed cache slots are used by steps in flight.
         """
         sequences = self._unfinished()
-        num_nodes = self._nodes(sequences) if sequences else 0
+        num_nodes = self._nodes_to_request(sequences) if sequences else 0
         while sequences and not self._has_room(sequences, num_nodes):
             if num_nodes:
                 num_nodes = max(count for count in self._node_counts if count < num_nodes)
@@ -182,7 +184,7 @@ class GraphDecoder:
         return sequences, num_nodes
 
     def _unfinished(self) -> list[Sequence]:
-        """Returns decoding sequences that do not reach their limit if each step in flight adds one token."""
+        """Returns decoding sequences that stay below their token limit if each step in flight adds one token."""
         num_in_flight: dict[Sequence, int] = {}
         for flight in self._in_flight:
             for part in flight.parts:
@@ -190,8 +192,8 @@ class GraphDecoder:
         running = self._scheduler.running.values()
         return [s for s in running if s.is_decoding and s.num_remaining > num_in_flight.get(s, 0)]
 
-    def _nodes(self, sequences: Many[Sequence]) -> int:
-        """Returns the draft nodes per sequence that the budget computes from the steps read so far."""
+    def _nodes_to_request(self, sequences: Many[Sequence]) -> int:
+        """Returns the number of draft nodes per sequence that the budget computes from the steps read so far."""
         if self._drafts_on_host or self.drafter is None:
             return 0
         if all(sequence.num_remaining - len(self._in_flight) <= 1 for sequence in sequences):
@@ -206,7 +208,7 @@ class GraphDecoder:
         if self._in_flight:
             return False
         if not self._stacks.has(roots):
-            self._stacks.join(roots)
+            self._stacks.rebuild_with(roots)
         self._stacks_version = self._stacks.version
         self._loaded.clear()
         return True
@@ -246,17 +248,17 @@ class GraphDecoder:
             sequence = part.sequence
             if self._scheduler.running.get(sequence.request.request_id) is not sequence:
                 self._loaded.discard(sequence)
-                self._scheduler.free_slots(part.slots)  # the sequence had ended before this step
+                self._scheduler.free_slots(part.slots)  # the sequence ended before this step was read
                 continue
             drafts.append(outcome.draft if flight.drafts is None else flight.drafts[index])
-            position, first = sequence.num_computed, index * (1 + flight.num_nodes)
+            position, first_row = sequence.num_computed, index * (1 + flight.num_nodes)
             self._assign_slots(part, outcome)
-            output, path = self._finish(sequence, drafts[-1], outcome.tokens, outcome.path)
+            output, path = self._commit_tokens(sequence, drafts[-1], outcome.tokens, outcome.path)
             outputs.append(output)
             if output.finish_reason:
                 self._loaded.discard(sequence)
             else:
-                kept.append(Kept(sequence, position, (first, *(first + 1 + node for node in path))))
+                kept.append(Kept(sequence, position, (first_row, *(first_row + 1 + node for node in path))))
         self._update_budget(flight, drafts, draft_seconds, verify_seconds)
         if launched.hidden is not None:
             hidden = launched.hidden
@@ -271,6 +273,7 @@ class GraphDecoder:
     def _assign_slots(part: _Part, outcome: Outcome) -> None:
         """Adds the step's cache slots to the sequence; the device has written the kept slots to the slot table."""
         sequence = part.sequence
+        # If the scheduler has replaced slots by those of a shared block, `_load` writes them to the table again.
         if sequence.num_tabled == len(sequence.slots):
             sequence.num_tabled += 1 + len(outcome.path)
         sequence.slots.append(part.slots[0])
@@ -280,10 +283,10 @@ class GraphDecoder:
         self, flight: _InFlight, drafts: list[Draft], draft_seconds: float, verify_seconds: float
     ) -> None:
         budget = self._drafting.budget
-        if flight.num_nodes and flight.drafts is None and drafts:
+        if flight.num_nodes and flight.drafts is None and drafts:  # records the gain; all nodes were verified already
             budget.admit(drafts, 0, draft_seconds)
         budget.record_pass(len(flight.parts) * (1 + flight.num_nodes), verify_seconds)
 
     def _node_count(self, wanted: int) -> int:
-        """The smallest allowed number of draft nodes that is at least `wanted`."""
+        """Returns the smallest allowed number of draft nodes that is at least `wanted`."""
         return next(count for count in self._node_counts if count >= wanted)

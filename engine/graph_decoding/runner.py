@@ -97,7 +97,7 @@ class _Buffers:
         self.result = torch.zeros(B, 3 + 5 * N, dtype=torch.int64, device=device)
         self.hidden: Hidden | None = None
         self.draft: Program | None = None
-        self.verify: dict[tuple[bool, bool], Program] = {}  # by (filtered, adapted)
+        self.verify: dict[tuple[bool, bool], Program] = {}  # by (filtered, adapted), arguments of `launch`
 
 
 class Runner:
@@ -152,10 +152,12 @@ class Runner:
             adapted: whether any sequence uses a LoRA adapter. Its weights must be in the stacks.
         """
         buffers = self._buffers_for(_rounded(len(rows), self._batch_slots.padding_row), num_nodes)
-        missing = buffers.rows.shape[0] - len(rows)
+        num_padding = buffers.rows.shape[0] - len(rows)
         batch_slots, padding = self._batch_slots, [[self._batch_slots.padding_slot] * (1 + num_nodes)]
-        self._device.put(buffers.rows, torch.tensor([*rows, *[batch_slots.padding_row] * missing], dtype=torch.int64))
-        self._device.put(buffers.slots, torch.tensor([*slots, *padding * missing], dtype=torch.int32))
+        self._device.put(
+            buffers.rows, torch.tensor([*rows, *[batch_slots.padding_row] * num_padding], dtype=torch.int64)
+        )
+        self._device.put(buffers.slots, torch.tensor([*slots, *padding * num_padding], dtype=torch.int32))
         began = self._device.mark()
         if drafts is not None or self._drafter is None:
             self._put_drafts(buffers, drafts or ())
@@ -193,9 +195,9 @@ class Runner:
         padded += [[[0] * N, [-2] * N]] * (B - len(drafts))
         counts = [*map(len, drafts), *[0] * (B - len(drafts))]
         if N:
-            host = torch.tensor(padded, dtype=torch.int64)
-            self._device.put(buffers.trees.tokens, host[:, 0].contiguous())
-            self._device.put(buffers.trees.parents, host[:, 1].contiguous())
+            on_host = torch.tensor(padded, dtype=torch.int64)  # [B, 2, N]
+            self._device.put(buffers.trees.tokens, on_host[:, 0].contiguous())
+            self._device.put(buffers.trees.parents, on_host[:, 1].contiguous())
         self._device.put(buffers.trees.counts, torch.tensor(counts, dtype=torch.int64))
 
     def _draft_program(self, buffers: _Buffers) -> Program:
@@ -216,8 +218,8 @@ class Runner:
     def _verify_program(self, buffers: _Buffers, filtered: bool, adapted: bool) -> Program:
         if self._stacks is not None and self._stacks.version != self._stacks_version:
             self._stacks_version = self._stacks.version
-            for known in self._buffers.values():  # captured graphs still read the old stacks
-                known.verify = {key: program for key, program in known.verify.items() if not key[1]}
+            for other in self._buffers.values():  # captured graphs still read the old stacks
+                other.verify = {key: program for key, program in other.verify.items() if not key[1]}
         key = (filtered, adapted)
         if key not in buffers.verify:
             buffers.verify[key] = self._device.program(lambda: self._verify(buffers, filtered, adapted))
@@ -235,12 +237,12 @@ class Runner:
             slots=buffers.slots,
         )
         depth = self.max_path(N)
-        laid = tree_rows(trees, roots, depth=depth, last_position=self._model.max_positions - 1)
+        layout = tree_rows(trees, roots, depth=depth, last_position=self._model.max_positions - 1)
         stacked = None
         if adapted and self._stacks is not None:
             stacked = StackedRows(state.adapters.repeat_interleave(1 + N), B, self._stacks.layers)
-        hidden = self._model.forward(Rows(laid.tokens, laid.rows, stacked=stacked), self._cache, self._taps)
-        depths = laid.rows.positions.view(B, 1 + N) + 1 - state.lengths.unsqueeze(1)
+        hidden = self._model.forward(Rows(layout.tokens, layout.rows, stacked=stacked), self._cache, self._taps)
+        depths = layout.rows.positions.view(B, 1 + N) + 1 - state.lengths.unsqueeze(1)  # 0: the last token
         sampled = self._sampler.sample(hidden.final, state.sampling_below(depths), filtered=filtered).view(B, 1 + N)
         commit = Commit(
             slot_tables=batch_slots.slot_tables,
@@ -261,12 +263,13 @@ class Runner:
 
     def max_path(self, num_nodes: int) -> int:
         """Returns the maximum depth of a tree of `num_nodes` nodes, but at least 1."""
-        deepest = MAX_DEPTH if self._drafter is None else self._drafter.max_depth
-        return max(1, min(num_nodes, deepest))
+        limit = MAX_DEPTH if self._drafter is None else self._drafter.max_depth
+        return max(1, min(num_nodes, limit))
 
 
-def _rounded(num_sequences: int, most: int) -> int:
-    """Returns the batch size that `num_sequences` are padded to, at most `most`."""
+def _rounded(num_sequences: int, maximum: int) -> int:
+    """Returns the batch size that `num_sequences` are padded to, at most `maximum`."""
     if num_sequences <= _FEW_SEQUENCES:
-        return min(1 << (num_sequences - 1).bit_length(), most)
-    return min(-(-num_sequences // _FEW_SEQUENCES) * _FEW_SEQUENCES, most)
+        return min(1 << (num_sequences - 1).bit_length(), maximum)
+    num_groups = -(-num_sequences // _FEW_SEQUENCES)  # rounded up
+    return min(num_groups * _FEW_SEQUENCES, maximum)

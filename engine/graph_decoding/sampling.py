@@ -18,7 +18,7 @@ from kernels.sampling import sample_token
 
 class TokenSampler(Protocol):
     def sample(self, hidden: Tensor, rows: RowSampling, *, filtered: bool) -> Tensor:
-        """hidden [M, H] after the final norm -> tokens [M] int64; `filtered`: a row has top-k, top-p or min-p."""
+        """hidden [M, H] after the final norm -> tokens [M] int64; `filtered`: any row uses top-k, top-p or min-p."""
 
 
 def token_sampler_for(model: Decoder) -> TokenSampler:
@@ -35,9 +35,9 @@ class DeviceTokenSampler:
         tokens = sample_rows(hidden, self._head, SampledRows(rows.temperatures, rows.seeds, rows.positions))
         if not filtered:
             return tokens
-        narrowed = (rows.top_ks > 0) | (rows.top_ps < 1.0) | (rows.min_ps > 0.0)
-        others = sample_filtered_rows(self._model.logits(hidden), rows)
-        return torch.where((rows.temperatures > 0.0) & narrowed, others, tokens)
+        is_filtered = (rows.top_ks > 0) | (rows.top_ps < 1.0) | (rows.min_ps > 0.0)
+        filtered_tokens = sample_filtered_rows(self._model.logits(hidden), rows)
+        return torch.where((rows.temperatures > 0.0) & is_filtered, filtered_tokens, tokens)
 
 
 class HostTokenSampler:
@@ -57,7 +57,7 @@ class HostTokenSampler:
                     top_k=top_k,
                     top_p=top_p,
                     min_p=min_p,
-                    seed=seed % 2**64,
+                    seed=seed % 2**64,  # undoes the mapping to int64 (batch_slots.py)
                     position=position,
                 )
                 for logits, temperature, top_k, top_p, min_p, seed, position in zip(

@@ -18,12 +18,12 @@ def uses_graph_decoding(model: Model, config: EngineConfig) -> bool:
 
     Other models can't be captured: routed experts and the models of transformers need the host during a forward pass.
     """
-    wanted = config.graph_decoding == "on" or (config.graph_decoding == "auto" and model.device.type == "cuda")
-    return wanted and isinstance(model, Decoder)
+    is_enabled = config.graph_decoding == "on" or (config.graph_decoding == "auto" and model.device.type == "cuda")
+    return is_enabled and isinstance(model, Decoder)
 
 
 class GraphDecodingSetup:
-    """The batch slots and the device of an engine, from which it builds a runner for each drafter."""
+    """Holds the batch slots and the device of an engine, and builds a runner for each drafter."""
 
     def __init__(self, model: Model, cache: KVCache, stacks: LoraStacks | None) -> None:
         assert isinstance(model, Decoder)  # uses_graph_decoding
@@ -34,19 +34,19 @@ class GraphDecodingSetup:
         self._stacks = stacks
 
     def runner(self, drafter: Drafter) -> tuple[Runner, GraphDrafter | None]:
-        """Returns the runner and the drafter's implementation on the device, or None if it has none."""
-        own = graph_drafter(drafter, self._model, self.batch_slots, self.device)
+        """Returns the runner, and the drafter's implementation on the device or None."""
+        on_device = graph_drafter(drafter, self._model, self.batch_slots, self.device)
         runner = Runner(
             self._model,
             self._cache,
             self.batch_slots,
             self.device,
-            own,
+            on_device,
             taps=drafter.tap_layers,
-            keeps_hidden=own is None and drafter.max_depth > 0,
+            keeps_hidden=on_device is None and drafter.max_depth > 0,
             stacks=self._stacks,
         )
-        return runner, own
+        return runner, on_device
 
 
 def graph_drafter(drafter: Drafter, model: Decoder, batch_slots: BatchSlots, device: Device) -> GraphDrafter | None:

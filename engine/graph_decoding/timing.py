@@ -41,8 +41,8 @@ def time_graph_step(
     Effects: overwrites batch slots and cache slots, so no request may be running and no prefix may be cached.
     """
     if not (1 <= num_sequences <= batch_slots.padding_row and 1 <= context <= max_context):
-        most = f"1..{batch_slots.padding_row} sequences of 1..{max_context} tokens"
-        raise ValueError(f"there may be {most}, got {num_sequences} of {context}")
+        limits = f"1..{batch_slots.padding_row} sequences of 1..{max_context} tokens"
+        raise ValueError(f"there may be {limits}, got {num_sequences} of {context}")
     needed = num_sequences * (context + 1 + num_nodes)
     if needed > batch_slots.padding_slot:
         raise ValueError(f"the cache has {batch_slots.padding_slot} slots, such a graph step needs {needed}")
@@ -61,8 +61,8 @@ def time_graph_step(
         launched.append(runner.launch(rows, slots, num_nodes, drafts=drafts))
         host.append(time.perf_counter() - started)
     return GraphStepTimes(
-        verify_seconds=statistics.median(one.ended.seconds_since(one.drafted) for one in launched),
-        draft_seconds=statistics.median(one.drafted.seconds_since(one.began) for one in launched),
+        verify_seconds=statistics.median(step.ended.seconds_since(step.drafted) for step in launched),
+        draft_seconds=statistics.median(step.drafted.seconds_since(step.began) for step in launched),
         host_seconds=statistics.median(host),
     )
 

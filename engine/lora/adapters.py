@@ -1,4 +1,4 @@
-"""LoRA adapters of the target. They are loaded by name, each request names one, and one pass may use several.
+"""LoRA adapters of the target. They are loaded by name. A request uses at most one adapter, and a pass may use several.
 
 The module reads the files of peft: `adapter_config.json` and `adapter_model.safetensors`. Only plain LoRA on the linear
 layers of the decoder is supported. Adapters with other changes (DoRA, biases, embeddings, whole modules) are refused.
@@ -109,8 +109,9 @@ def _layers(
         if match is None or int(match["layer"]) >= config.num_layers:
             raise AdapterNotLoadable(f"tensor {name} belongs to no layer of this model that can have LoRA")
         parts[int(match["layer"]), match["module"], match["side"]] = tensor.to(device=device, dtype=torch.float32)
-    if halves := {key[:2] for key in parts if (*key[:2], "AB"[key[2] == "A"]) not in parts}:
-        raise AdapterNotLoadable(f"of {sorted(halves)[0]} there is only one of lora_A and lora_B")
+    # "AB"[side == "A"] is the other side of a pair
+    if incomplete := {key[:2] for key in parts if (*key[:2], "AB"[key[2] == "A"]) not in parts}:
+        raise AdapterNotLoadable(f"of {sorted(incomplete)[0]} there is only one of lora_A and lora_B")
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     H, intermediate = config.hidden_size, config.intermediate_size
     products = {
@@ -119,9 +120,9 @@ def _layers(
         "gate_up": (H, {"gate_proj": intermediate, "up_proj": intermediate}),
         "down": (intermediate, {"down_proj": H}),
     }
-    known = {module for _, modules in products.values() for module in modules}
-    if foreign := {module for _, module, _ in parts} - known:
-        raise AdapterNotLoadable(f"LoRA is served on {', '.join(sorted(known))}, got {', '.join(sorted(foreign))}")
+    served = {module for _, modules in products.values() for module in modules}
+    if others := {module for _, module, _ in parts} - served:
+        raise AdapterNotLoadable(f"LoRA is served on {', '.join(sorted(served))}, got {', '.join(sorted(others))}")
     scale = _Scale(values)
     return tuple(
         LoraLayer(

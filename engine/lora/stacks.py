@@ -1,6 +1,6 @@
 """Stacks the weights of the LoRA adapters in use, as the input of `kernels.lora.stacked_lora` on CUDA.
 
-When a row first needs an adapter, the stacks are rebuilt: with this adapter, and without those that are no longer
+When a row first needs an adapter, the stacks are rebuilt: with this adapter, and without adapters that are no longer
 available. CUDA graphs captured with the old stacks become invalid, so `version` increases.
 """
 
@@ -35,7 +35,7 @@ class LoraStacks:
         if not any(isinstance(root, LoraAdapter) for root in roots):
             return None
         if not self.has(roots):
-            self.join(roots)
+            self.rebuild_with(roots)
         adapters = [self.index(root) for root in roots]
         num_runs = sum(1 for _ in groupby(adapters))
         return StackedRows(to_device(torch.tensor(adapters), self._device), num_runs, self.layers)
@@ -47,7 +47,7 @@ class LoraStacks:
     def has(self, roots: Iterable[Hashable]) -> bool:
         return all(root in self._stacked for root in roots if isinstance(root, LoraAdapter))
 
-    def join(self, roots: Iterable[Hashable]) -> None:
+    def rebuild_with(self, roots: Iterable[Hashable]) -> None:
         """Rebuilds the stacks with the adapters among `roots`; the indices of other adapters may change."""
         still_available = [adapter for adapter in self._stacked if self._loaded.is_current(adapter)]
         new = [root for root in roots if isinstance(root, LoraAdapter)]

@@ -60,7 +60,7 @@ class SharedWeights(Protocol):
 class Model(Protocol):
     """A causal model over rows.
 
-    A row's hidden state, keys and values have the same bits with any other rows in the pass.
+    The bits of a row's hidden state, keys and values do not depend on the other rows of the pass.
     """
 
     config: ModelConfig  # includes the layout of the cache

@@ -32,7 +32,7 @@ _LATENT_EPS = 1e-6  # for the norms inside attention, which do not use the model
 
 
 class DeepseekLayers:
-    """Runs single layers, whose weights are passed to `run`. The MTP module uses it for its layer as well."""
+    """Runs single layers, whose weights are passed to `run`. The MTP module also runs its layer with this class."""
 
     def __init__(self, config: ModelConfig, tables: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
         latent = config.latent
@@ -58,8 +58,8 @@ class DeepseekLayers:
         self._attend(layer.attention, self.norm(residual, layer.input_norm), residual, rows, keys)
         normed = self.norm(residual, layer.post_norm)
         if isinstance(layer.mlp, ExpertsWeights):
-            chosen, weights = route(normed.float(), layer.mlp.routing)
-            mixed = mix_experts(normed, chosen, weights, layer.mlp.experts)
+            expert_ids, weights = route(normed.float(), layer.mlp.routing)
+            mixed = mix_experts(normed, expert_ids, weights, layer.mlp.experts)
             self._mlp(layer.mlp.shared, normed, mixed)
             residual += mixed
         else:

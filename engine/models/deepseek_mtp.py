@@ -4,7 +4,8 @@
 
 E is the embedding, W a matrix, and [ | ] a concatenation. h_t is the target's hidden state at position t, after the
 final norm. h'_t predicts the token at t + 2. When the module runs again on its own prediction, h'_t takes the place of
-h at position t + 1. The module uses the target's embedding and head, which its published copies equal.
+h at position t + 1. The module uses the target's embedding and head; the published files hold equal copies of these
+weights.
 
 A drafter allocates `make_keys(cache.num_slots + scratch)` once and passes the result to every call, where `scratch` is
 the number of slots for its draft nodes. The latent of position t is in the slot that the target's cache uses for
@@ -49,7 +50,7 @@ class MtpModule:
     def load(cls, model: Deepseek, folder: Path | None = None) -> "MtpModule":
         """Loads the module from the target's folder, or a fine-tuned module with the same tensor names from `folder`.
 
-        Raises: SpeculatorNotLoadable: the folder holds no module, or it does not fit the target.
+        Raises: SpeculatorNotLoadable: the folder holds no module, or the module does not fit the target.
         """
         config, folder = model.config, folder or model.folder
         base, H = f"model.layers.{config.num_layers}", config.hidden_size

@@ -4,8 +4,8 @@ Published checkpoints store most weights as float8 with one scale per block of 1
 while they are read.
 
 Shape letters: H the hidden size, V the vocabulary size, Hq the number of heads, R the rank of the latent, Rq that of
-the queries. In attention, a head's query and key have N elements without and P with rotary embedding, and its value has
-V.
+the queries. In attention, a head's query and key have N elements without and P with rotary embedding, and a head's
+value has Dv elements.
 """
 
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ class LatentWeights:
     latent: LinearWeight  # [R + P, H]
     latent_norm: Tensor  # [R] float32
     key_up: tuple[LinearWeight, ...]  # per head [R, N]
-    value_up: tuple[LinearWeight, ...]  # per head [V, R]
-    output: LinearWeight  # [H, Hq V]
+    value_up: tuple[LinearWeight, ...]  # per head [Dv, R]
+    output: LinearWeight  # [H, Hq Dv]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +110,20 @@ class DeepseekReader:
             self._config.num_heads,
             self._config.attention_bias,
         )
-        R, N, V, rank = latent.rank, latent.nope_dim, latent.value_dim, latent.query_rank
+        R, N, Dv, query_rank = latent.rank, latent.nope_dim, latent.value_dim, latent.query_rank
         width = heads * (N + latent.rope_dim)
-        up = self.tensor(f"{base}.kv_b_proj.weight", heads * (N + V), R).view(heads, N + V, R)
+        up = self.tensor(f"{base}.kv_b_proj.weight", heads * (N + Dv), R).view(heads, N + Dv, R)
         return LatentWeights(
-            query_down=self.linear(f"{base}.q_a_proj", rank, H, bias=bias) if rank else None,
-            query_norm=self.norm(f"{base}.q_a_layernorm", rank) if rank else None,
-            query=self.linear(f"{base}.q_b_proj", width, rank) if rank else self.linear(f"{base}.q_proj", width, H),
+            query_down=self.linear(f"{base}.q_a_proj", query_rank, H, bias=bias) if query_rank else None,
+            query_norm=self.norm(f"{base}.q_a_layernorm", query_rank) if query_rank else None,
+            query=self.linear(f"{base}.q_b_proj", width, query_rank)
+            if query_rank
+            else self.linear(f"{base}.q_proj", width, H),
             latent=self.linear(f"{base}.kv_a_proj_with_mqa", R + latent.rope_dim, H, bias=bias),
             latent_norm=self.norm(f"{base}.kv_a_layernorm", R),
             key_up=tuple(pack(head[:N].t().contiguous()) for head in up),
             value_up=tuple(pack(head[N:]) for head in up),
-            output=self.linear(f"{base}.o_proj", H, heads * V, bias=bias),
+            output=self.linear(f"{base}.o_proj", H, heads * Dv, bias=bias),
         )
 
     def _expert(self, base: str, intermediate: int) -> Expert:

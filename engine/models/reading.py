@@ -10,7 +10,7 @@ from engine.models.base import Hidden, Model, Rows
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 
-_ROWS_PER_PASS = 256  # the result does not depend on it
+_ROWS_PER_PASS = 256  # the result does not depend on this number
 
 
 @torch.inference_mode()

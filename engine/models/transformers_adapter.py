@@ -25,7 +25,7 @@ def load_transformers_model(model_dir: Path, *, dtype: str = "auto", device: str
     resolved = resolve_dtype(dtype, published_dtype(foreign))
     try:
         model = _load(model_dir, foreign, resolved, resolve_device(device))
-        embedding, lm_head = _shared(model)
+        embedding, lm_head = _embedding_and_head(model)
         expected, (num_kv_heads, head_dim) = _run_as_published(model, probe_tokens(embedding.shape[0], limit))
         config = describe(foreign, model_dir, num_kv_heads=num_kv_heads, head_dim=head_dim, embedding=embedding)
         register()
@@ -53,7 +53,7 @@ def _load(model_dir: Path, config: PretrainedConfig, dtype: torch.dtype, device:
     return model.to(device).eval()  # type: ignore[no-any-return]
 
 
-def _shared(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+def _embedding_and_head(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     """Returns the weights of the embedding and the head, both [V, H] (vocabulary size, hidden size)."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(embedding, nn.Embedding) or type(head) is not nn.Linear:
@@ -70,8 +70,7 @@ def _run_as_published(model: PreTrainedModel, token_ids: Tensor) -> tuple[Tensor
 
     Returns logits [T, V] float32, and (number of key heads, head dimension).
 
-
-    Raises: ModelNotLoadable: the keys of the layers differ in shape, or there are none.
+    Raises: ModelNotLoadable: the keys of the layers differ in shape, or the model has none.
     """
     out = model(input_ids=token_ids.unsqueeze(0).to(model.device), use_cache=True)
     layers = getattr(out.past_key_values, "layers", ())

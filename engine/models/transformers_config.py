@@ -17,8 +17,8 @@ from engine.config import ModelConfig, generation_eos, read_config, token_ids
 from engine.errors import ModelNotLoadable
 
 _FULL, _WINDOWED = "full_attention", ("sliding_attention", "chunked_attention")
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")  # do not depend on the sequence's length
-_ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")  # change beyond the original maximum length
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")  # the same for every length
+_ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")  # these change beyond the original maximum length
 
 
 def read_foreign_config(model_dir: Path) -> PretrainedConfig:

@@ -70,9 +70,9 @@ class TransformersModel:
         if not all(0 <= index <= self.config.num_layers for index in tap_layers):
             raise ValueError(f"tap_layers must be in 0..{self.config.num_layers}, got {list(tap_layers)}")
         M = rows.token_ids.shape[0]
-        missing = padded_rows(M) - M
+        num_padding = padded_rows(M) - M
         token_ids, position_ids = (
-            nn.functional.pad(ids, (0, missing)).unsqueeze(0) for ids in (rows.token_ids, rows.rows.positions)
+            nn.functional.pad(ids, (0, num_padding)).unsqueeze(0) for ids in (rows.token_ids, rows.rows.positions)
         )
         current = RowPass(rows.rows, cache.keys, cache.values, frozenset(tap_layers))
         token = CURRENT.set(current)
@@ -120,7 +120,7 @@ def _shallow_copy(module: nn.Module) -> nn.Module:
 def _add_taps(decoder: nn.Module, config: ModelConfig) -> None:
     """Adds hooks that record the taps (engine/models/base.py). Raises: ModelNotLoadable: no list of layers is found."""
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList))
-    layers = next((found for found in lists if len(found) == config.num_layers), None)
+    layers = next((modules for modules in lists if len(modules) == config.num_layers), None)
     if layers is None:
         raise ModelNotLoadable(f"a {config.model_type} has no list of {config.num_layers} layers")
 

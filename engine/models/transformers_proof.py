@@ -1,7 +1,8 @@
 """Tests that a model of `transformers` must pass before it is served.
 
 1. Its logits equal those of transformers, up to the precision of the dtype, so no operation is missing.
-2. It uses only the matrix products of kernels/, because the order of additions in torch's depends on the row count.
+2. It uses only the matrix products of kernels/, because in torch's own products the order of additions
+   depends on the number of rows.
 3. A text gives the same bits when it is read in one pass, in chunks, or together with rows of another text.
 """
 
@@ -44,39 +45,40 @@ def prove(model: TransformersModel, expected: Tensor) -> None:
     """
     token_ids = probe_tokens(model.config.vocab_size, model.max_positions).to(model.device)
     length = token_ids.shape[0]
-    with _OwnProductsOnly():  # type: ignore[no-untyped-call]
+    with _KernelProductsOnly():  # type: ignore[no-untyped-call]
         whole, cache = _read(model, token_ids, [length], num_other_rows=0)
         logits = model.logits(whole)
-    spread = (expected - expected.mean(-1, keepdim=True)).pow(2).mean().sqrt()
-    error = float((logits - expected).pow(2).mean().sqrt() / spread)
+    deviation = (expected - expected.mean(-1, keepdim=True)).pow(2).mean().sqrt()
+    error = float((logits - expected).pow(2).mean().sqrt() / deviation)
     if not error <= _TOLERANCE[model.dtype]:
         raise ModelNotLoadable(f"the logits of a {model.config.model_type} differ from transformers' by {error:.2g}")
     for num_other_rows in (0, 5):
         pieces, other_cache = _read(model, token_ids, _CHUNKS, num_other_rows)
-        alone = torch.cat([model.logits(row) for row in pieces[:: length - 1].split(1)])  # first and last row
-        same = torch.equal(pieces, whole) and torch.equal(alone, logits[:: length - 1])
+        # the logits of the first and the last row, computed one row at a time
+        single_rows = torch.cat([model.logits(row) for row in pieces[:: length - 1].split(1)])
+        same = torch.equal(pieces, whole) and torch.equal(single_rows, logits[:: length - 1])
         stored = zip((*cache.keys, *cache.values), (*other_cache.keys, *other_cache.values), strict=True)
-        if not same or not all(torch.equal(ours[:length], theirs[:length]) for ours, theirs in stored):
+        if not same or not all(torch.equal(first[:length], second[:length]) for first, second in stored):
             raise ModelNotLoadable(f"the bits of a {model.config.model_type} depend on the other rows of a pass")
 
 
-class _OwnProductsOnly(TorchDispatchMode):
+class _KernelProductsOnly(TorchDispatchMode):
     """Raises ModelNotLoadable for a matrix product outside of kernels/."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
-        if name in _PRODUCTS and not _is_ours():
-            left = args[1] if name.startswith(("add", "badd")) else args[0]
-            if left.shape[-1] != 1:  # a sum of one term has no order; rotary angles are computed this way
+        if name in _PRODUCTS and not _called_from_kernels():
+            left_factor = args[1] if name.startswith(("add", "badd")) else args[0]
+            if left_factor.shape[-1] != 1:  # a sum of one term has no order; rotary angles are computed this way
                 raise ModelNotLoadable(f"its forward has a product of its own ({name}), whose bits depend on the rows")
         return func(*args, **(kwargs or {}))
 
 
-def _is_ours() -> bool:
+def _called_from_kernels() -> bool:
     """Whether the call comes from the reference implementations in kernels/."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(2)  # the caller of __torch_dispatch__
     while frame.f_back is not None:
         if frame.f_globals.get("__name__", "").startswith("kernels."):
             return True
@@ -89,7 +91,8 @@ def _read(
 ) -> tuple[Tensor, KVCache]:
     """Returns hidden states [T, H] of a text read in `chunks`, each with `num_other_rows` rows of another text.
 
-    With other rows, the positions of a chunk form a path like a draft; without them, all positions are committed.
+    With other rows, the positions of a chunk form a path like a draft; without other rows, all positions are
+    committed.
     """
     T, device = token_ids.shape[0], model.device
     cache = KVCache(
@@ -97,23 +100,24 @@ def _read(
     )
     slot_ids = torch.arange(T + num_other_rows, dtype=torch.int32, device=device)
     cache.slot_tables[0], cache.slot_tables[1, :num_other_rows] = slot_ids[:T], slot_ids[T:]
-    other_rows = slot_ids[T:].long()
+    other_slots = slot_ids[T:].long()  # slots of the other text; its token at position p is in slot T + p
     pieces, start = [], 0
     for length in chunks:
         if start >= T:
             break
-        text_rows = torch.arange(start, min(T, start + length), device=device)
-        positions = torch.cat((other_rows - T, text_rows))
-        num_drafted = (text_rows - start + 1) if num_other_rows else torch.zeros_like(text_rows)
+        # position p of the text is in slot p
+        text_positions = torch.arange(start, min(T, start + length), device=device)
+        positions = torch.cat((other_slots - T, text_positions))
+        num_drafted = (text_positions - start + 1) if num_other_rows else torch.zeros_like(text_positions)
         attention = AttentionRows(
             slot_tables=cache.slot_tables,
-            seqs=torch.cat((torch.ones_like(other_rows), torch.zeros_like(text_rows))),
-            prefix_lens=torch.cat((other_rows - T + 1, text_rows + 1 - num_drafted)),
+            seqs=torch.cat((torch.ones_like(other_slots), torch.zeros_like(text_positions))),
+            prefix_lens=torch.cat((other_slots - T + 1, text_positions + 1 - num_drafted)),
             paths=slot_ids[start : start + length].repeat(positions.shape[0], 1),
-            path_lens=torch.cat((torch.zeros_like(other_rows), num_drafted)),
+            path_lens=torch.cat((torch.zeros_like(other_slots), num_drafted)),
         )
-        slots = torch.cat((other_rows, text_rows))
-        tokens = torch.cat((token_ids[other_rows - T], token_ids[text_rows]))
+        slots = torch.cat((other_slots, text_positions))
+        tokens = torch.cat((token_ids[other_slots - T], token_ids[text_positions]))
         hidden = model.forward(Rows(tokens, DecoderRows(positions, slots, attention)), cache).final
         pieces.append(hidden[num_other_rows:])
         start += length

@@ -9,8 +9,8 @@ whose result for a row could depend on other rows, are replaced and process only
     F.linear       torch's F.linear on 16 rows at a time                         (for routers, which call it directly)
 
 The other operations of a decoder process each element or each row separately. Their results still depend on the number
-of rows in torch, because it computes the elements that do not fill a whole vector with other instructions, and splits
-work between threads at any element (measured in float32: 4 % of the results of silu differ). So rows are padded to 64,
+of rows, because torch computes the elements that do not fill a whole vector with other instructions, and splits work
+between threads at any element (measured in float32: 4 % of the results of silu differ). So rows are padded to 64,
 twice the widest vector, and a forward pass uses one thread.
 
 Other shape letters: H the hidden size, K the experts per token, Hq and Hkv the numbers of query and key-value heads,
@@ -67,6 +67,7 @@ _NUM_ROWS: ContextVar[tuple[int, int]] = ContextVar("_NUM_ROWS", default=(-1, -1
 
 
 def padded_rows(num_rows: int) -> int:
+    """Rounds a number of rows up to a multiple of 64."""
     return -(-num_rows // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
@@ -113,7 +114,7 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         flat, (num_rows, padded) = x.reshape(-1, x.shape[-1]), _NUM_ROWS.get()
-        count = num_rows if flat.shape[0] == padded else flat.shape[0]
+        count = num_rows if flat.shape[0] == padded else flat.shape[0]  # an input of another size has no padding
         out = linear(flat[:count].contiguous(), self._weight).to(self._dtype or x.dtype)
         return functional.pad(out, (0, 0, 0, flat.shape[0] - count)).view(*x.shape[:-1], -1)
 
@@ -168,12 +169,12 @@ def row_experts(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, t
     expert_ids, out = top_k_index[:count], torch.zeros(hidden_states.shape, device=hidden_states.device)
     experts: list[_PackedExpert] = module.packed  # type: ignore[assignment]  # set by replace_products
     for index in expert_ids.unique().tolist():  # ascending, so that a row's experts are always added in the same order
-        rows, ranks = (expert_ids == index).nonzero(as_tuple=True)
+        rows, choices = (expert_ids == index).nonzero(as_tuple=True)
         expert, n = experts[index], rows.shape[0]
         inner = linear(hidden_states[rows], expert.gate_up).to(hidden_states.dtype)
         inner = functional.pad(inner, (0, 0, 0, padded_rows(n) - n))
         inner = module._apply_gate(inner)[:n].contiguous()  # type: ignore[operator]
-        out[rows] += linear(inner, expert.down) * top_k_weights[rows, ranks].float().unsqueeze(1)
+        out[rows] += linear(inner, expert.down) * top_k_weights[rows, choices].float().unsqueeze(1)
     return out.to(hidden_states.dtype)
 
 

@@ -78,7 +78,7 @@ def _as_load_errors(model_dir: Path) -> Iterator[None]:
 def open_weights(model_dir: Path) -> Iterator[TensorSource]:
     """Opens the folder's tensors by name.
 
-    Raises: ModelNotLoadable: a file is missing or damaged; also for errors in the body of the `with` statement.
+    Raises: ModelNotLoadable: a file is missing or damaged; also if reading fails in the body of the `with` statement.
     """
     with _as_load_errors(model_dir):
         yield _Files(model_dir)
@@ -100,7 +100,7 @@ def build_weights(
     Raises: ModelNotLoadable: the shape of a tensor contradicts the configuration.
     """
     H, D, intermediate = config.hidden_size, config.head_dim, config.intermediate_size
-    packed = pack_int8 if int8 else pack
+    pack_weight = pack_int8 if int8 else pack
 
     def read(name: str, *shape: int) -> Tensor:
         tensor = source.tensor(name)
@@ -114,7 +114,7 @@ def build_weights(
     def linear(prefix: str, parts: dict[str, int], columns: int, *, bias: bool) -> LinearWeight:
         weight = torch.cat([read(f"{prefix}.{part}.weight", rows, columns) for part, rows in parts.items()])
         biases = [read(f"{prefix}.{part}.bias", rows) for part, rows in parts.items()] if bias else None
-        return packed(weight, None if biases is None else torch.cat(biases))
+        return pack_weight(weight, None if biases is None else torch.cat(biases))
 
     def layer(index: int) -> LayerWeights:
         base = f"model.layers.{index}"
@@ -141,5 +141,5 @@ def build_weights(
         layers=tuple(layer(index) for index in range(config.num_layers)),
         final_norm=norm("model.norm.weight", H),
         lm_head=lm_head,
-        lm_head_packed=packed(lm_head),
+        lm_head_packed=pack_weight(lm_head),
     )

@@ -13,7 +13,7 @@ from engine.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class ShownLogprob:
+class AnswerLogprob:
     """A token's log-probability, and the index of the character of the answer at which its text begins."""
 
     token: TokenLogprob
@@ -25,14 +25,14 @@ class Piece:
     """The new text and log-probabilities of one step."""
 
     text: str
-    logprobs: tuple[ShownLogprob, ...]
+    logprobs: tuple[AnswerLogprob, ...]
     finish_reason: FinishReason | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     text: str
-    logprobs: tuple[ShownLogprob, ...] | None  # of tokens whose text is part of `text`; None if not requested
+    logprobs: tuple[AnswerLogprob, ...] | None  # of tokens whose text is part of `text`; None if not requested
     finish_reason: FinishReason
     num_tokens: int  # number of generated tokens, including the one that ended the answer
 
@@ -47,9 +47,9 @@ class AnswerStream:
         self._keep = keep
         self._stream = TextStream(tokenizer, stop=stop, per_token=logprobs)
         self._wants_logprobs = logprobs
-        self._waiting: list[ShownLogprob] = []  # entries of tokens whose text is held back
-        self._shown: list[ShownLogprob] = []
-        self._num_hidden = 0  # 1 after a stop token, which is counted but not shown
+        self._waiting: list[AnswerLogprob] = []  # entries of tokens whose text is held back
+        self._returned: list[AnswerLogprob] = []
+        self._num_without_text = 0  # 1 after a stop token, which counts as a token but has no text
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -59,7 +59,7 @@ class AnswerStream:
 
     @property
     def num_tokens(self) -> int:
-        return self._stream.num_tokens + self._num_hidden
+        return self._stream.num_tokens + self._num_without_text
 
     def push(
         self,
@@ -69,19 +69,19 @@ class AnswerStream:
     ) -> Piece:
         if self.finish_reason is not None:
             return Piece(text="", logprobs=(), finish_reason=None)
-        shown = token_ids[:-1] if finish_reason is FinishReason.STOP else token_ids
+        text_ids = token_ids[:-1] if finish_reason is FinishReason.STOP else token_ids
         before = self._stream.num_tokens
-        text = self._stream.push(shown)
+        text = self._stream.push(text_ids)
         if finish_reason is not None:
             text += self._stream.finish()
         if self._wants_logprobs:
             starts = self._stream.token_starts[before:]
-            self._waiting += [ShownLogprob(*pair) for pair in zip(logprobs or (), starts, strict=False)]
+            self._waiting += [AnswerLogprob(*pair) for pair in zip(logprobs or (), starts, strict=False)]
         if self.stopped:
             self.finish_reason = FinishReason.STOP
         elif finish_reason is not None:
             self.finish_reason = finish_reason
-            self._num_hidden = len(token_ids) - len(shown)
+            self._num_without_text = len(token_ids) - len(text_ids)
         return Piece(text=text, logprobs=self._release(), finish_reason=self.finish_reason)
 
     def answer(self) -> Answer:
@@ -89,12 +89,12 @@ class AnswerStream:
         assert self._keep
         return Answer(
             text=self._stream.text,
-            logprobs=tuple(self._shown) if self._wants_logprobs else None,
+            logprobs=tuple(self._returned) if self._wants_logprobs else None,
             finish_reason=self.finish_reason,
             num_tokens=self.num_tokens,
         )
 
-    def _release(self) -> tuple[ShownLogprob, ...]:
+    def _release(self) -> tuple[AnswerLogprob, ...]:
         """Takes from `_waiting` the entries of tokens whose text is at least partly in the answer.
 
         If the answer ended without a stop string, these are all entries.
@@ -106,5 +106,5 @@ class AnswerStream:
             released = [waiting for waiting in self._waiting if waiting.text_offset < num_characters]
         self._waiting = self._waiting[len(released) :]  # offsets never decrease, so `released` is a prefix
         if self._keep:
-            self._shown += released
+            self._returned += released
         return tuple(released)

@@ -35,7 +35,7 @@ class CallReader:
         self._escaped = False
 
     def feed(self, text: str) -> int:
-        """Returns the number of characters that were read; it is less than given only if the object ended."""
+        """Returns the number of characters read, which is less than len(text) only if the object ended or is broken."""
         for used, character in enumerate(text, start=1):
             self._feed(character)
             if self.state is not State.READING:
@@ -67,7 +67,7 @@ class CallReader:
             self._depth += 1
             self._keep(character)
         elif character in "}]":
-            self._leave(character)
+            self._close_bracket(character)
         elif character == '"':
             self._in_string = True
             self._keep(character)
@@ -88,7 +88,7 @@ class CallReader:
             if self._depth == 1:
                 self._end_item()
 
-    def _leave(self, character: str) -> None:
+    def _close_bracket(self, character: str) -> None:
         self._depth -= 1
         if self._depth:
             self._keep(character)

@@ -48,7 +48,7 @@ def _message(message: Fields) -> dict[str, Any]:
             raise InvalidRequest(f"{param} belong to the assistant, got role {role}", param=param)
         content = "" if message.get("content") is None else _content(message)
         return {"role": role, "content": content, "tool_calls": _tool_calls(message)}
-    # "developer" is OpenAI's newer name of the role "system", which is the only one that templates know.
+    # "developer" is OpenAI's newer name of the role "system"; templates use only the old name.
     return {"role": "system" if role == "developer" else role, "content": _content(message)}
 
 

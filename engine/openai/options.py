@@ -4,7 +4,7 @@ import re
 import secrets
 from typing import Any
 
-from engine.fields import Fields, InvalidRequest, encodable, kind_of, known_only
+from engine.fields import Fields, InvalidRequest, encodable, kind_of, reject_unknown
 from engine.request import MAX_LOGIT_BIAS, SamplingParams
 
 MAX_CHOICES = 16
@@ -84,8 +84,10 @@ def parse_stop_strings(fields: Fields) -> tuple[str, ...]:
     stop = fields.get("stop")
     strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(strings, list) or len(strings) > MAX_STOP_STRINGS:
-        number = f"{len(strings)} of them" if isinstance(strings, list) else kind_of(stop)
-        raise InvalidRequest(f"stop must be a string or at most {MAX_STOP_STRINGS}, got {number}", param="stop")
+        got = f"a list of {len(strings)}" if isinstance(strings, list) else kind_of(stop)
+        raise InvalidRequest(
+            f"stop must be a string or a list of at most {MAX_STOP_STRINGS} strings, got {got}", param="stop"
+        )
     for string in strings:
         if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_CHARACTERS:
             raise InvalidRequest(
@@ -101,9 +103,9 @@ def parse_usage_options(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
     if not stream:
         raise InvalidRequest("stream_options needs stream to be true, got stream false", param="stream_options")
     options = Fields(fields.get("stream_options"), path="stream_options")
-    known_only(options, known=("include_usage", "continuous_usage_stats", "include_obfuscation"))
-    wanted = options.boolean("include_usage", False)
-    return wanted, wanted and options.boolean("continuous_usage_stats", False)
+    reject_unknown(options, known=("include_usage", "continuous_usage_stats", "include_obfuscation"))
+    include_usage = options.boolean("include_usage", False)
+    return include_usage, include_usage and options.boolean("continuous_usage_stats", False)
 
 
 def check_num_logprobs(num_logprobs: int | None, *, num_tokens: int) -> None:

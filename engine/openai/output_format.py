@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.fields import Fields, InvalidRequest, kind_of, known_only
+from engine.fields import Fields, InvalidRequest, kind_of, reject_unknown
 from engine.grammars.grammar import Grammar, GrammarKind
 from engine.openai.nesting import check_plain
 
@@ -21,11 +21,11 @@ def parse_output_format(fields: Fields) -> Grammar | None:
 
     Raises: InvalidRequest
     """
-    wanted, structured = _response_format(fields), _structured_outputs(fields)
-    if wanted is not None and structured is not None:
+    response_format, structured_outputs = _response_format(fields), _structured_outputs(fields)
+    if response_format is not None and structured_outputs is not None:
         message = "response_format and structured_outputs both say what the answer must look like: send one"
         raise InvalidRequest(message, param="structured_outputs")
-    return wanted or structured
+    return response_format or structured_outputs
 
 
 def param_of(fields: Fields) -> str:
@@ -44,8 +44,8 @@ def make_grammar(kind: GrammarKind, source: str, *, param: str) -> Grammar:
 def _response_format(fields: Fields) -> Grammar | None:
     if fields.get("response_format") is None:
         return None
-    wanted = Fields(fields.get("response_format"), path="response_format")
-    kind = wanted.string("type", "")
+    response_format = Fields(fields.get("response_format"), path="response_format")
+    kind = response_format.string("type", "")
     if kind == "text":
         return None
     if kind == "json_object":
@@ -55,8 +55,8 @@ def _response_format(fields: Fields) -> Grammar | None:
             f"response_format.type must be text, json_object or json_schema, got {kind[:40]!r}",
             param="response_format.type",
         )
-    described = Fields(wanted.get("json_schema"), path="response_format.json_schema")
-    known_only(described, known=("name", "description", "schema", "strict"))
+    described = Fields(response_format.get("json_schema"), path="response_format.json_schema")
+    reject_unknown(described, known=("name", "description", "schema", "strict"))
     described.boolean("strict", False)
     return _schema(described.get("schema"), param="response_format.json_schema.schema")
 
@@ -64,23 +64,25 @@ def _response_format(fields: Fields) -> Grammar | None:
 def _structured_outputs(fields: Fields) -> Grammar | None:
     if fields.get("structured_outputs") is None:
         return None
-    wanted = Fields(fields.get("structured_outputs"), path="structured_outputs")
-    known_only(wanted, known=_STRUCTURED)
-    given = [name for name in _STRUCTURED if wanted.get(name) not in (None, False)]
+    structured = Fields(fields.get("structured_outputs"), path="structured_outputs")
+    reject_unknown(structured, known=_STRUCTURED)
+    given = [name for name in _STRUCTURED if structured.get(name) not in (None, False)]
     if len(given) != 1:
         message = f"structured_outputs must have one of {', '.join(_STRUCTURED)}, got {len(given)}"
         raise InvalidRequest(message, param="structured_outputs")
     (name,) = given
     param = f"structured_outputs.{name}"
     if name == "json":
-        return _schema(wanted.get("json"), param=param)
+        return _schema(structured.get("json"), param=param)
     if name == "choice":
-        return make_grammar(GrammarKind.CHOICE, json.dumps(_choices(wanted.get("choice"), param=param)), param=param)
+        return make_grammar(
+            GrammarKind.CHOICE, json.dumps(_choices(structured.get("choice"), param=param)), param=param
+        )
     if name == "json_object":
-        wanted.boolean("json_object", False)
+        structured.boolean("json_object", False)
         return Grammar(GrammarKind.JSON_OBJECT)
     kind = GrammarKind.REGEX if name == "regex" else GrammarKind.EBNF
-    return make_grammar(kind, _text(wanted, name), param=param)
+    return make_grammar(kind, _text(structured, name), param=param)
 
 
 def _schema(schema: Any, *, param: str) -> Grammar:
@@ -103,7 +105,7 @@ def _choices(choices: Any, *, param: str) -> list[str]:
     return choices
 
 
-def _text(wanted: Fields, name: str) -> str:
-    text = wanted.string(name, "")
-    check_plain(text, param=f"{wanted.path}.{name}")
+def _text(fields: Fields, name: str) -> str:
+    text = fields.string(name, "")
+    check_plain(text, param=f"{fields.path}.{name}")
     return text

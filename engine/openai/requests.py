@@ -111,18 +111,18 @@ def parse_chat(
     """Reads the body of POST /v1/chat/completions.
 
     Args:
-        default_seed: seed for a body without `seed`. None: a random seed; then a repeated call has another result.
-        call_form: the model's format of tool calls; None: the format that its chat template shows.
+        default_seed: seed for a body without `seed`. None: a random seed, so a repeated request has another result.
+        call_form: the model's format of tool calls; None: the format found in the model's chat template.
 
     Raises: InvalidRequest
     """
     fields = Fields(body)
-    _refuse_foreign(fields, known=_CHAT)
+    _refuse_unsupported(fields, known=_CHAT)
     use = parse_tools(fields)
     grammar = output_format.parse_output_format(fields)
     calls = None
     if use is not None:
-        form = call_form or _form(tokenizer)
+        form = call_form or _call_form(tokenizer)
         calls = CallStyle(form, frozenset(tool.name for tool in use.callable))
         if grammar is not None:
             raise InvalidRequest(
@@ -160,7 +160,7 @@ def parse_completion(
     Raises: InvalidRequest
     """
     fields = Fields(body)
-    _refuse_foreign(fields, known=_COMPLETION)
+    _refuse_unsupported(fields, known=_COMPLETION)
     num_logprobs = fields.integer("logprobs", at_least=0, at_most=options.MAX_LOGPROBS)
     return _parsed(
         fields,
@@ -223,10 +223,10 @@ def _parsed(
     for index in range(n * len(prompts)):
         room = max_seq_len - len(prompts[index // n])
         capped = room if max_tokens is None else min(max_tokens, room)
-        least = options.parse_min_tokens(fields, at_most=capped)
-        one = replace(sampling, max_tokens=capped, min_tokens=least, grammar=grammar)
-        choices.append((index // n, replace(one, seed=options.choice_seed(seed, index))))
-    num_tokens = sum(one.max_tokens for _, one in choices)
+        min_tokens = options.parse_min_tokens(fields, at_most=capped)
+        limited = replace(sampling, max_tokens=capped, min_tokens=min_tokens, grammar=grammar)
+        choices.append((index // n, replace(limited, seed=options.choice_seed(seed, index))))
+    num_tokens = sum(choice_sampling.max_tokens for _, choice_sampling in choices)
     options.check_num_logprobs(sampling.num_logprobs, num_tokens=num_tokens)
     return ParsedRequest(
         model=fields.string("model", ""),
@@ -242,7 +242,7 @@ def _parsed(
     )
 
 
-def _refuse_foreign(fields: Fields, *, known: frozenset[str]) -> None:
+def _refuse_unsupported(fields: Fields, *, known: frozenset[str]) -> None:
     for name in fields:
         value = fields.get(name)
         if name in known:
@@ -262,7 +262,7 @@ def _knows_tools(tokenizer: Tokenizer) -> bool:
     return re.search(r"\btools\b", tokenizer.tool_template) is not None
 
 
-def _form(tokenizer: Tokenizer) -> CallForm:
+def _call_form(tokenizer: Tokenizer) -> CallForm:
     form = form_of_template(tokenizer.tool_template)
     if form is None and _knows_tools(tokenizer):
         raise InvalidRequest(
@@ -274,20 +274,23 @@ def _form(tokenizer: Tokenizer) -> CallForm:
 
 
 def _chat_logprobs(fields: Fields) -> int | None:
-    wanted = fields.boolean("logprobs", False)
+    wants_logprobs = fields.boolean("logprobs", False)
     num_top = fields.integer("top_logprobs", at_least=0, at_most=options.MAX_LOGPROBS)
-    if num_top and not wanted:
+    if num_top and not wants_logprobs:
         raise InvalidRequest(
             f"top_logprobs needs logprobs to be true, got top_logprobs {num_top}", param="top_logprobs"
         )
-    return (num_top or 0) if wanted else None
+    return (num_top or 0) if wants_logprobs else None
 
 
 def _prompts(prompt: Any, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Returns the token ids of each prompt. `prompt`: a string, a list of token ids, or a list of one of these."""
+    """Returns the token ids of each prompt.
+
+    `prompt`: a string, a list of token ids, a list of strings, or a list of lists of token ids.
+    """
     if isinstance(prompt, str):
         return (tuple(tokenizer.encode(encodable(prompt, param="prompt"))),)
-    if _is_ids(prompt, tokenizer):
+    if _are_token_ids(prompt, tokenizer):
         return (tuple(prompt),)
     if isinstance(prompt, list) and prompt:
         if len(prompt) > options.MAX_CHOICES and not isinstance(prompt[0], int):
@@ -295,16 +298,16 @@ def _prompts(prompt: Any, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
             raise InvalidRequest(message, param="prompt", code="unsupported_parameter")
         if all(isinstance(item, str) for item in prompt):
             return tuple(tuple(tokenizer.encode(encodable(item, param="prompt"))) for item in prompt)
-        if all(_is_ids(item, tokenizer) for item in prompt):
+        if all(_are_token_ids(item, tokenizer) for item in prompt):
             return tuple(tuple(item) for item in prompt)
     raise InvalidRequest(
-        f"prompt must be a string, a list of token ids in 0..{tokenizer.vocab_size - 1}, or a list of one of these, "
-        f"got {kind_of(prompt)}",
+        f"prompt must be a string, a list of token ids in 0..{tokenizer.vocab_size - 1}, a list of strings, "
+        f"or a list of lists of token ids, got {kind_of(prompt)}",
         param="prompt",
     )
 
 
-def _is_ids(value: Any, tokenizer: Tokenizer) -> bool:
+def _are_token_ids(value: Any, tokenizer: Tokenizer) -> bool:
     return (
         isinstance(value, list) and bool(value) and all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in value)
     )

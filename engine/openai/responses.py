@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.openai.answer import Answer, ShownLogprob
+from engine.openai.answer import Answer, AnswerLogprob
 from engine.openai.tool_calls import CallPiece, CallStyle, read_calls
 from engine.request import FinishReason, SpeculationStats
 from engine.tokenizer import Tokenizer
@@ -178,24 +178,24 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def chat_logprobs(shown: Sequence[ShownLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(entries: Sequence[AnswerLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
     content = [
         _token(entry.token.token_id, entry.token.logprob, tokenizer)
         | {"top_logprobs": [_token(token_id, logprob, tokenizer) for token_id, logprob in entry.token.top]}
-        for entry in shown
+        for entry in entries
     ]
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(shown: Sequence[ShownLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
+def text_logprobs(entries: Sequence[AnswerLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
     return {
-        "tokens": [_name(entry.token.token_id, tokenizer) for entry in shown],
-        "token_logprobs": [_finite(entry.token.logprob) for entry in shown],
+        "tokens": [_name(entry.token.token_id, tokenizer) for entry in entries],
+        "token_logprobs": [_finite(entry.token.logprob) for entry in entries],
         "top_logprobs": [
             {_name(token_id, tokenizer): _finite(logprob) for token_id, logprob in reversed(entry.token.top)}
-            for entry in shown  # likeliest last, so that of two tokens with equal text the likelier one remains
+            for entry in entries  # likeliest last, so that of two tokens with equal text the likelier one remains
         ],
-        "text_offset": [entry.text_offset for entry in shown],
+        "text_offset": [entry.text_offset for entry in entries],
     }
 
 

@@ -19,7 +19,7 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 class CallForm(StrEnum):
     """The format in which a model writes tool calls; the values are the names of vLLM's parsers."""
 
-    HERMES = "hermes"  # <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>; Qwen models use it too
+    HERMES = "hermes"  # <tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>; Qwen models use this format too
     LLAMA3_JSON = "llama3_json"  # the whole answer is {"name": ..., "parameters": {...}}, or several separated by ;
 
     @property
@@ -40,7 +40,7 @@ class CallForm(StrEnum):
 
 
 def form_of_template(template: str) -> CallForm | None:
-    """Returns the call format that a chat template shows; None if the format is unknown."""
+    """Returns the call format that a chat template contains; None if the format is unknown."""
     if _BEGIN in template:
         return None if "<function=" in template else CallForm.HERMES  # Qwen3-Coder writes XML inside the same tag
     if re.search(r'"parameters\\?": (\\?"|dictionary)|<\|python_tag\|>', template):
@@ -132,6 +132,7 @@ class CallStream:
         if self._only_calls and rest.startswith("{"):
             self._held = rest
             return 0, ""
+        # White space alone is held back, because a call may follow; any other text is settled.
         return (0 if self._only_calls and not rest else len(self._held)), None
 
     def _read(self, reader: CallReader, settled: list[str | CallPiece]) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.fields import Fields, InvalidRequest, kind_of, known_only
+from engine.fields import Fields, InvalidRequest, kind_of, reject_unknown
 from engine.grammars.grammar import Grammar, GrammarKind
 from engine.openai.nesting import check_plain
 from engine.openai.output_format import make_grammar
@@ -86,11 +86,11 @@ def call_grammar(use: ToolUse, form: CallForm) -> Grammar | None:
     parallel = use.parallel and form.separator is not None
     tags = [_tag(tool, form, by_schema=required or tool.strict) for tool in use.callable]
     if required and parallel:
-        wanted: dict[str, Any] = {"type": "tags_with_separator", "separator": form.separator, "at_least_one": True}
+        tag_format: dict[str, Any] = {"type": "tags_with_separator", "separator": form.separator, "at_least_one": True}
     else:
-        wanted = {"type": "triggered_tags", "triggers": [form.trigger], "at_least_one": required}
-    wanted |= {"tags": tags, "stop_after_first": not parallel}
-    source = json.dumps({"type": "structural_tag", "format": wanted})
+        tag_format = {"type": "triggered_tags", "triggers": [form.trigger], "at_least_one": required}
+    tag_format |= {"tags": tags, "stop_after_first": not parallel}
+    source = json.dumps({"type": "structural_tag", "format": tag_format})
     return make_grammar(GrammarKind.STRUCTURAL_TAG, source, param="tools")
 
 
@@ -99,7 +99,7 @@ def _tool(tool: Fields) -> Tool:
         kind = tool.string("type", "")[:40]
         raise InvalidRequest(f"{tool.path}.type must be 'function', got {kind!r}", param=f"{tool.path}.type")
     function = Fields(tool.get("function"), path=f"{tool.path}.function")
-    known_only(function, known=("name", "description", "parameters", "strict"))
+    reject_unknown(function, known=("name", "description", "parameters", "strict"))
     name = function.string("name", "")
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
@@ -118,14 +118,14 @@ def _tool(tool: Fields) -> Tool:
 
 
 def _named(choice: Any, tools: Sequence[Tool]) -> Tool:
-    wanted = Fields(choice, path="tool_choice") if isinstance(choice, Mapping) else None
-    if wanted is None or wanted.get("type") != "function":
+    fields = Fields(choice, path="tool_choice") if isinstance(choice, Mapping) else None
+    if fields is None or fields.get("type") != "function":
         raise InvalidRequest(
             "tool_choice must be none, auto, required or {'type': 'function', 'function': {'name': ...}}, "
             f"got {kind_of(choice)}",
             param="tool_choice",
         )
-    name = Fields(wanted.get("function"), path="tool_choice.function").string("name", "")
+    name = Fields(fields.get("function"), path="tool_choice.function").string("name", "")
     tool = next((tool for tool in tools if tool.name == name), None)
     if tool is None:
         raise InvalidRequest(f"tool_choice must name one of the tools, got {name[:80]!r}", param="tool_choice")

@@ -105,8 +105,8 @@ def _load(args: argparse.Namespace) -> ServerApp:
         )
         engine = load_engine(args.model_dir, drafter=args.drafter, speculator_dir=args.speculator_dir, config=config)
         tokenizer = Tokenizer.load(args.model_dir)
-        for named in args.adapter:
-            name, _, folder = named.partition("=")
+        for argument in args.adapter:
+            name, _, folder = argument.partition("=")
             engine.adapters.load(name, Path(folder))
     except AdapterNotLoadable as error:
         _fail("adapter_not_loadable", str(error))

@@ -42,7 +42,7 @@ class _PendingOutput:
 
 
 class Generation:
-    """The choices of one response. The caller of `AsyncEngine.open` must call `close`, even after all have ended."""
+    """The choices of one response. The caller of `AsyncEngine.open` must call `close`, even after all choices ended."""
 
     def __init__(self, async_engine: "AsyncEngine", requests: Sequence[Request]) -> None:
         self._async_engine = async_engine
@@ -57,7 +57,7 @@ class Generation:
         return len(self._open)
 
     async def next(self) -> tuple[int, StepOutput]:
-        """Waits for new output. Returns the index of a choice and its output since it was last returned.
+        """Waits for new output. Returns the index of a choice, and all its output that was not returned before.
 
         Raises: InvalidRequest, ServerFault: a choice failed; the caller must close the generation.
         """
@@ -156,7 +156,7 @@ class AsyncEngine:
 
     def forget(self, request_id: str) -> None:
         if self._generations.pop(request_id, None) is not None:
-            self._queue_time.freed(time.monotonic())
+            self._queue_time.choice_ended(time.monotonic())
 
     def _deliver(self, reports: list[Report]) -> None:
         """Runs on the engine's thread."""

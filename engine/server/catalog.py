@@ -14,7 +14,7 @@ class Catalog:
         self._created = int(time.time())
 
     def adapter_of(self, name: str) -> str | None:
-        """Returns the name if it is an adapter's; None if it is the model's or empty.
+        """Returns `name` if an adapter has this name; None if `name` is the model's name or empty.
 
         Raises: InvalidRequest: 404, the name is neither the model's nor an adapter's.
         """

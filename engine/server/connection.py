@@ -1,6 +1,6 @@
 """Closes idle client connections that uvicorn would keep open.
 
-uvicorn closes connections that are idle between two requests. But it is_idle for ever if a client sends only part of a
+uvicorn closes connections that are idle between two requests. But it waits for ever if a client sends only part of a
 header, or does not read the remaining bytes of a connection that is being closed.
 """
 

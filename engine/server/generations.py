@@ -1,4 +1,4 @@
-"""Handles POST /v1/chat/completions and /v1/completions, streamed or not; cancels them if the client disconnects."""
+"""Handles POST /v1/chat/completions and /v1/completions, streamed or not; cancels requests of disconnected clients."""
 
 import asyncio
 import json
@@ -66,17 +66,17 @@ class Generations:
         self._call_form = call_form
         self._grammars = GrammarCompiler(tokenizer, async_engine.worker.engine.eos_token_ids)
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
-        # Tokenizing a long prompt would block the event loop. With two threads, it does not delay other prompts.
+        # Tokenizing a long prompt would block the event loop. The second thread serves other prompts meanwhile.
         self._parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="parser")
 
-    async def create(self, request: Request, form: Format) -> Response:
+    async def create(self, request: Request, wire_format: Format) -> Response:
         """Raises: InvalidRequest, ServerFault: the request failed before anything was sent."""
         if self.draining:
             raise Draining("the server is about to stop and takes no new requests")
         self._check_active()
         self.num_active += 1
         try:
-            response = await self._respond(request, form)
+            response = await self._respond(request, wire_format)
         except BaseException:
             self.num_active -= 1
             raise
@@ -104,15 +104,17 @@ class Generations:
         raw = await read_body(request, max_bytes=self._max_body_bytes)
         return await asyncio.get_running_loop().run_in_executor(self._parsers, lambda: read(parse_json(raw)))
 
-    async def _respond(self, request: Request, form: Format) -> Response:
-        parse = partial(form.parse, tokenizer=self._tokenizer, max_seq_len=self._max_seq_len, call_form=self._call_form)
+    async def _respond(self, request: Request, wire_format: Format) -> Response:
+        parse = partial(
+            wire_format.parse, tokenizer=self._tokenizer, max_seq_len=self._max_seq_len, call_form=self._call_form
+        )
         parsed = await self._read(request, parse)
         if parsed.sampling.grammar is not None:
             loop = asyncio.get_running_loop()
             parsed = await loop.run_in_executor(self._compiling, parsed.compiled, self._grammars)
         adapter = self._catalog.adapter_of(parsed.model)
         head = Head(
-            response_id=f"{form.id_prefix}{uuid4().hex}",
+            response_id=f"{wire_format.id_prefix}{uuid4().hex}",
             created=int(time.time()),
             model=adapter or self._catalog.model_name,
             seed=parsed.seed,
@@ -127,20 +129,20 @@ class Generations:
         )
         try:
             if not parsed.stream:
-                return await _unless_disconnected(request, self._whole(run, head, form))
+                return await _unless_disconnected(request, self._whole(run, head, wire_format))
             pieces = run.pieces()
             # 200 is sent with the first piece, so that a request that fails earlier gets the status code of its error.
             first = await _unless_disconnected(request, _first(pieces))
         except BaseException:
             run.close()
             raise
-        return _EventStream(self._events(run, head, form, first, pieces), on_end=partial(self._end, run))
+        return _EventStream(self._events(run, head, wire_format, first, pieces), on_end=partial(self._end, run))
 
-    async def _whole(self, run: PendingResponse, head: Head, form: Format) -> Response:
+    async def _whole(self, run: PendingResponse, head: Head, wire_format: Format) -> Response:
         async for _ in run.pieces():
             pass
         return JSONResponse(
-            form.whole(
+            wire_format.whole(
                 head,
                 run.answers(),
                 num_prompt_tokens=run.parsed.num_prompt_tokens,
@@ -155,13 +157,13 @@ class Generations:
         self,
         run: PendingResponse,
         head: Head,
-        form: Format,
+        wire_format: Format,
         first: tuple[int, Piece],
         rest: AsyncIterator[tuple[int, Piece]],
     ) -> AsyncIterator[bytes]:
         # OpenAI's clients expect this key on every chunk if they requested usage.
         extra: dict[str, Any] = {"usage": None} if run.parsed.include_usage else {}
-        chunks = form.chunks(head, tokenizer=self._tokenizer, calls=run.parsed.calls)
+        chunks = wire_format.chunks(head, tokenizer=self._tokenizer, calls=run.parsed.calls)
         try:
             for index in range(len(run.parsed.choices)):
                 for chunk in chunks.opening(index):
@@ -172,7 +174,7 @@ class Generations:
                 for chunk in chunks.of(index, piece):
                     yield _event(chunk | extra)
             if run.parsed.include_usage:
-                yield _event(usage_chunk(head, form.chunk_kind, usage=_usage(run), stats=run.stats))
+                yield _event(usage_chunk(head, wire_format.chunk_kind, usage=_usage(run), stats=run.stats))
             yield b"data: [DONE]\n\n"
         except InvalidRequest as error:
             yield _event(error_body(error.message, param=error.param, code=error.code))

@@ -38,7 +38,7 @@ class Health:
         if self._async_engine.num_open and self._probe is None:
             stalled, limit = now - worker.last_step_at, stall_limit(worker)
             return None if stalled < limit else f"no step for {stalled:.0f} s, the limit is {limit:.0f}"
-        # Concurrent health checks share the task; it is shielded from a client that disconnects.
+        # Concurrent health checks share the task, so it must not end when the client of one of them disconnects.
         if self._probe is None:
             self._probe = asyncio.create_task(self._generate_token())
             self._probe.add_done_callback(lambda _: setattr(self, "_probe", None))
@@ -63,7 +63,7 @@ class Health:
 
 def stall_limit(worker: EngineWorker) -> float:
     """Returns the number of seconds without a finished step after which the engine counts as hung."""
-    shortest, longest = STALL_SECONDS
+    minimum, maximum = STALL_SECONDS
     if worker.in_call or worker.reads_prompts or worker.num_steps < MIN_OBSERVED_STEPS:
-        return longest
-    return min(longest, max(shortest, STALL_FACTOR * worker.longest_step_seconds))
+        return maximum
+    return min(maximum, max(minimum, STALL_FACTOR * worker.longest_step_seconds))

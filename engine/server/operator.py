@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.drafters.base import Drafter
 from engine.errors import EngineError
-from engine.fields import Fields, InvalidRequest, known_only
+from engine.fields import Fields, InvalidRequest, reject_unknown
 from engine.openai.responses import metrics_block
 from engine.request import SpeculationStats
 from engine.server.async_engine import AsyncEngine
@@ -62,16 +62,16 @@ class Operator:
 
     def speculator(self) -> dict[str, Any]:
         """Describes the current drafter, and its acceptance since its installation."""
-        engine, since = self._async_engine.worker.engine, self._baseline
+        engine, baseline = self._async_engine.worker.engine, self._baseline
         counters = engine.counters
-        before = since.accepted_per_position + (0,) * len(counters.accepted_per_position)
+        before = baseline.accepted_per_position + (0,) * len(counters.accepted_per_position)
         reached = [now - then for now, then in zip(counters.accepted_per_position, before, strict=False)]
-        num_drafts = counters.num_drafts - since.num_drafts
+        num_drafts = counters.num_drafts - baseline.num_drafts
         counts = [num_drafts, *reached]  # [i]: verifications that accepted at least i tokens
         stats = SpeculationStats(
             num_spec_steps=num_drafts,
-            num_draft_tokens=counters.num_draft_tokens - since.num_draft_tokens,
-            num_accepted_draft_tokens=counters.num_accepted_tokens - since.num_accepted_tokens,
+            num_draft_tokens=counters.num_draft_tokens - baseline.num_draft_tokens,
+            num_accepted_draft_tokens=counters.num_accepted_tokens - baseline.num_accepted_tokens,
             num_spec_tokens=engine.drafter.max_depth,
             acceptance_histogram=[more - fewer for more, fewer in zip(counts, [*reached, 0], strict=True)],
         )
@@ -85,12 +85,12 @@ class Operator:
     async def swap_speculator(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Raises: InvalidRequest: the speculator can't be loaded for this model; the current drafter stays."""
         fields = Fields(body)
-        known_only(fields, known=("drafter", "path"))
+        reject_unknown(fields, known=("drafter", "path"))
         kind, folder = fields.string("drafter", ""), None
         if fields.get("path") is not None:
             folder = _below(self._speculator_root, fields.string("path", ""), param="path", option="--speculator-root")
         if "turbo_lora" in kind.split("+"):  # swapping its LoRA adapter would change running answers
-            message = "turbo_lora brings an adapter along: start the server with it"
+            message = "turbo_lora includes a LoRA adapter, so it can only be set when the server starts"
             raise InvalidRequest(message, param="drafter", code="speculator_needs_restart", status=409)
         async with self._lock:
             try:
@@ -112,7 +112,7 @@ class Operator:
     async def load_adapter(self, body: Mapping[str, Any]) -> str:
         """Raises: InvalidRequest: the name is in use, or the folder holds no adapter for this model."""
         fields = Fields(body)
-        known_only(fields, known=("lora_name", "lora_path"))
+        reject_unknown(fields, known=("lora_name", "lora_path"))
         name = fields.string("lora_name", "")
         if not _ADAPTER_NAME.fullmatch(name):
             message = f"lora_name must be 1 to 128 letters, digits or . _ / : -, got {name[:80]!r}"
@@ -134,7 +134,7 @@ class Operator:
     async def unload_adapter(self, body: Mapping[str, Any]) -> str:
         """Running requests keep the adapter. Raises: InvalidRequest: no adapter has this name."""
         fields = Fields(body)
-        known_only(fields, known=("lora_name", "lora_int_id"))
+        reject_unknown(fields, known=("lora_name", "lora_int_id"))
         name = fields.string("lora_name", "")
         async with self._lock:
             if name not in self._async_engine.worker.engine.adapters.names:

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 
-_NUM_REMEMBERED = 32  # latest choices whose ends give the rate
+_NUM_REMEMBERED = 32  # the rate is computed from this many latest ends
 _LONGEST_SECONDS = 60
 
 
@@ -11,14 +11,14 @@ class QueueTime:
     """`now`: seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._freed_at: deque[float] = deque(maxlen=_NUM_REMEMBERED)
+        self._ended_at: deque[float] = deque(maxlen=_NUM_REMEMBERED)
 
-    def freed(self, now: float) -> None:
-        self._freed_at.append(now)
+    def choice_ended(self, now: float) -> None:
+        self._ended_at.append(now)
 
     def seconds_until(self, num_choices: int, now: float) -> int:
         """Estimates the whole seconds, 1..60, until `num_choices` more choices have ended; 1 without observations."""
-        if len(self._freed_at) < 2 or now <= self._freed_at[0]:
+        if len(self._ended_at) < 2 or now <= self._ended_at[0]:
             return 1
-        seconds = num_choices * (now - self._freed_at[0]) / len(self._freed_at)
+        seconds = num_choices * (now - self._ended_at[0]) / len(self._ended_at)
         return max(1, min(_LONGEST_SECONDS, math.ceil(seconds)))

@@ -41,7 +41,7 @@ class PendingResponse:
         self._generation: Generation = async_engine.open(parsed.engine_requests(request_id, adapter=adapter))
         self._started_at = time.monotonic()
         self._last_token_at: dict[int, float] = {}
-        self._name = request_id
+        self._request_id = request_id
         metrics.prompt_tokens.inc(parsed.num_prompt_tokens)
         logger.info("%s begins: %d tokens to read", request_id, parsed.num_prompt_tokens)
 
@@ -103,6 +103,8 @@ class PendingResponse:
         seconds = time.monotonic() - self._started_at
         self._metrics.request_ended(str(finish_reason), seconds=seconds)
         num_tokens = self._streams[index].num_tokens
-        logger.info("%s choice %d ends: %s, %d tokens in %.3f s", self._name, index, finish_reason, num_tokens, seconds)
+        logger.info(
+            "%s choice %d ends: %s, %d tokens in %.3f s", self._request_id, index, finish_reason, num_tokens, seconds
+        )
         if speculation is not None:
             self._choice_stats[index] = speculation

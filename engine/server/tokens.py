@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.fields import Fields, InvalidRequest, encodable, kind_of, known_only
+from engine.fields import Fields, InvalidRequest, encodable, kind_of, reject_unknown
 from engine.openai.requests import encode_messages
 from engine.openai.tools import parse_tools
 from engine.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ def tokenize(
     Raises: InvalidRequest
     """
     fields = Fields(body)
-    known_only(fields, known=_CHAT if "messages" in body else _TEXT)
+    reject_unknown(fields, known=_CHAT if "messages" in body else _TEXT)
     check_model(fields.string("model", ""))
     if "messages" in body:
         add_prompt = fields.boolean("add_generation_prompt", True)
@@ -35,8 +35,8 @@ def tokenize(
             raise InvalidRequest(f"prompt must be a string, got {kind_of(prompt)}", param="prompt")
         special = fields.boolean("add_special_tokens", True)
         ids = tokenizer.encode(encodable(prompt, param="prompt"), add_special_tokens=special)
-    wanted = fields.boolean("return_token_strs", False)
-    strings = [tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in ids] if wanted else None
+    wants_strings = fields.boolean("return_token_strs", False)
+    strings = [tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in ids] if wants_strings else None
     return {"count": len(ids), "max_model_len": max_seq_len, "tokens": ids, "token_strs": strings}
 
 
@@ -46,7 +46,7 @@ def detokenize(body: Mapping[str, Any], *, tokenizer: Tokenizer, check_model: Ch
     Raises: InvalidRequest
     """
     fields = Fields(body)
-    known_only(fields, known=("model", "tokens"))
+    reject_unknown(fields, known=("model", "tokens"))
     check_model(fields.string("model", ""))
     ids = fields.get("tokens")
     if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in ids):

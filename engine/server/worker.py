@@ -100,7 +100,7 @@ class Report:
 class _Live:
     request: Request
     num_delivered: int = 0  # number of tokens reported
-    num_seen: int = 0  # number of tokens generated since the request was last added to the engine
+    num_generated: int = 0  # number of tokens generated since the request was last added to the engine
 
 
 class EngineWorker:
@@ -152,7 +152,9 @@ class EngineWorker:
                 if not self._stopping:
                     self._add_next()
                     self._run_step()
-        except Exception as error:  # boundary of the thread: without it, the end of the thread would go unnoticed
+        except (
+            Exception
+        ) as error:  # boundary of the thread: without this handler, nobody would notice that the thread has ended
             logger.exception("the engine's thread ends")
             self._break(error)
 
@@ -202,7 +204,7 @@ class EngineWorker:
             logger.exception("request %s could not be added", request.request_id)
             self._deliver([Report(request.request_id, None, _failure_of(error))])
         else:
-            live.num_seen = 0
+            live.num_generated = 0
             self._live[request.request_id] = live
 
     def _cancel(self, request_id: str) -> None:
@@ -223,7 +225,7 @@ class EngineWorker:
     def _run_step(self) -> None:
         if self.broken or not self.engine.has_work:
             return
-        self.reads_prompts = any(live.num_seen == 0 for live in self._live.values())
+        self.reads_prompts = any(live.num_generated == 0 for live in self._live.values())
         started = time.monotonic()
         try:
             outputs = self.engine.step()
@@ -244,19 +246,19 @@ class EngineWorker:
         live = self._live.get(output.request_id)
         if live is None:
             return None
-        num_known = min(len(output.token_ids), live.num_delivered - live.num_seen)
-        live.num_seen += len(output.token_ids)
-        live.num_delivered = max(live.num_delivered, live.num_seen)
+        num_repeated = min(len(output.token_ids), live.num_delivered - live.num_generated)  # delivered before
+        live.num_generated += len(output.token_ids)
+        live.num_delivered = max(live.num_delivered, live.num_generated)
         finished = output.finish_reason is not None
         if finished:
             del self._live[output.request_id]
-        if len(output.token_ids) == num_known and not finished:
+        if len(output.token_ids) == num_repeated and not finished:
             return None
         if self._probation == output.request_id:
             self._probation = None
-        if num_known:
-            logprobs = output.logprobs[num_known:] if output.logprobs is not None else None
-            output = replace(output, token_ids=output.token_ids[num_known:], logprobs=logprobs)
+        if num_repeated:
+            logprobs = output.logprobs[num_repeated:] if output.logprobs is not None else None
+            output = replace(output, token_ids=output.token_ids[num_repeated:], logprobs=logprobs)
         return Report(output.request_id, output)
 
     def _recover(self, error: Exception) -> None:

@@ -269,7 +269,7 @@ def test_no_drafter_drafts_deeper_than_the_longest_path(
     module.config = replace(module.config, num_steps=steps)
     module.save(tmp_path)
     if refused:
-        with pytest.raises(SpeculatorNotLoadable, match="may guess 64 tokens ahead, got 65"):
+        with pytest.raises(SpeculatorNotLoadable, match="may draft at most 64 tokens ahead, got 65"):
             load_drafter("suffix+mtp", model, tmp_path)
     else:
         assert load_drafter("suffix+mtp", model, tmp_path).max_depth == 64

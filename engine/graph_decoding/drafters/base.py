@@ -65,17 +65,18 @@ class Verified:
         return torch.where(accepted.counts > 0, first + 1 + node, first)
 
     def kept(self, spare_slot: int, last_position: int) -> Kept:
+        """Returns the kept rows; unused entries have `spare_slot`. Positions are at most `last_position`."""
         accepted, state = self.accepted, self.state
         B, N = accepted.nodes.shape
         n = 1 + min(self.depth, N)
         device = accepted.counts.device
-        index = torch.arange(n, device=device)
+        index = torch.arange(n, device=device)  # entry 0 is the last token, entry i the i-th accepted node
         used = index <= accepted.counts.unsqueeze(1)  # [B, n]
         nodes = torch.cat([accepted.counts.new_full((B, 1), -1), accepted.nodes[:, : n - 1]], dim=1)
-        own = torch.where(used, nodes, -1) + 1  # [B, n], in 0..N
-        rows = torch.arange(B, device=device).unsqueeze(1) * (1 + N) + own
+        own_rows = torch.where(used, nodes, -1) + 1  # [B, n], in 0..N among the sequence's rows; 0: the last token
+        rows = torch.arange(B, device=device).unsqueeze(1) * (1 + N) + own_rows
         num_keys = state.lengths.unsqueeze(1) + torch.where(used, index, 0)
-        slots = torch.where(used, self.slots.long().gather(1, own), spare_slot)
+        slots = torch.where(used, self.slots.long().gather(1, own_rows), spare_slot)
         tokens = torch.where(used, accepted.tokens[:, :n], 0)
         positions = (num_keys - 1).clamp(max=last_position)
         return Kept(rows, positions, tokens, slots, num_keys, accepted.counts)
@@ -88,7 +89,7 @@ class GraphDrafter(Protocol):
         """Copies the host drafter's state of the sequence to its batch slot."""
 
     def draft(self, state: BatchSlotState, budget: int) -> Trees:
-        """Returns trees [B, budget]; a batch slot without drafter state gets no nodes."""
+        """Returns trees of at most `budget` nodes; a batch slot without drafter state gets no nodes."""
 
     def observe(self, verified: Verified) -> None:
-        """Called in every graph step, also if nothing was drafted."""
+        """Called in every graph step, even if nothing was drafted."""

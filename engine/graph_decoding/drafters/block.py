@@ -1,8 +1,8 @@
 """The block drafter on the device: one pass proposes candidates for every depth, and a tree is grown from them.
 
 With a Markov head, a candidate's score depends on its parent. All pairs of candidates of two adjacent depths are then
-scored at once, and the tree grows level by level: a node's children are looked up by its index among the candidates of
-its depth.
+scored at once, and the tree grows level by level: a node's children are looked up by the index of the node's token
+among the candidates of its depth.
 
 Shape letters: B sequences, H hidden size, P paired candidates per depth, k children of a node, W nodes of a level.
 """
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from engine.drafters.block import BlockDrafter
 from engine.drafters.block_config import LayerAttention
-from engine.drafters.block_heads import CANDIDATES, PAIRED, confident, mass_share
+from engine.drafters.block_heads import CANDIDATES, PAIRED, mass_share, rescaled_to_confidence
 from engine.graph_decoding.batch_slots import BatchSlots, BatchSlotState
 from engine.graph_decoding.drafters.base import Verified
-from engine.graph_decoding.drafters.guesses import GuessHead
+from engine.graph_decoding.drafters.candidate_head import CandidateHead
 from engine.models.dense import Decoder
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
@@ -34,7 +34,7 @@ class BlockGraphDrafter:
         self.max_depth = drafter.max_depth
         self._drafter = drafter
         self._heads = drafter.heads
-        self._head = GuessHead(drafter.heads.own_head or target.weights.lm_head_packed)
+        self._head = CandidateHead(drafter.heads.own_head or target.weights.lm_head_packed)
         self._last_position = target.max_positions - 1
         self._batch_slots = batch_slots
 
@@ -56,17 +56,17 @@ class BlockGraphDrafter:
         embeddings = self._drafter.embedding[tokens].float()
         hidden = self._drafter.layers.run(embeddings, anchors, lambda attention: self._rows(attention, state, anchors))
         depths = min(self.max_depth, budget)
-        guessing = hidden[:, config.first_row : config.first_row + depths].contiguous()
+        predicting = hidden[:, config.first_row : config.first_row + depths].contiguous()
         if self._heads.markov is None:
-            found = self._independent(guessing, state)
-            return grow_trees(found.tokens, found.survival, budget)
-        return self._conditional(guessing, state, budget)
+            independent = self._independent(predicting, state)
+            return grow_trees(independent.tokens, independent.survival, budget)
+        return self._conditional(predicting, state, budget)
 
     def _rows(self, attention: LayerAttention, state: BatchSlotState, anchors: Tensor) -> AttentionRows:
-        """Lets a row attend to its block and to the contexts before the anchor, within the window if there is one."""
+        """Returns attention rows that read their block and the contexts before the anchor, within the window if set."""
         B, size, device = anchors.shape[0], self._drafter.config.block_size, anchors.device
         tables, seqs, prefix_lens = self._batch_slots.slot_tables, state.rows, anchors
-        if attention.window is not None:
+        if attention.window is not None:  # a slot table for each sequence, with only the window's positions
             first = (anchors - attention.window).clamp(min=0).unsqueeze(1)
             window = first + torch.arange(attention.window, device=device)
             tables = tables[state.rows.unsqueeze(1), window.clamp(max=tables.shape[1] - 1)]
@@ -89,57 +89,57 @@ class BlockGraphDrafter:
         best = self._head.best(hidden.flatten(0, 1), CANDIDATES)
         vocab = self._heads.vocab
         best = best if vocab is None else BestTokens(best.values, vocab[best.tokens], best.log_sums)
-        found = candidates(best, state.sampling_below(torch.arange(depths, device=hidden.device)))
-        survival = found.survival
+        ranked = candidates(best, state.sampling_below(torch.arange(depths, device=hidden.device)))
+        survival = ranked.survival
         if self._heads.confidence is not None:
-            survival = confident(survival, self._heads.confidence(hidden).float().sigmoid().view(-1, 1))
-        return Candidates(found.tokens.view(B, depths, -1), survival.reshape(B, depths, -1).contiguous())
+            survival = rescaled_to_confidence(survival, self._heads.confidence(hidden).float().sigmoid().view(-1, 1))
+        return Candidates(ranked.tokens.view(B, depths, -1), survival.reshape(B, depths, -1).contiguous())
 
     def _conditional(self, hidden: Tensor, state: BatchSlotState, budget: int) -> Trees:
         heads = self._heads
         B, depths, _ = hidden.shape
-        best = self._head.best(hidden.flatten(0, 1), PAIRED)  # tokens are columns, since this head has no vocab
+        best = self._head.best(hidden.flatten(0, 1), PAIRED)
         P = best.values.shape[1]
-        columns = best.tokens.view(B, depths, P)
+        columns = best.tokens.view(B, depths, P)  # column indices and not token ids, since this head has no vocab
         tokens = columns if heads.vocab is None else heads.vocab[columns]
-        first = state.tokens.view(B, 1, 1).expand(-1, -1, P)
-        parents = torch.cat([first, tokens[:, :-1]], dim=1)
+        anchors = state.tokens.view(B, 1, 1).expand(-1, -1, P)
+        parents = torch.cat([anchors, tokens[:, :-1]], dim=1)  # [B, depths, P]: the anchor, then the previous depth
         scores = best.values.view(B, depths, 1, P) + heads.corrections(hidden, parents, columns)  # [B, depths, P, P]
         share = mass_share(best.log_sums, best.values, scores.flatten(0, 1)).view(B, depths, P)
         values, best_pairs = scores.flatten(0, 2).topk(min(CANDIDATES, P), dim=-1)  # [B depths P, k]
-        under = BestTokens(
+        best_below = BestTokens(  # a row for each parent
             values,
             tokens.unsqueeze(2).expand(-1, -1, P, -1).reshape(-1, P).gather(1, best_pairs),
             scores.flatten(0, 2).logsumexp(-1),
         )
-        below = torch.arange(depths, device=hidden.device).repeat_interleave(P)
-        found = candidates(under, state.sampling_below(below))
-        survival = found.survival * share.reshape(-1, 1)
+        row_depths = torch.arange(depths, device=hidden.device).repeat_interleave(P)
+        ranked = candidates(best_below, state.sampling_below(row_depths))
+        survival = ranked.survival * share.reshape(-1, 1)
         if heads.confidence is not None:
-            survival = confident(survival, heads.chances(heads.confidence, hidden, parents).view(-1, 1))
+            survival = rescaled_to_confidence(survival, heads.chances(heads.confidence, hidden, parents).view(-1, 1))
         shape = (B, depths, P, values.shape[1])
-        return _grown(tokens, Candidates(found.tokens.view(shape), survival.view(shape)), budget)
+        return _grown(tokens, Candidates(ranked.tokens.view(shape), survival.view(shape)), budget)
 
 
-def _grown(tokens: Tensor, under: Candidates, budget: int) -> Trees:
+def _grown(tokens: Tensor, children: Candidates, budget: int) -> Trees:
     """Grows trees level by level.
 
     Args:
         tokens: [B, depths, P]. Candidates of each depth, which are the parents of the next depth.
-        under: [B, depths, P, k]. Candidates below each candidate of the previous depth. At depth 0 the parent is the
-            anchor for every P.
+        children: [B, depths, P, k]. Candidates below each candidate of the previous depth. At depth 0 the P entries are
+            equal, because the only parent is the anchor.
     """
-    B, depths, _, k = under.tokens.shape
+    B, depths, _, k = children.tokens.shape
     width = min(_WIDTH, k)
     pool = Pool.empty(B, k + (depths - 1) * width * k, tokens.device)
-    pool.add_level(0, None, under.tokens[:, 0, :1], under.survival[:, 0, :1])
-    first, count = 0, k
+    pool.add_level(0, None, children.tokens[:, 0, :1], children.survival[:, 0, :1])
+    first, count = 0, k  # the latest level: its first node and number of nodes
     for depth in range(1, depths):
         nodes = pool.frontier(first, count, width)  # [B, W]
-        same = pool.tokens.gather(1, nodes).unsqueeze(-1) == tokens[:, depth - 1].unsqueeze(1)  # [B, W, P]
-        indices = same.int().argmax(-1).unsqueeze(-1).expand(-1, -1, k)  # [B, W, k]
+        matches = pool.tokens.gather(1, nodes).unsqueeze(-1) == tokens[:, depth - 1].unsqueeze(1)  # [B, W, P]
+        indices = matches.int().argmax(-1).unsqueeze(-1).expand(-1, -1, k)  # [B, W, k]
         first, count = first + count, width * k
-        below = slice(depth, depth + 1)
-        offered = [part[:, below].squeeze(1).gather(1, indices) for part in (under.tokens, under.survival)]
+        level = slice(depth, depth + 1)
+        offered = [part[:, level].squeeze(1).gather(1, indices) for part in (children.tokens, children.survival)]
         pool.add_level(first, nodes, *offered)
     return pool.trees(budget)

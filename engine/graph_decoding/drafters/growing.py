@@ -21,7 +21,7 @@ from engine.drafters.growing_tree import WIDTH
 from engine.graph_decoding.batch_slots import BatchSlots, BatchSlotState
 from engine.graph_decoding.device import Device
 from engine.graph_decoding.drafters.base import Verified
-from engine.graph_decoding.drafters.guesses import GuessHead
+from engine.graph_decoding.drafters.candidate_head import CandidateHead
 from engine.graph_decoding.drafters.slot_buffers import BatchSlotBuffers
 from engine.models.base import Hidden
 from engine.sequence import Sequence
@@ -44,7 +44,7 @@ class Levels(Protocol):
     dtypes: tuple[torch.dtype, torch.dtype]
     last_position: int
     scratch: int  # the first scratch slot; the scratch slots follow the cache's, WIDTH for each tree and level
-    head: GuessHead
+    head: CandidateHead
 
     def inputs(self, hidden: Hidden, rows: Tensor) -> Tensor:
         """Returns the module's inputs [M, H] for rows [M] of the target's pass."""
@@ -76,17 +76,17 @@ class GrowingTreeGraphDrafter:
         pool = Pool.empty(B, k + (depth - 1) * WIDTH * k, device)
         nodes: Tensor | None = None
         paths = torch.empty(B, 1, 0, dtype=torch.int64, device=device)
-        first, width = 0, 1
+        first, width = 0, 1  # the level's first node; number of its parents, which have k candidates each
         for level in range(1, depth + 1):
-            below = torch.full((width,), level - 1, device=device)
-            found = self._module.head.ranked(output, k, state.sampling_below(below))
-            pool.add_level(first, nodes, found.tokens.view(B, width, k), found.survival.view(B, width, k))
+            depths = torch.full((width,), level - 1, device=device)
+            ranked = self._module.head.ranked(output, k, state.sampling_below(depths))
+            pool.add_level(first, nodes, ranked.tokens.view(B, width, k), ranked.survival.view(B, width, k))
             if level == depth:
                 break
             nodes = pool.frontier(first, width * k, WIDTH)  # [B, W]
-            above = (nodes - first) // k  # [B, W], indices in the level
-            paths = torch.cat([_gathered(paths, above), self._scratch(B, level, device).unsqueeze(-1)], dim=-1)
-            feedback = _gathered(feedback.view(B, width, -1), above).flatten(0, 1)
+            parents = (nodes - first) // k  # [B, W], indices in the previous level
+            paths = torch.cat([_gathered(paths, parents), self._scratch(B, level, device).unsqueeze(-1)], dim=-1)
+            feedback = _gathered(feedback.view(B, width, -1), parents).flatten(0, 1)
             tokens = pool.tokens.gather(1, nodes).flatten()
             output, feedback = self._module.run(feedback, tokens, self._level_rows(state, paths))
             first, width = first + width * k, WIDTH
@@ -121,6 +121,7 @@ class GrowingTreeGraphDrafter:
     def _level_rows(self, state: BatchSlotState, paths: Tensor) -> DecoderRows:
         """paths: [B, W, level], the scratch slots on the path to each node, from the root down."""
         _, W, level = paths.shape
+        # A node's row is at the position before the node's token, as the module's input includes the next token.
         positions = (state.lengths - 2 + level).clamp(max=self._module.last_position)
         attention = AttentionRows(
             slot_tables=self._batch_slots.slot_tables,

@@ -6,7 +6,7 @@ from torch import Tensor
 from engine.drafters.eagle3 import Eagle3Drafter
 from engine.drafters.mtp import MtpDrafter
 from engine.drafters.mtp_layer import DensePrediction
-from engine.graph_decoding.drafters.guesses import GuessHead
+from engine.graph_decoding.drafters.candidate_head import CandidateHead
 from engine.models.base import Hidden
 from engine.models.dense import Decoder
 from engine.sequence import Sequence
@@ -24,7 +24,7 @@ class Eagle3Levels:
         self.dtypes = (drafter.layer.dtype, torch.float32)
         self.last_position = drafter.max_position
         self.scratch = drafter.scratch
-        self.head = GuessHead(drafter.layer.lm_head, drafter.vocab)
+        self.head = CandidateHead(drafter.layer.lm_head, drafter.vocab)
 
     def inputs(self, hidden: Hidden, rows: Tensor) -> Tensor:
         assert hidden.taps is not None  # the drafter has tap_layers
@@ -52,7 +52,7 @@ class MtpLevels:
         self.dtypes = (module.dtype, module.dtype)
         self.last_position = drafter.last_position
         self.scratch = drafter.scratch
-        self.head = GuessHead(module.own_head or target.weights.lm_head_packed, module.vocab)
+        self.head = CandidateHead(module.own_head or target.weights.lm_head_packed, module.vocab)
 
     def inputs(self, hidden: Hidden, rows: Tensor) -> Tensor:
         return hidden.final[rows]

@@ -6,7 +6,7 @@ from engine.drafters.medusa import CANDIDATES, MedusaDrafter
 from engine.graph_decoding.batch_slots import BatchSlots, BatchSlotState
 from engine.graph_decoding.device import Device
 from engine.graph_decoding.drafters.base import Verified
-from engine.graph_decoding.drafters.guesses import GuessHead
+from engine.graph_decoding.drafters.candidate_head import CandidateHead
 from engine.graph_decoding.drafters.slot_buffers import BatchSlotBuffers
 from engine.sequence import Sequence
 from kernels.candidates import candidates
@@ -18,7 +18,7 @@ class MedusaGraphDrafter:
     def __init__(self, drafter: MedusaDrafter, batch_slots: BatchSlots, device: Device) -> None:
         self.max_depth = drafter.max_depth
         self._drafter = drafter
-        self._heads = [GuessHead(head, drafter.vocab) for head in drafter.heads]
+        self._heads = [CandidateHead(head, drafter.vocab) for head in drafter.heads]
         self._last_hidden = BatchSlotBuffers(batch_slots, device, drafter.hidden_size, (drafter.dtype,))
 
     def load_sequence(self, sequence: Sequence) -> None:
@@ -30,8 +30,8 @@ class MedusaGraphDrafter:
         features = self._drafter.features(hidden, state.tokens)  # [B, K, H]
         B, K, _ = features.shape
         sampling = state.sampling_below(torch.arange(K, device=hidden.device))
-        found = candidates(self._best(features), sampling)
-        trees = grow_trees(found.tokens.view(B, K, -1), found.survival.view(B, K, -1), budget)
+        ranked = candidates(self._best(features), sampling)
+        trees = grow_trees(ranked.tokens.view(B, K, -1), ranked.survival.view(B, K, -1), budget)
         return Trees(trees.tokens, trees.parents, trees.survival, trees.counts * ready)
 
     def observe(self, verified: Verified) -> None:

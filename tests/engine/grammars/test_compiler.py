@@ -268,7 +268,11 @@ REFUSED = [
     ("json_schema", '{"$ref": "#/$defs/a"}', "is refused: Cannot find field $defs"),
     ("json_schema", '{"$ref": "#"}', "can't be satisfied by any answer"),
     ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 1}', "is refused: Invalid range"),
-    ("json_schema", '{"type": "object", "required": ["a"]}', "requires at # what its properties do not name: ['a']"),
+    (
+        "json_schema",
+        '{"type": "object", "required": ["a"]}',
+        "requires names at # that are not in its properties: ['a']",
+    ),
     ("json_schema", '{"type": "integer", "enum": [1, "a"]}', "names a value at # that is not of type integer, got 'a'"),
     ("json_schema", '{"items": ' * 70 + "{}" + "}" * 70, "is nested more than 64 levels deep"),
     ("json_schema", "[" * 30000, "is too deeply nested"),

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
 from engine.graph_decoding.device import Program
-from engine.graph_decoding.drafters.guesses import GuessHead
+from engine.graph_decoding.drafters.candidate_head import CandidateHead
 from engine.graph_decoding.sampling import DeviceTokenSampler
 from kernels.cuda import attention, candidates, decoder, filtered, linear, lm_head, medusa, norm, tree, tree_rows
 from kernels.decoder import DecoderLayers, DecoderRows
@@ -116,8 +116,8 @@ def through_cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.graph_decoding.runner.accept_trees", tree.accept_trees)
     monkeypatch.setattr("engine.graph_decoding.sampling.sample_rows", partial(lm_head.sample_rows, base=None))
     monkeypatch.setattr("engine.graph_decoding.sampling.sample_filtered_rows", filtered.sample_filtered_rows)
-    monkeypatch.setattr(GuessHead, "best", _best)
-    for module in ("guesses", "medusa", "block"):
+    monkeypatch.setattr(CandidateHead, "best", _best)
+    for module in ("candidate_head", "medusa", "block"):
         monkeypatch.setattr(f"engine.graph_decoding.drafters.{module}.candidates", candidates.candidates)
     for module in ("medusa", "block"):
         monkeypatch.setattr(f"engine.graph_decoding.drafters.{module}.grow_trees", tree.grow_trees)
@@ -146,6 +146,6 @@ def _medusa_heads(x: Tensor, weight: LinearWeight, num_heads: int) -> Tensor:
     return medusa.medusa_heads(x, parts, num_heads)
 
 
-def _best(head: GuessHead, x: Tensor, count: int) -> BestTokens:
+def _best(head: CandidateHead, x: Tensor, count: int) -> BestTokens:
     own = Head(data=head.weight.data, scales=head.weight.scales, vocab=head.vocab)
     return lm_head.best_tokens(x, own, min(count, head.weight.out_features), None)

@@ -215,6 +215,6 @@ def test_rebuilt_stacks_leave_out_unloaded_adapters(
     loaded.load("third", adapters["all"])
     third = loaded.get("third")
     assert stacks.has([first, second])
-    stacks.join([third])
+    stacks.rebuild_with([third])
     assert [stacks.index(adapter) for adapter in (None, second, third)] == [-1, 0, 1]
     assert not stacks.has([first])

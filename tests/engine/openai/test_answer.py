@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.openai.answer import Answer, AnswerStream, ShownLogprob
+from engine.openai.answer import Answer, AnswerLogprob, AnswerStream
 from engine.openai.responses import chat_logprobs, merged_stats, metrics_block, text_logprobs
 from engine.request import FinishReason, SpeculationStats, TokenLogprob
 from tests.engine.test_text import BYTE_LEVEL, pieces_of
@@ -21,7 +21,7 @@ def logprobs_of(ids: Sequence[int]) -> list[TokenLogprob]:
 def answer_in_steps(ids: Sequence[int], sizes: Sequence[int], reason: FinishReason, stop: Sequence[str]) -> Answer:
     stream = AnswerStream(BYTE_LEVEL, stop=stop, logprobs=True)
     pieces, at, text = pieces_of(ids, sizes), 0, ""
-    shown: list[ShownLogprob] = []
+    shown: list[AnswerLogprob] = []
     for number, piece in enumerate(pieces):
         last = number == len(pieces) - 1
         step = stream.push(piece, logprobs_of(ids)[at : at + len(piece)], reason if last else None)

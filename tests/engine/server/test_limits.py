@@ -35,7 +35,7 @@ def test_the_retry_time_follows_from_the_rate_at_which_choices_ended() -> None:
     assert queue.seconds_until(3, now=0.0) == 1  # there are no observations
 
     for second in range(0, 40, 4):
-        queue.freed(float(second))
+        queue.choice_ended(float(second))
 
     assert queue.seconds_until(1, now=40.0) == 4
     assert queue.seconds_until(5, now=40.0) == 20

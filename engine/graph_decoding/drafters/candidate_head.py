@@ -11,7 +11,7 @@ from kernels.top_k import top_k
 
 
 @dataclass(frozen=True, slots=True)
-class GuessHead:
+class CandidateHead:
     """weight: [Vd, H]. vocab: [Vd] int64, the target's token id of each weight row; None: the row's index."""
 
     weight: LinearWeight
@@ -26,4 +26,5 @@ class GuessHead:
         return BestTokens(values, columns if self.vocab is None else self.vocab[columns], totals)
 
     def ranked(self, x: Tensor, count: int, rows: RowSampling) -> Candidates:
+        """Returns the best tokens with their survivals, ranked with the noise of `rows`."""
         return candidates(self.best(x, count), rows)

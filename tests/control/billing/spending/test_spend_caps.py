@@ -131,11 +131,11 @@ def test_a_paused_batch_shows_its_pause_and_resumes_when_the_cap_is_raised(
     batch = make_batch(organization)
     pause(batch)
 
-    shown = client.get(f"/v1/batches/{batch.pk}").json()
-    assert shown["paused"]["code"] == "spend_cap_reached"
-    assert shown["paused"]["cap_id"] == cap.pk
+    body = client.get(f"/v1/batches/{batch.pk}").json()
+    assert body["paused"]["code"] == "spend_cap_reached"
+    assert body["paused"]["cap_id"] == cap.pk
     job = client.get(f"/v1/jobs/{batch.job_id}").json()
-    assert (job["status"], job["paused"]) == ("paused", shown["paused"])
+    assert (job["status"], job["paused"]) == ("paused", body["paused"])
     batches_review()
     assert status_of(batch) == "paused", "nothing has changed"
 
@@ -156,8 +156,8 @@ def test_a_batch_stays_paused_until_its_quote_and_its_organization_both_allow_sp
     batch = make_batch(organization, quote=quote)
     pause(batch)
 
-    shown = client.patch(f"/v1/quotes/{quote.pk}", {"cap": None}, content_type="application/json").json()
-    assert (shown["cap"], status_of(batch)) == (None, "paused")
+    body = client.patch(f"/v1/quotes/{quote.pk}", {"cap": None}, content_type="application/json").json()
+    assert (body["cap"], status_of(batch)) == (None, "paused")
     client.delete(f"/v1/spend_caps/{cap.pk}")
     assert status_of(batch) == "queued"
 

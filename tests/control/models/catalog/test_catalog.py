@@ -130,10 +130,10 @@ def test_base_models_are_shown_with_their_revision(
     shared, own = make_base_model("shared"), make_base_model("own", organization)
     theirs = make_base_model("theirs", other_organization)
 
-    shown = {model["name"]: model for model in client.get("/v1/base_models").json()["data"]}
+    body = {model["name"]: model for model in client.get("/v1/base_models").json()["data"]}
 
-    assert {name: model["is_shared"] for name, model in shown.items()} == {"shared": True, "own": False}
-    assert shown["own"]["revision"] == own.revision
-    assert client.get(f"/v1/base_models/{own.pk}").json() == shown["own"]
-    assert client.get(f"/v1/base_models/{shared.pk}").json() == shown["shared"]
+    assert {name: model["is_shared"] for name, model in body.items()} == {"shared": True, "own": False}
+    assert body["own"]["revision"] == own.revision
+    assert client.get(f"/v1/base_models/{own.pk}").json() == body["own"]
+    assert client.get(f"/v1/base_models/{shared.pk}").json() == body["shared"]
     assert client.get(f"/v1/base_models/{theirs.pk}").status_code == 404

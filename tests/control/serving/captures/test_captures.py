@@ -59,8 +59,8 @@ def test_captured_requests_are_counted_and_an_opt_out_deletes_them(client: Clien
     assert client.post(path, {"hours": 24}, content_type="application/json").json()["num_requests"] == 0
     assert capture_request(deployment, "one")
 
-    shown = client.get(path).json()
-    assert (shown["hours"], shown["num_requests"]) == (24, 1)
+    body = client.get(path).json()
+    assert (body["hours"], body["num_requests"]) == (24, 1)
     assert client.delete(path).json()["deleted"]
     assert not CapturedRequest.objects.exists()
     assert client.get(path).status_code == 404

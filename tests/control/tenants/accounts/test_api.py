@@ -44,9 +44,9 @@ def test_a_new_key_is_accepted_and_shown_only_once(client: Client) -> None:
 
     assert is_accepted(made["key"])
     assert made["scopes"] == ["*"]
-    shown = client.get(f"/v1/api_keys/{made['id']}").json()
+    body = client.get(f"/v1/api_keys/{made['id']}").json()
     listed = client.get("/v1/api_keys").json()["data"]
-    assert shown.keys() == made.keys() - {"key"}
+    assert body.keys() == made.keys() - {"key"}
     assert made["key"] not in str(listed)
     assert made["hint"].endswith(made["key"][-4:])
 

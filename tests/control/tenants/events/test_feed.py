@@ -286,7 +286,7 @@ def test_the_route_of_a_deployments_events_lists_only_events_of_that_deployment(
     deployment_create(organization=organization, name="other", base_model=model)
     deployment_stop(deployment=ours)
 
-    shown = client.get(f"/v1/deployments/{ours.pk}/events").json()["data"]
+    body = client.get(f"/v1/deployments/{ours.pk}/events").json()["data"]
 
-    assert [event["type"] for event in shown] == ["deployment.stopping", "deployment.provisioning"]
-    assert {event["data"]["id"] for event in shown} == {ours.pk}
+    assert [event["type"] for event in body] == ["deployment.stopping", "deployment.provisioning"]
+    assert {event["data"]["id"] for event in body} == {ours.pk}

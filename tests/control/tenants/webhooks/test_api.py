@@ -126,9 +126,9 @@ def test_a_history_of_an_unknown_shape_is_returned_unchanged(client: Client, org
     delivery = post(client, f"{PATH}/{endpoint.pk}/test", status=202)
     WebhookDelivery.objects.update(history=[{"at": 1, "status": "500"}])
 
-    shown = client.get(f"{PATH}/{endpoint.pk}/deliveries/{delivery['id']}").json()
+    body = client.get(f"{PATH}/{endpoint.pk}/deliveries/{delivery['id']}").json()
 
-    assert shown == {**delivery, "history": [{"at": 1, "status": "500"}]}
+    assert body == {**delivery, "history": [{"at": 1, "status": "500"}]}
 
 
 def test_an_endpoint_with_unknown_event_types_is_shown(client: Client, organization: Organization) -> None:

@@ -1,3 +1,5 @@
+"""Validation reports the errors of a prompt file by line and writes its valid rows in normal form."""
+
 import io
 import json
 import tracemalloc
@@ -90,7 +92,7 @@ def test_numbers_as_custom_id_cause_one_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "named", "expected"),
+    ("models", "model_names", "expected"),
     [
         (ONE_MODEL, ["", ""], []),
         (ONE_MODEL, ["other"], [(1, "model_not_found")]),
@@ -103,9 +105,9 @@ def test_numbers_as_custom_id_cause_one_warning() -> None:
     ],
 )
 def test_all_rows_must_name_the_same_existing_model(
-    models: ModelChoice, named: list[str], expected: list[tuple[int, str]]
+    models: ModelChoice, model_names: list[str], expected: list[tuple[int, str]]
 ) -> None:
-    report, _ = check([chat_row(str(i), model=name) for i, name in enumerate(named)], models)
+    report, _ = check([chat_row(str(i), model=name) for i, name in enumerate(model_names)], models)
 
     assert codes(report) == expected
 

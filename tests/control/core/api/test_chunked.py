@@ -51,5 +51,6 @@ def test_a_chunked_body_is_accepted(organization: Organization, path: str, conte
     status, response = post(path, content_type, body, make_key(organization)[1])
 
     assert status in (200, 201), response
+    # Each of the two responses has only one of these members.
     assert response.get("name", "in many pieces") == "in many pieces"
     assert response.get("bytes", 8) == 8

@@ -1,3 +1,5 @@
+"""Every error response has the structure of OpenAI's errors, and shows no internal details."""
+
 from typing import Any
 
 import pytest
@@ -120,11 +122,11 @@ def test_every_response_has_a_request_id_and_a_valid_id_of_the_caller_is_kept(db
 
     request_ids = [client.get(path)["x-request-id"] for path in ("/v1/models", "/v1/none", "/health", "/admin/login/")]
     kept = client.get("/v1/models", headers={"x-request-id": "trace-0123456789"})["x-request-id"]
-    forged = client.get("/v1/models", headers={"x-request-id": "a b\tc" * 5})["x-request-id"]
+    replaced = client.get("/v1/models", headers={"x-request-id": "a b\tc" * 5})["x-request-id"]
 
     assert len(set(request_ids)) == len(request_ids)
     assert kept == "trace-0123456789"
-    assert forged.startswith("req_")
+    assert replaced.startswith("req_")
 
 
 @pytest.mark.parametrize(

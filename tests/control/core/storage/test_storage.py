@@ -1,4 +1,4 @@
-"""Storage in a folder and in S3 behaves the same. moto simulates S3 in this process."""
+"""Storage in a folder and in S3 behaves the same. The library moto simulates S3 in this process."""
 
 import os
 from collections.abc import Iterator

@@ -41,13 +41,13 @@ def make_delivery() -> WebhookDelivery:
     return endpoint_test(endpoint=endpoint)
 
 
-def flat(text: str) -> str:
+def collapse_spaces(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
 def test_an_organizations_page_shows_only_its_own_usage(operator: Client) -> None:
-    ours, other = make_organization("Ours"), make_organization("Other")
-    for organization, tokens in ((ours, 1234), (other, 777777)):
+    own, other = make_organization("Ours"), make_organization("Other")
+    for organization, tokens in ((own, 1234), (other, 777777)):
         UsageRecord.objects.create(
             organization=organization,
             minute=timezone.now(),
@@ -59,7 +59,7 @@ def test_an_organizations_page_shows_only_its_own_usage(operator: Client) -> Non
         )
     make_key(other, scopes=["usage:read"])
 
-    text = flat(page(operator, change_path("accounts_organization", ours.pk)))
+    text = collapse_spaces(page(operator, change_path("accounts_organization", own.pk)))
 
     assert "<td>total</td><td>2</td><td>1,234</td><td>0</td><td>0</td><td>1.50</td>" in text
     assert "777,777" not in text
@@ -128,8 +128,9 @@ def test_the_queue_shows_waiting_jobs_expired_leases_and_workers(operator: Clien
     make_job(organization, status="running", worker="w1", lease_until=now - dt.timedelta(minutes=2))
     worker_beat(worker="w1", role="jobs")
 
-    text = flat(page(operator, reverse("queue")))
+    text = collapse_spaces(page(operator, reverse("queue")))
 
+    # Two jobs are due, the older for an hour; a lease expired two minutes ago.
     assert re.search(r"<td>Acme</td><td>2</td><td>1:00:0\d</td>", text)
     assert "back off before another attempt: 1" in text
     assert re.search(r"console-danger\">-0:0(2:0|1:5)\d<", text)
@@ -138,18 +139,20 @@ def test_the_queue_shows_waiting_jobs_expired_leases_and_workers(operator: Clien
 
 def test_speculators_are_compared_side_by_side(operator: Client) -> None:
     organization, model = make_organization(), make_base_model()
-    pair = [
+    speculators = [
         make_speculator(model, organization, name=f"s{length}", report={"acceptance_length": length, "zebra": 1})
         for length in (1.5, 2.5)
     ]
 
     selected = operator.post(
         reverse("admin:catalog_speculator_changelist"),
-        {"action": "compare", "_selected_action": [row.pk for row in pair]},
+        {"action": "compare", "_selected_action": [row.pk for row in speculators]},
     )
-    assert all(row.pk in selected.headers["location"] for row in pair)
+    assert all(row.pk in selected.headers["location"] for row in speculators)
 
-    text = flat(page(operator, f"{reverse('speculators-compare')}?ids={pair[1].pk},{pair[0].pk},spec_unknown"))
+    text = collapse_spaces(
+        page(operator, f"{reverse('speculators-compare')}?ids={speculators[1].pk},{speculators[0].pk},spec_unknown")
+    )
     assert "<td>acceptance length</td><td>2.5</td><td>1.5</td>" in text
     assert text.index("acceptance length") < text.index("zebra")
 

@@ -24,7 +24,7 @@ def up(data_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (("--port", "65536"), "--port must be in 0..65535, got 65536"),
         (
@@ -34,12 +34,12 @@ def up(data_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_an_unusable_address_is_reported_without_a_traceback(
-    tmp_path: Path, arguments: tuple[str, ...], complaint: str
+    tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     result = up(tmp_path, *arguments)
 
     assert result.returncode != 0
-    assert complaint in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -27,8 +27,9 @@ ROUTES = api_routes()
 OPERATION_PARAMS = [
     pytest.param(route, method, id=f"{method} {route.path}") for route in ROUTES for method in route.methods
 ]
-PUBLIC_PATH = "/v1/openapi.json"
+DOCUMENT_PATH = "/v1/openapi.json"
 NEEDS_ENGINE = ("POST /v1/chat/completions", "POST /v1/completions")
+# Lists that are empty although `World.everything` has created an object of each kind.
 MAY_BE_EMPTY = (
     "GET /v1/audit_events",
     "GET /v1/uploads/{upload_id}/parts",
@@ -38,10 +39,10 @@ MAY_BE_EMPTY = (
 )
 
 
-def declared(route: Route, method: str) -> Operation:
-    found = operation_of(route.view, method) if isinstance(route.view, type) else OPERATIONS[route.path]
-    assert found is not None, f"{method} {route.path} declares no operation"
-    return found
+def declared_operation(route: Route, method: str) -> Operation:
+    operation = operation_of(route.view, method) if isinstance(route.view, type) else OPERATIONS[route.path]
+    assert operation is not None, f"{method} {route.path} declares no operation"
+    return operation
 
 
 def operations(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -66,20 +67,20 @@ def test_the_document_has_exactly_the_operations_of_the_url_table() -> None:
     documented = {(path, method.upper()) for path, entry in generate()["paths"].items() for method in entry}
 
     assert documented == {(route.path, method) for route in ROUTES for method in route.methods}
-    assert all(declared(route, method) for route in ROUTES for method in route.methods)
+    assert all(declared_operation(route, method) for route in ROUTES for method in route.methods)
 
 
 def test_operations_have_unique_ids_and_document_their_errors() -> None:
-    found = operations(generate())
-    names = [operation["operationId"] for operation in found]
+    documented = operations(generate())
+    names = [operation["operationId"] for operation in documented]
 
     assert len(names) == len(set(names))
-    assert all({"4XX", "5XX"} <= operation["responses"].keys() for operation in found)
-    assert all(operation["security"] == [{"key": []}] for operation in found)
+    assert all({"4XX", "5XX"} <= operation["responses"].keys() for operation in documented)
+    assert all(operation["security"] == [{"key": []}] for operation in documented)
 
 
 def test_the_document_needs_no_key(db: None) -> None:
-    response = Client().get(PUBLIC_PATH)
+    response = Client().get(DOCUMENT_PATH)
 
     assert response.status_code == 200
     assert response.json()["info"]["title"] == "Slipstream"
@@ -89,7 +90,7 @@ def test_the_document_needs_no_key(db: None) -> None:
 def test_responses_match_the_document(route: Route, method: str, client: Client, organization: Organization) -> None:
     """Responses have all members with the right types and no others; lists are not empty."""
     name = f"{method} {route.path}"
-    entry, world = declared(route, method), World(organization)
+    entry, world = declared_operation(route, method), World(organization)
     if method == "GET" and not route.path.endswith("}"):
         world.everything()  # a list needs rows; other operations create the objects in their path
     usage_add(caller=Caller(organization_id=organization.pk), model="m", tokens=Tokens(), num_requests=1, is_batch=True)

@@ -36,7 +36,7 @@ def test_stored_json_of_an_unknown_shape_is_returned_unchanged(client: Client, o
 def test_jobs_are_listed_newest_first(client: Client, organization: Organization) -> None:
     jobs = [submit(organization=organization).pk for _ in range(3)]
     page = client.get("/v1/jobs?limit=2").json()
-    assert [shown["id"] for shown in page["data"]] == sorted(jobs, reverse=True)[:2]
+    assert [job["id"] for job in page["data"]] == sorted(jobs, reverse=True)[:2]
     assert page["has_more"] is True
 
 

@@ -164,7 +164,7 @@ def test_a_job_that_has_ended_cannot_be_cancelled() -> None:
     assert Job.objects.get(pk=job.pk).cancel_requested_at is None
 
 
-def test_the_fourth_claim_without_progress_is_exhausted() -> None:
+def test_the_fourth_claim_without_progress_is_marked_as_exhausted() -> None:
     job = submit()
     claims = []
     for _ in range(4):
@@ -201,8 +201,8 @@ def test_infra_failures_are_retried_while_there_is_progress() -> None:
         job_commit_shard(claim=current_claim, shard_no=number, storage_key=f"k{number}", rows=ROWS)
         assert not job_fail(claim=current_claim, failure=INFRA)
         end_backoff(job)
-    for last in (False, False, True):
-        assert job_fail(claim=claim(job), failure=INFRA) is last
+    for is_final in (False, False, True):
+        assert job_fail(claim=claim(job), failure=INFRA) is is_final
         end_backoff(job)
     job.refresh_from_db()
     assert job.error is not None
@@ -214,6 +214,6 @@ def test_a_job_out_of_memory_is_retried_once_with_a_smaller_batch() -> None:
     failure = Failure(failure_class=FailureClass.OUT_OF_MEMORY, code="out_of_memory", message="Too big.")
     assert not job_fail(claim=claim(job), failure=failure)
     job.refresh_from_db()
-    assert job.params["max_batch_size"] == 8
+    assert job.params["max_batch_size"] == 8  # half of the default
     end_backoff(job)
     assert job_fail(claim=claim(job), failure=failure)

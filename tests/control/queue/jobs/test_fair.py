@@ -71,7 +71,7 @@ def test_no_organization_waits_more_than_twice_its_fair_time_although_another_ha
     simulation.submit(make_organization("greedy"), 60, 30.0)
     simulation.run_until(200.0)  # one organization has used all workers so far
     others = [(simulation.submit(make_organization(), 5, seconds), seconds) for seconds in (10.0, 20.0, 60.0)]
-    simulation.run_until(1500.0 / num_workers)
+    simulation.run_until(1500.0 / num_workers)  # long enough for all jobs of the others
 
     for jobs, seconds in others:
         # One of four organizations gets a quarter of the workers' time, but a job needs at least its own duration.
@@ -87,10 +87,10 @@ def test_organizations_with_equal_backlogs_get_equal_time_however_long_their_job
     long, short = make_organization("long"), make_organization("short")
     owner_of = dict.fromkeys(simulation.submit(long, 20, 60.0), "long")
     owner_of |= dict.fromkeys(simulation.submit(short, 80, 10.0), "short")
-    simulation.run_until(960.0)
+    simulation.run_until(960.0)  # neither organization has run out of jobs
 
     done = Counter(owner_of[job] for job in simulation.ended_at)
-    assert abs(done["long"] * 60 - done["short"] * 10) <= 60
+    assert abs(done["long"] * 60 - done["short"] * 10) <= 60  # the duration of one long job
 
 
 def test_an_organization_gains_no_advantage_from_time_without_jobs() -> None:
@@ -136,7 +136,7 @@ def test_worker_time_is_charged_however_an_attempt_ends(ending: str) -> None:
         case "lease":
             expire_lease(job)
             claim_next()
-    assert 48 < Share.objects.get(pk=job.organization_id).used_seconds < 60
+    assert 48 < Share.objects.get(pk=job.organization_id).used_seconds < 60  # the job was claimed 50 s ago
 
 
 def test_jobs_of_later_stages_and_older_jobs_are_claimed_first() -> None:

@@ -22,7 +22,10 @@ def ranges(job: Job) -> list[tuple[int, int]]:
 
 
 def find_poison(job: Job, poison: set[int], *, limit: int = 200) -> tuple[set[int], int]:
-    """Simulates a worker that crashes at poison rows. Returns: the found rows, the maximum of `stalled_attempts`."""
+    """Simulates a worker that crashes at poison rows.
+
+    Returns: the rows found, and the maximum of `stalled_attempts`.
+    """
     found, most_stalled = set[int](), 0
     for _ in range(limit):
         next_open = next_shards(list(shards_open(job.pk)))
@@ -38,6 +41,7 @@ def find_poison(job: Job, poison: set[int], *, limit: int = 200) -> tuple[set[in
             commit(current_claim, shard.shard_no)
         if crashed:
             still_open = [shard.shard_no for shard in shards_open(job.pk) if shard in next_open]
+            # A worker reports at most as many shards as its batch has rows, by default 16.
             if poison_shard := job_blame_shards(claim=current_claim, shard_nos=still_open[:16]):
                 found.add(poison_shard.row_from)
                 commit(current_claim, poison_shard.shard_no)

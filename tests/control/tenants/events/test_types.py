@@ -10,6 +10,7 @@ def names(prefix: str) -> set[str]:
 
 
 def test_every_status_that_a_transition_leads_to_has_an_event_type() -> None:
+    # No transition leads to the first status of a batch or rollout. A paused batch keeps its status.
     assert names("batch.") - {"paused", "resumed"} == set(Batch.Status) - {Batch.Status.VALIDATING}
     assert names("pipeline.") == set(Pipeline.Status)
     assert names("deployment.") == set(Deployment.State)

@@ -30,7 +30,7 @@ def with_limits(organization: Organization, **limits: int) -> Organization:
     return organization
 
 
-def at_once(call: Callable[[], object]) -> list[str]:
+def call_concurrently(call: Callable[[], object]) -> list[str]:
     """Returns the results of a hundred concurrent calls: "done", or the code of the error."""
     start, outcomes = threading.Barrier(NUM_CALLERS), list[str]()
 
@@ -64,7 +64,7 @@ def test_a_hundred_concurrent_submissions_do_not_exceed_the_quota_of_queued_jobs
         with as_tenant(organization.pk):
             job_submit(organization=organization, kind="training", params={})
 
-    outcomes = at_once(submit)
+    outcomes = call_concurrently(submit)
 
     assert (outcomes.count("done"), outcomes.count("queued_jobs_quota_exceeded")) == (7, 93)
     assert Job.objects.count() == 7
@@ -76,7 +76,7 @@ def test_a_hundred_concurrent_workers_do_not_exceed_the_quota_of_running_jobs(st
     for _ in range(10):
         job_submit(organization=organization, kind="training", params={})
 
-    at_once(lambda: job_claim_next(worker="worker"))
+    call_concurrently(lambda: job_claim_next(worker="worker"))
 
     assert Job.objects.filter(status="running").count() == 3
 
@@ -89,7 +89,7 @@ def test_a_hundred_concurrent_uploads_do_not_exceed_the_quota_of_storage(stack: 
         with as_tenant(organization.pk):
             make_file(organization, b"x" * 10)
 
-    outcomes = at_once(upload)
+    outcomes = call_concurrently(upload)
 
     assert (outcomes.count("done"), outcomes.count("storage_quota_exceeded")) == (5, 95)
     assert File.objects.count() == 5

@@ -74,7 +74,7 @@ def test_rows_listed_before_the_end_of_a_batch_are_listed_unchanged_after_it(
     batch_cancel(batch=batch)
     batch_assemble(batch=batch, final="cancelled")
     end_job_of(batch)
-    assert batches_tidy() == 1, "the files of the shards are deleted, so the next results come from the result files"
+    assert batches_tidy() == 1  # deletes the files of the shards, so the next results come from the result files
 
     after = client.get(url).getvalue()
 

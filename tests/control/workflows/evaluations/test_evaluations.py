@@ -1,4 +1,4 @@
-"""Evaluations through the API, and the results of make_finished evaluations."""
+"""Evaluations through the API, and the results of finished evaluations."""
 
 import datetime as dt
 from pathlib import Path

@@ -1,6 +1,6 @@
 """One object of every kind that an organization can have, and a valid body for every operation that takes one.
 
-Tests that cover all routes use them, and fail for an operation without an entry in BODIES.
+The tests that cover all routes use both, and fail for an operation without an entry in BODIES.
 """
 
 from collections.abc import Callable, Mapping
@@ -123,7 +123,7 @@ class World:
 
     @cached_property
     def spend_cap(self) -> SpendCap:
-        """A cap of the project, because a test creates the organization's only cap."""
+        """A cap of the project, because an organization can have only one cap, which a test creates."""
         return spend_cap_create(organization=self.organization, project=self.project, nanousd=10**15)
 
     @cached_property
@@ -231,8 +231,8 @@ class World:
         }
         return str(made[parameter]())
 
-    def everything(self) -> dict[str, str]:
-        """One id for each parameter."""
+    def ids_of_all_objects(self) -> dict[str, str]:
+        """Creates one object of each kind. Returns: an id for each parameter."""
         names = (
             "key_id", "member_id", "project_id", "file_id", "upload_id", "dataset_id", "batch_id", "name", "model_id",
             "deployment_name", "speculator_id", "job_id", "fine_tuning_job_id", "pipeline_id", "deployment_id",
@@ -245,8 +245,8 @@ class World:
 @dataclass(frozen=True, slots=True)
 class Body:
     make: Callable[[World], dict[str, Any]]
-    # Maps a member of the body to the parameter of `World.id_of` whose value it takes.
-    refers: Mapping[str, str] = field(default_factory=dict)
+    # Maps each member of the body that names an object to the parameter of `World.id_of` for the object's id.
+    references: Mapping[str, str] = field(default_factory=dict)
 
 
 def _pipeline(world: World) -> dict[str, Any]:
@@ -364,7 +364,7 @@ BODIES: Mapping[str, Body] = {
 
 
 def with_reference(body: dict[str, Any], member: str, value: str) -> dict[str, Any]:
-    """Returns `body` with `value` at the path `member`: `deployment_ids.0` names a list, `training.x` an object."""
+    """Returns `body` with `value` at the path `member`, which leads into a list (`ids.0`) or object (`training.x`)."""
     name, _, rest = member.partition(".")
     if not rest:
         return {**body, name: value}

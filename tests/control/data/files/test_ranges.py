@@ -1,4 +1,4 @@
-"""Downloads of ranges, which let a client resume an interrupted download."""
+"""Downloads of byte ranges, with which a client resumes an interrupted download."""
 
 import pytest
 from django.test import Client
@@ -36,7 +36,7 @@ def test_the_response_to_a_single_range_has_its_bytes(
 @pytest.mark.parametrize(
     "range_header", ["", "bytes=-", "bytes=5-2", "bytes=1-2,5-6", "lines=1-2", "bytes=x-", "bytes=٣-"]
 )
-def test_the_response_to_any_other_range_has_the_whole_file(
+def test_the_response_to_an_invalid_range_or_several_ranges_has_the_whole_file(
     client: Client, organization: Organization, range_header: str
 ) -> None:
     status, body, headers = get(client, organization, range=range_header)

@@ -1,4 +1,7 @@
-"""Uploads in parts. Files are deleted by `on_commit` callbacks, which run only in tests that request it."""
+"""Files are uploaded in parts.
+
+Stored bytes are deleted by `on_commit` callbacks, which run only inside of `django_capture_on_commit_callbacks`.
+"""
 
 import hashlib
 from datetime import timedelta
@@ -77,11 +80,11 @@ def test_parts_that_do_not_make_up_the_file_leave_the_upload_open(
 
 def test_a_part_may_be_sent_again_only_once(client: Client, upload_id: str) -> None:
     assert add(client, upload_id, b"abcdef").status_code == 200
-    again = add(client, upload_id, b"abcdef").json()["id"]
+    repeated = add(client, upload_id, b"abcdef").json()["id"]
     third = add(client, upload_id, b"abcdef")
 
     assert (third.status_code, error_code(third)) == (400, "upload_too_large")
-    assert complete(client, upload_id, [again]).json()["status"] == "completed"
+    assert complete(client, upload_id, [repeated]).json()["status"] == "completed"
 
 
 def test_a_cancelled_upload_can_no_longer_be_changed(

@@ -48,7 +48,7 @@ def percentile_95(client: httpx2.Client, paths: list[str]) -> float:
 
 @pytest.fixture
 def client_and_paths(stack: LiveStack) -> Iterator[tuple[httpx2.Client, list[str]]]:
-    """A client of a live server, and the paths it reads: lists and single objects."""
+    """A client of a live server, and paths of lists and of single objects."""
     world, (_, token) = World(stack.organization), make_key(stack.organization)
     kinds = {"files": "file", "batches": "batch", "jobs": "job", "pipelines": "pipeline", "deployments": "deployment"}
     paths = [f"/v1/{name}" for name in kinds]

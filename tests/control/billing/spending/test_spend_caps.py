@@ -49,7 +49,7 @@ def status_of(batch: Batch) -> str:
 
 
 def test_a_job_whose_cancellation_was_requested_is_not_paused(organization: Organization) -> None:
-    """Cancellation was requested while a worker ran the job and had not noticed it yet."""
+    """The cancellation was requested while a worker ran the job, and the worker has not noticed the request yet."""
     SpendCap.objects.create(organization=organization, nanousd=0)
     batch = make_batch(organization)
     running_claim = claim(batch.job)
@@ -69,7 +69,7 @@ def test_a_wrong_clock_of_a_worker_does_not_resume_paused_jobs(
     SpendCap.objects.create(organization=organization, nanousd=0)
     batch = make_batch(organization)
     pause(batch)
-    wrong_time = timezone.now() + dt.timedelta(days=2)
+    wrong_time = timezone.now() + dt.timedelta(days=2)  # after the end of the completion window
     monkeypatch.setattr("django.utils.timezone.now", lambda: wrong_time)
 
     batches_review()

@@ -1,4 +1,4 @@
-"""A request body over the limit is refused, before the body is read if its length is known."""
+"""A request body over the limit is refused. If the length of the body is known, nothing of it is read."""
 
 import asyncio
 import json

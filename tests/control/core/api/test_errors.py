@@ -18,7 +18,7 @@ def error_of(response: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", ["/v1/nothing", "/v1/files/a/b/c", "/nothing", "/v1/"])
-def test_an_unknown_route_has_status_404_and_openais_error_shape(client: Client, path: str) -> None:
+def test_an_unknown_route_has_status_404_and_openais_error_format(client: Client, path: str) -> None:
     response = client.get(path)
 
     assert response.status_code == 404
@@ -58,7 +58,7 @@ def test_the_response_to_a_crash_has_status_500_and_does_not_show_the_cause(
     assert response["x-request-id"]
 
 
-def test_a_crash_outside_of_the_api_views_has_the_same_error_shape(
+def test_a_crash_outside_of_the_api_views_has_the_same_error_format(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken:

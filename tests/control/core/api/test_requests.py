@@ -43,7 +43,7 @@ def test_values_of_another_type_are_converted_if_no_information_is_lost(
 
 @pytest.mark.parametrize(
     ("given", "param", "code", "words"),
-    [  # ... stands for a field that is not sent
+    [  # `...` stands for a field that is not sent
         ({"name": ...}, "name", "missing_required_parameter", "is required"),
         ({"name": None}, "name", "missing_required_parameter", "may not be null"),
         ({"name": ..., "nome": "x"}, "nome", "unknown_parameter", "Unknown parameter: 'nome'"),

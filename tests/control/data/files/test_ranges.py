@@ -23,7 +23,7 @@ def get(client: Client, organization: Organization, **headers: str) -> tuple[int
         ("bytes=-999", 0, 199), ("bytes=199-199", 199, 199), ("bytes= 3 - 4", 3, 4),
     ],
 )  # fmt: skip
-def test_the_response_to_a_single_range_has_its_bytes(
+def test_the_response_to_a_single_range_has_only_the_bytes_of_that_range(
     client: Client, organization: Organization, range_header: str, first: int, last: int
 ) -> None:
     status, body, headers = get(client, organization, range=range_header)

@@ -43,7 +43,7 @@ def test_under_asgi_a_large_object_is_sent_in_chunks(storage_key: str) -> None:
         tracemalloc.stop()
 
     assert chunks == [(number, CHUNK_BYTES) for number in range(NUM_CHUNKS)]
-    assert peak_bytes < 6 * CHUNK_BYTES  # the object has 16 chunks
+    assert peak_bytes < 6 * CHUNK_BYTES  # much less than the 16 chunks of the object
 
 
 def test_the_name_is_quoted_so_that_it_cannot_add_a_header(storage_key: str) -> None:

@@ -66,7 +66,7 @@ def test_parts_are_joined_in_the_order_of_their_ids(
         ([b"abcdef"], [0], {"md5": "0" * 32}, "md5_mismatch"),
     ],
 )
-def test_parts_that_do_not_make_up_the_file_leave_the_upload_open(
+def test_parts_that_do_not_make_up_the_file_leave_the_upload_pending(
     client: Client, upload_id: str, contents: list[bytes], part_indexes: list[int], values: dict[str, str], code: str
 ) -> None:
     part_ids = [add(client, upload_id, content).json()["id"] for content in contents]

@@ -13,7 +13,7 @@ MODEL = {
     "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,
     "num_hidden_layers": 2,
 }  # fmt: skip
-VALID_SHAPES = {tensor_name(side): shape for side, shape in SHAPES.items()}
+VALID_SHAPES = {tensor_name(matrix): shape for matrix, shape in SHAPES.items()}
 
 
 def inspect(tmp_path: Path, *, config: Any = None, shapes: Any = None, model: Any = MODEL) -> Any:
@@ -65,7 +65,7 @@ def test_an_invalid_configuration_is_refused(tmp_path: Path, content: bytes) -> 
         {tensor_name("A"): [2, 8], tensor_name("B"): [9, 2]},  # the layer has 8 outputs
         {tensor_name("A", layer=2): [2, 8], tensor_name("B", layer=2): [8, 2]},  # the layers are 0 and 1
         {tensor_name("A", "self_attn.x_proj"): [2, 8], tensor_name("B", "self_attn.x_proj"): [8, 2]},
-        # One key-value head of two attention heads: k_proj has 4 outputs.
+        # k_proj has 4 outputs: one key-value head with 8 / 2 dimensions.
         {tensor_name("A", "self_attn.k_proj"): [2, 8], tensor_name("B", "self_attn.k_proj"): [8, 2]},
         {tensor_name("A"): [257, 8], tensor_name("B"): [8, 257]},  # the rank is larger than 256
         {"model.embed_tokens.weight": [2, 8]},

@@ -31,7 +31,7 @@ from workers.supervisor.worker import HANDLERS
 
 @pytest.fixture
 def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which each organization may register models of the subfolder that is named after its id."""
+    """A folder in which each organization may register models from the subfolder that is named after its id."""
     root = tmp_path / "roots"
     root.mkdir()
     config = Config(data_dir=tmp_path / "data", model_roots=f"{root}/{{organization}}, s3://models/{{organization}}")
@@ -90,7 +90,7 @@ def test_a_worker_checks_a_folder_and_then_its_model_is_ready(
 def test_a_folder_that_becomes_a_link_to_another_organizations_folder_is_not_served(
     client: Client, organization: Organization, roots: Path
 ) -> None:
-    """Otherwise a customer could use files that were not checked, anywhere on the machine."""
+    """Otherwise a customer could serve unchecked files from anywhere on the machine."""
     foreign_folder = make_folder(roots / "another-organization" / "secret")
     folder = make_folder(roots / organization.pk / "llama")
     register(client, folder)

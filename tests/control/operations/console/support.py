@@ -21,7 +21,7 @@ def page(client: Client, path: str) -> str:
 
 
 def change_path(model: str, pk: object) -> str:
-    """Path of a row's page, quoted as in the links of lists."""
+    """The path of a row's page. The key is quoted as in the console's own links."""
     return reverse(f"admin:{model}_change", args=[quote(str(pk))])
 
 

@@ -1,4 +1,4 @@
-"""The page of a job refreshes itself, shows charts and a log, and has the status 304 while nothing has changed."""
+"""The page of a job refreshes itself, shows charts and a log, and is not sent again while nothing has changed."""
 
 import re
 
@@ -58,7 +58,7 @@ def test_a_repeated_step_is_drawn_once(operator: Client, claim: Claim) -> None:
 def test_the_end_of_the_latest_attempts_log_is_shown(operator: Client, claim: Claim) -> None:
     path = get_config().data_dir / "logs" / "jobs" / f"{claim.job_id}.{claim.fence}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The page shows fewer than 9000 bytes.
+    # The page shows fewer than 9000 bytes of the log.
     path.write_text("begin" + "x" * 9000 + "<the end>")
 
     text = page(operator, change_path("jobs_job", claim.job_id))

@@ -32,7 +32,7 @@ TOKEN = "a token of the engine"
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
-    """Samples by their name and the values of their labels, sorted by the labels' names."""
+    """Maps the name and the label values of each sample, sorted by the names of the labels, to the sample's value."""
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

@@ -88,7 +88,7 @@ def test_the_document_needs_no_key(db: None) -> None:
 
 @pytest.mark.parametrize(("route", "method"), OPERATION_PARAMS)
 def test_responses_match_the_document(route: Route, method: str, client: Client, organization: Organization) -> None:
-    """Responses have all members with the right types and no others; lists are not empty."""
+    """Each response has exactly the documented members, with the documented types. No list may be empty."""
     name = f"{method} {route.path}"
     entry, world = declared_operation(route, method), World(organization)
     if method == "GET" and not route.path.endswith("}"):

@@ -55,7 +55,7 @@ def test_the_error_names_an_invalid_after_parameter(client: Client, organization
     assert (response.status_code, response.json()["error"]["param"]) == (400, "after")
 
 
-def test_cancelling_is_accepted_and_harmless_when_repeated(client: Client, organization: Organization) -> None:
+def test_cancelling_a_job_twice_is_accepted_and_recorded_once(client: Client, organization: Organization) -> None:
     job = submit(organization=organization)
     responses = [client.post(f"/v1/jobs/{job.pk}/cancel") for _ in range(2)]
     assert [response.status_code for response in responses] == [202, 202]

@@ -137,7 +137,7 @@ def test_a_renewal_reports_a_requested_cancellation() -> None:
 
 
 def test_a_failed_job_is_due_without_a_delay_if_its_cancellation_was_requested() -> None:
-    """Cancellation was requested while a worker ran the job and had not noticed it yet."""
+    """The cancellation was requested while a worker ran the job, and the worker has not noticed the request yet."""
     job = submit()
     current_claim = claim(job)
     job_cancel(job=job)

@@ -43,7 +43,7 @@ class Simulation:
         return [job_submit(organization=organization, kind="batch", params=params).pk for _ in range(count)]
 
     def step(self) -> float:
-        """Lets the worker that is free first complete its job and claim the next one. Returns: the simulated time."""
+        """Lets the next worker that becomes free complete its job and claim another. Returns: the simulated time."""
         worker = min(range(len(self.free_at)), key=lambda n: self.free_at[n])
         now = self.free_at[worker]
         if done := self.running.pop(worker, None):
@@ -71,7 +71,7 @@ def test_no_organization_waits_more_than_twice_its_fair_time_although_another_ha
     simulation.submit(make_organization("greedy"), 60, 30.0)
     simulation.run_until(200.0)  # one organization has used all workers so far
     others = [(simulation.submit(make_organization(), 5, seconds), seconds) for seconds in (10.0, 20.0, 60.0)]
-    simulation.run_until(1500.0 / num_workers)  # long enough for all jobs of the others
+    simulation.run_until(1500.0 / num_workers)  # long enough for all jobs of the other organizations
 
     for jobs, seconds in others:
         # One of four organizations gets a quarter of the workers' time, but a job needs at least its own duration.

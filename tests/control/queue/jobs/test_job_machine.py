@@ -43,7 +43,7 @@ class JobMachine(RuleBasedStateMachine):
     `committed_keys` maps the number of each committed shard to its storage key.
     """
 
-    organization: Any = None  # set by the test, which has the database
+    organization: Any = None  # set by the test, which has access to the database
 
     def __init__(self) -> None:
         super().__init__()

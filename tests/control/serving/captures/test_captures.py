@@ -1,4 +1,4 @@
-"""Requests are captured only after a customer's opt-in, expire after the requested hours, and become prompts."""
+"""Requests are captured only after a customer's opt-in. They expire after the requested hours, and serve as prompts."""
 
 import datetime as dt
 import json

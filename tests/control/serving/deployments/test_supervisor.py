@@ -107,7 +107,7 @@ def test_unreachable_storage_counts_as_a_crash(
     def unreachable(*_: object) -> None:
         raise EndpointConnectionError(endpoint_url="http://storage")
 
-    monkeypatch.setattr(FolderStorage, "get_folder", unreachable)  # as S3 would raise it
+    monkeypatch.setattr(FolderStorage, "get_folder", unreachable)  # the error that S3 would raise
     organization = make_organization()
     model = make_served_model(tmp_path / "model")
     deployment = make_deployment(model, organization, speculator=make_speculator(model, organization))
@@ -283,7 +283,7 @@ def test_a_process_that_reuses_a_recorded_pid_is_not_adopted(supervisor: Supervi
 
 
 def test_an_engine_process_that_no_row_records_is_killed(supervisor: Supervisor, tmp_path: Path) -> None:
-    """A supervisor leaves such a process if it dies between the start of the process and the update of the row."""
+    """A supervisor that dies between the start of a process and the update of the row leaves such a process."""
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     stray = subprocess.Popen(
         [*FAKE_ENGINE, "--model-dir", str(tmp_path / "model"), "--host", "127.0.0.1", "--port", "0"],

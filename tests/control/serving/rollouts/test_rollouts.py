@@ -50,8 +50,9 @@ def figures(num_requests: int = 100, acceptance: float | None = 2.0, num_failed:
 def test_the_decision_depends_on_acceptance_length_and_error_rate(
     canary: Figures, stable: Figures, code: str | None
 ) -> None:
-    """At most 2 % of a canary's requests may fail, unless more of the deployment's do, and the acceptance length
-    may drop by 10 %.
+    """The canary's error rate may be 2 %, or that of the stable deployment if it is higher.
+
+    The canary's acceptance length may be 10 % shorter than that of the stable deployment.
     """
     decision = decide(canary, stable, TERMS)
 
@@ -154,7 +155,7 @@ def test_a_worse_speculator_is_rolled_back_and_the_deployment_is_unchanged(
 @pytest.mark.parametrize(
     ("change", "code"), [("crash", "canary_crashed"), ("stop", "deployment_stopped"), ("new speculator", "superseded")]
 )
-def test_a_crash_a_stop_or_a_change_of_the_deployment_rolls_back(
+def test_a_rollout_is_rolled_back_after_a_crash_a_stop_or_a_change_of_the_deployment(
     client: Client, deployment: Deployment, new_speculator: Speculator, change: str, code: str
 ) -> None:
     made, canary = start_canary(client, deployment, new_speculator)

@@ -186,7 +186,7 @@ def test_a_restricted_key_may_have_neither_foreign_deployments_nor_all_scopes(
 
 
 def seconds_to_refuse(key_id: str) -> float:
-    """Authenticates with a well-formed but invalid key with this id. Returns: the seconds until it was refused."""
+    """Authenticates with a well-formed but invalid key with this id. Returns: the seconds until the refusal."""
     body = f"{key_id}{new_token().secret}"
     guess = f"sk_live_{body}{checksum(body)}"
     began = time.perf_counter()

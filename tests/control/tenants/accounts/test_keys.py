@@ -81,7 +81,7 @@ def test_a_key_authenticates_its_own_organization(db: None) -> None:
     assert api_key_authenticate(token).organization == own
 
 
-def test_a_known_id_with_another_secret_is_refused(db: None) -> None:
+def test_the_id_of_an_existing_key_with_another_secret_is_refused(db: None) -> None:
     key, _ = make_key()
     body = f"{key.pk}{new_token().secret}"
 

@@ -9,14 +9,14 @@ from control.tenants.authentication.views import OrganizationView
 from tests.control.factories import make_key
 from tests.control.routes import Route, api_routes
 
-# Routes that are functions, not views, cannot declare a scope.
+# Views that are functions cannot declare a scope.
 SCOPE_OF_FUNCTION = {"chat_completions": INFERENCE, "completions": INFERENCE}
 ROUTES = api_routes()
 OPERATIONS = [pytest.param(route, method, id=f"{method} {route.path}") for route in ROUTES for method in route.methods]
 
 
 def declared_scope(route: Route) -> str | None:
-    """Returns the scope that the view or its own base class declares, but not the default of `OrganizationView`."""
+    """Returns the scope that the view or a base class declares, but not the default of `OrganizationView`."""
     if not isinstance(route.view, type):
         return SCOPE_OF_FUNCTION.get(route.view.__name__)
     bases = [base for base in route.view.__mro__ if issubclass(base, OrganizationView) and base is not OrganizationView]

@@ -57,7 +57,7 @@ def stop_deployment(world: World) -> None:
     deployment_stop(deployment=world.deployment)
 
 
-# Functions that prepare the operation so that it succeeds. If one returns a body, the request sends it.
+# Functions that prepare the operation so that it succeeds. If a function returns a body, the request sends that body.
 PREPARATIONS: Mapping[str, Callable[[World], dict[str, Any] | None]] = {
     "POST /v1/uploads/{upload_id}/complete": add_part,
     "POST /v1/pipelines/{pipeline_id}/resume": cancel_pipeline,

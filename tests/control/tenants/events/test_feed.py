@@ -129,7 +129,7 @@ def test_a_refused_transition_is_not_recorded(organization: Organization) -> Non
     assert [kind for kind, _ in numbered_events(organization)] == ["job.queued", "job.cancel_requested"]
 
 
-def test_recorded_types_are_among_the_event_types_which_are_unique(organization: Organization) -> None:
+def test_all_recorded_event_types_are_declared_and_no_type_is_declared_twice(organization: Organization) -> None:
     job_submit(organization=organization, kind="training", params={})
 
     assert set(Event.objects.values_list("type", flat=True)) <= set(EVENT_TYPES)

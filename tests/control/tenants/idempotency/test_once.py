@@ -45,7 +45,7 @@ def error_code(response: Any) -> str:
 
 def test_a_repeated_request_takes_effect_once_and_gets_the_same_response(client: Client, file: File) -> None:
     first = create_batch(client, file)
-    second = create_batch(client, file, key='"once"')  # quotes belong to the syntax of the IETF's draft
+    second = create_batch(client, file, key='"once"')  # the IETF's draft writes the key in quotes
 
     assert first.status_code == second.status_code == 200
     assert first.content == second.content
@@ -147,7 +147,7 @@ def test_the_error_for_a_repetition_of_a_running_request_says_when_to_retry(
     assert Batch.objects.count() == 1
 
 
-def test_after_its_lock_expires_a_key_can_be_claimed_and_the_first_claim_stores_nothing(
+def test_a_key_whose_lock_has_expired_can_be_claimed_again_and_the_first_claim_stores_nothing(
     organization: Organization,
 ) -> None:
     claim = partial(key_claim, organization=organization, route="POST /v1/batches", key="once", fingerprint="0" * 64)

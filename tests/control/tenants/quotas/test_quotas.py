@@ -125,7 +125,7 @@ def test_deleting_files_frees_storage(db: None) -> None:
     make_file(organization, b"x" * 10)
 
 
-def test_a_full_organization_does_not_limit_others(db: None) -> None:
+def test_an_organization_at_its_quota_does_not_limit_others(db: None) -> None:
     full = with_limits(make_organization(), queued_jobs=0)
     with pytest.raises(ApiError):
         job_submit(organization=full, kind="batch", params={})

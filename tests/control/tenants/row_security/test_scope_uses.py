@@ -1,4 +1,4 @@
-"""Only the modules of a list may see rows of all organizations, each for the reason in the list."""
+"""Only the modules in `ALLOWED` may see rows of all organizations, each for the reason listed there."""
 
 import ast
 from collections.abc import Iterator

@@ -77,7 +77,7 @@ def record_event(organization: Organization, object_id: str, kind: str = "batch.
 
 
 def send_due_deliveries(sender: Sender) -> int:
-    """Sends all deliveries that are due, including deliveries that become due when an earlier one has been sent.
+    """Sends all deliveries that are due, including deliveries that become due when an earlier delivery has been sent.
 
     Returns: the number of sent deliveries.
     """

@@ -127,7 +127,7 @@ PUBLIC_URLS = [
 
 @dataclass
 class Listener:
-    """Counts and answers connections to one port of this machine, at any of its addresses."""
+    """Counts the connections to one port of this machine, and sends `response` to each."""
 
     response: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
     connections: int = 0

@@ -113,7 +113,7 @@ def test_the_deployment_check_fails_if_private_addresses_are_allowed(client: Cli
         call_command("check", deploy=True)
 
 
-def test_without_private_addresses_the_deployment_check_reports_no_webhook_error(
+def test_the_deployment_check_reports_no_webhook_error_by_default(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     call_command("check", deploy=True)

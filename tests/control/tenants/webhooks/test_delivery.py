@@ -103,7 +103,7 @@ def test_a_receiver_that_was_down_for_two_minutes_gets_all_events_in_order(
 def test_ten_killed_senders_lose_no_event(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
-    """Each sender is killed before or after the receiver gets the delivery, but before the sender records it."""
+    """Each sender is killed before or after the receiver gets the delivery, but before it is recorded."""
     make_endpoint(organization)
     rng = random.Random(0)
     events = [record_event(organization, f"batch_{number % 3}") for number in range(30)]
@@ -144,7 +144,7 @@ def test_a_delivery_that_a_sender_has_claimed_is_not_sent_by_another(
     delivery = the_delivery()
 
     def try_a_second_delivery(self: Receiver) -> ReceiverResponse:
-        assert not sender.deliver(delivery.pk), "sent twice at once"
+        assert not sender.deliver(delivery.pk), "a delivery must not be sent twice at the same time"
         return ReceiverResponse(status=200)
 
     receiver.respond = try_a_second_delivery

@@ -24,7 +24,7 @@ def make_batch(organization: Organization | None = None, num_rows: int = 5, **va
 
 
 def commit_shard(batch: Batch, shard_no: int, tmp_path: Path, *, failed_rows: frozenset[int] = frozenset()) -> None:
-    """Stores the shard's result file, in which every row has an answer, except that `failed_rows` have an error."""
+    """Stores the shard's result file, with an error for each of `failed_rows` and an answer for every other row."""
     shard = JobShard.objects.get(job=batch.job, shard_no=shard_no)
     rows = range(shard.row_from, shard.row_to)
     put_shard(shard, [entry(row, ok=row not in failed_rows) for row in rows], tmp_path)

@@ -279,7 +279,7 @@ def test_a_batch_cancelled_before_validation_ends_without_files(db: None) -> Non
     assert (batch.status, batch.output_file, batch.error_file) == ("cancelled", None, None)
 
 
-def test_a_job_that_failed_before_validation_fails_the_batch_with_its_reason(db: None) -> None:
+def test_the_error_of_a_job_that_failed_before_validation_becomes_the_error_of_its_batch(db: None) -> None:
     batch = make_batch()
 
     batch_assemble(batch=batch, final="failed", error={"code": "worker_crash_loop", "message": "It crashed."})
@@ -288,7 +288,7 @@ def test_a_job_that_failed_before_validation_fails_the_batch_with_its_reason(db:
     assert batch.errors == [{"code": "worker_crash_loop", "line": None, "message": "It crashed.", "param": None}]
 
 
-def test_a_cancelled_batch_can_be_cancelled_again_but_an_ended_one_cannot(db: None) -> None:
+def test_cancelling_a_batch_again_is_accepted_until_the_batch_has_ended(db: None) -> None:
     cancelled = make_batch()
     batch_cancel(batch=cancelled)
     assert batch_cancel(batch=cancelled).status == "cancelling"

@@ -84,7 +84,7 @@ def test_rows_listed_before_the_end_of_a_batch_are_listed_unchanged_after_it(
     assert read_rows(client, batch, after=5) == ["row-5", "row-6"]
 
 
-def test_deleted_results_are_refused_and_their_files_are_deleted(
+def test_after_the_deletion_of_its_result_file_a_batch_has_no_results_and_no_working_files(
     client: Client, transactional_db: None, batch: Batch, tmp_path: Path
 ) -> None:
     rows_key = batch.job.params["rows_key"]
@@ -92,7 +92,7 @@ def test_deleted_results_are_refused_and_their_files_are_deleted(
         commit_shard(batch, shard_no, tmp_path)
     shard_keys = list(JobShard.objects.values_list("storage_key", flat=True))
     uncommitted_key = (
-        f"{shard_keys[0].rpartition('/')[0]}/0.7.jsonl"  # stored by an attempt that lost the job before its commit
+        f"{shard_keys[0].rpartition('/')[0]}/0.7.jsonl"  # stored by an attempt that lost the job before the commit
     )
     get_storage().put_file(uncommitted_key, write_lines(tmp_path / "loser", []))
     batch_assemble(batch=batch, final="completed")
@@ -124,7 +124,7 @@ def test_a_followed_stream_continues_until_the_batch_ends(
         chunks: list[bytes] = []
         async for chunk in response:
             chunks.append(chunk)
-            if chunk == b"\n" and len(chunks) == 2:  # the first heartbeat: the next row is not finished
+            if chunk == b"\n" and len(chunks) == 2:  # a heartbeat, which is sent while the next row is unfinished
                 await sync_to_async(commit_shard)(batch, 1, tmp_path)
             elif len(chunks) == 3:
                 await sync_to_async(batch_assemble)(batch=batch, final="expired")

@@ -1,4 +1,4 @@
-"""Makes rows of a chat file. `ROWS` has a description, the content and the expected error code of invalid rows."""
+"""Makes rows of a chat file. `ROWS` lists invalid rows, each with a description and the expected error code."""
 
 import json
 from typing import Any

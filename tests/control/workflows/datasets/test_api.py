@@ -1,4 +1,4 @@
-"""Datasets over the API, with the tokenizer and chat template of a real tiny model."""
+"""The routes of /v1/datasets, with a tokenizer and a chat template in the model's folder."""
 
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ def test_without_a_tokenizer_there_is_no_preview(client: Client, organization: O
     assert response.json()["error"]["code"] == "tokenizer_not_available"
 
 
-def test_a_dataset_remains_without_its_file_but_has_no_preview(
+def test_a_dataset_whose_file_was_deleted_remains_but_has_no_preview(
     client: Client, transactional_db: None, organization: Organization, model: BaseModel
 ) -> None:
     file = make_file(organization, GOOD)

@@ -1,6 +1,6 @@
 """Promise S6 of docs/reliability.md: a chat template that needs too much time or memory is stopped within seconds.
 
-The response is then an error that names the template.
+The response is then the error `chat_template_error`.
 """
 
 import time
@@ -103,7 +103,7 @@ def test_the_number_of_concurrent_readers_is_limited_per_organization(
         response = client.post("/v1/datasets", body, content_type="application/json")
         with reader.model_reader(other_organization, model, num_shown=0) as other_reader:
             assert other_reader.readings() is None, (
-                "the reader of another organization must start; None, because `model` has a nonexistent path"
+                "this reader must start; it returns None, because `model` has a nonexistent path"
             )
 
     assert (response.status_code, response.json()["error"]["code"]) == (429, "rate_limit_exceeded")

@@ -1,4 +1,4 @@
-"""Validation of files: each hostile row is reported with its line number, and has no other effect."""
+"""Validation reports each hostile row with its line number, and continues with the next row."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def lines(rows: Iterable[bytes]) -> bytes:
 
 
 class RepeatedPiece:
-    """A stream that repeats a piece `times` times after `head` without holding it all in memory, and counts reads."""
+    """A stream of `head` and `times` pieces, which are never all in memory. `num_read` counts the bytes read."""
 
     def __init__(self, piece: bytes, times: int, head: bytes = b"") -> None:
         self._block = piece * max(1, (1 << 16) // len(piece))
@@ -49,7 +49,7 @@ class RepeatedPiece:
 
 
 @pytest.mark.parametrize(
-    ("rows", "form", "answers"),
+    ("rows", "file_format", "num_answers"),
     [
         ([GOOD, chat(), chat(custom_id="a"), chat(tools=[])], Format.CHAT, 1),
         ([b'{"prompt": "2+2?"}', b'{"prompt": "2+2?", "completion": "4"}'], Format.PROMPT, 1),
@@ -57,10 +57,15 @@ class RepeatedPiece:
         ([b'{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}'], Format.BATCH, 0),
     ],
 )
-def test_valid_files_of_every_format_are_accepted(rows: list[bytes], form: Format, answers: int) -> None:
+def test_valid_files_of_every_format_are_accepted(rows: list[bytes], file_format: Format, num_answers: int) -> None:
     findings, examples = check(b"\xef\xbb\xbf" + lines([*rows, b"", b"  "]))
 
-    assert (findings.format, findings.num_rows, findings.num_answers, findings.errors) == (form, len(rows), answers, [])
+    assert (findings.format, findings.num_rows, findings.num_answers, findings.errors) == (
+        file_format,
+        len(rows),
+        num_answers,
+        [],
+    )
     assert len(examples) == len(rows)
 
 

@@ -1,4 +1,4 @@
-"""Makes the evidence of an evaluation: the inputs, the result and the environment, which its certificate states.
+"""Makes the evidence that the certificate of an evaluation states: the inputs, the result and the environment.
 
 The evidence has the same structure as that of `workers.inference.evidence`. This module must not import Django,
 because a fake child process imports it too.

@@ -72,10 +72,12 @@ def test_an_evaluation_without_a_file_uses_the_prompts_held_out_by_the_pipeline(
     assert made["prompts_file"] == pipeline.held_out_file_id
     assert [evaluation["speculator_id"] for evaluation in client.get("/v1/evaluations").json()["data"]] == [
         pipeline.speculator_id, pipeline.speculator_id,
-    ]  # fmt: skip  # the pipeline has created the first evaluation
+    ]  # fmt: skip  # one of the two was created by the pipeline
 
 
-def test_without_a_file_and_a_pipeline_an_evaluation_is_refused(client: Client, organization: Organization) -> None:
+def test_an_evaluation_of_a_speculator_without_a_pipeline_needs_a_file(
+    client: Client, organization: Organization
+) -> None:
     response = post(client, speculator_id=make_speculator(organization).pk)
 
     assert response.status_code == 400
@@ -247,7 +249,7 @@ def test_worker_time_is_the_sum_over_all_claims() -> None:
     assert worker_seconds(job) == 5 + 30  # from each "claimed" to "retried" or "succeeded"
 
 
-def test_cancelling_an_evaluation_records_events_for_it_and_for_its_job(
+def test_cancelling_an_evaluation_records_events_for_the_evaluation_and_its_job(
     client: Client, organization: Organization
 ) -> None:
     made = create_evaluation(client, organization)

@@ -136,7 +136,7 @@ def test_a_pipeline_fails_if_the_model_answers_no_prompt() -> None:
     assert (pipeline.status, pipeline.error and pipeline.error["code"]) == ("failed", "no_answers")
 
 
-def test_a_failed_endpoint_fails_the_pipeline_and_resuming_starts_it_again() -> None:
+def test_a_failed_endpoint_fails_the_pipeline_and_resuming_starts_the_endpoint_again() -> None:
     pipeline = advance_to_stage("deploy", make_pipeline())
     error = {"code": "crash_loop", "message": "5 crashes"}
     pipeline = set_deployment_state(pipeline, Deployment.State.FAILED, error=error)
@@ -201,7 +201,7 @@ def test_a_stage_that_starts_while_its_pipeline_is_cancelled_is_stopped_too(
     job = current_job(pipeline)
     assert job is not None
     field = {"train": "training_job", "evaluate": "evaluation_job"}[stage]
-    Pipeline.objects.filter(pk=pipeline.pk).update(**{field: None})  # as if a worker were about to start it
+    Pipeline.objects.filter(pk=pipeline.pk).update(**{field: None})  # as if a worker were about to start the stage
 
     def start_stage_first(*arguments: Any) -> bool:
         Pipeline.objects.filter(pk=pipeline.pk).update(**{field: job})

@@ -152,7 +152,7 @@ def test_errors_beyond_the_limit_are_counted_but_not_listed() -> None:
 
 def test_a_file_of_many_rows_takes_little_memory() -> None:
     class Rows:
-        """A stream of 4,000 rows of 20 kB, 80 MB that are never in memory at once."""
+        """A stream of 4,000 rows of 20 kB (80 MB), of which only one row is in memory at a time."""
 
         def __init__(self) -> None:
             self._lines = (json.dumps(chat_row(str(i), content="x" * 20_000)).encode() + b"\n" for i in range(4_000))

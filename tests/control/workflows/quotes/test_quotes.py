@@ -94,7 +94,7 @@ def test_a_later_price_does_not_change_a_quote(client: Client, organization: Org
     end_pilot(quote, [20])
     price_set(model="", input_nanousd=9, output_nanousd=9)
 
-    assert client.get(f"/v1/quotes/{quote['id']}").json()["cost"]["value"] == 0.0065  # of the old price
+    assert client.get(f"/v1/quotes/{quote['id']}").json()["cost"]["value"] == 0.0065  # computed with the old price
 
 
 def test_a_quote_fails_if_its_pilot_has_no_answers(

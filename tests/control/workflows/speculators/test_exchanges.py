@@ -216,7 +216,7 @@ def test_an_archive_that_is_too_large_when_unpacked_is_refused(
 def test_a_small_archive_that_is_large_when_unpacked_is_refused(
     client: Client, organization: Organization, model: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The quota limits the size of uploads but not of their unpacked content, so a limit follows the archive's size."""
+    """The quota limits only the size of archives, so the unpacked size is limited relative to the archive's size."""
     monkeypatch.setattr("control.workflows.speculators.services._FREE_BYTES", 1 << 10)
     bomb = zipped(**{"config.json": b"{}", "model.safetensors": bytes(1 << 20)})
 
@@ -241,7 +241,7 @@ def test_a_failed_import_leaves_no_stored_objects(
     assert sorted((get_config().storage_dir / organization.pk).rglob("model.safetensors")) == before
 
 
-# Deletion. Each of these functions makes a use of the speculator that forbids its deletion.
+# Deletion. Each of these functions puts the speculator to a use during which it cannot be deleted.
 
 
 def _deploy(speculator: Speculator) -> None:

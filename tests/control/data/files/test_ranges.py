@@ -57,7 +57,7 @@ def test_a_range_beyond_the_end_is_refused_with_the_size_of_the_file(
 def test_a_range_is_ignored_if_the_file_has_changed(client: Client, organization: Organization) -> None:
     _, _, headers = get(client, organization)
 
-    same = get(client, organization, range="bytes=100-", if_range=headers["ETag"])
-    other = get(client, organization, range="bytes=100-", if_range='"other"')
-    assert (same[0], same[1]) == (206, CONTENT[100:])
-    assert (other[0], other[1]) == (200, CONTENT)
+    with_current_etag = get(client, organization, range="bytes=100-", if_range=headers["ETag"])
+    with_other_etag = get(client, organization, range="bytes=100-", if_range='"other"')
+    assert (with_current_etag[0], with_current_etag[1]) == (206, CONTENT[100:])
+    assert (with_other_etag[0], with_other_etag[1]) == (200, CONTENT)

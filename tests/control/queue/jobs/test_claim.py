@@ -34,36 +34,36 @@ from workers.contracts import FailureClass
 pytestmark = pytest.mark.django_db
 
 ROWS = ShardRows(completed=1, failed=0, usage={"total_tokens": 3})
-STALE_WRITES: dict[str, Callable[[Claim], object]] = {
-    "renew": lambda old: job_renew(claim=old),
-    "progress": lambda old: job_progress(claim=old, done=1, total=2, unit="rows"),
-    "metrics": lambda old: job_metrics(claim=old, metrics={"loss": 1.0}),
-    "checkpoint": lambda old: job_commit_checkpoint(claim=old, storage_prefix="p", step=1),
-    "shard": lambda old: job_commit_shard(claim=old, shard_no=0, storage_key="k", rows=ROWS),
-    "blame": lambda old: job_blame_shards(claim=old, shard_nos=[0]),
-    "succeed": lambda old: job_succeed(claim=old, result={}),
-    "fail": lambda old: job_fail(claim=old, failure=INFRA),
-    "cancelled": lambda old: job_end_cancelled(claim=old),
-    "release": lambda old: job_release(claim=old),
+WRITES: dict[str, Callable[[Claim], object]] = {
+    "renew": lambda claimed: job_renew(claim=claimed),
+    "progress": lambda claimed: job_progress(claim=claimed, done=1, total=2, unit="rows"),
+    "metrics": lambda claimed: job_metrics(claim=claimed, metrics={"loss": 1.0}),
+    "checkpoint": lambda claimed: job_commit_checkpoint(claim=claimed, storage_prefix="p", step=1),
+    "shard": lambda claimed: job_commit_shard(claim=claimed, shard_no=0, storage_key="k", rows=ROWS),
+    "blame": lambda claimed: job_blame_shards(claim=claimed, shard_nos=[0]),
+    "succeed": lambda claimed: job_succeed(claim=claimed, result={}),
+    "fail": lambda claimed: job_fail(claim=claimed, failure=INFRA),
+    "cancelled": lambda claimed: job_end_cancelled(claim=claimed),
+    "release": lambda claimed: job_release(claim=claimed),
 }
 
 
-@pytest.mark.parametrize("write", STALE_WRITES)
+@pytest.mark.parametrize("write", WRITES)
 def test_a_write_with_an_old_fence_changes_nothing(write: str) -> None:
     job = submit()
     add_shards(job, 4)
-    old = claim(job)
+    outdated_claim = claim(job)
     expire_lease(job)
     claim(job, "another worker")
     before = snapshot(job)
 
     with pytest.raises(LeaseLost):
-        STALE_WRITES[write](old)
+        WRITES[write](outdated_claim)
 
     assert snapshot(job) == before
 
 
-@pytest.mark.parametrize("write", STALE_WRITES)
+@pytest.mark.parametrize("write", WRITES)
 def test_a_write_after_the_end_of_the_job_changes_nothing(write: str) -> None:
     job = submit()
     add_shards(job, 4)
@@ -72,7 +72,7 @@ def test_a_write_after_the_end_of_the_job_changes_nothing(write: str) -> None:
     before = snapshot(job)
 
     with pytest.raises(LeaseLost):
-        STALE_WRITES[write](current_claim)
+        WRITES[write](current_claim)
 
     assert snapshot(job) == before
 

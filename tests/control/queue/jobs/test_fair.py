@@ -46,9 +46,9 @@ class Simulation:
         """Lets the next worker that becomes free complete its job and claim another. Returns: the simulated time."""
         worker = min(range(len(self.free_at)), key=lambda n: self.free_at[n])
         now = self.free_at[worker]
-        if done := self.running.pop(worker, None):
-            finish(done, self.length(done))
-            self.ended_at[done.job_id] = now
+        if ended := self.running.pop(worker, None):
+            finish(ended, self.length(ended))
+            self.ended_at[ended.job_id] = now
         if (claim := job_claim_next(worker=str(worker))) is None:
             self.free_at[worker] = float("inf")
         else:
@@ -89,8 +89,8 @@ def test_organizations_with_equal_backlogs_get_equal_time_however_long_their_job
     owner_of |= dict.fromkeys(simulation.submit(short, 80, 10.0), "short")
     simulation.run_until(960.0)  # neither organization has run out of jobs
 
-    done = Counter(owner_of[job] for job in simulation.ended_at)
-    assert abs(done["long"] * 60 - done["short"] * 10) <= 60  # the duration of one long job
+    num_ended = Counter(owner_of[job] for job in simulation.ended_at)
+    assert abs(num_ended["long"] * 60 - num_ended["short"] * 10) <= 60  # the duration of one long job
 
 
 def test_an_organization_gains_no_advantage_from_time_without_jobs() -> None:

@@ -65,12 +65,12 @@ class JobMachine(RuleBasedStateMachine):
         """Writes with the claim, which must fail if and only if the claim is outdated."""
         is_current_claim = self.is_current(claim)
         try:
-            done = write()
+            result = write()
         except LeaseLost:
             assert not is_current_claim, "the current claim was refused"
             return None
         assert is_current_claim, "an outdated claim was accepted"
-        return done
+        return result
 
     @rule(worker=st.sampled_from(["a", "b"]))
     def claim(self, worker: str) -> None:

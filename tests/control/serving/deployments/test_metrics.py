@@ -110,9 +110,9 @@ def test_samples_are_kept_for_a_week(deployment: Deployment) -> None:
 def test_metrics_of_another_organizations_deployment_are_hidden(
     client: Client, other_organization: Organization
 ) -> None:
-    theirs = deployment_create(organization=other_organization, name="endpoint", base_model=make_base_model())
+    foreign = deployment_create(organization=other_organization, name="endpoint", base_model=make_base_model())
 
-    assert client.get(f"/v1/deployments/{theirs.pk}/metrics").status_code == 404
+    assert client.get(f"/v1/deployments/{foreign.pk}/metrics").status_code == 404
 
 
 def test_the_supervisor_samples_ready_deployments(supervisor: Supervisor, tmp_path: Path) -> None:

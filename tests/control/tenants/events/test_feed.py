@@ -155,20 +155,20 @@ def test_events_of_each_organization_are_numbered_without_gaps(
 
 def test_an_event_that_is_committed_late_is_numbered_after_events_already_read(organization: Organization) -> None:
     """The event that is created first but committed last has the smaller `number` and the larger `seq`."""
-    late_event = record_event(organization, "late")
-    Event.objects.filter(pk=late_event.pk).delete()  # as long as its transaction is not committed, the row is invisible
-    early_event = record_event(organization, "early")
+    committed_last = record_event(organization, "late")
+    Event.objects.filter(pk=committed_last.pk).delete()  # the row is invisible until its transaction is committed
+    committed_first = record_event(organization, "early")
     events_number(organization)
     Event.objects.create(
-        number=late_event.number,
-        id=late_event.id,
+        number=committed_last.number,
+        id=committed_last.id,
         organization=organization,
-        type=late_event.type,
-        object_id=late_event.object_id,
+        type=committed_last.type,
+        object_id=committed_last.object_id,
     )
 
     assert [name for _, name in numbered_events(organization)] == ["early", "late"]
-    assert early_event.number > late_event.number
+    assert committed_first.number > committed_last.number
 
 
 def test_the_list_is_paged_in_both_orders_and_can_be_filtered(client: Client, organization: Organization) -> None:

@@ -58,13 +58,13 @@ def test_every_table_that_leads_to_an_organization_has_a_forced_policy(postgres:
 
 
 def test_without_filters_no_table_shows_a_foreign_row(postgres: str) -> None:
-    mine, other = make_organization(), make_organization()
+    organization, other = make_organization(), make_organization()
     rows: dict[type[models.Model], set[Any]] = {}
     for model in tenant_models():
-        rows[model] = {make_any_row(model, mine).pk}
+        rows[model] = {make_any_row(model, organization).pk}
         make_any_row(model, other)
 
-    with as_tenant(mine.pk):
+    with as_tenant(organization.pk):
         visible = {model: set(model._base_manager.values_list("pk", flat=True)) for model in rows}
 
     for model, pks in rows.items():
@@ -83,10 +83,10 @@ def test_without_filters_no_table_shows_a_foreign_row(postgres: str) -> None:
 def test_the_api_shows_no_foreign_rows_even_without_the_filters_of_the_services(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, other = make_organization(), make_organization()
+    organization, other = make_organization(), make_organization()
     other_world = World(other)
     foreign = set(other_world.ids_of_all_objects().values())
-    client = client_of(mine)
+    client = client_of(organization)
     original = QuerySet._filter_or_exclude  # type: ignore[attr-defined]  # private; every filter calls it
 
     def unfiltered(self: Any, negate: bool, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -106,9 +106,9 @@ def test_the_api_shows_no_foreign_rows_even_without_the_filters_of_the_services(
 
 
 def test_rows_of_another_organization_cannot_be_written(postgres: str) -> None:
-    mine, other = make_organization(), make_organization()
+    organization, other = make_organization(), make_organization()
     job = make_job(other)
-    with as_tenant(mine.pk):
+    with as_tenant(organization.pk):
         with pytest.raises(ProgrammingError, match="row-level security"):
             make_job(other)
         with pytest.raises(ProgrammingError, match="row-level security"):
@@ -129,9 +129,9 @@ def test_an_organization_can_read_shared_models_but_not_write_them(postgres: str
 
 
 def test_the_tenant_of_a_block_survives_commits_rollbacks_and_savepoints(postgres: str) -> None:
-    mine, other = make_organization(), make_organization()
-    own, foreign = make_job(mine).pk, make_job(other).pk
-    with as_tenant(mine.pk):
+    organization, other = make_organization(), make_organization()
+    own, foreign = make_job(organization).pk, make_job(other).pk
+    with as_tenant(organization.pk):
         assert visible_jobs() == {own}
         with transaction.atomic():
             assert visible_jobs() == {own}
@@ -235,9 +235,9 @@ def test_a_claim_has_the_organization_of_its_job(postgres: str) -> None:
 
 
 def test_requests_to_the_api_see_the_rows_of_their_organization(postgres: str) -> None:
-    mine, other = make_organization(), make_organization()
-    own, foreign = make_file(mine), make_file(other)
-    client = client_of(mine)
+    organization, other = make_organization(), make_organization()
+    own, foreign = make_file(organization), make_file(other)
+    client = client_of(organization)
 
     assert [file["id"] for file in client.get("/v1/files").json()["data"]] == [own.pk]
     assert b"".join(client.get(f"/v1/files/{own.pk}/content"))

@@ -90,7 +90,7 @@ def test_one_distillation_trains_two_speculators(client: Client, organization: O
         ({"held_out_file": None}, 400, "held_out_file"),
         ({"model": "other"}, 400, "distillation_id"),
         ({"distillation_id": "distill_none"}, 404, "distillation_id"),
-        ({}, 409, "distillation_id"),
+        ({}, 409, "distillation_id"),  # the batch of the distillation has not ended
     ],
 )
 def test_a_pipeline_with_an_unsuitable_distillation_is_refused(

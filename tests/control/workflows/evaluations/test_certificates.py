@@ -83,13 +83,13 @@ def test_verification_detects_any_single_changed_value(path: tuple[Any, ...]) ->
 def test_verification_detects_added_and_removed_values_and_changed_types() -> None:
     certificate = round_tripped(certificate_of(make_evidence()))
     forgeries: tuple[Callable[[dict[str, Any]], object], ...] = (
-        lambda c: c["statement"].pop("counts"),
-        lambda c: c["statement"].update(note="trust me"),
-        lambda c: c.update(note="trust me"),
-        lambda c: c["statement"]["counts"].update(equal=20.0),
-        lambda c: c["statement"].update(dtype="\ud800"),
-        lambda c: c.pop("signature"),
-        lambda c: c.update(statement=None),
+        lambda forged: forged["statement"].pop("counts"),
+        lambda forged: forged["statement"].update(note="trust me"),
+        lambda forged: forged.update(note="trust me"),
+        lambda forged: forged["statement"]["counts"].update(equal=20.0),
+        lambda forged: forged["statement"].update(dtype="\ud800"),
+        lambda forged: forged.pop("signature"),
+        lambda forged: forged.update(statement=None),
     )
     for forge in forgeries:
         forged = copy.deepcopy(certificate)

@@ -194,7 +194,7 @@ def test_each_shard_of_a_batch_is_counted_once_for_the_batchs_key_and_project(or
     assert (record.api_key_id, record.project_id) == (key.pk, project.pk)
 
 
-def test_no_caller_is_set_after_a_request(organization: Organization) -> None:
+def test_the_current_caller_is_reset_after_each_request(organization: Organization) -> None:
     assert client_of(organization).get("/v1/models").status_code == 200
     assert current_caller() is None
     assert client_of(organization).get("/v1/files/none").status_code == 404

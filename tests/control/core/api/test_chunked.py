@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_connection")
 BOUNDARY = "b0undary"
 FORM = "".join(
     f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+    # The name of the second field is closed by its own quote, so that a file name can follow.
     for name, value in (("purpose", "batch"), ('file"; filename="rows.jsonl', '{"a": 1}'))
 )
 

@@ -55,7 +55,7 @@ def test_a_job_records_the_request_that_created_it(client: Client, organization:
     assert origin_of(job.pk) == {"request_id": REQUEST_ID}
 
 
-def test_a_job_that_no_request_created_has_no_origin(organization: Organization) -> None:
+def test_a_job_that_was_not_created_by_a_request_has_no_origin(organization: Organization) -> None:
     with capture_logs():
         assert origin_of("job_unknown") == {}
 

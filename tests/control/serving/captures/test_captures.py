@@ -34,12 +34,12 @@ def deployment(organization: Organization) -> Deployment:
     return deployment_create(organization=organization, name="math", base_model=make_base_model("tiny"))
 
 
-def body(content: str, **values: Any) -> dict[str, Any]:
+def chat_body(content: str, **values: Any) -> dict[str, Any]:
     return {"model": "math", "messages": [{"role": "user", "content": content}], **values}
 
 
 def capture_request(deployment: Deployment, content: str, **values: Any) -> bool:
-    return request_capture(deployment_id=deployment.pk, endpoint=CHAT, body=body(content, **values))
+    return request_capture(deployment_id=deployment.pk, endpoint=CHAT, body=chat_body(content, **values))
 
 
 def rows_of(file_id: str) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def test_pruning_keeps_only_the_newest_requests_and_none_of_a_deleted_deployment
 def test_a_request_that_arrives_during_the_opt_out_is_deleted_too(deployment: Deployment) -> None:
     capture_end(capture=capture_set(deployment=deployment, hours=2))
     CapturedRequest.objects.create(
-        deployment=deployment, organization=deployment.organization, endpoint=CHAT, body=body("late")
+        deployment=deployment, organization=deployment.organization, endpoint=CHAT, body=chat_body("late")
     )
 
     captures_prune()

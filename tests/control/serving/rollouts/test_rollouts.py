@@ -50,7 +50,7 @@ def figures(num_requests: int = 100, acceptance: float | None = 2.0, num_failed:
 def test_the_decision_depends_on_acceptance_length_and_error_rate(
     canary: Figures, stable: Figures, code: str | None
 ) -> None:
-    """The canary's error rate may be 2 %, or that of the stable deployment if it is higher.
+    """The canary's error rate may be 2 %, or that of the stable deployment if that is higher.
 
     The canary's acceptance length may be 10 % shorter than that of the stable deployment.
     """
@@ -92,9 +92,9 @@ def update_deployment(deployment: Deployment, **values: Any) -> Deployment:
 
 def add_samples(deployment: Deployment, *, requests: int, accepted: int, drafts: int = 10) -> None:
     """Adds a sample of the engine's counters at zero, and one after the requests."""
-    for share in (0, 1):
-        counters = {**dict.fromkeys(COUNTERS, 0.0), "requests": requests * share, "drafts": drafts * share}
-        sample_keep(deployment=deployment, counters={**counters, "accepted_tokens": accepted * share})
+    for factor in (0, 1):
+        counters = {**dict.fromkeys(COUNTERS, 0.0), "requests": requests * factor, "drafts": drafts * factor}
+        sample_keep(deployment=deployment, counters={**counters, "accepted_tokens": accepted * factor})
 
 
 def start_canary(client: Client, deployment: Deployment, new_speculator: Speculator) -> tuple[Any, Deployment]:
@@ -153,7 +153,7 @@ def test_a_worse_speculator_is_rolled_back_and_the_deployment_is_unchanged(
 
 
 @pytest.mark.parametrize(
-    ("change", "code"), [("crash", "canary_crashed"), ("stop", "deployment_stopped"), ("new speculator", "superseded")]
+    ("change", "code"), [("crash", "canary_crashed"), ("stop", "deployment_stopped"), ("no speculator", "superseded")]
 )
 def test_a_rollout_is_rolled_back_after_a_crash_a_stop_or_a_change_of_the_deployment(
     client: Client, deployment: Deployment, new_speculator: Speculator, change: str, code: str

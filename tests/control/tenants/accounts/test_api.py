@@ -51,7 +51,7 @@ def test_a_new_key_is_accepted_and_shown_only_once(client: Client) -> None:
     assert made["hint"].endswith(made["key"][-4:])
 
 
-def test_repeating_the_creation_of_a_key_with_one_idempotency_key_returns_the_same_key_without_secret(
+def test_an_idempotent_repetition_of_the_creation_of_an_api_key_does_not_show_the_secret_again(
     client: Client,
 ) -> None:
     first = client.post(

@@ -107,7 +107,7 @@ def test_each_result_appears_once_in_input_order_whichever_shard_is_committed_la
     assert lines_of(batch.error_file)[0] == entry(3, ok=False)["output"]
     assert (batch.total, batch.completed, batch.failed, batch.unanswered) == (5, 4, 1, 0)
     assert batch.errors_by_code == {"http_400": 1}
-    assert batch.usage == {"input_tokens": 12, "output_tokens": 8, "total_tokens": 20}
+    assert batch.usage == {"input_tokens": 12, "output_tokens": 8, "total_tokens": 20}  # of four answers
     with get_storage().open(batch.tokens_key) as tokens:
         assert [json.loads(line) for line in tokens.read().splitlines()] == [
             {
@@ -123,6 +123,7 @@ def test_each_result_appears_once_in_input_order_whichever_shard_is_committed_la
 def test_results_of_a_split_shard_are_in_input_order(db: None, tmp_path: Path) -> None:
     batch = make_batch()
     batch_validate(batch=batch)
+    # The first shard is split as after repeated crashes: the new shard has the highest number, but not the last rows.
     first = JobShard.objects.get(job=batch.job, shard_no=0)
     JobShard.objects.filter(pk=first.pk).update(row_to=1)
     JobShard.objects.create(job=batch.job, shard_no=3, row_from=1, row_to=2)
@@ -224,11 +225,11 @@ def test_if_two_workers_assemble_a_batch_the_files_of_the_faster_one_are_kept(
 @pytest.mark.parametrize(
     "entries",
     [
-        [entry(0)],
-        [entry(0), entry(0)],
-        [entry(1), entry(0)],
-        [entry(0), entry(1), entry(2)],
-        [entry(0), entry(1, custom_id="row-9")],
+        [entry(0)],  # a missing row
+        [entry(0), entry(0)],  # a repeated row
+        [entry(1), entry(0)],  # the wrong order
+        [entry(0), entry(1), entry(2)],  # a row of no shard
+        [entry(0), entry(1, custom_id="row-9")],  # the wrong id
         [],
     ],
 )

@@ -165,7 +165,7 @@ def test_a_finished_evaluation_has_a_report_and_a_verifiable_certificate(
     assert (evaluation.speculator.report, evaluation.speculator.plot_key) == (REPORT, "e/report.png")
 
 
-def test_an_evaluation_that_an_older_version_stored_is_shown(client: Client, organization: Organization) -> None:
+def test_an_evaluation_stored_by_an_older_version_is_shown(client: Client, organization: Organization) -> None:
     evaluation = make_finished(client, organization)
     signed = {"object": "certificate", "of": "an older version"}
     Evaluation.objects.update(settings={"concurrencies": ["2"], "temperature": 0}, certificate=signed)

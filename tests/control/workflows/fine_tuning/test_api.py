@@ -217,7 +217,7 @@ def test_checkpoints_of_the_evaluation_are_not_listed(client: Client, training_f
     assert "metrics" not in [event["type"] for event in client.get(f"{JOBS}/{body['id']}/events").json()["data"]]
 
 
-def test_a_job_that_an_older_version_stored_is_shown(client: Client, training_file: File) -> None:
+def test_a_job_stored_by_an_older_version_is_shown(client: Client, training_file: File) -> None:
     body = create(client, training_file).json()
     pipeline = train_two_checkpoints(pipeline_of(body))
     FineTuningJob.objects.update(hyperparameters=["auto"], metadata={"a": 1})

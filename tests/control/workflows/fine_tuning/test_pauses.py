@@ -134,8 +134,8 @@ def test_a_customer_cannot_resume_a_job_that_a_cap_paused(client: Client, url: s
 
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "spend_cap_reached")
     assert refused["x-should-retry"] == "false"
-    body = client.get(url).json()
-    assert (body["status"], body["turbo"]["waiting_for"]) == ("paused", "spend_cap")
+    job = client.get(url).json()
+    assert (job["status"], job["turbo"]["waiting_for"]) == ("paused", "spend_cap")
 
 
 def test_the_completion_window_of_a_paused_batch_is_extended(client: Client, url: str, pipeline: Pipeline) -> None:

@@ -62,7 +62,7 @@ def test_a_live_pipeline_shows_its_report_and_times(client: Client, organization
     assert body["deployment_id"] == pipeline.deployment_id
 
 
-def test_a_pipeline_that_an_older_version_stored_is_shown_as_it_is(client: Client, organization: Organization) -> None:
+def test_a_pipeline_stored_by_an_older_version_is_shown_unchanged(client: Client, organization: Organization) -> None:
     pipeline = end_evaluation(advance_to_stage("evaluate", make_pipeline(organization)))
     Pipeline.objects.update(training=["medusa"], evaluation="none", gate=1, error={"reason": "slow"})
     Job.objects.update(result=[1], metrics=[2], paused={"code": "spend_cap_reached"})

@@ -128,7 +128,10 @@ def test_a_second_import_under_the_same_name_is_the_next_version(
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
     archive = content(client, file["id"])
 
-    assert [import_speculator(client, organization, archive, name="heads")["version"] for _ in range(2)] == [2, 3]
+    assert [import_speculator(client, organization, archive, name="heads")["version"] for _ in range(2)] == [
+        2,
+        3,
+    ]  # version 1 was exported
 
 
 def test_exporting_to_a_format_that_does_not_support_the_kind_is_refused(
@@ -158,7 +161,7 @@ def test_a_speculator_in_training_cannot_be_exported(client: Client, speculator:
     assert error["code"] == "speculator_not_ready"
 
 
-def test_a_report_that_an_older_version_stored_is_shown_as_it_is(client: Client, speculator: Speculator) -> None:
+def test_a_report_stored_by_an_older_version_is_shown_unchanged(client: Client, speculator: Speculator) -> None:
     Speculator.objects.update(training=["medusa"], report="fast")
 
     body = client.get(f"/v1/speculators/{speculator.pk}").json()

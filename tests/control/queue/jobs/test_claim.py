@@ -148,13 +148,13 @@ def test_a_failed_job_is_due_without_a_delay_if_its_cancellation_was_requested()
 
 
 def test_rows_of_workers_that_died_long_ago_are_deleted() -> None:
-    for name in ("dead", "silent"):
+    for name in ("dead", "alive"):
         worker_beat(worker=name, role="jobs")
     Worker.objects.filter(pk="dead").update(heartbeat_at=Now() - timedelta(days=2))
 
     worker_beat(worker="new", role="jobs")
 
-    assert set(Worker.objects.values_list("pk", flat=True)) == {"silent", "new"}
+    assert set(Worker.objects.values_list("pk", flat=True)) == {"alive", "new"}
 
 
 def test_a_job_that_has_ended_cannot_be_cancelled() -> None:

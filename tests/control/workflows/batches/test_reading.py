@@ -91,10 +91,9 @@ def test_after_the_deletion_of_its_result_file_a_batch_has_no_results_and_no_wor
     for shard_no in range(4):
         commit_shard(batch, shard_no, tmp_path)
     shard_keys = list(JobShard.objects.values_list("storage_key", flat=True))
-    uncommitted_key = (
-        f"{shard_keys[0].rpartition('/')[0]}/0.7.jsonl"  # stored by an attempt that lost the job before the commit
-    )
-    get_storage().put_file(uncommitted_key, write_lines(tmp_path / "loser", []))
+    # The file of shard 0 that an attempt with the fence 7 stored, but could not commit because it had lost the job.
+    uncommitted_key = f"{shard_keys[0].rpartition('/')[0]}/0.7.jsonl"
+    get_storage().put_file(uncommitted_key, write_lines(tmp_path / "uncommitted", []))
     batch_assemble(batch=batch, final="completed")
     tokens_key = batch.tokens_key
     assert batches_tidy() == 0, "the job has not ended, so a worker may still read the rows"

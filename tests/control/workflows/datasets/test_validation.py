@@ -58,7 +58,7 @@ class RepeatedPiece:
     ],
 )
 def test_valid_files_of_every_format_are_accepted(rows: list[bytes], file_format: Format, num_answers: int) -> None:
-    findings, examples = check(b"\xef\xbb\xbf" + lines([*rows, b"", b"  "]))
+    findings, examples = check(b"\xef\xbb\xbf" + lines([*rows, b"", b"  "]))  # a byte order mark, and blank lines
 
     assert (findings.format, findings.num_rows, findings.num_answers, findings.errors) == (
         file_format,

@@ -128,10 +128,8 @@ def test_a_second_import_under_the_same_name_is_the_next_version(
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
     archive = content(client, file["id"])
 
-    assert [import_speculator(client, organization, archive, name="heads")["version"] for _ in range(2)] == [
-        2,
-        3,
-    ]  # version 1 was exported
+    # The exported speculator is version 1 of the name "heads".
+    assert [import_speculator(client, organization, archive, name="heads")["version"] for _ in range(2)] == [2, 3]
 
 
 def test_exporting_to_a_format_that_does_not_support_the_kind_is_refused(

@@ -32,7 +32,7 @@ TOKEN = "a token of the engine"
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
-    """Maps the name and the label values of each sample, sorted by the names of the labels, to the sample's value."""
+    """Returns {(name, label value, ...): value of the sample}, with the labels in alphabetical order."""
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -54,7 +54,7 @@ def test_requests_are_counted_by_route_and_status(client: Client) -> None:
     client.get("/v1/jobs/job_1")
     client.get("/v1/jobs/job_2")
     client.get("/nothing/here")
-    client.generic("INVENTED", "/nothing/here")
+    client.generic("INVENTED", "/nothing/here")  # an unknown method must not become a label
 
     after = scrape()
     assert after[known_route] - before.get(known_route, 0) == 2
@@ -67,8 +67,8 @@ def test_requests_are_counted_by_route_and_status(client: Client) -> None:
 def test_metrics_count_jobs_by_kind_and_state_and_give_the_age_of_the_oldest_waiting_job(
     organization: Organization,
 ) -> None:
-    old = make_job(organization, kind=Job.Kind.BATCH)
-    Job.objects.filter(pk=old.pk).update(created_at=timezone.now() - timedelta(seconds=90))
+    oldest_job = make_job(organization, kind=Job.Kind.BATCH)
+    Job.objects.filter(pk=oldest_job.pk).update(created_at=timezone.now() - timedelta(seconds=90))
     make_job(organization, kind=Job.Kind.BATCH)
     make_job(organization, kind=Job.Kind.TRAINING, priority=1, not_before=timezone.now() + timedelta(hours=1))
     make_job(organization, kind=Job.Kind.TRAINING, status=Job.Status.PAUSED)

@@ -90,6 +90,7 @@ def test_the_api_shows_no_foreign_rows_even_without_the_filters_of_the_services(
     original = QuerySet._filter_or_exclude  # type: ignore[attr-defined]  # private; every filter calls it
 
     def unfiltered(self: Any, negate: bool, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Applies a filter without its conditions on the organization and on the job."""
         remaining = {
             name: value for name, value in kwargs.items() if name.split("__")[0] not in ("organization", "job")
         }

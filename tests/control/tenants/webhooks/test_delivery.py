@@ -103,7 +103,7 @@ def test_a_receiver_that_was_down_for_two_minutes_gets_all_events_in_order(
 def test_ten_killed_senders_lose_no_event(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
-    """Each sender is killed before or after the receiver gets the delivery, but before it is recorded."""
+    """Each sender is killed before or after the receiver gets the delivery, but before the result is recorded."""
     make_endpoint(organization)
     rng = random.Random(0)
     events = [record_event(organization, f"batch_{number % 3}") for number in range(30)]

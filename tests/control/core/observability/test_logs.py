@@ -107,7 +107,7 @@ def test_a_child_process_logs_in_its_supervisors_format_with_the_ids_of_its_job(
         assert "fence=3" in child.stderr
         assert "ZeroDivisionError" in child.stderr
         return
-    written, broke = (json.loads(line) for line in child.stderr.splitlines())
-    assert written.items() >= {**ids, "event": "shard written", "shard": 7, "level": "info"}.items()
-    assert broke.items() >= ids.items()
-    assert "ZeroDivisionError" in broke["exception"]
+    info_line, error_line = (json.loads(line) for line in child.stderr.splitlines())
+    assert info_line.items() >= {**ids, "event": "shard written", "shard": 7, "level": "info"}.items()
+    assert error_line.items() >= ids.items()
+    assert "ZeroDivisionError" in error_line["exception"]

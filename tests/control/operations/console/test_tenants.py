@@ -95,7 +95,7 @@ def test_a_delivery_is_replayed_and_the_audit_event_names_the_operator(operator:
     assert (event.action, event.object_id, event.actor_id) == ("webhook_delivery.replay", delivery.pk, "operator")
 
 
-def test_a_disabled_endpoint_is_enabled_again(operator: Client) -> None:
+def test_a_button_enables_a_disabled_endpoint(operator: Client) -> None:
     endpoint = make_delivery().endpoint
     WebhookEndpoint.objects.update(disabled=WebhookEndpoint.Disabled.FAILING)
 
@@ -105,7 +105,7 @@ def test_a_disabled_endpoint_is_enabled_again(operator: Client) -> None:
     assert AuditEvent.objects.get().action == "webhook_endpoint.update"
 
 
-def test_no_page_shows_the_secret_of_an_endpoint(operator: Client) -> None:
+def test_the_page_of_an_endpoint_does_not_show_its_secret(operator: Client) -> None:
     endpoint, secret = endpoint_create(organization=make_organization(), url="https://93.184.216.34/", events=["*"])
 
     assert secret.removeprefix("whsec_") not in page(operator, change_path("webhooks_webhookendpoint", endpoint.pk))
@@ -154,7 +154,7 @@ def test_speculators_are_compared_side_by_side(operator: Client) -> None:
         page(operator, f"{reverse('speculators-compare')}?ids={speculators[1].pk},{speculators[0].pk},spec_unknown")
     )
     assert "<td>acceptance length</td><td>2.5</td><td>1.5</td>" in text
-    assert text.index("acceptance length") < text.index("zebra")
+    assert text.index("acceptance length") < text.index("zebra")  # unknown figures come last
 
 
 def test_the_queue_and_the_comparison_need_a_permission(onlooker: Client) -> None:

@@ -83,7 +83,7 @@ def test_a_hundred_concurrent_workers_do_not_exceed_the_quota_of_running_jobs(st
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
 def test_a_hundred_concurrent_uploads_do_not_exceed_the_quota_of_storage(stack: LiveStack) -> None:
-    organization = with_limits(stack.organization, storage_bytes=55)
+    organization = with_limits(stack.organization, storage_bytes=55)  # enough for 5 files of 10 bytes
 
     def upload() -> None:
         with as_tenant(organization.pk):
@@ -126,16 +126,16 @@ def test_deleting_files_frees_storage(db: None) -> None:
 
 
 def test_an_organization_at_its_quota_does_not_limit_others(db: None) -> None:
-    full = with_limits(make_organization(), queued_jobs=0)
+    limited = with_limits(make_organization(), queued_jobs=0)
     with pytest.raises(ApiError):
-        job_submit(organization=full, kind="batch", params={})
+        job_submit(organization=limited, kind="batch", params={})
     with across_tenants(Across.COMMAND):
         job_submit(organization=make_organization(), kind="batch", params={})
 
 
 def test_jobs_that_continue_accepted_work_are_exempt_from_the_quota(db: None) -> None:
-    full = with_limits(make_organization(), queued_jobs=0)
-    job_submit(organization=full, kind="training", params={}, is_continuation=True)
+    limited = with_limits(make_organization(), queued_jobs=0)
+    job_submit(organization=limited, kind="training", params={}, is_continuation=True)
 
 
 def test_an_operator_sets_limits_in_the_console_and_removes_them_again(db: None) -> None:

@@ -16,9 +16,13 @@ from tests.control.world import BODIES, FORM, NO_BODY, World
 
 SENTINEL = "written-by-a-stranger"
 PROJECT_MODELS = [model for model in apps.get_models() if model.__module__.startswith("control.")]
+# The names of all columns, which the tests try to write.
 FIELDS = sorted({field.attname for model in PROJECT_MODELS for field in model._meta.concrete_fields}
                 | {field.name for model in PROJECT_MODELS for field in model._meta.concrete_fields})  # fmt: skip
-GATEWAY = ("/v1/chat/completions", "/v1/completions")  # the engine refuses unknown members
+GATEWAY = (
+    "/v1/chat/completions",
+    "/v1/completions",
+)  # the gateway sends bodies to the engine, which refuses unknown members
 WRITES = [
     (route, method)
     for route in api_routes()

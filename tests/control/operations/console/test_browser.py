@@ -125,9 +125,7 @@ def page_paths(claim: Claim) -> dict[str, str]:
             f"form-{model}": f"{reverse(f'admin:{model}_add')}?organization={world.organization.pk}"
             for model in models_with_add_form
         },
-        "form-change-speculator": reverse(
-            "admin:deployments_deployment_change_served", args=[quote(world.deployment.pk)]
-        ),
+        "form-change": reverse("admin:deployments_deployment_change_served", args=[quote(world.deployment.pk)]),
         **{f"list-{model}": reverse(f"admin:{model}_changelist") for model in lists},
         **{name: change_path(model, pk) for name, (model, pk) in rows.items()},
     }

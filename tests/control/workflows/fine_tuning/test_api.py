@@ -106,24 +106,25 @@ def test_hyperparameters_of_openai_and_of_turbo_are_passed_to_the_training(
 
 def test_a_succeeded_job_names_its_fine_tuned_model(client: Client, training_file: File) -> None:
     body = create(client, training_file).json()
+    # The default gate of a fine-tuning job has no minimum speedup.
     pipeline = end_evaluation(advance_to_stage("evaluate", pipeline_of(body)), speedup=0.9)
 
-    response_body = client.get(f"{JOBS}/{body['id']}").json()
+    job = client.get(f"{JOBS}/{body['id']}").json()
 
-    assert (response_body["status"], response_body["fine_tuned_model"]) == ("succeeded", pipeline.name)
-    assert response_body["finished_at"] is not None
-    assert response_body["turbo"]["speculator_id"] == pipeline.speculator_id
+    assert (job["status"], job["fine_tuned_model"]) == ("succeeded", pipeline.name)
+    assert job["finished_at"] is not None
+    assert job["turbo"]["speculator_id"] == pipeline.speculator_id
 
 
 def test_with_deploy_the_fine_tuned_model_is_the_name_of_a_deployment(client: Client, training_file: File) -> None:
     body = create(client, training_file, turbo={"deploy": True}).json()
     pipeline = set_deployment_state(advance_to_stage("deploy", pipeline_of(body)), "ready")
 
-    response_body = client.get(f"{JOBS}/{body['id']}").json()
+    job = client.get(f"{JOBS}/{body['id']}").json()
 
-    assert (response_body["status"], response_body["turbo"]["state"]) == ("succeeded", "live")
+    assert (job["status"], job["turbo"]["state"]) == ("succeeded", "live")
     assert pipeline.deployment is not None
-    assert pipeline.deployment.name == response_body["fine_tuned_model"]
+    assert pipeline.deployment.name == job["fine_tuned_model"]
 
 
 def test_the_error_of_the_pipeline_is_the_error_of_the_job(client: Client, training_file: File) -> None:
@@ -133,13 +134,13 @@ def test_the_error_of_the_pipeline_is_the_error_of_the_job(client: Client, train
     end_evaluation(advance_to_stage("evaluate", pipeline_of(unequal)), outputs_equal=1)
 
     for body, code in ((failed, "out_of_memory"), (unequal, "gate_rejected")):
-        response_body = client.get(f"{JOBS}/{body['id']}").json()
-        assert (response_body["status"], response_body["error"]["code"], response_body["error"]["param"]) == (
+        job = client.get(f"{JOBS}/{body['id']}").json()
+        assert (job["status"], job["error"]["code"], job["error"]["param"]) == (
             "failed",
             code,
             None,
         )
-        assert response_body["fine_tuned_model"] is None
+        assert job["fine_tuned_model"] is None
 
 
 def test_a_job_can_be_cancelled_until_it_has_ended(client: Client, training_file: File) -> None:
@@ -196,10 +197,10 @@ def test_checkpoints_show_the_metrics_of_their_step(client: Client, training_fil
     body = create(client, training_file).json()
     pipeline = train_two_checkpoints(pipeline_of(body))
 
-    response_body = client.get(f"{JOBS}/{body['id']}/checkpoints").json()
+    job = client.get(f"{JOBS}/{body['id']}/checkpoints").json()
 
-    assert [checkpoint["step_number"] for checkpoint in response_body["data"]] == [20, 10]
-    last = response_body["data"][0]
+    assert [checkpoint["step_number"] for checkpoint in job["data"]] == [20, 10]
+    last = job["data"][0]
     assert last["metrics"] == {"step": 20, "train_loss": 0.05, "acceptance_length": 2.0}
     assert last["fine_tuned_model_checkpoint"] == f"{pipeline.name}:ckpt-step-20"
     assert last["fine_tuning_job_id"] == body["id"]
@@ -225,15 +226,15 @@ def test_a_job_stored_by_an_older_version_is_shown(client: Client, training_file
     Job.objects.update(paused={"message": "It waits."})
     JobEvent.objects.filter(job=pipeline.training_job).update(data={})
 
-    response_body = client.get(f"{JOBS}/{body['id']}").json()
+    job = client.get(f"{JOBS}/{body['id']}").json()
 
-    assert (response_body["hyperparameters"], response_body["metadata"], response_body["seed"]) == (
+    assert (job["hyperparameters"], job["metadata"], job["seed"]) == (
         ["auto"],
         {"a": 1},
         "7",
     )
-    assert (response_body["turbo"]["kind"], response_body["turbo"]["hyperparameters"]) == (None, {"heads": 2})
-    assert response_body["error"] == {"code": "failed", "message": "The job failed.", "param": None}
+    assert (job["turbo"]["kind"], job["turbo"]["hyperparameters"]) == (None, {"heads": 2})
+    assert job["error"] == {"code": "failed", "message": "The job failed.", "param": None}
     assert client.get(f"{JOBS}/{body['id']}/events").status_code == 200
     assert client.get(f"{JOBS}/{body['id']}/checkpoints").json()["data"][0]["step_number"] is None
     Pipeline.objects.update(status=Pipeline.Status.TRAINING)

@@ -197,10 +197,10 @@ def test_checkpoints_show_the_metrics_of_their_step(client: Client, training_fil
     body = create(client, training_file).json()
     pipeline = train_two_checkpoints(pipeline_of(body))
 
-    job = client.get(f"{JOBS}/{body['id']}/checkpoints").json()
+    checkpoints = client.get(f"{JOBS}/{body['id']}/checkpoints").json()["data"]
 
-    assert [checkpoint["step_number"] for checkpoint in job["data"]] == [20, 10]
-    last = job["data"][0]
+    assert [checkpoint["step_number"] for checkpoint in checkpoints] == [20, 10]
+    last = checkpoints[0]
     assert last["metrics"] == {"step": 20, "train_loss": 0.05, "acceptance_length": 2.0}
     assert last["fine_tuned_model_checkpoint"] == f"{pipeline.name}:ckpt-step-20"
     assert last["fine_tuning_job_id"] == body["id"]

@@ -9,7 +9,7 @@ from django.test import Client
 from tests.control.routes import Route
 from tests.control.world import FORM, World, example_bodies
 
-WRITING = ("POST", "PUT", "PATCH")
+METHODS_WITH_BODY = ("POST", "PUT", "PATCH")
 
 
 def path_of(route: Route, world: World, **values: str) -> str:
@@ -18,16 +18,16 @@ def path_of(route: Route, world: World, **values: str) -> str:
 
 
 def call(client: Client, world: World, method: str, route: Route, path: str, body: dict[str, Any] | None = None) -> Any:
-    """Sends a valid body unless one is given, so that only the path can cause an error."""
-    if method not in WRITING:
+    """Sends `body` or, by default, a valid body, so that only the path can cause an error."""
+    if method not in METHODS_WITH_BODY:
         response = client.generic(method, path)
         if response.streaming:
-            response.close()  # closes the file that it reads
+            response.close()  # closes the stored file
         return response
-    entry = example_bodies()[f"{method} {route.path}"]
-    if entry is FORM:
+    valid_body = example_bodies()[f"{method} {route.path}"]
+    if valid_body is FORM:
         return client.post(path, {**form_file(route), "purpose": "batch"})
-    content = json.dumps(entry.make(world) if body is None else body)
+    content = json.dumps(valid_body.make(world) if body is None else body)
     return client.generic(method, path, content, "application/json")
 
 

@@ -10,7 +10,7 @@ from tests.leaks import responses_checked, secrets_in
 
 @pytest.fixture(autouse=True)
 def _check_for_leaks(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Promise S8, checked after every test."""
+    """Checks in every test that responses and logs contain no secret (promise S8 of docs/reliability.md)."""
     with responses_checked():
         yield
     assert secrets_in(caplog.text) == [], "the log contains a secret"

@@ -21,7 +21,7 @@ class Route:
     methods: tuple[str, ...]
 
     def kind_of(self, parameter: str) -> str:
-        """The parameter's name in `World.id_of`, where `job_id` of OpenAI's fine-tuning paths has a name of its own."""
+        """The parameter's name in `World.id_of`: the `job_id` of a fine-tuning path is called `fine_tuning_job_id`."""
         return f"fine_tuning_{parameter}" if self.path.startswith("/v1/fine_tuning/") else parameter
 
     @property

@@ -42,8 +42,8 @@ CHECKS = [
 ]
 CASES, SOAK_CASES = 2_000, 10_000
 SHARE_WITH_EXISTING_IDS = 0.75  # the share of cases that name existing objects
-# Maps a member of a body that names an object to the parameter of `World.id_of` for that object's id. (For `dataset_id`
-# it is an entry that `Fuzzer` adds: quotes need a dataset with token counts.)
+# Maps a member of a body that names an object to the parameter of `World.id_of` for that object's id. The id
+# `counted_dataset_id` is added by `Fuzzer`, because quotes need a dataset with token counts.
 REFERENCES = {
     "file_id": "file_id", "input_file_id": "file_id", "prompts_file": "file_id", "held_out_file": "file_id",
     "training_file": "file_id", "validation_file": "file_id", "model": "name", "dataset_id": "counted_dataset_id",
@@ -59,7 +59,7 @@ class Fuzzer:
         _, token = make_key(organization)
         self._headers = {"Authorization": f"Bearer {token}"}
         self._world = World(organization)
-        self._ids = {**self._world.everything(), "counted_dataset_id": self._world.counted_dataset.pk}
+        self._ids = {**self._world.ids_of_all_objects(), "counted_dataset_id": self._world.counted_dataset.pk}
         self._random = random.Random(0)
         self.num_responses: Counter[int] = Counter()
 
@@ -91,9 +91,9 @@ def fuzzer(organization: Organization, one_connection: None, monkeypatch: pytest
 
 def operations() -> Iterator[APIOperation[Any, Any, Any, Any]]:
     schema = schemathesis.openapi.from_wsgi("/v1/openapi.json", _application)
-    for found in schema.get_all_operations():
-        assert isinstance(found, Ok), found
-        yield found.ok()
+    for result in schema.get_all_operations():
+        assert isinstance(result, Ok), result
+        yield result.ok()
 
 
 def _application(environ: Any, start_response: Any) -> list[bytes]:
@@ -119,13 +119,13 @@ def cases_of(operation: APIOperation[Any, Any, Any, Any]) -> st.SearchStrategy[C
 
 
 def fuzz(fuzzer: Fuzzer, num_cases: int, subtests: Any) -> None:
-    everything = list(operations())
-    each = -(-num_cases // len(everything))
-    for operation in everything:
+    all_operations = list(operations())
+    cases_per_operation = -(-num_cases // len(all_operations))  # rounded up
+    for operation in all_operations:
 
         @seed(0)
         @settings(
-            max_examples=each, phases=[Phase.generate], database=None, deadline=None,
+            max_examples=cases_per_operation, phases=[Phase.generate], database=None, deadline=None,
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         @given(case=cases_of(operation))
@@ -135,7 +135,7 @@ def fuzz(fuzzer: Fuzzer, num_cases: int, subtests: Any) -> None:
         with subtests.test(operation.label):
             run()
     assert sum(fuzzer.num_responses.values()) >= num_cases * 0.9, (
-        "fewer requests than operations with few distinct cases can explain"
+        "more than a tenth of the requests is missing; only operations with few distinct cases may send fewer"
     )
     assert fuzzer.num_responses[200] + fuzzer.num_responses[201] > num_cases / 10, (
         "too few accepted requests: only refusals are tested"
@@ -143,10 +143,10 @@ def fuzz(fuzzer: Fuzzer, num_cases: int, subtests: Any) -> None:
 
 
 @pytest.mark.timeout(900)  # the test took six minutes on a busy machine
-def test_two_thousand_generated_requests_are_answered_as_documented(fuzzer: Fuzzer, subtests: Any) -> None:
+def test_two_thousand_generated_requests_get_documented_responses(fuzzer: Fuzzer, subtests: Any) -> None:
     fuzz(fuzzer, CASES, subtests)
 
 
 @pytest.mark.soak
-def test_ten_thousand_generated_requests_are_answered_as_documented(fuzzer: Fuzzer, subtests: Any) -> None:
+def test_ten_thousand_generated_requests_get_documented_responses(fuzzer: Fuzzer, subtests: Any) -> None:
     fuzz(fuzzer, SOAK_CASES, subtests)

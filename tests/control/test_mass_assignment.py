@@ -15,10 +15,14 @@ from tests.control.routes import Route, api_routes
 from tests.control.world import FORM, NO_BODY, World, example_bodies
 
 SENTINEL = "written-by-a-stranger"
-OURS = [model for model in apps.get_models() if model.__module__.startswith("control.")]
-FIELDS = sorted({field.attname for model in OURS for field in model._meta.concrete_fields}
-                | {field.name for model in OURS for field in model._meta.concrete_fields})  # fmt: skip
-GATEWAY = ("/v1/chat/completions", "/v1/completions")  # the engine refuses unknown members
+PROJECT_MODELS = [model for model in apps.get_models() if model.__module__.startswith("control.")]
+# The names of all columns, which the tests try to write.
+FIELDS = sorted({field.attname for model in PROJECT_MODELS for field in model._meta.concrete_fields}
+                | {field.name for model in PROJECT_MODELS for field in model._meta.concrete_fields})  # fmt: skip
+GATEWAY = (
+    "/v1/chat/completions",
+    "/v1/completions",
+)  # the gateway sends bodies to the engine, which refuses unknown members
 WRITES = [
     (route, method)
     for route in api_routes()
@@ -48,9 +52,9 @@ def world(organization: Organization) -> World:
     return World(organization)
 
 
-def stored() -> str:
+def all_rows_as_json() -> str:
     """Every row of every table of the project."""
-    return json.dumps([list(model._default_manager.values()) for model in OURS], default=str)
+    return json.dumps([list(model._default_manager.values()) for model in PROJECT_MODELS], default=str)
 
 
 def send(client: Client, method: str, path: str, body: dict[str, Any]) -> Any:
@@ -59,24 +63,24 @@ def send(client: Client, method: str, path: str, body: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(("route", "method"), json_bodies())
 def test_the_error_for_an_undeclared_member_names_it(route: Route, method: str, client: Client, world: World) -> None:
-    """Adds one undeclared member at a time, because the error for one would hide that another is accepted."""
+    """Adds one undeclared member at a time, because an error for one member would hide that another is accepted."""
     body, path = example_bodies()[f"{method} {route.path}"].make(world), path_of(route, world)
 
-    for name in sorted(set(FIELDS) - declared(route, method)):
+    for name in sorted(set(FIELDS) - declared_members(route, method)):
         error = send(client, method, path, {**body, name: {"x": SENTINEL}}).json()["error"]
         assert (error["code"], error["param"]) == ("unknown_parameter", name)
 
-    assert SENTINEL not in stored()
+    assert SENTINEL not in all_rows_as_json()
 
 
 @pytest.mark.parametrize(("route", "method"), params(NO_BODY))
-def test_an_operation_without_a_body_ignores_the_members_of_one(
+def test_an_operation_that_takes_no_body_ignores_a_body(
     route: Route, method: str, client: Client, world: World
 ) -> None:
     response = send(client, method, path_of(route, world), dict.fromkeys(FIELDS, SENTINEL))
 
     assert response.status_code < 500
-    assert SENTINEL not in stored()
+    assert SENTINEL not in all_rows_as_json()
 
 
 @pytest.mark.parametrize(("route", "method"), params(FORM))
@@ -86,17 +90,17 @@ def test_a_form_writes_only_its_declared_fields(route: Route, method: str, clien
     response = client.post(path_of(route, world), {**fields, **form_file(route), "purpose": "batch"})
 
     assert response.status_code < 500
-    assert SENTINEL not in stored()
+    assert SENTINEL not in all_rows_as_json()
 
 
-def test_the_check_finds_a_sentinel_that_was_written(world: World) -> None:
+def test_the_search_of_all_rows_finds_a_sentinel_that_was_written(world: World) -> None:
     Organization.objects.filter(pk=world.organization.pk).update(name=SENTINEL)
 
-    assert SENTINEL in stored()
-    assert issubclass(OURS[0], models.Model)
+    assert SENTINEL in all_rows_as_json()
+    assert issubclass(PROJECT_MODELS[0], models.Model)
 
 
-def declared(route: Route, method: str) -> set[str]:
+def declared_members(route: Route, method: str) -> set[str]:
     """The members that the OpenAPI document declares for the operation's body."""
     document = generate()
     operation = document["paths"][route.path][method.lower()]

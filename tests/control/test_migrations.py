@@ -1,7 +1,8 @@
 """Promise U2 of docs/reliability.md: a release and the previous release can use one database at the same time.
 
-The previous release neither reads nor writes new columns. So a migration may not remove a table or column that the
-previous release uses, and a column that is missing in its INSERT statements needs a default in the database.
+The previous release neither reads nor writes new columns. A migration may therefore not remove a table or column that
+the previous release uses, and a new column needs a default in the database, because INSERT statements of the previous
+release lack the column.
 """
 
 from collections.abc import Iterator
@@ -42,18 +43,18 @@ def operations() -> Iterator[tuple[str, Any, Any]]:
 def incompatibility(operation: Any, state: Any, app: str) -> str | None:
     """The reason why the operation would break the previous release, or None."""
     if isinstance(operation, REMOVING_OPERATIONS):
-        return f"{type(operation).__name__} removes what the older release uses"
+        return f"{type(operation).__name__} removes what the previous release uses"
     if isinstance(operation, migrations.AddField) and not is_optional(operation.field):
-        return f"add {operation.name}: the older release inserts rows without it; use null=True or db_default"
+        return f"add {operation.name}: the previous release inserts rows without it; use null=True or db_default"
     if isinstance(operation, migrations.AlterField):
         before = state.models[app, operation.model_name_lower].fields[operation.name]
         if before.null and not operation.field.null:
-            return f"alter {operation.name}: the older release writes null"
+            return f"alter {operation.name}: the previous release writes null"
         shorter = (operation.field.max_length or 0) < (before.max_length or 0)
         if type(before) is not type(operation.field) or shorter:
-            return f"alter {operation.name}: the older release writes another type, or longer values"
+            return f"alter {operation.name}: the previous release writes another type, or longer values"
     if isinstance(operation, migrations.AddConstraint):
-        return f"constraint {operation.constraint.name}: the older release may violate it"
+        return f"constraint {operation.constraint.name}: the previous release may violate it"
     return None
 
 
@@ -62,13 +63,13 @@ def is_optional(field: Any) -> bool:
 
 
 def test_migrations_are_compatible_with_the_previous_release() -> None:
-    found = []
+    incompatibilities = []
     for name, operation, state in operations():
         if (problem := incompatibility(operation, state, name.partition(".")[0])) is not None:
-            found.append(f"{name} {problem}")
+            incompatibilities.append(f"{name} {problem}")
 
-    assert [line for line in found if not any(line.startswith(safe) for safe in SAFE)] == []
-    assert all(any(line.startswith(safe) for line in found) for safe in SAFE), (
+    assert [line for line in incompatibilities if not any(line.startswith(safe) for safe in SAFE)] == []
+    assert all(any(line.startswith(safe) for line in incompatibilities) for safe in SAFE), (
         "an entry of SAFE matches no incompatibility"
     )
 

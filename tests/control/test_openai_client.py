@@ -85,14 +85,14 @@ def test_batches_are_created_cancelled_and_listed_with_their_errors(openai_clien
     )
     assert created.status == "validating"
     assert created.metadata == {"project": "one"}
-    row = Batch.objects.get(pk=created.id)
-    assert batch_validate(batch=row)
+    batch = Batch.objects.get(pk=created.id)
+    assert batch_validate(batch=batch)
     running = openai_client.batches.retrieve(created.id)
     assert (running.status, running.model) == ("in_progress", "tiny")
     assert running.request_counts is not None
     assert running.request_counts.total == 3
     assert openai_client.batches.cancel(created.id).status == "cancelling"
-    batch_assemble(batch=row, final="cancelled")
+    batch_assemble(batch=batch, final="cancelled")
     ended = next(iter(openai_client.batches.list(limit=1)))
 
     assert ended.status == "cancelled"

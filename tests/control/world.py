@@ -40,16 +40,16 @@ class World:
         """A valid id for the parameter of a path or body. Raises: KeyError: the parameter is unknown."""
         return str(example_ids()[parameter](self))
 
-    def everything(self) -> dict[str, str]:
-        """One id for each parameter."""
+    def ids_of_all_objects(self) -> dict[str, str]:
+        """Creates one object of each kind. Returns: an id for each parameter."""
         return {name: self.id_of(name) for name in example_ids()}
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
     make: Callable[[World], dict[str, Any]]
-    # Maps a member of the body to the parameter of `World.id_of` whose value it takes.
-    refers: Mapping[str, str] = field(default_factory=dict)
+    # Maps each member of the body that names an object to the parameter of `World.id_of` for the object's id.
+    references: Mapping[str, str] = field(default_factory=dict)
 
 
 Ids = Mapping[str, Callable[[World], Any]]
@@ -86,7 +86,7 @@ def _merged(table: str) -> dict[str, Any]:
 
 
 def with_reference(body: dict[str, Any], member: str, value: str) -> dict[str, Any]:
-    """Returns `body` with `value` at the path `member`: `deployment_ids.0` names a list, `training.x` an object."""
+    """Returns `body` with `value` at the path `member`, which leads into a list (`ids.0`) or object (`training.x`)."""
     name, _, rest = member.partition(".")
     if not rest:
         return {**body, name: value}

@@ -13,7 +13,7 @@ from control.tenants.accounts.models import Organization
 from slipstream import Client, ConflictError, NotFoundError
 from tests.control.billing.spending.support import make_quote
 from tests.control.factories import make_base_model, make_key, make_organization
-from tests.control.models.adapters.support import CONFIG, SHAPES, tensor, weights_of
+from tests.control.models.adapters.support import CONFIG, SHAPES, tensor_name, weights_of
 from tests.control.serving.deployments.support import make_speculator
 from tests.sdk.test_contract import TRANSPORT, URL, rows
 
@@ -79,7 +79,7 @@ def test_an_adapter_is_uploaded_from_its_folder_and_served(
     client: Client, base_model: BaseModel, tmp_path: Path
 ) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
-    weights = weights_of({tensor(side): shape for side, shape in SHAPES.items()})
+    weights = weights_of({tensor_name(side): shape for side, shape in SHAPES.items()})
     (tmp_path / "adapter_model.safetensors").write_bytes(weights)
 
     adapter = client.adapters.upload(tmp_path, name="tone", model="tiny")

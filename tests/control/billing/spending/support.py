@@ -1,4 +1,4 @@
-"""Creates quotes without the batch that usually measures the length of answers."""
+"""Creates quotes that are not based on a pilot, so that no batch has to run."""
 
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization

@@ -1,4 +1,4 @@
-"""Spend caps of an organization, of a project and of a quote."""
+"""When the spend cap of an organization, project or quote is reached, batches are paused and requests are refused."""
 
 import datetime as dt
 from typing import Any
@@ -23,12 +23,13 @@ from tests.control.factories import client_of, make_base_model, make_key
 from tests.control.queue.jobs.helpers import claim
 from tests.control.workflows.batches.helpers import make_batch
 
-USD = 10**9
+DOLLAR = 10**9  # in nanodollars
 
 
 @pytest.fixture(autouse=True)
 def _price(db: None) -> None:
-    price_set(model="", input_nanousd=USD, output_nanousd=USD, batch_percent=100)
+    """A token costs a dollar, in batches as well."""
+    price_set(model="", input_nanousd=DOLLAR, output_nanousd=DOLLAR, batch_percent=100)
 
 
 def spend(organization: Organization, dollars: int, **values: Any) -> None:
@@ -48,7 +49,7 @@ def status_of(batch: Batch) -> str:
 
 
 def test_a_job_whose_cancellation_was_requested_is_not_paused(organization: Organization) -> None:
-    """Cancellation was requested while a worker ran the job and had not noticed it yet."""
+    """The cancellation was requested while a worker ran the job, and the worker has not noticed the request yet."""
     SpendCap.objects.create(organization=organization, nanousd=0)
     batch = make_batch(organization)
     running_claim = claim(batch.job)
@@ -68,8 +69,8 @@ def test_a_wrong_clock_of_a_worker_does_not_resume_paused_jobs(
     SpendCap.objects.create(organization=organization, nanousd=0)
     batch = make_batch(organization)
     pause(batch)
-    tomorrow = timezone.now() + dt.timedelta(days=2)
-    monkeypatch.setattr("django.utils.timezone.now", lambda: tomorrow)
+    wrong_time = timezone.now() + dt.timedelta(days=2)  # after the end of the completion window
+    monkeypatch.setattr("django.utils.timezone.now", lambda: wrong_time)
 
     batches_review()
 
@@ -78,7 +79,7 @@ def test_a_wrong_clock_of_a_worker_does_not_resume_paused_jobs(
 
 def test_a_cap_can_be_created_changed_and_deleted(client: Client, organization: Organization) -> None:
     spend(organization, 2)
-    spend(organization, 50, at=timezone.now() - dt.timedelta(days=40))
+    spend(organization, 50, at=timezone.now() - dt.timedelta(days=40))  # caps limit the spending of a month
 
     made = client.post("/v1/spend_caps", {"amount": 2.5}, content_type="application/json")
     assert made.status_code == 201, made.content
@@ -103,7 +104,7 @@ def test_an_invalid_amount_is_refused(client: Client, amount: object) -> None:
 
 def test_the_cap_of_a_project_counts_and_limits_only_that_project(organization: Organization) -> None:
     project, other = (project_create(organization=organization, name=name) for name in ("a", "b"))
-    SpendCap.objects.create(organization=organization, project=project, nanousd=3 * USD)
+    SpendCap.objects.create(organization=organization, project=project, nanousd=3 * DOLLAR)
     spend(organization, 100)
     spend(organization, 2, project_id=project.pk)
 
@@ -117,7 +118,7 @@ def test_the_cap_of_a_project_counts_and_limits_only_that_project(organization: 
 def test_spending_of_another_organization_does_not_count_towards_a_cap(
     organization: Organization, other_organization: Organization
 ) -> None:
-    SpendCap.objects.create(organization=organization, nanousd=USD)
+    SpendCap.objects.create(organization=organization, nanousd=DOLLAR)
     spend(other_organization, 5)
 
     assert cap_reached(Caller(organization_id=organization.pk)) is None
@@ -131,11 +132,11 @@ def test_a_paused_batch_shows_its_pause_and_resumes_when_the_cap_is_raised(
     batch = make_batch(organization)
     pause(batch)
 
-    shown = client.get(f"/v1/batches/{batch.pk}").json()
-    assert shown["paused"]["code"] == "spend_cap_reached"
-    assert shown["paused"]["cap_id"] == cap.pk
+    body = client.get(f"/v1/batches/{batch.pk}").json()
+    assert body["paused"]["code"] == "spend_cap_reached"
+    assert body["paused"]["cap_id"] == cap.pk
     job = client.get(f"/v1/jobs/{batch.job_id}").json()
-    assert (job["status"], job["paused"]) == ("paused", shown["paused"])
+    assert (job["status"], job["paused"]) == ("paused", body["paused"])
     batches_review()
     assert status_of(batch) == "paused", "nothing has changed"
 
@@ -156,8 +157,8 @@ def test_a_batch_stays_paused_until_its_quote_and_its_organization_both_allow_sp
     batch = make_batch(organization, quote=quote)
     pause(batch)
 
-    shown = client.patch(f"/v1/quotes/{quote.pk}", {"cap": None}, content_type="application/json").json()
-    assert (shown["cap"], status_of(batch)) == (None, "paused")
+    body = client.patch(f"/v1/quotes/{quote.pk}", {"cap": None}, content_type="application/json").json()
+    assert (body["cap"], status_of(batch)) == (None, "paused")
     client.delete(f"/v1/spend_caps/{cap.pk}")
     assert status_of(batch) == "queued"
 
@@ -184,7 +185,7 @@ def test_the_cap_of_another_organizations_quote_cannot_be_changed(
     assert quote.cap_nanousd == 0
 
 
-def test_requests_to_endpoints_are_refused_once_their_organization_has_reached_its_cap(
+def test_requests_of_an_organization_that_has_reached_its_cap_are_refused(
     organization: Organization,
 ) -> None:
     SpendCap.objects.create(organization=organization, nanousd=0)

@@ -25,7 +25,7 @@ DAY = dt.timedelta(days=1)
 MINUTE = dt.timedelta(minutes=1)
 
 
-def add(organization: Organization, at: dt.datetime = NOON, **values: Any) -> None:
+def add_usage(organization: Organization, at: dt.datetime = NOON, **values: Any) -> None:
     caller = Caller(
         organization_id=organization.pk,
         api_key_id=values.pop("api_key_id", ""),
@@ -41,7 +41,7 @@ def unix(moment: dt.datetime) -> int:
     return int(moment.timestamp())
 
 
-def usage(client: Client, query: str = "", *, start: dt.datetime = NOON, end: dt.datetime = NOON + DAY) -> Any:
+def get_usage(client: Client, query: str = "", *, start: dt.datetime = NOON, end: dt.datetime = NOON + DAY) -> Any:
     times = f"start_time={unix(start)}&end_time={unix(end)}"
     response = client.get(f"/v1/organization/usage/completions?{times}&{query}")
     assert response.status_code == 200, response.content
@@ -55,33 +55,34 @@ def results(page: Any, *names: str) -> list[tuple[Any, ...]]:
 
 def test_usage_within_one_minute_is_summed(organization: Organization) -> None:
     for second in (0, 30, 59):
-        add(organization, NOON + dt.timedelta(seconds=second), input=10, output=1)
-    add(organization, NOON + MINUTE, input=1)
+        add_usage(organization, NOON + dt.timedelta(seconds=second), input=10, output=1)
+    add_usage(organization, NOON + MINUTE, input=1)
 
     rows = UsageRecord.objects.order_by("minute").values_list("minute", "input_tokens", "output_tokens", "requests")
     assert list(rows) == [(NOON, 30, 3, 3), (NOON + MINUTE, 1, 0, 1)]
 
 
-@pytest.mark.parametrize(("width", "num_buckets", "filled"), [("1m", 60, 0), ("1h", 24, 0), ("1d", 2, 0)])
+# The default of 60 minutes, and the 24 hours from noon to noon, which belong to two days.
+@pytest.mark.parametrize(("width", "num_buckets", "index_with_usage"), [("1m", 60, 0), ("1h", 24, 0), ("1d", 2, 0)])
 def test_buckets_without_usage_are_listed_too(
-    client: Client, organization: Organization, width: str, num_buckets: int, filled: int
+    client: Client, organization: Organization, width: str, num_buckets: int, index_with_usage: int
 ) -> None:
-    add(organization, NOON, input=5)
+    add_usage(organization, NOON, input=5)
 
-    page = usage(client, f"bucket_width={width}")
+    page = get_usage(client, f"bucket_width={width}")
 
     assert len(page["data"]) == num_buckets
-    assert [bool(bucket["results"]) for bucket in page["data"]].index(True) == filled
+    assert [bool(bucket["results"]) for bucket in page["data"]].index(True) == index_with_usage
     borders = [(bucket["start_time"], bucket["end_time"]) for bucket in page["data"]]
     assert all(end == start for (_, end), (start, _) in pairwise(borders))
 
 
 def test_usage_is_paged_to_the_end(client: Client, organization: Organization) -> None:
     for day in range(5):
-        add(organization, NOON + day * DAY, input=day)
+        add_usage(organization, NOON + day * DAY, input=day)
     query, pages = "limit=2", []
     while True:
-        page = usage(client, query, start=NOON, end=NOON + 4 * DAY + MINUTE)
+        page = get_usage(client, query, start=NOON, end=NOON + 4 * DAY + MINUTE)
         pages.append(results(page, "input_tokens"))
         if not page["has_more"]:
             break
@@ -92,23 +93,23 @@ def test_usage_is_paged_to_the_end(client: Client, organization: Organization) -
 
 
 def test_usage_can_be_grouped_and_filtered(client: Client, organization: Organization) -> None:
-    add(organization, input=1, model="a", api_key_id="k1", project_id="p1")
-    add(organization, input=2, model="a", api_key_id="k2", is_batch=True)
-    add(organization, input=4, model="b", api_key_id="k1", project_id="p1")
+    add_usage(organization, input=1, model="a", api_key_id="k1", project_id="p1")
+    add_usage(organization, input=2, model="a", api_key_id="k2", is_batch=True)
+    add_usage(organization, input=4, model="b", api_key_id="k1", project_id="p1")
 
-    assert results(usage(client), "input_tokens", "model") == [(7, None)]
-    assert results(usage(client, "group_by[]=model"), "model", "input_tokens") == [("a", 3), ("b", 4)]
-    by_two = usage(client, "group_by=project_id&group_by=batch")
+    assert results(get_usage(client), "input_tokens", "model") == [(7, None)]
+    assert results(get_usage(client, "group_by[]=model"), "model", "input_tokens") == [("a", 3), ("b", 4)]
+    by_two = get_usage(client, "group_by=project_id&group_by=batch")
     assert results(by_two, "project_id", "batch", "input_tokens") == [(None, True, 2), ("p1", False, 5)]
-    assert results(usage(client, "models[]=b&models[]=c"), "input_tokens") == [(4,)]
-    assert results(usage(client, "api_key_ids=k2"), "input_tokens") == [(2,)]
-    assert results(usage(client, "batch=false"), "input_tokens") == [(5,)]
+    assert results(get_usage(client, "models[]=b&models[]=c"), "input_tokens") == [(4,)]
+    assert results(get_usage(client, "api_key_ids=k2"), "input_tokens") == [(2,)]
+    assert results(get_usage(client, "batch=false"), "input_tokens") == [(5,)]
 
 
 def test_usage_of_another_organization_is_not_shown(client: Client, other_organization: Organization) -> None:
-    add(other_organization, input=9)
+    add_usage(other_organization, input=9)
 
-    assert results(usage(client), "input_tokens") == []
+    assert results(get_usage(client), "input_tokens") == []
     total = client.get(f"/v1/usage?start_time={unix(NOON)}&end_time={unix(NOON + DAY)}").json()
     assert total["input_tokens"] == 0
 
@@ -137,12 +138,13 @@ def test_an_invalid_query_is_refused(client: Client, query: str, param: str) -> 
 
 def test_costs_are_computed_with_the_prices_at_the_time_of_use(client: Client, organization: Organization) -> None:
     price_set(model="", input_nanousd=100, output_nanousd=400)
-    add(organization, input=1_000_000, output=500_000)
+    add_usage(organization, input=1_000_000, output=500_000)
     price_set(model="", input_nanousd=999, output_nanousd=999)
 
     times = f"start_time={unix(NOON)}&end_time={unix(NOON + DAY)}"
     page = client.get(f"/v1/organization/costs?{times}").json()
     UsageCostsResponse.model_validate(page, strict=True)
+    # 1,000,000 * 100 + 500,000 * 400 nanodollars
     assert results(page, "amount", "line_item") == [({"value": 0.3, "currency": "usd"}, None)]
 
     lines = client.get(f"/v1/organization/costs?{times}&group_by[]=line_item").json()
@@ -161,9 +163,9 @@ def test_costs_are_computed_with_the_prices_at_the_time_of_use(client: Client, o
 def test_a_model_can_have_its_own_price_and_batches_cost_half(organization: Organization) -> None:
     price_set(model="", input_nanousd=100, output_nanousd=100)
     price_set(model="expensive", input_nanousd=1000, output_nanousd=1000)
-    add(organization, model="expensive", input=10)
-    add(organization, model="expensive", input=10, is_batch=True)
-    add(organization, model="other", input=10)
+    add_usage(organization, model="expensive", input=10)
+    add_usage(organization, model="expensive", input=10, is_batch=True)
+    add_usage(organization, model="other", input=10)
 
     rows = UsageRecord.objects.order_by("model", "is_batch").values_list("input_nanousd", flat=True)
     assert list(rows) == [10_000, 5_000, 1_000]
@@ -181,8 +183,8 @@ def test_each_shard_of_a_batch_is_counted_once_for_the_batchs_key_and_project(or
     add_shards(batch.job, 2, 1)
     batch_claim = claim(batch.job)
     for shard_no, (completed, failed) in {0: (2, 0), 1: (0, 1)}.items():
-        used = {"prompt_tokens": 10 * (completed + failed), "completion_tokens": 3 * completed}
-        rows = ShardRows(completed=completed, failed=failed, usage=used)
+        tokens = {"prompt_tokens": 10 * (completed + failed), "completion_tokens": 3 * completed}
+        rows = ShardRows(completed=completed, failed=failed, usage=tokens)
         for _ in range(2):
             batch_commit_shard(batch=batch, claim=batch_claim, shard_no=shard_no, storage_key=f"{shard_no}", rows=rows)
 
@@ -192,7 +194,7 @@ def test_each_shard_of_a_batch_is_counted_once_for_the_batchs_key_and_project(or
     assert (record.api_key_id, record.project_id) == (key.pk, project.pk)
 
 
-def test_no_caller_is_set_after_a_request(organization: Organization) -> None:
+def test_the_current_caller_is_reset_after_each_request(organization: Organization) -> None:
     assert client_of(organization).get("/v1/models").status_code == 200
     assert current_caller() is None
     assert client_of(organization).get("/v1/files/none").status_code == 404

@@ -1,3 +1,5 @@
+"""A request body over the limit is refused. If the length of the body is known, nothing of it is read."""
+
 import asyncio
 import json
 from collections.abc import Sequence
@@ -48,9 +50,10 @@ def test_a_body_whose_content_length_is_too_large_is_refused_without_reading_it(
 def test_a_body_of_unknown_length_is_refused_as_soon_as_it_exceeds_the_limit() -> None:
     status, _, num_read = call("/v1/batches", [b"x" * 4] * 1000)
 
-    assert (status, num_read) == (413, 3)
+    assert (status, num_read) == (413, 3)  # the third chunk of 4 bytes exceeds the limit of 10
 
 
 def test_a_file_upload_has_its_own_limit() -> None:
+    # The form that contains the file may take another MiB.
     assert call("/v1/files", [b"x" * (100 + MIB)])[0] == 200
     assert call("/v1/files", [b"x" * (100 + MIB), b"x"])[0] == 413

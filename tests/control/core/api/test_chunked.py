@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_connection")
 BOUNDARY = "b0undary"
 FORM = "".join(
     f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+    # The name of the second field is closed by its own quote, so that a file name can follow.
     for name, value in (("purpose", "batch"), ('file"; filename="rows.jsonl', '{"a": 1}'))
 )
 
@@ -51,5 +52,6 @@ def test_a_chunked_body_is_accepted(organization: Organization, path: str, conte
     status, response = post(path, content_type, body, make_key(organization)[1])
 
     assert status in (200, 201), response
+    # Each of the two responses has only one of these members.
     assert response.get("name", "in many pieces") == "in many pieces"
     assert response.get("bytes", 8) == 8

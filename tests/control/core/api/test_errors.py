@@ -1,3 +1,5 @@
+"""Every error response has the structure of OpenAI's errors, and shows no internal details."""
+
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ def error_of(response: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", ["/v1/nothing", "/v1/files/a/b/c", "/nothing", "/v1/"])
-def test_an_unknown_route_has_status_404_and_openais_error_shape(client: Client, path: str) -> None:
+def test_an_unknown_route_has_status_404_and_openais_error_format(client: Client, path: str) -> None:
     response = client.get(path)
 
     assert response.status_code == 404
@@ -56,7 +58,7 @@ def test_the_response_to_a_crash_has_status_500_and_does_not_show_the_cause(
     assert response["x-request-id"]
 
 
-def test_a_crash_outside_of_the_api_views_has_the_same_error_shape(
+def test_a_crash_outside_of_the_api_views_has_the_same_error_format(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken:
@@ -120,11 +122,11 @@ def test_every_response_has_a_request_id_and_a_valid_id_of_the_caller_is_kept(db
 
     request_ids = [client.get(path)["x-request-id"] for path in ("/v1/models", "/v1/none", "/health", "/admin/login/")]
     kept = client.get("/v1/models", headers={"x-request-id": "trace-0123456789"})["x-request-id"]
-    forged = client.get("/v1/models", headers={"x-request-id": "a b\tc" * 5})["x-request-id"]
+    replaced = client.get("/v1/models", headers={"x-request-id": "a b\tc" * 5})["x-request-id"]
 
     assert len(set(request_ids)) == len(request_ids)
     assert kept == "trace-0123456789"
-    assert forged.startswith("req_")
+    assert replaced.startswith("req_")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.control.factories import chat_row, make_base_model, make_file
 pytestmark = pytest.mark.django_db
 
 
-def code_of(response: Any) -> tuple[int, str]:
+def status_and_code(response: Any) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
@@ -33,7 +33,7 @@ def code_of(response: Any) -> tuple[int, str]:
 def test_malformed_or_extreme_json_is_refused(client: Client, path: str, body: bytes) -> None:
     response = client.generic("POST", path, body, content_type="application/json")
 
-    assert code_of(response) == (400, "invalid_json")
+    assert status_and_code(response) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,11 @@ def test_a_pipeline_with_values_that_cannot_be_stored_is_refused_and_the_list_st
     prompts = make_file(organization, [chat_row(f"row-{n}") for n in range(10)])
     body = f'{{"name": "p", "model": "{make_base_model().name}", "prompts_file": "{prompts.pk}", '
 
-    made = client.post("/v1/pipelines", body + f'"training": {{"steps": {value}}}}}', content_type="application/json")
+    response = client.post(
+        "/v1/pipelines", body + f'"training": {{"steps": {value}}}}}', content_type="application/json"
+    )
 
-    assert (code_of(made), made.json()["error"]["param"]) == ((400, code), param)
+    assert (status_and_code(response), response.json()["error"]["param"]) == ((400, code), param)
     assert not Pipeline.objects.exists()
     assert client.get("/v1/pipelines").json()["data"] == []
 
@@ -63,7 +65,7 @@ def test_a_pair_of_surrogate_escapes_is_accepted(client: Client) -> None:
         "/v1/deployments", rb'{"name": "\ud83d\ude00", "model": "m"}', content_type="application/json"
     )
 
-    assert code_of(response) == (404, "model_not_found")
+    assert status_and_code(response) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize(
@@ -76,5 +78,5 @@ def test_a_pair_of_surrogate_escapes_is_accepted(client: Client) -> None:
 def test_the_error_for_an_unknown_parameter_names_it(client: Client, path: str, body: dict[str, str]) -> None:
     response = client.post(path, body, content_type="application/json")
 
-    assert code_of(response) == (400, "unknown_parameter")
+    assert status_and_code(response) == (400, "unknown_parameter")
     assert response.json()["error"]["param"] == list(body)[-1]

@@ -55,7 +55,7 @@ def test_a_job_records_the_request_that_created_it(client: Client, organization:
     assert origin_of(job.pk) == {"request_id": REQUEST_ID}
 
 
-def test_a_job_that_no_request_created_has_no_origin(organization: Organization) -> None:
+def test_a_job_that_was_not_created_by_a_request_has_no_origin(organization: Organization) -> None:
     with capture_logs():
         assert origin_of("job_unknown") == {}
 
@@ -107,7 +107,7 @@ def test_a_child_process_logs_in_its_supervisors_format_with_the_ids_of_its_job(
         assert "fence=3" in child.stderr
         assert "ZeroDivisionError" in child.stderr
         return
-    written, broke = (json.loads(line) for line in child.stderr.splitlines())
-    assert written.items() >= {**ids, "event": "shard written", "shard": 7, "level": "info"}.items()
-    assert broke.items() >= ids.items()
-    assert "ZeroDivisionError" in broke["exception"]
+    info_line, error_line = (json.loads(line) for line in child.stderr.splitlines())
+    assert info_line.items() >= {**ids, "event": "shard written", "shard": 7, "level": "info"}.items()
+    assert error_line.items() >= ids.items()
+    assert "ZeroDivisionError" in error_line["exception"]

@@ -49,9 +49,9 @@ def spans(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMem
     provider.shutdown()
 
 
-def named(spans: InMemorySpanExporter, name: str) -> ReadableSpan:
-    (found,) = [span for span in spans.get_finished_spans() if span.name == name]
-    return found
+def span_named(spans: InMemorySpanExporter, name: str) -> ReadableSpan:
+    (span,) = [span for span in spans.get_finished_spans() if span.name == name]
+    return span
 
 
 def trace_of(span: ReadableSpan) -> str:
@@ -81,7 +81,7 @@ def test_a_request_and_the_attempt_of_its_job_share_one_trace(
 
     run_attempt(claim, stop=threading.Event(), handlers={Job.Kind.BATCH: FailingHandler()})
 
-    request, attempt = named(spans, "POST v1/batches"), named(spans, "attempt batch")
+    request, attempt = span_named(spans, "POST v1/batches"), span_named(spans, "attempt batch")
     assert trace_of(request) == trace_of(attempt) == TRACE
     assert request.context is not None
     assert attempt.parent is not None
@@ -97,7 +97,7 @@ def test_a_request_and_the_attempt_of_its_job_share_one_trace(
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_span_of_a_completion_has_the_names_of_opentelemetrys_conventions(
+def test_the_span_of_a_completion_has_attributes_named_by_opentelemetrys_conventions(
     base_url: str, token: str, spans: InMemorySpanExporter, stream: bool
 ) -> None:
     body = {"model": "fast", "messages": [{"role": "user", "content": "hello"}], "stream": stream}
@@ -105,7 +105,7 @@ def test_the_span_of_a_completion_has_the_names_of_opentelemetrys_conventions(
     with httpx2.Client(trust_env=False, headers={"Authorization": f"Bearer {token}"}) as client:
         assert client.post(f"{base_url}/chat/completions", json=body).status_code == 200
 
-    chat, request = named(spans, "chat fast"), named(spans, "POST v1/chat/completions")
+    chat, request = span_named(spans, "chat fast"), span_named(spans, "POST v1/chat/completions")
     assert dict(chat.attributes or {}) == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "slipstream",
@@ -125,7 +125,7 @@ def test_the_span_records_the_death_of_an_engine_as_an_error(
     with httpx2.Client(trust_env=False, headers={"Authorization": f"Bearer {token}"}) as client:
         assert client.post(f"{base_url}/chat/completions", json=body).status_code == 502
 
-    chat, request = named(spans, "chat fast"), named(spans, "POST v1/chat/completions")
+    chat, request = span_named(spans, "chat fast"), span_named(spans, "POST v1/chat/completions")
     assert (chat.attributes or {})["error.type"] == "upstream_unavailable"
     assert chat.status.status_code is request.status.status_code is StatusCode.ERROR
 
@@ -148,9 +148,9 @@ def test_without_tracing_neither_requests_nor_workers_import_opentelemetry(tmp_p
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "platform"))),
     }
 
-    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True)
+    process = subprocess.run([sys.executable, "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True)
 
-    assert done.stdout.strip() == "[]", done.stderr
+    assert process.stdout.strip() == "[]", process.stderr
 
 
 def test_enabling_tracing_without_its_packages_is_refused_at_startup(monkeypatch: pytest.MonkeyPatch) -> None:

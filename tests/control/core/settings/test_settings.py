@@ -1,3 +1,5 @@
+"""Settings come from the environment and are validated. The settings modules configure keys, checks and logs."""
+
 import json
 import os
 import subprocess
@@ -67,13 +69,13 @@ def test_an_unsupported_database_url_is_refused_without_showing_it(url: str) -> 
 
 
 def test_every_change_of_a_model_has_a_migration(tmp_path: Path) -> None:
-    done = manage("makemigrations", "--check", "--dry-run", SLIPSTREAM_DATA_DIR=str(tmp_path))
+    process = manage("makemigrations", "--check", "--dry-run", SLIPSTREAM_DATA_DIR=str(tmp_path))
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_production_passes_djangos_own_deployment_check(tmp_path: Path) -> None:
-    done = manage(
+    process = manage(
         "check",
         "--deploy",
         "--fail-level",
@@ -84,14 +86,16 @@ def test_production_passes_djangos_own_deployment_check(tmp_path: Path) -> None:
         SLIPSTREAM_ALLOWED_HOSTS="api.example",
     )
 
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_production_does_not_start_without_a_secret_key(tmp_path: Path) -> None:
-    done = manage("check", DJANGO_SETTINGS_MODULE="control.core.settings.production", SLIPSTREAM_DATA_DIR=str(tmp_path))
+    process = manage(
+        "check", DJANGO_SETTINGS_MODULE="control.core.settings.production", SLIPSTREAM_DATA_DIR=str(tmp_path)
+    )
 
-    assert done.returncode != 0
-    assert "SLIPSTREAM_SECRET_KEY must be set" in done.stderr
+    assert process.returncode != 0
+    assert "SLIPSTREAM_SECRET_KEY must be set" in process.stderr
 
 
 def test_the_embedded_secret_key_is_created_once_and_readable_only_by_its_owner(tmp_path: Path) -> None:
@@ -112,22 +116,22 @@ def test_the_embedded_secret_key_is_created_once_and_readable_only_by_its_owner(
 def test_all_log_lines_go_to_standard_error_in_the_same_format(tmp_path: Path, settings: str) -> None:
     script = (
         "import logging, structlog\n"
-        "structlog.get_logger('control.queue.jobs').warning('ours', job_id='job_1')\n"
-        "logging.getLogger('a.library').warning('theirs')"
+        "structlog.get_logger('control.queue.jobs').warning('own', job_id='job_1')\n"
+        "logging.getLogger('a.library').warning('foreign')"
     )
 
-    done = manage(
+    process = manage(
         *("shell", "--no-imports", "-c", script),
         DJANGO_SETTINGS_MODULE=f"control.core.settings.{settings}",
         SLIPSTREAM_DATA_DIR=str(tmp_path),
         SLIPSTREAM_SECRET_KEY="secret",
     )
 
-    ours, theirs = done.stderr.splitlines()
+    own_line, library_line = process.stderr.splitlines()
     if settings == "production":
-        assert (json.loads(ours)["event"], json.loads(ours)["job_id"]) == ("ours", "job_1")
-        assert json.loads(theirs)["event"] == "theirs"
+        assert (json.loads(own_line)["event"], json.loads(own_line)["job_id"]) == ("own", "job_1")
+        assert json.loads(library_line)["event"] == "foreign"
     else:
-        assert "[warning  ] ours" in ours
-        assert "[warning  ] theirs" in theirs
-    assert done.stdout == ""
+        assert "[warning  ] own" in own_line
+        assert "[warning  ] foreign" in library_line
+    assert process.stdout == ""

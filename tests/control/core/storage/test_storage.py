@@ -1,4 +1,4 @@
-"""Storage in a folder and in S3 behaves the same. moto simulates S3 in this process."""
+"""Storage in a folder and in S3 behaves the same. The library moto simulates S3 in this process."""
 
 import os
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def test_a_file_is_read_back_byte_for_byte_and_can_be_replaced(storage: Storage,
 def test_a_folder_is_read_back_with_its_subfolders(storage: Storage, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree")
     storage.put_folder("org/spec", tree)
-    storage.put_file("org/spec-2/other", tree / "a.txt")
+    storage.put_file("org/spec-2/other", tree / "a.txt")  # outside of the folder, although its key has the same prefix
 
     storage.get_folder("org/spec", tmp_path / "copy")
 

@@ -1,3 +1,5 @@
+"""The routes of /v1/files, and the deletion of files that have expired."""
+
 import hashlib
 import io
 import os
@@ -30,7 +32,7 @@ def staged_names() -> list[str]:
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
 
-def test_an_uploaded_file_has_openais_shape_and_is_downloaded_byte_for_byte(client: Client) -> None:
+def test_an_uploaded_file_has_the_fields_of_openais_api_and_is_downloaded_byte_for_byte(client: Client) -> None:
     content = bytes(range(256)) * 20_000  # 5 MB: more than Django would keep in memory
 
     response = upload(client, content)
@@ -116,7 +118,7 @@ def test_the_error_for_a_bad_form_names_the_field(
     assert staged_names() == []
 
 
-def test_a_file_over_the_limit_is_refused_and_leaves_nothing(client: Client, settings: Settings) -> None:
+def test_a_file_over_the_limit_is_refused_and_leaves_no_staged_file(client: Client, settings: Settings) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"max_upload_bytes": 100_000})
 
     response = upload(client, b"x" * 100_001)
@@ -127,7 +129,7 @@ def test_a_file_over_the_limit_is_refused_and_leaves_nothing(client: Client, set
     assert staged_names() == []
 
 
-def test_a_truncated_form_is_refused_and_leaves_nothing(client: Client) -> None:
+def test_a_truncated_form_is_refused_and_leaves_no_staged_file(client: Client) -> None:
     body = (
         b'--X\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n'
         b"Content-Transfer-Encoding: base64\r\n\r\n%%%%" + b"%" * 100_000
@@ -171,16 +173,16 @@ def test_files_of_another_organization_are_not_found(client: Client, other_organ
 
 def test_pages_list_every_file_once_and_the_newest_first(client: Client, organization: Organization) -> None:
     made = [make_file(organization).pk for _ in range(5)]
-    seen, after = [], ""
+    listed, after = [], ""
     while True:
         page = client.get("/v1/files", {"limit": "2", "after": after}).json()
-        seen += [item["id"] for item in page["data"]]
+        listed += [item["id"] for item in page["data"]]
         if not page["has_more"]:
             break
         after = page["last_id"]
 
-    assert seen == sorted(made, reverse=True)
-    assert [f["id"] for f in client.get("/v1/files", {"order": "asc"}).json()["data"]] == sorted(made)
+    assert listed == sorted(made, reverse=True)
+    assert [item["id"] for item in client.get("/v1/files", {"order": "asc"}).json()["data"]] == sorted(made)
     assert client.get("/v1/files", {"purpose": "evals"}).json()["data"] == []
 
 
@@ -195,19 +197,19 @@ def test_a_limit_out_of_range_is_refused(client: Client, limit: str) -> None:
 def test_stored_bytes_are_deleted_if_the_row_cannot_be_written(
     organization: Organization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored: list[str] = []
+    stored_keys: list[str] = []
     storage = get_storage()
 
-    def refuse(**values: Any) -> None:
-        stored.append(values["storage_key"])
+    def fail(**values: Any) -> None:
+        stored_keys.append(values["storage_key"])
         raise RuntimeError("the database is gone")
 
-    monkeypatch.setattr("control.data.files.services.file_record", refuse)
+    monkeypatch.setattr("control.data.files.services.file_record", fail)
 
     with pytest.raises(RuntimeError):
         make_file(organization, io.BytesIO(b"x").read())
 
-    assert [storage.exists(key) for key in stored] == [False]
+    assert [storage.exists(key) for key in stored_keys] == [False]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_stored_bytes_are_deleted_if_the_row_cannot_be_written(
         ),
     ],
 )
-def test_an_excessive_form_is_refused_and_leaves_nothing(
+def test_a_form_with_too_many_fields_files_or_bytes_is_refused_and_leaves_no_staged_file(
     client: Client, content_type: str, body: bytes, status: int
 ) -> None:
     response = client.generic("POST", "/v1/files", body, content_type=content_type)

@@ -1,4 +1,4 @@
-"""Downloads of ranges, which let a client resume an interrupted download."""
+"""Downloads of byte ranges, with which a client resumes an interrupted download."""
 
 import pytest
 from django.test import Client
@@ -23,7 +23,7 @@ def get(client: Client, organization: Organization, **headers: str) -> tuple[int
         ("bytes=-999", 0, 199), ("bytes=199-199", 199, 199), ("bytes= 3 - 4", 3, 4),
     ],
 )  # fmt: skip
-def test_the_response_to_a_single_range_has_its_bytes(
+def test_the_response_to_a_single_range_has_only_the_bytes_of_that_range(
     client: Client, organization: Organization, range_header: str, first: int, last: int
 ) -> None:
     status, body, headers = get(client, organization, range=range_header)
@@ -36,7 +36,7 @@ def test_the_response_to_a_single_range_has_its_bytes(
 @pytest.mark.parametrize(
     "range_header", ["", "bytes=-", "bytes=5-2", "bytes=1-2,5-6", "lines=1-2", "bytes=x-", "bytes=٣-"]
 )
-def test_the_response_to_any_other_range_has_the_whole_file(
+def test_the_response_to_an_invalid_range_or_several_ranges_has_the_whole_file(
     client: Client, organization: Organization, range_header: str
 ) -> None:
     status, body, headers = get(client, organization, range=range_header)
@@ -57,7 +57,7 @@ def test_a_range_beyond_the_end_is_refused_with_the_size_of_the_file(
 def test_a_range_is_ignored_if_the_file_has_changed(client: Client, organization: Organization) -> None:
     _, _, headers = get(client, organization)
 
-    same = get(client, organization, range="bytes=100-", if_range=headers["ETag"])
-    other = get(client, organization, range="bytes=100-", if_range='"other"')
-    assert (same[0], same[1]) == (206, CONTENT[100:])
-    assert (other[0], other[1]) == (200, CONTENT)
+    with_current_etag = get(client, organization, range="bytes=100-", if_range=headers["ETag"])
+    with_other_etag = get(client, organization, range="bytes=100-", if_range='"other"')
+    assert (with_current_etag[0], with_current_etag[1]) == (206, CONTENT[100:])
+    assert (with_other_etag[0], with_other_etag[1]) == (200, CONTENT)

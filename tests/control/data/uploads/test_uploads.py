@@ -1,4 +1,7 @@
-"""Uploads in parts. Files are deleted by `on_commit` callbacks, which run only in tests that request it."""
+"""Files are uploaded in parts.
+
+Stored bytes are deleted by `on_commit` callbacks, which run only inside of `django_capture_on_commit_callbacks`.
+"""
 
 import hashlib
 from datetime import timedelta
@@ -38,10 +41,11 @@ def error_code(response: Any) -> str:
 
 @pytest.fixture
 def upload_id(client: Client) -> str:
+    """An upload of six bytes."""
     return str(create(client, 6).json()["id"])
 
 
-def test_parts_are_joined_in_the_order_of_their_ids(
+def test_parts_are_joined_in_the_order_of_the_request_that_completes_the_upload(
     client: Client, upload_id: str, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
     second, first = (add(client, upload_id, content).json()["id"] for content in (b"def", b"abc"))
@@ -63,7 +67,7 @@ def test_parts_are_joined_in_the_order_of_their_ids(
         ([b"abcdef"], [0], {"md5": "0" * 32}, "md5_mismatch"),
     ],
 )
-def test_parts_that_do_not_make_up_the_file_leave_the_upload_open(
+def test_parts_that_do_not_make_up_the_file_leave_the_upload_pending(
     client: Client, upload_id: str, contents: list[bytes], part_indexes: list[int], values: dict[str, str], code: str
 ) -> None:
     part_ids = [add(client, upload_id, content).json()["id"] for content in contents]
@@ -76,12 +80,13 @@ def test_parts_that_do_not_make_up_the_file_leave_the_upload_open(
 
 
 def test_a_part_may_be_sent_again_only_once(client: Client, upload_id: str) -> None:
+    """The parts of an upload may have at most twice the size of the upload."""
     assert add(client, upload_id, b"abcdef").status_code == 200
-    again = add(client, upload_id, b"abcdef").json()["id"]
+    repeated = add(client, upload_id, b"abcdef").json()["id"]
     third = add(client, upload_id, b"abcdef")
 
     assert (third.status_code, error_code(third)) == (400, "upload_too_large")
-    assert complete(client, upload_id, [again]).json()["status"] == "completed"
+    assert complete(client, upload_id, [repeated]).json()["status"] == "completed"
 
 
 def test_a_cancelled_upload_can_no_longer_be_changed(
@@ -122,9 +127,9 @@ def test_an_upload_of_another_organization_is_not_found(
 
     assert other_client.get(f"/v1/uploads/{upload_id}").status_code == 404
     assert add(other_client, upload_id, b"abcdef").status_code == 404
-    own = create(other_client, 6).json()["id"]
+    own_upload_id = create(other_client, 6).json()["id"]
     part_id = add(client, upload_id, b"abcdef").json()["id"]
-    assert error_code(complete(other_client, own, [part_id])) == "upload_part_not_found"
+    assert error_code(complete(other_client, own_upload_id, [part_id])) == "upload_part_not_found"
 
 
 @pytest.mark.parametrize(
@@ -140,8 +145,8 @@ def test_an_upload_of_another_organization_is_not_found(
 def test_the_error_for_a_bad_request_names_the_field(
     client: Client, values: dict[str, Any], status: int, param: str
 ) -> None:
-    rest = {name: value for name, value in values.items() if name != "bytes"}
-    response = create(client, values.get("bytes", 6), **rest)
+    values_without_bytes = {name: value for name, value in values.items() if name != "bytes"}
+    response = create(client, values.get("bytes", 6), **values_without_bytes)
 
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 

@@ -1,4 +1,4 @@
-"""Writes LoRA adapters without a library: safetensors files with a header and zeros."""
+"""Makes the files of LoRA adapters: a configuration, and a safetensors file of zeros."""
 
 import json
 from collections.abc import Mapping
@@ -10,26 +10,27 @@ from tests.control.factories import make_file
 from tests.control.models.catalog.test_folder import safetensors
 
 CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "bias": "none"}
-SHAPES = {"A": [2, 8], "B": [8, 2]}
+SHAPES = {"A": [2, 8], "B": [8, 2]}  # of the two LoRA matrices: rank 2, 8 inputs and 8 outputs
 
 
-def tensor(side: str, module: str = "self_attn.q_proj", layer: int = 0) -> str:
-    return f"base_model.model.model.layers.{layer}.{module}.lora_{side}.weight"
+def tensor_name(matrix: str, module: str = "self_attn.q_proj", layer: int = 0) -> str:
+    return f"base_model.model.model.layers.{layer}.{module}.lora_{matrix}.weight"
 
 
 def weights_of(shapes: Mapping[str, list[int]]) -> bytes:
-    header, end = {}, 0
+    """A safetensors file with a float32 tensor for each name and shape."""
+    header, end_offset = {}, 0
     for name, shape in shapes.items():
         size = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
-        end += size
-    return safetensors(header, end)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end_offset, end_offset + size]}
+        end_offset += size
+    return safetensors(header, end_offset)
 
 
 def make_adapter_files(
     organization: Organization, *, config: Any = None, shapes: Mapping[str, list[int]] | None = None
 ) -> tuple[File, File]:
-    shapes = {tensor(side): shape for side, shape in SHAPES.items()} if shapes is None else shapes
+    shapes = {tensor_name(matrix): shape for matrix, shape in SHAPES.items()} if shapes is None else shapes
     content = json.dumps(CONFIG if config is None else config)
     return (
         make_file(organization, content, filename="adapter_config.json", purpose=File.Purpose.USER_DATA),

@@ -1,4 +1,4 @@
-"""The check of LoRA adapters: their configuration, and the shapes of their weights."""
+"""A LoRA adapter is accepted if its configuration is supported and its tensors fit linear layers of the model."""
 
 import json
 from pathlib import Path
@@ -7,28 +7,31 @@ from typing import Any
 import pytest
 
 from control.models.adapters.lora import MAX_CONFIG_BYTES, UnusableAdapter, inspect_adapter
-from tests.control.models.adapters.support import CONFIG, SHAPES, tensor, weights_of
+from tests.control.models.adapters.support import CONFIG, SHAPES, tensor_name, weights_of
 
 MODEL = {
     "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,
     "num_hidden_layers": 2,
 }  # fmt: skip
-PAIR = {tensor(side): shape for side, shape in SHAPES.items()}
+VALID_SHAPES = {tensor_name(matrix): shape for matrix, shape in SHAPES.items()}
 
 
 def inspect(tmp_path: Path, *, config: Any = None, shapes: Any = None, model: Any = MODEL) -> Any:
     weights = tmp_path / "adapter_model.safetensors"
-    weights.write_bytes(weights_of(PAIR if shapes is None else shapes))
+    weights.write_bytes(weights_of(VALID_SHAPES if shapes is None else shapes))
     content = config if isinstance(config, bytes) else json.dumps(CONFIG if config is None else config).encode()
     return inspect_adapter(content, weights, model=model)
 
 
 def test_the_stored_configuration_has_only_checked_keys(tmp_path: Path) -> None:
-    shapes = PAIR | {tensor("A", "mlp.down_proj", 1): [3, 16], tensor("B", "mlp.down_proj", 1): [8, 3]}
+    shapes = VALID_SHAPES | {
+        tensor_name("A", "mlp.down_proj", 1): [3, 16],
+        tensor_name("B", "mlp.down_proj", 1): [8, 3],
+    }
 
     lora = inspect(tmp_path, config={**CONFIG, "base_model_name_or_path": "../evil", "x": {"y": 1}}, shapes=shapes)
 
-    assert (lora.rank, lora.target_modules) == (3, ["down_proj", "q_proj"])
+    assert (lora.rank, lora.target_modules) == (3, ["down_proj", "q_proj"])  # the larger of the ranks 2 and 3
     assert set(lora.config) == {"peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "bias"}
     assert lora.config["lora_alpha"] == 4
 
@@ -56,16 +59,17 @@ def test_an_invalid_configuration_is_refused(tmp_path: Path, content: bytes) -> 
 @pytest.mark.parametrize(
     "shapes",
     [
-        {tensor("A"): [2, 8]},
-        {tensor("A"): [2, 8], tensor("B"): [8, 3]},
-        {tensor("A"): [2, 9], tensor("B"): [8, 2]},
-        {tensor("A"): [2, 8], tensor("B"): [9, 2]},
-        {tensor("A", layer=2): [2, 8], tensor("B", layer=2): [8, 2]},
-        {tensor("A", "self_attn.x_proj"): [2, 8], tensor("B", "self_attn.x_proj"): [8, 2]},
-        {tensor("A", "self_attn.k_proj"): [2, 8], tensor("B", "self_attn.k_proj"): [8, 2]},
-        {tensor("A"): [257, 8], tensor("B"): [8, 257]},
+        {tensor_name("A"): [2, 8]},  # no matrix B
+        {tensor_name("A"): [2, 8], tensor_name("B"): [8, 3]},  # the ranks 2 and 3
+        {tensor_name("A"): [2, 9], tensor_name("B"): [8, 2]},  # the layer has 8 inputs
+        {tensor_name("A"): [2, 8], tensor_name("B"): [9, 2]},  # the layer has 8 outputs
+        {tensor_name("A", layer=2): [2, 8], tensor_name("B", layer=2): [8, 2]},  # the layers are 0 and 1
+        {tensor_name("A", "self_attn.x_proj"): [2, 8], tensor_name("B", "self_attn.x_proj"): [8, 2]},
+        # k_proj has 4 outputs: one key-value head with 8 / 2 dimensions.
+        {tensor_name("A", "self_attn.k_proj"): [2, 8], tensor_name("B", "self_attn.k_proj"): [8, 2]},
+        {tensor_name("A"): [257, 8], tensor_name("B"): [8, 257]},  # the rank is larger than 256
         {"model.embed_tokens.weight": [2, 8]},
-        {tensor("A"): [16]},
+        {tensor_name("A"): [16]},
     ],
 )
 def test_tensors_that_match_no_linear_layer_of_the_model_are_refused(
@@ -77,7 +81,7 @@ def test_tensors_that_match_no_linear_layer_of_the_model_are_refused(
 
 
 def test_the_widths_of_a_model_that_is_not_on_this_machine_are_not_checked(tmp_path: Path) -> None:
-    assert inspect(tmp_path, shapes={tensor("A"): [2, 9], tensor("B"): [7, 2]}, model=None).rank == 2
+    assert inspect(tmp_path, shapes={tensor_name("A"): [2, 9], tensor_name("B"): [7, 2]}, model=None).rank == 2
 
 
 def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Adapters of a base model whose files have changed since it was checked. Such a model is treated as not present."""
+"""A model whose configuration has become invalid is treated like a model whose files are not on this machine."""
 
 import json
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Base models and speculators: their versions, and the organizations that can see them."""
+
 from pathlib import Path
 
 import pytest
@@ -26,16 +28,16 @@ def make_speculator(organization: Organization, name: str = "fast") -> Speculato
     )
 
 
-def names(client: Client) -> list[str]:
+def model_ids(client: Client) -> list[str]:
     return [model["id"] for model in client.get("/v1/models").json()["data"]]
 
 
 def test_registering_the_same_weights_again_updates_the_path_of_the_same_model(db: None, tmp_path: Path) -> None:
     first = base_model_register(name="tiny", path=make_folder(tmp_path / "a"))
-    again = base_model_register(name="tiny", path=make_folder(tmp_path / "b"))
+    repeated = base_model_register(name="tiny", path=make_folder(tmp_path / "b"))
 
-    assert again.pk == first.pk
-    assert again.path == str(tmp_path / "b")
+    assert repeated.pk == first.pk
+    assert repeated.path == str(tmp_path / "b")
     assert BaseModel.objects.count() == 1
 
 
@@ -70,23 +72,23 @@ def test_the_list_of_models_contains_shared_models_own_models_and_own_deployment
     Deployment.objects.create(organization=organization, name="endpoint", base_model=shared)
     Deployment.objects.create(organization=other_organization, name="their-endpoint", base_model=shared)
 
-    assert names(client) == ["endpoint", "own", "shared"]
+    assert model_ids(client) == ["endpoint", "own", "shared"]
     for name, status in [("own", 200), ("shared", 200), ("endpoint", 200), ("foreign", 404), ("their-endpoint", 404)]:
         assert client.get(f"/v1/models/{name}").status_code == status
 
 
 def test_an_own_model_hides_a_shared_model_of_the_same_name(db: None) -> None:
-    ours, theirs = make_organization(), make_organization()
-    shared, own = make_base_model("tiny"), make_base_model("tiny", ours)
+    organization, other = make_organization(), make_organization()
+    shared, own = make_base_model("tiny"), make_base_model("tiny", organization)
 
-    assert base_model_get(ours, "tiny") == own
-    assert base_model_get(theirs, "tiny") == shared
+    assert base_model_get(organization, "tiny") == own
+    assert base_model_get(other, "tiny") == shared
 
 
 def test_versions_of_a_name_are_counted_within_an_organization(db: None) -> None:
-    ours, theirs = make_organization(), make_organization()
+    first, second = make_organization(), make_organization()
 
-    made = [make_speculator(ours), make_speculator(ours), make_speculator(ours, "other"), make_speculator(theirs)]
+    made = [make_speculator(first), make_speculator(first), make_speculator(first, "other"), make_speculator(second)]
 
     assert [speculator.version for speculator in made] == [1, 2, 1, 1]
     assert made[0].target_revision == made[0].base_model.revision
@@ -106,10 +108,10 @@ def test_an_organization_sees_only_reports_and_plots_of_its_own_speculators(
     client: Client, organization: Organization, other_organization: Organization, tmp_path: Path
 ) -> None:
     (tmp_path / "plot.png").write_bytes(b"\x89PNG")
-    ours, theirs = make_speculator(organization), make_speculator(other_organization)
-    path = f"/v1/speculators/{ours.pk}"
+    own_speculator, foreign = make_speculator(organization), make_speculator(other_organization)
+    path = f"/v1/speculators/{own_speculator.pk}"
     assert client.get(f"{path}/plot").status_code == 404
-    for speculator in (ours, theirs):
+    for speculator in (own_speculator, foreign):
         key = f"plots/{speculator.pk}.png"
         get_storage().put_file(key, tmp_path / "plot.png")
         speculator_report(speculator=speculator, report={"speedup": 1.4}, plot_key=key)
@@ -119,21 +121,21 @@ def test_an_organization_sees_only_reports_and_plots_of_its_own_speculators(
 
     assert (body["report"], body["object"], body["version"]) == ({"speedup": 1.4}, "speculator", 1)
     assert (plot["Content-Type"], plot.getvalue()) == ("image/png", b"\x89PNG")
-    assert [item["id"] for item in client.get("/v1/speculators").json()["data"]] == [ours.pk]
+    assert [item["id"] for item in client.get("/v1/speculators").json()["data"]] == [own_speculator.pk]
     for suffix in ("", "/plot"):
-        assert client.get(f"/v1/speculators/{theirs.pk}{suffix}").status_code == 404
+        assert client.get(f"/v1/speculators/{foreign.pk}{suffix}").status_code == 404
 
 
 def test_base_models_are_shown_with_their_revision(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
     shared, own = make_base_model("shared"), make_base_model("own", organization)
-    theirs = make_base_model("theirs", other_organization)
+    foreign = make_base_model("theirs", other_organization)
 
-    shown = {model["name"]: model for model in client.get("/v1/base_models").json()["data"]}
+    body = {model["name"]: model for model in client.get("/v1/base_models").json()["data"]}
 
-    assert {name: model["is_shared"] for name, model in shown.items()} == {"shared": True, "own": False}
-    assert shown["own"]["revision"] == own.revision
-    assert client.get(f"/v1/base_models/{own.pk}").json() == shown["own"]
-    assert client.get(f"/v1/base_models/{shared.pk}").json() == shown["shared"]
-    assert client.get(f"/v1/base_models/{theirs.pk}").status_code == 404
+    assert {name: model["is_shared"] for name, model in body.items()} == {"shared": True, "own": False}
+    assert body["own"]["revision"] == own.revision
+    assert client.get(f"/v1/base_models/{own.pk}").json() == body["own"]
+    assert client.get(f"/v1/base_models/{shared.pk}").json() == body["shared"]
+    assert client.get(f"/v1/base_models/{foreign.pk}").status_code == 404

@@ -1,3 +1,5 @@
+"""A model folder is accepted if it has all required files, valid weights and no forbidden file."""
+
 import json
 import struct
 from collections.abc import Callable
@@ -8,7 +10,7 @@ import pytest
 
 from control.models.catalog.folder import UnusableModel, inspect_folder
 
-TENSOR = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+TENSOR = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}  # 6 values of 4 bytes
 
 
 def safetensors(header: dict[str, Any] | bytes, data_bytes: int) -> bytes:
@@ -25,7 +27,7 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def refusal(path: Path) -> str:
+def error_code_of(path: Path) -> str:
     with pytest.raises(UnusableModel) as refused:
         inspect_folder(path)
     return refused.value.code
@@ -50,7 +52,7 @@ def remove(name: str) -> Callable[[Path], object]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "code"),
+    ("change", "code"),
     [
         (remove("config.json"), "model_config_missing"),
         (remove("tokenizer.json"), "model_tokenizer_missing"),
@@ -69,17 +71,17 @@ def remove(name: str) -> Callable[[Path], object]:
         (lambda path: (path / "vocab.json").symlink_to("/etc/passwd"), "model_file_forbidden"),
     ],
 )
-def test_a_file_that_is_not_allowed_in_a_model_is_refused(
-    tmp_path: Path, spoil: Callable[[Path], object], code: str
+def test_a_folder_with_a_missing_invalid_or_forbidden_file_is_refused(
+    tmp_path: Path, change: Callable[[Path], object], code: str
 ) -> None:
     folder = make_folder(tmp_path / "model")
-    spoil(folder)
+    change(folder)
 
-    assert refusal(folder) == code
+    assert error_code_of(folder) == code
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none") == "model_folder_missing"
+    assert error_code_of(tmp_path / "none") == "model_folder_missing"
 
 
 @pytest.mark.parametrize(
@@ -100,12 +102,13 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
         safetensors({"weight": {**TENSOR, "data_offsets": [24, 0]}}, 24),
         safetensors({"weight": {"dtype": "F32"}}, 24),
         safetensors({"weight": 5}, 24),
-        safetensors({"a": TENSOR, "b": TENSOR}, 24),
+        safetensors({"a": TENSOR, "b": TENSOR}, 24),  # two tensors with the same bytes
+        # The bytes 24 to 31 belong to no tensor.
         safetensors({"a": TENSOR, "b": {**TENSOR, "data_offsets": [32, 56]}}, 56),
     ],
 )
-def test_a_broken_weight_file_is_refused_before_anything_loads_it(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_weight_file_is_refused(tmp_path: Path, content: bytes) -> None:
     folder = make_folder(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(content)
 
-    assert refusal(folder) == "model_weights_invalid"
+    assert error_code_of(folder) == "model_weights_invalid"

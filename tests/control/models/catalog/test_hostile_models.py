@@ -1,6 +1,6 @@
-"""Promise S6 of docs/reliability.md: a hostile model folder has no effect, or an error names the file and refuses it.
+"""Promise S6 of docs/reliability.md: a hostile model folder is refused, and its chat template cannot do any harm.
 
-Code in the folder never runs: it would create a file, the canary, in the working directory.
+If code in the folder ran, it would create a file named `canary` in the working directory.
 """
 
 import json
@@ -18,16 +18,16 @@ CANARY = "canary"
 PICKLE = b"cposix\nsystem\n(S'touch canary'\ntR."
 CODE = b"open('canary', 'w')\n"
 
-PYTHON = (
+CODE_FILES = (
     *("setup.py", "__init__.py", "tokenizer.py", "configuration_llama.py", "sitecustomize.py", "config.json.py"),
     *("model.safetensors.index.json.py", "a.pyc", "a.pyd", "a.so", "run.sh", "Makefile", ".env", "requirements.txt"),
 )
-PICKLES = (
+PICKLE_FILES = (
     *("pytorch_model.bin", "model.pt", "model.pth", "model.pkl", "model.ckpt", "model.h5", "model.gguf", "model.onnx"),
     *("flax_model.msgpack", "rust_model.ot", "weights.npz", "training_args.bin", "optimizer.pt", "model.SAFETENSORS"),
     *("model.safetensors.pkl", "processor_config.json", "conf\nig.json"),
 )
-FILES = {**dict.fromkeys(PYTHON, CODE), **dict.fromkeys(PICKLES, PICKLE)}
+FILES = {**dict.fromkeys(CODE_FILES, CODE), **dict.fromkeys(PICKLE_FILES, PICKLE)}
 CODE_IN_CONFIGS = [
     ("config.json", {"auto_map": {"AutoModelForCausalLM": "evil.Model"}}),
     ("config.json", {"text_config": {"auto_map": {"AutoConfig": "evil--repo.Config"}}}),
@@ -104,9 +104,9 @@ def test_configurations_that_refer_to_code_are_refused(folder: Path, name: str, 
     check_refused(folder, "model_code_forbidden")
 
 
-@pytest.mark.parametrize("what", WEIGHTS)
-def test_invalid_weights_are_refused(folder: Path, what: str) -> None:
-    (folder / "model.safetensors").write_bytes(WEIGHTS[what])
+@pytest.mark.parametrize("description", WEIGHTS)
+def test_invalid_weights_are_refused(folder: Path, description: str) -> None:
+    (folder / "model.safetensors").write_bytes(WEIGHTS[description])
     check_refused(folder, "model_weights_invalid")
 
 

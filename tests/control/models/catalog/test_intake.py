@@ -1,4 +1,4 @@
-"""Base models that customers register: the allowed sources, and the check of their files."""
+"""Customers register base models from allowed sources, and a worker checks the files of a model before it is used."""
 
 import shutil
 import threading
@@ -31,6 +31,7 @@ from workers.supervisor.worker import HANDLERS
 
 @pytest.fixture
 def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which each organization may register models from the subfolder that is named after its id."""
     root = tmp_path / "roots"
     root.mkdir()
     config = Config(data_dir=tmp_path / "data", model_roots=f"{root}/{{organization}}, s3://models/{{organization}}")
@@ -64,7 +65,7 @@ def run_check() -> None:
     run_attempt(claim, stop=threading.Event(), handlers=HANDLERS)
 
 
-def shown(client: Client, model: Any) -> Any:
+def get_model(client: Client, model: Any) -> Any:
     return client.get(f"/v1/base_models/{model['id']}").json()
 
 
@@ -79,7 +80,7 @@ def test_a_worker_checks_a_folder_and_then_its_model_is_ready(
     with pytest.raises(ApiError):
         base_model_get(organization, "mine")
     run_check()
-    ready = shown(client, made)
+    ready = get_model(client, made)
     assert (ready["status"], ready["model_type"], len(ready["revision"])) == ("ready", "llama", 64)
     assert model_folder(base_model_get(organization, "mine")) == folder
     assert Event.objects.filter(type="base_model.ready", object_id=made["id"]).count() == 1
@@ -89,8 +90,8 @@ def test_a_worker_checks_a_folder_and_then_its_model_is_ready(
 def test_a_folder_that_becomes_a_link_to_another_organizations_folder_is_not_served(
     client: Client, organization: Organization, roots: Path
 ) -> None:
-    """Otherwise a customer could use files that were not checked, anywhere on the machine."""
-    theirs = make_folder(roots / "another-organization" / "secret")
+    """Otherwise a customer could serve unchecked files from anywhere on the machine."""
+    foreign_folder = make_folder(roots / "another-organization" / "secret")
     folder = make_folder(roots / organization.pk / "llama")
     register(client, folder)
     run_check()
@@ -98,12 +99,12 @@ def test_a_folder_that_becomes_a_link_to_another_organizations_folder_is_not_ser
     weights = next(folder.glob("*.safetensors"))
 
     weights.unlink()
-    weights.symlink_to(next(theirs.glob("*.safetensors")))
+    weights.symlink_to(next(foreign_folder.glob("*.safetensors")))
     with pytest.raises(UnusableModel, match="symbolic link"):
         model_folder(model)
 
     shutil.rmtree(folder)
-    folder.symlink_to(theirs)
+    folder.symlink_to(foreign_folder)
     with pytest.raises(UnusableModel, match="symbolic link"):
         model_folder(model)
 
@@ -116,7 +117,7 @@ def test_a_folder_with_code_is_refused_with_a_reason(client: Client, organizatio
     made = register(client, folder)
     run_check()
 
-    refused = shown(client, made)
+    refused = get_model(client, made)
     assert (refused["status"], refused["error"]["code"]) == ("refused", "model_file_forbidden")
     assert base_model_get(organization, "mine") == shared, "a refused model hides no shared model"
     assert client.delete(f"/v1/base_models/{made['id']}").json()["deleted"]
@@ -133,22 +134,22 @@ def test_each_machine_fetches_models_from_s3_by_itself(
     model = base_model_get(organization, "mine")
 
     assert (model_folder(model) / "config.json").is_file()
-    first = model_folder(model)
-    for file in first.iterdir():
+    fetched = model_folder(model)
+    for file in fetched.iterdir():
         file.unlink()
-    first.rmdir()  # as on another machine, which has not fetched the model yet
+    fetched.rmdir()  # as on another machine, which has not fetched the model yet
     assert sorted(path.name for path in model_folder(model).iterdir()) == sorted(
         path.name for path in (tmp_path / "made").iterdir()
     )
 
-    for file in first.iterdir():
+    for file in fetched.iterdir():
         file.unlink()
-    first.rmdir()
+    fetched.rmdir()
     (tmp_path / "made" / "model.safetensors").write_bytes(safetensors({"other": TENSOR}, 24))
     bucket.put_folder(prefix, tmp_path / "made")
     with pytest.raises(UnusableModel, match="other weights"):
         model_folder(model)
-    assert shown(client, made)["status"] == "ready"
+    assert get_model(client, made)["status"] == "ready"
 
 
 @pytest.mark.parametrize("name", ["evil.py", "sub/x.json"])
@@ -163,7 +164,7 @@ def test_a_folder_in_s3_with_a_forbidden_file_is_not_fetched(
     made = register(client, f"s3://models/{organization.pk}/m")
     run_check()
 
-    refused = shown(client, made)
+    refused = get_model(client, made)
     assert (refused["status"], refused["error"]["code"]) == ("refused", "model_file_forbidden")
     assert str(tmp_path) not in refused["error"]["message"]
     assert not any((tmp_path / "data" / "models").glob("*"))
@@ -175,7 +176,7 @@ def test_a_missing_source_is_refused_without_naming_internal_folders(
     made = register(client, f"s3://models/{organization.pk}/nothing")
     run_check()
 
-    refused = shown(client, made)
+    refused = get_model(client, made)
     assert refused["status"] == "refused"
     assert str(tmp_path) not in refused["error"]["message"]
 
@@ -185,7 +186,7 @@ def test_a_model_whose_check_is_cancelled_is_refused(client: Client, organizatio
     job_cancel(job=Job.objects.get())
     run_check()
 
-    assert shown(client, made)["error"]["code"] == "cancelled"
+    assert get_model(client, made)["error"]["code"] == "cancelled"
 
 
 @pytest.mark.parametrize(

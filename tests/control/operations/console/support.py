@@ -14,16 +14,18 @@ def operator_client() -> Client:
 
 
 def page(client: Client, path: str) -> str:
+    """Returns the HTML of the page."""
     response = client.get(path)
     assert response.status_code == 200, path
     return response.content.decode()
 
 
 def change_path(model: str, pk: object) -> str:
-    """Path of a row's page, quoted as in the links of lists."""
+    """The path of a row's page. The key is quoted as in the console's own links."""
     return reverse(f"admin:{model}_change", args=[quote(str(pk))])
 
 
 def press(client: Client, model: str, pk: object, button: str) -> int:
+    """Presses a button on the page of a row. Returns: the status code of the response."""
     path = reverse(f"admin:{model}_{button}", args=[quote(str(pk))])
     return client.post(path, {"_form_submitted": "True"}).status_code  # the fields that unfold's dialog sends

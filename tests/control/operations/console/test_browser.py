@@ -78,7 +78,7 @@ def claim() -> Claim:
     return claim
 
 
-def paths(claim: Claim) -> dict[str, str]:
+def page_paths(claim: Claim) -> dict[str, str]:
     """Maps names of screenshots to the paths of pages, one page of every kind."""
     world = World(make_organization("Globex"))
     make_key(world.organization)
@@ -120,12 +120,12 @@ def paths(claim: Claim) -> dict[str, str]:
         "queue": reverse("queue"),
         "compare": f"{reverse('speculators-compare')}?ids={','.join(compared)}",
         "limits": f"{reverse('admin:tenancy_limits_add')}?organization={world.organization.pk}",
-        "ask-whose": reverse("admin:pipelines_pipeline_add"),
+        "form-choose-organization": reverse("admin:pipelines_pipeline_add"),
         **{
-            f"ask-{model}": f"{reverse(f'admin:{model}_add')}?organization={world.organization.pk}"
+            f"form-{model}": f"{reverse(f'admin:{model}_add')}?organization={world.organization.pk}"
             for model in models_with_add_form
         },
-        "ask-change": reverse("admin:deployments_deployment_change_served", args=[quote(world.deployment.pk)]),
+        "form-change": reverse("admin:deployments_deployment_change_served", args=[quote(world.deployment.pk)]),
         **{f"list-{model}": reverse(f"admin:{model}_changelist") for model in lists},
         **{name: change_path(model, pk) for name, (model, pk) in rows.items()},
     }
@@ -156,8 +156,8 @@ def messages_of(browser: Chrome) -> list[object]:
 
 def test_every_page_fits_its_width_and_logs_no_error(browser: Chrome, live_server: LiveServer, claim: Claim) -> None:
     sign_in(browser, live_server, operator_client())
-    found = {}
-    for name, path in paths(claim).items():
+    problems = {}
+    for name, path in page_paths(claim).items():
         for width in WIDTHS:
             resize(browser, width)
             browser.get(f"{live_server.url}{path}")
@@ -165,8 +165,8 @@ def test_every_page_fits_its_width_and_logs_no_error(browser: Chrome, live_serve
             overflow, logged = browser.execute_script(OVERFLOW), messages_of(browser)
             squeezed = browser.execute_script(SQUEEZED)
             if overflow > 0 or logged or squeezed:
-                found[f"{name} at {width}"] = (overflow, logged, squeezed)
-    assert found == {}
+                problems[f"{name} at {width}"] = (overflow, logged, squeezed)
+    assert problems == {}
 
 
 def test_a_jobs_page_follows_its_progress_without_a_reload(
@@ -174,7 +174,7 @@ def test_a_jobs_page_follows_its_progress_without_a_reload(
 ) -> None:
     sign_in(browser, live_server, operator_client())
     browser.get(f"{live_server.url}/admin/jobs/job/{quote(claim.job_id)}/change/")
-    browser.execute_script("window.stayed = true")
+    browser.execute_script("window.stayed = true")  # a reload would delete the variable
     assert "600 / 2000 steps" in browser.page_source
 
     job_progress(claim=claim, done=700, total=2000, unit="steps")

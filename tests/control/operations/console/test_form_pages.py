@@ -130,14 +130,15 @@ def test_each_add_form_creates_an_object_of_the_organization_and_one_audit_event
     make_organization()
     action, values_of = FORMS[model]
     values = values_of(world)
+    # Without an organization in its path, the form first asks for the organization.
     assert "Go on" in page(operator, reverse(f"admin:{model}_add"))
     page(operator, add_path(model, world.organization))
 
-    shown = submit_form(operator, add_path(model, world.organization), values)
+    redirected_to = submit_form(operator, add_path(model, world.organization), values)
 
     event = AuditEvent.objects.get()
     assert (event.action, event.organization, event.actor_id) == (action, world.organization, "operator")
-    assert shown == change_path(model, event.object_id)
+    assert redirected_to == change_path(model, event.object_id)
 
 
 def test_the_values_of_a_form_are_stored(operator: Client, world: World) -> None:
@@ -164,9 +165,9 @@ def test_the_values_of_a_form_are_stored(operator: Client, world: World) -> None
 def test_the_form_shows_the_error_message_of_the_api_at_its_field(
     operator: Client, world: World, values: dict[str, str], field: str, message: str
 ) -> None:
-    sent = FORMS["pipelines_pipeline"][1](world) | values if values else {}
+    form_values = FORMS["pipelines_pipeline"][1](world) | values if values else {}
 
-    response = operator.post(add_path("pipelines_pipeline", world.organization), sent)
+    response = operator.post(add_path("pipelines_pipeline", world.organization), form_values)
 
     errors = response.context["form"].errors
     assert [*errors] == [field]
@@ -189,9 +190,9 @@ def test_objects_of_another_organization_are_neither_offered_nor_accepted(operat
 def test_staff_without_the_permission_cannot_use_the_forms(world: World) -> None:
     onlooker = Client()
     onlooker.force_login(User.objects.create_user("onlooker", is_staff=True))
-    changed = button_path("deployments_deployment", world.deployment.pk, "change_served")
+    change_form_path = button_path("deployments_deployment", world.deployment.pk, "change_served")
 
-    for path in [changed, *(add_path(model, world.organization) for model in FORMS)]:
+    for path in [change_form_path, *(add_path(model, world.organization) for model in FORMS)]:
         assert onlooker.get(path).status_code == 403
         assert onlooker.post(path, {"speculator_id": ""}).status_code == 403
 

@@ -1,4 +1,4 @@
-"""The page of a job refreshes itself, shows charts and a log, and has the status 304 while nothing has changed."""
+"""The page of a job refreshes itself, shows charts and a log, and is not sent again while nothing has changed."""
 
 import re
 
@@ -43,6 +43,7 @@ def test_loss_and_acceptance_are_drawn_from_the_checkpoints(operator: Client, cl
 
     assert 'aria-label="loss: from 1.25 to 2, latest value 1.25"' in text
     assert 'aria-label="acceptance length: from 2 to 2.75, latest value 2.75"' in text
+    # Pixels (x, y) of the three losses, where y = 6 is the top of the chart and 114 the bottom.
     assert 'points="6.0,6.0 160.0,78.0 314.0,114.0"' in text
 
 
@@ -57,6 +58,7 @@ def test_a_repeated_step_is_drawn_once(operator: Client, claim: Claim) -> None:
 def test_the_end_of_the_latest_attempts_log_is_shown(operator: Client, claim: Claim) -> None:
     path = get_config().data_dir / "logs" / "jobs" / f"{claim.job_id}.{claim.fence}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
+    # The page shows fewer than 9000 bytes of the log.
     path.write_text("begin" + "x" * 9000 + "<the end>")
 
     text = page(operator, change_path("jobs_job", claim.job_id))
@@ -67,24 +69,24 @@ def test_the_end_of_the_latest_attempts_log_is_shown(operator: Client, claim: Cl
 
 def test_a_page_is_sent_again_only_if_it_has_changed(operator: Client, claim: Claim) -> None:
     path = change_path("jobs_job", claim.job_id)
-    version = operator.get(path).headers["ETag"]
+    etag = operator.get(path).headers["ETag"]
     with CaptureQueriesContext(connection) as queries:
-        unchanged = operator.get(path, headers={"If-None-Match": version})
+        unchanged = operator.get(path, headers={"If-None-Match": etag})
     assert (unchanged.status_code, unchanged.content) == (304, b"")
     assert len(queries) <= 5
 
     job_progress(claim=claim, done=1, total=2, unit="steps")
 
-    assert operator.get(path, headers={"If-None-Match": version}).status_code == 200
+    assert operator.get(path, headers={"If-None-Match": etag}).status_code == 200
 
 
 def test_a_known_etag_reveals_nothing_without_the_permission(operator: Client, claim: Claim) -> None:
     path = change_path("jobs_job", claim.job_id)
-    version = operator.get(path).headers["ETag"]
+    etag = operator.get(path).headers["ETag"]
     onlooker = Client()
     onlooker.force_login(User.objects.create_user("onlooker", is_staff=True))
 
-    assert onlooker.get(path, headers={"If-None-Match": version}).status_code == 403
+    assert onlooker.get(path, headers={"If-None-Match": etag}).status_code == 403
 
 
 def test_a_cancellation_is_audited_with_the_operators_name_and_hides_the_button(operator: Client, claim: Claim) -> None:

@@ -29,10 +29,10 @@ def operator() -> Client:
 def test_saving_a_spend_cap_unedited_keeps_its_amount(operator: Client, nanousd: int) -> None:
     cap = SpendCap.objects.create(organization=make_organization(), nanousd=nanousd)
     url = change_path("spending_spendcap", cap.pk)
-    shown = re.search(r'name="usd" value="([^"]*)"', page(operator, url))
-    assert shown is not None
+    field = re.search(r'name="usd" value="([^"]*)"', page(operator, url))
+    assert field is not None
 
-    assert operator.post(url, {"usd": shown[1]}).status_code == 302
+    assert operator.post(url, {"usd": field[1]}).status_code == 302
 
     cap.refresh_from_db()
     assert cap.nanousd == nanousd

@@ -43,9 +43,9 @@ def test_pages_open_and_link_to_each_other(operator: Client, world: World) -> No
         page(operator, reverse(f"admin:{model}_changelist"))
         page(operator, change_path(model, pk))
 
-    shown = page(operator, change_path("evaluations_evaluation", evaluation.pk))
-    assert change_path("catalog_speculator", world.speculator.pk) in shown
-    assert change_path("jobs_job", evaluation.job_id) in shown
+    html = page(operator, change_path("evaluations_evaluation", evaluation.pk))
+    assert change_path("catalog_speculator", world.speculator.pk) in html
+    assert change_path("jobs_job", evaluation.job_id) in html
     assert change_path("evaluations_evaluation", evaluation.pk) in page(
         operator, change_path("catalog_speculator", world.speculator.pk)
     )
@@ -74,10 +74,10 @@ def test_the_page_of_a_dataset_shows_an_error_but_not_the_text_of_its_line(opera
     organization = make_organization()
     world = World(organization, file=make_file(organization, b"a secret\n"))
 
-    shown = page(operator, change_path("datasets_dataset", world.dataset.pk))
+    html = page(operator, change_path("datasets_dataset", world.dataset.pk))
 
-    assert "invalid_json_line" in shown
-    assert "secret" not in shown
+    assert "invalid_json_line" in html
+    assert "secret" not in html
 
 
 def test_a_button_deletes_an_unused_speculator(operator: Client, world: World) -> None:
@@ -132,9 +132,9 @@ def test_a_rotated_key_is_shown_once(operator: Client) -> None:
 
 
 def test_the_page_of_a_job_links_to_its_batch(operator: Client, world: World) -> None:
-    shown = page(operator, change_path("jobs_job", world.batch.job_id))
+    html = page(operator, change_path("jobs_job", world.batch.job_id))
 
-    assert change_path("batches_batch", world.batch.pk) in shown
+    assert change_path("batches_batch", world.batch.pk) in html
 
 
 def test_a_quote_whose_pilot_has_ended_is_not_shown_as_measuring(operator: Client, world: World) -> None:

@@ -41,13 +41,13 @@ def make_delivery() -> WebhookDelivery:
     return endpoint_test(endpoint=endpoint)
 
 
-def flat(text: str) -> str:
+def collapse_spaces(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
 def test_an_organizations_page_shows_only_its_own_usage(operator: Client) -> None:
-    ours, other = make_organization("Ours"), make_organization("Other")
-    for organization, tokens in ((ours, 1234), (other, 777777)):
+    own, other = make_organization("Ours"), make_organization("Other")
+    for organization, tokens in ((own, 1234), (other, 777777)):
         UsageRecord.objects.create(
             organization=organization,
             minute=timezone.now(),
@@ -59,7 +59,7 @@ def test_an_organizations_page_shows_only_its_own_usage(operator: Client) -> Non
         )
     make_key(other, scopes=["usage:read"])
 
-    text = flat(page(operator, change_path("accounts_organization", ours.pk)))
+    text = collapse_spaces(page(operator, change_path("accounts_organization", own.pk)))
 
     assert "<td>total</td><td>2</td><td>1,234</td><td>0</td><td>0</td><td>1.50</td>" in text
     assert "777,777" not in text
@@ -95,7 +95,7 @@ def test_a_delivery_is_replayed_and_the_audit_event_names_the_operator(operator:
     assert (event.action, event.object_id, event.actor_id) == ("webhook_delivery.replay", delivery.pk, "operator")
 
 
-def test_a_disabled_endpoint_is_enabled_again(operator: Client) -> None:
+def test_a_button_enables_a_disabled_endpoint(operator: Client) -> None:
     endpoint = make_delivery().endpoint
     WebhookEndpoint.objects.update(disabled=WebhookEndpoint.Disabled.FAILING)
 
@@ -105,7 +105,7 @@ def test_a_disabled_endpoint_is_enabled_again(operator: Client) -> None:
     assert AuditEvent.objects.get().action == "webhook_endpoint.update"
 
 
-def test_no_page_shows_the_secret_of_an_endpoint(operator: Client) -> None:
+def test_the_page_of_an_endpoint_does_not_show_its_secret(operator: Client) -> None:
     endpoint, secret = endpoint_create(organization=make_organization(), url="https://93.184.216.34/", events=["*"])
 
     assert secret.removeprefix("whsec_") not in page(operator, change_path("webhooks_webhookendpoint", endpoint.pk))
@@ -128,8 +128,9 @@ def test_the_queue_shows_waiting_jobs_expired_leases_and_workers(operator: Clien
     make_job(organization, status="running", worker="w1", lease_until=now - dt.timedelta(minutes=2))
     worker_beat(worker="w1", role="jobs")
 
-    text = flat(page(operator, reverse("queue")))
+    text = collapse_spaces(page(operator, reverse("queue")))
 
+    # Two jobs are due, the older for an hour; a lease expired two minutes ago.
     assert re.search(r"<td>Acme</td><td>2</td><td>1:00:0\d</td>", text)
     assert "back off before another attempt: 1" in text
     assert re.search(r"console-danger\">-0:0(2:0|1:5)\d<", text)
@@ -138,20 +139,22 @@ def test_the_queue_shows_waiting_jobs_expired_leases_and_workers(operator: Clien
 
 def test_speculators_are_compared_side_by_side(operator: Client) -> None:
     organization, model = make_organization(), make_base_model()
-    pair = [
+    speculators = [
         make_speculator(model, organization, name=f"s{length}", report={"acceptance_length": length, "zebra": 1})
         for length in (1.5, 2.5)
     ]
 
     selected = operator.post(
         reverse("admin:catalog_speculator_changelist"),
-        {"action": "compare", "_selected_action": [row.pk for row in pair]},
+        {"action": "compare", "_selected_action": [row.pk for row in speculators]},
     )
-    assert all(row.pk in selected.headers["location"] for row in pair)
+    assert all(row.pk in selected.headers["location"] for row in speculators)
 
-    text = flat(page(operator, f"{reverse('speculators-compare')}?ids={pair[1].pk},{pair[0].pk},spec_unknown"))
+    text = collapse_spaces(
+        page(operator, f"{reverse('speculators-compare')}?ids={speculators[1].pk},{speculators[0].pk},spec_unknown")
+    )
     assert "<td>acceptance length</td><td>2.5</td><td>1.5</td>" in text
-    assert text.index("acceptance length") < text.index("zebra")
+    assert text.index("acceptance length") < text.index("zebra")  # unknown figures come last
 
 
 def test_the_queue_and_the_comparison_need_a_permission(onlooker: Client) -> None:

@@ -23,7 +23,7 @@ from control.tenants.row_security.scope import Across, across_tenants
 
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # only because it is fast
 call_command("migrate", verbosity=0)
-PASSWORD, seen = "correct horse battery", {}
+PASSWORD, results = "correct horse battery", {}
 user = User.objects.create_superuser("root", password=PASSWORD)
 
 def sign_in(password, **values):
@@ -31,47 +31,47 @@ def sign_in(password, **values):
     data = {"username": "root", "password": password, **values}
     return client, client.post("/admin/login/?next=/admin/", data, secure=True)
 
-def index(client):
+def overview_status(client):
     return client.get("/admin/", secure=True).status_code
 
-def code():
+def new_code():
     printed = StringIO()
     call_command("two_factor_enrol", "root", stdout=printed)
     secret = parse_qs(urlsplit(printed.getvalue().strip()).query)["secret"][0]
     return f"{totp(b32decode(secret)):06d}"
 
-client, answer = sign_in(PASSWORD)
-seen["without a device"] = [answer.status_code, index(client)]
-seen["asks for a code"] = 'name="otp_token"' in answer.content.decode()
-right = code()
-client, answer = sign_in(PASSWORD)
-seen["password alone"] = [answer.status_code, index(client)]
-client, answer = sign_in(PASSWORD, otp_token="x")
-seen["wrong code"] = [answer.status_code, index(client)]
+client, response = sign_in(PASSWORD)
+results["without a device"] = [response.status_code, overview_status(client)]
+results["asks for a code"] = 'name="otp_token"' in response.content.decode()
+valid_code = new_code()
+client, response = sign_in(PASSWORD)
+results["password alone"] = [response.status_code, overview_status(client)]
+client, response = sign_in(PASSWORD, otp_token="x")
+results["wrong code"] = [response.status_code, overview_status(client)]
 client = Client()
 client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
-seen["session without a code"] = index(client)
-right = code()
-client, answer = sign_in(PASSWORD, otp_token=right)
-seen["both"] = [answer.status_code, index(client)]
-client, answer = sign_in(PASSWORD, otp_token=right)
-seen["the same code again"] = [answer.status_code, index(client)]
+results["session without a code"] = overview_status(client)
+valid_code = new_code()
+client, response = sign_in(PASSWORD, otp_token=valid_code)
+results["both"] = [response.status_code, overview_status(client)]
+client, response = sign_in(PASSWORD, otp_token=valid_code)
+results["the same code again"] = [response.status_code, overview_status(client)]
 for _ in range(5):
     sign_in("wrong")
-client, answer = sign_in(PASSWORD, otp_token=code())
-seen["locked out"] = [answer.status_code, index(client)]
+client, response = sign_in(PASSWORD, otp_token=new_code())
+results["locked out"] = [response.status_code, overview_status(client)]
 call_command("axes_reset_username", "root", stdout=StringIO())
-client, answer = sign_in(PASSWORD, otp_token=code())
-seen["unlocked"] = [answer.status_code, index(client)]
-print(json.dumps(seen))
+client, response = sign_in(PASSWORD, otp_token=new_code())
+results["unlocked"] = [response.status_code, overview_status(client)]
+print(json.dumps(results))
 """
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """The script's output: for each case, the status codes of the sign-in and of the console's overview."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLIPSTREAM_", "DJANGO_"))}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "manage.py", "shell", "--no-imports", "-c", SCRIPT],
         cwd=ROOT,
         env={
@@ -85,27 +85,27 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    observed: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    observed: dict[str, object] = json.loads(process.stdout.splitlines()[-1])
     return observed
 
 
-def test_a_sign_in_with_password_and_code_opens_the_console(seen: dict[str, object]) -> None:
-    assert seen["asks for a code"]
-    assert seen["both"] == [302, 200]
+def test_a_sign_in_with_password_and_code_opens_the_console(results: dict[str, object]) -> None:
+    assert results["asks for a code"]
+    assert results["both"] == [302, 200]
 
 
 @pytest.mark.parametrize("case", ["without a device", "password alone", "wrong code", "the same code again"])
-def test_a_sign_in_without_both_factors_is_refused(seen: dict[str, object], case: str) -> None:
-    assert seen[case] == [200, 302]  # the form is shown again, and the overview redirects to it
+def test_a_sign_in_without_both_factors_is_refused(results: dict[str, object], case: str) -> None:
+    assert results[case] == [200, 302]  # the sign-in page again, and a redirect from the overview to the sign-in page
 
 
-def test_a_session_without_a_code_is_not_signed_in(seen: dict[str, object]) -> None:
-    assert seen["session without a code"] == 302
+def test_a_session_without_a_code_is_not_signed_in(results: dict[str, object]) -> None:
+    assert results["session without a code"] == 302
 
 
 def test_after_five_wrong_passwords_the_right_one_is_refused_until_an_operator_unlocks_the_user(
-    seen: dict[str, object],
+    results: dict[str, object],
 ) -> None:
-    assert seen["locked out"] == [429, 302]
-    assert seen["unlocked"] == [302, 200]
+    assert results["locked out"] == [429, 302]
+    assert results["unlocked"] == [302, 200]

@@ -24,22 +24,20 @@ def up(data_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (("--port", "65536"), "--port must be in 0..65535, got 65536"),
-        (
-            ("--port", "0", "--host", "192.0.2.1"),
-            "can't listen on 192.0.2.1:0",
-        ),  # an address that is reserved for documentation
+        # No machine has the address 192.0.2.1, which is reserved for documentation.
+        (("--port", "0", "--host", "192.0.2.1"), "can't listen on 192.0.2.1:0"),
     ],
 )
 def test_an_unusable_address_is_reported_without_a_traceback(
-    tmp_path: Path, arguments: tuple[str, ...], complaint: str
+    tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     result = up(tmp_path, *arguments)
 
     assert result.returncode != 0
-    assert complaint in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 

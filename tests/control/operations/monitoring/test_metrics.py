@@ -32,7 +32,7 @@ TOKEN = "a token of the engine"
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
-    """Samples by their name and the values of their labels, sorted by the labels' names."""
+    """Returns {(name, label value, ...): value of the sample}, with the labels in alphabetical order."""
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -47,18 +47,18 @@ def scrape() -> dict[tuple[str, ...], float]:
 
 
 def test_requests_are_counted_by_route_and_status(client: Client) -> None:
-    key = ("slipstream_http_requests_total", "GET", "v1/jobs/<str:job_id>", "404")
-    unknown = ("slipstream_http_requests_total", "GET", "none", "404")
+    known_route = ("slipstream_http_requests_total", "GET", "v1/jobs/<str:job_id>", "404")
+    unknown_route = ("slipstream_http_requests_total", "GET", "none", "404")
     before = scrape()
 
     client.get("/v1/jobs/job_1")
     client.get("/v1/jobs/job_2")
     client.get("/nothing/here")
-    client.generic("INVENTED", "/nothing/here")
+    client.generic("INVENTED", "/nothing/here")  # an unknown method must not become a label
 
     after = scrape()
-    assert after[key] - before.get(key, 0) == 2
-    assert after[unknown] - before.get(unknown, 0) == 1
+    assert after[known_route] - before.get(known_route, 0) == 2
+    assert after[unknown_route] - before.get(unknown_route, 0) == 1
     assert not [name for name in after if "INVENTED" in name]
     assert ("slipstream_http_request_seconds_count", "GET", "v1/jobs/<str:job_id>") in after
     assert not [name for name in after if "job_1" in name], "an id must not become a label"
@@ -67,8 +67,8 @@ def test_requests_are_counted_by_route_and_status(client: Client) -> None:
 def test_metrics_count_jobs_by_kind_and_state_and_give_the_age_of_the_oldest_waiting_job(
     organization: Organization,
 ) -> None:
-    old = make_job(organization, kind=Job.Kind.BATCH)
-    Job.objects.filter(pk=old.pk).update(created_at=timezone.now() - timedelta(seconds=90))
+    oldest_job = make_job(organization, kind=Job.Kind.BATCH)
+    Job.objects.filter(pk=oldest_job.pk).update(created_at=timezone.now() - timedelta(seconds=90))
     make_job(organization, kind=Job.Kind.BATCH)
     make_job(organization, kind=Job.Kind.TRAINING, priority=1, not_before=timezone.now() + timedelta(hours=1))
     make_job(organization, kind=Job.Kind.TRAINING, status=Job.Status.PAUSED)
@@ -78,16 +78,16 @@ def test_metrics_count_jobs_by_kind_and_state_and_give_the_age_of_the_oldest_wai
     claim(abandoned)
     expire_lease(abandoned)
 
-    found = scrape()
+    metrics = scrape()
 
-    assert found["slipstream_jobs_waiting", "batch", "0"] == 2
-    assert 90 <= found["slipstream_job_oldest_waiting_seconds", "batch", "0"] < 150
-    assert found["slipstream_jobs_backing_off", "training"] == 1
-    assert found["slipstream_jobs_paused", "training"] == 2
-    assert found["slipstream_jobs_running", "evaluation"] == 1
-    assert found["slipstream_jobs_abandoned", "batch"] == 1
-    assert found["slipstream_jobs_waiting", "training", "1"] == found["slipstream_jobs_abandoned", "training"] == 0
-    assert found["slipstream_database_up",] == 1
+    assert metrics["slipstream_jobs_waiting", "batch", "0"] == 2
+    assert 90 <= metrics["slipstream_job_oldest_waiting_seconds", "batch", "0"] < 150
+    assert metrics["slipstream_jobs_backing_off", "training"] == 1
+    assert metrics["slipstream_jobs_paused", "training"] == 2
+    assert metrics["slipstream_jobs_running", "evaluation"] == 1
+    assert metrics["slipstream_jobs_abandoned", "batch"] == 1
+    assert metrics["slipstream_jobs_waiting", "training", "1"] == metrics["slipstream_jobs_abandoned", "training"] == 0
+    assert metrics["slipstream_database_up",] == 1
 
 
 def test_metrics_count_pending_webhooks_and_deployments(client: Client, organization: Organization) -> None:
@@ -96,11 +96,11 @@ def test_metrics_count_pending_webhooks_and_deployments(client: Client, organiza
     client.post("/v1/webhook_endpoints", {"url": "https://example.org/", "events": ["*"]}, "application/json")
     pending = WebhookDelivery.objects.count()
 
-    found = scrape()
+    metrics = scrape()
 
-    assert found["slipstream_webhooks_pending",] == pending
-    assert found["slipstream_deployments", "provisioning"] == 1
-    assert found["slipstream_deployments", "failed"] == 0, "an alert needs the value 0, not a missing sample"
+    assert metrics["slipstream_webhooks_pending",] == pending
+    assert metrics["slipstream_deployments", "provisioning"] == 1
+    assert metrics["slipstream_deployments", "failed"] == 0, "an alert needs the value 0, not a missing sample"
 
 
 @pytest.fixture
@@ -119,10 +119,10 @@ def engine_port() -> Iterator[int]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            is_known = self.headers["Authorization"] == f"Bearer {TOKEN}" and self.path == "/metrics"
-            self.send_response(200 if is_known else 401)
+            is_authorized = self.headers["Authorization"] == f"Bearer {TOKEN}" and self.path == "/metrics"
+            self.send_response(200 if is_authorized else 401)
             self.end_headers()
-            self.wfile.write(text if is_known else b"")
+            self.wfile.write(text if is_authorized else b"")
 
         def log_message(self, *args: object) -> None:
             pass
@@ -137,16 +137,16 @@ def test_an_engines_samples_are_labelled_with_its_deployment_and_organization(
     organization: Organization, engine_port: int
 ) -> None:
     deployment, silent = (make_deployment(make_base_model(), organization, name) for name in ("fast", "silent"))
-    ready = Deployment.objects.filter(pk__in=(deployment.pk, silent.pk))
-    ready.update(state=Deployment.State.READY, port=engine_port, token=TOKEN)
+    both = Deployment.objects.filter(pk__in=(deployment.pk, silent.pk))
+    both.update(state=Deployment.State.READY, port=engine_port, token=TOKEN)
     Deployment.objects.filter(pk=silent.pk).update(port=1)
 
-    found = scrape()
+    metrics = scrape()
 
     labels = deployment.pk, "fast", organization.pk
-    assert found["vllm:spec_decode_num_drafts_total", *labels] == 10
-    assert found["vllm:spec_decode_num_accepted_tokens_total", *labels] == 25
-    assert not [name for name in found if silent.pk in name or name[0] == "process_open_fds"]
+    assert metrics["vllm:spec_decode_num_drafts_total", *labels] == 10
+    assert metrics["vllm:spec_decode_num_accepted_tokens_total", *labels] == 25
+    assert not [name for name in metrics if silent.pk in name or name[0] == "process_open_fds"]
 
 
 @pytest.mark.django_db

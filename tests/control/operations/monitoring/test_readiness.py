@@ -1,4 +1,4 @@
-"""/livez and /readyz while a real database, Redis or storage fails."""
+"""The responses of /livez and /readyz while a real database, Redis or storage fails."""
 
 import signal
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.fault_proxy import FaultProxy, Faults
 from tests.workers.supervisor.test_storage_faults import BUCKET, CREDENTIALS
 from tests.workers.supervisor.test_storage_faults import s3_port as s3_port
 
-PROBE_HEADERS = {"Host": "10.1.2.3:8000"}  # a kubelet's probe uses neither our host name nor TLS nor a key
+PROBE_HEADERS = {"Host": "10.1.2.3:8000"}  # a kubelet probes an IP address, without TLS and without a key
 
 
 def get_json(path: str) -> tuple[int, dict[str, object]]:

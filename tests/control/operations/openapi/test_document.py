@@ -27,8 +27,9 @@ ROUTES = api_routes()
 OPERATION_PARAMS = [
     pytest.param(route, method, id=f"{method} {route.path}") for route in ROUTES for method in route.methods
 ]
-PUBLIC_PATH = "/v1/openapi.json"
+DOCUMENT_PATH = "/v1/openapi.json"
 NEEDS_ENGINE = ("POST /v1/chat/completions", "POST /v1/completions")
+# Lists that are empty although `World.ids_of_all_objects` has created an object of each kind.
 MAY_BE_EMPTY = (
     "GET /v1/audit_events",
     "GET /v1/uploads/{upload_id}/parts",
@@ -38,10 +39,10 @@ MAY_BE_EMPTY = (
 )
 
 
-def declared(route: Route, method: str) -> Operation:
-    found = operation_of(route.view, method) if isinstance(route.view, type) else OPERATIONS[route.path]
-    assert found is not None, f"{method} {route.path} declares no operation"
-    return found
+def declared_operation(route: Route, method: str) -> Operation:
+    operation = operation_of(route.view, method) if isinstance(route.view, type) else OPERATIONS[route.path]
+    assert operation is not None, f"{method} {route.path} declares no operation"
+    return operation
 
 
 def operations(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -63,23 +64,23 @@ def test_the_document_is_valid_openapi() -> None:
 
 
 def test_the_document_has_exactly_the_operations_of_the_url_table() -> None:
-    documented = {(path, method.upper()) for path, entry in generate()["paths"].items() for method in entry}
+    documented = {(path, method.upper()) for path, methods in generate()["paths"].items() for method in methods}
 
     assert documented == {(route.path, method) for route in ROUTES for method in route.methods}
-    assert all(declared(route, method) for route in ROUTES for method in route.methods)
+    assert all(declared_operation(route, method) for route in ROUTES for method in route.methods)
 
 
 def test_operations_have_unique_ids_and_document_their_errors() -> None:
-    found = operations(generate())
-    names = [operation["operationId"] for operation in found]
+    documented = operations(generate())
+    names = [operation["operationId"] for operation in documented]
 
     assert len(names) == len(set(names))
-    assert all({"4XX", "5XX"} <= operation["responses"].keys() for operation in found)
-    assert all(operation["security"] == [{"key": []}] for operation in found)
+    assert all({"4XX", "5XX"} <= operation["responses"].keys() for operation in documented)
+    assert all(operation["security"] == [{"key": []}] for operation in documented)
 
 
 def test_the_document_needs_no_key(db: None) -> None:
-    response = Client().get(PUBLIC_PATH)
+    response = Client().get(DOCUMENT_PATH)
 
     assert response.status_code == 200
     assert response.json()["info"]["title"] == "Slipstream"
@@ -87,11 +88,14 @@ def test_the_document_needs_no_key(db: None) -> None:
 
 @pytest.mark.parametrize(("route", "method"), OPERATION_PARAMS)
 def test_responses_match_the_document(route: Route, method: str, client: Client, organization: Organization) -> None:
-    """Responses have all members with the right types and no others; lists are not empty."""
+    """Each response has exactly the documented members, with the documented types.
+
+    A list that is not in MAY_BE_EMPTY has an entry, because only entries can be checked.
+    """
     name = f"{method} {route.path}"
-    entry, world = declared(route, method), World(organization)
+    operation, world = declared_operation(route, method), World(organization)
     if method == "GET" and not route.path.endswith("}"):
-        world.everything()  # a list needs rows; other operations create the objects in their path
+        world.ids_of_all_objects()  # so that lists have entries; `path_of` creates the objects of other operations
     usage_add(caller=Caller(organization_id=organization.pk), model="m", tokens=Tokens(), num_requests=1, is_batch=True)
     query = f"?start_time={int(time.time()) - 1}" if route.path.startswith("/v1/organization/") else ""
 
@@ -101,12 +105,12 @@ def test_responses_match_the_document(route: Route, method: str, client: Client,
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
         assert name in NEEDS_ENGINE or response.status_code in (400, 404, 409), response.content
         return
-    assert response.status_code == entry.status
-    if isinstance(entry.response, str):
-        assert response.headers["Content-Type"].partition(";")[0] == entry.response
+    assert response.status_code == operation.status
+    if isinstance(operation.response, str):
+        assert response.headers["Content-Type"].partition(";")[0] == operation.response
         return
     body = response.json()
-    TypeAdapter(entry.response).validate_python(body, strict=True)
+    TypeAdapter(operation.response).validate_python(body, strict=True)
     if body["object"] == "page":
         assert body["data"][0].get("results", True), "the list is empty, so nothing was checked"
     if body.get("object") == "list" and "first_id" in body and name not in MAY_BE_EMPTY:

@@ -35,6 +35,7 @@ def end_backoff(job: Job) -> None:
 
 
 def add_shards(job: Job, *sizes: int) -> None:
+    """Creates shards with these numbers of rows."""
     first = 0
     for number, size in enumerate(sizes):
         JobShard.objects.create(job=job, shard_no=number, row_from=first, row_to=first + size)
@@ -42,7 +43,7 @@ def add_shards(job: Job, *sizes: int) -> None:
 
 
 def snapshot(job: Job) -> dict[str, object]:
-    """Returns all data that a write with an outdated claim could have changed."""
+    """Returns all data that a write with an outdated claim could change."""
     return {
         **Job.objects.filter(pk=job.pk).values().get(),
         "shards": list(JobShard.objects.filter(job=job).order_by("pk").values()),

@@ -15,11 +15,11 @@ pytestmark = pytest.mark.django_db
 def test_a_job_shows_its_status(client: Client, organization: Organization) -> None:
     job = submit(organization=organization)
     job_progress(claim=claim(job), done=3, total=16, unit="rows")
-    shown = client.get(f"/v1/jobs/{job.pk}").json()
-    assert (shown["id"], shown["object"], shown["kind"]) == (job.pk, "job", "batch")
-    assert (shown["status"], shown["attempt"]) == ("running", 1)
-    assert shown["progress"] == {"done": 3, "total": 16, "unit": "rows"}
-    assert shown["finished_at"] is None
+    body = client.get(f"/v1/jobs/{job.pk}").json()
+    assert (body["id"], body["object"], body["kind"]) == (job.pk, "job", "batch")
+    assert (body["status"], body["attempt"]) == ("running", 1)
+    assert body["progress"] == {"done": 3, "total": 16, "unit": "rows"}
+    assert body["finished_at"] is None
 
 
 def test_stored_json_of_an_unknown_shape_is_returned_unchanged(client: Client, organization: Organization) -> None:
@@ -27,16 +27,16 @@ def test_stored_json_of_an_unknown_shape_is_returned_unchanged(client: Client, o
     job = submit(organization=organization)
     Job.objects.filter(pk=job.pk).update(**stored)
 
-    shown = client.get(f"/v1/jobs/{job.pk}").json()
+    body = client.get(f"/v1/jobs/{job.pk}").json()
 
-    assert {name: shown[name] for name in stored} == stored
-    assert client.get("/v1/jobs").json()["data"] == [shown]
+    assert {name: body[name] for name in stored} == stored
+    assert client.get("/v1/jobs").json()["data"] == [body]
 
 
 def test_jobs_are_listed_newest_first(client: Client, organization: Organization) -> None:
     jobs = [submit(organization=organization).pk for _ in range(3)]
     page = client.get("/v1/jobs?limit=2").json()
-    assert [shown["id"] for shown in page["data"]] == sorted(jobs, reverse=True)[:2]
+    assert [job["id"] for job in page["data"]] == sorted(jobs, reverse=True)[:2]
     assert page["has_more"] is True
 
 
@@ -55,7 +55,7 @@ def test_the_error_names_an_invalid_after_parameter(client: Client, organization
     assert (response.status_code, response.json()["error"]["param"]) == (400, "after")
 
 
-def test_cancelling_is_accepted_and_harmless_when_repeated(client: Client, organization: Organization) -> None:
+def test_cancelling_a_job_twice_is_accepted_and_recorded_once(client: Client, organization: Organization) -> None:
     job = submit(organization=organization)
     responses = [client.post(f"/v1/jobs/{job.pk}/cancel") for _ in range(2)]
     assert [response.status_code for response in responses] == [202, 202]

@@ -34,36 +34,36 @@ from workers.contracts import FailureClass
 pytestmark = pytest.mark.django_db
 
 ROWS = ShardRows(completed=1, failed=0, usage={"total_tokens": 3})
-STALE_WRITES: dict[str, Callable[[Claim], object]] = {
-    "renew": lambda old: job_renew(claim=old),
-    "progress": lambda old: job_progress(claim=old, done=1, total=2, unit="rows"),
-    "metrics": lambda old: job_metrics(claim=old, metrics={"loss": 1.0}),
-    "checkpoint": lambda old: job_commit_checkpoint(claim=old, storage_prefix="p", step=1),
-    "shard": lambda old: job_commit_shard(claim=old, shard_no=0, storage_key="k", rows=ROWS),
-    "blame": lambda old: job_blame_shards(claim=old, shard_nos=[0]),
-    "succeed": lambda old: job_succeed(claim=old, result={}),
-    "fail": lambda old: job_fail(claim=old, failure=INFRA),
-    "cancelled": lambda old: job_end_cancelled(claim=old),
-    "release": lambda old: job_release(claim=old),
+WRITES: dict[str, Callable[[Claim], object]] = {
+    "renew": lambda claimed: job_renew(claim=claimed),
+    "progress": lambda claimed: job_progress(claim=claimed, done=1, total=2, unit="rows"),
+    "metrics": lambda claimed: job_metrics(claim=claimed, metrics={"loss": 1.0}),
+    "checkpoint": lambda claimed: job_commit_checkpoint(claim=claimed, storage_prefix="p", step=1),
+    "shard": lambda claimed: job_commit_shard(claim=claimed, shard_no=0, storage_key="k", rows=ROWS),
+    "blame": lambda claimed: job_blame_shards(claim=claimed, shard_nos=[0]),
+    "succeed": lambda claimed: job_succeed(claim=claimed, result={}),
+    "fail": lambda claimed: job_fail(claim=claimed, failure=INFRA),
+    "cancelled": lambda claimed: job_end_cancelled(claim=claimed),
+    "release": lambda claimed: job_release(claim=claimed),
 }
 
 
-@pytest.mark.parametrize("write", STALE_WRITES)
+@pytest.mark.parametrize("write", WRITES)
 def test_a_write_with_an_old_fence_changes_nothing(write: str) -> None:
     job = submit()
     add_shards(job, 4)
-    old = claim(job)
+    outdated_claim = claim(job)
     expire_lease(job)
     claim(job, "another worker")
     before = snapshot(job)
 
     with pytest.raises(LeaseLost):
-        STALE_WRITES[write](old)
+        WRITES[write](outdated_claim)
 
     assert snapshot(job) == before
 
 
-@pytest.mark.parametrize("write", STALE_WRITES)
+@pytest.mark.parametrize("write", WRITES)
 def test_a_write_after_the_end_of_the_job_changes_nothing(write: str) -> None:
     job = submit()
     add_shards(job, 4)
@@ -72,7 +72,7 @@ def test_a_write_after_the_end_of_the_job_changes_nothing(write: str) -> None:
     before = snapshot(job)
 
     with pytest.raises(LeaseLost):
-        STALE_WRITES[write](current_claim)
+        WRITES[write](current_claim)
 
     assert snapshot(job) == before
 
@@ -137,7 +137,7 @@ def test_a_renewal_reports_a_requested_cancellation() -> None:
 
 
 def test_a_failed_job_is_due_without_a_delay_if_its_cancellation_was_requested() -> None:
-    """Cancellation was requested while a worker ran the job and had not noticed it yet."""
+    """The cancellation was requested while a worker ran the job, and the worker has not noticed the request yet."""
     job = submit()
     current_claim = claim(job)
     job_cancel(job=job)
@@ -148,13 +148,13 @@ def test_a_failed_job_is_due_without_a_delay_if_its_cancellation_was_requested()
 
 
 def test_rows_of_workers_that_died_long_ago_are_deleted() -> None:
-    for name in ("dead", "silent"):
+    for name in ("dead", "alive"):
         worker_beat(worker=name, role="jobs")
     Worker.objects.filter(pk="dead").update(heartbeat_at=Now() - timedelta(days=2))
 
     worker_beat(worker="new", role="jobs")
 
-    assert set(Worker.objects.values_list("pk", flat=True)) == {"silent", "new"}
+    assert set(Worker.objects.values_list("pk", flat=True)) == {"alive", "new"}
 
 
 def test_a_job_that_has_ended_cannot_be_cancelled() -> None:
@@ -164,7 +164,7 @@ def test_a_job_that_has_ended_cannot_be_cancelled() -> None:
     assert Job.objects.get(pk=job.pk).cancel_requested_at is None
 
 
-def test_the_fourth_claim_without_progress_is_exhausted() -> None:
+def test_the_fourth_claim_without_progress_is_marked_as_exhausted() -> None:
     job = submit()
     claims = []
     for _ in range(4):
@@ -201,8 +201,8 @@ def test_infra_failures_are_retried_while_there_is_progress() -> None:
         job_commit_shard(claim=current_claim, shard_no=number, storage_key=f"k{number}", rows=ROWS)
         assert not job_fail(claim=current_claim, failure=INFRA)
         end_backoff(job)
-    for last in (False, False, True):
-        assert job_fail(claim=claim(job), failure=INFRA) is last
+    for is_final in (False, False, True):
+        assert job_fail(claim=claim(job), failure=INFRA) is is_final
         end_backoff(job)
     job.refresh_from_db()
     assert job.error is not None
@@ -214,6 +214,6 @@ def test_a_job_out_of_memory_is_retried_once_with_a_smaller_batch() -> None:
     failure = Failure(failure_class=FailureClass.OUT_OF_MEMORY, code="out_of_memory", message="Too big.")
     assert not job_fail(claim=claim(job), failure=failure)
     job.refresh_from_db()
-    assert job.params["max_batch_size"] == 8
+    assert job.params["max_batch_size"] == 8  # half of the default
     end_backoff(job)
     assert job_fail(claim=claim(job), failure=failure)

@@ -1,4 +1,4 @@
-"""Whether a failed attempt is retried, and after which delay."""
+"""The failure class decides whether an attempt is retried; the number of attempts decides after which delay."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def failure(failure_class: FailureClass) -> Failure:
 
 
 @pytest.mark.parametrize(
-    ("failure_class", "tries"),
+    ("failure_class", "max_attempts"),
     [
         (FailureClass.INVALID_INPUT, 1),
         (FailureClass.USER_CONFIG, 1),
@@ -20,10 +20,10 @@ def failure(failure_class: FailureClass) -> Failure:
         (FailureClass.BUG, 3),
     ],
 )
-def test_each_failure_class_has_its_number_of_attempts(failure_class: FailureClass, tries: int) -> None:
+def test_each_failure_class_has_its_number_of_attempts(failure_class: FailureClass, max_attempts: int) -> None:
     original = failure(failure_class)
-    final_failures = [final_failure(original, earlier=n, stalled_attempts=0) for n in range(tries)]
-    assert final_failures == [None] * (tries - 1) + [original]
+    final_failures = [final_failure(original, earlier=n, stalled_attempts=0) for n in range(max_attempts)]
+    assert final_failures == [None] * (max_attempts - 1) + [original]
 
 
 def test_infra_failures_are_retried_without_limit_while_there_is_progress_and_three_times_otherwise() -> None:
@@ -44,5 +44,5 @@ def test_a_failure_with_a_known_cause_keeps_its_code() -> None:
 
 def test_delays_between_attempts_double_up_to_a_limit() -> None:
     longest = [max(backoff_seconds(n, first=5, cap=60) for _ in range(300)) for n in range(1, 7)]
-    for bound, seen in zip([5, 10, 20, 40, 60, 60], longest, strict=True):
-        assert bound / 2 < seen <= bound
+    for bound, delay in zip([5, 10, 20, 40, 60, 60], longest, strict=True):
+        assert bound / 2 < delay <= bound  # delays are uniform in [0, bound]; `delay` is the longest of 300

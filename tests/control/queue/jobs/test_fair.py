@@ -34,32 +34,32 @@ class Simulation:
     """Simulates workers that are never idle while a job is due. The duration of a job is one of its parameters."""
 
     def __init__(self, num_workers: int) -> None:
-        self.free_at = [0.0] * num_workers
-        self.running: dict[int, Claim] = {}
-        self.ended_at: dict[str, float] = {}
+        self.free_at = [0.0] * num_workers  # for each worker, when it can claim its next job
+        self.running: dict[int, Claim] = {}  # by worker
+        self.ended_at: dict[str, float] = {}  # by the id of the job
 
     def submit(self, organization: Organization, count: int, seconds: float) -> list[str]:
         params = {"seconds": seconds}
         return [job_submit(organization=organization, kind="batch", params=params).pk for _ in range(count)]
 
     def step(self) -> float:
-        """Lets the worker that is free first complete its job and claim the next one. Returns: the simulated time."""
+        """Lets the next worker that becomes free complete its job and claim another. Returns: the simulated time."""
         worker = min(range(len(self.free_at)), key=lambda n: self.free_at[n])
         now = self.free_at[worker]
-        if done := self.running.pop(worker, None):
-            finish(done, self.length(done))
-            self.ended_at[done.job_id] = now
+        if ended := self.running.pop(worker, None):
+            finish(ended, self.duration(ended))
+            self.ended_at[ended.job_id] = now
         if (claim := job_claim_next(worker=str(worker))) is None:
             self.free_at[worker] = float("inf")
         else:
-            self.running[worker], self.free_at[worker] = claim, now + self.length(claim)
+            self.running[worker], self.free_at[worker] = claim, now + self.duration(claim)
         return now
 
     def run_until(self, moment: float) -> None:
         while min(self.free_at) <= moment and min(self.free_at) != float("inf"):
             self.step()
 
-    def length(self, claim: Claim) -> float:
+    def duration(self, claim: Claim) -> float:
         return float(Job.objects.get(pk=claim.job_id).params["seconds"])
 
 
@@ -70,10 +70,10 @@ def test_no_organization_waits_more_than_twice_its_fair_time_although_another_ha
     simulation = Simulation(num_workers)
     simulation.submit(make_organization("greedy"), 60, 30.0)
     simulation.run_until(200.0)  # one organization has used all workers so far
-    others = [(simulation.submit(make_organization(), 5, seconds), seconds) for seconds in (10.0, 20.0, 60.0)]
-    simulation.run_until(1500.0 / num_workers)
+    other_jobs = [(simulation.submit(make_organization(), 5, seconds), seconds) for seconds in (10.0, 20.0, 60.0)]
+    simulation.run_until(1500.0 / num_workers)  # long enough for all jobs of the other organizations
 
-    for jobs, seconds in others:
+    for jobs, seconds in other_jobs:
         # One of four organizations gets a quarter of the workers' time, but a job needs at least its own duration.
         fair_seconds = max(len(jobs) * seconds * 4 / num_workers, seconds)
         waited = max(simulation.ended_at[job] for job in jobs) - 200.0
@@ -85,12 +85,12 @@ def test_no_organization_waits_more_than_twice_its_fair_time_although_another_ha
 def test_organizations_with_equal_backlogs_get_equal_time_however_long_their_jobs_are() -> None:
     simulation = Simulation(1)
     long, short = make_organization("long"), make_organization("short")
-    owner_of = dict.fromkeys(simulation.submit(long, 20, 60.0), "long")
-    owner_of |= dict.fromkeys(simulation.submit(short, 80, 10.0), "short")
-    simulation.run_until(960.0)
+    organization_of = dict.fromkeys(simulation.submit(long, 20, 60.0), "long")
+    organization_of |= dict.fromkeys(simulation.submit(short, 80, 10.0), "short")
+    simulation.run_until(960.0)  # neither organization has run out of jobs
 
-    done = Counter(owner_of[job] for job in simulation.ended_at)
-    assert abs(done["long"] * 60 - done["short"] * 10) <= 60
+    num_ended = Counter(organization_of[job] for job in simulation.ended_at)
+    assert abs(num_ended["long"] * 60 - num_ended["short"] * 10) <= 60  # the duration of one long job
 
 
 def test_an_organization_gains_no_advantage_from_time_without_jobs() -> None:
@@ -104,9 +104,8 @@ def test_an_organization_gains_no_advantage_from_time_without_jobs() -> None:
     for _ in range(10):
         submit(organization=returning)
 
-    turns = [claim_next() for _ in range(1)]
-    finish(turns[0], 100.0)
-    for _ in range(5):
+    turns: list[Claim] = []
+    for _ in range(6):
         turns.append(claim_next())
         finish(turns[-1], 100.0)
 
@@ -118,9 +117,9 @@ def test_the_organization_with_fewer_running_jobs_is_served_next() -> None:
     for organization in (first, first, first, second, second):
         submit(organization=organization)
 
-    owners = [claim_next().organization_id for _ in range(4)]
+    organization_ids = [claim_next().organization_id for _ in range(4)]
 
-    assert Counter(owners) == {first.pk: 2, second.pk: 2}
+    assert Counter(organization_ids) == {first.pk: 2, second.pk: 2}
 
 
 @pytest.mark.parametrize("ending", ["fail", "release", "lease"])
@@ -136,7 +135,7 @@ def test_worker_time_is_charged_however_an_attempt_ends(ending: str) -> None:
         case "lease":
             expire_lease(job)
             claim_next()
-    assert 48 < Share.objects.get(pk=job.organization_id).used_seconds < 60
+    assert 48 < Share.objects.get(pk=job.organization_id).used_seconds < 60  # the job was claimed 50 s ago
 
 
 def test_jobs_of_later_stages_and_older_jobs_are_claimed_first() -> None:

@@ -1,4 +1,4 @@
-"""A state machine test of jobs: workers claim jobs, die or continue too late, and customers cancel, in any order."""
+"""Workers claim jobs, die or continue with an outdated claim, and customers pause and cancel jobs, in any order."""
 
 from typing import Any
 
@@ -40,17 +40,17 @@ def _pause(*, claim: Claim) -> None:
 class JobMachine(RuleBasedStateMachine):
     """`claims` contains all claims, because workers with outdated claims keep trying to write.
 
-    `winners` maps the number of each committed shard to its storage key.
+    `committed_keys` maps the number of each committed shard to its storage key.
     """
 
-    organization: Any = None  # set by the test, which has the database
+    organization: Any = None  # set by the test, which has access to the database
 
     def __init__(self) -> None:
         super().__init__()
         self.job = submit(organization=type(self).organization)
         add_shards(self.job, 4, 4, 4)
         self.claims: list[Claim] = []
-        self.winners: dict[int, str] = {}
+        self.committed_keys: dict[int, str] = {}
         self.last_status = Job.Status.QUEUED
         self.fence = 0
 
@@ -65,12 +65,12 @@ class JobMachine(RuleBasedStateMachine):
         """Writes with the claim, which must fail if and only if the claim is outdated."""
         is_current_claim = self.is_current(claim)
         try:
-            done = write()
+            result = write()
         except LeaseLost:
             assert not is_current_claim, "the current claim was refused"
             return None
         assert is_current_claim, "an outdated claim was accepted"
-        return done
+        return result
 
     @rule(worker=st.sampled_from(["a", "b"]))
     def claim(self, worker: str) -> None:
@@ -80,11 +80,11 @@ class JobMachine(RuleBasedStateMachine):
             self.claims.append(claim)
 
     @rule()
-    def lease_runs_out(self) -> None:
+    def lease_expires(self) -> None:
         expire_lease(self.job)
 
     @rule()
-    def pause_ends(self) -> None:
+    def backoff_ends(self) -> None:
         end_backoff(self.job)
 
     @rule()
@@ -104,8 +104,8 @@ class JobMachine(RuleBasedStateMachine):
         shard_no = data.draw(st.sampled_from([shard.shard_no for shard in self.shards()]))
         key = f"{shard_no}.{claim.fence}"
         if self.attempt(claim, lambda: job_commit_shard(claim=claim, shard_no=shard_no, storage_key=key, rows=ROWS)):
-            assert shard_no not in self.winners, "a shard was committed twice"
-            self.winners[shard_no] = key
+            assert shard_no not in self.committed_keys, "a shard was committed twice"
+            self.committed_keys[shard_no] = key
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
@@ -140,7 +140,7 @@ class JobMachine(RuleBasedStateMachine):
         paused = self.row().paused
         assert job_resume(job=self.job, code=code) == (paused is not None and paused["code"] == code)
 
-    @precondition(lambda self: self.claims and len(self.winners) == len(self.shards()))
+    @precondition(lambda self: self.claims and len(self.committed_keys) == len(self.shards()))
     @rule(data=st.data())
     def succeed(self, data: st.DataObject) -> None:
         claim = data.draw(st.sampled_from(self.claims))
@@ -154,6 +154,7 @@ class JobMachine(RuleBasedStateMachine):
         row = self.row()
         status = Job.Status(row.status)
         if status != self.last_status:
+            # One rule can make two transitions.
             reachable = LEGAL_MOVES[self.last_status] | {
                 later for to in LEGAL_MOVES[self.last_status] for later in LEGAL_MOVES[to]
             }
@@ -172,18 +173,18 @@ class JobMachine(RuleBasedStateMachine):
         shards = self.shards()
         rows = [row for shard in shards for row in range(shard.row_from, shard.row_to)]
         assert rows == list(range(NUM_ROWS))
-        assert {shard.shard_no: shard.storage_key for shard in shards if shard.storage_key} == self.winners
+        assert {shard.shard_no: shard.storage_key for shard in shards if shard.storage_key} == self.committed_keys
 
     @invariant()
     def events_are_numbered_without_gaps(self) -> None:
         events = list(JobEvent.objects.filter(job=self.job).order_by("seq").values_list("seq", "type"))
         assert [seq for seq, _ in events] == list(range(1, len(events) + 1))
-        assert [kind for _, kind in events].count("shard_committed") == len(self.winners)
+        assert [kind for _, kind in events].count("shard_committed") == len(self.committed_keys)
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("num_runs", [100, pytest.param(2_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
-def test_no_order_of_events_breaks_the_job_table(num_runs: int) -> None:
+def test_the_tables_of_jobs_stay_consistent_in_any_order_of_events(num_runs: int) -> None:
     assert connections["default"].in_atomic_block, "all runs are rolled back together"
     JobMachine.organization = make_organization()
     checks = list(HealthCheck)

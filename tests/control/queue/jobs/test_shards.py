@@ -22,24 +22,28 @@ def ranges(job: Job) -> list[tuple[int, int]]:
 
 
 def find_poison(job: Job, poison: set[int], *, limit: int = 200) -> tuple[set[int], int]:
-    """Simulates a worker that crashes at poison rows. Returns: the found rows, the maximum of `stalled_attempts`."""
-    found, most_stalled = set[int](), 0
+    """Simulates a worker that crashes at poison rows.
+
+    Returns: the rows found, and the maximum of `stalled_attempts`.
+    """
+    found_rows, most_stalled = set[int](), 0
     for _ in range(limit):
         next_open = next_shards(list(shards_open(job.pk)))
         if not next_open:
-            return found, most_stalled
+            return found_rows, most_stalled
         current_claim = claim(job)
         most_stalled = max(most_stalled, Job.objects.get(pk=job.pk).stalled_attempts)
         crashed = False
         for shard in next_open:
             rows = set(range(shard.row_from, shard.row_to))
-            if crashed := bool(rows & (poison - found)):
+            if crashed := bool(rows & (poison - found_rows)):
                 break
             commit(current_claim, shard.shard_no)
         if crashed:
             still_open = [shard.shard_no for shard in shards_open(job.pk) if shard in next_open]
+            # A worker reports at most as many shards as its batch has rows, by default 16.
             if poison_shard := job_blame_shards(claim=current_claim, shard_nos=still_open[:16]):
-                found.add(poison_shard.row_from)
+                found_rows.add(poison_shard.row_from)
                 commit(current_claim, poison_shard.shard_no)
         expire_lease(job)
     raise AssertionError(f"not done after {limit} attempts: {ranges(job)}")
@@ -86,8 +90,8 @@ def test_a_repeated_commit_writes_one_event() -> None:
 def test_the_search_finds_exactly_the_poison_rows(sizes: tuple[int, ...], poison: set[int]) -> None:
     job = submit()
     add_shards(job, *sizes)
-    found, most_stalled = find_poison(job, poison)
-    assert found == poison
+    found_rows, most_stalled = find_poison(job, poison)
+    assert found_rows == poison
     assert most_stalled <= 3, "the job would have been given up"
     assert not shards_open(job.pk).exists()
 

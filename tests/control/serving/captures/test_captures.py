@@ -1,4 +1,4 @@
-"""Requests are captured only after a customer's opt-in, expire after the requested hours, and become prompts."""
+"""Requests are captured only after a customer's opt-in. They expire after the requested hours, and serve as prompts."""
 
 import datetime as dt
 import json
@@ -34,12 +34,12 @@ def deployment(organization: Organization) -> Deployment:
     return deployment_create(organization=organization, name="math", base_model=make_base_model("tiny"))
 
 
-def body(content: str, **values: Any) -> dict[str, Any]:
+def chat_body(content: str, **values: Any) -> dict[str, Any]:
     return {"model": "math", "messages": [{"role": "user", "content": content}], **values}
 
 
 def capture_request(deployment: Deployment, content: str, **values: Any) -> bool:
-    return request_capture(deployment_id=deployment.pk, endpoint=CHAT, body=body(content, **values))
+    return request_capture(deployment_id=deployment.pk, endpoint=CHAT, body=chat_body(content, **values))
 
 
 def rows_of(file_id: str) -> list[dict[str, Any]]:
@@ -59,8 +59,8 @@ def test_captured_requests_are_counted_and_an_opt_out_deletes_them(client: Clien
     assert client.post(path, {"hours": 24}, content_type="application/json").json()["num_requests"] == 0
     assert capture_request(deployment, "one")
 
-    shown = client.get(path).json()
-    assert (shown["hours"], shown["num_requests"]) == (24, 1)
+    body = client.get(path).json()
+    assert (body["hours"], body["num_requests"]) == (24, 1)
     assert client.delete(path).json()["deleted"]
     assert not CapturedRequest.objects.exists()
     assert client.get(path).status_code == 404
@@ -139,7 +139,7 @@ def test_pruning_keeps_only_the_newest_requests_and_none_of_a_deleted_deployment
 def test_a_request_that_arrives_during_the_opt_out_is_deleted_too(deployment: Deployment) -> None:
     capture_end(capture=capture_set(deployment=deployment, hours=2))
     CapturedRequest.objects.create(
-        deployment=deployment, organization=deployment.organization, endpoint=CHAT, body=body("late")
+        deployment=deployment, organization=deployment.organization, endpoint=CHAT, body=chat_body("late")
     )
 
     captures_prune()

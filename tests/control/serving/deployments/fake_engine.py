@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
     model_dir: Path
     options: dict[str, Any]
     behaviour: str
-    num_reads = 0  # of /metrics, which reports it as the number of requests, so that this count rises with every read
+    num_reads = 0  # of /metrics; reported there as the number of requests, so that the counter rises with each read
 
     def do_GET(self) -> None:
         if not self._authorized():
@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_json(200, body_sent | {"usage": usage(2)})
 
     def _stream(self, content: str, options: dict[str, Any]) -> None:
-        """Sends two events. They have usage if the request's options say so, as in the engine's own server."""
+        """Sends two events. They contain the usage if the request's options ask for it, as in the engine."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -83,9 +83,11 @@ class Handler(BaseHTTPRequestHandler):
             return
         for number in range(2):
             event = {"choices": [{"index": 0, "delta": {"content": f"token{number} "}}]}
-            every = options.get("continuous_usage_stats") is True
-            shown = {"usage": usage(number + 1) if every else None} if options.get("include_usage") else {}
-            self._event(json.dumps(event | shown))
+            has_usage_per_event = options.get("continuous_usage_stats") is True
+            usage_member = (
+                {"usage": usage(number + 1) if has_usage_per_event else None} if options.get("include_usage") else {}
+            )
+            self._event(json.dumps(event | usage_member))
         if content == "die":
             self.wfile.write(b'data: {"choices": [{"in')
             self.wfile.flush()

@@ -65,11 +65,11 @@ def test_a_deployment_serves_only_adapters_of_its_model(client: Client, organiza
     make_base_model("other")
     tone = register(client, organization)
 
-    shown = deploy(client, adapters=[tone["id"], tone["id"]])
+    body = deploy(client, adapters=[tone["id"], tone["id"]])
 
-    assert shown["adapters"] == [{"id": tone["id"], "name": "tone", "model": "support:tone"}]
+    assert body["adapters"] == [{"id": tone["id"], "name": "tone", "model": "support:tone"}]
     assert "support:tone" in [model["id"] for model in client.get("/v1/models").json()["data"]]
-    assert deployment_by_name(organization, "support:tone").pk == shown["id"]
+    assert deployment_by_name(organization, "support:tone").pk == body["id"]
     with pytest.raises(Exception, match="does not exist"):
         deployment_by_name(organization, "support:none")
     refused = deploy(client, name="b", model="other", adapters=[tone["id"]], status=409)
@@ -81,8 +81,8 @@ def test_a_patch_of_a_deployment_may_change_only_its_adapters(
     client: Client, organization: Organization, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
     make_base_model("m")
-    tone, shown = register(client, organization), deploy(client)
-    path = f"/v1/deployments/{shown['id']}"
+    tone, body = register(client, organization), deploy(client)
+    path = f"/v1/deployments/{body['id']}"
 
     changed = client.patch(path, {"adapters": [tone["id"]]}, content_type="application/json").json()
     assert [adapter["name"] for adapter in changed["adapters"]] == ["tone"]
@@ -103,8 +103,8 @@ def test_an_engine_is_started_with_the_adapters_of_its_deployment(
 ) -> None:
     model = make_served_model(tmp_path / "model", organization=organization)
     tone = register(client, organization, model=model.name)
-    shown = deploy(client, model=model.name, adapters=[tone["id"]])
-    deployment = Deployment.objects.get(pk=shown["id"])
+    body = deploy(client, model=model.name, adapters=[tone["id"]])
+    deployment = Deployment.objects.get(pk=body["id"])
 
     tick_until_state(supervisor, deployment, State.READY)
 

@@ -1,3 +1,5 @@
+"""The routes of /v1/deployments."""
+
 import pytest
 from django.test import Client
 

@@ -78,6 +78,7 @@ def test_metrics_are_computed_for_each_minute(client: Client, deployment: Deploy
 
     first, second = metrics(client, deployment, f"start_time={int(noon.timestamp())}&limit=2")
 
+    # 40 tokens in the 20 seconds between the samples; 15 of 30 drafted tokens accepted in 10 drafts
     assert (first["generation_tokens"], first["tokens_per_second"], first["num_requests"]) == (40, 2.0, 4)
     assert (first["acceptance_length"], first["acceptance_rate"]) == (2.5, 0.5)
     assert (first["latency_seconds"], first["time_to_first_token_seconds"]) == (0.5, 0.25)
@@ -94,7 +95,7 @@ def test_counters_that_restart_at_zero_do_not_distort_the_difference(deployment:
     sample(deployment, begin + dt.timedelta(minutes=2), requests=1)
     sample(deployment, begin + dt.timedelta(minutes=3), requests=6)
 
-    assert stretch_since(deployment, begin).num_requests == 3 + 5
+    assert stretch_since(deployment, begin).num_requests == 3 + 5  # of the first process, and of the process "one"
 
 
 def test_samples_are_kept_for_a_week(deployment: Deployment) -> None:
@@ -109,9 +110,9 @@ def test_samples_are_kept_for_a_week(deployment: Deployment) -> None:
 def test_metrics_of_another_organizations_deployment_are_hidden(
     client: Client, other_organization: Organization
 ) -> None:
-    theirs = deployment_create(organization=other_organization, name="endpoint", base_model=make_base_model())
+    foreign = deployment_create(organization=other_organization, name="endpoint", base_model=make_base_model())
 
-    assert client.get(f"/v1/deployments/{theirs.pk}/metrics").status_code == 404
+    assert client.get(f"/v1/deployments/{foreign.pk}/metrics").status_code == 404
 
 
 def test_the_supervisor_samples_ready_deployments(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -131,6 +132,6 @@ def test_the_console_draws_acceptance_over_time(deployment: Deployment) -> None:
     for minutes, accepted in ((3, 0), (2, 10), (1, 30)):
         sample(deployment, now - dt.timedelta(minutes=minutes), drafts=10 * (4 - minutes), accepted_tokens=accepted)
 
-    shown = page(operator_client(), change_path("deployments_deployment", deployment.pk))
+    html = page(operator_client(), change_path("deployments_deployment", deployment.pk))
 
-    assert "acceptance length: from 2 to 3, latest value 3" in shown
+    assert "acceptance length: from 2 to 3, latest value 3" in html  # 1 + 10 / 10 and 1 + 20 / 10

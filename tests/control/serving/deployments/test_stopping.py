@@ -1,4 +1,4 @@
-"""What a stopped supervisor does with its endpoints depends on its option `drains`."""
+"""A supervisor that stops also stops its engines if its option `drains` is set."""
 
 from pathlib import Path
 

@@ -66,7 +66,7 @@ def test_an_engine_that_never_passes_its_health_check_is_never_ready(supervisor:
     deployment.refresh_from_db()
     assert deployment.error == {
         "code": "startup_timeout",
-        "message": "The engine could not generate a token for 0 s.",
+        "message": "The engine could not generate a token for 0 s.",  # `startup_seconds`, rounded
     }
     assert deployment.healthy_at is None
     tick_until(supervisor, lambda: not process.is_alive())
@@ -107,7 +107,7 @@ def test_unreachable_storage_counts_as_a_crash(
     def unreachable(*_: object) -> None:
         raise EndpointConnectionError(endpoint_url="http://storage")
 
-    monkeypatch.setattr(FolderStorage, "get_folder", unreachable)  # as S3 would raise it
+    monkeypatch.setattr(FolderStorage, "get_folder", unreachable)  # the error that S3 would raise
     organization = make_organization()
     model = make_served_model(tmp_path / "model")
     deployment = make_deployment(model, organization, speculator=make_speculator(model, organization))
@@ -283,7 +283,7 @@ def test_a_process_that_reuses_a_recorded_pid_is_not_adopted(supervisor: Supervi
 
 
 def test_an_engine_process_that_no_row_records_is_killed(supervisor: Supervisor, tmp_path: Path) -> None:
-    """A supervisor leaves such a process if it dies between the start of the process and the update of the row."""
+    """A supervisor that dies between the start of a process and the update of the row leaves such a process."""
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     stray = subprocess.Popen(
         [*FAKE_ENGINE, "--model-dir", str(tmp_path / "model"), "--host", "127.0.0.1", "--port", "0"],
@@ -296,7 +296,7 @@ def test_an_engine_process_that_no_row_records_is_killed(supervisor: Supervisor,
     assert stray.wait(timeout=10) == -signal.SIGKILL
 
 
-def test_an_observation_of_an_outdated_desired_state_changes_nothing(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_crash_reported_for_an_outdated_row_changes_nothing(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
     process = identity_of(deployment)
@@ -310,7 +310,7 @@ def test_an_observation_of_an_outdated_desired_state_changes_nothing(supervisor:
     assert isinstance(process, ProcessIdentity)
 
 
-def test_the_engine_gets_the_device_and_kernel_settings_of_jobs(
+def test_an_engine_gets_the_same_device_and_kernel_settings_as_a_job(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_CPU_KERNELS", "off")

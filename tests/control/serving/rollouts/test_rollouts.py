@@ -1,4 +1,4 @@
-"""Rollouts of a speculator: when they are promoted or rolled back, and which engine gets requests in the meantime.
+"""Tests when a new speculator is promoted or rolled back, and which engine gets requests during its rollout.
 
 During a rollout, a second deployment (the canary) serves the new speculator to a share of the requests.
 """
@@ -50,6 +50,10 @@ def figures(num_requests: int = 100, acceptance: float | None = 2.0, num_failed:
 def test_the_decision_depends_on_acceptance_length_and_error_rate(
     canary: Figures, stable: Figures, code: str | None
 ) -> None:
+    """The canary's error rate may be 2 %, or that of the stable deployment if that is higher.
+
+    The canary's acceptance length may be 10 % shorter than that of the stable deployment.
+    """
     decision = decide(canary, stable, TERMS)
 
     assert (decision.code if decision else None) == code
@@ -67,12 +71,14 @@ def deployment(organization: Organization) -> Deployment:
 
 
 @pytest.fixture
-def new(deployment: Deployment, organization: Organization) -> Speculator:
+def new_speculator(deployment: Deployment, organization: Organization) -> Speculator:
     return make_speculator(deployment.base_model, organization, version=2)
 
 
-def begin(client: Client, deployment: Deployment, new: Speculator, *, status: int = 201, **body: Any) -> Any:
-    body = {"speculator_id": new.pk, "min_requests": 10, "share_percent": 20, **body}
+def start_rollout(
+    client: Client, deployment: Deployment, new_speculator: Speculator, *, status: int = 201, **body: Any
+) -> Any:
+    body = {"speculator_id": new_speculator.pk, "min_requests": 10, "share_percent": 20, **body}
     response = client.post(f"/v1/deployments/{deployment.pk}/rollouts", body, content_type="application/json")
     assert response.status_code == status, response.content
     return response.json()
@@ -85,42 +91,43 @@ def update_deployment(deployment: Deployment, **values: Any) -> Deployment:
 
 
 def add_samples(deployment: Deployment, *, requests: int, accepted: int, drafts: int = 10) -> None:
-    for share in (0, 1):
-        counters = {**dict.fromkeys(COUNTERS, 0.0), "requests": requests * share, "drafts": drafts * share}
-        sample_keep(deployment=deployment, counters={**counters, "accepted_tokens": accepted * share})
+    """Adds a sample of the engine's counters at zero, and one after the requests."""
+    for factor in (0, 1):
+        counters = {**dict.fromkeys(COUNTERS, 0.0), "requests": requests * factor, "drafts": drafts * factor}
+        sample_keep(deployment=deployment, counters={**counters, "accepted_tokens": accepted * factor})
 
 
-def start_canary(client: Client, deployment: Deployment, new: Speculator) -> tuple[Any, Deployment]:
-    made = begin(client, deployment, new)
+def start_canary(client: Client, deployment: Deployment, new_speculator: Speculator) -> tuple[Any, Deployment]:
+    made = start_rollout(client, deployment, new_speculator)
     canary = update_deployment(Rollout.objects.get().canary, state=State.READY, port=2, token="t")
     rollouts_reconcile()
     return made, canary
 
 
-def shown(client: Client, made: Any) -> Any:
+def get_rollout(client: Client, made: Any) -> Any:
     return client.get(f"/v1/deployments/{made['deployment_id']}/rollouts/{made['id']}").json()
 
 
 def test_a_better_speculator_is_promoted_without_an_interruption(
-    client: Client, deployment: Deployment, new: Speculator
+    client: Client, deployment: Deployment, new_speculator: Speculator
 ) -> None:
-    made, canary = start_canary(client, deployment, new)
-    assert shown(client, made)["status"] == "canary"
+    made, canary = start_canary(client, deployment, new_speculator)
+    assert get_rollout(client, made)["status"] == "canary"
     add_samples(deployment, requests=50, accepted=10)
     add_samples(canary, requests=10, accepted=12)
     rollouts_reconcile()
 
-    promoting = shown(client, made)
+    promoting = get_rollout(client, made)
     assert (promoting["status"], promoting["reason"]["code"]) == ("promoting", "accepted")
-    assert promoting["figures"]["canary"]["acceptance_length"] == 2.2
+    assert promoting["figures"]["canary"]["acceptance_length"] == 2.2  # 1 + 12 accepted tokens / 10 drafts
     deployment.refresh_from_db()
-    assert (deployment.speculator, deployment.generation) == (new, 2)
+    assert (deployment.speculator, deployment.generation) == (new_speculator, 2)
     restarting = update_deployment(deployment, state=State.PROVISIONING, port=None)
     assert _select_process(restarting) == canary, "the canary gets all requests while the deployment restarts"
 
     update_deployment(deployment, state=State.READY, port=3, observed_generation=2)
     rollouts_reconcile()
-    assert shown(client, made)["status"] == "promoted"
+    assert get_rollout(client, made)["status"] == "promoted"
     canary.refresh_from_db()
     assert canary.deleted_at is not None
     event_types = Event.objects.filter(object_id=made["id"]).order_by("number").values_list("type", flat=True)
@@ -129,64 +136,68 @@ def test_a_better_speculator_is_promoted_without_an_interruption(
 
 
 def test_a_worse_speculator_is_rolled_back_and_the_deployment_is_unchanged(
-    client: Client, deployment: Deployment, new: Speculator
+    client: Client, deployment: Deployment, new_speculator: Speculator
 ) -> None:
-    made, canary = start_canary(client, deployment, new)
+    made, canary = start_canary(client, deployment, new_speculator)
     add_samples(deployment, requests=50, accepted=10)
     add_samples(canary, requests=10, accepted=1)
     rollouts_reconcile()
 
-    ended = shown(client, made)
+    ended = get_rollout(client, made)
     assert (ended["status"], ended["reason"]["code"]) == ("rolled_back", "acceptance_dropped")
     before = deployment.generation
     deployment.refresh_from_db()
     assert (deployment.generation, deployment.speculator_id) == (before, made["previous_speculator_id"])
     assert _select_process(deployment) == deployment
-    assert begin(client, deployment, new)["status"] == "starting"
+    assert start_rollout(client, deployment, new_speculator)["status"] == "starting"
 
 
 @pytest.mark.parametrize(
-    ("trouble", "code"), [("crash", "canary_crashed"), ("stop", "deployment_stopped"), ("other", "superseded")]
+    ("change", "code"), [("crash", "canary_crashed"), ("stop", "deployment_stopped"), ("no speculator", "superseded")]
 )
-def test_a_crash_a_stop_or_a_change_of_the_deployment_rolls_back(
-    client: Client, deployment: Deployment, new: Speculator, trouble: str, code: str
+def test_a_rollout_is_rolled_back_after_a_crash_a_stop_or_a_change_of_the_deployment(
+    client: Client, deployment: Deployment, new_speculator: Speculator, change: str, code: str
 ) -> None:
-    made, canary = start_canary(client, deployment, new)
-    if trouble == "crash":
+    made, canary = start_canary(client, deployment, new_speculator)
+    if change == "crash":
         error = {"code": "engine_exited", "message": "It ended."}
         update_deployment(canary, state=State.PROVISIONING, crashes=[1.0], error=error)
-    elif trouble == "stop":
+    elif change == "stop":
         deployment_stop(deployment=deployment)
     else:
         deployment_update(deployment=deployment, speculator=None)
     rollouts_reconcile()
 
-    ended = shown(client, made)
+    ended = get_rollout(client, made)
     assert (ended["status"], ended["reason"]["code"]) == ("rolled_back", code)
 
 
-def test_a_canary_without_requests_is_rolled_back(client: Client, deployment: Deployment, new: Speculator) -> None:
-    made, _ = start_canary(client, deployment, new)
-    Rollout.objects.update(started_at=timezone.now() - dt.timedelta(days=2))
+def test_a_canary_without_requests_is_rolled_back(
+    client: Client, deployment: Deployment, new_speculator: Speculator
+) -> None:
+    made, _ = start_canary(client, deployment, new_speculator)
+    Rollout.objects.update(started_at=timezone.now() - dt.timedelta(days=2))  # the time limit is one day
     rollouts_reconcile()
 
-    assert shown(client, made)["reason"]["code"] == "too_few_requests"
+    assert get_rollout(client, made)["reason"]["code"] == "too_few_requests"
 
 
-def test_the_canary_gets_its_share_of_the_requests(client: Client, deployment: Deployment, new: Speculator) -> None:
-    _, canary = start_canary(client, deployment, new)
+def test_the_canary_gets_its_share_of_the_requests(
+    client: Client, deployment: Deployment, new_speculator: Speculator
+) -> None:
+    _, canary = start_canary(client, deployment, new_speculator)
 
     chosen = [_select_process(deployment) for _ in range(1000)]
 
-    assert 130 < chosen.count(canary) < 270
-    down = update_deployment(canary, state=State.DEGRADED, port=None)
-    assert down not in [_select_process(deployment) for _ in range(50)]
+    assert 130 < chosen.count(canary) < 270  # 20 % of the 1000 requests, plus or minus 5 standard deviations
+    degraded = update_deployment(canary, state=State.DEGRADED, port=None)
+    assert degraded not in [_select_process(deployment) for _ in range(50)]
 
 
 def test_a_canary_is_hidden_from_the_customers_deployments(
-    client: Client, deployment: Deployment, new: Speculator
+    client: Client, deployment: Deployment, new_speculator: Speculator
 ) -> None:
-    _, canary = start_canary(client, deployment, new)
+    _, canary = start_canary(client, deployment, new_speculator)
 
     assert [row["id"] for row in client.get("/v1/deployments").json()["data"]] == [deployment.pk]
     assert client.get(f"/v1/deployments/{canary.pk}").status_code == 404
@@ -195,10 +206,10 @@ def test_a_canary_is_hidden_from_the_customers_deployments(
 
 
 def test_a_deployment_has_one_rollout_at_a_time_which_can_be_cancelled(
-    client: Client, deployment: Deployment, new: Speculator
+    client: Client, deployment: Deployment, new_speculator: Speculator
 ) -> None:
-    made = begin(client, deployment, new)
-    assert begin(client, deployment, new, status=409)["error"]["code"] == "rollout_active"
+    made = start_rollout(client, deployment, new_speculator)
+    assert start_rollout(client, deployment, new_speculator, status=409)["error"]["code"] == "rollout_active"
 
     path = f"/v1/deployments/{deployment.pk}/rollouts/{made['id']}/cancel"
     assert client.post(path).json()["status"] == "rolled_back"
@@ -215,31 +226,31 @@ def test_a_deployment_has_one_rollout_at_a_time_which_can_be_cancelled(
         ({"speculator_id": "the current speculator"}, 409, "nothing_to_roll_out"),
     ],
 )
-def test_an_impossible_rollout_is_refused(
-    client: Client, deployment: Deployment, new: Speculator, change: dict[str, Any], status: int, code: str
+def test_an_invalid_rollout_is_refused(
+    client: Client, deployment: Deployment, new_speculator: Speculator, change: dict[str, Any], status: int, code: str
 ) -> None:
     if change.get("speculator_id") == "the current speculator":
         change = {"speculator_id": deployment.speculator_id}
 
-    assert begin(client, deployment, new, status=status, **change)["error"]["code"] == code
+    assert start_rollout(client, deployment, new_speculator, status=status, **change)["error"]["code"] == code
     assert not Rollout.objects.exists()
     assert DeploymentSample.objects.count() == 0
 
 
 def test_a_rollout_on_a_deployment_that_does_not_serve_is_refused(
-    client: Client, deployment: Deployment, new: Speculator
+    client: Client, deployment: Deployment, new_speculator: Speculator
 ) -> None:
     update_deployment(deployment, state=State.STOPPED)
 
-    assert begin(client, deployment, new, status=409)["error"]["code"] == "deployment_not_ready"
+    assert start_rollout(client, deployment, new_speculator, status=409)["error"]["code"] == "deployment_not_ready"
 
 
 def test_figures_of_an_unknown_shape_are_returned_unchanged(
-    client: Client, deployment: Deployment, new: Speculator
+    client: Client, deployment: Deployment, new_speculator: Speculator
 ) -> None:
-    made = begin(client, deployment, new)
+    made = start_rollout(client, deployment, new_speculator)
     Rollout.objects.update(figures={"canary": {"requests": 5}}, reason={"code": "worse"})
 
-    response = shown(client, made)
+    response = get_rollout(client, made)
 
     assert (response["figures"], response["reason"]) == ({"canary": {"requests": 5}}, {"code": "worse"})

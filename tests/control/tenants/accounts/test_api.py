@@ -1,4 +1,4 @@
-"""Keys, members and projects through the API."""
+"""The routes of the API for keys, members and projects."""
 
 import datetime as dt
 import statistics
@@ -44,33 +44,35 @@ def test_a_new_key_is_accepted_and_shown_only_once(client: Client) -> None:
 
     assert is_accepted(made["key"])
     assert made["scopes"] == ["*"]
-    shown = client.get(f"/v1/api_keys/{made['id']}").json()
+    body = client.get(f"/v1/api_keys/{made['id']}").json()
     listed = client.get("/v1/api_keys").json()["data"]
-    assert shown.keys() == made.keys() - {"key"}
+    assert body.keys() == made.keys() - {"key"}
     assert made["key"] not in str(listed)
     assert made["hint"].endswith(made["key"][-4:])
 
 
-def test_a_repeated_creation_with_one_idempotency_key_creates_one_key_and_shows_its_secret_once(client: Client) -> None:
+def test_an_idempotent_repetition_of_the_creation_of_an_api_key_does_not_show_the_secret_again(
+    client: Client,
+) -> None:
     first = client.post(
         "/v1/api_keys", {"name": "ci"}, content_type="application/json", headers={"Idempotency-Key": "a"}
     )
-    again = client.post(
+    repeated = client.post(
         "/v1/api_keys", {"name": "ci"}, content_type="application/json", headers={"Idempotency-Key": "a"}
     )
 
-    assert (again.json()["id"], again.json()["key"]) == (first.json()["id"], None)
+    assert (repeated.json()["id"], repeated.json()["key"]) == (first.json()["id"], None)
     assert ApiKey.objects.filter(name="ci").count() == 1
 
 
 def test_keys_are_listed_newest_first_page_by_page(client: Client) -> None:
-    names = [post(client, "/v1/api_keys", {"name": f"key {number}"})["id"] for number in range(3)]
+    key_ids = [post(client, "/v1/api_keys", {"name": f"key {number}"})["id"] for number in range(3)]
 
     first = client.get("/v1/api_keys?limit=2").json()
     second = client.get(f"/v1/api_keys?limit=2&after={first['last_id']}").json()
 
-    assert [key["id"] for key in first["data"]] == names[:0:-1]
-    assert second["data"][0]["id"] == names[0]
+    assert [key["id"] for key in first["data"]] == key_ids[:0:-1]  # without the oldest key, and in reverse order
+    assert second["data"][0]["id"] == key_ids[0]
     assert (first["has_more"], second["has_more"]) == (True, False)
     assert client.get("/v1/api_keys?after=nothing").json()["error"]["param"] == "after"
 
@@ -149,21 +151,21 @@ def test_a_key_with_invalid_values_is_refused(client: Client, body: dict[str, An
 def test_a_key_restricted_to_one_deployment_cannot_see_or_stop_others(
     client: Client, organization: Organization
 ) -> None:
-    ours, other = ready_deployment(organization, "ours"), ready_deployment(organization, "other")
-    body = {"name": "app", "deployment_ids": [ours.pk], "scopes": ["inference", "deployments:*"]}
+    own, other = ready_deployment(organization, "ours"), ready_deployment(organization, "other")
+    body = {"name": "app", "deployment_ids": [own.pk], "scopes": ["inference", "deployments:*"]}
     app = bearer(post(client, "/v1/api_keys", body)["key"])
 
-    assert [row["id"] for row in app.get("/v1/deployments").json()["data"]] == [ours.pk]
-    assert app.get(f"/v1/deployments/{ours.pk}").status_code == 200
+    assert [row["id"] for row in app.get("/v1/deployments").json()["data"]] == [own.pk]
+    assert app.get(f"/v1/deployments/{own.pk}").status_code == 200
     assert app.get(f"/v1/deployments/{other.pk}").status_code == 404
     assert app.post(f"/v1/deployments/{other.pk}/stop").status_code == 404
     post(app, "/v1/deployments", {"name": "new", "model": "any"}, status=403)
 
 
 def test_a_restricted_key_can_send_requests_only_to_its_deployment(client: Client, organization: Organization) -> None:
-    ours = ready_deployment(organization, "ours")
+    own = ready_deployment(organization, "ours")
     ready_deployment(organization, "other")
-    made = post(client, "/v1/api_keys", {"name": "app", "deployment_ids": [ours.pk]})
+    made = post(client, "/v1/api_keys", {"name": "app", "deployment_ids": [own.pk]})
     app = bearer(made["key"])
 
     assert made["scopes"] == ["inference"]
@@ -173,18 +175,18 @@ def test_a_restricted_key_can_send_requests_only_to_its_deployment(client: Clien
     assert hidden["error"]["code"] == "model_not_found"
 
 
-def test_a_key_restricted_to_foreign_deployments_or_with_broad_scopes_is_refused(
+def test_a_restricted_key_may_have_neither_foreign_deployments_nor_all_scopes(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
-    ours, theirs = ready_deployment(organization, "ours"), ready_deployment(other_organization, "theirs")
+    own, foreign = ready_deployment(organization, "ours"), ready_deployment(other_organization, "theirs")
 
-    post(client, "/v1/api_keys", {"name": "x", "deployment_ids": [theirs.pk]}, status=404)
-    wide = post(client, "/v1/api_keys", {"name": "x", "deployment_ids": [ours.pk], "scopes": ["*"]}, status=400)
-    assert wide["error"]["param"] == "scopes"
+    post(client, "/v1/api_keys", {"name": "x", "deployment_ids": [foreign.pk]}, status=404)
+    refused = post(client, "/v1/api_keys", {"name": "x", "deployment_ids": [own.pk], "scopes": ["*"]}, status=400)
+    assert refused["error"]["param"] == "scopes"
 
 
-def refuse(key_id: str) -> float:
-    """Authenticates with a well-formed but invalid key with this id. Returns: the seconds until it was refused."""
+def seconds_to_refuse(key_id: str) -> float:
+    """Authenticates with a well-formed but invalid key with this id. Returns: the seconds until the refusal."""
     body = f"{key_id}{new_token().secret}"
     guess = f"sk_live_{body}{checksum(body)}"
     began = time.perf_counter()
@@ -199,14 +201,14 @@ def test_no_guessed_key_is_accepted_and_the_time_does_not_reveal_existing_ids(
 ) -> None:
     """Guesses with the id of a real key take as long to refuse as guesses with other ids."""
     key, _ = make_key(organization)
-    known, unknown = [], []
+    seconds_with_known_id, seconds_with_unknown_id = [], []
     for _ in range(num_guesses // 2):
-        known.append(refuse(key.pk))
-        unknown.append(refuse(new_token().id))
+        seconds_with_known_id.append(seconds_to_refuse(key.pk))
+        seconds_with_unknown_id.append(seconds_to_refuse(new_token().id))
 
-    lower_quartile, _, upper_quartile = statistics.quantiles(known + unknown, n=4)
-    difference = abs(statistics.median(known) - statistics.median(unknown))
-    assert difference < upper_quartile - lower_quartile, "the difference exceeds the noise"
+    lower_quartile, _, upper_quartile = statistics.quantiles(seconds_with_known_id + seconds_with_unknown_id, n=4)
+    difference = abs(statistics.median(seconds_with_known_id) - statistics.median(seconds_with_unknown_id))
+    assert difference < upper_quartile - lower_quartile, "the medians differ by more than the interquartile range"
 
 
 def test_the_keys_of_an_archived_project_are_refused(client: Client, organization: Organization) -> None:

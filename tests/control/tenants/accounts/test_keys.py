@@ -1,3 +1,5 @@
+"""The format of API keys, and the keys with which a request is refused."""
+
 import datetime as dt
 import string
 
@@ -17,7 +19,7 @@ from tests.control.factories import make_key, make_organization
 SECOND = dt.timedelta(seconds=1)
 
 
-def refused(token: str) -> bool:
+def is_refused(token: str) -> bool:
     try:
         api_key_authenticate(token)
     except ApiError as error:
@@ -30,7 +32,7 @@ def test_a_new_key_has_the_documented_format_and_can_be_parsed() -> None:
     text = str(token)
 
     assert text.startswith("sk_live_")
-    assert len(text) == len("sk_live_") + 8 + 30 + 6
+    assert len(text) == len("sk_live_") + 8 + 30 + 6  # prefix, id, secret and checksum
     assert parse_token(text) == token
     assert token.secret not in repr(token)
 
@@ -45,7 +47,7 @@ def test_the_checksum_is_crc32_in_base_62() -> None:
     assert checksum("") == "000000"
 
 
-@given(st.integers(8, 51), st.sampled_from(ALPHABET))
+@given(st.integers(8, 51), st.sampled_from(ALPHABET))  # all positions after the prefix
 def test_the_checksum_detects_one_mistyped_character(position: int, character: str) -> None:
     text = str(new_token())
     mistyped = text[:position] + character + text[position + 1 :]
@@ -56,7 +58,7 @@ def test_the_checksum_detects_one_mistyped_character(position: int, character: s
 
 
 @given(st.text(max_size=60))
-def test_any_other_text_is_refused_as_malformed(text: str) -> None:
+def test_text_that_is_not_a_key_is_refused_as_malformed(text: str) -> None:
     with pytest.raises(MalformedKey):
         parse_token(text)
 
@@ -72,30 +74,30 @@ def test_only_a_hash_of_the_secret_is_stored(db: None) -> None:
 
 
 def test_a_key_authenticates_its_own_organization(db: None) -> None:
-    ours, theirs = make_organization(), make_organization()
-    _, token = make_key(ours)
-    make_key(theirs)
+    own, other = make_organization(), make_organization()
+    _, token = make_key(own)
+    make_key(other)
 
-    assert api_key_authenticate(token).organization == ours
+    assert api_key_authenticate(token).organization == own
 
 
-def test_a_known_id_with_another_secret_is_refused(db: None) -> None:
+def test_the_id_of_an_existing_key_with_another_secret_is_refused(db: None) -> None:
     key, _ = make_key()
     body = f"{key.pk}{new_token().secret}"
 
-    assert refused(f"sk_live_{body}{checksum(body)}")
+    assert is_refused(f"sk_live_{body}{checksum(body)}")
 
 
 def test_an_unknown_key_is_refused(db: None) -> None:
-    assert refused(str(new_token()))
+    assert is_refused(str(new_token()))
 
 
 def test_an_expired_key_is_refused(db: None) -> None:
     _, expired = make_key(expires_at=timezone.now() - SECOND)
     _, valid = make_key(expires_at=timezone.now() + 60 * SECOND)
 
-    assert refused(expired)
-    assert not refused(valid)
+    assert is_refused(expired)
+    assert not is_refused(valid)
 
 
 def test_a_revoked_key_is_refused_and_keeps_the_time_of_its_first_revocation(db: None) -> None:
@@ -103,7 +105,7 @@ def test_a_revoked_key_is_refused_and_keeps_the_time_of_its_first_revocation(db:
     first = api_key_revoke(key=key).revoked_at
 
     assert api_key_revoke(key=key).revoked_at == first
-    assert refused(token)
+    assert is_refused(token)
     assert Client().get("/v1/models", headers={"Authorization": f"Bearer {token}"}).status_code == 401
 
 

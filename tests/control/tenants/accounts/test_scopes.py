@@ -1,4 +1,4 @@
-"""Every route declares the scope that it needs, and refuses other keys before it looks up any object."""
+"""Every route declares the scope that it needs, and refuses keys without that scope before it looks up any object."""
 
 import pytest
 from django.test import Client
@@ -9,17 +9,18 @@ from control.tenants.authentication.views import OrganizationView
 from tests.control.factories import make_key
 from tests.control.routes import Route, api_routes
 
-FUNCTIONS = {"chat_completions": INFERENCE, "completions": INFERENCE}
+# Views that are functions cannot declare a scope.
+SCOPE_OF_FUNCTION = {"chat_completions": INFERENCE, "completions": INFERENCE}
 ROUTES = api_routes()
 OPERATIONS = [pytest.param(route, method, id=f"{method} {route.path}") for route in ROUTES for method in route.methods]
 
 
 def declared_scope(route: Route) -> str | None:
-    """Returns the scope that the view or its own base class declares, but not the default of `OrganizationView`."""
+    """Returns the scope that the view or a base class declares, but not the default of `OrganizationView`."""
     if not isinstance(route.view, type):
-        return FUNCTIONS.get(route.view.__name__)
-    own = [base for base in route.view.__mro__ if issubclass(base, OrganizationView) and base is not OrganizationView]
-    return next((vars(base)["scope"] for base in own if "scope" in vars(base)), None)
+        return SCOPE_OF_FUNCTION.get(route.view.__name__)
+    bases = [base for base in route.view.__mro__ if issubclass(base, OrganizationView) and base is not OrganizationView]
+    return next((vars(base)["scope"] for base in bases if "scope" in vars(base)), None)
 
 
 def client_with(organization: Organization, *scopes: str) -> Client:
@@ -33,7 +34,7 @@ def test_every_route_declares_an_existing_scope(route: Route) -> None:
 
 
 @pytest.mark.parametrize(("route", "method"), OPERATIONS)
-def test_a_key_with_all_scopes_but_the_needed_one_is_refused(
+def test_a_key_with_all_scopes_except_the_needed_one_is_refused(
     route: Route, method: str, organization: Organization
 ) -> None:
     needed = scope_needed(declared_scope(route) or ADMIN, method)
@@ -60,7 +61,7 @@ def test_a_view_without_a_declared_scope_needs_the_scope_of_administrators() -> 
 
 
 @pytest.mark.parametrize(
-    ("needed", "held", "granted"),
+    ("needed", "scopes_of_key", "granted"),
     [
         ("files:read", ["files:read"], True),
         ("files:read", ["files:*"], True),
@@ -74,8 +75,10 @@ def test_a_view_without_a_declared_scope_needs_the_scope_of_administrators() -> 
         ("files:read", [], False),
     ],
 )
-def test_a_scope_is_granted_by_itself_its_resource_or_everything(needed: str, held: list[str], granted: bool) -> None:
-    assert is_granted(needed, held) is granted
+def test_a_scope_is_granted_by_the_same_scope_and_by_both_wildcards(
+    needed: str, scopes_of_key: list[str], granted: bool
+) -> None:
+    assert is_granted(needed, scopes_of_key) is granted
 
 
 class UnknownIds(dict[str, str]):

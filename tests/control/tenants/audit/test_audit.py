@@ -57,8 +57,8 @@ def stop_deployment(world: World) -> None:
     deployment_stop(deployment=world.deployment)
 
 
-# Functions that prepare the operation so that it succeeds. If one returns a body, the request sends it.
-BEFORE: Mapping[str, Callable[[World], dict[str, Any] | None]] = {
+# Functions that prepare the operation so that it succeeds. If a function returns a body, the request sends that body.
+PREPARATIONS: Mapping[str, Callable[[World], dict[str, Any] | None]] = {
     "POST /v1/uploads/{upload_id}/complete": add_part,
     "POST /v1/pipelines/{pipeline_id}/resume": cancel_pipeline,
     "POST /v1/fine_tuning/jobs/{job_id}/resume": pause_fine_tuning,
@@ -74,7 +74,7 @@ def test_every_operation_that_changes_something_records_exactly_one_event(
     world = World(organization)
     key = ApiKey.objects.get()
 
-    prepare = BEFORE.get(f"{method} {route.path}")
+    prepare = PREPARATIONS.get(f"{method} {route.path}")
     body = None if prepare is None else prepare(world)
 
     response = call(client, world, method, route, path_of(route, world), body)
@@ -91,7 +91,7 @@ def test_refused_requests_and_reads_record_no_event(client: Client, organization
     client.get(f"/v1/files/{file.pk}")
     client.delete("/v1/files/file-none")
     client.post("/v1/deployments", {"name": "x", "model": "none"}, content_type="application/json")
-    client.post(f"/v1/jobs/{World(organization).job.pk}/cancel")
+    client.post(f"/v1/jobs/{World(organization).job.pk}/cancel")  # the only request that changes something
     client.post(f"/v1/jobs/{World(organization).job.pk}x/cancel")
 
     assert list(AuditEvent.objects.values_list("action", flat=True)) == ["job.cancel"]
@@ -106,11 +106,13 @@ def test_a_repeated_request_with_one_idempotency_key_records_one_event(
     assert AuditEvent.objects.get().action == "project.create"
 
 
-def test_the_event_of_a_change_is_rolled_back_with_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object, **kwargs: object) -> None:
+def test_a_change_is_rolled_back_if_its_event_cannot_be_recorded(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
         raise DatabaseError("no")
 
-    monkeypatch.setattr("control.tenants.audit.record.AuditEvent.objects.create", broken)
+    monkeypatch.setattr("control.tenants.audit.record.AuditEvent.objects.create", fail)
 
     response = client.post("/v1/projects", {"name": "new"}, content_type="application/json")
 
@@ -133,7 +135,7 @@ def test_the_event_of_an_operators_action_names_the_operator(organization: Organ
 
 def test_changes_outside_of_a_request_record_no_event(organization: Organization) -> None:
     """Workers, for example, record no audit events."""
-    World(organization).everything()
+    World(organization).ids_of_all_objects()
     assert not AuditEvent.objects.exists()
 
 

@@ -45,21 +45,21 @@ def numbered_events(organization: Organization) -> list[tuple[str, str]]:
     return list(Event.objects.filter(organization=organization).order_by("seq").values_list("type", "object_id"))
 
 
-def subscription(organization: Organization, **values: Any) -> Subscription:
+def make_subscription(organization: Organization, **values: Any) -> Subscription:
     key, _ = make_key(organization)
     return Subscription(**{"organization": organization, "key": key, "after": 0, **values})
 
 
 async def messages(source: AsyncIterator[bytes], count: int) -> list[bytes]:
-    found: list[bytes] = []
+    received: list[bytes] = []
     async for message in source:
-        found.append(message)
-        if len(found) == count:
+        received.append(message)
+        if len(received) == count:
             break
-    return found
+    return received
 
 
-def ids(parts: list[bytes]) -> list[str]:
+def event_ids(parts: list[bytes]) -> list[str]:
     return [line.removeprefix("id: ") for part in parts for line in part.decode().splitlines() if line.startswith("id")]
 
 
@@ -104,9 +104,12 @@ def test_the_cancellation_of_a_fine_tuning_job_is_recorded_with_openais_event_ty
     pipeline_cancel(pipeline=make_pipeline(organization))
     pipeline_cancel(pipeline=pipeline)
 
-    ends = [entry for entry in numbered_events(organization) if entry[0].startswith(("fine_tuning.", "pipeline.c"))]
-    assert ends[1:] == [("pipeline.cancelled", pipeline.pk), ("fine_tuning.job.cancelled", job.pk)]
-    assert ends[0][0] == "pipeline.cancelled"
+    cancellations = [
+        entry for entry in numbered_events(organization) if entry[0].startswith(("fine_tuning.", "pipeline.c"))
+    ]
+    # The other pipeline, which belongs to no fine-tuning job, has only one event.
+    assert cancellations[1:] == [("pipeline.cancelled", pipeline.pk), ("fine_tuning.job.cancelled", job.pk)]
+    assert cancellations[0][0] == "pipeline.cancelled"
 
 
 def test_a_speculator_that_becomes_ready_is_recorded_once(organization: Organization) -> None:
@@ -126,7 +129,7 @@ def test_a_refused_transition_is_not_recorded(organization: Organization) -> Non
     assert [kind for kind, _ in numbered_events(organization)] == ["job.queued", "job.cancel_requested"]
 
 
-def test_recorded_types_are_among_the_event_types_which_are_unique(organization: Organization) -> None:
+def test_all_recorded_event_types_are_declared_and_no_type_is_declared_twice(organization: Organization) -> None:
     job_submit(organization=organization, kind="training", params={})
 
     assert set(Event.objects.values_list("type", flat=True)) <= set(EVENT_TYPES)
@@ -152,16 +155,20 @@ def test_events_of_each_organization_are_numbered_without_gaps(
 
 def test_an_event_that_is_committed_late_is_numbered_after_events_already_read(organization: Organization) -> None:
     """The event that is created first but committed last has the smaller `number` and the larger `seq`."""
-    late = record_event(organization, "late")
-    Event.objects.filter(pk=late.pk).delete()  # as long as its transaction is not committed, the row is invisible
-    seen = record_event(organization, "early")
+    committed_last = record_event(organization, "late")
+    Event.objects.filter(pk=committed_last.pk).delete()  # the row is invisible until its transaction is committed
+    committed_first = record_event(organization, "early")
     events_number(organization)
     Event.objects.create(
-        number=late.number, id=late.id, organization=organization, type=late.type, object_id=late.object_id
+        number=committed_last.number,
+        id=committed_last.id,
+        organization=organization,
+        type=committed_last.type,
+        object_id=committed_last.object_id,
     )
 
     assert [name for _, name in numbered_events(organization)] == ["early", "late"]
-    assert seen.number > late.number
+    assert committed_first.number > committed_last.number
 
 
 def test_the_list_is_paged_in_both_orders_and_can_be_filtered(client: Client, organization: Organization) -> None:
@@ -172,8 +179,8 @@ def test_the_list_is_paged_in_both_orders_and_can_be_filtered(client: Client, or
     assert (newest["data"][0]["type"], newest["has_more"]) == ("job.failed", True)
     page = client.get(f"/v1/events?order=asc&after={events[0].id}&limit=2").json()
     assert [event["data"]["id"] for event in page["data"]] == ["batch_1", "batch_2"]
-    assert [e["type"] for e in client.get("/v1/events?types=job.*").json()["data"]] == ["job.failed"]
-    assert [e["id"] for e in client.get("/v1/events?object_id=batch_1").json()["data"]] == [events[1].id]
+    assert [event["type"] for event in client.get("/v1/events?types=job.*").json()["data"]] == ["job.failed"]
+    assert [event["id"] for event in client.get("/v1/events?object_id=batch_1").json()["data"]] == [events[1].id]
     assert client.get("/v1/events?types=job.vanished").json()["error"]["param"] == "types"
     assert client.get(f"/v1/events/{events[0].id}").json()["data"] == {"id": "batch_0"}
 
@@ -181,13 +188,13 @@ def test_the_list_is_paged_in_both_orders_and_can_be_filtered(client: Client, or
 def test_events_of_another_organization_are_not_shown(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
-    theirs = record_event(other_organization)
+    foreign_event = record_event(other_organization)
     events_number(other_organization)
 
     assert client.get("/v1/events").json()["data"] == []
-    assert client.get(f"/v1/events/{theirs.id}").status_code == 404
-    assert client.get(f"/v1/events?after={theirs.id}").status_code == 400
-    resumed = client.get("/v1/events", headers={"Accept": "text/event-stream", "Last-Event-ID": theirs.id})
+    assert client.get(f"/v1/events/{foreign_event.id}").status_code == 404
+    assert client.get(f"/v1/events?after={foreign_event.id}").status_code == 400
+    resumed = client.get("/v1/events", headers={"Accept": "text/event-stream", "Last-Event-ID": foreign_event.id})
     assert resumed.status_code == 404
 
 
@@ -197,7 +204,7 @@ def test_old_events_are_deleted_and_the_numbering_continues(organization: Organi
     events_number(organization)
     Event.objects.update(created_at=timezone.now() - RETENTION - dt.timedelta(seconds=1))
 
-    assert events_prune() == 2
+    assert events_prune() == 2  # the latest event remains, because the numbering continues from it
     assert events_prune() == 0
     assert record_event(organization).pk
     events_number(organization)
@@ -208,16 +215,16 @@ def test_a_stream_sends_each_event_once_with_its_id(organization: Organization) 
     events = [record_event(organization, f"batch_{number}") for number in range(2)]
 
     async def watch() -> list[bytes]:
-        source = stream(subscription_, FAST)
+        source = stream(subscription, FAST)
         first = await messages(source, 3)
         events.append(await sync_to_async(record_event)(organization, "batch_2"))
         return first + await messages(source, 1)
 
-    subscription_ = subscription(organization)
+    subscription = make_subscription(organization)
     parts = async_to_sync(watch)()
 
     assert parts[0] == b"retry: 2000\n\n"
-    assert ids(parts) == [event.id for event in events]
+    assert event_ids(parts) == [event.id for event in events]
     name, kind, data = parts[1].decode().splitlines()[:3]
     assert (name, kind) == (f"id: {events[0].id}", "event: batch.completed")
     assert json.loads(data.removeprefix("data: "))["data"] == {"id": "batch_0"}
@@ -225,27 +232,27 @@ def test_a_stream_sends_each_event_once_with_its_id(organization: Organization) 
 
 def test_a_stream_without_events_sends_heartbeats(organization: Organization) -> None:
     async def watch() -> list[bytes]:
-        return await messages(stream(subscription_, FAST), 2)
+        return await messages(stream(subscription, FAST), 2)
 
-    subscription_ = subscription(organization)
+    subscription = make_subscription(organization)
     assert async_to_sync(watch)()[1] == b":\n\n"
 
 
 def test_a_stream_ends_when_its_key_is_revoked_and_when_its_time_is_over(organization: Organization) -> None:
     async def watch(pace: Pace) -> list[bytes]:
-        return await messages(stream(subscription_, pace), 100)
+        return await messages(stream(subscription, pace), 100)
 
-    subscription_ = subscription(organization)
+    subscription = make_subscription(organization)
     brief = Pace(poll_seconds=0.01, heartbeat_seconds=9.0, max_seconds=0.05)
     assert async_to_sync(watch)(brief) == [b"retry: 2000\n\n"]
 
-    api_key_revoke(key=subscription_.key)
+    api_key_revoke(key=subscription.key)
     assert async_to_sync(watch)(FAST) == [b"retry: 2000\n\n"]
 
 
 def test_the_number_of_streams_is_limited_and_ended_streams_do_not_count(organization: Organization) -> None:
     async def watch() -> int:
-        sources = [stream(subscription_, FAST) for _ in range(stream_module.MAX_STREAMS)]
+        sources = [stream(subscription, FAST) for _ in range(stream_module.MAX_STREAMS)]
         for source in sources:
             await anext(source)
         with pytest.raises(ApiError, match="open event streams"):
@@ -255,7 +262,7 @@ def test_the_number_of_streams_is_limited_and_ended_streams_do_not_count(organiz
         refuse_too_many(organization)
         return len(sources)
 
-    subscription_ = subscription(organization)
+    subscription = make_subscription(organization)
     assert async_to_sync(watch)() == stream_module.MAX_STREAMS
 
 
@@ -275,18 +282,18 @@ def test_a_client_that_reconnects_continues_after_its_last_event(organization: O
     content_type, parts = async_to_sync(watch)()
 
     assert content_type == "text/event-stream"
-    assert ids(parts) == [event.id for event in events[1:]]
+    assert event_ids(parts) == [event.id for event in events[1:]]
 
 
 def test_the_route_of_a_deployments_events_lists_only_events_of_that_deployment(
     client: Client, organization: Organization
 ) -> None:
     model = make_base_model()
-    ours = deployment_create(organization=organization, name="d", base_model=model)
+    deployment = deployment_create(organization=organization, name="d", base_model=model)
     deployment_create(organization=organization, name="other", base_model=model)
-    deployment_stop(deployment=ours)
+    deployment_stop(deployment=deployment)
 
-    shown = client.get(f"/v1/deployments/{ours.pk}/events").json()["data"]
+    events = client.get(f"/v1/deployments/{deployment.pk}/events").json()["data"]
 
-    assert [event["type"] for event in shown] == ["deployment.stopping", "deployment.provisioning"]
-    assert {event["data"]["id"] for event in shown} == {ours.pk}
+    assert [event["type"] for event in events] == ["deployment.stopping", "deployment.provisioning"]
+    assert {event["data"]["id"] for event in events} == {deployment.pk}

@@ -5,12 +5,13 @@ from control.workflows.batches.models import Batch
 from control.workflows.pipelines.models import Pipeline
 
 
-def names(prefix: str) -> set[str]:
+def suffixes_of(prefix: str) -> set[str]:
     return {name.removeprefix(prefix) for name in EVENT_TYPES if name.startswith(prefix)}
 
 
 def test_every_status_that_a_transition_leads_to_has_an_event_type() -> None:
-    assert names("batch.") - {"paused", "resumed"} == set(Batch.Status) - {Batch.Status.VALIDATING}
-    assert names("pipeline.") == set(Pipeline.Status)
-    assert names("deployment.") == set(Deployment.State)
-    assert names("rollout.") == set(Rollout.Status) - {Rollout.Status.STARTING}
+    # No transition leads to the first status of a batch or rollout. A paused batch keeps its status.
+    assert suffixes_of("batch.") - {"paused", "resumed"} == set(Batch.Status) - {Batch.Status.VALIDATING}
+    assert suffixes_of("pipeline.") == set(Pipeline.Status)
+    assert suffixes_of("deployment.") == set(Deployment.State)
+    assert suffixes_of("rollout.") == set(Rollout.Status) - {Rollout.Status.STARTING}

@@ -1,4 +1,4 @@
-"""The API in a process that dies after its commit, without a response, if the request has the header DIE_HEADER."""
+"""The API in a process that dies between commit and response if the request has the header DIE_HEADER."""
 
 import os
 import signal

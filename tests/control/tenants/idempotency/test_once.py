@@ -45,7 +45,7 @@ def error_code(response: Any) -> str:
 
 def test_a_repeated_request_takes_effect_once_and_gets_the_same_response(client: Client, file: File) -> None:
     first = create_batch(client, file)
-    second = create_batch(client, file, key='"once"')  # quoted, as in the draft standard
+    second = create_batch(client, file, key='"once"')  # the IETF's draft writes the key in quotes
 
     assert first.status_code == second.status_code == 200
     assert first.content == second.content
@@ -69,11 +69,11 @@ def test_a_key_is_valid_for_one_body_and_separate_for_each_route_and_organizatio
 
     other_body = create_batch(client, file, metadata={"a": "b"})
     other_route = client.post(f"/v1/batches/{made['id']}/cancel", headers={"Idempotency-Key": "once"})
-    other_client_batch = create_batch(client_of(other_organization), make_file(other_organization, [chat_row()]))
+    foreign_batch = create_batch(client_of(other_organization), make_file(other_organization, [chat_row()]))
 
     assert (other_body.status_code, error_code(other_body)) == (422, "idempotency_key_reused")
     assert other_route.json()["status"] == "cancelling"
-    assert other_client_batch.json()["id"] != made["id"]
+    assert foreign_batch.json()["id"] != made["id"]
 
 
 def test_requests_whose_fields_differ_only_in_order_are_the_same_request(client: Client, file: File) -> None:
@@ -132,11 +132,11 @@ def test_the_error_for_a_repetition_of_a_running_request_says_when_to_retry(
     client: Client, organization: Organization, file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     responses: list[Any] = []
-    create = services.key_store
+    store = services.key_store
 
     def store_after_a_repetition(**values: Any) -> None:
         responses.append(create_batch(client, file))
-        create(**values)
+        store(**values)
 
     monkeypatch.setattr("control.tenants.idempotency.once.key_store", store_after_a_repetition)
     assert create_batch(client, file).status_code == 200
@@ -147,12 +147,12 @@ def test_the_error_for_a_repetition_of_a_running_request_says_when_to_retry(
     assert Batch.objects.count() == 1
 
 
-def test_after_its_lock_expires_a_key_can_be_claimed_and_the_first_claim_stores_nothing(
+def test_a_key_whose_lock_has_expired_can_be_claimed_again_and_the_first_claim_stores_nothing(
     organization: Organization,
 ) -> None:
     claim = partial(key_claim, organization=organization, route="POST /v1/batches", key="once", fingerprint="0" * 64)
-    slow = claim()
-    assert isinstance(slow, Claim)
+    expired_claim = claim()
+    assert isinstance(expired_claim, Claim)
     with pytest.raises(ApiError):
         claim()
     row = IdempotencyKey.objects.get()
@@ -162,7 +162,7 @@ def test_after_its_lock_expires_a_key_can_be_claimed_and_the_first_claim_stores_
 
     assert isinstance(second, Claim)
     with pytest.raises(ApiError) as refused:
-        key_store(claim=slow, status=200, body="{}")
+        key_store(claim=expired_claim, status=200, body="{}")
     assert refused.value.status == 409
     key_store(claim=second, status=200, body="{}")
 

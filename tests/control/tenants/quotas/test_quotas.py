@@ -30,7 +30,7 @@ def with_limits(organization: Organization, **limits: int) -> Organization:
     return organization
 
 
-def at_once(call: Callable[[], object]) -> list[str]:
+def call_concurrently(call: Callable[[], object]) -> list[str]:
     """Returns the results of a hundred concurrent calls: "done", or the code of the error."""
     start, outcomes = threading.Barrier(NUM_CALLERS), list[str]()
 
@@ -64,7 +64,7 @@ def test_a_hundred_concurrent_submissions_do_not_exceed_the_quota_of_queued_jobs
         with as_tenant(organization.pk):
             job_submit(organization=organization, kind="training", params={})
 
-    outcomes = at_once(submit)
+    outcomes = call_concurrently(submit)
 
     assert (outcomes.count("done"), outcomes.count("queued_jobs_quota_exceeded")) == (7, 93)
     assert Job.objects.count() == 7
@@ -76,20 +76,20 @@ def test_a_hundred_concurrent_workers_do_not_exceed_the_quota_of_running_jobs(st
     for _ in range(10):
         job_submit(organization=organization, kind="training", params={})
 
-    at_once(lambda: job_claim_next(worker="worker"))
+    call_concurrently(lambda: job_claim_next(worker="worker"))
 
     assert Job.objects.filter(status="running").count() == 3
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
 def test_a_hundred_concurrent_uploads_do_not_exceed_the_quota_of_storage(stack: LiveStack) -> None:
-    organization = with_limits(stack.organization, storage_bytes=55)
+    organization = with_limits(stack.organization, storage_bytes=55)  # enough for 5 files of 10 bytes
 
     def upload() -> None:
         with as_tenant(organization.pk):
             make_file(organization, b"x" * 10)
 
-    outcomes = at_once(upload)
+    outcomes = call_concurrently(upload)
 
     assert (outcomes.count("done"), outcomes.count("storage_quota_exceeded")) == (5, 95)
     assert File.objects.count() == 5
@@ -125,17 +125,17 @@ def test_deleting_files_frees_storage(db: None) -> None:
     make_file(organization, b"x" * 10)
 
 
-def test_a_full_organization_does_not_limit_others(db: None) -> None:
-    full = with_limits(make_organization(), queued_jobs=0)
+def test_an_organization_at_its_quota_does_not_limit_others(db: None) -> None:
+    limited = with_limits(make_organization(), queued_jobs=0)
     with pytest.raises(ApiError):
-        job_submit(organization=full, kind="batch", params={})
+        job_submit(organization=limited, kind="batch", params={})
     with across_tenants(Across.COMMAND):
         job_submit(organization=make_organization(), kind="batch", params={})
 
 
 def test_jobs_that_continue_accepted_work_are_exempt_from_the_quota(db: None) -> None:
-    full = with_limits(make_organization(), queued_jobs=0)
-    job_submit(organization=full, kind="training", params={}, is_continuation=True)
+    limited = with_limits(make_organization(), queued_jobs=0)
+    job_submit(organization=limited, kind="training", params={}, is_continuation=True)
 
 
 def test_an_operator_sets_limits_in_the_console_and_removes_them_again(db: None) -> None:

@@ -50,32 +50,32 @@ def visible_jobs() -> set[str]:
 def test_every_table_that_leads_to_an_organization_has_a_forced_policy(postgres: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(_TABLES_OF_TENANTS)
-        found = {name: (is_forced, count) for name, is_forced, count in cursor.fetchall()}
+        policies = {name: (is_forced, count) for name, is_forced, count in cursor.fetchall()}
 
-    assert len(found) > 10
-    assert {name for name, (is_forced, count) in found.items() if not is_forced or not count} == set()
-    assert {table.name for table in tenant_tables()} == set(found)
+    assert len(policies) > 10
+    assert {name for name, (is_forced, count) in policies.items() if not is_forced or not count} == set()
+    assert {table.name for table in tenant_tables()} == set(policies)
 
 
 def test_without_filters_no_table_shows_a_foreign_row(postgres: str) -> None:
-    mine, other = make_organization(), make_organization()
+    organization, other = make_organization(), make_organization()
     rows: dict[type[models.Model], set[Any]] = {}
     for model in tenant_models():
-        rows[model] = {make_any_row(model, mine).pk}
+        rows[model] = {make_any_row(model, organization).pk}
         make_any_row(model, other)
 
-    with as_tenant(mine.pk):
+    with as_tenant(organization.pk):
         visible = {model: set(model._base_manager.values_list("pk", flat=True)) for model in rows}
 
     for model, pks in rows.items():
         assert pks <= visible[model], f"{model} hides an own row"
     with across_tenants(Across.COMMAND):
-        everything = {model: model._base_manager.count() for model in rows}
+        num_rows = {model: model._base_manager.count() for model in rows}
     for model in rows:
         with as_tenant(other.pk):
             foreign = set(model._base_manager.values_list("pk", flat=True))
         assert not visible[model] & foreign, f"{model} shows a foreign row"
-        assert len(visible[model]) + len(foreign) == everything[model], f"{model} has rows without an organization"
+        assert len(visible[model]) + len(foreign) == num_rows[model], f"{model} has rows without an organization"
         with without_tenant():
             assert not model._base_manager.exists(), f"{model} shows rows without a tenant"
 
@@ -83,20 +83,23 @@ def test_without_filters_no_table_shows_a_foreign_row(postgres: str) -> None:
 def test_the_api_shows_no_foreign_rows_even_without_the_filters_of_the_services(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, other = make_organization(), make_organization()
-    theirs = World(other)
-    foreign = set(theirs.everything().values())
-    client = client_of(mine)
-    original = QuerySet._filter_or_exclude  # type: ignore[attr-defined]  # private, but all filters pass it
+    organization, other = make_organization(), make_organization()
+    other_world = World(other)
+    foreign = set(other_world.ids_of_all_objects().values())
+    client = client_of(organization)
+    original = QuerySet._filter_or_exclude  # type: ignore[attr-defined]  # private; every filter calls it
 
     def unfiltered(self: Any, negate: bool, args: Any, kwargs: dict[str, Any]) -> Any:
-        kept = {name: value for name, value in kwargs.items() if name.split("__")[0] not in ("organization", "job")}
-        return original(self, negate, args, kept)
+        """Applies a filter without its conditions on the organization and on the job."""
+        remaining = {
+            name: value for name, value in kwargs.items() if name.split("__")[0] not in ("organization", "job")
+        }
+        return original(self, negate, args, remaining)
 
     monkeypatch.setattr(QuerySet, "_filter_or_exclude", unfiltered)
     routes = [route for route in api_routes() if "GET" in route.methods]
     for route in routes:
-        response = client.get(path_of(route, theirs), {"start_time": "1"})  # usage needs a start time
+        response = client.get(path_of(route, other_world), {"start_time": "1"})  # usage needs a start time
         assert response.status_code == (404 if route.parameters else 200), route.path
         body = b"".join(response)
         assert not any(f'"{identity}"'.encode() in body for identity in foreign), route.path
@@ -104,9 +107,9 @@ def test_the_api_shows_no_foreign_rows_even_without_the_filters_of_the_services(
 
 
 def test_rows_of_another_organization_cannot_be_written(postgres: str) -> None:
-    mine, other = make_organization(), make_organization()
+    organization, other = make_organization(), make_organization()
     job = make_job(other)
-    with as_tenant(mine.pk):
+    with as_tenant(organization.pk):
         with pytest.raises(ProgrammingError, match="row-level security"):
             make_job(other)
         with pytest.raises(ProgrammingError, match="row-level security"):
@@ -117,7 +120,7 @@ def test_rows_of_another_organization_cannot_be_written(postgres: str) -> None:
     assert job.status == "queued"
 
 
-def test_all_organizations_read_shared_models_and_only_operators_write_them(postgres: str) -> None:
+def test_an_organization_can_read_shared_models_but_not_write_them(postgres: str) -> None:
     shared = make_base_model()
     with as_tenant(make_organization().pk):
         assert BaseModel.objects.get() == shared
@@ -127,9 +130,9 @@ def test_all_organizations_read_shared_models_and_only_operators_write_them(post
 
 
 def test_the_tenant_of_a_block_survives_commits_rollbacks_and_savepoints(postgres: str) -> None:
-    mine, other = make_organization(), make_organization()
-    own, foreign = make_job(mine).pk, make_job(other).pk
-    with as_tenant(mine.pk):
+    organization, other = make_organization(), make_organization()
+    own, foreign = make_job(organization).pk, make_job(other).pk
+    with as_tenant(organization.pk):
         assert visible_jobs() == {own}
         with transaction.atomic():
             assert visible_jobs() == {own}
@@ -147,7 +150,7 @@ def test_the_tenant_of_a_block_survives_commits_rollbacks_and_savepoints(postgre
         with transaction.atomic(), transaction.atomic():  # the inner block begins with a savepoint
             assert visible_jobs() == {own}
     with transaction.atomic():
-        assert visible_jobs() == {own, foreign}, "the test's own scope must be restored"
+        assert visible_jobs() == {own, foreign}, "outside of the blocks, the test sees all organizations again"
 
 
 def test_a_connection_has_no_tenant_after_a_transaction(postgres: str) -> None:
@@ -161,17 +164,17 @@ def test_a_connection_has_no_tenant_after_a_transaction(postgres: str) -> None:
 
 def test_a_thread_starts_without_a_tenant(postgres: str) -> None:
     make_job()
-    found: list[set[str]] = []
+    visible: list[set[str]] = []
 
     def read_jobs() -> None:
-        found.append(visible_jobs())
+        visible.append(visible_jobs())
         connection.close()
 
     thread = threading.Thread(target=read_jobs)
     thread.start()
     thread.join()
 
-    assert found == [set()]
+    assert visible == [set()]
 
 
 def test_the_applications_role_owns_nothing_and_cannot_disable_a_policy(postgres: str) -> None:
@@ -233,9 +236,9 @@ def test_a_claim_has_the_organization_of_its_job(postgres: str) -> None:
 
 
 def test_requests_to_the_api_see_the_rows_of_their_organization(postgres: str) -> None:
-    mine, other = make_organization(), make_organization()
-    own, foreign = make_file(mine), make_file(other)
-    client = client_of(mine)
+    organization, other = make_organization(), make_organization()
+    own, foreign = make_file(organization), make_file(other)
+    client = client_of(organization)
 
     assert [file["id"] for file in client.get("/v1/files").json()["data"]] == [own.pk]
     assert b"".join(client.get(f"/v1/files/{own.pk}/content"))

@@ -1,4 +1,4 @@
-"""The complete list of modules that may see rows of all organizations, each with the reason that it declares."""
+"""Only the modules in `ALLOWED` may see rows of all organizations, each for the reason listed there."""
 
 import ast
 from collections.abc import Iterator
@@ -21,7 +21,8 @@ ALLOWED = {
 }
 
 
-def uses() -> Iterator[tuple[str, str]]:
+def uses_of_across() -> Iterator[tuple[str, str]]:
+    """Yields the module and the reason, a member of `Across`, of each use outside of tests and benchmarks."""
     for file in source_files():
         if file.is_test or file.module.startswith("benchmarks."):
             continue
@@ -31,4 +32,4 @@ def uses() -> Iterator[tuple[str, str]]:
 
 
 def test_only_listed_modules_work_across_tenants() -> None:
-    assert set(uses()) == ALLOWED
+    assert set(uses_of_across()) == ALLOWED

@@ -21,7 +21,7 @@ START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 SECOND = dt.timedelta(seconds=1)
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
-LATEST = 1 + JITTER  # the ratio of the longest possible delay to the delay without jitter
+MAX_DELAY_RATIO = 1 + JITTER  # the ratio of the longest possible delay to the delay without jitter
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedRequest:
     at: dt.datetime
     body: bytes
     headers: Mapping[str, str]
@@ -45,23 +45,23 @@ class Received:
 
 @dataclass
 class Receiver:
-    """A fake of the sender's `post`. `answer` returns the response.
+    """A fake of the sender's `post`. `respond` returns the response.
 
     `calls` holds all requests, and `received` the requests with a response of 2xx.
     """
 
     clock: Clock
-    answer: Callable[["Receiver"], ReceiverResponse] = lambda _: ReceiverResponse(status=200)
-    calls: list[Received] = field(default_factory=list)
-    received: list[Received] = field(default_factory=list)
+    respond: Callable[["Receiver"], ReceiverResponse] = lambda _: ReceiverResponse(status=200)
+    calls: list[ReceivedRequest] = field(default_factory=list)
+    received: list[ReceivedRequest] = field(default_factory=list)
 
     def __call__(self, url: str, body: bytes, headers: Mapping[str, str], *, allow_private: bool) -> ReceiverResponse:
-        call = Received(self.clock.now, body, headers)
+        call = ReceivedRequest(self.clock.now, body, headers)
         self.calls.append(call)
-        answer = self.answer(self)
-        if answer.status is not None and 200 <= answer.status < 300:
+        response = self.respond(self)
+        if response.status is not None and 200 <= response.status < 300:
             self.received.append(call)
-        return answer
+        return response
 
 
 def make_endpoint(organization: Organization, *events: str) -> tuple[WebhookEndpoint, str]:
@@ -77,7 +77,10 @@ def record_event(organization: Organization, object_id: str, kind: str = "batch.
 
 
 def send_due_deliveries(sender: Sender) -> int:
-    """Sends all deliveries that are due, including deliveries that become due when an earlier one has been sent."""
+    """Sends all deliveries that are due, including deliveries that become due when an earlier delivery has been sent.
+
+    Returns: the number of sent deliveries.
+    """
     sent = 0
     while ids := list(due(sender.clock()).values_list("pk", flat=True)):
         sent += sum(sender.deliver(delivery_id) for delivery_id in ids)

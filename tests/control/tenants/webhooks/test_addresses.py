@@ -1,6 +1,6 @@
-"""Promise S7 of docs/reliability.md: a customer's URL never makes us connect to this machine or its network.
+"""Promise S7 of docs/reliability.md: a customer's URL never makes the sender connect to this machine or its network.
 
-The guard is tested as the sender uses it, against a listener on all addresses of this machine that counts connections.
+The tests call the sender's function `post`. A listener on all addresses of this machine counts connections.
 """
 
 import socket
@@ -127,9 +127,9 @@ PUBLIC_URLS = [
 
 @dataclass
 class Listener:
-    """Counts and answers connections to one port of this machine, at any of its addresses."""
+    """Counts the connections to one port of this machine, and sends `response` to each."""
 
-    answer: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+    response: bytes = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
     connections: int = 0
     server: socket.socket = field(default_factory=lambda: socket.create_server(("127.0.0.1", 0)))
 
@@ -147,10 +147,11 @@ class Listener:
             with closing(connection):
                 connection.settimeout(5)
                 connection.recv(65536)
-                connection.sendall(self.answer)
+                connection.sendall(self.response)
 
 
 def listening(listener: Listener) -> Iterator[Listener]:
+    """Yields the listener once, while a thread serves its connections."""
     thread = threading.Thread(target=listener.serve)
     thread.start()
     yield listener
@@ -175,7 +176,7 @@ def send(url: str, *, allow_private: bool = False, resolve: transport.Resolve = 
     return post(url, b"{}", {"Content-Type": "application/json"}, allow_private=allow_private, resolve=resolve)
 
 
-def is_registered(url: str) -> bool:
+def is_accepted(url: str) -> bool:
     try:
         check_url(url, allow_private=False)
     except ApiError as error:
@@ -186,11 +187,11 @@ def is_registered(url: str) -> bool:
 @pytest.mark.parametrize("host", HOSTILE_HOSTS)
 def test_a_hostile_host_is_refused_at_registration_and_before_a_connection(host: str, listener: Listener) -> None:
     """The second check is independent of the first, because a host's addresses can change after the registration."""
-    assert not is_registered(f"http://{host}/")
+    assert not is_accepted(f"http://{host}/")
 
-    answer = send(f"http://{host}:{listener.port}/")
+    response = send(f"http://{host}:{listener.port}/")
 
-    assert answer.status is None
+    assert response.status is None
     assert listener.connections == 0
 
 
@@ -201,12 +202,12 @@ def test_the_listener_counts_connections_that_are_allowed(listener: Listener) ->
 
 @pytest.mark.parametrize("url", HOSTILE_URLS, ids=lambda url: ascii(url)[:40])
 def test_a_hostile_url_is_refused(url: str) -> None:
-    assert not is_registered(url)
+    assert not is_accepted(url)
 
 
 @pytest.mark.parametrize("url", PUBLIC_URLS)
 def test_an_ordinary_url_is_accepted(url: str) -> None:
-    assert is_registered(url)
+    assert is_accepted(url)
 
 
 @pytest.mark.parametrize(
@@ -223,40 +224,40 @@ def test_an_ordinary_url_is_accepted(url: str) -> None:
     ],
 )
 def test_a_public_name_with_a_private_address_is_refused(addresses: list[str], listener: Listener) -> None:
-    answer = send(f"http://hooks.example.com:{listener.port}/", resolve=lambda host, port: addresses)
+    response = send(f"http://hooks.example.com:{listener.port}/", resolve=lambda host, port: addresses)
 
-    assert answer == ReceiverResponse(status=None, error="address_refused")
+    assert response == ReceiverResponse(status=None, error="address_refused")
     assert listener.connections == 0
 
 
 def test_a_name_is_resolved_only_once_so_that_rebinding_has_no_effect(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DNS rebinding: the name is public when checked and private a moment later. It is not resolved a second time."""
+    """DNS rebinding: the address of the name is public when it is checked, and private a moment later."""
     resolved_names: list[str] = []
-    connected: list[object] = []
+    connected_addresses: list[object] = []
 
     def rebinding(host: str, port: int) -> Sequence[str]:
         resolved_names.append(host)
         return ["8.8.8.8"] if len(resolved_names) == 1 else ["127.0.0.1"]
 
     def no_network(address: tuple[str, int], *args: object, **kwargs: object) -> socket.socket:
-        connected.append(address)
+        connected_addresses.append(address)
         raise OSError("unreachable")
 
     monkeypatch.setattr(socket, "create_connection", no_network)
-    answer = send(f"http://rebind.example.com:{listener.port}/", resolve=rebinding)
+    response = send(f"http://rebind.example.com:{listener.port}/", resolve=rebinding)
 
-    assert answer == ReceiverResponse(status=None, error="connection_failed")
-    assert (resolved_names, connected) == (["rebind.example.com"], [("8.8.8.8", listener.port)])
+    assert response == ReceiverResponse(status=None, error="connection_failed")
+    assert (resolved_names, connected_addresses) == (["rebind.example.com"], [("8.8.8.8", listener.port)])
     assert listener.connections == 0
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_not_followed(status: int, listener: Listener) -> None:
     location = f"http://127.0.0.1:{listener.port}/".encode()
-    answer = b"HTTP/1.1 %d Moved\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % (status, location)
-    for receiver in listening(Listener(answer)):
+    response = b"HTTP/1.1 %d Moved\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % (status, location)
+    for receiver in listening(Listener(response)):
         assert send(f"http://127.0.0.1:{receiver.port}/", allow_private=True).status == status
         assert receiver.connections == 1
     assert listener.connections == 0
@@ -280,16 +281,16 @@ def test_an_endless_response_is_not_read_to_its_end() -> None:
 def test_a_receiver_that_does_not_respond_causes_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "DEADLINE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        answer = send(f"http://127.0.0.1:{silent.getsockname()[1]}/", allow_private=True)
+        response = send(f"http://127.0.0.1:{silent.getsockname()[1]}/", allow_private=True)
 
-    assert answer == ReceiverResponse(status=None, error="timeout")
+    assert response == ReceiverResponse(status=None, error="timeout")
 
 
 @pytest.mark.parametrize("garbage", [b"", b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 999999 X\r\n\r\n"])
 def test_a_response_that_is_not_http_is_a_failure(garbage: bytes) -> None:
     for receiver in listening(Listener(garbage)):
-        answer = send(f"http://127.0.0.1:{receiver.port}/", allow_private=True)
-        assert answer == ReceiverResponse(status=None, error="no_valid_answer")
+        response = send(f"http://127.0.0.1:{receiver.port}/", allow_private=True)
+        assert response == ReceiverResponse(status=None, error="no_valid_answer")
 
 
 @pytest.mark.parametrize("text", ["", "example.com", "1", "::g", "8.8.8.8/32", " 8.8.8.8", "8.8.8.8\n"])

@@ -1,4 +1,4 @@
-"""The routes of /v1/webhook_endpoints, and the setting that allows private targets, which must be off in production."""
+"""The routes of /v1/webhook_endpoints. The setting that allows private addresses must be off in production."""
 
 from typing import Any
 
@@ -76,7 +76,7 @@ def test_the_number_of_endpoints_is_limited(client: Client, organization: Organi
 def test_deliveries_are_listed_and_replayed(client: Client, organization: Organization) -> None:
     endpoint, _ = make_endpoint(organization)
     path = f"{PATH}/{endpoint.pk}/deliveries"
-    receiver = Receiver(Clock(), answer=lambda self: ReceiverResponse(status=410 if len(self.calls) == 2 else 200))
+    receiver = Receiver(Clock(), respond=lambda self: ReceiverResponse(status=410 if len(self.calls) == 2 else 200))
     record_event(organization, "batch_1")
     record_event(organization, "batch_2")
     send_due_deliveries(Sender(send=receiver, clock=receiver.clock))
@@ -106,14 +106,14 @@ def test_a_test_event_appears_in_the_deliveries_of_an_enabled_endpoint(
 
 
 @pytest.mark.usefixtures("private_allowed")
-def test_the_deployment_check_fails_if_private_targets_are_allowed(client: Client) -> None:
+def test_the_deployment_check_fails_if_private_addresses_are_allowed(client: Client) -> None:
     assert post(client, PATH, {"url": "http://127.0.0.1:8000/hook"})["enabled"]
 
     with pytest.raises(SystemCheckError, match=r"webhooks\.E001"):
         call_command("check", deploy=True)
 
 
-def test_without_private_targets_the_deployment_check_reports_no_webhook_error(
+def test_the_deployment_check_reports_no_webhook_error_by_default(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     call_command("check", deploy=True)
@@ -126,9 +126,9 @@ def test_a_history_of_an_unknown_shape_is_returned_unchanged(client: Client, org
     delivery = post(client, f"{PATH}/{endpoint.pk}/test", status=202)
     WebhookDelivery.objects.update(history=[{"at": 1, "status": "500"}])
 
-    shown = client.get(f"{PATH}/{endpoint.pk}/deliveries/{delivery['id']}").json()
+    body = client.get(f"{PATH}/{endpoint.pk}/deliveries/{delivery['id']}").json()
 
-    assert shown == {**delivery, "history": [{"at": 1, "status": "500"}]}
+    assert body == {**delivery, "history": [{"at": 1, "status": "500"}]}
 
 
 def test_an_endpoint_with_unknown_event_types_is_shown(client: Client, organization: Organization) -> None:

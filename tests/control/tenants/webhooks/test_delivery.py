@@ -19,7 +19,7 @@ from control.tenants.webhooks.services import delivery_replay, endpoint_test, en
 from control.tenants.webhooks.transport import ReceiverResponse
 from tests.control.tenants.webhooks.support import (
     HOUR,
-    LATEST,
+    MAX_DELAY_RATIO,
     MINUTE,
     SECOND,
     START,
@@ -83,7 +83,7 @@ def test_a_receiver_that_was_down_for_two_minutes_gets_all_events_in_order(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     make_endpoint(organization)
-    receiver.answer = lambda self: ReceiverResponse(status=200 if self.clock.now >= START + 2 * MINUTE else 503)
+    receiver.respond = lambda self: ReceiverResponse(status=200 if self.clock.now >= START + 2 * MINUTE else 503)
     expected = defaultdict(list)
     for number in range(40):
         event = record_event(organization, f"batch_{number % 4}", "batch.in_progress")
@@ -103,7 +103,7 @@ def test_a_receiver_that_was_down_for_two_minutes_gets_all_events_in_order(
 def test_ten_killed_senders_lose_no_event(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
-    """Each sender is killed before or after the receiver gets the delivery, but before it writes to the database."""
+    """Each sender is killed before or after the receiver gets the delivery, but before the result is recorded."""
     make_endpoint(organization)
     rng = random.Random(0)
     events = [record_event(organization, f"batch_{number % 3}") for number in range(30)]
@@ -118,21 +118,21 @@ def test_ten_killed_senders_lose_no_event(
             raise SenderKilled
         return ReceiverResponse(status=200)
 
-    receiver.answer = kill_now_and_then
+    receiver.respond = kill_now_and_then
     while WebhookDelivery.objects.filter(status="pending").exists():
         try:
             send_due_deliveries(sender)
         except SenderKilled:
             continue
-        clock.now += CLAIM
+        clock.now += CLAIM  # the claims of killed senders expire
 
     distinct_ids = list(dict.fromkeys(call.headers["webhook-id"] for call in receiver.received))
     assert num_kills == 10
     assert set(distinct_ids) == {event.id for event in events}
-    by_object: dict[str, list[str]] = defaultdict(list)
+    ids_by_object: dict[str, list[str]] = defaultdict(list)
     for event in events:
-        by_object[event.object_id].append(event.id)
-    for ids in by_object.values():
+        ids_by_object[event.object_id].append(event.id)
+    for ids in ids_by_object.values():
         assert [identity for identity in distinct_ids if identity in ids] == ids
 
 
@@ -144,10 +144,10 @@ def test_a_delivery_that_a_sender_has_claimed_is_not_sent_by_another(
     delivery = the_delivery()
 
     def try_a_second_delivery(self: Receiver) -> ReceiverResponse:
-        assert not sender.deliver(delivery.pk), "sent twice at once"
+        assert not sender.deliver(delivery.pk), "a delivery must not be sent twice at the same time"
         return ReceiverResponse(status=200)
 
-    receiver.answer = try_a_second_delivery
+    receiver.respond = try_a_second_delivery
     assert sender.deliver(delivery.pk)
     assert len(receiver.calls) == 1
 
@@ -157,7 +157,7 @@ def test_all_attempts_have_the_same_id_and_follow_the_schedule(
 ) -> None:
     make_endpoint(organization)
     event = record_event(organization, "batch_1")
-    receiver.answer = lambda _: ReceiverResponse(status=500)
+    receiver.respond = lambda _: ReceiverResponse(status=500)
 
     while the_delivery().status == "pending":
         send_due_deliveries(sender)
@@ -168,7 +168,7 @@ def test_all_attempts_have_the_same_id_and_follow_the_schedule(
     assert {call.headers["webhook-timestamp"] for call in receiver.calls} == {str(int(at.timestamp())) for at in times}
     assert len(times) == len(PAUSES)
     for (earlier, later), pause in zip(pairwise(times), PAUSES[1:], strict=True):
-        assert pause <= later - earlier <= LATEST * pause + SECOND
+        assert pause <= later - earlier <= MAX_DELAY_RATIO * pause + SECOND
     assert [entry["status_code"] for entry in the_delivery().history] == [500] * len(PAUSES)
 
 
@@ -177,7 +177,7 @@ def test_an_endpoint_that_fails_for_days_is_disabled_and_an_event_reports_it(
 ) -> None:
     endpoint, _ = make_endpoint(organization)
     record_event(organization, "batch_1")
-    receiver.answer = lambda _: ReceiverResponse(status=None, error="connection_failed")
+    receiver.respond = lambda _: ReceiverResponse(status=None, error="connection_failed")
 
     while the_delivery().status == "pending":
         send_due_deliveries(sender)
@@ -200,7 +200,7 @@ def test_only_a_status_of_2xx_is_a_success(
 ) -> None:
     make_endpoint(organization)
     record_event(organization, "batch_1")
-    receiver.answer = lambda _: ReceiverResponse(status=status)
+    receiver.respond = lambda _: ReceiverResponse(status=status)
 
     send_due_deliveries(sender)
 
@@ -214,7 +214,7 @@ def test_status_410_disables_the_endpoint_at_once(
     endpoint, _ = make_endpoint(organization)
     record_event(organization, "batch_1")
     record_event(organization, "batch_2")
-    receiver.answer = lambda _: ReceiverResponse(status=410)
+    receiver.respond = lambda _: ReceiverResponse(status=410)
 
     send_due_deliveries(sender)
     record_event(organization, "batch_3")
@@ -224,7 +224,7 @@ def test_status_410_disables_the_endpoint_at_once(
     assert (len(receiver.calls), send_due_deliveries(sender)) == (1, 0)
 
 
-def test_events_for_a_disabled_endpoint_are_sent_once_it_is_enabled(
+def test_events_for_a_disabled_endpoint_are_sent_when_it_is_enabled_again(
     organization: Organization, sender: Sender, receiver: Receiver
 ) -> None:
     endpoint, _ = make_endpoint(organization)
@@ -244,29 +244,29 @@ def test_events_for_a_disabled_endpoint_are_sent_once_it_is_enabled(
         ("120", 120 * SECOND),
         (format_datetime(START + 10 * MINUTE, usegmt=True), 10 * MINUTE),
         ("99999999999999", 24 * HOUR),
-        ("1", 5 * SECOND),
+        ("1", 5 * SECOND),  # without `Retry-After`, the pause before the second attempt is 5 s
         ("-5", 5 * SECOND),
         ("soon", 5 * SECOND),
-        ("٣", 5 * SECOND),
+        ("٣", 5 * SECOND),  # an Arabic digit
         (None, 5 * SECOND),
     ],
 )
 def test_retry_after_can_delay_the_next_attempt_but_not_make_it_earlier(
     retry_after: str | None, earliest: dt.timedelta
 ) -> None:
-    then = next_attempt(attempts=1, now=START, retry_after=retry_after)
+    next_time = next_attempt(attempts=1, now=START, retry_after=retry_after)
 
-    assert then is not None
-    assert earliest <= then - START <= max(earliest, LATEST * PAUSES[1])
+    assert next_time is not None
+    assert earliest <= next_time - START <= max(earliest, MAX_DELAY_RATIO * PAUSES[1])
 
 
-def test_later_events_wait_for_the_first_of_their_object_but_not_for_other_objects(
+def test_an_event_waits_for_earlier_events_of_its_object_but_not_for_other_objects(
     organization: Organization, sender: Sender, receiver: Receiver, clock: Clock
 ) -> None:
     make_endpoint(organization)
     first, second = record_event(organization, "batch_1"), record_event(organization, "batch_1", "batch.failed")
     other = record_event(organization, "batch_2")
-    receiver.answer = lambda self: ReceiverResponse(status=500 if len(self.calls) == 1 else 200)
+    receiver.respond = lambda self: ReceiverResponse(status=500 if len(self.calls) == 1 else 200)
 
     send_due_deliveries(sender)
     assert [call.headers["webhook-id"] for call in receiver.received] == [other.id]
@@ -312,7 +312,7 @@ def test_a_delivery_that_kills_its_sender_at_every_attempt_fails(
     def die(_: Receiver) -> ReceiverResponse:
         raise SenderKilled
 
-    receiver.answer = die
+    receiver.respond = die
     for _ in PAUSES:
         with pytest.raises(SenderKilled):
             send_due_deliveries(sender)

@@ -1,6 +1,6 @@
-"""Promise W2 of docs/reliability.md: the reference library and OpenAI's client can verify our signatures.
+"""Promise W2 of docs/reliability.md: the reference library and OpenAI's client can verify signatures.
 
-They can do so during a rotation of secrets as well.
+This includes signatures that are made during a rotation of secrets.
 """
 
 import datetime as dt
@@ -20,7 +20,7 @@ from control.tenants.webhooks.sender import Sender
 from control.tenants.webhooks.services import endpoint_rotate_secret
 from tests.control.tenants.webhooks.support import (
     Clock,
-    Received,
+    ReceivedRequest,
     Receiver,
     make_endpoint,
     record_event,
@@ -35,14 +35,14 @@ def clock() -> Clock:
     return Clock(timezone.now())  # verifiers refuse signatures that are older than five minutes
 
 
-def send_event(organization: Organization, clock: Clock, kind: str = "batch.completed") -> Received:
+def send_event(organization: Organization, clock: Clock, kind: str = "batch.completed") -> ReceivedRequest:
     receiver = Receiver(clock)
     record_event(organization, "batch_1", kind)
     send_due_deliveries(Sender(send=receiver, clock=clock))
     return receiver.received[-1]
 
 
-def verifies(call: Received, secret: str) -> bool:
+def is_verified(call: ReceivedRequest, secret: str) -> bool:
     try:
         Webhook(secret).verify(call.body, dict(call.headers))
     except WebhookVerificationError:
@@ -54,9 +54,9 @@ def test_the_reference_library_verifies_sent_events(organization: Organization, 
     _, secret = make_endpoint(organization)
     call = send_event(organization, clock)
 
-    assert verifies(call, secret)
-    assert not verifies(call, new_secret())
-    assert not verifies(Received(call.at, call.body + b" ", call.headers), secret)
+    assert is_verified(call, secret)
+    assert not is_verified(call, new_secret())
+    assert not is_verified(ReceivedRequest(call.at, call.body + b" ", call.headers), secret)
 
 
 @pytest.mark.parametrize("kind", ["batch.completed", "batch.cancelled", "fine_tuning.job.succeeded"])
@@ -79,11 +79,11 @@ def test_both_secrets_verify_during_a_rotation_and_only_the_new_one_afterwards(
     new = endpoint_rotate_secret(endpoint=endpoint, grace=GRACE)
 
     during = send_event(organization, clock)
-    assert (verifies(during, old), verifies(during, new)) == (True, True)
+    assert (is_verified(during, old), is_verified(during, new)) == (True, True)
 
     WebhookSecret.objects.filter(expires_at__isnull=False).update(expires_at=clock.now)
     after = send_event(organization, clock)
-    assert (verifies(after, old), verifies(after, new)) == (False, True)
+    assert (is_verified(after, old), is_verified(after, new)) == (False, True)
 
 
 def test_a_second_rotation_does_not_change_the_grace_of_the_first(organization: Organization) -> None:
@@ -92,6 +92,7 @@ def test_a_second_rotation_does_not_change_the_grace_of_the_first(organization: 
     third = endpoint_rotate_secret(endpoint=endpoint, grace=GRACE)
 
     assert secrets_in_force(endpoint, timezone.now()) == [third, second, first]
+    # The first rotation gave the first secret 2 * GRACE, the second rotation gave the second secret GRACE.
     assert secrets_in_force(endpoint, timezone.now() + 1.5 * GRACE) == [third, first]
 
 

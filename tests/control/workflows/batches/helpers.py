@@ -1,4 +1,4 @@
-"""Creates batches and shards as a worker would leave them, without running a worker."""
+"""Creates batches, and stores the results of their shards as a worker does, without running a worker."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ CHAT = "/v1/chat/completions"
 
 
 def make_batch(organization: Organization | None = None, num_rows: int = 5, **values: Any) -> Batch:
-    """A batch whose input is not validated yet; its only model is `tiny`."""
+    """A batch whose input file is not validated yet. The organization's only model is `tiny`."""
     organization = organization or make_organization()
     make_base_model("tiny", organization)
     file = make_file(organization, [chat_row(f"row-{i}") for i in range(num_rows)])
@@ -24,20 +24,23 @@ def make_batch(organization: Organization | None = None, num_rows: int = 5, **va
 
 
 def commit_shard(batch: Batch, shard_no: int, tmp_path: Path, *, failed_rows: frozenset[int] = frozenset()) -> None:
+    """Stores the shard's result file, with an error for each of `failed_rows` and an answer for every other row."""
     shard = JobShard.objects.get(job=batch.job, shard_no=shard_no)
     rows = range(shard.row_from, shard.row_to)
     put_shard(shard, [entry(row, ok=row not in failed_rows) for row in rows], tmp_path)
 
 
 def put_shard(shard: JobShard, entries: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Stores `entries` as the shard's result file and marks the shard as committed."""
     path = tmp_path / f"{shard.pk}.jsonl"
     path.write_text("".join(f"{json.dumps(item)}\n" for item in entries))
     key = f"jobs/{shard.job_id}/shards/{shard.shard_no}.1.jsonl"
     get_storage().put_file(key, path)
-    ok = sum(item["ok"] for item in entries)
-    usage = {"prompt_tokens": 3 * ok, "completion_tokens": 2 * ok, "total_tokens": 5 * ok}
+    num_ok = sum(item["ok"] for item in entries)
+    # Each answer counts as 3 tokens of the prompt and 2 generated tokens.
+    usage = {"prompt_tokens": 3 * num_ok, "completion_tokens": 2 * num_ok, "total_tokens": 5 * num_ok}
     JobShard.objects.filter(pk=shard.pk).update(
-        storage_key=key, fence=1, completed=ok, failed=len(entries) - ok, usage=usage
+        storage_key=key, fence=1, completed=num_ok, failed=len(entries) - num_ok, usage=usage
     )
 
 

@@ -1,4 +1,4 @@
-"""Batches from creation to result files. The tests commit shards as a worker does."""
+"""Follows batches from their creation to their result files. The tests commit shards in place of a worker."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.control.workflows.batches.helpers import CHAT, commit_shard, entry, i
 
 
 @pytest.fixture(autouse=True)
-def two_rows_a_shard(settings: Settings) -> None:
+def two_rows_per_shard(settings: Settings) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"shard_rows": 2})
 
 
@@ -44,11 +44,11 @@ def test_validation_stores_the_rows_and_creates_the_shards(db: None) -> None:
         assert [json.loads(line)["custom_id"] for line in rows.read().splitlines()] == [f"row-{i}" for i in range(5)]
 
 
-def test_validating_twice_changes_nothing(db: None) -> None:
+def test_validating_a_batch_again_creates_no_further_shards(db: None) -> None:
     batch = make_batch()
 
     assert batch_validate(batch=batch)
-    stale = Batch.objects.get(pk=batch.pk)
+    stale = Batch.objects.get(pk=batch.pk)  # the batch as another worker read it before the first validation
     stale.status = Batch.Status.VALIDATING
     assert batch_validate(batch=stale)
 
@@ -74,12 +74,12 @@ def test_a_batch_with_invalid_lines_is_created_and_then_fails_with_an_error_per_
     assert body["failed_at"] is not None
     assert body["errors"]["object"] == "list"
     assert body["errors"]["total_count"] == 2
-    found = [(error["line"], error["code"], error["param"]) for error in body["errors"]["data"]]
-    assert found == [(1, "invalid_body", "body"), (2, "invalid_json_line", None)]
+    errors = [(error["line"], error["code"], error["param"]) for error in body["errors"]["data"]]
+    assert errors == [(1, "invalid_body", "body"), (2, "invalid_json_line", None)]
     assert not JobShard.objects.exists()
 
 
-def test_an_input_file_deleted_meanwhile_fails_the_batch(transactional_db: None) -> None:
+def test_a_batch_fails_if_its_input_file_is_deleted_before_validation(transactional_db: None) -> None:
     batch = make_batch()
     file_delete(file=batch.input_file)
 
@@ -90,7 +90,7 @@ def test_an_input_file_deleted_meanwhile_fails_the_batch(transactional_db: None)
 
 
 @pytest.mark.parametrize("last", [0, 1, 2])
-def test_each_result_appears_once_in_input_order_whichever_shard_comes_last(
+def test_each_result_appears_once_in_input_order_whichever_shard_is_committed_last(
     db: None, tmp_path: Path, last: int
 ) -> None:
     batch = make_batch()
@@ -107,7 +107,7 @@ def test_each_result_appears_once_in_input_order_whichever_shard_comes_last(
     assert lines_of(batch.error_file)[0] == entry(3, ok=False)["output"]
     assert (batch.total, batch.completed, batch.failed, batch.unanswered) == (5, 4, 1, 0)
     assert batch.errors_by_code == {"http_400": 1}
-    assert batch.usage == {"input_tokens": 12, "output_tokens": 8, "total_tokens": 20}
+    assert batch.usage == {"input_tokens": 12, "output_tokens": 8, "total_tokens": 20}  # of four answers
     with get_storage().open(batch.tokens_key) as tokens:
         assert [json.loads(line) for line in tokens.read().splitlines()] == [
             {
@@ -123,6 +123,7 @@ def test_each_result_appears_once_in_input_order_whichever_shard_comes_last(
 def test_results_of_a_split_shard_are_in_input_order(db: None, tmp_path: Path) -> None:
     batch = make_batch()
     batch_validate(batch=batch)
+    # The first shard is split as after repeated crashes: the new shard has the highest number, but not the last rows.
     first = JobShard.objects.get(job=batch.job, shard_no=0)
     JobShard.objects.filter(pk=first.pk).update(row_to=1)
     JobShard.objects.create(job=batch.job, shard_no=3, row_from=1, row_to=2)
@@ -138,7 +139,9 @@ def test_results_of_a_split_shard_are_in_input_order(db: None, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("final", "code"), [("cancelled", "batch_cancelled"), ("expired", "batch_expired"), ("failed", "batch_failed")]
 )
-def test_finished_rows_are_kept_and_other_rows_get_an_error(db: None, tmp_path: Path, final: Any, code: str) -> None:
+def test_a_batch_that_ends_early_keeps_the_finished_rows_and_gives_other_rows_an_error(
+    db: None, tmp_path: Path, final: Any, code: str
+) -> None:
     batch = make_batch()
     batch_validate(batch=batch)
     commit_shard(batch, 1, tmp_path)
@@ -151,7 +154,7 @@ def test_finished_rows_are_kept_and_other_rows_get_an_error(db: None, tmp_path: 
     assert [line["custom_id"] for line in unanswered] == ["row-0", "row-1", "row-4"]
     assert {line["error"]["code"] for line in unanswered} == {code}
     assert [line["response"] for line in unanswered] == [None] * 3
-    assert unanswered[2]["id"].endswith("_4")
+    assert unanswered[2]["id"].endswith("_4")  # the number of the row
     assert batch.errors_by_code == {code: 3}
     counts = {"total": 5, "completed": 2, "failed": 0, "cancelled": 0, "expired": 0, "pending": 0, final: 3}
     assert RequestCounts.of(batch).as_json() == counts
@@ -222,16 +225,18 @@ def test_if_two_workers_assemble_a_batch_the_files_of_the_faster_one_are_kept(
 @pytest.mark.parametrize(
     "entries",
     [
-        [entry(0)],
-        [entry(0), entry(0)],
-        [entry(1), entry(0)],
-        [entry(0), entry(1), entry(2)],
-        [entry(0), entry(1, custom_id="row-9")],
+        [entry(0)],  # a missing row
+        [entry(0), entry(0)],  # a repeated row
+        [entry(1), entry(0)],  # the wrong order
+        [entry(0), entry(1), entry(2)],  # a row of no shard
+        [entry(0), entry(1, custom_id="row-9")],  # the wrong id
         [],
     ],
 )
-def test_a_shard_with_wrong_rows_is_never_published(db: None, tmp_path: Path, entries: list[dict[str, Any]]) -> None:
-    batch = make_batch(num_rows=2)
+def test_results_are_not_published_if_a_shard_has_the_wrong_rows(
+    db: None, tmp_path: Path, entries: list[dict[str, Any]]
+) -> None:
+    batch = make_batch(num_rows=2)  # has one shard, whose file must hold the rows 0 and 1 in this order
     batch_validate(batch=batch)
     put_shard(JobShard.objects.get(job=batch.job), entries, tmp_path)
 
@@ -242,7 +247,7 @@ def test_a_shard_with_wrong_rows_is_never_published(db: None, tmp_path: Path, en
     assert (batch.status, batch.output_file) == ("finalizing", None)
 
 
-def test_a_completed_job_with_an_open_shard_is_never_published(db: None, tmp_path: Path) -> None:
+def test_results_are_not_published_if_a_shard_was_never_committed(db: None, tmp_path: Path) -> None:
     batch = make_batch()
     batch_validate(batch=batch)
     commit_shard(batch, 0, tmp_path)
@@ -251,7 +256,7 @@ def test_a_completed_job_with_an_open_shard_is_never_published(db: None, tmp_pat
         batch_assemble(batch=batch, final="completed")
 
 
-def test_a_cancelled_batch_stays_cancelled_though_its_job_finished(db: None, tmp_path: Path) -> None:
+def test_a_cancelled_batch_ends_as_cancelled_even_if_its_job_completed(db: None, tmp_path: Path) -> None:
     batch = make_batch(num_rows=1)
     batch_validate(batch=batch)
     commit_shard(batch, 0, tmp_path)
@@ -275,7 +280,7 @@ def test_a_batch_cancelled_before_validation_ends_without_files(db: None) -> Non
     assert (batch.status, batch.output_file, batch.error_file) == ("cancelled", None, None)
 
 
-def test_a_job_that_failed_before_validation_fails_the_batch_with_its_reason(db: None) -> None:
+def test_the_error_of_a_job_that_failed_before_validation_becomes_the_error_of_its_batch(db: None) -> None:
     batch = make_batch()
 
     batch_assemble(batch=batch, final="failed", error={"code": "worker_crash_loop", "message": "It crashed."})
@@ -284,7 +289,7 @@ def test_a_job_that_failed_before_validation_fails_the_batch_with_its_reason(db:
     assert batch.errors == [{"code": "worker_crash_loop", "line": None, "message": "It crashed.", "param": None}]
 
 
-def test_a_cancelled_batch_can_be_cancelled_again_but_an_ended_one_cannot(db: None) -> None:
+def test_cancelling_a_batch_again_is_accepted_until_the_batch_has_ended(db: None) -> None:
     cancelled = make_batch()
     batch_cancel(batch=cancelled)
     assert batch_cancel(batch=cancelled).status == "cancelling"

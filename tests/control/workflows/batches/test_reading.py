@@ -29,7 +29,7 @@ from tests.workers.support import write_lines
 
 
 @pytest.fixture(autouse=True)
-def two_rows_a_shard(settings: Settings) -> None:
+def two_rows_per_shard(settings: Settings) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"shard_rows": 2})
 
 
@@ -47,7 +47,7 @@ def read_rows(client: Client, batch: Batch, **query: Any) -> list[str]:
     return [json.loads(line)["custom_id"] for line in response.getvalue().splitlines()]
 
 
-def end(batch: Batch) -> None:
+def end_job_of(batch: Batch) -> None:
     Job.objects.filter(pk=batch.job_id).update(finished_at=batch.created_at)
 
 
@@ -64,15 +64,17 @@ def test_rows_are_listed_in_order_up_to_the_first_unfinished_row(client: Client,
     assert read_rows(client, batch, after=6) == []
 
 
-def test_results_are_the_same_before_and_after_the_end(client: Client, batch: Batch, tmp_path: Path) -> None:
+def test_rows_listed_before_the_end_of_a_batch_are_listed_unchanged_after_it(
+    client: Client, batch: Batch, tmp_path: Path
+) -> None:
     for shard_no in (0, 1):
         commit_shard(batch, shard_no, tmp_path, failed_rows=frozenset({1, 2}))
     url = f"/v1/batches/{batch.pk}/results"
     before = client.get(url).getvalue()
     batch_cancel(batch=batch)
     batch_assemble(batch=batch, final="cancelled")
-    end(batch)
-    assert batches_tidy() == 1
+    end_job_of(batch)
+    assert batches_tidy() == 1  # deletes the files of the shards, so the next results come from the result files
 
     after = client.get(url).getvalue()
 
@@ -82,30 +84,31 @@ def test_results_are_the_same_before_and_after_the_end(client: Client, batch: Ba
     assert read_rows(client, batch, after=5) == ["row-5", "row-6"]
 
 
-def test_deleted_results_are_refused_and_their_files_are_deleted(
+def test_after_the_deletion_of_its_result_file_a_batch_has_no_results_and_no_working_files(
     client: Client, transactional_db: None, batch: Batch, tmp_path: Path
 ) -> None:
     rows_key = batch.job.params["rows_key"]
     for shard_no in range(4):
         commit_shard(batch, shard_no, tmp_path)
     shard_keys = list(JobShard.objects.values_list("storage_key", flat=True))
-    losers_key = f"{shard_keys[0].rpartition('/')[0]}/0.7.jsonl"  # a shard of an attempt that had lost the job
-    get_storage().put_file(losers_key, write_lines(tmp_path / "loser", []))
+    # The file of shard 0 that an attempt with the fence 7 stored, but could not commit because it had lost the job.
+    uncommitted_key = f"{shard_keys[0].rpartition('/')[0]}/0.7.jsonl"
+    get_storage().put_file(uncommitted_key, write_lines(tmp_path / "uncommitted", []))
     batch_assemble(batch=batch, final="completed")
     tokens_key = batch.tokens_key
     assert batches_tidy() == 0, "the job has not ended, so a worker may still read the rows"
-    end(batch)
+    end_job_of(batch)
     assert batch.output_file is not None
     file_delete(file=batch.output_file)
 
     assert client.get(f"/v1/batches/{batch.pk}/results").json()["error"]["code"] == "results_deleted"
     batches_tidy()
 
-    assert [key for key in (rows_key, tokens_key, losers_key, *shard_keys) if get_storage().exists(key)] == []
+    assert [key for key in (rows_key, tokens_key, uncommitted_key, *shard_keys) if get_storage().exists(key)] == []
     assert batches_tidy() == 0
 
 
-def test_a_followed_stream_continues_until_the_end(
+def test_a_followed_stream_continues_until_the_batch_ends(
     transactional_db: None, organization: Organization, batch: Batch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "POLL_SECONDS", 0.01)
@@ -120,7 +123,7 @@ def test_a_followed_stream_continues_until_the_end(
         chunks: list[bytes] = []
         async for chunk in response:
             chunks.append(chunk)
-            if chunk == b"\n" and len(chunks) == 2:
+            if chunk == b"\n" and len(chunks) == 2:  # a heartbeat, which is sent while the next row is unfinished
                 await sync_to_async(commit_shard)(batch, 1, tmp_path)
             elif len(chunks) == 3:
                 await sync_to_async(batch_assemble)(batch=batch, final="expired")
@@ -159,7 +162,7 @@ def test_a_followed_stream_ends_when_its_key_is_revoked(
         raise AssertionError("the stream ended as if it were complete")
 
     chunks = asyncio.run(asyncio.wait_for(follow(), 20))
-    assert len(b"".join(chunks).splitlines()) <= 4, "after the revocation, at most one poll may send rows"
+    assert len(b"".join(chunks).splitlines()) <= 4, "one shard of 2 rows before the revocation, at most one after it"
 
 
 @pytest.mark.parametrize("query", [{"after": "-1"}, {"after": "x"}, {"follow": "1"}])

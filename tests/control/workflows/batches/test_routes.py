@@ -1,4 +1,4 @@
-"""The batch routes: their responses and errors."""
+"""The responses and errors of the routes of /v1/batches."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tests.control.workflows.batches.helpers import CHAT, commit_shard, make_bat
 
 
 @pytest.fixture(autouse=True)
-def two_rows_a_shard(settings: Settings) -> None:
+def two_rows_per_shard(settings: Settings) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"shard_rows": 2})
 
 
@@ -106,12 +106,12 @@ def test_batches_of_another_organization_are_not_found(client: Client, other_org
 
 
 def test_models_of_another_organization_are_not_found(db: None) -> None:
-    theirs = make_organization()
-    make_base_model("secret", theirs)
-    ours = make_organization()
-    make_base_model("tiny", ours)
-    file = make_file(ours, [chat_row("a", model="secret")])
-    batch = batch_create(organization=ours, input_file=file, endpoint=CHAT)
+    other = make_organization()
+    make_base_model("secret", other)
+    own = make_organization()
+    make_base_model("tiny", own)
+    file = make_file(own, [chat_row("a", model="secret")])
+    batch = batch_create(organization=own, input_file=file, endpoint=CHAT)
 
     assert not batch_validate(batch=batch)
 

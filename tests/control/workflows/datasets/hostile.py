@@ -1,4 +1,4 @@
-"""Invalid rows of a chat file: (description, content, code of the expected error)."""
+"""Makes rows of a chat file. `ROWS` lists invalid rows, each with a description and the expected error code."""
 
 import json
 from typing import Any
@@ -9,7 +9,8 @@ def chat(messages: Any = None, **values: Any) -> bytes:
     return json.dumps({"messages": messages, **values}).encode()
 
 
-def message(**values: Any) -> bytes:
+def chat_with_message(**values: Any) -> bytes:
+    """A row whose second message has these values."""
     return chat([{"role": "user", "content": "2+2?"}, values])
 
 
@@ -51,14 +52,22 @@ ROWS: tuple[tuple[str, bytes, str], ...] = (
     ("an empty list of messages", chat([]), BODY),
     ("a string for messages", chat("hello"), BODY),
     ("a string for a message", chat(["hello"]), BODY),
-    ("no role", message(content="hello"), BODY),
-    ("an unknown role", message(role="root", content="hello"), BODY),
-    ("a list for a role", message(role=["user"], content="hello"), BODY),
-    ("no content", message(role="user"), BODY),
-    ("a number for content", message(role="user", content=1), BODY),
-    ("parts without a type", message(role="user", content=[{"text": "hello"}]), BODY),
-    ("an image", message(role="user", content=[{"type": "image_url", "image_url": "x"}]), "unsupported_content"),
-    ("text that is a number", message(role="user", content=[{"type": "text", "text": 1}]), "unsupported_content"),
+    ("no role", chat_with_message(content="hello"), BODY),
+    ("an unknown role", chat_with_message(role="root", content="hello"), BODY),
+    ("a list for a role", chat_with_message(role=["user"], content="hello"), BODY),
+    ("no content", chat_with_message(role="user"), BODY),
+    ("a number for content", chat_with_message(role="user", content=1), BODY),
+    ("parts without a type", chat_with_message(role="user", content=[{"text": "hello"}]), BODY),
+    (
+        "an image",
+        chat_with_message(role="user", content=[{"type": "image_url", "image_url": "x"}]),
+        "unsupported_content",
+    ),
+    (
+        "text that is a number",
+        chat_with_message(role="user", content=[{"type": "text", "text": 1}]),
+        "unsupported_content",
+    ),
     ("nothing but an answer", chat([{"role": "assistant", "content": "4"}]), "missing_prompt"),
     ("an id that is a list", chat(custom_id=[1]), "invalid_custom_id"),
     ("an id that is too long", chat(custom_id="x" * 257), "invalid_custom_id"),

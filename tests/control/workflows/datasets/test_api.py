@@ -1,4 +1,4 @@
-"""Datasets over the API, with the tokenizer and chat template of a real tiny model."""
+"""The routes of /v1/datasets, with a tokenizer and a chat template in the model's folder."""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def test_every_invalid_line_is_listed_with_its_line_number(client: Client, organ
 
     assert (body["status"], body["num_rows"], body["num_tokens"]) == ("invalid", 32, None)
     assert body["errors"]["by_code"] == {"invalid_json_line": 1, "invalid_body": 30}
-    assert len(body["errors"]["data"]) == 20
+    assert len(body["errors"]["data"]) == 20  # the dataset contains the first errors, the route `/errors` all of them
     first = body["errors"]["data"][0]
     assert (first["line"], first["column"], first["code"]) == (2, 1, "invalid_json_line")
     all_errors = client.get(f"/v1/datasets/{body['id']}/errors").json()
@@ -67,9 +67,9 @@ def test_stored_errors_of_an_unknown_shape_are_returned_unchanged(client: Client
     made = create(client, make_file(organization, b"not json")).json()
     Dataset.objects.update(errors=["line 1 is bad"], errors_by_code={"invalid_json_line": "1"})
 
-    shown = client.get(f"/v1/datasets/{made['id']}").json()["errors"]
+    body = client.get(f"/v1/datasets/{made['id']}").json()["errors"]
 
-    assert (shown["data"], shown["by_code"]) == (["line 1 is bad"], {"invalid_json_line": "1"})
+    assert (body["data"], body["by_code"]) == (["line 1 is bad"], {"invalid_json_line": "1"})
     assert client.get(f"/v1/datasets/{made['id']}/errors").json()["data"] == ["line 1 is bad"]
 
 
@@ -82,7 +82,7 @@ def test_the_tokens_of_a_large_file_are_estimated_from_a_sample(
     body = create(client, file, model="tiny").json()
 
     assert not body["num_tokens_exact"]
-    assert body["num_tokens"] == 3 * 400
+    assert body["num_tokens"] == 3 * 400  # "user", "2+2?" and "assistant" in each of the 400 rows
 
 
 def test_the_preview_shows_the_tokens_that_the_loss_includes(
@@ -139,7 +139,7 @@ def test_without_a_tokenizer_there_is_no_preview(client: Client, organization: O
     assert response.json()["error"]["code"] == "tokenizer_not_available"
 
 
-def test_a_dataset_remains_without_its_file_but_has_no_preview(
+def test_a_dataset_whose_file_was_deleted_remains_but_has_no_preview(
     client: Client, transactional_db: None, organization: Organization, model: BaseModel
 ) -> None:
     file = make_file(organization, GOOD)

@@ -1,6 +1,6 @@
-"""Promise S6 of docs/reliability.md: a chat template that needs too much time or memory is soon stopped.
+"""Promise S6 of docs/reliability.md: a chat template that needs too much time or memory is stopped within seconds.
 
-The request gets an error that names the template.
+The response is then the error `chat_template_error`.
 """
 
 import time
@@ -18,14 +18,14 @@ from tests.control.factories import make_base_model, make_file
 from tests.control.workflows.datasets.hostile import GOOD
 from tests.control.workflows.datasets.tokenizer import write_tokenizer
 
-ENDLESS = {
+SLOW_TEMPLATES = {
     "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "macros that call themselves twice": (
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(99) }}"
     ),
     "a power": "{{ 7 ** 7777777777 }}",
 }
-LARGE = {
+LARGE_TEMPLATES = {
     "a long text": "{{ 'a' * 10 ** 11 }}",
     "a wide field": "{{ '%99999999999d' % 1 }}",
     "a text that doubles": (
@@ -44,11 +44,11 @@ def model(organization: Organization, tmp_path: Path, monkeypatch: pytest.Monkey
     return model
 
 
-@pytest.mark.parametrize("what", [*ENDLESS, *LARGE])
+@pytest.mark.parametrize("template_name", [*SLOW_TEMPLATES, *LARGE_TEMPLATES])
 def test_a_template_that_needs_too_much_time_or_memory_is_stopped_soon(
-    client: Client, organization: Organization, model: BaseModel, tmp_path: Path, what: str
+    client: Client, organization: Organization, model: BaseModel, tmp_path: Path, template_name: str
 ) -> None:
-    (tmp_path / "chat_template.jinja").write_text({**ENDLESS, **LARGE}[what])
+    (tmp_path / "chat_template.jinja").write_text({**SLOW_TEMPLATES, **LARGE_TEMPLATES}[template_name])
     rows = (GOOD + b"\n") * 2_000  # more than fits into the buffer of the pipe to the reader's process
     file = make_file(organization, rows)
     began = time.process_time()
@@ -60,7 +60,7 @@ def test_a_template_that_needs_too_much_time_or_memory_is_stopped_soon(
     assert time.process_time() - began < 5, "CPU time of this process; the reader's process has its own limit"
 
 
-def preview(client: Client, organization: Organization) -> Any:
+def get_preview(client: Client, organization: Organization) -> Any:
     file = make_file(organization, GOOD)
     body = {"file_id": file.pk, "model": "tiny"}
     dataset = client.post("/v1/datasets", body, content_type="application/json").json()
@@ -71,13 +71,13 @@ def preview(client: Client, organization: Organization) -> Any:
 def test_a_model_file_that_became_a_link_does_not_show_the_content_of_its_target(
     client: Client, organization: Organization, model: BaseModel, tmp_path: Path, name: str
 ) -> None:
-    """A customer may write to the folder of a registered model, but must not read files that the server can read."""
+    """Customers may write to the folders of their models. A link there must not show them other files of the server."""
     secret = tmp_path.with_name(f"{tmp_path.name}-secret")
     secret.write_text('{"chat_template": "of somebody else"}')
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).symlink_to(secret)
 
-    response = preview(client, organization)
+    response = get_preview(client, organization)
 
     assert response.json()["error"]["code"] == "tokenizer_not_available"
     assert b"somebody" not in response.content
@@ -90,7 +90,7 @@ def test_a_model_whose_folder_became_a_link_is_not_read(
     link.symlink_to(tmp_path)
     BaseModel.objects.filter(pk=model.pk).update(path=str(link))
 
-    assert preview(client, organization).json()["error"]["code"] == "tokenizer_not_available"
+    assert get_preview(client, organization).json()["error"]["code"] == "tokenizer_not_available"
 
 
 def test_the_number_of_concurrent_readers_is_limited_per_organization(
@@ -103,7 +103,7 @@ def test_the_number_of_concurrent_readers_is_limited_per_organization(
         response = client.post("/v1/datasets", body, content_type="application/json")
         with reader.model_reader(other_organization, model, num_shown=0) as other_reader:
             assert other_reader.readings() is None, (
-                "the row names no folder; the other organization must not be refused"
+                "this reader must start; it returns None, because `model` has a nonexistent path"
             )
 
     assert (response.status_code, response.json()["error"]["code"]) == (429, "rate_limit_exceeded")

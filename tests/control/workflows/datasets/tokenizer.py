@@ -1,6 +1,7 @@
 """Writes a tokenizer and a chat template into a model folder.
 
-Each word is a token. The template writes the role and the content of each message, and `end` after an assistant's.
+Each word is a token. The template writes the role and the content of each message, and the word `end` after each
+message of the assistant.
 """
 
 from pathlib import Path

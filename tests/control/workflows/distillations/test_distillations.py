@@ -28,12 +28,12 @@ def post(client: Client, path: str, body: dict[str, Any], *, status: int = 201) 
     return response.json()
 
 
-def distil(client: Client, organization: Organization, **body: Any) -> Any:
+def create_distillation(client: Client, organization: Organization, **body: Any) -> Any:
     prompts = make_file(organization, [chat_row(f"row-{number}") for number in range(10)])
     return post(client, "/v1/distillations", {"model": "m", "prompts_file": prompts.pk, **body})
 
 
-def end(distillation: Any, status: str = Batch.Status.COMPLETED, tokens_key: str = "tokens.jsonl") -> None:
+def end_batch_of(distillation: Any, status: str = Batch.Status.COMPLETED, tokens_key: str = "tokens.jsonl") -> None:
     Batch.objects.filter(pk=distillation["batch_id"]).update(status=status, tokens_key=tokens_key)
 
 
@@ -47,20 +47,20 @@ def pipeline_body(organization: Organization, distillation: Any, **body: Any) ->
 def test_a_distillation_creates_a_batch_for_its_model(
     client: Client, organization: Organization, model: BaseModel
 ) -> None:
-    made = distil(client, organization, metadata={"for": "tests"})
+    made = create_distillation(client, organization, metadata={"for": "tests"})
 
     batch = client.get(f"/v1/batches/{made['batch_id']}").json()
     assert (made["status"], made["is_trainable"]) == ("validating", False)
     assert (batch["model"], batch["metadata"], batch["input_file_id"]) == ("m", {"for": "tests"}, made["prompts_file"])
     assert client.get("/v1/distillations").json()["data"] == [made]
-    end(made)
+    end_batch_of(made)
     assert client.get(f"/v1/distillations/{made['id']}").json()["is_trainable"]
 
 
 def test_cancelling_a_distillation_cancels_its_batch(
     client: Client, organization: Organization, model: BaseModel
 ) -> None:
-    made = distil(client, organization)
+    made = create_distillation(client, organization)
 
     cancelled = post(client, f"/v1/distillations/{made['id']}/cancel", {}, status=200)
 
@@ -69,14 +69,14 @@ def test_cancelling_a_distillation_cancels_its_batch(
 
 
 def test_one_distillation_trains_two_speculators(client: Client, organization: Organization, model: BaseModel) -> None:
-    made = distil(client, organization)
-    end(made, Batch.Status.CANCELLED)  # the answers of a cancelled batch can still be used for training
+    made = create_distillation(client, organization)
+    end_batch_of(made, Batch.Status.CANCELLED)  # the answers of a cancelled batch can still be used for training
 
     for kind in ("medusa", "eagle3"):
-        shown = post(client, "/v1/pipelines", pipeline_body(organization, made, name=kind, training={"kind": kind}))
-        assert (shown["status"], shown["batch_id"]) == ("training", made["batch_id"])
-        assert [stage["status"] for stage in shown["stages"]][:3] == ["skipped", "running", "pending"]
-        assert end_training(Pipeline.objects.get(pk=shown["id"])).status == "evaluating"
+        body = post(client, "/v1/pipelines", pipeline_body(organization, made, name=kind, training={"kind": kind}))
+        assert (body["status"], body["batch_id"]) == ("training", made["batch_id"])
+        assert [stage["status"] for stage in body["stages"]][:3] == ["skipped", "running", "pending"]
+        assert end_training(Pipeline.objects.get(pk=body["id"])).status == "evaluating"
     keys = {job.params["tokens_key"] for job in Job.objects.filter(kind=Job.Kind.TRAINING)}
     assert keys == {"tokens.jsonl"}
     assert Batch.objects.count() == 1
@@ -90,16 +90,16 @@ def test_one_distillation_trains_two_speculators(client: Client, organization: O
         ({"held_out_file": None}, 400, "held_out_file"),
         ({"model": "other"}, 400, "distillation_id"),
         ({"distillation_id": "distill_none"}, 404, "distillation_id"),
-        ({}, 409, "distillation_id"),
+        ({}, 409, "distillation_id"),  # the batch of the distillation has not ended
     ],
 )
 def test_a_pipeline_with_an_unsuitable_distillation_is_refused(
     client: Client, organization: Organization, model: BaseModel, change: dict[str, Any], status: int, param: str
 ) -> None:
     make_base_model("other")
-    made = distil(client, organization)
+    made = create_distillation(client, organization)
     if status != 409:
-        end(made)
+        end_batch_of(made)
 
     refused = post(client, "/v1/pipelines", pipeline_body(organization, made, **change), status=status)
 
@@ -111,9 +111,9 @@ def test_a_distillation_of_another_organization_is_not_found(
     client: Client, organization: Organization, other_organization: Organization, model: BaseModel
 ) -> None:
     _, token = make_key(other_organization)
-    theirs = Client(headers={"Authorization": f"Bearer {token}"})
-    made = distil(theirs, other_organization)
-    end(made)
+    other_client = Client(headers={"Authorization": f"Bearer {token}"})
+    made = create_distillation(other_client, other_organization)
+    end_batch_of(made)
 
     refused = post(client, "/v1/pipelines", pipeline_body(organization, made), status=404)
 
@@ -126,13 +126,15 @@ def test_usage_of_all_stages_of_a_pipeline_is_attributed_to_the_key_that_created
     key, token = make_key(organization, project=project_create(organization=organization, name="p"))
     client = Client(headers={"Authorization": f"Bearer {token}"})
     prompts = make_file(organization, [chat_row(f"row-{number}") for number in range(10)])
-    shown = post(client, "/v1/pipelines", {"name": "fast", "model": "m", "prompts_file": prompts.pk})
-    pipeline = Pipeline.objects.get(pk=shown["id"])
+    body = post(client, "/v1/pipelines", {"name": "fast", "model": "m", "prompts_file": prompts.pk})
+    pipeline = Pipeline.objects.get(pk=body["id"])
     Batch.objects.filter(pk=pipeline.batch_id).update(status=Batch.Status.COMPLETED, tokens_key="t")
     pipelines_reconcile()  # runs as in a worker, without a request that names the organization
     end_training(Pipeline.objects.get(pk=pipeline.pk))
 
     kinds = set(Job.objects.values_list("kind", flat=True))
     assert kinds == {"batch", "training", "evaluation"}
-    owners = Attribution.objects.filter(job_id__in=Job.objects.values("pk"))
-    assert [(owner.api_key_id, owner.project_id) for owner in owners] == [(key.pk, key.project_id)] * 3
+    attributions = Attribution.objects.filter(job_id__in=Job.objects.values("pk"))
+    assert [(attribution.api_key_id, attribution.project_id) for attribution in attributions] == [
+        (key.pk, key.project_id)
+    ] * 3

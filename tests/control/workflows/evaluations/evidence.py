@@ -1,7 +1,7 @@
-"""The evidence of an evaluation, which a certificate states: its inputs, result and circumstances.
+"""Makes the evidence that the certificate of an evaluation states: the inputs, the result and the environment.
 
-It has the shape that `workers.inference.evidence` creates. This module does not import Django, because a fake child
-process uses it too.
+The evidence has the same structure as that of `workers.inference.evidence`. This module must not import Django,
+because a fake child process imports it too.
 """
 
 from typing import Any

@@ -20,7 +20,7 @@ from slipstream import CertificateError
 from slipstream.certificates import verify
 from tests.control.workflows.evaluations.evidence import make_evidence
 
-OTHER_KEY = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="  # the bytes 0 to 31
+OTHER_KEY = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="  # base64 of the bytes 0 to 31
 LEAVES = st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"]))
 STATEMENTS = st.dictionaries(
     st.text(st.characters(codec="ascii")),
@@ -54,6 +54,7 @@ def leaf_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 
 def changed(value: Any) -> Any:
+    """A different value, of the same type unless the value is None."""
     if isinstance(value, str):
         return value[:-1] + ("A" if value[-1] != "A" else "B") if value else "x"
     return 1 if value is None else value + 1
@@ -71,7 +72,7 @@ def test_verification_detects_any_single_changed_value(path: tuple[Any, ...]) ->
     for key in path[:-1]:
         parent = parent[key]
     if path == ("signature", "value"):
-        parent["value"] = "A" * 86 + "=="
+        parent["value"] = "A" * 86 + "=="  # base64 of 64 zero bytes, the length of a signature
     else:
         parent[path[-1]] = changed(parent[path[-1]])
 
@@ -79,16 +80,16 @@ def test_verification_detects_any_single_changed_value(path: tuple[Any, ...]) ->
         verify(certificate, public_key())
 
 
-def test_a_removed_added_or_changed_value_is_detected() -> None:
+def test_verification_detects_added_and_removed_values_and_changed_types() -> None:
     certificate = round_tripped(certificate_of(make_evidence()))
     forgeries: tuple[Callable[[dict[str, Any]], object], ...] = (
-        lambda c: c["statement"].pop("counts"),
-        lambda c: c["statement"].update(note="trust me"),
-        lambda c: c.update(note="trust me"),
-        lambda c: c["statement"]["counts"].update(equal=20.0),
-        lambda c: c["statement"].update(dtype="\ud800"),
-        lambda c: c.pop("signature"),
-        lambda c: c.update(statement=None),
+        lambda forged: forged["statement"].pop("counts"),
+        lambda forged: forged["statement"].update(note="trust me"),
+        lambda forged: forged.update(note="trust me"),
+        lambda forged: forged["statement"]["counts"].update(equal=20.0),
+        lambda forged: forged["statement"].update(dtype="\ud800"),
+        lambda forged: forged.pop("signature"),
+        lambda forged: forged.update(statement=None),
     )
     for forge in forgeries:
         forged = copy.deepcopy(certificate)
@@ -110,7 +111,7 @@ def test_a_certificate_signed_with_another_key_is_refused_even_under_the_same_ke
         verify(certificate, pem)
 
 
-def test_a_configured_key_signs_instead_of_the_derived_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_key_is_used_instead_of_the_derived_key(monkeypatch: pytest.MonkeyPatch) -> None:
     derived = public_key_body()
     monkeypatch.setattr(settings, "SLIPSTREAM", Config(certificate_key=SecretStr(OTHER_KEY)))
 
@@ -119,10 +120,10 @@ def test_a_configured_key_signs_instead_of_the_derived_one(monkeypatch: pytest.M
 
 
 def test_the_signing_key_is_derived_from_the_secret_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = public_key_body()
-    assert public_key_body() == known
+    derived_before = public_key_body()
+    assert public_key_body() == derived_before
     monkeypatch.setattr(settings, "SECRET_KEY", "another")
-    assert public_key_body()["key_id"] != known["key_id"]
+    assert public_key_body()["key_id"] != derived_before["key_id"]
 
 
 @pytest.mark.parametrize("key", ["c2hvcnQ=", "not base64!"])

@@ -70,12 +70,14 @@ def test_an_evaluation_without_a_file_uses_the_prompts_held_out_by_the_pipeline(
     job = Job.objects.get(pk=made["job_id"])
     assert job.params["rows_key"] == held_out_key(organization.pk, pipeline.pk)
     assert made["prompts_file"] == pipeline.held_out_file_id
-    assert [one["speculator_id"] for one in client.get("/v1/evaluations").json()["data"]] == [
+    assert [evaluation["speculator_id"] for evaluation in client.get("/v1/evaluations").json()["data"]] == [
         pipeline.speculator_id, pipeline.speculator_id,
-    ]  # fmt: skip  # one is the pipeline's own evaluation
+    ]  # fmt: skip  # one of the two was created by the pipeline
 
 
-def test_without_a_file_and_a_pipeline_an_evaluation_is_refused(client: Client, organization: Organization) -> None:
+def test_an_evaluation_of_a_speculator_without_a_pipeline_needs_a_file(
+    client: Client, organization: Organization
+) -> None:
     response = post(client, speculator_id=make_speculator(organization).pk)
 
     assert response.status_code == 400
@@ -120,7 +122,7 @@ def test_invalid_rows_are_refused_before_a_worker_sees_them(client: Client, orga
     assert not Job.objects.exists()
 
 
-def test_the_installations_price_is_the_default(
+def test_the_default_price_is_that_of_the_configuration(
     client: Client, organization: Organization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings.SLIPSTREAM.model_copy(update={"price_per_gpu_hour": 1.25})
@@ -139,7 +141,7 @@ def test_an_evaluation_can_be_cancelled(client: Client, organization: Organizati
     assert Job.objects.get(pk=made["job_id"]).cancel_requested_at is not None
 
 
-def finished(client: Client, organization: Organization, **evidence: Any) -> Evaluation:
+def make_finished(client: Client, organization: Organization, **evidence: Any) -> Evaluation:
     evaluation = Evaluation.objects.get(pk=create_evaluation(client, organization)["id"])
     evaluation_finish(evaluation=evaluation, report=REPORT, evidence=make_evidence(**evidence), plots_prefix="e")
     Job.objects.filter(pk=evaluation.job_id).update(status="succeeded", result=REPORT)
@@ -149,10 +151,10 @@ def finished(client: Client, organization: Organization, **evidence: Any) -> Eva
 def test_a_finished_evaluation_has_a_report_and_a_verifiable_certificate(
     client: Client, organization: Organization
 ) -> None:
-    evaluation = finished(client, organization)
+    evaluation = make_finished(client, organization)
 
-    shown = client.get(f"/v1/evaluations/{evaluation.pk}").json()
-    assert (shown["status"], shown["result"], shown["report"]) == ("succeeded", "equal", REPORT)
+    body = client.get(f"/v1/evaluations/{evaluation.pk}").json()
+    assert (body["status"], body["result"], body["report"]) == ("succeeded", "equal", REPORT)
     certificate = client.get(f"/v1/evaluations/{evaluation.pk}/certificate").json()
     key = client.get("/v1/certificates/public_key").json()["public_key"]
     statement = verify(certificate, key)
@@ -163,22 +165,22 @@ def test_a_finished_evaluation_has_a_report_and_a_verifiable_certificate(
     assert (evaluation.speculator.report, evaluation.speculator.plot_key) == (REPORT, "e/report.png")
 
 
-def test_an_evaluation_that_an_older_version_stored_is_shown(client: Client, organization: Organization) -> None:
-    evaluation = finished(client, organization)
+def test_an_evaluation_stored_by_an_older_version_is_shown(client: Client, organization: Organization) -> None:
+    evaluation = make_finished(client, organization)
     signed = {"object": "certificate", "of": "an older version"}
     Evaluation.objects.update(settings={"concurrencies": ["2"], "temperature": 0}, certificate=signed)
     Job.objects.update(result=[1], error="failed", metrics=[])
 
-    shown = client.get(f"/v1/evaluations/{evaluation.pk}").json()
+    body = client.get(f"/v1/evaluations/{evaluation.pk}").json()
 
-    assert (shown["concurrencies"], shown["max_tokens"], shown["repeats"]) == (["2"], None, 1)
-    assert (shown["price_per_gpu_hour"], shown["result"]) == (None, None)
-    assert (shown["report"], shown["error"], shown["metrics"]) == ([1], "failed", [])
+    assert (body["concurrencies"], body["max_tokens"], body["repeats"]) == (["2"], None, 1)
+    assert (body["price_per_gpu_hour"], body["result"]) == (None, None)
+    assert (body["report"], body["error"], body["metrics"]) == ([1], "failed", [])
     assert client.get(f"/v1/evaluations/{evaluation.pk}/certificate").json() == signed
 
 
 def test_outputs_that_differ_are_certified_as_different(client: Client, organization: Organization) -> None:
-    evaluation = finished(client, organization, equal=19, different=1)
+    evaluation = make_finished(client, organization, equal=19, different=1)
 
     assert client.get(f"/v1/evaluations/{evaluation.pk}").json()["result"] == "different"
 
@@ -186,7 +188,7 @@ def test_outputs_that_differ_are_certified_as_different(client: Client, organiza
 def test_finishing_an_evaluation_again_does_not_replace_its_certificate(
     client: Client, organization: Organization
 ) -> None:
-    evaluation = finished(client, organization)
+    evaluation = make_finished(client, organization)
     evaluation.refresh_from_db()
     first = evaluation.certificate
 
@@ -201,15 +203,13 @@ def test_finishing_an_evaluation_again_does_not_replace_its_certificate(
 def test_an_unfinished_evaluation_has_no_certificate_and_no_plot(client: Client, organization: Organization) -> None:
     made = create_evaluation(client, organization)
 
-    for what, code in (("certificate", "certificate_not_found"), ("plot", "plot_not_found")):
-        response = client.get(f"/v1/evaluations/{made['id']}/{what}")
+    for document, code in (("certificate", "certificate_not_found"), ("plot", "plot_not_found")):
+        response = client.get(f"/v1/evaluations/{made['id']}/{document}")
         assert (response.status_code, response.json()["error"]["code"]) == (404, code)
     assert client.get(f"/v1/evaluations/{made['id']}/plot?format=gif").status_code == 400
 
 
-def test_plots_of_the_training_are_downloaded_by_name(
-    client: Client, organization: Organization, tmp_path: Path
-) -> None:
+def test_training_plots_are_downloaded_by_name(client: Client, organization: Organization, tmp_path: Path) -> None:
     speculator = make_speculator(organization)
     path = f"/v1/speculators/{speculator.pk}/plot"
     assert client.get(f"{path}?name=loss").json()["error"]["code"] == "plot_not_found"
@@ -226,7 +226,7 @@ def test_plots_of_the_training_are_downloaded_by_name(
 def test_the_console_shows_evaluations_and_plots_on_the_page_of_a_speculator(
     client: Client, organization: Organization
 ) -> None:
-    evaluation = finished(client, organization, equal=19, different=1)
+    evaluation = make_finished(client, organization, equal=19, different=1)
 
     text = page(operator_client(), change_path("catalog_speculator", evaluation.speculator_id))
 
@@ -246,10 +246,10 @@ def test_worker_time_is_the_sum_over_all_claims() -> None:
     ):
         JobEvent.objects.filter(pk=event.pk).update(created_at=start + dt.timedelta(seconds=seconds))
 
-    assert worker_seconds(job) == 5 + 30
+    assert worker_seconds(job) == 5 + 30  # from each "claimed" to "retried" or "succeeded"
 
 
-def test_cancelling_an_evaluation_records_events_for_it_and_for_its_job(
+def test_cancelling_an_evaluation_records_events_for_the_evaluation_and_its_job(
     client: Client, organization: Organization
 ) -> None:
     made = create_evaluation(client, organization)

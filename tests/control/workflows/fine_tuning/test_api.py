@@ -1,4 +1,4 @@
-"""OpenAI's fine-tuning routes. A pipeline carries out each fine-tuning job; the tests advance it as workers do."""
+"""OpenAI's fine-tuning routes. Each fine-tuning job runs as a pipeline, which the tests advance as workers do."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_a_job_creates_a_pipeline_with_the_prompts_of_the_file(client: Client, t
     assert not pipeline.deploy
     with get_storage().open(pipeline.held_out_file.storage_key) as held_out:
         rows = [json.loads(line) for line in held_out.read().splitlines() if line]
-    assert len(rows) == 2
+    assert len(rows) == 2  # a tenth of the rows is held out by default
     assert [message["role"] for message in rows[0]["body"]["messages"]] == ["user"]
     assert client.get(f"{JOBS}/{body['id']}").json() == body
     assert client.get(JOBS).json()["data"] == [body]
@@ -86,11 +86,11 @@ def test_a_batch_file_is_used_unchanged_and_a_validation_file_is_held_out(
     [
         ({"n_epochs": 3}, {}, {"kind": "medusa", "epochs": 3}),
         ({"n_epochs": "auto", "batch_size": "auto"}, {"kind": "eagle3"}, {"kind": "eagle3"}),
-        ({"learning_rate_multiplier": 2.0}, {}, {"kind": "medusa", "learning_rate": 2e-3}),
+        ({"learning_rate_multiplier": 2.0}, {}, {"kind": "medusa", "learning_rate": 2e-3}),  # twice the default
         ({"n_epochs": 3}, {"hyperparameters": {"epochs": 4, "num_heads": 2}}, {"epochs": 4, "num_heads": 2}),
     ],
 )
-def test_openais_hyperparameters_and_ours_are_passed_to_the_training(
+def test_hyperparameters_of_openai_and_of_turbo_are_passed_to_the_training(
     client: Client,
     training_file: File,
     hyperparameters: dict[str, Any],
@@ -106,24 +106,25 @@ def test_openais_hyperparameters_and_ours_are_passed_to_the_training(
 
 def test_a_succeeded_job_names_its_fine_tuned_model(client: Client, training_file: File) -> None:
     body = create(client, training_file).json()
+    # The default gate of a fine-tuning job has no minimum speedup.
     pipeline = end_evaluation(advance_to_stage("evaluate", pipeline_of(body)), speedup=0.9)
 
-    shown = client.get(f"{JOBS}/{body['id']}").json()
+    job = client.get(f"{JOBS}/{body['id']}").json()
 
-    assert (shown["status"], shown["fine_tuned_model"]) == ("succeeded", pipeline.name)
-    assert shown["finished_at"] is not None
-    assert shown["turbo"]["speculator_id"] == pipeline.speculator_id
+    assert (job["status"], job["fine_tuned_model"]) == ("succeeded", pipeline.name)
+    assert job["finished_at"] is not None
+    assert job["turbo"]["speculator_id"] == pipeline.speculator_id
 
 
 def test_with_deploy_the_fine_tuned_model_is_the_name_of_a_deployment(client: Client, training_file: File) -> None:
     body = create(client, training_file, turbo={"deploy": True}).json()
     pipeline = set_deployment_state(advance_to_stage("deploy", pipeline_of(body)), "ready")
 
-    shown = client.get(f"{JOBS}/{body['id']}").json()
+    job = client.get(f"{JOBS}/{body['id']}").json()
 
-    assert (shown["status"], shown["turbo"]["state"]) == ("succeeded", "live")
+    assert (job["status"], job["turbo"]["state"]) == ("succeeded", "live")
     assert pipeline.deployment is not None
-    assert pipeline.deployment.name == shown["fine_tuned_model"]
+    assert pipeline.deployment.name == job["fine_tuned_model"]
 
 
 def test_the_error_of_the_pipeline_is_the_error_of_the_job(client: Client, training_file: File) -> None:
@@ -133,9 +134,13 @@ def test_the_error_of_the_pipeline_is_the_error_of_the_job(client: Client, train
     end_evaluation(advance_to_stage("evaluate", pipeline_of(unequal)), outputs_equal=1)
 
     for body, code in ((failed, "out_of_memory"), (unequal, "gate_rejected")):
-        shown = client.get(f"{JOBS}/{body['id']}").json()
-        assert (shown["status"], shown["error"]["code"], shown["error"]["param"]) == ("failed", code, None)
-        assert shown["fine_tuned_model"] is None
+        job = client.get(f"{JOBS}/{body['id']}").json()
+        assert (job["status"], job["error"]["code"], job["error"]["param"]) == (
+            "failed",
+            code,
+            None,
+        )
+        assert job["fine_tuned_model"] is None
 
 
 def test_a_job_can_be_cancelled_until_it_has_ended(client: Client, training_file: File) -> None:
@@ -192,10 +197,10 @@ def test_checkpoints_show_the_metrics_of_their_step(client: Client, training_fil
     body = create(client, training_file).json()
     pipeline = train_two_checkpoints(pipeline_of(body))
 
-    shown = client.get(f"{JOBS}/{body['id']}/checkpoints").json()
+    checkpoints = client.get(f"{JOBS}/{body['id']}/checkpoints").json()["data"]
 
-    assert [checkpoint["step_number"] for checkpoint in shown["data"]] == [20, 10]
-    last = shown["data"][0]
+    assert [checkpoint["step_number"] for checkpoint in checkpoints] == [20, 10]
+    last = checkpoints[0]
     assert last["metrics"] == {"step": 20, "train_loss": 0.05, "acceptance_length": 2.0}
     assert last["fine_tuned_model_checkpoint"] == f"{pipeline.name}:ckpt-step-20"
     assert last["fine_tuning_job_id"] == body["id"]
@@ -213,7 +218,7 @@ def test_checkpoints_of_the_evaluation_are_not_listed(client: Client, training_f
     assert "metrics" not in [event["type"] for event in client.get(f"{JOBS}/{body['id']}/events").json()["data"]]
 
 
-def test_a_job_that_an_older_version_stored_is_shown(client: Client, training_file: File) -> None:
+def test_a_job_stored_by_an_older_version_is_shown(client: Client, training_file: File) -> None:
     body = create(client, training_file).json()
     pipeline = train_two_checkpoints(pipeline_of(body))
     FineTuningJob.objects.update(hyperparameters=["auto"], metadata={"a": 1})
@@ -221,11 +226,15 @@ def test_a_job_that_an_older_version_stored_is_shown(client: Client, training_fi
     Job.objects.update(paused={"message": "It waits."})
     JobEvent.objects.filter(job=pipeline.training_job).update(data={})
 
-    shown = client.get(f"{JOBS}/{body['id']}").json()
+    job = client.get(f"{JOBS}/{body['id']}").json()
 
-    assert (shown["hyperparameters"], shown["metadata"], shown["seed"]) == (["auto"], {"a": 1}, "7")
-    assert (shown["turbo"]["kind"], shown["turbo"]["hyperparameters"]) == (None, {"heads": 2})
-    assert shown["error"] == {"code": "failed", "message": "The job failed.", "param": None}
+    assert (job["hyperparameters"], job["metadata"], job["seed"]) == (
+        ["auto"],
+        {"a": 1},
+        "7",
+    )
+    assert (job["turbo"]["kind"], job["turbo"]["hyperparameters"]) == (None, {"heads": 2})
+    assert job["error"] == {"code": "failed", "message": "The job failed.", "param": None}
     assert client.get(f"{JOBS}/{body['id']}/events").status_code == 200
     assert client.get(f"{JOBS}/{body['id']}/checkpoints").json()["data"][0]["step_number"] is None
     Pipeline.objects.update(status=Pipeline.Status.TRAINING)
@@ -236,14 +245,14 @@ def test_a_job_that_an_older_version_stored_is_shown(client: Client, training_fi
 def test_jobs_can_be_filtered_by_metadata(client: Client, training_file: File) -> None:
     first, second = (create(client, training_file, metadata={"a": "1", "b c": b}).json()["id"] for b in ("2", "3"))
 
-    def found(**wanted: str) -> list[str]:
+    def ids_with(**wanted: str) -> list[str]:
         query = {f"metadata[{key}]": value for key, value in wanted.items()}
         return [job["id"] for job in client.get(JOBS, query).json()["data"]]
 
-    assert found(a="1") == [second, first]
-    assert found(**{"a": "1", "b c": "2"}) == [first]
-    assert found(a="2") == found(none="1") == []
-    assert found(**{"a') OR 1=1 --": "1"}) == []
+    assert ids_with(a="1") == [second, first]
+    assert ids_with(**{"a": "1", "b c": "2"}) == [first]
+    assert ids_with(a="2") == ids_with(none="1") == []
+    assert ids_with(**{"a') OR 1=1 --": "1"}) == []
 
 
 @pytest.mark.parametrize(
@@ -296,23 +305,23 @@ def test_an_invalid_line_is_reported_at_creation(client: Client, organization: O
     assert "line 3" in error["message"]
 
 
-def test_a_refused_job_leaves_no_stored_bytes(
+def test_a_refused_job_leaves_no_stored_files(
     client: Client, training_file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored: list[str] = []
+    stored_keys: list[str] = []
     storage = type(get_storage())
     put = storage.put_file
 
     def recording_put(self: Any, key: str, path: Path) -> None:
-        stored.append(key)
+        stored_keys.append(key)
         put(self, key, path)
 
     monkeypatch.setattr(storage, "put_file", recording_put)
 
     assert create(client, training_file, turbo={"held_out": 100}).status_code == 400
 
-    assert stored
-    assert [key for key in stored if "/files/" in key and get_storage().exists(key)] == []
+    assert stored_keys
+    assert [key for key in stored_keys if "/files/" in key and get_storage().exists(key)] == []
 
 
 def test_jobs_of_another_organization_are_not_found(

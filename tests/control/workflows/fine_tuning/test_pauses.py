@@ -1,4 +1,7 @@
-"""Pauses on a customer's request: a pause takes the job from its worker. Resuming does not end a spend cap's pause."""
+"""Customers pause and resume fine-tuning jobs. A pause takes the job from its worker.
+
+A customer cannot resume a job that is paused because of a spend cap.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -49,6 +52,7 @@ def batch_of(pipeline: Pipeline) -> Batch:
 
 
 def reach_cap(pipeline: Pipeline) -> SpendCap:
+    """Pauses the batch as a worker does when a spend cap is reached."""
     cap = SpendCap.objects.create(organization=pipeline.organization, nanousd=0)
     batch = batch_of(pipeline)
     reached = batch_cap_reached(batch)
@@ -78,7 +82,7 @@ def test_paused_training_continues_from_its_checkpoint(client: Client, url: str,
     assert claim(job, worker="other").fence == first_claim.fence + 1
     job.refresh_from_db()
     assert (job.checkpoint_key, job.stalled_attempts) == ("checkpoint-20", 1), (
-        "a pause must not count as a failed attempt"
+        "only the current attempt may count, not the one that the pause ended"
     )
     messages = [event["message"] for event in client.get(f"{url}/events").json()["data"]]
     assert messages[:2] == ["The job goes on", "The job waits: Paused on request, until it is resumed."]
@@ -130,8 +134,8 @@ def test_a_customer_cannot_resume_a_job_that_a_cap_paused(client: Client, url: s
 
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "spend_cap_reached")
     assert refused["x-should-retry"] == "false"
-    shown = client.get(url).json()
-    assert (shown["status"], shown["turbo"]["waiting_for"]) == ("paused", "spend_cap")
+    job = client.get(url).json()
+    assert (job["status"], job["turbo"]["waiting_for"]) == ("paused", "spend_cap")
 
 
 def test_the_completion_window_of_a_paused_batch_is_extended(client: Client, url: str, pipeline: Pipeline) -> None:
@@ -150,7 +154,7 @@ def test_the_completion_window_of_a_paused_batch_is_extended(client: Client, url
 def test_a_job_stays_paused_if_its_batch_completes_at_the_same_time(
     client: Client, url: str, pipeline: Pipeline
 ) -> None:
-    """The worker still completes the batch, but it can no longer complete the job."""
+    """The worker completes the batch just after the pause, but the pause has taken the job from the worker."""
     first_claim = claim(batch_of(pipeline).job)
     client.post(f"{url}/pause")
 
@@ -164,7 +168,7 @@ def test_a_job_stays_paused_if_its_batch_completes_at_the_same_time(
     assert end_batch(pipeline).training_job is not None
 
 
-def test_a_shard_in_progress_is_refused_and_computed_again_after_the_pause(
+def test_a_shard_in_progress_at_a_pause_cannot_be_committed_and_is_computed_again(
     client: Client, url: str, pipeline: Pipeline
 ) -> None:
     batch = batch_of(pipeline)
@@ -202,7 +206,7 @@ def test_another_organization_can_neither_pause_nor_resume_a_job(
     assert client.get(url).json()["status"] == "paused"
 
 
-def test_a_queued_job_shows_whether_it_waits_for_a_worker_or_its_turn(
+def test_a_queued_job_shows_whether_it_waits_for_a_worker_or_for_its_turn(
     client: Client, url: str, pipeline: Pipeline
 ) -> None:
     def waiting_for() -> Any:

@@ -36,44 +36,44 @@ def post(client: Client, body: Any) -> Any:
 
 def test_one_post_starts_a_pipeline(client: Client, organization: Organization) -> None:
     response = post(client, request_body(organization))
-    shown = response.json()
+    body = response.json()
     assert response.status_code == 201
-    assert (shown["object"], shown["status"], shown["error"], shown["report"]) == ("pipeline", "distilling", None, None)
-    assert [(stage["name"], stage["status"]) for stage in shown["stages"]] == [
+    assert (body["object"], body["status"], body["error"], body["report"]) == ("pipeline", "distilling", None, None)
+    assert [(stage["name"], stage["status"]) for stage in body["stages"]] == [
         ("distil", "running"),
         ("train", "pending"),
         ("evaluate", "pending"),
         ("gate", "pending"),
         ("deploy", "pending"),
     ]
-    assert shown["stages"][0]["job_id"] == Job.objects.get().pk
-    assert shown["gate"] == {"min_speedup": 1.0, "min_acceptance_length": None, "outputs_equal": True}
-    assert client.get(f"/v1/pipelines/{shown['id']}").json() == shown
-    assert client.get("/v1/pipelines").json()["data"] == [shown]
+    assert body["stages"][0]["job_id"] == Job.objects.get().pk
+    assert body["gate"] == {"min_speedup": 1.0, "min_acceptance_length": None, "outputs_equal": True}
+    assert client.get(f"/v1/pipelines/{body['id']}").json() == body
+    assert client.get("/v1/pipelines").json()["data"] == [body]
 
 
 def test_a_live_pipeline_shows_its_report_and_times(client: Client, organization: Organization) -> None:
     pipeline = set_deployment_state(advance_to_stage("deploy", make_pipeline(organization)), Deployment.State.READY)
-    shown = client.get(f"/v1/pipelines/{pipeline.pk}").json()
-    assert shown["status"] == "live"
-    assert shown["report"]["speedup"] == 1.5
-    assert {stage["status"] for stage in shown["stages"]} == {"succeeded"}
-    assert all(stage["started_at"] and stage["finished_at"] for stage in shown["stages"])
-    assert shown["deployment_id"] == pipeline.deployment_id
+    body = client.get(f"/v1/pipelines/{pipeline.pk}").json()
+    assert body["status"] == "live"
+    assert body["report"]["speedup"] == 1.5
+    assert {stage["status"] for stage in body["stages"]} == {"succeeded"}
+    assert all(stage["started_at"] and stage["finished_at"] for stage in body["stages"])
+    assert body["deployment_id"] == pipeline.deployment_id
 
 
-def test_a_pipeline_that_an_older_version_stored_is_shown_as_it_is(client: Client, organization: Organization) -> None:
+def test_a_pipeline_stored_by_an_older_version_is_shown_unchanged(client: Client, organization: Organization) -> None:
     pipeline = end_evaluation(advance_to_stage("evaluate", make_pipeline(organization)))
     Pipeline.objects.update(training=["medusa"], evaluation="none", gate=1, error={"reason": "slow"})
     Job.objects.update(result=[1], metrics=[2], paused={"code": "spend_cap_reached"})
 
-    shown = client.get(f"/v1/pipelines/{pipeline.pk}").json()
+    body = client.get(f"/v1/pipelines/{pipeline.pk}").json()
 
-    assert (shown["training"], shown["evaluation"], shown["gate"]) == (["medusa"], "none", 1)
-    assert (shown["error"], shown["report"]) == ({"reason": "slow"}, [1])
-    assert [stage["metrics"] for stage in shown["stages"]] == [[2], [2], [2], {}, {}]
-    assert shown["stages"][1]["paused"] == {"code": "spend_cap_reached"}
-    assert client.get("/v1/pipelines").json()["data"] == [shown]
+    assert (body["training"], body["evaluation"], body["gate"]) == (["medusa"], "none", 1)
+    assert (body["error"], body["report"]) == ({"reason": "slow"}, [1])
+    assert [stage["metrics"] for stage in body["stages"]] == [[2], [2], [2], {}, {}]
+    assert body["stages"][1]["paused"] == {"code": "spend_cap_reached"}
+    assert client.get("/v1/pipelines").json()["data"] == [body]
 
 
 def test_a_rejected_pipeline_shows_the_stage_that_rejected_it(client: Client, organization: Organization) -> None:
@@ -95,8 +95,8 @@ def test_a_failed_pipeline_can_be_resumed_over_the_api(client: Client, organizat
 
 def test_a_pipeline_can_be_cancelled_over_the_api(client: Client, organization: Organization) -> None:
     pipeline = make_pipeline(organization)
-    shown = client.post(f"/v1/pipelines/{pipeline.pk}/cancel").json()
-    assert (shown["status"], shown["stages"][0]["status"]) == ("cancelled", "cancelled")
+    body = client.post(f"/v1/pipelines/{pipeline.pk}/cancel").json()
+    assert (body["status"], body["stages"][0]["status"]) == ("cancelled", "cancelled")
 
 
 @pytest.mark.parametrize(
@@ -186,6 +186,7 @@ def test_the_error_for_an_invalid_held_out_row_has_the_line_number_of_the_custom
 ) -> None:
     rows = [chat_row(f"row-{n}", model="unknown") for n in range(10)]
     prompts = make_file(organization, rows)
+    # The row whose id has the smallest hash is held out.
     held_out = min(range(10), key=lambda n: hashlib.sha256(f"row-{n}".encode()).digest())
 
     response = post(client, request_body(organization, prompts_file=prompts.pk, held_out=1))

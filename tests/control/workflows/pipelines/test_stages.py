@@ -1,4 +1,4 @@
-"""A pipeline through all stages, and all ways in which it can end early."""
+"""A pipeline advances through its stages, unless it fails, is rejected or is cancelled."""
 
 from typing import Any
 
@@ -32,8 +32,8 @@ STAGES = ["distil", "train", "evaluate", "deploy"]
 
 
 def current_job(pipeline: Pipeline) -> Job | None:
-    distilling = pipeline.batch.job if pipeline.batch is not None else None
-    return {"distilling": distilling, "training": pipeline.training_job, "evaluating": pipeline.evaluation_job}.get(
+    batch_job = pipeline.batch.job if pipeline.batch is not None else None
+    return {"distilling": batch_job, "training": pipeline.training_job, "evaluating": pipeline.evaluation_job}.get(
         pipeline.status
     )
 
@@ -82,7 +82,7 @@ def test_advancing_again_starts_no_stage_twice(stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
-def test_a_stage_that_another_worker_has_started_leaves_no_further_rows(
+def test_a_stage_that_another_worker_has_started_is_not_started_again(
     stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = advance_to_stage(stage, make_pipeline())
@@ -136,7 +136,7 @@ def test_a_pipeline_fails_if_the_model_answers_no_prompt() -> None:
     assert (pipeline.status, pipeline.error and pipeline.error["code"]) == ("failed", "no_answers")
 
 
-def test_a_failed_endpoint_fails_the_pipeline_and_resuming_starts_it_again() -> None:
+def test_a_failed_endpoint_fails_the_pipeline_and_resuming_starts_the_endpoint_again() -> None:
     pipeline = advance_to_stage("deploy", make_pipeline())
     error = {"code": "crash_loop", "message": "5 crashes"}
     pipeline = set_deployment_state(pipeline, Deployment.State.FAILED, error=error)
@@ -147,7 +147,7 @@ def test_a_failed_endpoint_fails_the_pipeline_and_resuming_starts_it_again() -> 
     assert set_deployment_state(pipeline, Deployment.State.READY).status == "live"
 
 
-def test_a_pipeline_fails_if_its_name_was_taken_meanwhile() -> None:
+def test_a_pipeline_fails_if_another_deployment_has_taken_its_name() -> None:
     organization = make_organization()
     pipeline = advance_to_stage("evaluate", make_pipeline(organization))
     Deployment.objects.create(organization=organization, name="fast", base_model=pipeline.base_model)
@@ -170,12 +170,12 @@ def test_resuming_repeats_only_the_failed_stage(stage: str) -> None:
     resumed = pipeline_resume(pipeline=failed)
 
     assert (resumed.status, resumed.error, resumed.finished_at) == (pipeline.status, None, None)
-    again = current_job(resumed)
-    assert again is not None
+    new_job = current_job(resumed)
+    assert new_job is not None
     assert job is not None
-    assert (again.pk != job.pk, again.status) == (True, Job.Status.QUEUED)
-    kept = {"distil": 0, "train": 1, "evaluate": 2}[stage]
-    assert (resumed.batch_id, resumed.training_job_id)[:kept] == before[:kept]
+    assert (new_job.pk != job.pk, new_job.status) == (True, Job.Status.QUEUED)
+    num_completed = {"distil": 0, "train": 1, "evaluate": 2}[stage]  # stages before the failed one
+    assert (resumed.batch_id, resumed.training_job_id)[:num_completed] == before[:num_completed]
 
 
 @pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])
@@ -201,7 +201,7 @@ def test_a_stage_that_starts_while_its_pipeline_is_cancelled_is_stopped_too(
     job = current_job(pipeline)
     assert job is not None
     field = {"train": "training_job", "evaluate": "evaluation_job"}[stage]
-    Pipeline.objects.filter(pk=pipeline.pk).update(**{field: None})  # as if a worker were about to start it
+    Pipeline.objects.filter(pk=pipeline.pk).update(**{field: None})  # as if a worker were about to start the stage
 
     def start_stage_first(*arguments: Any) -> bool:
         Pipeline.objects.filter(pk=pipeline.pk).update(**{field: job})
@@ -223,7 +223,7 @@ def test_a_pipeline_can_be_cancelled_when_its_batch_has_just_ended() -> None:
     assert pipeline_cancel(pipeline=pipeline).status == "cancelled"
 
 
-def test_resuming_a_pipeline_fails_it_if_its_prompts_have_been_deleted() -> None:
+def test_a_resumed_pipeline_fails_if_its_prompts_have_been_deleted() -> None:
     pipeline = pipeline_cancel(pipeline=make_pipeline())
     get_storage().delete(pipeline.prompts_file.storage_key)  # as when the customer deletes the file
 

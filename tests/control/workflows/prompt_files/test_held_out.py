@@ -31,7 +31,7 @@ def ids_of(file: File) -> list[str]:
 @pytest.mark.parametrize(
     ("num_rows", "requested", "expected"), [(2, None, 1), (20, None, 2), (160, None, 16), (40, 32, 32)]
 )
-def test_the_requested_share_is_held_out_and_every_row_is_in_one_part(
+def test_the_requested_number_of_rows_or_a_tenth_is_held_out_and_each_row_is_in_one_part(
     organization: Organization, num_rows: int, requested: int | None, expected: int
 ) -> None:
     rest, held_out = split_prompts(make_file(organization, rows(num_rows)), held_out=requested)
@@ -50,6 +50,7 @@ def test_invalid_lines_remain_and_keep_their_line_numbers(organization: Organiza
     good = [json.dumps(row) for row in rows(30)]
     text = "\n".join([*good[:10], "{not json", *good[10:], good[0]])  # one custom_id appears twice
     rest, held_out = split_prompts(make_file(organization, text), held_out=12)
+    # In `rest`, a blank line replaces each held-out row, so that the other rows keep their line numbers.
     assert lines_of(rest)[10] == b"{not json\n"
     assert lines_of(rest)[31] == lines_of(rest)[0] == good[0].encode() + b"\n"
     assert len(ids_of(held_out)) == 12
@@ -63,7 +64,7 @@ def test_too_few_rows_are_refused(organization: Organization, num_rows: int, req
     assert (refusal.value.status, refusal.value.code) == (400, "too_few_rows")
 
 
-def test_held_out_rows_are_stored_in_the_format_of_workers(organization: Organization) -> None:
+def test_held_out_rows_are_stored_in_the_format_that_workers_read(organization: Organization) -> None:
     model = make_base_model()
     assert normalise_held_out(make_file(organization, rows(3)), base_model=model, key="k/rows.jsonl") == 3
     with get_storage().open("k/rows.jsonl") as source:

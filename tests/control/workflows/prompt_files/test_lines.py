@@ -1,3 +1,5 @@
+"""A file is read line by line, and a line over the limit is never held in memory."""
+
 import io
 import tracemalloc
 
@@ -18,38 +20,38 @@ class SlowStream:
         return self._stream.read(min(size, self._size))
 
 
-class Endless:
-    """A stream of `num_bytes` bytes without a line end, which are never in memory at once."""
+class LongLine:
+    """A stream of `num_bytes` bytes without a newline, which are never in memory at the same time."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._left = num_bytes
+        self._num_left = num_bytes
 
     def read(self, size: int, /) -> bytes:
-        size = min(size, self._left)
-        self._left -= size
+        size = min(size, self._num_left)
+        self._num_left -= size
         return b"x" * size
 
 
 @given(st.lists(st.sampled_from([b"", b"a", b"bc", b"def", b"ghijk"])), st.booleans(), st.integers(1, 9))
-def test_lines_are_the_same_as_with_bytes_split_for_any_size_of_reads(
-    lines: list[bytes], is_ended: bool, size: int
+def test_the_lines_equal_those_of_bytes_split_whatever_the_size_of_a_read(
+    lines: list[bytes], ends_with_newline: bool, size: int
 ) -> None:
-    content = b"\n".join(lines) + (b"\n" if is_ended else b"")
+    content = b"\n".join(lines) + (b"\n" if ends_with_newline else b"")
     expected = content.split(b"\n")
     if not expected[-1]:
         expected.pop()
 
-    found = list(read_lines(SlowStream(content, size), max_line_bytes=3))
+    result = list(read_lines(SlowStream(content, size), max_line_bytes=3))
 
-    assert [line.number for line in found] == list(range(1, len(expected) + 1))
-    assert [line.content for line in found] == [line if len(line) <= 3 else None for line in expected]
-    assert [line.size_bytes for line in found] == [len(line) for line in expected]
+    assert [line.number for line in result] == list(range(1, len(expected) + 1))
+    assert [line.content for line in result] == [line if len(line) <= 3 else None for line in expected]
+    assert [line.size_bytes for line in result] == [len(line) for line in expected]
 
 
 def test_a_line_of_300_mb_takes_no_more_memory_than_a_short_one() -> None:
     tracemalloc.start()
     try:
-        (line,) = read_lines(Endless(300_000_000))
+        (line,) = read_lines(LongLine(300_000_000))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -1,3 +1,5 @@
+"""Each row of a prompt file is parsed and written in one normal form, or refused with an error."""
+
 import json
 from typing import Any
 
@@ -11,7 +13,7 @@ from tests.control.factories import chat_row
 CHAT = "/v1/chat/completions"
 
 
-def refuse(line: bytes | str | dict[str, Any], endpoint: str = CHAT) -> RowError:
+def error_of(line: bytes | str | dict[str, Any], endpoint: str = CHAT) -> RowError:
     text = json.dumps(line) if isinstance(line, dict) else line
     with pytest.raises(RowError) as refused:
         parse_row(text.encode() if isinstance(text, str) else text, endpoint=endpoint)
@@ -33,8 +35,8 @@ def test_rows_in_the_formats_of_openai_predibase_and_fireworks_are_equivalent() 
     assert len({json.dumps(json.loads(line), sort_keys=True) for line in lines}) == 1
 
 
-def test_a_long_value_is_shown_shortened_and_in_plain_ascii() -> None:
-    message = refuse({**chat_row(), "method": "é" * 1_000}).message
+def test_an_error_message_shows_a_long_value_shortened_and_in_ascii() -> None:
+    message = error_of({**chat_row(), "method": "é" * 1_000}).message
 
     assert len(message) < 120
     assert message.isascii()
@@ -64,17 +66,17 @@ def test_a_numeric_custom_id_becomes_a_string_and_is_marked_as_coerced() -> None
     ],
 )
 def test_a_line_that_is_not_a_json_object_has_the_error_invalid_json_line(line: str) -> None:
-    assert refuse(line).code == "invalid_json_line"
+    assert error_of(line).code == "invalid_json_line"
 
 
 @pytest.mark.parametrize("line", [b'{"custom_id": "\xff"}', b"\xff\xfe{\x00}\x00", b'{"custom_id": "\\ud800"}'])
 def test_a_line_that_is_not_text_has_the_error_invalid_utf8(line: bytes) -> None:
-    assert refuse(line).code == "invalid_utf8"
+    assert error_of(line).code == "invalid_utf8"
 
 
 @pytest.mark.parametrize("custom_id", [None, "", True, 1.5, [], {}, "x" * 257, 10**300])
 def test_a_custom_id_that_is_not_a_short_string_is_invalid(custom_id: object) -> None:
-    error = refuse({**chat_row(), "custom_id": custom_id})
+    error = error_of({**chat_row(), "custom_id": custom_id})
 
     assert (error.code, error.param) == ("invalid_custom_id", "custom_id")
 
@@ -83,7 +85,7 @@ def test_a_row_without_custom_id_is_an_error() -> None:
     row = chat_row()
     del row["custom_id"]
 
-    assert refuse(row).code == "missing_custom_id"
+    assert error_of(row).code == "missing_custom_id"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_a_row_without_custom_id_is_an_error() -> None:
     ],
 )
 def test_the_error_for_an_invalid_field_names_its_path(change: dict[str, Any], code: str, param: str) -> None:
-    error = refuse({**chat_row(), **change})
+    error = error_of({**chat_row(), **change})
 
     assert (error.code, error.param) == (code, param)
 
@@ -130,7 +132,7 @@ def test_a_completion_row_needs_a_prompt() -> None:
     row = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once"}}
 
     assert parse(row, endpoint="/v1/completions").body == {"prompt": "Once"}
-    assert refuse({**row, "body": {}}, endpoint="/v1/completions").param == "body.prompt"
+    assert error_of({**row, "body": {}}, endpoint="/v1/completions").param == "body.prompt"
 
 
 @given(st.binary(max_size=200))

@@ -1,3 +1,5 @@
+"""Validation reports the errors of a prompt file by line and writes its valid rows in normal form."""
+
 import io
 import json
 import tracemalloc
@@ -90,7 +92,7 @@ def test_numbers_as_custom_id_cause_one_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "named", "expected"),
+    ("models", "model_names", "expected"),
     [
         (ONE_MODEL, ["", ""], []),
         (ONE_MODEL, ["other"], [(1, "model_not_found")]),
@@ -103,9 +105,9 @@ def test_numbers_as_custom_id_cause_one_warning() -> None:
     ],
 )
 def test_all_rows_must_name_the_same_existing_model(
-    models: ModelChoice, named: list[str], expected: list[tuple[int, str]]
+    models: ModelChoice, model_names: list[str], expected: list[tuple[int, str]]
 ) -> None:
-    report, _ = check([chat_row(str(i), model=name) for i, name in enumerate(named)], models)
+    report, _ = check([chat_row(str(i), model=name) for i, name in enumerate(model_names)], models)
 
     assert codes(report) == expected
 
@@ -150,7 +152,7 @@ def test_errors_beyond_the_limit_are_counted_but_not_listed() -> None:
 
 def test_a_file_of_many_rows_takes_little_memory() -> None:
     class Rows:
-        """A stream of 4,000 rows of 20 kB, 80 MB that are never in memory at once."""
+        """A stream of 4,000 rows of 20 kB (80 MB), of which only one row is in memory at a time."""
 
         def __init__(self) -> None:
             self._lines = (json.dumps(chat_row(str(i), content="x" * 20_000)).encode() + b"\n" for i in range(4_000))

@@ -67,7 +67,7 @@ def test_a_pilot_samples_rows_from_the_whole_file(client: Client, organization: 
         rows = [json.loads(line) for line in source.read().splitlines()]
     assert 1 < len(rows) <= PILOT_ROWS
     numbers = [int(row["custom_id"].removeprefix("row-")) for row in rows]
-    assert numbers[0] == 1
+    assert numbers[0] == 1  # the pilot names each row after its line number
     assert numbers[-1] > NUM_ROWS * 0.8
     assert batch.metadata == {"quote": quote["id"]}
 
@@ -80,9 +80,11 @@ def test_a_quote_extrapolates_the_pilots_answers_to_all_rows(
 
     ready = client.get(f"/v1/quotes/{quote['id']}").json()
 
+    # The lengths have the mean 20 and the standard deviation 10. The bounds are two standard errors from the mean.
     assert (ready["status"], ready["output_tokens"]) == ("ready", 20 * NUM_ROWS)
     assert ready["output_tokens_low"] == round((20 - 2 * 10 / 3**0.5) * NUM_ROWS)
     assert ready["output_tokens_high"] == round((20 + 2 * 10 / 3**0.5) * NUM_ROWS)
+    # A batch costs half of the price: 500 nanodollars per input token and 2000 per output token.
     assert ready["cost"] == {"value": (INPUT_TOKENS * 500 + 20 * NUM_ROWS * 2000) / 1e9, "currency": "usd"}
     assert ready["cost_low"]["value"] < ready["cost"]["value"] < ready["cost_high"]["value"]
 
@@ -92,7 +94,7 @@ def test_a_later_price_does_not_change_a_quote(client: Client, organization: Org
     end_pilot(quote, [20])
     price_set(model="", input_nanousd=9, output_nanousd=9)
 
-    assert client.get(f"/v1/quotes/{quote['id']}").json()["cost"]["value"] == 0.0065
+    assert client.get(f"/v1/quotes/{quote['id']}").json()["cost"]["value"] == 0.0065  # computed with the old price
 
 
 def test_a_quote_fails_if_its_pilot_has_no_answers(

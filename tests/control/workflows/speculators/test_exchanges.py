@@ -76,7 +76,7 @@ def zipped(**files: bytes) -> bytes:
     return made.getvalue()
 
 
-def staged() -> list[Path]:
+def staged_files() -> list[Path]:
     folder = get_config().staging_dir
     return list(folder.iterdir()) if folder.exists() else []
 
@@ -102,7 +102,7 @@ def test_importing_an_export_creates_a_speculator_with_the_same_weights(
     get_storage().get_folder(made.storage_prefix, tmp_path / "back")
     before, after = Eagle3.load(tmp_path / "own"), Eagle3.load(tmp_path / "back")
     assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
-    assert staged() == []
+    assert staged_files() == []
 
 
 def test_exports_of_the_same_speculator_have_the_same_bytes(client: Client, speculator: Speculator) -> None:
@@ -128,6 +128,7 @@ def test_a_second_import_under_the_same_name_is_the_next_version(
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
     archive = content(client, file["id"])
 
+    # The exported speculator is version 1 of the name "heads".
     assert [import_speculator(client, organization, archive, name="heads")["version"] for _ in range(2)] == [2, 3]
 
 
@@ -158,12 +159,12 @@ def test_a_speculator_in_training_cannot_be_exported(client: Client, speculator:
     assert error["code"] == "speculator_not_ready"
 
 
-def test_a_report_that_an_older_version_stored_is_shown_as_it_is(client: Client, speculator: Speculator) -> None:
+def test_a_report_stored_by_an_older_version_is_shown_unchanged(client: Client, speculator: Speculator) -> None:
     Speculator.objects.update(training=["medusa"], report="fast")
 
-    shown = client.get(f"/v1/speculators/{speculator.pk}").json()
+    body = client.get(f"/v1/speculators/{speculator.pk}").json()
 
-    assert (shown["training"], shown["report"]) == (["medusa"], "fast")
+    assert (body["training"], body["report"]) == (["medusa"], "fast")
 
 
 def damaged(archive: bytes) -> bytes:
@@ -172,6 +173,7 @@ def damaged(archive: bytes) -> bytes:
     return archive[:begin] + b"\xff" * 8 + archive[begin + 8 :]
 
 
+# The archive, and the text that the error message contains; `|` separates alternatives.
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "no zip": (b"PK\x03\x04 and nothing more", "no readable zip"),
     "a damaged zip": (damaged(zipped(**{"config.json": b"abcdefgh" * 100})), "no readable zip"),
@@ -197,7 +199,7 @@ def test_an_archive_without_a_valid_speculator_is_refused_and_leaves_nothing(
     assert (error["code"], error["param"]) == ("speculator_invalid", "file_id")
     assert any(part in error["message"] for part in messages.split("|")), error["message"]
     assert not Speculator.objects.exists()
-    assert staged() == []
+    assert staged_files() == []
 
 
 def test_an_archive_that_is_too_large_when_unpacked_is_refused(
@@ -215,7 +217,7 @@ def test_an_archive_that_is_too_large_when_unpacked_is_refused(
 def test_a_small_archive_that_is_large_when_unpacked_is_refused(
     client: Client, organization: Organization, model: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uploads count against a quota, but their unpacked content does not."""
+    """The quota limits only the size of archives, so the unpacked size is limited relative to the archive's size."""
     monkeypatch.setattr("control.workflows.speculators.services._FREE_BYTES", 1 << 10)
     bomb = zipped(**{"config.json": b"{}", "model.safetensors": bytes(1 << 20)})
 
@@ -240,7 +242,7 @@ def test_a_failed_import_leaves_no_stored_objects(
     assert sorted((get_config().storage_dir / organization.pk).rglob("model.safetensors")) == before
 
 
-# Deleting
+# Deletion. Each of these functions puts the speculator to a use during which it cannot be deleted.
 
 
 def _deploy(speculator: Speculator) -> None:

@@ -10,7 +10,7 @@ trees of all rows are built beforehand, and `replay_answer` visits only the rows
                    never counts as accepted, because it counts as sampled by the target
     next row       j + accepted + 1
 
-The trees are those of serving: made of the served drafter's candidates by the engine's `grow_tree`.
+The trees are those of serving, because the engine's `grow_tree` makes them from the served drafter's candidates.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ class Acceptance:
 
 
 def replay_answer(completion: Sequence[int], draft_at: Callable[[int], Draft], *, into: Acceptance) -> None:
-    """Adds the passes of one answer. Its first token comes from the prefill, which does not count as a pass.
+    """Adds the passes of one answer to `into`. The prefill, which samples the first token, does not count as a pass.
 
     Args:
         draft_at: returns the tree that is drafted when `completion[row]` is the last known token.

@@ -6,7 +6,7 @@ The tree of a sequence has N nodes, parents before children; its root is the las
     grow    Given k candidate tokens for each depth, every node of the depth above may have each of them as a child.
             Selects the `budget` likeliest nodes, the likeliest first; of equally likely nodes the one with the lower
             depth comes first, then the better rank among the candidates, then the earlier parent.
-    accept  Walks down from the root: the next node is the child whose token the target has chosen at its parent.
+    accept  Walks down from the root: the next node is the child whose token the target has sampled at the current node.
     commit  Writes the slots of accepted nodes to the sequence's slot table; keys and values are not moved.
 
 Source: JetSpec, arXiv:2606.18394.
@@ -99,7 +99,7 @@ def _push(
 
 
 def grow_trees(tokens: Tensor, chances: Tensor, budget: int) -> Trees:
-    """Grows trees with their nodes best first.
+    """Grows trees whose nodes are ordered best first.
 
     Args:
         tokens: [B, depths, k] int64, candidates of each depth, best first.
@@ -144,7 +144,7 @@ def accept_trees(chosen: Tensor, trees: Trees, commit: Commit) -> Accepted:
     """Walks every tree from its root down and writes the accepted nodes' slots into the slot tables.
 
     Args:
-        chosen: [B, N + 1] int64. The token that the target has chosen after the root, and after each node.
+        chosen: [B, N + 1] int64. The token that the target has sampled after the root, and after each node.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

@@ -2,8 +2,8 @@
 
 Rows are processed in tiles of 16, all with the same instruction, whose left operand are weights and whose right operand
 are rows. So a row's bits do not depend on the other rows, on their number or on the row's index. A program loads a
-block of the weight once for up to eight tiles; further tiles have programs of their own. K is cut into splits, which
-fill the device if N is small; they depend only on the weight's shape.
+block of the weight once for up to eight tiles; further tiles have programs of their own. K is cut into splits, so that
+a weight with a small N also has enough programs to fill the device. The splits depend only on the weight's shape.
 
 One-byte weights are converted to bfloat16 exactly before the product.
 """
@@ -125,7 +125,7 @@ class ProductGrid:
         return cls(programs, split, tiles, _STAGES[tiles][data.dtype.itemsize > 1])
 
     def options(self, K: int) -> dict[str, int | bool]:
-        """The compile-time parameters of the kernel."""
+        """Returns the compile-time parameters of the kernel."""
         return {
             "SPLIT": self.split,
             "BLOCK_N": BLOCK_N,
@@ -155,7 +155,7 @@ def linear_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Te
 
 
 def add_up(parts: Parts, add_to: Tensor | None = None) -> Tensor:
-    """Adds the splits: -> [M, N] float32, added to `add_to` in place if given."""
+    """Adds the splits and returns the product [M, N] float32, or `add_to` if given, to which the product is added."""
     splits, M, N = parts.sums.shape
     if splits == 1 and parts.scales is None and parts.bias is None and add_to is None:
         return parts.sums[0]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @triton.jit
-def _later(a, b):
+def _maximum(a, b):
     return tl.maximum(a, b)
 
 
@@ -23,12 +23,13 @@ def _row_tiles_kernel(keys_ptr, tiles_ptr, M, num_tiles, ROWS: tl.constexpr, BLO
     before = tl.load(keys_ptr + row - 1, mask=inside & (row > 0), other=0)
     after = tl.load(keys_ptr + row + 1, mask=row + 1 < M, other=0)
     starts = (row == 0) | (key != before)
-    place_in_tile = (row - tl.associative_scan(tl.where(starts, row, 0), 0, _later)) % ROWS
-    first = inside & (place_in_tile == 0)
-    last = inside & ((row == M - 1) | (key != after) | (place_in_tile == ROWS - 1))
+    key_start = tl.associative_scan(tl.where(starts, row, 0), 0, _maximum)  # the first row with the key of this row
+    index_in_tile = (row - key_start) % ROWS
+    first = inside & (index_in_tile == 0)
+    last = inside & ((row == M - 1) | (key != after) | (index_in_tile == ROWS - 1))
     tile = tl.cumsum(first.to(tl.int32), 0) - 1
     tl.store(tiles_ptr + 2 * tile, row, mask=first)
-    tl.store(tiles_ptr + 2 * tile + 1, place_in_tile + 1, mask=last)
+    tl.store(tiles_ptr + 2 * tile + 1, index_in_tile + 1, mask=last)
     unused = (row >= tl.sum(first.to(tl.int32), 0)) & (row < num_tiles)
     tl.store(tiles_ptr + 2 * row, 0, mask=unused)
     tl.store(tiles_ptr + 2 * row + 1, 0, mask=unused)

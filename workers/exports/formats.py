@@ -14,7 +14,7 @@ from workers.exports.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """kinds: the kinds of speculators that the format can hold. read: imports a folder."""
+    """kinds: the kinds of speculators that the format can hold. read: reads a folder of this format."""
 
     name: str
     kinds: tuple[str, ...]
@@ -35,7 +35,7 @@ def formats_of(kind: str) -> tuple[str, ...]:
     return tuple(name for name, form in FORMATS.items() if kind in form.kinds)
 
 
-def check_possible(kind: str, form: str, hyperparameters: Mapping[str, Any]) -> None:
+def check_exportable(kind: str, form: str, hyperparameters: Mapping[str, Any]) -> None:
     """Checks before training that the format can hold the speculator. Raises: ExchangeError."""
     _check_kind(kind, _format(form))
     if form in _CHECKS:
@@ -54,7 +54,9 @@ def export_speculator(folder: Path, form: str, target: Target, out: Path) -> Non
 
 
 def import_speculator(folder: Path, form: str, target: Target, out: Path, *, provenance: dict[str, Any]) -> str:
-    """Converts `folder`, in another engine's format, to an artifact in the empty folder `out`; returns the kind.
+    """Converts `folder`, which is in another engine's format, to an artifact in the empty folder `out`.
+
+    Returns: the kind of the speculator.
 
     Raises: ExchangeError: no such format, or the speculator cannot be served with this model.
     """

@@ -57,7 +57,7 @@ HANDLERS: dict[str, Handler] = {
 
 
 class JobWorker:
-    """Create one per process. After `stop` is set, the running attempt drains and no further job is claimed."""
+    """The only worker of its process. After `stop` is set, the running attempt drains and no further job is claimed."""
 
     def __init__(self) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -80,7 +80,7 @@ class JobWorker:
         log.info("worker stopped", worker=self.name)
 
     def is_alive(self) -> bool:
-        """Whether the housekeeper still completes its steps; a step that fails, as without the database, counts."""
+        """Tells whether the housekeeper still completes its steps. A step that fails counts as completed."""
         return time.monotonic() - self._last_step_at < MAX_STEP_SECONDS
 
     def claim_next(self) -> bool:

@@ -88,7 +88,7 @@ def write_artifact(
 
 
 def _copy_curves(source: Path, folder: Path) -> None:
-    """Copies the trackers' folders. A folder that fails to copy is omitted: a tracker that hangs may still change it."""
+    """Copies the trackers' folders, except those that fail to copy: a hanging tracker may still be writing them."""
     for name in FOLDERS:
         if not (source / name).is_dir():
             continue

@@ -17,7 +17,7 @@ def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
     layer, num_layers = Layer.read({"model_type": "qwen3", **values}), integer(values, "num_hidden_layers", most=MOST)
     if not layer.head_norms:
         raise invalid("a block drafter's layers must be Qwen3's")
-    H, drafted = layer.hidden, integer(config, "draft_vocab_size", layer.vocab)
+    H, draft_vocab_size = layer.hidden, integer(config, "draft_vocab_size", layer.vocab)
     taps = config.get("aux_hidden_state_layer_ids")
     if not isinstance(taps, list) or len(taps) > MOST:
         raise invalid(f"tapped layers must be a list of at most {MOST}, got {taps!r:.80}")
@@ -25,30 +25,30 @@ def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
     for index in range(num_layers):
         required |= layer.shapes(f"layers.{index}.", read_width=H)
     if config.get("speculators_model_type") == "dspark":
-        required |= _dspark_heads(config, layer, drafted)
-    if drafted < layer.vocab:
-        required["d2t"] = (drafted,)
-    optional: dict[str, Shape] = {"embed_tokens.weight": (layer.vocab, H), "lm_head.weight": (drafted, H)}
-    return TensorShapes(required, optional | {"d2t": (drafted,), "t2d": (layer.vocab,)})
+        required |= _dspark_heads(config, layer, draft_vocab_size)
+    if draft_vocab_size < layer.vocab:
+        required["d2t"] = (draft_vocab_size,)
+    optional: dict[str, Shape] = {"embed_tokens.weight": (layer.vocab, H), "lm_head.weight": (draft_vocab_size, H)}
+    return TensorShapes(required, optional | {"d2t": (draft_vocab_size,), "t2d": (layer.vocab,)})
 
 
-def _dspark_heads(config: Mapping[str, Any], layer: Layer, drafted: int) -> dict[str, Shape]:
+def _dspark_heads(config: Mapping[str, Any], layer: Layer, draft_vocab_size: int) -> dict[str, Shape]:
     rank = integer(config, "markov_rank", 256, least=0)
-    found: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     if rank:
-        found |= {
+        shapes |= {
             "markov_head.markov_w1.weight": (layer.vocab, rank),
-            "markov_head.markov_w2.weight": (drafted, rank),
+            "markov_head.markov_w2.weight": (draft_vocab_size, rank),
         }
     if rank and config.get("markov_head_type") == "gated":
-        found |= {
+        shapes |= {
             "markov_head.gate_proj.weight": (rank, layer.hidden + rank),
             "markov_head.gate_proj.bias": (rank,),
         }
     if config.get("enable_confidence_head", True):
         width = layer.hidden + rank * bool(config.get("confidence_head_with_markov", True))
-        found |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
-    return found
+        shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
+    return shapes
 
 
 def _check_block(artifact: Artifact, target: Target) -> None:

@@ -17,7 +17,7 @@ def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
     layer = Layer.read({**values, "model_type": "llama"})
     if layer.query_bias or values.get("mlp_bias"):
         raise invalid("EAGLE-3 layers with biases are not served")
-    H, drafted = layer.hidden, integer(config, "draft_vocab_size", layer.vocab)
+    H, draft_vocab_size = layer.hidden, integer(config, "draft_vocab_size", layer.vocab)
     target = H if config.get("target_hidden_size") is None else integer(config, "target_hidden_size")
     taps = config.get("eagle_aux_hidden_state_layer_ids") or [0, 0, 0]
     if not isinstance(taps, list) or len(taps) > MOST:
@@ -26,15 +26,17 @@ def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
         "layers.0.hidden_norm.weight": (H,),
         "fc.weight": (H, len(taps) * target),
         "norm.weight": (H,),
-        "lm_head.weight": (drafted, H),
+        "lm_head.weight": (draft_vocab_size, H),
     }
     if config.get("norm_before_fc"):
         required["input_norm.weight"] = (len(taps) * target,)
     if config.get("fc_norm"):
         required |= {f"fc_norm.{tap}.weight": (target,) for tap in range(len(taps))}
-    if drafted < layer.vocab:
-        required["d2t"] = (drafted,)
-    return TensorShapes(required, {"embed_tokens.weight": (layer.vocab, H), "d2t": (drafted,), "t2d": (layer.vocab,)})
+    if draft_vocab_size < layer.vocab:
+        required["d2t"] = (draft_vocab_size,)
+    return TensorShapes(
+        required, {"embed_tokens.weight": (layer.vocab, H), "d2t": (draft_vocab_size,), "t2d": (layer.vocab,)}
+    )
 
 
 def _check_eagle3(artifact: Artifact, target: Target) -> None:

@@ -107,7 +107,7 @@ class DraftModel(nn.Module):
 
 
 def kept_layers(num_layers: int, wanted: int) -> list[int]:
-    """Returns the indices of `wanted` layers, spread evenly from the first to the last; 0 stands for an eighth of all."""
+    """Returns the indices of `wanted` layers, spread evenly from first to last; 0 stands for an eighth of all."""
     count = min(num_layers, wanted or max(1, num_layers // 8))
     return [index * (num_layers - 1) // max(1, count - 1) for index in range(count)]
 

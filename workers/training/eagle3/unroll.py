@@ -20,7 +20,7 @@ from workers.training.eagle3.data import Eagle3Batch
 
 class Unroll:
     def __init__(self, module: Eagle3, embedding: Tensor, tables: tuple[Tensor, Tensor]) -> None:
-        """embedding: [V, H], of the drafter's input tokens. tables: rotary cosines and sines, [positions, D / 2] each."""
+        """embedding: [V, H], of the input tokens. tables: rotary cosines and sines, [positions, D / 2] each."""
         self._module = module
         self._embedding = embedding
         self._cosines, self._sines = tables

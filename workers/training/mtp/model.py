@@ -63,7 +63,7 @@ def new_module(preparation: Preparation, parameters: MtpHyperparameters, hidden:
 
 
 def published_tensors(model_dir: Path) -> dict[str, Tensor] | None:
-    """Returns the tensors of the module in the model's files, named as in the `mtp` layout; None if there is no module."""
+    """Returns the tensors of the module in the model's files, with names of the `mtp` layout; None without a module."""
     tensors = {}
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as source:

@@ -59,7 +59,7 @@ def candidates_reference(best: BestTokens, rows: RowSampling) -> Candidates:
     greedy = (rows.temperatures == 0.0).unsqueeze(-1)
     temperature = torch.where(greedy, 1.0, rows.temperatures.unsqueeze(-1)).float()
     probabilities = torch.softmax(values / temperature, dim=-1)
-    kept = probabilities.cumsum(-1) - probabilities < rows.top_ps.unsqueeze(-1).float()
+    kept = probabilities.cumsum(-1) - probabilities < rows.top_ps.unsqueeze(-1).float()  # less than top_p precedes it
     kept &= probabilities >= rows.min_ps.unsqueeze(-1).float() * probabilities[:, :1]
     rank = torch.arange(values.shape[1], device=device)
     kept &= (rows.top_ks.unsqueeze(-1) == 0) | (rank < rows.top_ks.unsqueeze(-1))

@@ -1,4 +1,4 @@
-"""Low-rank updates of linear layers, with a different adapter for each row.
+"""Low-rank updates of linear layers, where each row may have a different adapter.
 
     out[m] += up_a (down_a x[m])     for every row m with an adapter a; rows without an adapter are not changed
 

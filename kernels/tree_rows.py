@@ -20,7 +20,7 @@ from kernels.tree import Trees
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """The last tokens of B sequences, which are the roots of their trees.
+    """The last tokens of B sequences, which are the roots of their trees; the cache has S sequences of L positions.
 
     slot_tables: [S, L] int32; the last token's slot is written to it.
     table_rows, lengths, tokens: [B] int64. Row of `slot_tables`, number of tokens, last token.

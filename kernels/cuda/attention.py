@@ -70,7 +70,7 @@ def _attend(q, k, v, attends, scale, top, total, out):
 
 
 @triton.jit(do_not_specialize=["M"])
-def _prefix_kernel(  # long: one kernel cannot be divided: each tile has five variables in registers
+def _prefix_kernel(  # long, because a kernel cannot be divided: each tile has five variables in registers
     q_ptr,
     k_ptr,
     v_ptr,
@@ -156,7 +156,7 @@ def _prefix_kernel(  # long: one kernel cannot be divided: each tile has five va
 
 
 @triton.jit(do_not_specialize=["M"])
-def _tail_kernel(  # long: one launch combines the splits and adds the tail in the same registers
+def _tail_kernel(  # long, because one launch combines the splits and adds the tail in the same registers
     q_ptr,
     k_ptr,
     v_ptr,

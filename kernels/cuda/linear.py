@@ -20,11 +20,11 @@ from kernels.cuda.parts import Parts, load_product
 ROW_TILE = 16
 BLOCK_N, _BLOCK_K = 64, 64
 _MAX_TILES = 8
-# Pipeline depth by tiles per program, for one-byte and for wider weights. In bfloat16 a program of one tile takes 50 KB
-# of an SM's shared memory, so that an H100's SM fits four, and one of eight tiles 96 KB.
+# Pipeline stages by tiles per program: (for one-byte weights, for wider weights). In bfloat16, a program of one tile
+# takes 50 KB of shared memory, so that an SM of an H100 fits four programs; a program of eight tiles takes 96 KB.
 _STAGES = {1: (8, 5), 2: (6, 4), 4: (5, 4), 8: (4, 4)}
 _MAX_PROGRAMS = 396  # for one row tile: three per SM of an H100 (132 SMs), so that all run at once
-_MIN_SPLIT = 256
+_MIN_SPLIT = 256  # minimum number of k per split
 _ADD_BLOCK = 1024  # columns per program of the kernel that adds splits
 
 

@@ -1,4 +1,4 @@
-"""The table of formats and kinds, with export and import."""
+"""The table of formats and the kinds that each can hold; exports an artifact to a format and imports one from it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,10 +24,8 @@ class Format:
 
 _MODULES = (speculators, specforge, medusa, hugging_face, lorax)
 FORMATS = {module.NAME: Format(module.NAME, module.KINDS, module.export, module.read) for module in _MODULES}
-_CHECKS = {
-    medusa.NAME: medusa.check,
-    lorax.NAME: lorax.check,
-}  # for formats that do not hold every speculator of a kind
+# For formats that cannot hold every speculator of their kinds.
+_CHECKS = {medusa.NAME: medusa.check, lorax.NAME: lorax.check}
 
 
 def formats_of(kind: str) -> tuple[str, ...]:
@@ -47,10 +45,10 @@ def export_speculator(folder: Path, form: str, target: Target, out: Path) -> Non
 
     Raises: ExchangeError: no such format, the format cannot hold this speculator, or the artifact is damaged.
     """
-    wanted, artifact = _format(form), Artifact.read(folder)
-    _check_kind(artifact.kind, wanted)
+    output_format, artifact = _format(form), Artifact.read(folder)
+    _check_kind(artifact.kind, output_format)
     artifact.check(target)
-    wanted.export(artifact, target, out)
+    output_format.export(artifact, target, out)
 
 
 def import_speculator(folder: Path, form: str, target: Target, out: Path, *, provenance: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from workers.exports.folder import integer
 from workers.exports.tensors import FLOATS, Stored
 
 Shape = tuple[int, ...]
-MOST = 64  # maximum number of heads, of layers and of draft tokens, checked before anything is allocated
+MAX_COUNT = 64  # maximum number of heads, of layers and of draft tokens, checked before anything is allocated
 _MAX_POSITIONS = 1 << 21  # maximum length of the rotary table
 _INTEGERS = frozenset({"I64"})
 _BOOLEANS = frozenset({"BOOL"})

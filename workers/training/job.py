@@ -1,4 +1,4 @@
-"""A training job: reads answers and writes the folder of a speculator.
+"""A training job, which reads answers and writes the folder of a speculator:
 
 token files ─▶ corpus ─▶ hidden states of the target, computed once ─▶ loop ─▶ best weights ─▶ artifact
 """

@@ -134,7 +134,7 @@ class _Run:
         self._order = RowOrder(method.num_rows, config.batch_rows * config.accumulate, seed)
         self._total_steps = min(config.max_steps or math.inf, config.epochs * self._order.steps_per_epoch)
         self._parameters = {n: p for n, p in method.module.named_parameters() if p.requires_grad}
-        self._owned = processes.my_share(self._parameters)
+        self._owned = processes.my_share(self._parameters)  # the parameters that this process updates
         self._optimizers = make_optimizers(self._owned, config)
         self._best = _copies(self._owned)
         self._progress = Progression()
@@ -194,8 +194,8 @@ class _Run:
             parameter.grad = torch.zeros_like(parameter)
         sums = [0.0, 0.0]  # nats, tokens
         for part in self._order.batch(self._progress.step).tensor_split(self._config.accumulate):
-            if len(mine := self._processes.my_rows(part)):
-                loss = self._method.loss(mine)
+            if len(own_rows := self._processes.my_rows(part)):
+                loss = self._method.loss(own_rows)
                 torch.autograd.backward(loss.total * loss.num_tokens)
                 sums = [sums[0] + loss.nats, sums[1] + loss.num_tokens]
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]

@@ -54,10 +54,10 @@ class Processes:
         """
         if self.count == 1:
             return list(numbers)
-        own = tensors[0].new_tensor(numbers)
-        flat = torch.cat([tensor.flatten() for tensor in (*tensors, own)])
+        all_tensors = (*tensors, tensors[0].new_tensor(numbers))
+        flat = torch.cat([tensor.flatten() for tensor in all_tensors])
         distributed.all_reduce(flat)
-        totals = flat.split([tensor.numel() for tensor in (*tensors, own)])
+        totals = flat.split([tensor.numel() for tensor in all_tensors])
         for tensor, total in zip(tensors, totals, strict=False):  # the last total belongs to the numbers
             tensor.copy_(total.view_as(tensor))
         return [float(total) for total in totals[-1]]

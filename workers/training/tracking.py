@@ -47,10 +47,10 @@ class TrackedRun:
     parameters: Mapping[str, Any]
 
 
-Open = Callable[[TrackedRun], Tracker]
+OpenTracker = Callable[[TrackedRun], Tracker]
 
 
-def configured_trackers() -> list[Open]:
+def configured_trackers() -> list[OpenTracker]:
     """Returns TensorBoard and the trackers that the environment names; unknown names are logged and left out."""
     names = [name.strip() for name in os.environ.get(TRACKERS_VARIABLE, "").split(",") if name.strip()]
     if unknown := sorted(set(names) - set(_TRACKERS)):
@@ -60,7 +60,7 @@ def configured_trackers() -> list[Open]:
 
 @contextmanager
 def tracked(
-    emit: Emit, run: TrackedRun, trackers: Sequence[Open], *, last_seconds: float = _LAST_SECONDS
+    emit: Emit, run: TrackedRun, trackers: Sequence[OpenTracker], *, last_seconds: float = _LAST_SECONDS
 ) -> Iterator[Emit]:
     """Yields a function that emits every event, and sends metrics to the trackers as well.
 
@@ -87,7 +87,7 @@ def tracked(
 class _Follower:
     """The thread of one tracker; a daemon thread, so that a hanging tracker does not keep the process alive."""
 
-    def __init__(self, run: TrackedRun, open_tracker: Open) -> None:
+    def __init__(self, run: TrackedRun, open_tracker: OpenTracker) -> None:
         self._name = open_tracker.__name__
         self._queue: Queue[Metrics | None] = Queue(_MAX_QUEUED)
         self._is_lost = False
@@ -109,7 +109,7 @@ class _Follower:
         if self._thread.is_alive():
             logger.error("%s has not finished: the run does not wait for it any longer", self._name)
 
-    def _follow(self, run: TrackedRun, open_tracker: Open) -> None:
+    def _follow(self, run: TrackedRun, open_tracker: OpenTracker) -> None:
         try:
             with closing(open_tracker(run)) as tracker:
                 while not self._is_lost and (event := self._queue.get()) is not None:
@@ -170,4 +170,4 @@ class Wandb:
         self._run.finish()
 
 
-_TRACKERS: Mapping[str, Open] = {"mlflow": Mlflow, "wandb": Wandb}
+_TRACKERS: Mapping[str, OpenTracker] = {"mlflow": Mlflow, "wandb": Wandb}

@@ -7,20 +7,23 @@ from workers.exports.artifact import Artifact, ArtifactKind
 from workers.exports.checks import check_offsets, check_sizes, check_taps
 from workers.exports.errors import invalid
 from workers.exports.folder import integer, section
-from workers.exports.shapes import MOST, Layer, Shape, TensorShapes, check_tensors
+from workers.exports.shapes import MAX_COUNT, Layer, Shape, TensorShapes, check_tensors
 from workers.exports.target import Target
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
     """`config`: config.json of DFlash or DSpark in the layout of `speculators`."""
     values = config["transformer_layer_config"]
-    layer, num_layers = Layer.read({"model_type": "qwen3", **values}), integer(values, "num_hidden_layers", most=MOST)
+    layer, num_layers = (
+        Layer.read({"model_type": "qwen3", **values}),
+        integer(values, "num_hidden_layers", most=MAX_COUNT),
+    )
     if not layer.head_norms:
         raise invalid("a block drafter's layers must be Qwen3's")
     H, draft_vocab_size = layer.hidden, integer(config, "draft_vocab_size", layer.vocab)
     taps = config.get("aux_hidden_state_layer_ids")
-    if not isinstance(taps, list) or len(taps) > MOST:
-        raise invalid(f"tapped layers must be a list of at most {MOST}, got {taps!r:.80}")
+    if not isinstance(taps, list) or len(taps) > MAX_COUNT:
+        raise invalid(f"tapped layers must be a list of at most {MAX_COUNT}, got {taps!r:.80}")
     required = {"fc.weight": (H, len(taps) * H), "hidden_norm.weight": (H,), "norm.weight": (H,)}
     for index in range(num_layers):
         required |= layer.shapes(f"layers.{index}.", read_width=H)
@@ -57,7 +60,7 @@ def _check_block(artifact: Artifact, target: Target) -> None:
     check_sizes(target, hidden=integer(layer, "hidden_size"), vocab=integer(layer, "vocab_size"))
     check_taps(artifact.config.get("aux_hidden_state_layer_ids"), target)
     check_offsets(artifact.tensors, target)
-    integer(artifact.config, "block_size", most=MOST)
+    integer(artifact.config, "block_size", most=MAX_COUNT)
     if integer(artifact.config, "mask_token_id", least=0) >= target.vocab_size:
         raise invalid(f"mask_token_id must be below {target.vocab_size}")
 

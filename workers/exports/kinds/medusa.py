@@ -7,16 +7,16 @@ from workers.exports.artifact import ADAPTER_FILE, HEADS_FILE, VOCAB_FILE, Artif
 from workers.exports.checks import check_sizes, check_vocab
 from workers.exports.errors import invalid
 from workers.exports.folder import integer
-from workers.exports.shapes import MOST, Shape, TensorShapes, check_tensors
+from workers.exports.shapes import MAX_COUNT, Shape, TensorShapes, check_tensors
 from workers.exports.target import Target
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
     """`config`: the section `slipstream` of config.json."""
     H, draft_vocab_size = integer(config, "hidden_size"), integer(config, "draft_vocab_size")
-    layers = integer(config, "num_layers", most=MOST)
+    layers = integer(config, "num_layers", most=MAX_COUNT)
     required: dict[str, Shape] = {"draft_vocab": (draft_vocab_size,)}
-    for head in range(integer(config, "num_heads", most=MOST)):
+    for head in range(integer(config, "num_heads", most=MAX_COUNT)):
         for number in range(layers):
             required |= {f"{head}.{number}.linear.weight": (H, H), f"{head}.{number}.linear.bias": (H,)}
         if config.get("token_input"):

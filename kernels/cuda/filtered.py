@@ -43,6 +43,7 @@ def _filtered_kernel(
     top_k, top_p, min_p = tl.load(top_ks_ptr + row), tl.load(top_ps_ptr + row), tl.load(min_ps_ptr + row)
     limit = tl.where(top_k > 0, tl.minimum(top_k, V), V)
     top = tl.load(values).to(tl.float64) / temperature
+    # min_p drops tokens whose logits / T are below `least`
     least = tl.where(min_p > 0.0, top + tl.log(tl.where(min_p > 0.0, min_p, 1.0)), float("-inf"))
     seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
 

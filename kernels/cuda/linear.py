@@ -1,9 +1,10 @@
 """Products x [M, K] weight [N, K]^T of few rows with a large weight, limited by the time to read the weight.
 
-Rows are processed in tiles of 16, all with the same instruction, whose left operand are weights and whose right operand
-are rows. So a row's bits do not depend on the other rows, on their number or on the row's index. A program loads a
-block of the weight once for up to eight tiles; further tiles have programs of their own. K is cut into splits, so that
-a weight with a small N also has enough programs to fill the device. The splits depend only on the weight's shape.
+Rows are processed in tiles of 16, all with the same instruction, whose left operand is a block of weights and whose
+right operand is a tile of rows. So a row's bits do not depend on the other rows, on the number of rows or on the row's
+index. A program loads a block of the weight once for up to eight tiles; further tiles have programs of their own. K is
+cut into splits, so that a weight with a small N also has enough programs to fill the device. The splits depend only on
+the weight's shape.
 
 One-byte weights are converted to bfloat16 exactly before the product.
 """

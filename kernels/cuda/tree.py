@@ -26,7 +26,7 @@ def _grow_kernel(
     K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    LAST: tl.constexpr = DEPTHS * K * BLOCK
+    LAST: tl.constexpr = DEPTHS * K * BLOCK  # at least as large as any key
     b = tl.program_id(0).to(tl.int64)
     first_candidate = b * DEPTHS * K
     entry = tl.arange(0, BLOCK)
@@ -40,7 +40,7 @@ def _grow_kernel(
         is_selected = (survival == best) & (key == selected)
         candidate, parent = selected // BLOCK, selected % BLOCK - 1
         depth, rank = candidate // K, candidate % K
-        real = best >= 0.0
+        real = best >= 0.0  # whether a candidate remains
         out = b * budget + node
         tl.store(out_tokens_ptr + out, tl.load(tokens_ptr + first_candidate + candidate, mask=real, other=0))
         tl.store(out_parents_ptr + out, tl.where(real, parent, -2).to(tl.int64))

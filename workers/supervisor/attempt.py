@@ -1,6 +1,6 @@
 """One attempt at a job: run its handler under a lease, and record how the attempt ended.
 
-claim ── Lease ── handler.run ──> job_succeed. If it raises:
+claim ── Lease ── handler.run ──> job_succeed. If `run` raises:
                       │ Cancelled ──> handler.end, job_end_cancelled
                       │ Draining ──> job_release
                       │ Paused ──> nothing, because the handler has paused the job

@@ -3,8 +3,8 @@
 A conversation is a prompt of P tokens and an answer of N tokens c[0..N-1]. The target sampled c[j] from its final
 hidden state h[j] at absolute position P - 1 + j (0 <= j < N). A drafter that reads h[j] also knows c[j], and drafts
 c[j + 1], c[j + 2], ... Row j of a conversation therefore has the label c[j + 1 + depth] at each depth, and prompts have
-no labels. An answer that was cut by the length limit has no end-of-sequence token, so training teaches no end after its
-last token; `Corpus.num_cut_by_length` counts such answers.
+no labels. An answer that was cut by the length limit does not end with an end-of-sequence token, so training learns
+nothing about its end; `Corpus.num_cut_by_length` counts such answers.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Plots of a training run as SVG, for people who judge a speculator.
 
 loss.svg                       loss in nats per token, in training steps and on held-out answers
-acceptance_over_steps.svg      acceptance length on held-out answers at each evaluation; the best one is marked
+acceptance_over_steps.svg      acceptance length on held-out answers at each evaluation; the best evaluation is marked
 acceptance_per_position.svg    share of passes that accepted each position of the draft, with the best weights
 """
 

@@ -72,6 +72,7 @@ class DecoderRows:
     attention: AttentionRows
 
 
+# The structures below have the same fields as those of cpu/decoder.c and cpu/ops.h, in the same order.
 class _Linear(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("weight", "scales", "bias")),

@@ -45,7 +45,7 @@ def simulate(drafter: Drafter, rows: TapRows, target: Model, *, budget: int) -> 
     """Runs all conversations at once, with at most `budget` nodes per sequence and pass."""
     acceptance = Acceptance()
     running = _start(drafter, rows, target)
-    _observe(drafter, rows, [conversation.decode(1) for conversation in running])
+    _observe(drafter, rows, [conversation.decode(1) for conversation in running])  # the prefill
     while running := [conversation for conversation in running if not conversation.is_done]:
         drafts = drafter.propose([conversation.sequence for conversation in running], budget)
         kept = []
@@ -59,6 +59,7 @@ def simulate(drafter: Drafter, rows: TapRows, target: Model, *, budget: int) -> 
 
 
 def _start(drafter: Drafter, rows: TapRows, target: Model) -> list[_Conversation]:
+    """Prepares the drafter's cache, and a sequence for each conversation that has only the prompt."""
     lengths = [end - start + 1 for start, end in zip(rows.starts, rows.starts[1:], strict=False)]
     cache = KVCache(
         target.config,
@@ -71,7 +72,7 @@ def _start(drafter: Drafter, rows: TapRows, target: Model) -> list[_Conversation
     drafter.prepare(cache)
     running, tokens = [], rows.tokens.tolist()
     for index, (start, length, prompt) in enumerate(zip(rows.starts, lengths, rows.prompt_lengths, strict=False)):
-        slots = list(range(start + index, start + index + length))  # one slot more than a conversation has rows
+        slots = list(range(start + index, start + index + length))  # each conversation has one slot more than rows
         cache.write_tables([index] * length, range(length), slots)
         ids = [rows.first_tokens[index], *tokens[start : start + length - 1]]
         sampling = SamplingParams(max_tokens=length - prompt, temperature=0.0)

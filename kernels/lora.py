@@ -79,15 +79,15 @@ class LoraStack:
 
         Returns: None if no adapter updates the product.
         """
-        real = [weight for weight in weights if weight is not None]
-        if not real:
+        given = [weight for weight in weights if weight is not None]
+        if not given:
             return None
-        rank = max(weight.down.out_features for weight in real)
-        zeros = LoraWeight(*(_zeros(side) for side in (real[0].down, real[0].up)))
-        each = [zeros if weight is None else weight for weight in weights]
+        rank = max(weight.down.out_features for weight in given)
+        zeros = LoraWeight(*(_zeros(side) for side in (given[0].down, given[0].up)))
+        complete = [zeros if weight is None else weight for weight in weights]
         return cls(
-            torch.stack([pad(w.down.data, (0, 0, 0, rank - w.down.data.shape[0])) for w in each]),
-            torch.stack([pad(w.up.data, (0, rank - w.up.data.shape[1])) for w in each]),
+            torch.stack([pad(w.down.data, (0, 0, 0, rank - w.down.data.shape[0])) for w in complete]),
+            torch.stack([pad(w.up.data, (0, rank - w.up.data.shape[1])) for w in complete]),
         )
 
 

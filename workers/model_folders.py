@@ -38,8 +38,8 @@ def code_key(values: Any) -> str | None:
     while pending:
         value = pending.pop()
         if isinstance(value, dict):
-            if found := CODE_KEYS & value.keys():
-                return min(found)
+            if code_keys := CODE_KEYS & value.keys():
+                return min(code_keys)
             pending += value.values()
         elif isinstance(value, list):
             pending += value

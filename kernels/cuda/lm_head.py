@@ -188,9 +188,9 @@ def _merge_kernel(
         column = tl.min(tl.where(values == best, columns, _NO_COLUMN), 0)
         tl.store(out_values_ptr + out + rank, best)
         tl.store(out_columns_ptr + out + rank, column)
-        taken = columns == column
-        values = tl.where(taken, float("-inf"), values)
-        columns = tl.where(taken, _NO_COLUMN, columns)
+        is_selected = columns == column
+        values = tl.where(is_selected, float("-inf"), values)
+        columns = tl.where(is_selected, _NO_COLUMN, columns)
 
 
 @triton.jit

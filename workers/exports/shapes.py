@@ -28,12 +28,12 @@ def check_tensors(tensors: Mapping[str, Stored], wanted: TensorShapes) -> None:
     """Raises: ExchangeError: a tensor is missing, unknown, or of another shape or dtype; the message names one."""
     if missing := sorted(wanted.required.keys() - tensors.keys()):
         raise invalid(f"tensor {missing[0]} is missing")
-    known = wanted.required | wanted.optional
+    shapes = wanted.required | wanted.optional
     for name, tensor in sorted(tensors.items()):
-        if name not in known:
+        if name not in shapes:
             raise invalid(f"tensor {name:.120} belongs to no speculator of this kind")
-        if tensor.shape != known[name]:
-            raise invalid(f"tensor {name} must be {list(known[name])}, got {list(tensor.shape)}")
+        if tensor.shape != shapes[name]:
+            raise invalid(f"tensor {name} must be {list(shapes[name])}, got {list(tensor.shape)}")
         dtypes = {"d2t": _INTEGERS, "t2d": _BOOLEANS, "draft_vocab": _INTEGERS}.get(name, FLOATS)
         if tensor.dtype not in dtypes:
             raise invalid(f"tensor {name} must be one of {', '.join(sorted(dtypes))}, got {tensor.dtype}")

@@ -9,7 +9,7 @@ from workers.hyperparameters.loop import LoopParameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockHyperparameters:
-    block_size: int = 5  # input tokens of a block: the anchor (the last known token) and mask tokens
+    block_size: int = 5  # input tokens of a block: the anchor (the last token of the sequence) and mask tokens
     # True: each row predicts the token after the row's position, as in DSpark; False: the token at it, as in DFlash
     sample_from_anchor: bool = True
     causal: bool = False  # whether attention within the block is causal, as in JetSpec

@@ -16,7 +16,7 @@ _NOT_FOR_MUON = ("lm_head.weight", "markov_w1.weight")
 def make_optimizers(parameters: Mapping[str, nn.Parameter], loop: LoopParameters) -> list[Optimizer]:
     """Returns AdamW for all parameters, or Muon for the matrices of hidden layers and AdamW for the others.
 
-    Muon's updates are scaled so that both use the same learning rate (arXiv:2502.16982).
+    Muon's updates are scaled so that Muon and AdamW use the same learning rate (arXiv:2502.16982).
     """
     for_muon: list[nn.Parameter] = []
     if loop.optimizer == "muon":

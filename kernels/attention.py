@@ -49,33 +49,33 @@ class AttentionRows:
         check_tensor(self.paths, "paths", (M, None), torch.int32)
         check_tensor(self.path_lens, "path_lens", (M,), torch.int64)
 
-    def select(self, some: slice) -> "AttentionRows":
-        """Returns the attention rows of a range of rows."""
+    def select(self, part: slice) -> "AttentionRows":
+        """Returns this description for a part of the M rows."""
         return AttentionRows(
-            self.slot_tables, self.seqs[some], self.prefix_lens[some], self.paths[some], self.path_lens[some]
+            self.slot_tables, self.seqs[part], self.prefix_lens[part], self.paths[part], self.path_lens[part]
         )
 
     def slots(self, row: int) -> Tensor:
-        """[p + 1] int64: the row's keys in position order."""
+        """Returns [p + 1] int64: the slots of the row's keys, in position order."""
         prefix = self.slot_tables[self.seqs[row], : self.prefix_lens[row]]
         return torch.cat((prefix, self.paths[row, : self.path_lens[row]])).long()
 
 
 def has_compiled_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
-    """Whether cpu/attention.c supports this shape."""
+    """Tells whether cpu/attention.c supports this shape."""
     return head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Computes one row's attention: query [Hq, D], keys and values [L, Hkv, D], all float32 -> [Hq, D].
+    """Computes one row's attention: query [Hq, D], keys and values [p + 1, Hkv, D], all float32 -> [Hq, D].
 
     The last block is padded, because torch may add in another order for another shape.
     """
     num_kv_heads, D = keys.shape[1:]
-    query = query.view(num_kv_heads, -1, D) * D**-0.5  # [Hkv, G, D]
-    top = query.new_full(query.shape[:2], float("-inf"))
-    total = torch.zeros_like(top)
-    out = torch.zeros_like(query)
+    query = query.view(num_kv_heads, -1, D) * D**-0.5  # [Hkv, G, D] with G query heads per KV head
+    top = query.new_full(query.shape[:2], float("-inf"))  # [Hkv, G]: the largest score so far
+    total = torch.zeros_like(top)  # the sum of exp(score - top)
+    out = torch.zeros_like(query)  # the sum of exp(score - top) * value
     for start in range(0, keys.shape[0], _BLOCK):
         count = min(_BLOCK, keys.shape[0] - start)
         k, v = query.new_zeros(_BLOCK, num_kv_heads, D), query.new_zeros(_BLOCK, num_kv_heads, D)

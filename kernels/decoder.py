@@ -72,6 +72,7 @@ class DecoderRows:
     attention: AttentionRows
 
 
+# The structures below have the same fields as those of cpu/decoder.c and cpu/ops.h, in the same order.
 class _Linear(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("weight", "scales", "bias")),
@@ -129,19 +130,19 @@ class _Caches:
     def __init__(self, shape: DecoderShape, num_layers: int) -> None:
         self._shape = shape
         self._pointers = _POINTER * num_layers
-        self._known: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
+        self._located: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None  # first layer's keys and values
 
     def locate(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[int, int]:
         """Returns the addresses of the two arrays of cache pointers.
 
         Raises: ValueError: shapes or dtypes do not fit.
         """
-        if self._known is None or self._known[0]() is not keys[0] or self._known[1]() is not values[0]:
+        if self._located is None or self._located[0]() is not keys[0] or self._located[1]() is not values[0]:
             shape = self._shape
             for cache in (*keys, *values):
                 check_tensor(cache, "cache", (keys[0].shape[0], shape.num_kv_heads, shape.head_dim), shape.dtype)
             self._keys, self._values = self._pointers(*map(_address, keys)), self._pointers(*map(_address, values))
-            self._known = weakref.ref(keys[0]), weakref.ref(values[0])
+            self._located = weakref.ref(keys[0]), weakref.ref(values[0])
         return ctypes.addressof(self._keys), ctypes.addressof(self._values)
 
 
@@ -176,7 +177,8 @@ class DecoderLayers:
 
     def _build(self) -> _Decoder:
         shape = self.shape
-        self._c_layers = (_Layer * len(self.layers))(*map(_layer, self.layers))  # the structure points to it
+        # stored, because the structure below holds only the address of this array
+        self._c_layers = (_Layer * len(self.layers))(*map(_layer, self.layers))
         return _Decoder(
             ctypes.addressof(self._c_layers),
             self.final_norm.data_ptr(),
@@ -220,7 +222,7 @@ def decoder_reference(
     M, D, num_heads = residual.shape[0], shape.head_dim, shape.num_heads
     taps: dict[int, Tensor] = {}
 
-    def update(index: int, product: _Product, x: Tensor, out: Tensor) -> None:
+    def add_lora(index: int, product: _Product, x: Tensor, out: Tensor) -> None:
         lora(x, out, [(run, getattr(run.layers[index], product)) for run in lora_runs])
         if stacked is not None and product in stacked.layers[index]:
             stacked_lora(x, out, stacked.adapters, stacked.layers[index][product], num_runs=stacked.num_runs)
@@ -231,18 +233,18 @@ def decoder_reference(
         normed = rms_norm(residual, layer.input_norm, shape.norm_eps, shape.dtype)
         normed = normed if qkv_prefix is None else torch.cat([qkv_prefix, normed], dim=-1)
         qkv = linear(normed, layer.qkv)
-        update(index, "qkv", normed, qkv)
+        add_lora(index, "qkv", normed, qkv)
         rope_write(qkv, layers.cosines, layers.sines, rows.positions, rows.slots, k_cache, v_cache, layer.head_norms)
         q = qkv.view(M, -1, D)[:, :num_heads]  # [M, Hq, D]
         attended = attention(q, k_cache, v_cache, rows.attention).view(M, num_heads * D)
         linear(attended, layer.output, add_to=residual)
-        update(index, "output", attended, residual)
+        add_lora(index, "output", attended, residual)
         normed = rms_norm(residual, layer.post_norm, shape.norm_eps, shape.dtype)
         gate_up = linear(normed, layer.gate_up)
-        update(index, "gate_up", normed, gate_up)
+        add_lora(index, "gate_up", normed, gate_up)
         activated = swiglu(gate_up, shape.dtype)
         linear(activated, layer.down, add_to=residual)
-        update(index, "down", activated, residual)
+        add_lora(index, "down", activated, residual)
     taps[len(layers.layers)] = residual.to(shape.dtype)
     hidden = rms_norm(residual, layers.final_norm, shape.norm_eps, shape.dtype)
     return hidden, torch.stack([taps[index] for index in tap_layers], dim=1) if tap_layers else None

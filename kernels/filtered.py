@@ -1,10 +1,10 @@
-"""Position-keyed sampling with filters from rows of logits, without synchronization with the host.
+"""Samples a token from each row of logits with filters and noise keyed by the position, without waiting for the host.
 
     token = argmax_{v kept} logits[v] / T + gumbel(seed, position, v)
 
 As in kernels/sampling.py, top_k keeps the k best tokens, top_p the smallest set of the remaining tokens with at least p
-of their probability mass, and min_p the remaining tokens that are at least min_p times as probable as the best. In
-descending order of logits, the kept tokens therefore come first.
+of their probability mass, and min_p the remaining tokens that are at least min_p times as probable as the best. The
+kept tokens are therefore the first ones when all tokens are sorted by descending logit.
 """
 
 import torch

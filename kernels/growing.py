@@ -1,9 +1,9 @@
 """Draft trees that grow level by level on the device, for drafters that must run once per level.
 
 A pool stores all C candidates of each of B trees. A candidate's survival is the product of the probabilities along its
-path. Each level adds K candidates as children of each of W nodes; the likeliest W of them are the nodes that the
-drafter runs next, and the likeliest N of the whole pool become the tree. A candidate is never likelier than its parent,
-so the likeliest candidates of a pool always form a tree.
+path. Each level adds K candidates as children of each of W nodes. The likeliest W of these candidates are the nodes
+that the drafter runs next, and the likeliest N of the whole pool become the tree. A candidate is never likelier than
+its parent, so the likeliest candidates of a pool always form a tree.
 
 A level takes about a dozen small operations of PyTorch without synchronization with the host. Their time is negligible
 compared with the level's matrix products, which read a layer and a head.
@@ -46,36 +46,37 @@ class Pool:
             tokens: [B, W, K] int64. chances: [B, W, K] float32, probability of each candidate given its node.
         """
         B, W, K = tokens.shape
-        own = slice(first, first + W * K)
-        above = chances.new_ones(B, 1) if nodes is None else self.survival.gather(1, nodes)
-        survival = above.unsqueeze(-1) * chances.clamp(max=1.0)
-        self.tokens[:, own] = tokens.flatten(1)
-        self.survival[:, own] = torch.where(survival >= _LEAST_SURVIVAL, survival, 0.0).flatten(1)
+        level = slice(first, first + W * K)
+        node_survival = chances.new_ones(B, 1) if nodes is None else self.survival.gather(1, nodes)
+        survival = node_survival.unsqueeze(-1) * chances.clamp(max=1.0)  # [B, W, K]
+        self.tokens[:, level] = tokens.flatten(1)
+        self.survival[:, level] = torch.where(survival >= _LEAST_SURVIVAL, survival, 0.0).flatten(1)
         if nodes is not None:
-            self.parents[:, own] = nodes.repeat_interleave(K, dim=1)
+            self.parents[:, level] = nodes.repeat_interleave(K, dim=1)
 
     def frontier(self, first: int, count: int, width: int) -> Tensor:
-        """[B, width] int64: indices of the likeliest `width` among `count` candidates from `first` on."""
+        """Returns [B, width] int64: indices of the `width` likeliest of the candidates first .. first + count - 1."""
         return first + self.survival[:, first : first + count].topk(width, dim=1).indices
 
     def trees(self, budget: int) -> Trees:
-        """Returns the `budget` likeliest candidates, parents before children; equally likely ones in order of addition.
+        """Returns the trees of the `budget` likeliest candidates; of equally likely ones the one added first.
 
-        Candidates are sorted by their index in the pool, where parents come first; index C stands for no candidate.
+        The nodes are sorted by their index in the pool, so that parents come before their children. The index C stands
+        for an empty entry of the tree.
         """
         B, C = self.tokens.shape
         ranked = self.survival.argsort(dim=1, descending=True, stable=True)[:, :budget]
-        places = torch.where(self.survival.gather(1, ranked) > 0.0, ranked, C).sort(dim=1).values  # [B, N], C: empty
-        counts = (places < C).sum(1)
-        nodes = torch.arange(places.shape[1], device=places.device).expand(places.shape)
-        node_of = places.new_full((B, C + 1), -1).scatter_(1, places, nodes)
-        kept = places.clamp(max=C - 1)
-        parents = self.parents.gather(1, kept)
+        selected = torch.where(self.survival.gather(1, ranked) > 0.0, ranked, C).sort(dim=1).values  # [B, N]
+        counts = (selected < C).sum(1)
+        nodes = torch.arange(selected.shape[1], device=selected.device).expand(selected.shape)
+        node_of = selected.new_full((B, C + 1), -1).scatter_(1, selected, nodes)  # pool index -> node of the tree
+        indices = selected.clamp(max=C - 1)  # valid indices, also for empty entries
+        parents = self.parents.gather(1, indices)
         parents = torch.where(parents >= 0, node_of.gather(1, parents.clamp(min=0)), -1)
-        real = places < C
-        tokens = torch.where(real, self.tokens.gather(1, kept), 0)
-        survival = torch.where(real, self.survival.gather(1, kept), 0.0)
-        missing = (0, budget - places.shape[1])  # a small pool has fewer candidates
+        real = selected < C
+        tokens = torch.where(real, self.tokens.gather(1, indices), 0)
+        survival = torch.where(real, self.survival.gather(1, indices), 0.0)
+        missing = (0, budget - selected.shape[1])  # a pool may have fewer candidates than the budget
         return Trees(
             pad(tokens, missing), pad(torch.where(real, parents, -2), missing, value=-2), pad(survival, missing), counts
         )

@@ -2,8 +2,8 @@
 
     out[m, n] = (sum_k x[m, k] weight[n, k]) scale[n] + bias[n], accumulated in float32 and returned as float32
 
-Prefill, decoding, and verification of chains and trees all use it, so a row has the same bits in each. If the model is
-bfloat16, the operation that reads `out` rounds it.
+Prefill, decoding, and verification of chains and trees all use this operation, so a row has the same bits in each of
+them. If the model is bfloat16, the operation that reads `out` rounds it.
 
 x has M rows of K columns, the weight has N rows (outputs). A weight has the dtype of x, or is int8 or float8_e4m3fn
 with one scale per output (symmetric; x is not quantized). int8 and float8 numbers are exact in bfloat16, so the product
@@ -91,7 +91,7 @@ def pack_fp8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 
 
 def _scales(weight: Tensor, largest: float) -> Tensor:
-    """[N]: scales that map the largest weight of each output to `largest`."""
+    """Returns [N]: for each output, the scale that turns `largest` into the output's largest absolute weight."""
     return weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / largest
 
 
@@ -113,19 +113,20 @@ def _check_even(weight: Tensor) -> None:
 
 
 def _padded(weight: Tensor) -> Tensor:
-    """[N, K] -> [ceil(N / 32), 32, K]"""
+    """[N, K] -> [ceil(N / 32), 32, K]; the outputs that N lacks are zeros."""
     N, K = weight.shape
     blocks = -(-N // _BLOCK)
     return functional.pad(weight, (0, 0, 0, blocks * _BLOCK - N)).view(blocks, _BLOCK, K)
 
 
 def _in_pairs(weight: Tensor) -> Tensor:
-    """[N, K] -> [ceil(N / 32), K / 2, 32, 2]"""
+    """[N, K] -> [ceil(N / 32), K / 2, 32, 2]: adjacent pairs of k, as cpu/linear.c reads them."""
     padded = _padded(weight)
     return _laid_out(padded.view(*padded.shape[:2], -1, 2).permute(0, 2, 1, 3))
 
 
 def _laid_out(view: Tensor) -> Tensor:
+    """Copies a permuted view to contiguous memory in huge pages."""
     return empty(tuple(view.shape), view.dtype).copy_(view)
 
 

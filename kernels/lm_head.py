@@ -58,13 +58,13 @@ def _logits(x: Tensor, head: Head, base: Tensor | None) -> Tensor:
     return logits if base is None else logits + base
 
 
-def _tokens(head: Head) -> Tensor:
+def _token_ids(head: Head) -> Tensor:
     return torch.arange(head.data.shape[0], device=head.data.device) if head.vocab is None else head.vocab
 
 
 def sample_rows_reference(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = None) -> Tensor:
     """Reference of `sample_rows`."""
-    tokens = _tokens(head)
+    tokens = _token_ids(head)
     greedy = rows.temperatures == 0.0
     scores = _logits(x, head, base).double() / torch.where(greedy, 1.0, rows.temperatures).unsqueeze(1)
     seeds = [seed % 2**64 for seed in rows.seeds.tolist()]
@@ -73,7 +73,7 @@ def sample_rows_reference(x: Tensor, head: Head, rows: SampledRows, base: Tensor
 
 
 def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = None) -> Tensor:
-    """Returns the token of each row; among equal ones the lowest.
+    """Returns the token of each row; of tokens with equal scores, the first one in the head.
 
     Args:
         x: [M, K] contiguous, float32 or bfloat16.
@@ -95,7 +95,7 @@ def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = 
 
 @dataclass(frozen=True, slots=True)
 class BestTokens:
-    """The best tokens of M rows, best first; equal ones in the order of the head's rows.
+    """The k best tokens of each of M rows, best first; tokens with equal logits in the order of the head's rows.
 
     values: [M, k] float32 logits. tokens: [M, k] int64. log_sums: [M] float32, log-sum-exp of all the row's logits.
     """
@@ -109,7 +109,7 @@ def best_tokens_reference(x: Tensor, head: Head, count: int, base: Tensor | None
     """Reference of `best_tokens`."""
     logits = _logits(x, head, base)
     values, columns = torch.sort(logits, dim=-1, descending=True, stable=True)
-    return BestTokens(values[:, :count], _tokens(head)[columns[:, :count]], logits.logsumexp(-1))
+    return BestTokens(values[:, :count], _token_ids(head)[columns[:, :count]], logits.logsumexp(-1))
 
 
 def best_tokens(x: Tensor, head: Head, count: int, base: Tensor | None = None) -> BestTokens:

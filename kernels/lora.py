@@ -1,9 +1,9 @@
-"""Low-rank updates of linear layers, with a different adapter for each row.
+"""Low-rank updates of linear layers, where each row may have a different adapter.
 
     out[m] += up_a (down_a x[m])     for every row m with an adapter a; rows without an adapter are not changed
 
-Both products are `linear`, so an updated row has the same bits in any batch. `stacked_lora`, for CUDA, handles all
-adapters of a batch in two launches, with the adapters' weights stacked in one tensor.
+`linear` computes both products, so an updated row has the same bits in any batch. `stacked_lora`, for CUDA, handles all
+adapters of a batch in two launches; it reads the adapters' weights from one stacked tensor per product.
 
 Source: Hu et al. 2021, arXiv:2106.09685; many adapters in a batch: Punica, arXiv:2310.18547.
 """
@@ -39,7 +39,10 @@ class LoraLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraRun:
-    """Rows first..first + count - 1 of a pass, which share an adapter; `layers` are in the decoder's order."""
+    """The rows first .. first + count - 1 of a pass, which share an adapter.
+
+    layers: the adapter's updates of each of the decoder's layers.
+    """
 
     first: int
     count: int
@@ -76,15 +79,15 @@ class LoraStack:
 
         Returns: None if no adapter updates the product.
         """
-        real = [weight for weight in weights if weight is not None]
-        if not real:
+        given = [weight for weight in weights if weight is not None]
+        if not given:
             return None
-        rank = max(weight.down.out_features for weight in real)
-        zeros = LoraWeight(*(_zeros(side) for side in (real[0].down, real[0].up)))
-        each = [zeros if weight is None else weight for weight in weights]
+        rank = max(weight.down.out_features for weight in given)
+        zeros = LoraWeight(*(_zeros(side) for side in (given[0].down, given[0].up)))
+        complete = [zeros if weight is None else weight for weight in weights]
         return cls(
-            torch.stack([pad(w.down.data, (0, 0, 0, rank - w.down.data.shape[0])) for w in each]),
-            torch.stack([pad(w.up.data, (0, rank - w.up.data.shape[1])) for w in each]),
+            torch.stack([pad(w.down.data, (0, 0, 0, rank - w.down.data.shape[0])) for w in complete]),
+            torch.stack([pad(w.up.data, (0, rank - w.up.data.shape[1])) for w in complete]),
         )
 
 
@@ -120,7 +123,7 @@ def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, *, 
     Args:
         x: [M, K] contiguous. out: [M, N] float32.
         adapters: [M] int64, -1 for rows without an adapter.
-        num_runs: see `StackedRows`; None if each adapter has at most one run and the rows without an adapter, too.
+        num_runs: see `StackedRows`. None: each adapter has at most one run, and so have the rows without an adapter.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

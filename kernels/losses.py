@@ -1,6 +1,7 @@
 """Losses of an LM head over a large vocabulary, forward and backward; only the logits of some rows exist at a time.
 
-With logits s = hidden weight^T, p = softmax(s), the teacher's probabilities q, and ds the gradient of the loss by s:
+s = hidden weight^T are the logits, p = softmax(s), q are the teacher's probabilities, ds is the loss's gradient with
+respect to s, and [v = label] is 1 at the label and 0 elsewhere:
 
     cross entropy     -log p[label]                ds = p - [v = label]
     kl                sum_v q_v log(q_v / p_v)     ds = p - q
@@ -12,8 +13,8 @@ are given. M is the number of rows, C the number of rows in memory at a time, V 
 
 The forward pass computes the loss and its gradient together; the backward pass only scales the gradient.
 
-Source: Liger-Kernel, arXiv:2410.10989; total variation as one minus the chance of acceptance: Leviathan et al. 2023,
-arXiv:2211.17192.
+Source: Liger-Kernel, arXiv:2410.10989. Total variation is one minus the probability of acceptance: Leviathan et al.
+2023, arXiv:2211.17192.
 """
 
 from dataclasses import dataclass
@@ -42,22 +43,22 @@ class Teacher:
     weight: Tensor
 
 
-def loss_rows_reference(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Tensor:
+def loss_rows_reference(kind: Loss, logits: Tensor, target: Tensor, scale: Tensor) -> Tensor:
     """Returns the loss of each row, [C] in the dtype of logits, and overwrites logits with scale times the gradient.
 
     Args:
         logits: [C, V] float32 or float64. scale: [C] in the same dtype.
-        against: labels [C] int64 for cross entropy, else the teacher's logits [C, V] in the same dtype.
+        target: labels [C] int64 for cross entropy, else the teacher's logits [C, V] in the same dtype.
     """
     log_p = logits.log_softmax(-1)
     p = log_p.exp()
     if kind is Loss.CROSS_ENTROPY:
-        rows = -log_p.gather(1, against.unsqueeze(1)).squeeze(1)
-        gradient = p.scatter_add(1, against.unsqueeze(1), -torch.ones_like(p[:, :1]))
+        rows = -log_p.gather(1, target.unsqueeze(1)).squeeze(1)
+        gradient = p.scatter_add(1, target.unsqueeze(1), -torch.ones_like(p[:, :1]))
     else:
-        q = against.softmax(-1)
+        q = target.softmax(-1)
         if kind is Loss.KL:
-            rows = torch.where(q > 0.0, q * (against.log_softmax(-1) - log_p), 0.0).sum(-1)
+            rows = torch.where(q > 0.0, q * (target.log_softmax(-1) - log_p), 0.0).sum(-1)
             gradient = p - q
         else:
             rows = (p - q).abs().sum(-1) / 2
@@ -67,26 +68,26 @@ def loss_rows_reference(kind: Loss, logits: Tensor, against: Tensor, scale: Tens
     return rows
 
 
-def loss_rows(kind: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Tensor:
+def loss_rows(kind: Loss, logits: Tensor, target: Tensor, scale: Tensor) -> Tensor:
     """See `loss_rows_reference`."""
     if logits.is_cuda:
         from kernels.cuda.losses import loss_rows as launch  # imported here, because triton requires CUDA
 
-        return launch(kind, logits, against, scale)
-    return loss_rows_reference(kind, logits, against, scale)
+        return launch(kind, logits, target, scale)
+    return loss_rows_reference(kind, logits, target, scale)
 
 
 @dataclass(frozen=True, slots=True)
 class Blend:
     """Targets of C rows: a label, blended with a teacher's probabilities, which have the weight `soft_weight`.
 
-    labels: [C] int64. probabilities: [R, V] float32, None if `soft_weight` is 0. chosen: [C] int64, the row of
-    `probabilities` for each row of logits.
+    labels: [C] int64. probabilities: [R, V] float32, None if `soft_weight` is 0.
+    probability_rows: [C] int64, the row of `probabilities` for each row of logits.
     """
 
     labels: Tensor
     probabilities: Tensor | None
-    chosen: Tensor
+    probability_rows: Tensor
     soft_weight: float
 
     @property
@@ -96,7 +97,11 @@ class Blend:
 
 @dataclass(frozen=True, slots=True)
 class BlendSums:
-    """Sums over rows. loss, nats: blended loss and -log p[label], in nats, float32. correct: int64, argmax is label."""
+    """Sums over rows.
+
+    loss, nats: float32, the blended loss and -log p[label], both in nats.
+    correct: int64, the number of rows whose likeliest token is the label.
+    """
 
     loss: Tensor
     nats: Tensor
@@ -110,7 +115,7 @@ def blend_rows_reference(logits: Tensor, blend: Blend, *, gradient: bool) -> Ble
     if blend.probabilities is None:
         targets = torch.zeros_like(log_p)
     else:
-        targets = blend.soft_weight * blend.probabilities[blend.chosen]
+        targets = blend.soft_weight * blend.probabilities[blend.probability_rows]
     targets.scatter_add_(-1, blend.labels.unsqueeze(-1), torch.full_like(label_log_p, blend.hard_weight))
     correct = (log_p.argmax(-1) == blend.labels).sum()
     sums = BlendSums(-(targets * log_p).sum(), -label_log_p.sum(), correct)
@@ -127,7 +132,7 @@ def blend_rows(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
     C, V = logits.shape
     check_tensor(logits, "logits", (C, V), torch.float32)
     check_tensor(blend.labels, "labels", (C,), torch.int64)
-    check_tensor(blend.chosen, "chosen", (C,), torch.int64)
+    check_tensor(blend.probability_rows, "probability_rows", (C,), torch.int64)
     if blend.probabilities is not None:
         check_tensor(blend.probabilities, "probabilities", (None, V), torch.float32)
     if logits.is_cuda:
@@ -137,10 +142,10 @@ def blend_rows(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
     return blend_rows_reference(logits, blend, gradient=gradient)
 
 
-def _targets(against: Tensor | Teacher, some: slice, dtype: torch.dtype) -> Tensor:
-    if isinstance(against, Teacher):
-        return (against.hidden[some] @ against.weight.T).to(dtype)
-    return against[some]
+def _targets(target: Tensor | Teacher, part: slice, dtype: torch.dtype) -> Tensor:
+    if isinstance(target, Teacher):
+        return (target.hidden[part] @ target.weight.T).to(dtype)
+    return target[part]
 
 
 class _LinearLoss(torch.autograd.Function):
@@ -150,24 +155,24 @@ class _LinearLoss(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         kind: Loss,
-        against: Tensor | Teacher,
+        target: Tensor | Teacher,
         scale: Tensor,
         num_rows: int,
     ) -> tuple[Tensor, Tensor]:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
+        wide = torch.promote_types(hidden.dtype, torch.float32)  # float32, or float64 if hidden is float64
         d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight, dtype=wide) if ctx.needs_input_grad[1] else None
         scale = scale.to(wide)
         rows = torch.empty(hidden.shape[0], dtype=wide, device=hidden.device)
         for first in range(0, hidden.shape[0], num_rows):
-            some = slice(first, first + num_rows)
-            logits = (hidden[some] @ weight.T).to(wide)
-            rows[some] = loss_rows(kind, logits, _targets(against, some, wide), scale[some])
-            gradient = logits.to(hidden.dtype)
+            part = slice(first, first + num_rows)
+            logits = (hidden[part] @ weight.T).to(wide)
+            rows[part] = loss_rows(kind, logits, _targets(target, part, wide), scale[part])
+            gradient = logits.to(hidden.dtype)  # loss_rows has overwritten the logits with their gradient
             if d_hidden is not None:
-                d_hidden[some] = gradient @ weight
+                d_hidden[part] = gradient @ weight
             if d_weight is not None:
-                d_weight += gradient.T @ hidden[some]
+                d_weight += gradient.T @ hidden[part]
         ctx.save_for_backward(d_hidden, None if d_weight is None else d_weight.to(weight.dtype))
         ctx.mark_non_differentiable(rows)
         return (rows * scale).sum(), rows
@@ -183,7 +188,7 @@ def linear_loss(
     kind: Loss,
     hidden: Tensor,
     weight: Tensor,
-    against: Tensor | Teacher,
+    target: Tensor | Teacher,
     scale: Tensor,
     *,
     num_rows: int | None = None,
@@ -192,25 +197,25 @@ def linear_loss(
 
     Args:
         hidden: [M, H]. weight: [V, H] in the same dtype. Both may require gradients.
-        against: labels [M] int64 for cross entropy, else a teacher.
+        target: labels [M] int64 for cross entropy, else a teacher.
         scale: [M]; 0 excludes a row. It gets no gradient.
         num_rows: rows whose logits exist at a time; None for as many as fit into 64 MiB of float32.
 
     Returns: sum_m scale[m] loss[m], and the losses [M] without gradient, in nats (total variation has no unit).
-    Raises: ValueError: shapes or dtypes do not fit, or `against` does not belong to this loss.
+    Raises: ValueError: shapes or dtypes do not fit, or `target` does not belong to this loss.
     """
     M, V = hidden.shape[0], weight.shape[0]
     check_tensor(hidden, "hidden", (M, weight.shape[1]), weight.dtype)
-    if isinstance(against, Teacher) == (kind is Loss.CROSS_ENTROPY):
-        raise ValueError(f"{kind.name} does not accept {type(against).__name__}")
-    if isinstance(against, Teacher):
-        check_tensor(against.hidden, "teacher hidden", (M, against.weight.shape[1]), against.weight.dtype)
-        check_tensor(against.weight, "teacher weight", (V, None), against.weight.dtype)
+    if isinstance(target, Teacher) == (kind is Loss.CROSS_ENTROPY):
+        raise ValueError(f"{kind.name} does not accept {type(target).__name__}")
+    if isinstance(target, Teacher):
+        check_tensor(target.hidden, "teacher hidden", (M, target.weight.shape[1]), target.weight.dtype)
+        check_tensor(target.weight, "teacher weight", (V, None), target.weight.dtype)
     else:
-        check_tensor(against, "labels", (M,), torch.int64)
+        check_tensor(target, "labels", (M,), torch.int64)
     if scale.shape != (M,):
         raise ValueError(f"scale must be [{M}], got {list(scale.shape)}")
     loss, rows = _LinearLoss.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, kind, against, scale, num_rows or max(1, _LOGITS_AT_A_TIME // V)
+        hidden, weight, kind, target, scale, num_rows or max(1, _LOGITS_AT_A_TIME // V)
     )
     return loss, rows

@@ -2,7 +2,7 @@
 
     out[m, h] = x[m, :H] + silu(W_h x[m] + b_h)        for row m and head h
 
-The first H numbers of x[m] are the hidden state. Heads may also read the last token's embedding, which follows it.
+x[m] has K numbers. The first H are the hidden state; heads may also read the last token's embedding, which follows.
 
 Source: Cai et al. 2024, arXiv:2401.10774; one product for all heads: LoRAX.
 """
@@ -15,7 +15,7 @@ from kernels.linear import LinearWeight, linear
 
 
 def medusa_heads_reference(x: Tensor, product: Tensor, num_heads: int) -> Tensor:
-    """Reference of the activation and residual: x [M, K], product [M, heads * H] float32 -> [M, heads, H] as x."""
+    """Computes activation and residual: x [M, K], product [M, heads * H] float32 -> [M, heads, H] in the dtype of x."""
     inner = product.view(x.shape[0], num_heads, -1)
     return (x[:, None, : inner.shape[-1]].float() + functional.silu(inner)).to(x.dtype)
 

@@ -55,10 +55,10 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | Non
             if taken is None:
                 _current = _Chunk(_CHUNK)
                 taken = _current.take(num_bytes)
-    assert taken is not None  # a new chunk has room
+    assert taken is not None  # a new chunk has enough free memory
     return taken.view(dtype).view(shape)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copies `values` from the host to the device in stream order; the caller does not wait."""
+    """Copies `values` from the host to the device in stream order; the caller does not wait for the copy."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

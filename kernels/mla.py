@@ -4,8 +4,8 @@
     score_hj = [q_h W_h^UK | rope(q'_h)] . [c_j | k_j] * scale;   out_h = (sum_j softmax_j(score_hj) c_j) W_h^UV
 
 q_h (N numbers) and q'_h (P numbers) are the parts of head h's query without and with rotary embedding. W_h^UK and
-W_h^UV map c to the head's keys and values (V numbers). They are applied to the query and to the result instead, head by
-head through `linear`, so that only the latent (c, k) is stored and read.
+W_h^UV map c to the head's keys and values (V numbers). Instead of mapping every c, the absorbed form applies W_h^UK to
+the query and W_h^UV to the result, head by head through `linear`, so that only the latent (c, k) is stored and read.
 
 Source: DeepSeek-V2, arXiv:2405.04434, section 2.1; rotary pairs as in DeepSeek's published weights.
 """
@@ -43,10 +43,10 @@ class Rotation:
 
 
 def rotate_reference(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool) -> Tensor:
-    """x [M, n, P] float32, cosine and sine [M, P / 2] -> [M, n, P], rotated pairs in halves.
+    """Rotates n heads of M rows: x [M, n, P] float32, cosine and sine [M, P / 2] -> [M, n, P].
 
-    interleaved: whether the two numbers of a pair are adjacent in x; otherwise they are P / 2 apart. The result has the
-    second layout in both cases, because a score is a sum over pairs and queries and keys have the same layout.
+    interleaved: whether the two numbers of a pair are adjacent in x; otherwise they are P / 2 apart. In the result they
+    are always P / 2 apart. This changes no score, because queries and keys get the same layout.
     """
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     cosine, sine = cosine.unsqueeze(1), sine.unsqueeze(1)  # [M, 1, P / 2]
@@ -108,7 +108,7 @@ def latent_attention(
         query[:, head, :R] = linear(nope[:, head].to(dtype).contiguous(), weight)
     cosine, sine = rotation.cosines[positions], rotation.sines[positions]
     query[..., R:] = rotate_reference(rope, cosine, sine, interleaved=shape.interleaved)
-    query *= shape.scale * query.shape[-1] ** 0.5  # `attention` divides by the root of the width
+    query *= shape.scale * query.shape[-1] ** 0.5  # `attention` divides by the root of the query's width
     out = torch.empty(M, Hq, shape.value_dim, dtype=dtype, device=q.device)
     # The cache also serves as the values. The result's columns beyond R come from the rotary keys and are dropped.
     attended = attention(query, cache, cache, rows)[..., :R]  # [M, Hq, R]

@@ -36,7 +36,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    gate_up: LinearWeight  # [2 I, H], gate first
+    gate_up: LinearWeight  # [2 I, H] with the intermediate size I; the gate's rows come first
     down: LinearWeight  # [H, I]
 
 

@@ -24,7 +24,8 @@ _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
-_BLOCKS_AT_A_TIME = 16_384  # larger blocks leave the cache between numpy's operations; smaller ones have more overhead
+# More blocks would not stay in the processor's cache between numpy's operations; fewer blocks have more overhead.
+_BLOCKS_AT_A_TIME = 16_384
 
 # -log(-log(u)) at the largest and the smallest u: the noise of every token is within these bounds.
 MAX_GUMBEL = 22.874
@@ -39,7 +40,10 @@ def philox(seed: int, counter: _Counter) -> _Counter:
 
 
 def _philox(key: Tensor, words: Tensor) -> _Counter:
-    """key [2, ...], words [4, ...], int64, broadcast together. Products of two 32-bit words fit into 64 bits."""
+    """Runs all rounds: key [2, ...], words [4, ...] int64, broadcast together -> four words.
+
+    The 64-bit products may be negative as int64, so their high halves are masked after the shift.
+    """
     ones = [1] * (words.dim() - 1)
     rounds = torch.arange(_ROUNDS, device=words.device).view(-1, 1, *ones)
     keys = (key + rounds * torch.tensor(_WEYL, device=words.device).view(2, *ones)) & _MASK  # [rounds, 2, ...]
@@ -47,6 +51,7 @@ def _philox(key: Tensor, words: Tensor) -> _Counter:
     even, odd = words[0::2], words[1::2]
     for round_key in keys:
         products = multipliers * even
+        # flip(0) exchanges the two products, as Philox does between rounds
         even, odd = (((products >> 32) & _MASK).flip(0) ^ odd) ^ round_key, (products & _MASK).flip(0)
     return even[0], odd[0], even[1], odd[1]
 
@@ -74,6 +79,7 @@ def gumbel_rows_reference(seeds: Sequence[int], positions: Sequence[int], token_
 
 
 def gumbel_of(words: Words) -> NDArray[np.float64]:
+    """Returns the noise that belongs to each random word."""
     gumbels: NDArray[np.float64] = -np.log(-np.log((words + 0.5) / 2.0**32))
     return gumbels
 
@@ -89,7 +95,7 @@ def vocabulary_words(seed: int, position: int, size: int) -> Words:
     """Returns `noise_words` of the tokens 0..size - 1; four times as fast, because it uses all words of a block."""
     starts = range(0, -(-size // 4), _BLOCKS_AT_A_TIME)
     blocks = [np.arange(start, min(start + _BLOCKS_AT_A_TIME, -(-size // 4))) for start in starts]
-    return np.concatenate([_philox_numpy([seed], [position], some[None]).reshape(-1) for some in blocks])[:size]
+    return np.concatenate([_philox_numpy([seed], [position], part[None]).reshape(-1) for part in blocks])[:size]
 
 
 def _philox_numpy(seeds: Sequence[int], positions: Sequence[int], blocks: Ids) -> Words:
@@ -103,7 +109,7 @@ def _philox_numpy(seeds: Sequence[int], positions: Sequence[int], blocks: Ids) -
     # Two buffers in turn: `odd` of the next round is a view of the low halves of this round's products.
     products = [np.empty((2, *blocks.shape), np.uint64) for _ in range(2)]
     for i, round_key in enumerate(keys):
-        halves = products[i % 2].view(np.uint32)[::-1]  # little-endian: low, high
+        halves = products[i % 2].view(np.uint32)[::-1]  # products exchanged; low half first, as on little-endian CPUs
         np.multiply(even, multipliers, out=products[i % 2])
         np.bitwise_xor(halves[..., 1::2], odd, out=even)
         np.bitwise_xor(even, round_key, out=even)

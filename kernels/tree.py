@@ -3,10 +3,10 @@
 The tree of a sequence has N nodes, parents before children; its root is the last committed token, which has the index
 -1. All values are integers or products of two float32 numbers, so kernel and reference agree exactly.
 
-    grow    Given k candidate tokens for each depth, every node of the depth above may have each of them as a child.
-            Selects the `budget` likeliest nodes, the likeliest first; of equally likely nodes the one with the lower
-            depth comes first, then the better rank among the candidates, then the earlier parent.
-    accept  Walks down from the root: the next node is the child whose token the target has chosen at its parent.
+    grow    Each depth has k candidate tokens, and each node of the previous depth may have any of them as children.
+            Selects the `budget` likeliest nodes, the likeliest first. Equally likely nodes are ordered by depth, then
+            by their rank among the candidates, then by their parent.
+    accept  Walks down from the root: the next node is the child whose token the target has sampled at the current node.
     commit  Writes the slots of accepted nodes to the sequence's slot table; keys and values are not moved.
 
 Source: JetSpec, arXiv:2606.18394.
@@ -43,7 +43,8 @@ class Accepted:
     """Results of `accept_trees`.
 
     nodes: [B, N] int64, accepted nodes from the root down; -1 beyond the count.
-    tokens: [B, N + 1] int64, the tokens of these nodes and the target's token after them; -1 beyond count + 1.
+    tokens: [B, N + 1] int64, the tokens of these nodes and then the token that the target sampled after the last
+        accepted node; -1 beyond count + 1.
     counts: [B] int64, number of accepted nodes.
     """
 
@@ -54,7 +55,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Where the slots of accepted nodes are written.
+    """Where the slots of accepted nodes are written, for S sequences of at most L positions.
 
     slot_tables: [S, L] int32, written. table_rows: [B] int64, the sequences' rows of `slot_tables`.
     positions: [B] int64, position of the root's children. node_slots: [B, N] int32.
@@ -99,7 +100,7 @@ def _push(
 
 
 def grow_trees(tokens: Tensor, chances: Tensor, budget: int) -> Trees:
-    """Grows trees with their nodes best first.
+    """Grows trees whose nodes are ordered best first.
 
     Args:
         tokens: [B, depths, k] int64, candidates of each depth, best first.
@@ -144,7 +145,7 @@ def accept_trees(chosen: Tensor, trees: Trees, commit: Commit) -> Accepted:
     """Walks every tree from its root down and writes the accepted nodes' slots into the slot tables.
 
     Args:
-        chosen: [B, N + 1] int64. The token that the target has chosen after the root, and after each node.
+        chosen: [B, N + 1] int64. The token that the target has sampled after the root, and after each node.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

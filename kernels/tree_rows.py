@@ -20,7 +20,7 @@ from kernels.tree import Trees
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """The last tokens of B sequences, which are the roots of their trees.
+    """The last tokens of B sequences, which are the roots of their trees; the cache has S sequences of L positions.
 
     slot_tables: [S, L] int32; the last token's slot is written to it.
     table_rows, lengths, tokens: [B] int64. Row of `slot_tables`, number of tokens, last token.
@@ -50,20 +50,21 @@ def tree_rows_reference(trees: Trees, roots: Roots, *, depth: int, last_position
     nodes = torch.arange(N, device=device).expand(B, N)
     real = nodes < trees.counts.unsqueeze(1)
     parents = torch.where(real, trees.parents, -1)
-    upwards = [nodes]  # each node, its parent, and so on; -1 above the root's children
+    upwards = [nodes]  # depth tensors [B, N]: each node, its parent, and so on; -1 where the path has reached the root
     for _ in range(depth - 1 if N else 0):
         parent = parents.gather(1, upwards[-1].clamp(min=0))
         upwards.append(torch.where(upwards[-1] >= 0, parent, -1))
     chains = torch.stack(upwards, -1)  # [B, N, depth]
-    levels = (chains >= 0).sum(-1)  # [B, N]
-    places = (levels.unsqueeze(-1) - 1 - torch.arange(chains.shape[-1], device=device)).clamp(min=0)
+    levels = (chains >= 0).sum(-1)  # [B, N]: length of each node's path; 1 for entries beyond the count
+    # Index i of `reversed_index` is levels - 1 - i, so that the path's nodes come from the top down.
+    reversed_index = (levels.unsqueeze(-1) - 1 - torch.arange(chains.shape[-1], device=device)).clamp(min=0)
     node_slots = roots.slots[:, 1:].unsqueeze(-1).expand(chains.shape)
-    downwards = node_slots.gather(1, chains.gather(-1, places).clamp(min=0)) if N else node_slots
+    downwards = node_slots.gather(1, chains.gather(-1, reversed_index).clamp(min=0)) if N else node_slots
     paths = torch.zeros(B, 1 + N, depth, dtype=torch.int32, device=device)
     paths[:, 1:, : downwards.shape[-1]] = downwards
-    below = torch.cat([levels.new_zeros(B, 1), torch.where(real, levels, 0)], dim=1)  # [B, 1 + N]
+    depths = torch.cat([levels.new_zeros(B, 1), torch.where(real, levels, 0)], dim=1)  # [B, 1 + N]
     tokens = torch.cat([roots.tokens.unsqueeze(1), torch.where(real, trees.tokens, 0)], dim=1)
-    positions = (lengths.unsqueeze(1) - 1 + below).clamp(max=last_position)
+    positions = (lengths.unsqueeze(1) - 1 + depths).clamp(max=last_position)
     path_lens = torch.cat([levels.new_zeros(B, 1), levels], dim=1)
     attention = AttentionRows(
         slot_tables=roots.slot_tables,

@@ -31,12 +31,12 @@ def _commit() -> str | None:
     if not (_ROOT / ".git").exists():  # git would use the repository of a parent folder
         return None
     try:
-        found = subprocess.run(
+        result = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=_ROOT, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return result.stdout.strip()
 
 
 def _version(package: str) -> str | None:

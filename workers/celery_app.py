@@ -1,6 +1,6 @@
 """The worker over Redis: `celery -A workers.celery_app worker`.
 
-A message contains a job id, but it only means that some job is due: the database decides which job is next
+A message contains a job id, but means only that some job is due: the database decides which job is next
 (`control.queue.jobs.fair`). Messages may therefore be lost, and are acknowledged before the task runs. Measured with
 late acknowledgement: Celery's Redis transport lost a message for good when a worker died between two Redis commands,
 ran one long task five times, and restarted a crashing task 173 times in 25 s.

@@ -24,7 +24,10 @@ MAX_SHARD_ROWS = 256
 
 
 class FailureClass(StrEnum):
-    """Says whether another attempt can help. Only `INFRA` is retried without limit, as long as the job progresses."""
+    """The classes of failures, which decide whether a job is retried.
+
+    Only `INFRA` is retried without limit, as long as the job progresses.
+    """
 
     INVALID_INPUT = "invalid_input"
     USER_CONFIG = "user_config"
@@ -195,9 +198,9 @@ _Record = TypeVar("_Record")
 
 
 def _build(record: type[_Record], values: dict[str, Any]) -> _Record:
-    known = {f.name for f in fields(record)}  # type: ignore[arg-type]  # every record here is a dataclass
-    if unknown := sorted(values.keys() - known):
-        raise ContractError(f"{record.__name__} knows {sorted(known)}, got also {unknown}")
+    names = {f.name for f in fields(record)}  # type: ignore[arg-type]  # every record here is a dataclass
+    if unknown := sorted(values.keys() - names):
+        raise ContractError(f"{record.__name__} has {sorted(names)}, got also {unknown}")
     try:
         return record(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except TypeError as error:

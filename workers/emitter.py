@@ -1,4 +1,4 @@
-"""Writes the child process's events, one per line; progress at most twice a second. Standard library only."""
+"""Writes the child process's events, one per line; at most two progress events per second. Standard library only."""
 
 import time
 from collections.abc import Callable

@@ -16,9 +16,9 @@ VARIABLE = "SLIPSTREAM_CHILD_LOG"
 
 
 def configure_logging(stream: TextIO) -> None:
-    """Effects: the root logger writes to `stream`. Without the variable: text, and no ids."""
-    given: dict[str, Any] = json.loads(os.environ.get(VARIABLE) or "{}")
-    ids = given.get("ids", {})
+    """Effects: the root logger writes to `stream`. Without the variable, it writes text without ids."""
+    settings: dict[str, Any] = json.loads(os.environ.get(VARIABLE) or "{}")
+    ids = settings.get("ids", {})
 
     def identify(logger: object, method: str, event: EventDict) -> EventDict:
         return {**ids, **event}
@@ -32,7 +32,7 @@ def configure_logging(stream: TextIO) -> None:
     ]
     formatter = ProcessorFormatter(
         foreign_pre_chain=common,
-        processors=[ProcessorFormatter.remove_processors_meta, *_renderers(as_json=given.get("json", False))],
+        processors=[ProcessorFormatter.remove_processors_meta, *_renderers(as_json=settings.get("json", False))],
     )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(formatter)

@@ -30,14 +30,17 @@ MAX_JSON_BYTES = 64 << 20
 
 
 def code_key(values: Any) -> str | None:
-    """Returns a key in `CODE_KEYS`, at any depth, because a configuration may contain those of its submodels."""
-    left = [values]
-    while left:
-        value = left.pop()
+    """Returns a key of the configuration that is in `CODE_KEYS`, or None.
+
+    Keys at any depth count, because a configuration may contain the configurations of submodels.
+    """
+    pending = [values]
+    while pending:
+        value = pending.pop()
         if isinstance(value, dict):
-            if found := CODE_KEYS & value.keys():
-                return min(found)
-            left += value.values()
+            if code_keys := CODE_KEYS & value.keys():
+                return min(code_keys)
+            pending += value.values()
         elif isinstance(value, list):
-            left += value
+            pending += value
     return None

@@ -6,15 +6,16 @@ There are two modes. Both run this file as a script, which is why it imports the
 that survives exec), and then becomes the command by exec. The kernel's "parent" is the thread that started the script,
 so that thread must live as long as the command. Only Linux has this setting; elsewhere the command just runs.
 
-`kept_command`: a keeper process watches a pipe (the lifeline), whose write end the owner keeps open and never uses.
-When the owner process ends, the read end reports end of file, and the keeper kills the command and its descendants.
+`kept_command`: a keeper process watches a pipe (the lifeline). The owner is the process that the command must not
+outlive; it keeps the write end open and never writes. When the owner ends, the read end reports end of file, and the
+keeper kills the command and its descendants.
 
     owner ── lifeline ──> keeper ──> command ──> its children
                             └ adopts orphans of the command (Linux: PR_SET_CHILD_SUBREAPER), so none can escape
 
-The keeper exits with the exit code of the command, after killing what the command left running. `adopt=False` is for a
-command whose children should outlive it, each under its own keeper on the same lifeline. The keeper forwards SIGTERM
-and SIGINT to the command only, which then stops its children in its own order.
+When the command ends, the keeper kills the processes that the command left running, and exits with the command's exit
+code. `adopt=False` is for a command whose children should outlive it, each under its own keeper on the same lifeline.
+The keeper forwards SIGTERM and SIGINT to the command only, so that the command can stop its children in its own order.
 """
 
 import ctypes
@@ -75,7 +76,8 @@ def _keep(lifeline: int, command: list[str], *, adopt: bool) -> int:
         child = subprocess.Popen(
             command,
             pass_fds=(lifeline,),  # the command may start keepers on the same lifeline
-            preexec_fn=_die_with_parent,  # for a killed keeper; safe, since this process has only one thread
+            # In case the keeper itself is killed. preexec_fn is safe here, because this process has only one thread.
+            preexec_fn=_die_with_parent,
         )
     except OSError as error:
         sys.stderr.write(f"{command[0]} could not be started: {error}\n")
@@ -89,7 +91,7 @@ def _keep(lifeline: int, command: list[str], *, adopt: bool) -> int:
 def _watch(child: "subprocess.Popen[bytes]", lifeline: int, wakeup: int, pending: list[int]) -> int:
     while True:
         ready, _, _ = select.select([lifeline, wakeup], [], [])
-        if lifeline in ready:  # end of file: the owner is gone
+        if lifeline in ready:  # end of file: the owner has ended
             return 128 + signal.SIGKILL
         os.read(wakeup, 4096)
         while pending:

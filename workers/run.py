@@ -1,7 +1,7 @@
 """The child process of a job: `python -m workers.run SPEC.json`.
 
 It reads a spec, runs the job, and prints one JSON event per line (see `workers.contracts`). Its exit status is 0 after
-`finished` and 1 after `failed`; any other status means that it was killed or crashed below Python.
+`finished` and 1 after `failed`; any other status means that the process was killed, or crashed in native code.
 Standard output holds events only. All other output, from Python or C, goes to standard error.
 """
 
@@ -51,7 +51,7 @@ def _run(spec_path: Path, emit: Emit) -> int:
 
 
 def _dispatch(spec: Spec, emit: Emit) -> Finished:
-    # Imported late: torch must see the environment set above, and a bad spec should fail before the slow import.
+    # Imported here: torch must see the environment set above, and a bad spec should fail before the slow import.
     match spec:
         case BatchSpec():
             from workers.inference.batch import run_batch

@@ -13,19 +13,21 @@
 
 #define BLOCK LANES
 #define MAX_D 576 /* DeepSeek-V3's latent with its rotary part */
-#define MAX_HEADS 4 /* heads of a group processed together: their queries, then their sums, stay in registers */
+#define MAX_HEADS 4 /* heads processed together: their queries, and later their sums, must fit into the registers */
 
+/* The keys of one row and one KV head. */
 struct keys {
     const void *k_cache, *v_cache;
-    const int32_t *prefix, *path;
-    int64_t prefix_len, total, Hkv, head;
+    const int32_t *prefix, *path; /* slots: of the committed positions, and of the path's nodes */
+    int64_t prefix_len, total, Hkv, head; /* total: prefix and path together; head: index of the KV head */
 };
 
-/* Whether a bfloat16 head is loaded in pairs of vectors: one load yields two float32 vectors, the first with the
- * even-numbered elements and the second with the odd ones, because that is cheap to widen. Queries and accumulators
- * then have the same order. */
+/* Tells whether bfloat16 heads are loaded in pairs of vectors. Widening a load of 32 bfloat16 numbers then takes only a
+ * shift and a mask, which yield two float32 vectors: one of the elements with even indices and one of the others.
+ * Queries and accumulators have their elements in the same order. */
 ALWAYS int in_pairs(int64_t D, int dtype) { return dtype == BF16 && D % (2 * LANES) == 0; }
 
+/* Loads vector i of the head at `offset`. */
 ALWAYS vf load_lanes(const void *cache, int64_t offset, int64_t i, int64_t D, int dtype) {
     if (!in_pairs(D, dtype)) {
         offset += i * LANES;
@@ -42,10 +44,11 @@ ALWAYS vf load_lanes(const void *cache, int64_t offset, int64_t i, int64_t D, in
 /* Computes the offsets of a block's keys, and prefetches keys and values, because hardware prefetchers cannot predict
  * slots. Returns the number of keys. */
 ALWAYS int locate(const struct keys *keys, int64_t start, int64_t D, int dtype, int64_t offsets[BLOCK]) {
-    int64_t left = keys->total - start, count = left < BLOCK ? left : BLOCK, size = dtype == BF16 ? 2 : 4;
+    int64_t remaining = keys->total - start, count = remaining < BLOCK ? remaining : BLOCK;
+    int64_t size = dtype == BF16 ? 2 : 4;
     for (int64_t j = 0; j < count; j++) {
-        int64_t at = start + j;
-        int64_t slot = at < keys->prefix_len ? keys->prefix[at] : keys->path[at - keys->prefix_len];
+        int64_t index = start + j;
+        int64_t slot = index < keys->prefix_len ? keys->prefix[index] : keys->path[index - keys->prefix_len];
         offsets[j] = (slot * keys->Hkv + keys->head) * D;
         for (int64_t byte = 0; byte < D * size; byte += 64) {
             __builtin_prefetch((const char *)keys->k_cache + offsets[j] * size + byte);
@@ -71,12 +74,12 @@ ALWAYS void attend(const struct keys *keys, const float *q, void *out, const int
         }
         for (int64_t i = 0; i < lanes && in_pairs(D, dtype); i += 2) vf_unzip(&query[g][i], &query[g][i + 1]);
     }
-    int64_t places[2][BLOCK];
-    int following = locate(keys, 0, D, dtype, places[0]);
+    int64_t block_offsets[2][BLOCK]; /* of this block and of the next one, in turn */
+    int next_count = locate(keys, 0, D, dtype, block_offsets[0]);
     for (int64_t start = 0; start < keys->total; start += BLOCK) {
-        const int64_t *offsets = places[start / BLOCK % 2];
-        int count = following;
-        following = locate(keys, start + BLOCK, D, dtype, places[(start / BLOCK + 1) % 2]);
+        const int64_t *offsets = block_offsets[start / BLOCK % 2];
+        int count = next_count;
+        next_count = locate(keys, start + BLOCK, D, dtype, block_offsets[(start / BLOCK + 1) % 2]);
         vf dots[MAX_HEADS][BLOCK];
         for (int j = 0; j < count; j++)
             for (int g = 0; g < heads; g++) {
@@ -86,18 +89,18 @@ ALWAYS void attend(const struct keys *keys, const float *q, void *out, const int
                 dots[g][j] = dot;
             }
         float p[MAX_HEADS][BLOCK], factors[LANES] = {0};
-        int risen = 0;
+        int max_has_risen = 0;
         for (int j = count; j < BLOCK; j++)
             for (int g = 0; g < heads; g++) dots[g][j] = vf_set(0.0f);
         for (int g = 0; g < heads; g++) {
             vf scores = vf_select(lane < (float)count, vf_sums(dots[g]), vf_set(-INFINITY));
             float top = vf_max(scores);
             top = top > max[g] ? top : max[g];
-            risen |= top > max[g];
+            max_has_risen |= top > max[g];
             factors[g] = max[g] - top, max[g] = top;
             vf_store(p[g], vf_exp(scores - top));
         }
-        if (risen) { /* rare after the first blocks; otherwise all factors are 1 */
+        if (max_has_risen) { /* rare after the first blocks; if no maximum has risen, all factors are 1 */
             vf_store(factors, vf_exp(vf_load(factors)));
             for (int g = 0; g < heads; g++) {
                 sum[g] *= factors[g];
@@ -144,9 +147,9 @@ void attention_task(const struct attention *a, const struct attention_rows *rows
                         prefix_len + rows->path_lens[m],
                         Hkv,
                         head};
-    int64_t most = D <= 64 ? MAX_HEADS : MAX_HEADS / 2;
-    for (int64_t g = 0; g < group; g += most) {
-        int heads = (int)(group - g < most ? group - g : most);
+    int64_t max_heads = D <= 64 ? MAX_HEADS : MAX_HEADS / 2;
+    for (int64_t g = 0; g < group; g += max_heads) {
+        int heads = (int)(group - g < max_heads ? group - g : max_heads);
         const float *q = a->q + m * a->q_stride + (head * group + g) * D;
         void *out = (char *)a->out + (m * a->Hq + head * group + g) * D * (a->dtype == BF16 ? 2 : 4);
         if (a->dtype == BF16 && D == 64) attend_bf16_64(&keys, q, out, heads, D);
@@ -170,9 +173,9 @@ static void attention_team(void *context) {
         attention_task(&c->attention, &c->rows, c->num_tasks - 1 - task); /* longest rows first */
 }
 
-/* q: rows of `q_stride` floats, the first Hq * D used. k_cache, v_cache [slots, Hkv, D]. slot_tables [S, table_stride]
- * int32. seqs, prefix_lens, path_lens [M]; paths [M, path_stride] int32. out [M, Hq, D] in the caches' dtype.
- * D is a multiple of 16 up to 576. */
+/* q: M rows of `q_stride` floats, of which the first Hq * D are read. k_cache, v_cache [slots, Hkv, D]. slot_tables
+ * [S, table_stride] int32. seqs, prefix_lens, path_lens [M]; paths [M, path_stride] int32. out [M, Hq, D] in the dtype
+ * of the caches. D is a multiple of 16 up to 576. */
 void slipstream_attention(const float *q, int64_t q_stride, const void *k_cache, const void *v_cache,
                           const int32_t *slot_tables, int64_t table_stride, const int64_t *seqs,
                           const int64_t *prefix_lens, const int32_t *paths, int64_t path_stride,

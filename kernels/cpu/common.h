@@ -2,8 +2,8 @@
  *
  * Row invariance: every output element is computed by one thread, in one fixed order that depends on the
  * operation's sizes only, never on the number of rows, sequences or threads. So a row has the same bits in a batch, a
- * chain or a tree as alone. No change may break this: a sum must not be split over threads, and a tile shape
- * that depends on the number of rows must not change the order of additions.
+ * chain or a tree as in a pass of its own. No change may break this: a sum must not be split over threads, and a tile
+ * shape that depends on the number of rows must not change the order of additions.
  */
 #pragma once
 #include <stdint.h>
@@ -56,9 +56,9 @@ static inline vf vf_select(vi mask, vf a, vf b) {
     vi x, y;
     memcpy(&x, &a, sizeof x);
     memcpy(&y, &b, sizeof y);
-    vi chosen = (mask & x) | (~mask & y);
+    vi bits = (mask & x) | (~mask & y);
     vf result;
-    memcpy(&result, &chosen, sizeof result);
+    memcpy(&result, &bits, sizeof result);
     return result;
 }
 
@@ -74,7 +74,7 @@ static inline float vf_sum(vf v) {
     return x[0];
 }
 
-/* out[j] = the sum of v[j]'s lanes, in an order that is the same for every j. */
+/* Lane j of the result is the sum of the lanes of v[j], added in an order that is the same for every j. */
 ALWAYS vf vf_sums(const vf v[LANES]) {
 #if defined(__AVX512F__)
     __m512 quads[4]; /* per quarter, the interleaved sums of 4 vectors */
@@ -96,7 +96,7 @@ ALWAYS vf vf_sums(const vf v[LANES]) {
     return vf_load(sums);
 }
 
-/* Treats (a, b) as 32 numbers and moves those at even places to a, those at odd places to b. */
+/* Treats (a, b) as 32 numbers and moves those with an even index to a, those with an odd index to b. */
 ALWAYS void vf_unzip(vf *a, vf *b) {
 #if defined(__AVX512F__)
     __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
@@ -155,8 +155,8 @@ static inline void vf_store_any(void *p, int64_t i, int dtype, vf value) {
     vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     vu nan = (u >> 16) | 0x40u;
     vi is_nan = value != value;
-    vu chosen = ((vu)is_nan & nan) | (~(vu)is_nan & rounded);
-    vh h = __builtin_convertvector(chosen, vh);
+    vu bits = ((vu)is_nan & nan) | (~(vu)is_nan & rounded);
+    vh h = __builtin_convertvector(bits, vh);
     memcpy((uint16_t *)p + i, &h, sizeof h);
 }
 

@@ -3,9 +3,9 @@
  * threads (SmolLM2-135M, two cores of an AMD EPYC).
  *
  * The speed depends on reading weights without interruption. A thread that works on its last block of a product has
- * already claimed its first block of the next product, and prefetches it. The work between products is kept short: with
- * at most OWN_NORM_ROWS rows, every thread normalizes all rows for itself, which is faster than synchronizing the
- * threads, and SwiGLU runs directly on each block of gates.
+ * already claimed its first block of the next product, and prefetches that block. The work between products is kept
+ * short: with at most OWN_NORM_ROWS rows, every thread normalizes all rows for itself, which is faster than
+ * synchronizing the threads, and SwiGLU runs directly on each block of gates.
  *
  * A tap is the residual stream at the input of a layer, which some drafters read.
  */
@@ -22,7 +22,7 @@ enum product { QKV, OUTPUT, GATE_UP, DOWN, PRODUCTS };
 enum { INPUT_NORM = PRODUCTS, ROPE, ATTENTION, POST_NORM, COUNTERS };
 
 struct layer {
-    const float *input_norm, *post_norm, *q_norm, *k_norm; /* the last two or null */
+    const float *input_norm, *post_norm, *q_norm, *k_norm; /* q_norm and k_norm are null without QK-norm */
     struct linear products[PRODUCTS];
 };
 
@@ -43,7 +43,7 @@ struct decoder_pass {
     void *hidden, *taps;       /* [M, H], [M, num_taps, H] in the decoder's dtype */
     const int64_t *tap_layers; /* [num_taps] */
     int64_t num_taps;
-    const void *qkv_prefix;    /* [M, qkv_prefix_width] in the decoder's dtype, or null: read by QKV before H */
+    const void *qkv_prefix;    /* [M, qkv_prefix_width] in the decoder's dtype, or null; QKV reads it before H */
     int64_t qkv_prefix_width;
 };
 
@@ -58,17 +58,19 @@ struct run {
 /* The state of one thread in a run. */
 struct worker {
     const struct run *r;
-    int64_t item; /* item of the next product, claimed in advance; -1 if none was left */
-    void *own;    /* [OWN_NORM_ROWS, prefix_width + H] in the decoder's dtype */
+    int64_t item; /* item of the next product, claimed in advance; -1 if all its items were claimed */
+    void *own;    /* this thread's normed rows, [OWN_NORM_ROWS, prefix_width + H] in the decoder's dtype */
 };
 
 static int64_t item_size(const struct decoder *d) { return d->dtype == BF16 ? 2 : 4; }
 
+/* Products are numbered through all layers: index = layer * PRODUCTS + kind. */
 static const struct linear *product(const struct run *r, int64_t index) {
     return &r->decoder->layers[index / PRODUCTS].products[index % PRODUCTS];
 }
 
-/* An item of the work on a product is a block of outputs; for GATE_UP, a block of gates and the same block of ups. */
+/* An item of the work on a product is a block of outputs; for GATE_UP, a block of gates and the same block of ups.
+ * Returns -1 if no item remains, or if there is no product of this index. */
 static int64_t claim_item(const struct run *r, int64_t index) {
     if (index == r->decoder->num_layers * PRODUCTS) return -1;
     int64_t blocks = linear_blocks(product(r, index)), kind = index % PRODUCTS;
@@ -91,23 +93,24 @@ static void gate_up_item(const struct run *r, const struct linear *l, int64_t it
     }
 }
 
-/* Computes this thread's share of a product, and claims its first item of the next one. `out` is unused for GATE_UP. */
+/* Computes this thread's share of a product, and claims the thread's first item of the next product. During each item
+ * the weights of the thread's next item are prefetched. `out` is unused for GATE_UP. */
 static void product_phase(struct worker *w, int64_t index, const void *x, float *out, enum output output) {
     const struct run *r = w->r;
     const struct linear *l = product(r, index);
     int64_t item = w->item, M = r->pass->M;
     if (item < 0) w->item = claim_item(r, index + 1);
     while (item >= 0) {
-        int64_t following = claim_item(r, index), after = index;
-        if (following < 0) w->item = claim_item(r, ++after);
-        int64_t then = after == index ? following : w->item;
+        int64_t same_product = claim_item(r, index), next_index = index;
+        if (same_product < 0) w->item = claim_item(r, ++next_index);
+        int64_t next_item = next_index == index ? same_product : w->item;
         struct ahead ahead[2] = {{NULL, 0}, {NULL, 0}};
-        if (then >= 0) ahead[0] = linear_ahead(product(r, after), then, l, M);
-        if (then >= 0 && after % PRODUCTS == GATE_UP)
-            ahead[1] = linear_ahead(product(r, after), then + r->decoder->I / LINEAR_BLOCK, l, M);
+        if (next_item >= 0) ahead[0] = linear_ahead(product(r, next_index), next_item, l, M);
+        if (next_item >= 0 && next_index % PRODUCTS == GATE_UP)
+            ahead[1] = linear_ahead(product(r, next_index), next_item + r->decoder->I / LINEAR_BLOCK, l, M);
         if (index % PRODUCTS == GATE_UP) gate_up_item(r, l, item, x, ahead);
         else linear_block(l, item, x, out, M, r->decoder->dtype, output, ahead);
-        item = following;
+        item = same_product;
     }
     team_barrier();
 }
@@ -121,7 +124,8 @@ static void tap_row(const struct run *r, int64_t m, int64_t index) {
             cast_row(p->residual + m * H, (char *)p->taps + (m * p->num_taps + t) * H * size, H, r->decoder->dtype);
 }
 
-/* Each row of `out` consists of the first `prefix_width` numbers of `qkv_prefix`, followed by the normed residual. */
+/* Norms `count` rows of the residual from row m on. Each row of `out` consists of the first `prefix_width` numbers of
+ * the row's `qkv_prefix`, followed by the normed residual. */
 static void norm_rows(const struct run *r, const float *weight, int64_t prefix_width, int64_t m, int64_t count,
                       void *out) {
     const struct decoder *d = r->decoder;
@@ -133,7 +137,7 @@ static void norm_rows(const struct run *r, const float *weight, int64_t prefix_w
     }
 }
 
-/* Returns the normed rows. `tap`: the layer whose input this residual is, or -1 in the middle of a layer. */
+/* Returns all normed rows. `tap`: the layer whose input the residual is, or -1 in the middle of a layer. */
 static const void *norm_phase(struct worker *w, const float *weight, int64_t prefix_width, int64_t tap, counter *next) {
     const struct run *r = w->r;
     int64_t M = r->pass->M, row_bytes = (prefix_width + r->decoder->H) * item_size(r->decoder), m;
@@ -194,6 +198,7 @@ static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 /* Returns 0, or -1 if there is not enough memory. */
 int slipstream_decoder(const struct decoder *d, const struct decoder_pass *pass) {
     int64_t M = pass->M, size = item_size(d);
+    /* the buffers of struct run, in the order of its fields */
     int64_t bytes[] = {M * (d->Hq + 2 * d->Hkv) * d->D * 4, M * (pass->qkv_prefix_width + d->H) * size,
                        M * d->Hq * d->D * size, M * d->I * size,
                        (d->num_layers + 1) * COUNTERS * (int64_t)sizeof(counter)};

@@ -2,7 +2,7 @@
 
 The shared library is stored in a cache folder under a name derived from its sources, the compiler and the processor, so
 a new version or another machine never loads an old build. Without a C compiler `library()` returns None, and every
-operation uses its torch reference, which is slower and has other bits, but is also row-invariant.
+operation uses its torch reference. The reference is slower and rounds differently, but is also row-invariant.
 """
 
 import ctypes
@@ -62,7 +62,7 @@ def _compile(compiler: str, target: Path) -> None:
         objects = {name: str(Path(folder) / f"{name}.o") for name in _SOURCES}
         _run_all([compiler, *_FLAGS, "-c", str(_FOLDER / name), "-o", compiled] for name, compiled in objects.items())
         _run_all([[compiler, *_FLAGS, *objects.values(), "-o", str(built), "-lm"]])
-        built.rename(target)  # atomic: processes that start together may both build
+        built.rename(target)  # atomic, because processes that start together may all build the same file
 
 
 def _run_all(commands: Iterable[list[str]]) -> None:
@@ -79,9 +79,9 @@ def _run_all(commands: Iterable[list[str]]) -> None:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Returns the loaded kernels, or None if there is no C compiler or it fails (a warning gives the compiler's error).
+    """Returns the loaded kernels; None if there is no C compiler, if the compiler fails, or if they are disabled.
 
-    `SLIPSTREAM_CPU_KERNELS=off` disables the kernels.
+    `SLIPSTREAM_CPU_KERNELS=off` disables the kernels. A warning contains the output of a compiler that fails.
     """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if os.environ.get("SLIPSTREAM_CPU_KERNELS") == "off" or compiler is None:

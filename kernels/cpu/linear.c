@@ -16,8 +16,8 @@
 
 #define NB LINEAR_BLOCK
 #define MAX_ROWS LINEAR_ROWS
-#define STEPS 8               /* values of k, or pairs of them, between two prefetches */
-#define MAX_AHEAD (256 << 10) /* bytes; L2 also holds the current block */
+#define STEPS 8               /* values of k, or pairs of values, between two prefetches */
+#define MAX_AHEAD (256 << 10) /* maximum number of bytes to prefetch: L2 also holds the current block */
 
 #if defined(__AVX512BF16__)
 #define HAS_DP 1
@@ -29,13 +29,13 @@
 /* Prevents the compiler from fusing a product and a sum in some variants, which would change the rounding. */
 #define KEEP_APART(value) __asm__("" : "+m"(value))
 
-/* One tile: `rows` rows of x [*, K] by one block; row r goes to out + r * stride. */
+/* One tile: a few rows of x [*, K] times one block of weights. The result of row r is written to out + r * stride. */
 struct tile {
     const void *x, *w;
     int64_t K;
     const float *scales, *bias; /* of the block's outputs, or null */
     float *out;
-    int64_t stride, width; /* width: valid outputs of this block */
+    int64_t stride, width; /* width: number of valid outputs of this block, less than NB if N ends in it */
     int output;
     struct ahead *ahead;
 };
@@ -62,6 +62,7 @@ static void finish_part(const struct tile *t, vf a, vf b, float *o) {
     }
 }
 
+/* Applies scales and bias to the sums of a row, outputs 0 to 15 in a and 16 to 31 in b, and writes them. */
 ALWAYS void finish(const struct tile *t, vf a, vf b, int64_t row) {
     float *o = t->out + row * t->stride;
     if (t->width < NB) {
@@ -96,14 +97,16 @@ ALWAYS void tile_f32(const int rows, const struct tile *t) {
     for (int r = 0; r < rows; r++) finish(t, acc[r][0], acc[r][1], r);
 }
 
-/* Loads the k-th pair of weights of 16 outputs from `first` on, as float32: `even` for 2 k, `odd` for 2 k + 1. */
+/* Loads the k-th pair of weights of each of 16 outputs from `first` on: as float32, weight 2 k of each output is in
+ * `even` and weight 2 k + 1 in `odd`. The sign bit of an int8 weight is moved to bit 31 of the float32 number. */
 ALWAYS void expand(const void *w, int64_t k, int first, const int format, vf *even, vf *odd) {
     vu e, o;
     if (format == INT8) {
         vh bytes;
         memcpy(&bytes, (const uint8_t *)w + (k * NB + first) * 2, sizeof bytes);
         vu pair = __builtin_convertvector(bytes, vu);
-        vf me = __builtin_convertvector((vi)(pair & 0x7f), vf), mo = __builtin_convertvector((vi)(pair >> 8 & 0x7f), vf);
+        vf me = __builtin_convertvector((vi)(pair & 0x7f), vf);
+        vf mo = __builtin_convertvector((vi)(pair >> 8 & 0x7f), vf);
         e = (vu)me | (pair & 0x80) << 24, o = (vu)mo | (pair & 0x8000) << 16;
     } else {
         memcpy(&e, (const uint16_t *)w + (k * NB + first) * 2, sizeof e);
@@ -133,7 +136,7 @@ ALWAYS void tile_pairs(const int rows, const struct tile *t, const int format, c
 
 #if defined(HAS_DP)
 struct table {
-    __m512i low[2], high[2]; /* bytes of the bfloat16 numbers 0 to 127 */
+    __m512i low[2], high[2]; /* the low and the high bytes of the bfloat16 numbers 0 to 127 */
 };
 
 static struct table int8_table(void) {
@@ -147,14 +150,15 @@ static struct table int8_table(void) {
 }
 
 /* Loads a pair of k of 32 outputs. With int8, the outputs are permuted; `in_order` restores the order of the sums. */
-ALWAYS void load_pair(const void *w, int64_t k, const int format, const struct table *table, __m512bh *w0, __m512bh *w1) {
+ALWAYS void load_pair(const void *w, int64_t k, const int format, const struct table *table, __m512bh *w0,
+                      __m512bh *w1) {
     if (format == BF16) {
         const uint16_t *at = (const uint16_t *)w + k * (2 * NB);
         *w0 = (__m512bh)_mm512_loadu_si512(at), *w1 = (__m512bh)_mm512_loadu_si512(at + NB);
         return;
     }
 #if defined(HAS_DP_INT8)
-    __m512i bytes = _mm512_loadu_si512((const uint8_t *)w + k * (2 * NB)); /* bit 7, the sign, is not part of the index */
+    __m512i bytes = _mm512_loadu_si512((const uint8_t *)w + k * (2 * NB)); /* the index ignores bit 7, the sign */
     __m512i low = _mm512_permutex2var_epi8(table->low[0], bytes, table->low[1]);
     __m512i high = _mm512_permutex2var_epi8(table->high[0], bytes, table->high[1]);
     high = _mm512_ternarylogic_epi32(high, bytes, _mm512_set1_epi8((char)0x80), 0xf8); /* high | (bytes & 0x80) */
@@ -250,8 +254,8 @@ static int64_t block_bytes(const struct linear *l) {
 
 static int64_t tiles(int64_t M) { return (M + MAX_ROWS - 1) / MAX_ROWS; }
 
-/* All tiles get about the same number of rows: a tile of a single row takes as long as one of three, because of the
- * latency of the instructions. */
+/* All tiles get about the same number of rows, because a tile of one row takes as long as a tile of three rows (the
+ * latency of the instructions limits both). */
 int64_t linear_height(int64_t M) { return M > 0 ? (M + tiles(M) - 1) / tiles(M) : 1; }
 
 struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M) {
@@ -303,8 +307,9 @@ static void linear_team(void *context) {
     }
 }
 
-/* x [M, K] contiguous (K even unless both are float32), out [M, N] float32, stored or added to; scales and bias may be
- * null. `dtype`: x's. `format`: the weights', int8 or x's dtype. */
+/* x [M, K] contiguous, with an even K unless x and the weight are float32. out [M, N] float32. scales and bias may be
+ * null. `dtype` is the dtype of x; `format` is the format of the weight, which is int8 or the dtype of x; `output`
+ * is an `enum output`. */
 void slipstream_linear(const void *x, const void *weight, const float *scales, const float *bias, float *out, int64_t M,
                        int64_t N, int64_t K, int dtype, int format, int output) {
     struct linear_call call = {{weight, scales, bias, N, K, format}, x, out, M, dtype, output, 0};

@@ -1,13 +1,13 @@
-/* The operations, each on the smallest unit of work for one thread. The entry points for single operations (linear.c,
- * rows.c, attention.c) and for the whole decoder (decoder.c) call the same functions, so their results have the same
- * bits. */
+/* The operations as functions that compute the smallest unit of work for one thread. The entry points for single
+ * operations (linear.c, rows.c, attention.c) and for the whole decoder (decoder.c) call the same functions, so their
+ * results have the same bits. */
 #pragma once
 #include <stdint.h>
 
 enum output { STORE = 0, ADD = 1 };
 
-#define LINEAR_BLOCK 32 /* outputs */
-#define LINEAR_ROWS 8   /* rows of one tile */
+#define LINEAR_BLOCK 32 /* outputs of one block of weights */
+#define LINEAR_ROWS 8   /* maximum rows of one tile */
 
 struct linear {
     const void *weight;         /* packed, see linear.c */
@@ -39,7 +39,7 @@ void cast_row(const float *x, void *out, int64_t H, int dtype);
 void swiglu_row(const float *x, void *out, int64_t I, int dtype);
 
 struct rope {
-    const float *cosines, *sines, *q_norm, *k_norm; /* norms or null */
+    const float *cosines, *sines, *q_norm, *k_norm; /* the norms are null without QK-norm */
     float eps;
     int64_t Hq, Hkv, D;
 };

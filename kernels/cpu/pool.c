@@ -17,13 +17,16 @@
 
 #define SPINS 600 /* about 10 microseconds on an AMD EPYC at 2.6 GHz */
 
-static pthread_mutex_t callers = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t callers = PTHREAD_MUTEX_INITIALIZER; /* held during `team_run`, so that callers take turns */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static pid_t owner; /* threads do not survive a fork: a child starts its own team */
+static pid_t team_pid; /* the process that started the team: a forked child has no threads and starts its own team */
 static int size;    /* number of threads, including the caller's */
 static team_function current;
 static void *current_context;
-static atomic_int round_number, arrived, phase;
+static atomic_int round_number; /* number of calls of `team_run` that the members have been told of */
+static atomic_int arrived;      /* number of threads that wait at the barrier */
+static atomic_int phase;        /* number of barriers that all threads have passed */
 
 static void wait_until_changed(atomic_int *value, int old) {
     for (int i = 0; i < SPINS; i++) {
@@ -55,8 +58,8 @@ void team_barrier(void) {
 
 static void *member(void *unused) {
     (void)unused;
-    for (int seen = 0;; seen++) {
-        wait_until_changed(&round_number, seen);
+    for (int rounds = 0;; rounds++) {
+        wait_until_changed(&round_number, rounds);
         current(current_context);
         team_barrier();
     }
@@ -76,7 +79,7 @@ static int wanted_size(void) {
 }
 
 static void start(void) {
-    owner = getpid();
+    team_pid = getpid();
     atomic_store(&round_number, 0);
     atomic_store(&arrived, 0);
     atomic_store(&phase, 0);
@@ -90,7 +93,7 @@ static void start(void) {
 
 void team_run(team_function function, void *context) {
     pthread_mutex_lock(&callers);
-    if (owner != getpid()) start();
+    if (team_pid != getpid()) start();
     current = function;
     current_context = context;
     if (size > 1) change(&round_number);

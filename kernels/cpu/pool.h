@@ -20,7 +20,7 @@ void team_run(team_function function, void *context);
 /* A barrier for use inside `team_run`. */
 void team_barrier(void);
 
-/* The next item of a phase of `total`, or -1. */
+/* Returns the next item of a phase of `total` items, or -1 if all items have been claimed. */
 static inline int64_t claim(counter *next, int64_t total) {
     int64_t item = atomic_fetch_add_explicit(next, 1, memory_order_relaxed);
     return item < total ? item : -1;

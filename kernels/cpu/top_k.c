@@ -8,22 +8,23 @@ enum { PARALLEL = 1 << 17 }; /* with fewer logits, waking the team of threads ta
 
 struct best {
     const float *logits; /* [M, V] */
-    float *values;       /* [M, count], descending; of equal ones the lower column first */
+    float *values;       /* [M, count], descending; of equal values the lower column first */
     int64_t *columns;    /* [M, count] */
     float *log_masses;   /* [M]: log sum exp */
     int64_t M, V, count;
     counter next;
 };
 
+/* Inserts a value into the `count` best so far, unless it is too small. */
 ALWAYS void insert(float *values, int64_t *columns, int64_t count, float value, int64_t column) {
-    int64_t place = count - 1;
-    if (!(value > values[place])) return;
-    for (; place > 0 && value > values[place - 1]; place--) {
-        values[place] = values[place - 1];
-        columns[place] = columns[place - 1];
+    int64_t index = count - 1;
+    if (!(value > values[index])) return;
+    for (; index > 0 && value > values[index - 1]; index--) {
+        values[index] = values[index - 1];
+        columns[index] = columns[index - 1];
     }
-    values[place] = value;
-    columns[place] = column;
+    values[index] = value;
+    columns[index] = column;
 }
 
 static void best_of_row(const struct best *b, int64_t m) {
@@ -43,7 +44,7 @@ static void best_of_row(const struct best *b, int64_t m) {
     b->log_masses[m] = values[0] + logf(total);
 }
 
-static void work(void *context) {
+static void top_k_team(void *context) {
     struct best *b = context;
     for (int64_t m; (m = claim(&b->next, b->M)) >= 0;) best_of_row(b, m);
 }
@@ -51,6 +52,6 @@ static void work(void *context) {
 void slipstream_top_k(const float *logits, float *values, int64_t *columns, float *log_masses, int64_t M, int64_t V,
                       int64_t count) {
     struct best b = {logits, values, columns, log_masses, M, V, count, 0};
-    if (M * V < PARALLEL) work(&b);
-    else team_run(work, &b);
+    if (M * V < PARALLEL) top_k_team(&b);
+    else team_run(top_k_team, &b);
 }

@@ -30,12 +30,13 @@ _MAX_TILES = 4  # for narrow heads; more would spill registers
 # Pipeline stages: enough to load two blocks of narrow keys and values ahead, or one block of wide ones, and the slots
 # one step before their keys.
 _DEPTH, _WIDE_DEPTH = 5, 3
-_MAX_ROWS = 256  # at a time, because each split of a row takes D numbers per head
+_MAX_ROWS = 256  # rows per launch, because the launch stores D numbers per head for each split of each row
 _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
 def _tail_start(length):
+    """Computes t, the first position of the tail of a row with `length` = p + 1 keys."""
     return tl.maximum(length - _BLOCK, 0) // _BLOCK * _BLOCK
 
 
@@ -46,22 +47,22 @@ def _split_start(split):
 
 @triton.jit
 def _num_splits(end):
-    """The number of splits of a prefix that ends at `end`."""
-    far = tl.maximum(end - _NUM_SHORT * _SHORT, 0)
-    return tl.cdiv(tl.minimum(end, _NUM_SHORT * _SHORT), _SHORT) + tl.cdiv(far, _LONG)
+    """Computes the number of splits of a prefix that ends at `end`."""
+    in_long_splits = tl.maximum(end - _NUM_SHORT * _SHORT, 0)
+    return tl.cdiv(tl.minimum(end, _NUM_SHORT * _SHORT), _SHORT) + tl.cdiv(in_long_splits, _LONG)
 
 
 @triton.jit
-def _attend(q, k, v, seen, scale, top, total, out):
+def _attend(q, k, v, attends, scale, top, total, out):
     """Adds a block of keys to the online softmax.
 
-    q [16, D], k and v [64, D], seen (whether a row attends to a key) broadcastable to [16, 64]; state: the maximum
+    q [16, D], k and v [64, D], `attends` (whether a row attends to a key) broadcastable to [16, 64]; state: the maximum
     score `top` [16], the sum of exponentials `total` [16] and the weighted sum of values `out` [16, D].
     """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    scores = tl.where(seen, scores, float("-inf"))
+    scores = tl.where(attends, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
-    shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # no key seen yet
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # -inf: the row attends to none of the keys so far
     weights = tl.exp2(scores - shift[:, None])
     factor = tl.exp2(top - shift)
     out = tl.dot(weights.to(v.dtype), v, out * factor[:, None], input_precision="ieee")
@@ -69,7 +70,7 @@ def _attend(q, k, v, seen, scale, top, total, out):
 
 
 @triton.jit(do_not_specialize=["M"])
-def _prefix_kernel(  # long: one kernel cannot be divided: each tile has five variables in registers
+def _prefix_kernel(  # long, because a kernel cannot be divided: each tile has five variables in registers
     q_ptr,
     k_ptr,
     v_ptr,
@@ -109,9 +110,9 @@ def _prefix_kernel(  # long: one kernel cannot be divided: each tile has five va
     ends = ()
     queries = ()
     for tile in tl.static_range(TILES):
-        place = tile * (_TILE // HEADS) + pair // HEADS
-        row = first + place
-        real = (place < count) & (in_group < G)
+        row_index = tile * (_TILE // HEADS) + pair // HEADS  # among the program's rows
+        row = first + row_index
+        real = (row_index < count) & (in_group < G)
         length = tl.load(prefix_lens_ptr + row, mask=real, other=0) + tl.load(path_lens_ptr + row, mask=real, other=0)
         end = _tail_start(length)
         q = tl.load(
@@ -136,8 +137,8 @@ def _prefix_kernel(  # long: one kernel cannot be divided: each tile has five va
         new_totals = ()
         new_outs = ()
         for tile in tl.static_range(TILES):
-            seen = tl.expand_dims(position < ends[tile], 1)
-            top, total, out = _attend(queries[tile], k, v, seen, scale, tops[tile], totals[tile], outs[tile])
+            attends = tl.expand_dims(position < ends[tile], 1)
+            top, total, out = _attend(queries[tile], k, v, attends, scale, tops[tile], totals[tile], outs[tile])
             new_tops = new_tops + (top,)  # type: ignore[assignment]  # noqa: RUF005
             new_totals = new_totals + (total,)  # type: ignore[assignment]  # noqa: RUF005
             new_outs = new_outs + (out,)  # type: ignore[assignment]  # noqa: RUF005
@@ -148,14 +149,14 @@ def _prefix_kernel(  # long: one kernel cannot be divided: each tile has five va
     for tile in tl.static_range(TILES):
         row = first + tile * (_TILE // HEADS) + pair // HEADS
         used = start < ends[tile]
-        place = (split.to(tl.int64) * M + row) * Hq + head
-        tl.store(tops_ptr + place, tops[tile], mask=used)
-        tl.store(totals_ptr + place, totals[tile], mask=used)
-        tl.store(outs_ptr + place[:, None] * D + d[None, :], outs[tile], mask=used[:, None] & (d < D)[None, :])
+        index = (split.to(tl.int64) * M + row) * Hq + head  # in [splits, M, Hq]
+        tl.store(tops_ptr + index, tops[tile], mask=used)
+        tl.store(totals_ptr + index, totals[tile], mask=used)
+        tl.store(outs_ptr + index[:, None] * D + d[None, :], outs[tile], mask=used[:, None] & (d < D)[None, :])
 
 
 @triton.jit(do_not_specialize=["M"])
-def _tail_kernel(  # long: one launch combines the splits and adds the tail in the same registers
+def _tail_kernel(  # long, because one launch combines the splits and adds the tail in the same registers
     q_ptr,
     k_ptr,
     v_ptr,
@@ -196,13 +197,13 @@ def _tail_kernel(  # long: one launch combines the splits and adds the tail in t
     total = tl.zeros((_TILE,), tl.float32)
     out = tl.zeros((_TILE, BLOCK_D), tl.float32)
     for split in tl.range(0, _num_splits(end), loop_unroll_factor=4):
-        place = (tl.full((), split, tl.int64) * M + row) * Hq + head
-        other_top = tl.load(tops_ptr + place, mask=real, other=0.0)
-        new_top = tl.maximum(top, other_top)
-        factor, other_factor = tl.exp2(top - new_top), tl.exp2(other_top - new_top)
-        total = total * factor + tl.load(totals_ptr + place, mask=real, other=1.0) * other_factor
-        other_out = tl.load(outs_ptr + place[:, None] * D + d[None, :], mask=wanted, other=0.0)
-        out = out * factor[:, None] + other_out * other_factor[:, None]
+        index = (tl.full((), split, tl.int64) * M + row) * Hq + head  # in [splits, M, Hq]
+        split_top = tl.load(tops_ptr + index, mask=real, other=0.0)
+        new_top = tl.maximum(top, split_top)
+        factor, split_factor = tl.exp2(top - new_top), tl.exp2(split_top - new_top)
+        total = total * factor + tl.load(totals_ptr + index, mask=real, other=1.0) * split_factor
+        split_out = tl.load(outs_ptr + index[:, None] * D + d[None, :], mask=wanted, other=0.0)
+        out = out * factor[:, None] + split_out * split_factor[:, None]
         top = new_top
 
     table = table_ptr + tl.load(seqs_ptr + row) * table_stride
@@ -218,19 +219,19 @@ def _tail_kernel(  # long: one launch combines the splits and adds the tail in t
         in_prefix = position < prefix_len
         slots = tl.where(in_prefix, tl.load(table + position, mask=in_prefix, other=0), on_path).to(tl.int64)
         offsets = (slots[:, None] * Hkv + kv_head) * D + d[None, :]
-        seen = position < length
-        k = tl.load(k_ptr + offsets, mask=seen[:, None] & (d < D)[None, :], other=0.0)
-        v = tl.load(v_ptr + offsets, mask=seen[:, None] & (d < D)[None, :], other=0.0)
-        top, total, out = _attend(q, k, v, seen[None, :], scale, top, total, out)
+        attends = position < length
+        k = tl.load(k_ptr + offsets, mask=attends[:, None] & (d < D)[None, :], other=0.0)
+        v = tl.load(v_ptr + offsets, mask=attends[:, None] & (d < D)[None, :], other=0.0)
+        top, total, out = _attend(q, k, v, attends[None, :], scale, top, total, out)
     out = (out / total[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (row * Hq + head)[:, None] * D + d[None, :], out, mask=wanted)
 
 
 def num_splits(max_seq_len: int) -> int:
-    """The number of splits of the longest prefix of a row with up to `max_seq_len` keys."""
+    """Returns the number of splits of the prefix of a row with `max_seq_len` keys."""
     end = max(max_seq_len - _BLOCK.value, 0) // _BLOCK.value * _BLOCK.value
-    near = _NUM_SHORT.value * _SHORT.value
-    return int(-(-min(end, near) // _SHORT.value) + -(-max(end - near, 0) // _LONG.value))
+    in_short_splits = _NUM_SHORT.value * _SHORT.value
+    return int(-(-min(end, in_short_splits) // _SHORT.value) + -(-max(end - in_short_splits, 0) // _LONG.value))
 
 
 def _num_tiles(M: int, heads: int, row_bytes: int) -> int:
@@ -252,8 +253,8 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) 
         raise ValueError(f"paths must have at most {MAX_PATH} nodes, got {rows.paths.shape[1]}")
     out = torch.empty(q.shape, dtype=k_cache.dtype, device=q.device)
     for first in range(0, q.shape[0], _MAX_ROWS):
-        some = slice(first, first + _MAX_ROWS)
-        _attention(q[some], k_cache, v_cache, rows.select(some), out[some])
+        part = slice(first, first + _MAX_ROWS)
+        _attention(q[part], k_cache, v_cache, rows.select(part), out[part])
     return out
 
 

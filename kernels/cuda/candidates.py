@@ -13,7 +13,7 @@ from kernels.lm_head import BestTokens
 def _candidates_kernel(
     values_ptr,
     tokens_ptr,
-    totals_ptr,
+    log_sums_ptr,
     temperatures_ptr,
     seeds_ptr,
     positions_ptr,
@@ -30,7 +30,7 @@ def _candidates_kernel(
     inside = index < K
     values = tl.load(values_ptr + row * K + index, mask=inside, other=float("-inf"))
     tokens = tl.load(tokens_ptr + row * K + index, mask=inside, other=0)
-    survival = tl.where(inside, tl.exp(values - tl.load(totals_ptr + row)), 0.0)
+    survival = tl.where(inside, tl.exp(values - tl.load(log_sums_ptr + row)), 0.0)
     scores = values
     exact_temperature = tl.load(temperatures_ptr + row)
     if exact_temperature > 0.0:
@@ -43,7 +43,7 @@ def _candidates_kernel(
         top_k = tl.load(top_ks_ptr + row)
         kept = kept & inside & ((top_k == 0) | (index < top_k))
         seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
-        noise = gumbel(seed + tokens * 0, position + tokens * 0, tokens).to(tl.float32)
+        noise = gumbel(seed + tokens * 0, position + tokens * 0, tokens).to(tl.float32)  # `tokens * 0` broadcasts
         scores = tl.where(kept, values + temperature * noise, float("-inf"))
         weights = tl.exp(scores - tl.max(scores, 0))
         survival = tl.sum(survival, 0) * weights / tl.sum(weights, 0)

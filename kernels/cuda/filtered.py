@@ -1,6 +1,7 @@
 """Sampling with filters on CUDA: rows are sorted, then one program per row visits the kept tokens in descending order.
 
-Probability masses are added in float64, block by block in that order, so a row's kept tokens depend only on its logits.
+Probability masses are added in float64 and in this order, block by block, so a row's kept tokens depend only on the
+row's logits and filters.
 """
 
 import torch
@@ -17,6 +18,7 @@ _NO_TOKEN = tl.constexpr(2**31 - 1)  # larger than any token id, so that a minim
 
 @triton.jit
 def _scaled(values_ptr, rank, limit, temperature):
+    """Loads logits / T of the given ranks; -inf for ranks from `limit` on."""
     return tl.load(values_ptr + rank, mask=rank < limit, other=float("-inf")).to(tl.float64) / temperature
 
 
@@ -41,6 +43,7 @@ def _filtered_kernel(
     top_k, top_p, min_p = tl.load(top_ks_ptr + row), tl.load(top_ps_ptr + row), tl.load(min_ps_ptr + row)
     limit = tl.where(top_k > 0, tl.minimum(top_k, V), V)
     top = tl.load(values).to(tl.float64) / temperature
+    # min_p drops tokens whose logits / T are below `least`
     least = tl.where(min_p > 0.0, top + tl.log(tl.where(min_p > 0.0, min_p, 1.0)), float("-inf"))
     seed, position = tl.load(seeds_ptr + row), tl.load(positions_ptr + row)
 
@@ -61,13 +64,14 @@ def _filtered_kernel(
         above = before + tl.cumsum(weights, 0) - weights
         kept = (rank < limit) & ((rank == 0) | (above < mass)) & (scaled >= least)
         tokens = tl.load(order + rank, mask=rank < limit, other=0)
-        noise = gumbel(seed + tokens * 0, position + tokens * 0, tokens)
+        noise = gumbel(seed + tokens * 0, position + tokens * 0, tokens)  # `tokens * 0` broadcasts
         scores = tl.where(kept, scaled + noise, float("-inf"))
-        here = tl.max(scores, 0)
-        token = tl.min(tl.where(kept & (scores == here), tokens, _NO_TOKEN), 0)
-        winner = tl.where((here > best) | ((here == best) & (token < winner)), token, winner)
-        best = tl.maximum(best, here)
+        block_best = tl.max(scores, 0)
+        token = tl.min(tl.where(kept & (scores == block_best), tokens, _NO_TOKEN), 0)
+        winner = tl.where((block_best > best) | ((block_best == best) & (token < winner)), token, winner)
+        best = tl.maximum(best, block_best)
         before += tl.sum(weights, 0)
+        # Once a token of a block is dropped, all later tokens are dropped as well.
         start = tl.where(tl.sum(kept.to(tl.int32), 0) == BLOCK, start + BLOCK, limit)
     tl.store(out_ptr + row, winner)
 

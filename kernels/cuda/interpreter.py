@@ -2,7 +2,8 @@
 
 The interpreter's own `tl.dot` calls BLAS, which may round a row differently depending on its index in a tile (OpenBLAS
 does so on CPUs for which it selects its Haswell kernels). A tensor core does not, and our kernels promise that a row
-has the same bits in any batch. The product below therefore replaces `tl.dot`; it keeps that promise on every CPU.
+has the same bits in any batch. The product below therefore replaces `tl.dot`. Its rows have the same bits at any index
+on every CPU.
 """
 
 import importlib
@@ -25,7 +26,7 @@ def interpret_without_gpu() -> None:
 
 
 def _create_dot(builder: Any, a: Any, b: Any, total: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-    """Replaces `InterpreterBuilder.create_dot`. a, b and total are triton's `TensorHandle`s, with a tile each.
+    """Replaces `InterpreterBuilder.create_dot`. a, b and total are triton's `TensorHandle`s, each holding a tile.
 
     Raises: TypeError: bfloat16 or float8, which the interpreter stores as integers.
     """

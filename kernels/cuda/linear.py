@@ -1,9 +1,10 @@
 """Products x [M, K] weight [N, K]^T of few rows with a large weight, limited by the time to read the weight.
 
-Rows are processed in tiles of 16, all with the same instruction, whose left operand are weights and whose right operand
-are rows. So a row's bits do not depend on the other rows, on their number or on the row's index. A program loads a
-block of the weight once for up to eight tiles; further tiles have programs of their own. K is cut into splits, which
-fill the device if N is small; they depend only on the weight's shape.
+Rows are processed in tiles of 16, all with the same instruction, whose left operand is a block of weights and whose
+right operand is a tile of rows. So a row's bits do not depend on the other rows, on the number of rows or on the row's
+index. A program loads a block of the weight once for up to eight tiles; further tiles have programs of their own. K is
+cut into splits, so that a weight with a small N also has enough programs to fill the device. The splits depend only on
+the weight's shape.
 
 One-byte weights are converted to bfloat16 exactly before the product.
 """
@@ -20,11 +21,11 @@ from kernels.cuda.parts import Parts, load_product
 ROW_TILE = 16
 BLOCK_N, _BLOCK_K = 64, 64
 _MAX_TILES = 8
-# Pipeline depth by tiles per program, for one-byte and for wider weights. In bfloat16 a program of one tile takes 50 KB
-# of an SM's shared memory, so that an H100's SM fits four, and one of eight tiles 96 KB.
+# Pipeline stages by tiles per program: (for one-byte weights, for wider weights). In bfloat16, a program of one tile
+# takes 50 KB of shared memory, so that an SM of an H100 fits four programs; a program of eight tiles takes 96 KB.
 _STAGES = {1: (8, 5), 2: (6, 4), 4: (5, 4), 8: (4, 4)}
 _MAX_PROGRAMS = 396  # for one row tile: three per SM of an H100 (132 SMs), so that all run at once
-_MIN_SPLIT = 256
+_MIN_SPLIT = 256  # minimum number of k per split
 _ADD_BLOCK = 1024  # columns per program of the kernel that adds splits
 
 
@@ -125,7 +126,7 @@ class ProductGrid:
         return cls(programs, split, tiles, _STAGES[tiles][data.dtype.itemsize > 1])
 
     def options(self, K: int) -> dict[str, int | bool]:
-        """The compile-time parameters of the kernel."""
+        """Returns the compile-time parameters of the kernel."""
         return {
             "SPLIT": self.split,
             "BLOCK_N": BLOCK_N,
@@ -155,7 +156,7 @@ def linear_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Te
 
 
 def add_up(parts: Parts, add_to: Tensor | None = None) -> Tensor:
-    """Adds the splits: -> [M, N] float32, added to `add_to` in place if given."""
+    """Adds the splits and returns the product [M, N] float32, or `add_to` if given, to which the product is added."""
     splits, M, N = parts.sums.shape
     if splits == 1 and parts.scales is None and parts.bias is None and add_to is None:
         return parts.sums[0]

@@ -18,9 +18,9 @@ _CHUNK = 4096  # candidates per program of the second kernel
 @triton.jit
 def gumbel(seeds, positions, tokens):
     """Computes the noise of kernels/philox.py: int64 arguments, broadcast together -> float64."""
-    none = (tokens + positions * 0).to(tl.uint32) * 0
-    block = (tokens >> 2).to(tl.uint32) + none
-    w0, w1, w2, w3 = tl.philox(seeds, block, positions.to(tl.uint32) + none, none, none)
+    zeros = (tokens + positions * 0).to(tl.uint32) * 0  # adding these broadcasts to the common shape
+    block = (tokens >> 2).to(tl.uint32) + zeros
+    w0, w1, w2, w3 = tl.philox(seeds, block, positions.to(tl.uint32) + zeros, zeros, zeros)
     lane = tokens & 3
     word = tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
     return -tl.log(-tl.log((word.to(tl.float64) + 0.5) / 4294967296.0))
@@ -177,6 +177,7 @@ def _best_kernel(
 def _merge_kernel(
     values_ptr, columns_ptr, out_values_ptr, out_columns_ptr, count, COUNT: tl.constexpr, CHUNK: tl.constexpr
 ):
+    """Writes the COUNT best of each chunk of a row's `count` candidates, best first."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index = chunk * CHUNK + tl.arange(0, CHUNK)
     values = tl.load(values_ptr + row * count + index, mask=index < count, other=float("-inf"))
@@ -187,13 +188,14 @@ def _merge_kernel(
         column = tl.min(tl.where(values == best, columns, _NO_COLUMN), 0)
         tl.store(out_values_ptr + out + rank, best)
         tl.store(out_columns_ptr + out + rank, column)
-        taken = columns == column
-        values = tl.where(taken, float("-inf"), values)
-        columns = tl.where(taken, _NO_COLUMN, columns)
+        is_selected = columns == column
+        values = tl.where(is_selected, float("-inf"), values)
+        columns = tl.where(is_selected, _NO_COLUMN, columns)
 
 
 @triton.jit
 def _total_kernel(values_ptr, sums_ptr, out_ptr, blocks, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes a row's log-sum-exp, from each block's largest logit and its sum of exp(logit - largest logit)."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     tops = tl.load(values_ptr + (row * blocks + index) * COUNT, mask=index < blocks, other=float("-inf"))
@@ -229,7 +231,7 @@ def best_tokens(x: Tensor, head: Head, count: int, base: Tensor | None) -> BestT
         _total_kernel[(M,)](values, sums, log_sums, blocks, COUNT=count, BLOCK=triton.next_power_of_2(blocks))
     while columns.shape[1] > 1:
         values, columns = _merged(values, columns)
-    columns = columns.flatten(1).clamp(max=V - 1)  # _NO_COLUMN, if all scores are NaN
+    columns = columns.flatten(1).clamp(max=V - 1)  # if all scores are NaN, the columns are _NO_COLUMN
     return BestTokens(values.flatten(1), columns if head.vocab is None else head.vocab[columns], log_sums)
 
 

@@ -1,7 +1,7 @@
 """Low-rank updates of rows with different adapters, in two launches: `down`, in splits of K, and `up`.
 
-A tile has at most 16 adjacent rows with the same adapter, so its weights are loaded once for these rows. Tiles of rows
-without an adapter are skipped.
+A tile has at most 16 adjacent rows with the same adapter, so the adapter's weights are loaded only once for these rows.
+Tiles of rows without an adapter are skipped.
 """
 
 import torch

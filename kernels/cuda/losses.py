@@ -33,21 +33,21 @@ def _slope(p, q):
 
 
 @triton.jit
-def _loss_kernel(logits_ptr, against_ptr, scale_ptr, rows_ptr, V, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _loss_kernel(logits_ptr, target_ptr, scale_ptr, rows_ptr, V, KIND: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     logits = logits_ptr + row * V
     scale = tl.load(scale_ptr + row)
     log_total = _log_total(logits, V, BLOCK)
     loss = tl.full((), 0.0, logits_ptr.dtype.element_ty)
-    mean_slope = loss
+    mean_slope = loss  # sum_v p_v g_v of kernels/losses.py
     label = 0
-    teacher = against_ptr
+    teacher = target_ptr
     log_teacher = log_total
     if KIND == _CROSS_ENTROPY:
-        label = tl.load(against_ptr + row)
+        label = tl.load(target_ptr + row)
         loss = log_total - tl.load(logits + label)
     else:
-        teacher = against_ptr + row * V
+        teacher = target_ptr + row * V
         log_teacher = _log_total(teacher, V, BLOCK)
         for start in range(0, V, BLOCK):
             column = start + tl.arange(0, BLOCK)
@@ -71,13 +71,13 @@ def _loss_kernel(logits_ptr, against_ptr, scale_ptr, rows_ptr, V, KIND: tl.const
         tl.store(logits + column, gradient * scale, mask=column < V)
 
 
-def loss_rows(dtype: Loss, logits: Tensor, against: Tensor, scale: Tensor) -> Tensor:
+def loss_rows(kind: Loss, logits: Tensor, target: Tensor, scale: Tensor) -> Tensor:
     """See `kernels.losses.loss_rows_reference`."""
     C, V = logits.shape
     rows = torch.empty(C, dtype=logits.dtype, device=logits.device)
     if C:
         block = min(_BLOCK, triton.next_power_of_2(V))
-        _loss_kernel[(C,)](logits, against, scale, rows, V, KIND=dtype.value, BLOCK=block, num_warps=8)
+        _loss_kernel[(C,)](logits, target, scale, rows, V, KIND=kind.value, BLOCK=block, num_warps=8)
     return rows
 
 
@@ -86,7 +86,7 @@ def _blend_kernel(
     logits_ptr,
     labels_ptr,
     probabilities_ptr,
-    chosen_ptr,
+    probability_rows_ptr,
     losses_ptr,
     nats_ptr,
     correct_ptr,
@@ -104,17 +104,17 @@ def _blend_kernel(
     loss = hard_weight * label_loss
     target_ptr = logits
     if probabilities_ptr is not None:
-        target_ptr = probabilities_ptr + tl.load(chosen_ptr + row) * V
+        target_ptr = probabilities_ptr + tl.load(probability_rows_ptr + row) * V
     best = tl.full((), float("-inf"), tl.float32)
     winner = tl.full((), 0, tl.int64)
     for start in range(0, V, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < V
         x = tl.load(logits + column, mask=inside, other=float("-inf"))
-        here = tl.max(x, 0)
-        first = tl.min(tl.where(x == here, column, V), 0).to(tl.int64)
-        winner = tl.where(here > best, first, winner)
-        best = tl.maximum(best, here)
+        block_best = tl.max(x, 0)
+        first = tl.min(tl.where(x == block_best, column, V), 0).to(tl.int64)
+        winner = tl.where(block_best > best, first, winner)
+        best = tl.maximum(best, block_best)
         target = tl.where(column == label, hard_weight, 0.0)
         if probabilities_ptr is not None:
             soft = soft_weight * tl.load(target_ptr + column, mask=inside, other=0.0)
@@ -137,7 +137,7 @@ def blend_rows(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
             logits,
             blend.labels,
             blend.probabilities,
-            blend.chosen,
+            blend.probability_rows,
             losses,
             nats,
             correct,

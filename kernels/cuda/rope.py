@@ -1,4 +1,4 @@
-"""QK-norm, rotary embedding and the write to the KV cache, from the product of queries, keys and values in splits.
+"""QK-norm, rotary embedding and the write to the KV cache, from a qkv product whose splits are not yet added.
 
 Each program handles one head of a row: a query, a key or a value.
 """
@@ -80,7 +80,7 @@ def rope_write(
 ) -> None:
     """Launches `kernels.rope.rope_write`, from a product of (Hq + 2 Hkv) D columns.
 
-    queries: [M, >= Hq D] float32, rows may be strided. Receives the rotated queries; it may be the product itself.
+    queries: [M, >= Hq D] float32, rows may be strided. Receives the rotated queries; may be the memory of the product.
     """
     splits, M, N = parts.sums.shape
     Hkv, D = k_cache.shape[1:]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @triton.jit
-def _later(a, b):
+def _maximum(a, b):
     return tl.maximum(a, b)
 
 
@@ -23,29 +23,30 @@ def _row_tiles_kernel(keys_ptr, tiles_ptr, M, num_tiles, ROWS: tl.constexpr, BLO
     before = tl.load(keys_ptr + row - 1, mask=inside & (row > 0), other=0)
     after = tl.load(keys_ptr + row + 1, mask=row + 1 < M, other=0)
     starts = (row == 0) | (key != before)
-    place_in_tile = (row - tl.associative_scan(tl.where(starts, row, 0), 0, _later)) % ROWS
-    first = inside & (place_in_tile == 0)
-    last = inside & ((row == M - 1) | (key != after) | (place_in_tile == ROWS - 1))
+    key_start = tl.associative_scan(tl.where(starts, row, 0), 0, _maximum)  # first row of the run of equal keys
+    index_in_tile = (row - key_start) % ROWS
+    first = inside & (index_in_tile == 0)
+    last = inside & ((row == M - 1) | (key != after) | (index_in_tile == ROWS - 1))
     tile = tl.cumsum(first.to(tl.int32), 0) - 1
     tl.store(tiles_ptr + 2 * tile, row, mask=first)
-    tl.store(tiles_ptr + 2 * tile + 1, place_in_tile + 1, mask=last)
+    tl.store(tiles_ptr + 2 * tile + 1, index_in_tile + 1, mask=last)
     unused = (row >= tl.sum(first.to(tl.int32), 0)) & (row < num_tiles)
     tl.store(tiles_ptr + 2 * row, 0, mask=unused)
     tl.store(tiles_ptr + 2 * row + 1, 0, mask=unused)
 
 
-def row_tiles(keys: Tensor, rows: int, num_keys: int) -> Tensor:
+def row_tiles(keys: Tensor, rows: int, num_runs: int) -> Tensor:
     """Cuts M rows into tiles of at most `rows` rows.
 
     Args:
-        keys: [M] int64; equal keys are adjacent.
-        num_keys: maximum number of different keys.
+        keys: [M] int64.
+        num_runs: maximum number of runs; a run is a sequence of adjacent rows with equal keys.
 
-    Returns: [n, 2] int32, first row and count of each tile. n is the largest number of tiles that M and `num_keys`
-        permit, so that the host need not know the keys; unused tiles at the end have the count 0.
+    Returns: [n, 2] int32, first row and count of each tile. n is the largest number of tiles that M and `num_runs`
+        permit, so that the host need not read the keys; unused tiles at the end have the count 0.
     """
     M = keys.shape[0]
-    num_tiles = min(M, (M + num_keys * (rows - 1)) // rows)
+    num_tiles = min(M, (M + num_runs * (rows - 1)) // rows)
     tiles = torch.empty(num_tiles, 2, dtype=torch.int32, device=keys.device)
     if M:
         _row_tiles_kernel[(1,)](keys, tiles, M, num_tiles, ROWS=rows, BLOCK=triton.next_power_of_2(M))

@@ -2,7 +2,8 @@
 
 Growing keeps a frontier of candidates with one entry more than there are nodes: when a candidate is selected, its next
 sibling takes its entry, and its first child gets a new entry. One integer, the key, encodes (depth, rank, parent) of a
-candidate. It orders equally likely candidates, and the selected node's depth, rank and parent are decoded from it.
+candidate. The key orders equally likely candidates, and the selected candidate's depth, rank and parent are decoded
+from it.
 """
 
 import torch
@@ -25,34 +26,34 @@ def _grow_kernel(
     K: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    LAST: tl.constexpr = DEPTHS * K * BLOCK
+    LAST: tl.constexpr = DEPTHS * K * BLOCK  # at least as large as any key
     b = tl.program_id(0).to(tl.int64)
-    candidates = b * DEPTHS * K
+    first_candidate = b * DEPTHS * K
     entry = tl.arange(0, BLOCK)
-    survival = tl.where(entry == 0, tl.load(chances_ptr + candidates), -1.0)
-    above = tl.full((BLOCK,), 1.0, tl.float32)
+    survival = tl.where(entry == 0, tl.load(chances_ptr + first_candidate), -1.0)  # -1 marks an empty entry
+    parent_survival = tl.full((BLOCK,), 1.0, tl.float32)
     key = tl.full((BLOCK,), 0, tl.int32)  # (depth K + rank) BLOCK + parent + 1
     count = tl.full((), 0, tl.int64)
     for node in range(budget):
         best = tl.max(survival, 0)
-        taken = tl.min(tl.where(survival == best, key, LAST), 0)
-        here = (survival == best) & (key == taken)
-        ranked, parent = taken // BLOCK, taken % BLOCK - 1
-        depth, rank = ranked // K, ranked % K
-        real = best >= 0.0
+        selected = tl.min(tl.where(survival == best, key, LAST), 0)
+        is_selected = (survival == best) & (key == selected)
+        candidate, parent = selected // BLOCK, selected % BLOCK - 1
+        depth, rank = candidate // K, candidate % K
+        real = best >= 0.0  # whether a candidate remains
         out = b * budget + node
-        tl.store(out_tokens_ptr + out, tl.load(tokens_ptr + candidates + ranked, mask=real, other=0))
+        tl.store(out_tokens_ptr + out, tl.load(tokens_ptr + first_candidate + candidate, mask=real, other=0))
         tl.store(out_parents_ptr + out, tl.where(real, parent, -2).to(tl.int64))
         tl.store(out_survival_ptr + out, tl.where(real, best, 0.0))
         count += real.to(tl.int64)
 
-        sibling = tl.load(chances_ptr + candidates + ranked + 1, mask=real & (rank + 1 < K), other=-1.0)
-        survival = tl.where(here, tl.where(sibling < 0.0, -1.0, above * sibling), survival)
-        key = tl.where(here, taken + BLOCK, key)
-        child = tl.load(chances_ptr + candidates + (depth + 1) * K, mask=real & (depth + 1 < DEPTHS), other=-1.0)
+        sibling = tl.load(chances_ptr + first_candidate + candidate + 1, mask=real & (rank + 1 < K), other=-1.0)
+        survival = tl.where(is_selected, tl.where(sibling < 0.0, -1.0, parent_survival * sibling), survival)
+        key = tl.where(is_selected, selected + BLOCK, key)
+        child = tl.load(chances_ptr + first_candidate + (depth + 1) * K, mask=real & (depth + 1 < DEPTHS), other=-1.0)
         new = entry == node + 1
         survival = tl.where(new, tl.where(child < 0.0, -1.0, best * child), survival)
-        above = tl.where(new, best, above)
+        parent_survival = tl.where(new, best, parent_survival)
         key = tl.where(new, (depth + 1) * K * BLOCK + node + 1, key)
     tl.store(counts_ptr + b, count)
 
@@ -108,15 +109,15 @@ def _accept_kernel(
     parents = tl.load(parents_ptr + b * N + node, mask=real, other=-2)
     path = tl.full((BLOCK,), -1, tl.int64)
     path_tokens = tl.full((BLOCK,), -1, tl.int64)
-    at = -1
+    current = -1  # the root
     count = tl.full((), 0, tl.int64)
     accepted = True
     while accepted:
-        token = tl.load(chosen_ptr + b * (N + 1) + at + 1)
+        token = tl.load(chosen_ptr + b * (N + 1) + current + 1)
         path_tokens = tl.where(node == count, token, path_tokens)
-        at = tl.max(tl.where(real & (parents == at) & (tokens == token), node, -1), 0)
-        path = tl.where(node == count, at, path)
-        accepted = at >= 0
+        current = tl.max(tl.where(real & (parents == current) & (tokens == token), node, -1), 0)
+        path = tl.where(node == count, current, path)
+        accepted = current >= 0
         count += accepted.to(tl.int64)
     kept = node < count
     slots = tl.load(node_slots_ptr + b * N + path, mask=kept, other=0)

@@ -30,10 +30,10 @@ def _rows_kernel(
     last_position,
     table_stride,
 ):
-    b, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b, index = tl.program_id(0).to(tl.int64), tl.program_id(1)  # index 0 is the last token, index n + 1 is node n
     num_rows = tl.num_programs(0).to(tl.int64) * tl.num_programs(1)
-    row = b * tl.num_programs(1) + place
-    node = place.to(tl.int64) - 1
+    row = b * tl.num_programs(1) + index
+    node = index.to(tl.int64) - 1
     seq, length = tl.load(table_rows_ptr + b), tl.load(lengths_ptr + b)
     slot = tl.load(node_slots_ptr + row)
     real = (node >= 0) & (node < tl.load(counts_ptr + b))
@@ -44,21 +44,21 @@ def _rows_kernel(
         tl.store(tables_ptr + seq * table_stride + length - 1, slot)
 
     levels = tl.full((), 0, tl.int64)
-    at = tl.where(real, node, -1)
-    while at >= 0:
+    current = tl.where(real, node, -1)
+    while current >= 0:
         levels += 1
-        at = tl.load(parents_ptr + b * N + at)
+        current = tl.load(parents_ptr + b * N + current)
     path = paths_ptr + row * depth
-    for unused in range(0, depth):
-        tl.store(path + unused, 0)
+    for level in range(0, depth):
+        tl.store(path + level, 0)
     if (node >= 0) & (levels == 0):
-        tl.store(path, slot)
-    at = tl.where(real, node, -1)
-    left = levels
-    while at >= 0:
-        left -= 1
-        tl.store(path + left, tl.load(node_slots_ptr + b * tl.num_programs(1) + 1 + at))
-        at = tl.load(parents_ptr + b * N + at)
+        tl.store(path, slot)  # a row beyond the tree's nodes attends to itself
+    current = tl.where(real, node, -1)
+    remaining = levels
+    while current >= 0:
+        remaining -= 1
+        tl.store(path + remaining, tl.load(node_slots_ptr + b * tl.num_programs(1) + 1 + current))
+        current = tl.load(parents_ptr + b * N + current)
 
     tl.store(integers_ptr + row, token)
     tl.store(integers_ptr + num_rows + row, tl.minimum(length - 1 + levels, last_position))

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         args.out.mkdir(parents=True)
     except FileExistsError:
-        print(f"error: {args.out} is there already", file=sys.stderr)
+        print(f"error: {args.out} already exists", file=sys.stderr)
         return 2
     try:
         target = Target.read(args.model, name=args.model_name)

@@ -19,7 +19,7 @@ _ARCHIVE_ERRORS = (
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Writes an archive without times and in the order of names, so equal files give equal bytes."""
+    """Writes an archive without modification times, sorted by name, so that equal files give equal bytes."""
     with zipfile.ZipFile(archive, "x", zipfile.ZIP_STORED) as out:
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
             entry = zipfile.ZipInfo(path.name)
@@ -46,14 +46,14 @@ def _unpack(source: zipfile.ZipFile, folder: Path, limit_bytes: int) -> None:
     parents = {entry.filename.rpartition("/")[0] for entry in entries}
     if len(parents) > 1 or any(parent.count("/") for parent in parents):
         raise invalid("the archive must hold the speculator's files, or one folder with them and nothing else")
-    left = limit_bytes
+    remaining_bytes = limit_bytes
     for entry in entries:
         name = entry.filename.rpartition("/")[2]
         if not name or name in (".", "..") or "\\" in name or "\0" in name or (folder / name).exists():
             raise invalid(f"{entry.filename!r:.120} can't be the name of a file in the archive")
         with source.open(entry) as data, (folder / name).open("xb") as copy:
-            while chunk := data.read(_COPY_BYTES):  # counts the bytes, since the archive may state wrong sizes
-                left -= len(chunk)
-                if left < 0:
+            while chunk := data.read(_COPY_BYTES):
+                remaining_bytes -= len(chunk)  # bytes are counted here, because the archive may state wrong sizes
+                if remaining_bytes < 0:
                     raise invalid(f"the files must have at most {limit_bytes:,} bytes together")
                 copy.write(chunk)

@@ -1,4 +1,4 @@
-"""The artifact of a speculator, which training writes and the engine serves, and the check that it fits its model.
+"""The artifact of a speculator, which training writes and the engine serves, and the check that it fits the target.
 
 An artifact is a folder with config.json, weights, provenance.json and further files of its kind (docs/exports.md).
 """
@@ -43,12 +43,12 @@ class Artifact:
 
     @property
     def heads(self) -> dict[str, Any]:
-        """The sizes of Medusa heads; only for medusa and turbo_lora."""
+        """Returns the sizes of Medusa heads; only for medusa and turbo_lora."""
         return section(self.config, "slipstream")
 
     @property
     def draft_vocab(self) -> list[int]:
-        """The target's ids of the draft tokens; only for medusa and turbo_lora."""
+        """Returns the token ids of the draft vocabulary; only for medusa and turbo_lora."""
         return self.tensors["draft_vocab"].integers()
 
     def check(self, target: Target) -> None:
@@ -74,7 +74,7 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(path for pattern in TOKENIZER_NAMES for path in folder.glob(pattern)))
 
 
-def of_adapter(name: str) -> bool:
+def is_adapter_tensor(name: str) -> bool:
     return name.startswith("base_model.")
 
 
@@ -88,7 +88,7 @@ class ArtifactKind:
 
     matches: whether config.json belongs to this kind; `has_adapter`: whether the folder has a LoRA adapter. None: the
         kind is recognised by `speculators_model_type`.
-    check: raises ExchangeError if the artifact is damaged or belongs to another model.
+    check: raises ExchangeError if the artifact is damaged or does not fit the target.
     speculators_types: values of `speculators_model_type`, if the package `speculators` has a layout for this kind.
     file_of: the file that holds the tensor of this name.
     """
@@ -102,8 +102,8 @@ class ArtifactKind:
 
 
 def artifact_kind(kind: str) -> ArtifactKind:
-    found: ArtifactKind = import_module(f"workers.exports.kinds.{kind}").KIND
-    return found
+    rules: ArtifactKind = import_module(f"workers.exports.kinds.{kind}").KIND
+    return rules
 
 
 def _kind_of(config: Mapping[str, Any], *, has_adapter: bool) -> tuple[str, ArtifactKind]:
@@ -111,9 +111,9 @@ def _kind_of(config: Mapping[str, Any], *, has_adapter: bool) -> tuple[str, Arti
     for name in TRAINED_KINDS:
         kind = artifact_kind(name)
         if kind.matches is None:
-            found = config.get("speculators_model_type") in kind.speculators_types
+            is_match = config.get("speculators_model_type") in kind.speculators_types
         else:
-            found = kind.matches(config, has_adapter=has_adapter)
-        if found:
+            is_match = kind.matches(config, has_adapter=has_adapter)
+        if is_match:
             return name, kind
-    raise invalid("config.json belongs to no speculator of ours")
+    raise invalid("config.json belongs to no supported kind of speculator")

@@ -12,7 +12,7 @@ def check_sizes(target: Target, *, hidden: int, vocab: int) -> None:
     """Raises: ExchangeError."""
     if (hidden, vocab) != (target.hidden_size, target.vocab_size):
         raise invalid(
-            f"it is for hidden size {hidden} and {vocab} tokens, "
+            f"the speculator is for hidden size {hidden} and {vocab} tokens, "
             f"the model has {target.hidden_size} and {target.vocab_size}"
         )
 
@@ -37,7 +37,7 @@ def check_vocab(vocab: list[int], target: Target) -> None:
 
 
 def check_offsets(tensors: Mapping[str, Stored], target: Target) -> None:
-    """Checks the draft vocabulary: `d2t` has the target's token id minus the draft id.
+    """Checks a draft vocabulary given as `d2t`, which holds for each draft id the target's token id minus the draft id.
 
     Raises: ExchangeError.
     """

@@ -23,7 +23,7 @@ TOKENIZER_NAMES = (
 
 
 def check_folder(folder: Path) -> None:
-    """Raises: ExchangeError: the folder has a forbidden file, a link, a folder, or a configuration that names code."""
+    """Raises: ExchangeError: there is a forbidden file, a link, a subfolder, or a configuration that names code."""
     for entry in sorted(folder.iterdir()):
         allowed = any(fnmatch(entry.name, pattern) for pattern in SPECULATOR_NAMES)
         if entry.is_symlink() or not entry.is_file() or not allowed:
@@ -72,7 +72,7 @@ def read_weights(folder: Path) -> dict[str, Stored]:
 def integer(
     values: Mapping[str, Any], name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 24
 ) -> int:
-    """Raises: ExchangeError."""
+    """Returns the number `name` of config.json. Raises: ExchangeError: it is no integer in least..most."""
     value = values.get(name, default)
     if type(value) is not int or not least <= value <= most:
         raise invalid(f"config.json: {name} must be a whole number in {least}..{most}, got {value!r:.40}")
@@ -80,8 +80,8 @@ def integer(
 
 
 def section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Raises: ExchangeError."""
-    found = values.get(name)
-    if not isinstance(found, dict):
-        raise invalid(f"config.json: {name} must be an object, got {found!r:.40}")
-    return found
+    """Returns the object `name` of config.json. Raises: ExchangeError: there is no such object."""
+    value = values.get(name)
+    if not isinstance(value, dict):
+        raise invalid(f"config.json: {name} must be an object, got {value!r:.40}")
+    return value

@@ -1,4 +1,4 @@
-"""The table of formats and kinds, with export and import."""
+"""The table of formats and the kinds that each can hold; exports an artifact to a format and imports one from it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from workers.exports.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """kinds: the kinds of speculators that the format can hold. read: imports a folder."""
+    """kinds: the kinds of speculators that the format can hold. read: reads a folder of this format."""
 
     name: str
     kinds: tuple[str, ...]
@@ -24,10 +24,8 @@ class Format:
 
 _MODULES = (speculators, specforge, medusa, hugging_face, lorax)
 FORMATS = {module.NAME: Format(module.NAME, module.KINDS, module.export, module.read) for module in _MODULES}
-_CHECKS = {
-    medusa.NAME: medusa.check,
-    lorax.NAME: lorax.check,
-}  # for formats that do not hold every speculator of a kind
+# For formats that cannot hold every speculator of their kinds.
+_CHECKS = {medusa.NAME: medusa.check, lorax.NAME: lorax.check}
 
 
 def formats_of(kind: str) -> tuple[str, ...]:
@@ -35,7 +33,7 @@ def formats_of(kind: str) -> tuple[str, ...]:
     return tuple(name for name, form in FORMATS.items() if kind in form.kinds)
 
 
-def check_possible(kind: str, form: str, hyperparameters: Mapping[str, Any]) -> None:
+def check_exportable(kind: str, form: str, hyperparameters: Mapping[str, Any]) -> None:
     """Checks before training that the format can hold the speculator. Raises: ExchangeError."""
     _check_kind(kind, _format(form))
     if form in _CHECKS:
@@ -47,14 +45,16 @@ def export_speculator(folder: Path, form: str, target: Target, out: Path) -> Non
 
     Raises: ExchangeError: no such format, the format cannot hold this speculator, or the artifact is damaged.
     """
-    wanted, artifact = _format(form), Artifact.read(folder)
-    _check_kind(artifact.kind, wanted)
+    output_format, artifact = _format(form), Artifact.read(folder)
+    _check_kind(artifact.kind, output_format)
     artifact.check(target)
-    wanted.export(artifact, target, out)
+    output_format.export(artifact, target, out)
 
 
 def import_speculator(folder: Path, form: str, target: Target, out: Path, *, provenance: dict[str, Any]) -> str:
-    """Converts `folder`, in another engine's format, to an artifact in the empty folder `out`; returns the kind.
+    """Converts `folder`, which is in another engine's format, to an artifact in the empty folder `out`.
+
+    Returns: the kind of the speculator.
 
     Raises: ExchangeError: no such format, or the speculator cannot be served with this model.
     """

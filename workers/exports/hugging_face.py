@@ -33,5 +33,5 @@ def read(folder: Path, target: Target) -> Artifact:
             read_json(folder / name)
     tokenizer = tokenizer_files(folder)
     if not any(path.name in ("tokenizer.json", "tokenizer.model", "vocab.json") for path in tokenizer):
-        raise invalid("a draft model comes with its tokenizer: there is no tokenizer.json, tokenizer.model, vocab.json")
+        raise invalid("a draft model must have tokenizer.json, tokenizer.model or vocab.json; there is none of them")
     return Artifact(kind="draft_model", config=config, tensors=read_weights(folder), tokenizer=tokenizer)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.exports import medusa
-from workers.exports.artifact import ADAPTER_FILE, Artifact, of_adapter
+from workers.exports.artifact import ADAPTER_FILE, Artifact, is_adapter_tensor
 from workers.exports.errors import invalid, unsupported
 from workers.exports.folder import integer, read_json, read_weights, write_json
 from workers.exports.target import Target
@@ -54,9 +54,9 @@ def read(folder: Path, target: Target) -> Artifact:
     num_heads = integer(values, "medusa_num_heads")
     if integer(values, "medusa_num_layers", 1) != 1 or any(name.endswith(".1.weight") for name in weights):
         raise invalid("only version 2 can be imported: one layer a head, and no lm_head of its own")
-    heads = {name: tensor for name, tensor in weights.items() if not of_adapter(name)}
+    heads = {name: tensor for name, tensor in weights.items() if not is_adapter_tensor(name)}
     result = medusa.heads_artifact(heads, integers(range(target.vocab_size)), target, num_heads=num_heads, num_layers=1)
-    lora = {name: tensor for name, tensor in weights.items() if of_adapter(name)}
+    lora = {name: tensor for name, tensor in weights.items() if is_adapter_tensor(name)}
     if not (folder / "adapter_config.json").exists():
         return replace(result, tensors=result.tensors | lora)
     adapter = read_json(folder / "adapter_config.json")

@@ -66,15 +66,15 @@ def read(folder: Path, target: Target) -> Artifact:
         raise invalid("config.json must have architectures ['MedusaModel'] or model_type medusa")
     if not values.get("original_lm_head"):
         raise invalid("only heads that share the model's lm_head (original_lm_head) can be imported")
-    found = {}
+    tensors = {}
     for name, tensor in weights.items():
         name = name.removeprefix("medusa_heads.")
         if match := _LAYER.fullmatch(name) or _ARTIFACT_LAYER.fullmatch(name):
-            found[f"{match[1]}.{match[2]}.linear.{match[3]}"] = tensor
+            tensors[f"{match[1]}.{match[2]}.linear.{match[3]}"] = tensor
         elif name not in ("token_map", "lm_head.weight", "lm_heads.0.weight"):
             raise invalid(f"tensor {name:.120} belongs to no Medusa heads")
     return heads_artifact(
-        found,
+        tensors,
         _vocab(weights, target),
         target,
         num_heads=integer(values, "num_heads"),

@@ -1,6 +1,6 @@
 """The tensors that an artifact must have, and their shapes, computed from config.json without loading the engine.
 
-The engine's modules define the names and shapes; a test compares both.
+The engine's modules define the same names and shapes; a test compares the two definitions.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from workers.exports.folder import integer
 from workers.exports.tensors import FLOATS, Stored
 
 Shape = tuple[int, ...]
-MOST = 64  # maximum of heads, layers and draft tokens, checked before anything is allocated
+MAX_COUNT = 64  # maximum number of heads, of layers and of draft tokens, checked before anything is allocated
 _MAX_POSITIONS = 1 << 21  # maximum length of the rotary table
-_IDS = frozenset({"I64"})
-_MARKS = frozenset({"BOOL"})
+_INTEGERS = frozenset({"I64"})
+_BOOLEANS = frozenset({"BOOL"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,16 @@ class TensorShapes:
 
 
 def check_tensors(tensors: Mapping[str, Stored], wanted: TensorShapes) -> None:
-    """Raises: ExchangeError: a tensor is missing, unknown, or of another shape or dtype; names the first."""
+    """Raises: ExchangeError: a tensor is missing, unknown, or of another shape or dtype; the message names one."""
     if missing := sorted(wanted.required.keys() - tensors.keys()):
         raise invalid(f"tensor {missing[0]} is missing")
-    known = wanted.required | wanted.optional
+    shapes = wanted.required | wanted.optional
     for name, tensor in sorted(tensors.items()):
-        if name not in known:
+        if name not in shapes:
             raise invalid(f"tensor {name:.120} belongs to no speculator of this kind")
-        if tensor.shape != known[name]:
-            raise invalid(f"tensor {name} must be {list(known[name])}, got {list(tensor.shape)}")
-        dtypes = {"d2t": _IDS, "t2d": _MARKS, "draft_vocab": _IDS}.get(name, FLOATS)
+        if tensor.shape != shapes[name]:
+            raise invalid(f"tensor {name} must be {list(shapes[name])}, got {list(tensor.shape)}")
+        dtypes = {"d2t": _INTEGERS, "t2d": _BOOLEANS, "draft_vocab": _INTEGERS}.get(name, FLOATS)
         if tensor.dtype not in dtypes:
             raise invalid(f"tensor {name} must be one of {', '.join(sorted(dtypes))}, got {tensor.dtype}")
 
@@ -76,10 +76,13 @@ class Layer:
         )
 
     def shapes(self, prefix: str, *, read_width: int) -> dict[str, Shape]:
-        """read_width: the input width of the query, key and value projections."""
+        """Returns the names of the layer's tensors, with `prefix`, and their shapes.
+
+        read_width: the input width of the query, key and value projections.
+        """
         H, queries, keys = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = f"{prefix}self_attn."
-        found: dict[str, Shape] = {
+        shapes: dict[str, Shape] = {
             f"{attention}q_proj.weight": (queries, read_width),
             f"{attention}k_proj.weight": (keys, read_width),
             f"{attention}v_proj.weight": (keys, read_width),
@@ -91,10 +94,10 @@ class Layer:
             f"{prefix}post_attention_layernorm.weight": (H,),
         }
         if self.head_norms:
-            found |= {f"{attention}{name}_norm.weight": (self.head_dim,) for name in "qk"}
+            shapes |= {f"{attention}{name}_norm.weight": (self.head_dim,) for name in "qk"}
         if self.query_bias:
             sizes = {"q": queries, "k": keys, "v": keys}
-            found |= {f"{attention}{name}_proj.bias": (size,) for name, size in sizes.items()}
+            shapes |= {f"{attention}{name}_proj.bias": (size,) for name, size in sizes.items()}
         if self.output_bias:
-            found[f"{attention}o_proj.bias"] = (H,)
-        return found
+            shapes[f"{attention}o_proj.bias"] = (H,)
+        return shapes

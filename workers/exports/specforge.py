@@ -1,13 +1,13 @@
-"""SpecForge's format, which SGLang reads: a Hugging Face folder of only the drafter.
+"""SpecForge's format, which SGLang reads: a Hugging Face folder that contains only the drafter.
 
     EAGLE-3  has architectures LlamaForCausalLMEagle3, a Llama configuration of one layer, and tensors midlayer.*
     DFlash   has dflash_config {...} and a Qwen3 configuration; DSpark and JetSpec have the same format. It can only be
              imported, since it cannot hold a draft vocabulary, which all our block drafters have
 
 A tap is an intermediate hidden state of the target that the drafter reads. SpecForge numbers a tap by the layer that
-writes it, our artifacts by the layer that reads it, which is one more. The default taps (the inputs of layers 2, L / 2
-and L - 3 of L layers) are not written, because all engines have the same default, but vLLM interprets written numbers
-as the layers that read.
+outputs it, our artifacts by the layer whose input it is, which is one more. An export omits default taps (the inputs of
+layers 2, L / 2 and L - 3 of L layers): all engines have the same default taps, but vLLM reads an explicit number as
+the layer whose input the tap is.
 
 Source: https://github.com/sgl-project/SpecForge (configs/); SGLang, models/llama_eagle3.py.
 """
@@ -24,7 +24,7 @@ from workers.exports.tensors import write_tensors
 NAME = "specforge"
 KINDS = ("eagle3",)
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
-_OURS, _THEIRS = "layers.0.", "midlayer."
+_OUR_PREFIX, _THEIR_PREFIX = "layers.0.", "midlayer."  # of the names of the layer's tensors
 _OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _EAGLE_KEYS = frozenset({*_OPTIONS, _TAPS, "architectures", "draft_vocab_size", "target_hidden_size", "eagle_config"})
@@ -38,17 +38,17 @@ _BLOCK_KEYS = frozenset(
 
 
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
-    ours = artifact.config
-    config = section(ours, "transformer_layer_config") | {"architectures": [_ARCHITECTURE], "num_hidden_layers": 1}
-    config |= {name: bool(ours.get(name)) for name in _OPTIONS}
-    config |= {name: ours[name] for name in ("draft_vocab_size", "target_hidden_size") if ours.get(name)}
-    taps = ours.get(_TAPS)
+    values = artifact.config
+    config = section(values, "transformer_layer_config") | {"architectures": [_ARCHITECTURE], "num_hidden_layers": 1}
+    config |= {name: bool(values.get(name)) for name in _OPTIONS}
+    config |= {name: values[name] for name in ("draft_vocab_size", "target_hidden_size") if values.get(name)}
+    taps = values.get(_TAPS)
     if taps is not None and taps != default_taps(target.num_layers):
         config["eagle_config"] = {_TAPS: [tap - 1 for tap in taps], "use_aux_hidden_state": True}
     write_json(folder / "config.json", config)
     write_tensors(
         folder / WEIGHTS_FILE,
-        {name.replace(_OURS, _THEIRS, 1): tensor for name, tensor in artifact.tensors.items()},
+        {name.replace(_OUR_PREFIX, _THEIR_PREFIX, 1): tensor for name, tensor in artifact.tensors.items()},
     )
 
 
@@ -71,7 +71,7 @@ def _read_eagle3(values: dict[str, Any], folder: Path, target: Target) -> Artifa
     if integer(values, "num_hidden_layers", 1) != 1:
         raise invalid("an EAGLE-3 drafter has one layer")
     vocab = integer(values, "vocab_size")
-    taps = _reading_layers((values.get("eagle_config") or {}).get(_TAPS))
+    taps = _input_layers((values.get("eagle_config") or {}).get(_TAPS))
     layer = {name: value for name, value in values.items() if name not in _EAGLE_KEYS}
     config = {
         "architectures": ["Eagle3Speculator"],
@@ -83,39 +83,39 @@ def _read_eagle3(values: dict[str, Any], folder: Path, target: Target) -> Artifa
         **{name: bool(values.get(name)) for name in _OPTIONS},
         "speculators_config": _proposal("eagle3", 5, target.verifier),
     }
-    tensors = {name.replace(_THEIRS, _OURS, 1): tensor for name, tensor in read_weights(folder).items()}
+    tensors = {name.replace(_THEIR_PREFIX, _OUR_PREFIX, 1): tensor for name, tensor in read_weights(folder).items()}
     return Artifact(kind="eagle3", config=config, tensors=tensors)
 
 
 def _read_block(values: dict[str, Any], folder: Path) -> Artifact:
-    own = values.get("dflash_config") or {}
-    both = values | own
-    kind = own.get("projector_type") or ("dspark" if "num_anchors" in values else "dflash")
+    dflash = values.get("dflash_config") or {}
+    merged = values | dflash
+    kind = dflash.get("projector_type") or ("dspark" if "num_anchors" in values else "dflash")
     if kind not in ("dflash", "dspark"):
         raise invalid(f"projector_type must be dflash or dspark, got {kind!r:.40}")
     layer: dict[str, Any] = {"model_type": "qwen3"}
     layer |= {name: value for name, value in values.items() if name not in _BLOCK_KEYS}
-    causal = own.get("causal", own.get("causal_head"))
+    causal = dflash.get("causal", dflash.get("causal_head"))
     if causal is not None:
         layer["is_causal"] = bool(causal)
-    if own.get("use_swa") or own.get("swa_window_size"):
+    if dflash.get("use_swa") or dflash.get("swa_window_size"):
         raise invalid("dflash_config with a sliding window of its own (use_swa) can't be imported; use layer_types")
-    rank = integer(both, "markov_rank", 0, least=0)
-    confidence = bool(both.get("enable_confidence_head", both.get("confidence_head_alpha", 0.0) > 0.0))
-    size = integer(both, "block_size")
+    rank = integer(merged, "markov_rank", 0, least=0)
+    confidence = bool(merged.get("enable_confidence_head", merged.get("confidence_head_alpha", 0.0) > 0.0))
+    size = integer(merged, "block_size")
     config = {
         "architectures": ["DSparkSpeculator" if rank or confidence else "DFlashSpeculator"],
         "speculators_model_type": "dspark" if rank or confidence else "dflash",
         "transformer_layer_config": layer,
         "draft_vocab_size": integer(values, "vocab_size"),
         "block_size": size,
-        "aux_hidden_state_layer_ids": _reading_layers(both.get("target_layer_ids")),
-        "mask_token_id": integer(both, "mask_token_id", least=0),
+        "aux_hidden_state_layer_ids": _input_layers(merged.get("target_layer_ids")),
+        "mask_token_id": integer(merged, "mask_token_id", least=0),
         "sample_from_anchor": kind == "dspark",
         "markov_rank": rank,
-        "markov_head_type": both.get("markov_head_type", "vanilla"),
+        "markov_head_type": merged.get("markov_head_type", "vanilla"),
         "enable_confidence_head": confidence,
-        "confidence_head_with_markov": confidence and bool(both.get("confidence_head_with_markov")),
+        "confidence_head_with_markov": confidence and bool(merged.get("confidence_head_with_markov")),
         "speculators_config": _proposal(kind, size - (kind == "dflash"), {"architectures": []}),
     }
     weights = read_weights(folder)
@@ -123,13 +123,16 @@ def _read_block(values: dict[str, Any], folder: Path) -> Artifact:
     return Artifact(kind="block", config=config, tensors=tensors)
 
 
-def _reading_layers(writers: object) -> list[int] | None:
-    """Converts taps numbered by the layers that write them to the layers that read them. Raises: ExchangeError."""
-    if writers is None:
+def _input_layers(output_layers: object) -> list[int] | None:
+    """Converts numbers of layers whose outputs are taps to numbers of layers whose inputs they are.
+
+    Raises: ExchangeError.
+    """
+    if output_layers is None:
         return None
-    if not isinstance(writers, list) or not all(type(layer) is int for layer in writers):
-        raise invalid(f"tapped layers must be a list of numbers, got {writers!r:.80}")
-    return [layer + 1 for layer in writers]
+    if not isinstance(output_layers, list) or not all(type(layer) is int for layer in output_layers):
+        raise invalid(f"tapped layers must be a list of numbers, got {output_layers!r:.80}")
+    return [layer + 1 for layer in output_layers]
 
 
 def _proposal(algorithm: str, depth: int, verifier: dict[str, Any]) -> dict[str, Any]:

@@ -40,8 +40,8 @@ def read(folder: Path, target: Target) -> Artifact:
     config = read_json(folder / "config.json")
     kind = _KIND_OF.get(str(config.get("speculators_model_type")))
     if kind is None:
-        found = config.get("speculators_model_type")
-        raise invalid(f"speculators_model_type must be one of {', '.join(_KIND_OF)}, got {found!r:.40}")
+        value = config.get("speculators_model_type")
+        raise invalid(f"speculators_model_type must be one of {', '.join(_KIND_OF)}, got {value!r:.40}")
     layer = section(config, "transformer_layer_config")
     ignored = (*_COPIES, "embed_tokens.", "lm_head.") if kind == "mtp" else _COPIES
     tensors = {

@@ -38,7 +38,7 @@ class Target:
 
     @property
     def verifier(self) -> dict[str, Any]:
-        """The section that describes the target in the config of `speculators`."""
+        """Returns the section that describes the target in a config.json of the package `speculators`."""
         return {"name_or_path": self.name, "architectures": self.config.get("architectures") or []}
 
     def lm_head(self) -> Stored:

@@ -25,12 +25,12 @@ FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A tensor whose bytes are either `data`, or the concatenation of `spans` of a file and of zeros."""
+    """A tensor whose bytes are `data`, or, if `path` is given, the concatenation of `spans`."""
 
     dtype: str
     shape: tuple[int, ...]
     path: Path | None = None
-    spans: tuple[tuple[int | None, int], ...] = ()  # (offset in the file, number of bytes); offset None: zeros
+    spans: tuple[tuple[int | None, int], ...] = ()  # (offset in the file or None, number of bytes); None: zeros
     data: bytes = b""
 
     @property

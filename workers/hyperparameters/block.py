@@ -9,8 +9,8 @@ from workers.hyperparameters.loop import LoopParameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockHyperparameters:
-    block_size: int = 5  # input tokens of a block: the anchor (the last known token) and mask tokens
-    # True: each row predicts the token after its position, as in DSpark; False: the token at it, as in DFlash
+    block_size: int = 5  # input tokens of a block: the anchor (the last token of the sequence) and mask tokens
+    # True: each row predicts the token after the row's position, as in DSpark; False: the token at it, as in DFlash
     sample_from_anchor: bool = True
     causal: bool = False  # whether attention within the block is causal, as in JetSpec
     num_layers: int = 2
@@ -38,4 +38,4 @@ class BlockHyperparameters:
         require_range(self, 0.01, 1e6, "decay")
         require_range(self, 0.0, 100.0, "confidence_weight")
         if self.block_size == 1 and not self.sample_from_anchor:
-            raise HyperparameterError("block_size", "block_size must be at least 2 unless the anchor guesses, got 1")
+            raise HyperparameterError("block_size", "block_size must be at least 2 unless sample_from_anchor, got 1")

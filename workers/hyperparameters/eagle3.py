@@ -15,7 +15,7 @@ class Eagle3Hyperparameters:
     norm_output: bool = True  # feed back the normalized output, which keeps depths beyond `steps` stable
     soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label
     step_decay: float = 0.9  # the loss of step s has weight step_decay ** s
-    # many small steps learn more in a given time than few large ones
+    # the default batches are small, because in a given time many small steps learn more than few large steps
     loop: LoopParameters = field(default_factory=LoopParameters)
 
     def __post_init__(self) -> None:

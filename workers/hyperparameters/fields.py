@@ -6,7 +6,7 @@ from typing import Any
 
 
 class HyperparameterError(ValueError):
-    """A wrong type, a value out of range, or an unknown name; the message tells the value and what is allowed.
+    """A wrong type, a value out of range, or an unknown name; the message states the value and the allowed values.
 
     name: the rejected hyperparameter; "kind" for an unknown kind.
     known: whether a hyperparameter of that name exists.
@@ -33,7 +33,10 @@ def require_one_of(record: object, allowed: Sequence[str], name: str) -> None:
 
 
 def check_types(values: Mapping[str, Any], *records: type) -> None:
-    """Checks `values` by name against the fields of the dataclasses `records`. Raises: HyperparameterError."""
+    """Checks that each of `values` has the type of the field of the same name in the dataclasses `records`.
+
+    Raises: HyperparameterError.
+    """
     types = {f.name: f.type for record in records for f in fields(record)}
     for name, value in values.items():
         if not _fits(value, types[name]):

@@ -13,7 +13,7 @@ class LoopParameters:
     epochs: int = 8
     max_steps: int | None = None  # ends training even if epochs remain
     max_seconds: float | None = None  # ends training; the learning rate then follows the clock, so runs differ
-    batch_rows: int = 4  # conversations; for medusa, answer tokens
+    batch_rows: int = 4  # number of conversations of a batch; for medusa, of answer tokens
     accumulate: int = 1  # batches that make up a step
     optimizer: str = "adamw"  # muon updates matrices, and adamw the other parameters, at the same learning rate
     learning_rate: float = 1e-3
@@ -24,7 +24,7 @@ class LoopParameters:
     evaluate_every: int = 200  # steps
     patience: int = 3  # training stops after this many evaluations without a new best; 0: never
     draft_budget: int = 15  # nodes of the simulated draft tree; with the root it fills one tile of 16 rows
-    cache_memory_bytes: int = 4 << 30  # hidden states beyond this go to a file
+    cache_memory_bytes: int = 4 << 30  # hidden states that need more memory are stored in a file
     precision: str = "auto"  # precision of matrix products; auto: bfloat16 on CUDA and with AVX512-BF16, else float32
     export_as: str | None = None  # the export format that the speculator must support (docs/exports.md)
 

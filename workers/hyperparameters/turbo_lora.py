@@ -11,11 +11,13 @@ from workers.hyperparameters.loop import LoopParameters
 class TurboLoraHyperparameters:
     rank: int = 16
     alpha: int = 16  # the adapter's update is multiplied by alpha / rank
-    adapted_layers: int = 0  # number of last layers with an adapter; 0: a quarter. The other layers run only once
+    adapted_layers: int = (
+        0  # number of last layers with an adapter, 0: a quarter; the other layers run once before training
+    )
     num_heads: int = 4
     num_layers: int = 1  # residual blocks per head
     token_input: bool = True  # heads read the last token and the hidden state from which it was sampled
-    draft_vocab_size: int = 8192  # a maximum, of the heads: tokens that do not occur in the answers are left out
+    draft_vocab_size: int = 8192  # a maximum for the heads: tokens that do not occur in the answers are left out
     soft_target_weight: float = 0.9  # weight of the adapted model's distribution in the heads' loss
     depth_decay: float = 0.8  # the loss of head i has weight depth_decay ** i
     heads_weight: float = 0.2  # weight of the heads' loss; the adapter's loss has weight 1

@@ -66,7 +66,7 @@ def answer_shards(
     done, tokens = 0, 0
     started = time.monotonic()
     rows = _prepared(spec, shards, tokenizer, GrammarCompiler(tokenizer, tokenizer.eos_token_ids), max_seq_len)
-    # The first event says that the model is loaded: from here on, a row may be the cause of a crash.
+    # The first event tells the supervisor that the model is loaded: a row may be the cause of any later crash.
     emit(Progress(done=done, total=total, unit="rows"))
     for outcome in answer_rows(engine, rows, tokenizer=tokenizer, concurrency=spec.max_batch_size):
         if outcome is None:
@@ -88,6 +88,7 @@ def answer_shards(
 def _prepared(
     spec: BatchSpec, shards: Sequence["_Shard"], tokenizer: Tokenizer, grammars: GrammarCompiler, max_seq_len: int
 ) -> Iterator[RowRequest | RowError]:
+    """Yields the rows of these shards in file order, parsed and tokenized."""
     ranges = [shard.range for shard in shards]
     last = max((r.row_to for r in ranges), default=0)
     for row in read_rows(Path(spec.input_path), row_to=last):
@@ -143,7 +144,7 @@ class _Lines:
 
 @dataclass(slots=True)
 class _Shard:
-    """A shard with the output lines it has so far; rows end in any order."""
+    """A shard and its output lines so far; rows are answered in any order."""
 
     range: ShardRange
     lines: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -173,7 +174,7 @@ class _Shard:
                 self.usage[name] += count
 
     def write(self, folder: Path) -> ShardDone:
-        """Effects: the file is written completely or not at all; the lines are freed."""
+        """Effects: writes the shard's file, completely or not at all, and frees the memory of the lines."""
         folder.mkdir(parents=True, exist_ok=True)
         final = folder / f"shard-{self.range.shard_no:06d}.jsonl"
         partial = folder / f".{final.name}.partial"

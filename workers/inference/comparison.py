@@ -18,7 +18,8 @@ from workers.inference.rows import RowAnswer, RowRequest
 
 PLAIN, SPECULATIVE = "plain", "speculative"
 _MIN_CHUNK = 8  # rows
-_CHUNK_PER_CONCURRENCY = 4  # rows of a chunk / concurrency; in longer chunks, the partly filled end matters less
+# Rows of a chunk / concurrency. At the end of a chunk the batch is only partly full, which matters less in long chunks.
+_CHUNK_PER_CONCURRENCY = 4
 _WARMUP_TOKENS = 8
 
 
@@ -42,7 +43,7 @@ class ArmTotals:
 
     @property
     def tokens_per_second(self) -> float:
-        """The median over repeats."""
+        """Returns the median over repeats."""
         return median(n / s for n, s in zip(self.num_tokens, self.seconds, strict=True))
 
     @property
@@ -62,7 +63,7 @@ class Measurement:
 
 
 def warm_up(arms: Arms, rows: Sequence[RowRequest], *, tokenizer: Tokenizer) -> None:
-    """Runs first passes, which allocate memory and load pages, so that their time is not measured."""
+    """Answers two rows with each engine, because the first passes allocate memory and load pages, which takes time."""
     short_rows = [
         replace(row, request=replace(row.request, sampling=replace(row.request.sampling, max_tokens=_WARMUP_TOKENS)))
         for row in rows[:2]
@@ -89,7 +90,7 @@ def measure(
         for total in totals.values():
             total.num_tokens.append(0)
             total.seconds.append(0.0)
-        for name, chunk in _turns(rows, concurrency, first=repeat):
+        for name, chunk in _turns(rows, concurrency, repeat=repeat):
             started = clock()
             for outcome in answer_rows(arms.of(name), chunk, tokenizer=tokenizer, concurrency=concurrency):
                 if isinstance(outcome, RowAnswer):
@@ -104,9 +105,10 @@ def measure(
     return Measurement(concurrency, totals[PLAIN], totals[SPECULATIVE])
 
 
-def _turns(rows: Sequence[RowRequest], concurrency: int, *, first: int) -> Iterator[tuple[str, Sequence[RowRequest]]]:
+def _turns(rows: Sequence[RowRequest], concurrency: int, *, repeat: int) -> Iterator[tuple[str, Sequence[RowRequest]]]:
+    """Yields (arm, chunk) for both arms of every chunk. The arm that begins alternates by chunk and by repeat."""
     size = max(_MIN_CHUNK, _CHUNK_PER_CONCURRENCY * concurrency)
     for number, start in enumerate(range(0, len(rows), size)):
-        order = (PLAIN, SPECULATIVE) if (number + first) % 2 == 0 else (SPECULATIVE, PLAIN)
+        order = (PLAIN, SPECULATIVE) if (number + repeat) % 2 == 0 else (SPECULATIVE, PLAIN)
         for name in order:
             yield name, rows[start : start + size]

@@ -23,9 +23,9 @@ class RowEngine(Protocol):
 def answer_rows(
     engine: RowEngine, rows: Iterable[RowRequest | RowError], *, tokenizer: Tokenizer, concurrency: int
 ) -> Iterator[RowAnswer | RowError | None]:
-    """Yields completed answers and refused rows in any order, and None after every step for the caller's progress.
+    """Yields completed answers and refused rows in any order, and None after every step.
 
-    `rows` is read lazily: at most `concurrency` rows are in the engine.
+    The caller can report progress at each None. `rows` is read lazily: at most `concurrency` rows are in the engine.
     """
     source = iter(rows)
     answers: dict[str, RowAnswer] = {}
@@ -36,7 +36,7 @@ def answer_rows(
             entry = next(source, None)
             if entry is None:
                 exhausted = True
-            elif refused := _open(engine, entry, answers, tokenizer):
+            elif refused := _add(engine, entry, answers, tokenizer):
                 yield refused
         for output in engine.step():
             if output.request_id in cancelled:
@@ -47,16 +47,17 @@ def answer_rows(
             if answer.finish_reason is None:
                 continue
             del answers[output.request_id]
-            if output.finish_reason is None:  # a stop string ended the answer; the engine knows no stop strings
+            if output.finish_reason is None:  # a stop string ended the answer, which the engine does not look for
                 engine.cancel(output.request_id)
                 cancelled.add(output.request_id)
             yield answer
         yield None
 
 
-def _open(
+def _add(
     engine: RowEngine, entry: RowRequest | RowError, answers: dict[str, RowAnswer], tokenizer: Tokenizer
 ) -> RowError | None:
+    """Adds a row to the engine, and its empty answer to `answers`. Returns the error of a row that is refused."""
     if isinstance(entry, RowError):
         return entry
     try:

@@ -4,8 +4,8 @@
     break-even        = N tokens such that   training_seconds + N / speculative   =   N / plain
 
 `plain` and `speculative` are the speeds in tokens per second. Training and serving use the same device, so the
-break-even point does not depend on its price. The device is assumed to be always busy at the measured concurrency; on
-a device that idles, training pays off later.
+break-even point does not depend on the device's price. The device is assumed to be always busy at the measured
+concurrency; on a device that idles, training pays off later.
 """
 
 import math

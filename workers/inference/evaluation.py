@@ -1,7 +1,7 @@
 """Evaluation of a speculator: answers held-out prompts with and without it, compares tokens and measures time.
 
 The baseline is the same engine with the same weights and concurrency but no drafter, which is the fastest plain
-decoding that it offers. Every run is compared token by token with the first plain run.
+decoding that the engine offers. Every run is compared token by token with the first plain run.
 """
 
 import json
@@ -29,7 +29,7 @@ from workers.inference.plot import plot_report
 from workers.inference.report import evaluation_report
 from workers.inference.rows import RowError, RowRequest, prepare_row, read_rows
 
-_ETA_SECONDS = 2.0  # between two estimates of the time left
+_ETA_SECONDS = 2.0  # between two estimates of the remaining time
 
 
 def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
@@ -52,8 +52,8 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
         rows_refused=refused,
         economics=Economics(spec.price_per_gpu_hour, spec.training_seconds),
     )
-    found = evidence(spec, rows, measurements, report)
-    return _write(report, found, Path(spec.output_dir))
+    contents = evidence(spec, rows, measurements, report)
+    return _write(report, contents, Path(spec.output_dir))
 
 
 def _check(spec: EvaluationSpec) -> None:
@@ -79,6 +79,7 @@ def load_arms(spec: EvaluationSpec) -> Arms:
 
 
 def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, max_seq_len: int) -> tuple[list[RowRequest], int]:
+    """Returns the rows to answer and the number of rows that were refused."""
     rows, refused = [], 0
     grammars = GrammarCompiler(tokenizer, tokenizer.eos_token_ids)
     for row in read_rows(Path(spec.prompts_path)):
@@ -110,7 +111,7 @@ def _measure_all(
     )
     for concurrency in spec.concurrencies[len(measurements) :]:
         reporter.start_concurrency()
-        found = measure(
+        measurement = measure(
             arms,
             rows,
             tokenizer=tokenizer,
@@ -118,8 +119,8 @@ def _measure_all(
             repeats=spec.repeats,
             on_answer=reporter.count_answer,
         )
-        measurements.append(found)
-        reporter.report_figures(concurrency, _figures(found))
+        measurements.append(measurement)
+        reporter.report_figures(concurrency, _figures(measurement))
         folder = Path(spec.checkpoint_dir) / str(len(measurements))
         write_measurements(folder, measurements, environment)
         emit(Checkpoint(path=str(folder), step=len(measurements)))
@@ -127,9 +128,10 @@ def _measure_all(
 
 
 class ProgressReporter:
-    """Emits progress: completed answers, the latest figures, and the estimated time left.
+    """Emits progress: completed answers, the latest figures, and the estimated remaining time.
 
-    The estimate uses the speed at the current concurrency; it is too long, because higher concurrencies are faster.
+    The estimate assumes that all remaining answers take as long as at the current concurrency. It is therefore too
+    long as long as higher concurrencies, which are faster, have not been measured.
     """
 
     def __init__(self, emit: Emit, *, total: int, done: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -142,7 +144,7 @@ class ProgressReporter:
 
     def start_concurrency(self) -> None:
         """Starts the clock for the next concurrency."""
-        self._began_at, self._before = self._clock(), self._done
+        self._began_at, self._done_before = self._clock(), self._done
         self._estimated_at = self._began_at
 
     def count_answer(self) -> None:
@@ -157,26 +159,27 @@ class ProgressReporter:
 
     def _emit_metrics(self) -> None:
         self._estimated_at = self._clock()
-        pace = (self._estimated_at - self._began_at) / max(1, self._done - self._before)
-        data = {**self._figures, "eta_seconds": pace * (self._total - self._done)}
+        seconds_per_answer = (self._estimated_at - self._began_at) / max(1, self._done - self._done_before)
+        data = {**self._figures, "eta_seconds": seconds_per_answer * (self._total - self._done)}
         self._emit(Metrics(step=self._done, data=data))
 
 
-def _figures(found: Measurement) -> dict[str, float]:
+def _figures(measurement: Measurement) -> dict[str, float]:
     return {
-        "speedup": found.speedup,
-        "acceptance_length": found.speculative.speculation.mean_acceptance_length,
-        "tokens_per_second_plain": found.plain.tokens_per_second,
-        "tokens_per_second_speculative": found.speculative.tokens_per_second,
+        "speedup": measurement.speedup,
+        "acceptance_length": measurement.speculative.speculation.mean_acceptance_length,
+        "tokens_per_second_plain": measurement.plain.tokens_per_second,
+        "tokens_per_second_speculative": measurement.speculative.tokens_per_second,
     }
 
 
-def _write(report: dict[str, Any], found: dict[str, Any], folder: Path) -> Finished:
+def _write(report: dict[str, Any], contents: dict[str, Any], folder: Path) -> Finished:
+    """contents: the contents of evidence.json."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {"report": "report.json", "evidence": "evidence.json", "plot": "report.png", "drawing": "report.svg"}
     paths = {name: folder / file for name, file in files.items()}
     paths["report"].write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
-    paths["evidence"].write_text(json.dumps(found, indent=2) + "\n")
+    paths["evidence"].write_text(json.dumps(contents, indent=2) + "\n")
     for name in ("plot", "drawing"):
         plot_report(report, paths[name])
     return Finished(result=report, artifacts={name: str(path) for name, path in paths.items()})

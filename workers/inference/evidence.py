@@ -1,7 +1,7 @@
-"""Evidence: the part of a certificate that describes the run and whether the answers of both arms were equal.
+"""Evidence: the part of a certificate that describes the run, and whether the answers of both arms were equal.
 
-The signer adds the owner of the speculator. Evidence holds only strings, integers and null: unlike floats, these have
-one spelling in JSON, and the signed bytes must be reproducible.
+The signer adds the organization that owns the speculator. Evidence holds only strings, integers and null: unlike
+floats, these have only one spelling in JSON, and the signed bytes must be reproducible.
 """
 
 import hashlib
@@ -60,7 +60,7 @@ def evidence(
 
 
 def answers_sha256(arm: ArmTotals) -> str:
-    """Returns a SHA-256 over the first answer to each prompt, in prompt order: a line of custom_id and token ids."""
+    """Returns a SHA-256 over one line per prompt, in file order: its custom_id and its first answer's token ids."""
     ids = {answer.request.row.number: answer.request.row.custom_id for answer in arm.answers}
     digest = hashlib.sha256()
     for number, tokens in sorted(tokens_by_row(arm.answers).items()):

@@ -8,12 +8,16 @@ MIN_TOKENS = 24  # length of all occurrences together; shorter loops ("0000", a 
 
 
 def is_looping(token_ids: Sequence[int]) -> bool:
-    """Whether a run of 1 to `LONGEST_PERIOD` tokens is repeated at least as often and long as the constants say."""
+    """Tells whether a run of 1 to `LONGEST_PERIOD` tokens is repeated at least `MIN_REPEATS` times in a row.
+
+    All repetitions together must have at least `MIN_TOKENS` tokens.
+    """
     return any(_has_loop(token_ids, period) for period in range(1, LONGEST_PERIOD + 1))
 
 
 def _has_loop(token_ids: Sequence[int], period: int) -> bool:
-    needed = max(MIN_TOKENS, MIN_REPEATS * period) - period  # tokens that equal the token one period earlier
+    # In a loop, every token after the first occurrence equals the token one period earlier.
+    needed = max(MIN_TOKENS, MIN_REPEATS * period) - period
     equal = 0
     for i in range(period, len(token_ids)):
         equal = equal + 1 if token_ids[i] == token_ids[i - period] else 0

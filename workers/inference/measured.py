@@ -21,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 def write_measurements(folder: Path, measurements: Sequence[Measurement], environment: Mapping[str, Any]) -> None:
-    """Args: environment: the build and the device, as JSON. Effects: creates the folder."""
+    """Writes the measurements into a new folder.
+
+    environment: the build and the device that made the measurements, as JSON.
+    """
     folder.mkdir(parents=True)
     stored = [
         {"concurrency": m.concurrency, "plain": _as_values(m.plain), "speculative": _as_values(m.speculative)}

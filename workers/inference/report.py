@@ -50,7 +50,8 @@ def evaluation_report(
     reference = tokens_by_row(lowest.plain.answers)
     divergences = _first_divergences(measurements, reference)
     looping = {number for number, tokens in reference.items() if is_looping(tokens)}
-    stats, without = lowest.speculative.speculation, _without(looping, lowest.speculative.answers)
+    stats = lowest.speculative.speculation
+    without_loops = _without(looping, lowest.speculative.answers)
     num_tokens = sum(map(len, reference.values()))
     return {
         "model": model,
@@ -68,8 +69,12 @@ def evaluation_report(
         "acceptance_length": round(stats.mean_acceptance_length, 4),
         "acceptance_rate_per_position": acceptance_rates(stats),
         "looping_answers": len(looping),
-        "acceptance_length_without_loops": None if without is None else round(without.mean_acceptance_length, 4),
-        "acceptance_rate_per_position_without_loops": None if without is None else acceptance_rates(without),
+        "acceptance_length_without_loops": None
+        if without_loops is None
+        else round(without_loops.mean_acceptance_length, 4),
+        "acceptance_rate_per_position_without_loops": None
+        if without_loops is None
+        else acceptance_rates(without_loops),
         "tokens_per_second_plain": round(lowest.plain.tokens_per_second, 3),
         "tokens_per_second_speculative": round(lowest.speculative.tokens_per_second, 3),
         "speedup": round(lowest.speedup, 4),
@@ -88,18 +93,18 @@ def acceptance_rates(stats: SpeculationStats) -> list[float]:
     return [round(sum(histogram[i + 1 :]) / passes, 4) for i in range(len(histogram) - 1)]
 
 
-def _at_concurrency(found: Measurement, economics: Economics, tokens_per_answer: float) -> dict[str, Any]:
-    plain, speculative = found.plain.tokens_per_second, found.speculative.tokens_per_second
+def _at_concurrency(measurement: Measurement, economics: Economics, tokens_per_answer: float) -> dict[str, Any]:
+    plain, speculative = measurement.plain.tokens_per_second, measurement.speculative.tokens_per_second
     return {
-        "concurrency": found.concurrency,
+        "concurrency": measurement.concurrency,
         "tokens_per_second_plain": round(plain, 3),
         "tokens_per_second_speculative": round(speculative, 3),
-        "speedup": round(found.speedup, 4),
-        "acceptance_length": round(found.speculative.speculation.mean_acceptance_length, 4),
+        "speedup": round(measurement.speedup, 4),
+        "acceptance_length": round(measurement.speculative.speculation.mean_acceptance_length, 4),
         **economics.figures(plain=plain, speculative=speculative, tokens_per_answer=tokens_per_answer),
         "phase_seconds": {
             name: {phase: round(seconds, 3) for phase, seconds in arm.phase_seconds.items()}
-            for name, arm in (("plain", found.plain), ("speculative", found.speculative))
+            for name, arm in (("plain", measurement.plain), ("speculative", measurement.speculative))
         },
     }
 
@@ -115,17 +120,17 @@ def tokens_by_row(answers: Iterable[RowAnswer]) -> dict[int, tuple[int, ...]]:
 def _first_divergences(
     measurements: Sequence[Measurement], reference: dict[int, tuple[int, ...]]
 ) -> list[dict[str, Any]]:
-    found: dict[int, tuple[str, int]] = {}  # row number -> custom_id, earliest position
+    earliest: dict[int, tuple[str, int]] = {}  # row number -> custom_id, earliest position of a different token
     for measurement in measurements:
         for answer in (*measurement.plain.answers, *measurement.speculative.answers):
             row = answer.request.row
             expected, got = reference[row.number], tuple(answer.token_ids)
             if got == expected:
                 continue
-            place = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
-            position = min(len(expected), len(got)) if place is None else place
-            found[row.number] = (row.custom_id, min(position, found.get(row.number, ("", position))[1]))
-    return [{"custom_id": custom_id, "position": position} for _, (custom_id, position) in sorted(found.items())]
+            different = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
+            position = min(len(expected), len(got)) if different is None else different
+            earliest[row.number] = (row.custom_id, min(position, earliest.get(row.number, ("", position))[1]))
+    return [{"custom_id": custom_id, "position": position} for _, (custom_id, position) in sorted(earliest.items())]
 
 
 def _without(looping: set[int], answers: Iterable[RowAnswer]) -> SpeculationStats | None:

@@ -108,8 +108,8 @@ def prepare_row(
         return RowError(row, error)
     sampling = parsed.sampling
     if max_tokens is not None:
-        least = min(sampling.min_tokens, max_tokens)
-        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens), min_tokens=least)
+        min_tokens = min(sampling.min_tokens, max_tokens)
+        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens), min_tokens=min_tokens)
     return RowRequest(row, parsed, Request(str(row.number), parsed.prompt_token_ids, sampling))
 
 
@@ -143,8 +143,8 @@ class RowAnswer:
     def push(self, output: StepOutput) -> None:
         before = self._stream.num_tokens
         self._stream.push(output.token_ids, output.logprobs, output.finish_reason)
-        taken = self._stream.num_tokens - before
-        self.token_ids += output.token_ids[:taken]
+        num_used = self._stream.num_tokens - before  # fewer than the step's tokens if a stop string ended the answer
+        self.token_ids += output.token_ids[:num_used]
         if output.speculation is not None:
             self.speculation = output.speculation
 
@@ -163,7 +163,7 @@ class RowAnswer:
 
 
 def output_row(*, row_id: str, row: InputRow, status: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Returns OpenAI's batch output row. Refused rows have the same form, with their status and error body."""
+    """Returns OpenAI's batch output row. For a refused row, `status` and `body` are those of the error response."""
     return {
         "id": row_id,
         "custom_id": row.custom_id,

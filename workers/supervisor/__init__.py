@@ -1,1 +1,1 @@
-"""The supervisor of jobs: claims a job, runs it in a child process, commits its results. Never imports torch."""
+"""The supervisor of jobs: claims a job, runs it in a child process and commits the results. It never imports torch."""

@@ -10,7 +10,7 @@ import django
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.embedded")
     django.setup()
-    from workers.supervisor.worker import JobWorker  # needs Django's models
+    from workers.supervisor.worker import JobWorker  # imported here, because it needs Django's models
 
     worker = JobWorker()
 

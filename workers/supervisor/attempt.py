@@ -1,6 +1,6 @@
 """One attempt at a job: run its handler under a lease, and record how the attempt ended.
 
-claim ── Lease ── handler.run ──> job_succeed. If it raises:
+claim ── Lease ── handler.run ──> job_succeed. If `run` raises:
                       │ Cancelled ──> handler.end, job_end_cancelled
                       │ Draining ──> job_release
                       │ Paused ──> nothing, because the handler has paused the job
@@ -90,7 +90,7 @@ def _run_attempt(claim: Claim, stop: threading.Event, handlers: Mapping[str, Han
             log_path = get_config().data_dir.resolve() / "logs" / "jobs" / f"{job_id}.{claim.fence}.log"
             attempt = Attempt(claim=claim, job=job, lease=lease, folder=folder, log_path=log_path, stop=stop)
             try:
-                _work(attempt, handlers[job.kind])
+                _run_handler(attempt, handlers[job.kind])
             except LeaseLost:
                 log.warning("lease lost")
                 metrics.job_leases_lost.labels(job.kind).inc()
@@ -99,7 +99,10 @@ def _run_attempt(claim: Claim, stop: threading.Event, handlers: Mapping[str, Han
 
 @contextmanager
 def _observed(claim: Claim, job: Job) -> Iterator[None]:
-    """Logs, counts and traces the `with` body as an attempt. Its trace continues that of the API request."""
+    """Logs, counts and traces the `with` body as an attempt.
+
+    The trace continues the trace of the API request that created the job.
+    """
     origin = origin_of(claim.job_id)
     ids = {"organization_id": claim.organization_id, "job_id": claim.job_id, "fence": claim.fence}
     request = {REQUEST_ID: origin[REQUEST_ID]} if REQUEST_ID in origin else {}
@@ -120,7 +123,8 @@ def _observed(claim: Claim, job: Job) -> Iterator[None]:
     metrics.job_attempt_seconds.labels(job.kind).observe(time.monotonic() - began)
 
 
-def _work(attempt: Attempt, handler: Handler) -> None:
+def _run_handler(attempt: Attempt, handler: Handler) -> None:
+    """Runs the handler and records how the attempt ended, as drawn in the module's docstring."""
     try:
         if attempt.job.cancel_requested_at is not None:
             raise Cancelled

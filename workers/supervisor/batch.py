@@ -1,4 +1,7 @@
-"""Batch inference: gives open shards to a child process until none is left, then assembles the result files."""
+"""Batch inference: child processes answer the open shards (those not yet committed) until all shards are committed.
+
+Then the result files are assembled.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -115,7 +118,8 @@ def next_shards(open_shards: Sequence[JobShard]) -> list[JobShard]:
     """Returns the shards for the next child process.
 
     A shard that is suspected of crashing the child runs alone; otherwise all open shards run together. Of several
-    suspects, the one with the most crashes is first, so that the search for one crashing row ends before the next.
+    suspects, the one with the most crashes is first, so that the search for one crashing row ends before the search for
+    another one begins.
     """
     suspects = [shard for shard in open_shards if shard.alone]
     if suspects:
@@ -173,12 +177,14 @@ def _seconds_left(batch: Batch) -> float | None:
 
 
 def _check_progress(attempt: Attempt, shards: Sequence[JobShard]) -> None:
-    left = shards_open(attempt.job.pk).filter(shard_no__in=[shard.shard_no for shard in shards]).count()
-    if left == len(shards):
-        raise AttemptFailed(FailureClass.BUG, "shards_missing", f"the child finished without any of {left} shards")
+    num_open = shards_open(attempt.job.pk).filter(shard_no__in=[shard.shard_no for shard in shards]).count()
+    if num_open == len(shards):
+        message = f"the child finished without any of {num_open} shards"
+        raise AttemptFailed(FailureClass.BUG, "shards_missing", message)
 
 
 def _blame(attempt: Attempt, batch: Batch, rows_path: Path, spec: BatchSpec) -> None:
+    """Narrows the search for the row that crashed the child, and commits an error for this row once it is found."""
     # The child takes rows in order and processes at most `max_batch_size` at once, so the crashing row is in one of
     # the first `max_batch_size` open shards.
     shard_nos = [shard.shard_no for shard in spec.shards]

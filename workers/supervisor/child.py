@@ -23,10 +23,10 @@ MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 class ChildProcess:
-    """Create it in a thread that outlives the child process: see `workers.parent_death.dying_with_parent`."""
+    """A running child process. Its creating thread must outlive it: see `workers.parent_death.dying_with_parent`."""
 
     def __init__(self, spec: Spec, *, folder: Path, log_path: Path, log_ids: Mapping[str, Any]) -> None:
-        """Args: log_ids: are added to every line of the child's log."""
+        """log_ids: fields that are added to every line of the child's log."""
         spec_path = folder / "spec.json"
         write_spec(spec, spec_path)
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,11 +50,14 @@ class ChildProcess:
             thread.start()
 
     def next_event(self, timeout_seconds: float) -> Event | None:
-        """Returns None if the child closed its output. Raises: queue.Empty: no event came in time."""
+        """Returns the next event; None if the child closed its output. Raises: queue.Empty: no event came in time."""
         return self._events.get(timeout=timeout_seconds)
 
     def wait(self, timeout_seconds: float) -> int:
-        """Returns the exit status, or minus the signal's number. A child that does not exit in time is killed."""
+        """Waits for the child's end, and kills a child that does not exit in time.
+
+        Returns: the exit status; after a signal, minus the number of the signal.
+        """
         try:
             self._process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -62,12 +65,12 @@ class ChildProcess:
         return self._process.wait()
 
     def stop(self, grace_seconds: float) -> None:
-        """Kills the process group. If `grace_seconds` > 0, it sends SIGTERM first. A second call has no effect."""
+        """Kills the process group; if `grace_seconds` > 0, sends SIGTERM to the group first. May be called twice."""
         if self._process.poll() is None and grace_seconds > 0:
             self._signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):  # killed below
                 self._process.wait(grace_seconds)
-        self._signal(signal.SIGKILL)  # also processes that outlived the child
+        self._signal(signal.SIGKILL)  # also if the child has ended, because its own processes may have outlived it
         self._process.wait()
         for thread in self._threads:
             thread.join(timeout=5)

@@ -9,10 +9,9 @@ log = structlog.get_logger(__name__)
 
 
 def run_guarded(step: Callable[[], object], message: str) -> bool:
-    """Returns the truth value of the step's result, or False if it failed.
+    """Returns the truth value of the step's result, or False if the step raised an exception.
 
-    Args:
-        message: is logged if the step fails. The database connection of this thread is closed then.
+    Effects: if the step fails, `message` is logged, and the database connection of this thread is closed.
     """
     try:
         return bool(step())

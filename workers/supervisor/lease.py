@@ -26,7 +26,7 @@ class Lease:
         self._interval_seconds = config.renew_seconds
         self._lease_seconds = config.lease_seconds
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name=f"lease-{claim.job_id}", daemon=True)
+        self._thread = threading.Thread(target=self._renew_until_closed, name=f"lease-{claim.job_id}", daemon=True)
 
     def __enter__(self) -> "Lease":
         self._thread.start()
@@ -39,12 +39,12 @@ class Lease:
         self._thread.join()
 
     def check(self) -> None:
-        """Call it before a write that does not itself compare the claim's fence. Raises: LeaseLost."""
+        """Must be called before a write that does not itself compare the claim's fence. Raises: LeaseLost."""
         if self.lost.is_set():
             raise LeaseLost(f"job {self.claim.job_id} is no longer held with fence {self.claim.fence}")
         job_renew(claim=self.claim)
 
-    def _keep(self) -> None:
+    def _renew_until_closed(self) -> None:
         renewed_at = time.monotonic()
         try:
             while not self._closed.wait(self._interval_seconds):

@@ -12,7 +12,7 @@ from control.queue.jobs.failures import Failure
 from workers.contracts import FailureClass
 
 
-class Interruption(Exception):  # not always an error
+class Interruption(Exception):  # not named Error, because most interruptions are no errors
     """Ends an attempt before the job is done."""
 
 

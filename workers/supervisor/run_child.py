@@ -15,7 +15,7 @@ from workers.supervisor.attempt import Attempt
 from workers.supervisor.child import ChildProcess
 from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, Draining, Paused
 
-TICK_SECONDS = 0.2
+TICK_SECONDS = 0.2  # between two checks whether the child must be stopped
 PROGRESS_SECONDS = 1.0  # between two writes of progress to the database
 CANCEL_GRACE_SECONDS = 2.0
 EXIT_GRACE_SECONDS = 30.0  # between the last event and the exit
@@ -34,8 +34,8 @@ def run_child(
 
     Args:
         on_result: commits a shard or a checkpoint.
-        rows_done_before: is added to the progress of the child, which only counts the rows of its spec.
-        rows_total: replaces the child's total.
+        rows_done_before: a number that is added to the progress of the child, which counts only the rows of its spec.
+        rows_total: replaces the child's total in the progress.
         seconds_left: seconds until the job expires; None: it never expires.
 
     Raises: Cancelled, Draining, Paused, LeaseLost, AttemptFailed, ChildCrashed: all after the child has ended.
@@ -72,7 +72,7 @@ class _Watch:
         self._drain_until: float | None = None
         self._progress: Progress | None = None
         self._metrics: Mapping[str, float] | None = None
-        self._has_unwritten = False
+        self._has_unwritten_progress = False
         self._written_at = 0.0
 
     def until_finished(self) -> Finished:
@@ -106,12 +106,13 @@ class _Watch:
                 if self._attempt.stop.is_set():
                     raise Draining
             case Progress():
-                self._progress, self._has_unwritten = event, True
+                self._progress, self._has_unwritten_progress = event, True
             case Metrics():
-                self._metrics, self._has_unwritten = event.data, True
+                self._metrics, self._has_unwritten_progress = event.data, True
         return None
 
     def _check(self) -> None:
+        """Raises: LeaseLost, Cancelled, Draining, AttemptFailed, ChildCrashed: the child must be stopped."""
         lease = self._attempt.lease
         if lease.lost.is_set():
             raise LeaseLost("the lease ran out while the child worked")
@@ -126,7 +127,7 @@ class _Watch:
             raise AttemptFailed(FailureClass.EXPIRED, "expired", "The time for this job has ended.")
         silent_seconds = now - self._last_event_at
         if silent_seconds > get_job_config().stall_seconds:
-            message = f"the worker process said nothing for {silent_seconds:.0f} s"
+            message = f"the worker process sent no event for {silent_seconds:.0f} s"
             raise ChildCrashed("no_progress", message, sent_event=self._sent_event)
 
     def _crash(self) -> AttemptFailed:
@@ -138,9 +139,9 @@ class _Watch:
 
     def _write_progress(self, *, at_once: bool = False) -> None:
         now = time.monotonic()
-        if not self._has_unwritten or (not at_once and now - self._written_at < PROGRESS_SECONDS):
+        if not self._has_unwritten_progress or (not at_once and now - self._written_at < PROGRESS_SECONDS):
             return
-        self._has_unwritten, self._written_at = False, now
+        self._has_unwritten_progress, self._written_at = False, now
         if self._metrics is not None:
             job_metrics(claim=self._attempt.claim, metrics=self._metrics)
         if self._progress is not None:

@@ -34,7 +34,7 @@ def model_dir(base_model: BaseModel) -> str:
     try:
         return str(model_folder(base_model))
     except UnusableModel as error:
-        message = f"The files of model {base_model.name!r} are not there: {error.message}"
+        message = f"The files of model {base_model.name!r} are not available: {error.message}"
         raise _input_failure("model_missing", message) from error
 
 

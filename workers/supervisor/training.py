@@ -1,4 +1,4 @@
-"""Training of a speculator, which resumes from the last committed checkpoint; the trained speculator is stored."""
+"""Trains a speculator, resuming from the last committed checkpoint, and stores the trained speculator."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +45,7 @@ class TrainingHandler:
 
 
 def artifact_path(finished: Finished, name: str) -> Path:
-    """Returns where the child wrote an artifact. Raises: AttemptFailed: it wrote no artifact with this name."""
+    """Returns the path of an artifact. Raises: AttemptFailed: the child wrote no artifact of this name."""
     path = finished.artifacts.get(name)
     if path is None or not Path(path).exists():
         raise AttemptFailed(FailureClass.BUG, "artifact_missing", f"the child made no {name!r}")

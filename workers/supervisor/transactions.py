@@ -10,11 +10,11 @@ from django.db.backends.signals import connection_created
 
 from control.core.settings.config import get_config
 
-NUM_LEASES = 2  # the limit in lease periods: far longer than a transaction; other workers wait one period anyway
+NUM_LEASES = 2  # the limit in lease periods. Transactions are far shorter, and a lease must expire in any case.
 
 
 def transactions_limit() -> None:
-    """Call it before the process uses the database for the first time."""
+    """Must be called before the process uses the database for the first time."""
     connection_created.connect(_limit, dispatch_uid=__name__)
 
 

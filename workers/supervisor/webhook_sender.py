@@ -24,9 +24,9 @@ class WebhookSender(threading.Thread):
 
     def __init__(self, stop: threading.Event, sender: Sender | None = None) -> None:
         super().__init__(name="webhook sender", daemon=True)
-        self._halt = stop
+        self._halt = stop  # not `_stop`, which is a method of Thread
         self._sender = sender or Sender()
-        self._in_flight: dict[str, tuple[str, Future[None]]] = {}  # delivery id: endpoint id, its future
+        self._in_flight: dict[str, tuple[str, Future[None]]] = {}  # delivery id -> endpoint id, future of the delivery
 
     def run(self) -> None:
         with ThreadPoolExecutor(MAX_IN_FLIGHT, thread_name_prefix="webhook sender") as pool:
@@ -38,7 +38,7 @@ class WebhookSender(threading.Thread):
         connection.close()
 
     def _wait(self) -> None:
-        """Waits for the poll interval, or until a delivery ends: the object's next event can then be sent."""
+        """Waits for the poll interval, or until a delivery ends, because the object's next event may then be sent."""
         if self._in_flight:
             wait([future for _, future in self._in_flight.values()], POLL_SECONDS, FIRST_COMPLETED)
         else:

@@ -57,7 +57,7 @@ HANDLERS: dict[str, Handler] = {
 
 
 class JobWorker:
-    """Create one per process. After `stop` is set, the running attempt drains and no further job is claimed."""
+    """The only worker of its process. After `stop` is set, the running attempt drains and no further job is claimed."""
 
     def __init__(self) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -80,7 +80,7 @@ class JobWorker:
         log.info("worker stopped", worker=self.name)
 
     def is_alive(self) -> bool:
-        """Whether the housekeeper still completes its steps; a step that fails, as without the database, counts."""
+        """Tells whether the housekeeper still completes its steps. A step that fails counts as completed."""
         return time.monotonic() - self._last_step_at < MAX_STEP_SECONDS
 
     def claim_next(self) -> bool:
@@ -108,15 +108,15 @@ class JobWorker:
             ("heartbeat not written", lambda: worker_beat(worker=self.name, role="jobs")),
             ("wake-ups not repeated", reconcile),
             ("cancelled and overdue jobs not ended", self._end_jobs_never_begun),
-            ("pipelines not moved on", pipelines_reconcile),
+            ("pipelines not advanced", pipelines_reconcile),
             ("captured requests not deleted", captures_prune),
             ("paused batches not reviewed", batches_review),
-            ("rollouts not moved on", rollouts_reconcile),
-            ("idempotency keys not forgotten", keys_purge),
+            ("rollouts not advanced", rollouts_reconcile),
+            ("idempotency keys not deleted", keys_purge),
             ("files not expired", files_expire),
             ("staging not emptied", staging_purge),
             ("batches not tidied", batches_tidy),
-            ("work of killed attempts not removed", work_folders_sweep),
+            ("work folders of killed attempts not removed", work_folders_sweep),
             ("old events not deleted", events_prune),
             ("uploads not expired", uploads_expire),
         )

@@ -28,17 +28,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("prompts", type=Path, help="OpenAI batch rows")
     parser.add_argument("folder", type=Path, help="for answers, checkpoints and the speculator")
     parser.add_argument("--method", default="eagle3", help="medusa, eagle3, ... (default eagle3)")
-    parser.add_argument("--hyperparameters", type=json.loads, default={}, metavar="JSON", help="of the method")
-    parser.add_argument("--answers", type=Path, help="where they are kept (default FOLDER/tokens.jsonl)")
-    parser.add_argument("--states", type=Path, metavar="DIR", help="keeps hidden states there, for other runs")
     parser.add_argument(
-        "--processor-time", action="store_true", help="count max_seconds in it: fair beside other work on the machine"
+        "--hyperparameters", type=json.loads, default={}, metavar="JSON", help="hyperparameters of the method"
     )
-    parser.add_argument("--initial", type=Path, metavar="DIR", help="a speculator of this method to go on from")
+    parser.add_argument("--answers", type=Path, help="file of the model's answers (default FOLDER/tokens.jsonl)")
+    parser.add_argument("--states", type=Path, metavar="DIR", help="stores hidden states in DIR, for later runs")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="measure max_seconds in processor time, so that other programs on the machine take nothing from it",
+    )
+    parser.add_argument(
+        "--initial", type=Path, metavar="DIR", help="a speculator of this method, from which training continues"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="(default 0)")
-    parser.add_argument("--revision", default="local", help="what the artifact calls the model (default local)")
+    parser.add_argument(
+        "--revision", default="local", help="the model's revision as recorded in the artifact (default local)"
+    )
     args = parser.parse_args(arguments)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in workers.run
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for the reason given in workers.run
     from workers.training.job import run_training  # imported here, because torch must see the environment set above
     from workers.training.kept_states import KeptStates
     from workers.training.processes import joined_processes
@@ -74,7 +82,10 @@ def _spec(args: argparse.Namespace, tokens: Path) -> TrainingSpec:
 
 
 def answer_prompts(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None:
-    """Effects: `tokens` is written completely or not at all. It omits failed rows, which the batch's events count."""
+    """Writes the model's answers to the file `tokens`. The file omits failed rows, which the batch's events count.
+
+    Effects: the file is written completely or not at all.
+    """
     from workers.inference.batch import run_batch
 
     with prompts.open(encoding="utf-8") as rows:
@@ -83,7 +94,7 @@ def answer_prompts(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None
     shards: list[ShardDone] = []
     folder = tokens.with_name(f"{tokens.stem}.shards")
 
-    def keep(event: Event) -> None:
+    def collect(event: Event) -> None:
         if isinstance(event, ShardDone):
             shards.append(event)
         emit(event)
@@ -97,7 +108,7 @@ def answer_prompts(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None
         shards=tuple(ShardRange(shard_no=no, row_from=a, row_to=b) for no, (a, b) in enumerate(ranges)),
     )
     folder.mkdir(exist_ok=True)
-    run_batch(spec, keep)
+    run_batch(spec, collect)
     partial = tokens.with_suffix(".partial")
     with partial.open("w", encoding="utf-8") as out:
         for shard in sorted(shards, key=lambda shard: shard.shard_no):

@@ -5,12 +5,12 @@ would be served, and a verify pass accepts the longest path of the drafted tree 
 a single hidden state, so its tree at row j (after the token c[j]) does not depend on where the previous pass ended. The
 trees of all rows are built beforehand, and `replay_answer` visits only the rows at which a pass would start:
 
-    row j          the last known token is c[j]; the tree drafts c[j + 1], c[j + 2], ...
+    row j          the sequence so far ends with c[j]; the tree drafts c[j + 1], c[j + 2], ...
     accepted       the longest prefix of c[j + 1], c[j + 2], ... that is a path of the tree; the answer's last token
                    never counts as accepted, because it counts as sampled by the target
     next row       j + accepted + 1
 
-The trees are those of serving: made of the served drafter's candidates by the engine's `grow_tree`.
+The trees are those of serving, because the engine's `grow_tree` makes them from the served drafter's candidates.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,10 +44,10 @@ class Acceptance:
 
 
 def replay_answer(completion: Sequence[int], draft_at: Callable[[int], Draft], *, into: Acceptance) -> None:
-    """Adds the passes of one answer. Its first token comes from the prefill, which does not count as a pass.
+    """Adds the passes of one answer to `into`. The prefill, which samples the first token, does not count as a pass.
 
     Args:
-        draft_at: returns the tree that is drafted when `completion[row]` is the last known token.
+        draft_at: returns the tree that is drafted after `completion[row]`, given the row.
     """
     row = 0
     while row < len(completion) - 1:

@@ -1,4 +1,4 @@
-"""The artifact of a training job: the speculator's files, its provenance, its report and its curves.
+"""The artifact of a training job: the speculator's files, its provenance, and the report and plots of its training.
 
 The folder has config.json, the weights, report.json, plots/ and tensorboard/. provenance.json lists all other files
 with their hashes.
@@ -88,7 +88,7 @@ def write_artifact(
 
 
 def _copy_curves(source: Path, folder: Path) -> None:
-    """Copies the folders of trackers; omits a folder that fails to copy, since a hanging tracker may still write it."""
+    """Copies the trackers' folders, except those that fail to copy: a hanging tracker may still be writing them."""
     for name in FOLDERS:
         if not (source / name).is_dir():
             continue

@@ -3,10 +3,10 @@
     checkpoint-00000120/
         tensors.safetensors   weights, optimizer moments, random state, best weights
         state.json            counters and the position in the data
-        manifest.json         SHA-256 and size of both; written last
+        manifest.json         SHA-256 and size of the other two files; written last
 
-A folder is filled under a temporary name, every file and the folder are synced, then it is renamed. A truncated or
-altered checkpoint fails its manifest and the one before it is used.
+A folder is filled under a temporary name, every file and the folder are synced, then the folder is renamed. If a
+checkpoint is truncated or altered, its files do not match its manifest, and the previous checkpoint is used.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from torch import Tensor
 
 _PREFIX = "checkpoint-"
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
-_KEPT = 2  # the newest may be damaged, and the supervisor may still be reading the previous one
+_NUM_RETAINED = 2  # the newest may be damaged, and the supervisor may still be reading the previous one
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     sync(folder)
-    for old in _newest_first(folder)[_KEPT:]:
+    for old in _newest_first(folder)[_NUM_RETAINED:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -68,7 +68,8 @@ def load_newest_checkpoint(folder: Path) -> Snapshot | None:
     """Returns the newest undamaged checkpoint in `folder`, else `folder` itself if it is a checkpoint, else None."""
     if not folder.is_dir():
         return None
-    itself = [folder] if (folder / _MANIFEST).is_file() else []  # a supervisor may restore only a checkpoint's files
+    # The supervisor restores the files of one checkpoint directly into `folder`, without the folder checkpoint-*.
+    itself = [folder] if (folder / _MANIFEST).is_file() else []
     for candidate in [*_newest_first(folder), *itself]:
         try:
             return read_checkpoint(candidate)
@@ -82,9 +83,9 @@ def read_checkpoint(folder: Path) -> Snapshot:
     try:
         manifest = json.loads((folder / _MANIFEST).read_text())
         for name in (_TENSORS, _STATE):
-            found = _fingerprint(folder / name)
-            if manifest[name] != found:
-                raise CheckpointError(f"{folder.name}/{name} should be {manifest[name]}, is {found}")
+            actual = _fingerprint(folder / name)
+            if manifest[name] != actual:
+                raise CheckpointError(f"{folder.name}/{name} should be {manifest[name]}, is {actual}")
     except (OSError, ValueError, KeyError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -94,7 +95,7 @@ def read_checkpoint(folder: Path) -> Snapshot:
 
 
 def sync(path: Path) -> None:
-    """Calls fsync on a file, or on a folder, whose entries it makes durable."""
+    """Calls fsync on a file or on a folder. On a folder, this makes new and renamed entries durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,8 +3,8 @@
 A conversation is a prompt of P tokens and an answer of N tokens c[0..N-1]. The target sampled c[j] from its final
 hidden state h[j] at absolute position P - 1 + j (0 <= j < N). A drafter that reads h[j] also knows c[j], and drafts
 c[j + 1], c[j + 2], ... Row j of a conversation therefore has the label c[j + 1 + depth] at each depth, and prompts have
-no labels. An answer that was cut by the length limit lacks its end, so nothing is learned after its last token; such
-answers are counted.
+no labels. An answer that was cut by the length limit does not end with an end-of-sequence token, so training learns
+nothing about its end; `Corpus.num_cut_by_length` counts such answers.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from workers.failures import InvalidInputError
 
-IGNORED = -1  # label of positions without a loss; as an index it selects the last entry, see `draft_indices`
+IGNORED = -1  # label of positions without a loss; used as an index, -1 selects the last entry, see `draft_indices`
 MIN_VALIDATION_CONVERSATIONS = 4
 MIN_CONVERSATIONS = 8
 
@@ -82,9 +82,9 @@ def read_corpus(paths: Sequence[Path], *, validation_fraction: float) -> Corpus:
 def split_by_hash(
     conversations: Sequence[Conversation], *, fraction: float
 ) -> tuple[tuple[Conversation, ...], tuple[Conversation, ...]]:
-    """Returns conversations for training and for validation, which are those with the smallest hashes of their ids.
+    """Returns conversations for training, and conversations for validation, which have the smallest hashes of ids.
 
-    Conversations with equal ids are in the same part, and both parts keep the file's order.
+    Conversations with equal ids are in the same part. Each part is in the order of the file.
     """
     hashes = sorted({split_key(c.custom_id) for c in conversations})
     size = max(MIN_VALIDATION_CONVERSATIONS, math.ceil(len(hashes) * fraction))
@@ -153,7 +153,7 @@ def most_frequent_tokens(counts: Tensor, *, size: int, always: Sequence[int] = (
         always: tokens that are included even if they do not occur (ends of sequence).
 
     Returns:
-        [Vd] int64, ascending, Vd <= size. Tokens that do not occur are omitted.
+        [Vd] int64, ascending, Vd <= size. Other tokens that do not occur are omitted, even if fewer than `size` remain.
     Source: FR-Spec's frequency-ranked vocabulary, with the tie rule of the `speculators` package.
     """
     ranked = counts.clone()
@@ -165,7 +165,7 @@ def most_frequent_tokens(counts: Tensor, *, size: int, always: Sequence[int] = (
 def draft_indices(draft_vocab: Tensor, vocab_size: int) -> Tensor:
     """Returns [V + 1] int64: each token's index in `draft_vocab` [Vd] int64, or `IGNORED` if it is not in there.
 
-    The last entry is `IGNORED`: looking up `IGNORED`, which is -1, selects it.
+    The additional last entry is `IGNORED`, because looking up the label `IGNORED` (-1) selects the last entry.
     """
     indices = torch.full((vocab_size + 1,), IGNORED, device=draft_vocab.device)
     indices[draft_vocab] = torch.arange(draft_vocab.shape[0], device=draft_vocab.device)

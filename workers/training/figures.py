@@ -10,8 +10,8 @@ from workers.training.loop import Validation
 @dataclass(frozen=True, slots=True)
 class Sums:
     nats: float  # cross entropy of the labels
-    correct: int  # rows whose likeliest token was right
-    count: int  # rows with a label
+    correct: int  # number of rows whose likeliest token is the label
+    count: int  # number of rows with a label
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(self.nats + other.nats, self.correct + other.correct, self.count + other.count)
@@ -19,7 +19,7 @@ class Sums:
 
 def validation_of(acceptance: Acceptance, batches: Sequence[Sequence[Sums]]) -> Validation:
     """batches: for each batch, the sums of every depth."""
-    depths = [sum(at[1:], start=at[0]) for at in zip(*batches, strict=True)]
+    depths = [sum(sums[1:], start=sums[0]) for sums in zip(*batches, strict=True)]
     return Validation(
         acceptance_length=acceptance.length,
         acceptance_rate_per_position=tuple(acceptance.rate_per_position()),

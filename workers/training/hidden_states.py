@@ -4,7 +4,8 @@ Training reads each row many times, and the target's pass costs far more than th
 the model's dtype (SmolLM2-135M: 1,152 bytes), so a thousand answers of 150 tokens take 170 MB.
 
 A tap is an intermediate hidden state: the residual stream at the input of one of the target's layers. Shape letters:
-R rows, C conversations, T taps, H hidden size; P and N the tokens of a prompt and of its answer c[0 .. N - 1].
+R rows, A rows of answers only, C conversations, T taps, H hidden size; P and N the numbers of tokens of a prompt and of
+its answer c[0 .. N - 1].
 """
 
 import itertools
@@ -57,7 +58,7 @@ def compute_hidden_rows(
 
     Args:
         file: stores the rows and is mapped into memory; None: the rows stay in memory.
-        on_done: called with the number of conversations done.
+        on_done: called after each conversation with the number of conversations processed so far.
         kept: hidden states of earlier runs, to which this run adds its own.
         processes: each process runs the target over its share of the conversations, and receives all rows.
     """
@@ -83,8 +84,8 @@ class TapRows:
 
     A conversation of P + N tokens has P + N - 1 positions, since the last token is not an input.
 
-    taps: [R, T, H] in the model's dtype, the taps of each position. If no tap layers were requested, T is 1 and the tap
-        is the final hidden state.
+    taps: [R, T, H] in the model's dtype, the taps of each position. If no tap layers were requested, T is 1 and the
+        final hidden state takes the place of a tap.
     tokens: [R] int64. The token after each position; the last N of a conversation are its answer.
     positions: [R] int64, from 0 in each conversation.
     starts: [C + 1]. First row of each conversation, and then R.
@@ -118,7 +119,7 @@ def compute_tap_rows(
     kept: KeptStates | None = None,
     processes: Processes = ALONE,
 ) -> TapRows:
-    """Works like `compute_hidden_rows`; `file` stores only the taps, which need most of the memory.
+    """Works like `compute_hidden_rows`, but `file` stores only the taps, which need most of the memory.
 
     tap_layers: numbered as in `Model.hidden_states`; may be empty, see `TapRows.taps`.
     """

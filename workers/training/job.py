@@ -1,4 +1,4 @@
-"""A training job: reads answers and writes the folder of a speculator.
+"""A training job, which reads answers and writes the folder of a speculator:
 
 token files ─▶ corpus ─▶ hidden states of the target, computed once ─▶ loop ─▶ best weights ─▶ artifact
 """
@@ -38,7 +38,7 @@ def run_training(
 ) -> Finished:
     """Only rank 0 writes the artifact; the results of other processes are empty.
 
-    clock: returns seconds; the hyperparameter `max_seconds` of the loop is measured by it.
+    clock: returns seconds; the loop compares the time of this clock with the hyperparameter `max_seconds`.
     """
     parameters = _read_parameters(spec)
     loop = parameters.loop

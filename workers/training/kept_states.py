@@ -1,7 +1,7 @@
-"""Hidden states that are kept across runs, because running the target costs most and many runs use the same answers.
+"""Stores hidden states for later runs: running the target takes long, and many runs train on the same answers.
 
 A folder belongs to one model, device and dtype. It has one file per conversation, named by the hash of the tokens. A
-run that needs further layers recomputes the file of a conversation with all layers.
+run that needs layers that a file lacks recomputes the file, with the old layers and the new ones.
 """
 
 import hashlib
@@ -24,19 +24,23 @@ class KeptStates:
         folder.mkdir(parents=True, exist_ok=True)
 
     def of(self, model: Model, token_ids: Sequence[int], tap_layers: Sequence[int]) -> Hidden:
-        """Returns what `Model.hidden_states` returns. Effects: a file is written completely or not at all."""
+        """Returns the result of `Model.hidden_states`, from a file if there is one.
+
+        Effects: writes a file, completely or not at all.
+        """
         path = self._folder / f"{hashlib.sha256(repr(tuple(token_ids)).encode()).hexdigest()}.safetensors"
-        known = load_file(path, device=str(model.device)) if path.exists() else {}
-        if not {_FINAL, *map(str, tap_layers)} <= known.keys():
-            known = _computed(model, token_ids, {*tap_layers, *(int(name) for name in known if name != _FINAL)})
+        stored = load_file(path, device=str(model.device)) if path.exists() else {}
+        if not {_FINAL, *map(str, tap_layers)} <= stored.keys():
+            stored = _computed(model, token_ids, {*tap_layers, *(int(name) for name in stored if name != _FINAL)})
             partial = path.with_suffix(f".{os.getpid()}")
-            save_file(known, partial)
+            save_file(stored, partial)
             partial.rename(path)
-        taps = torch.stack([known[str(layer)] for layer in tap_layers], dim=1) if tap_layers else None
-        return Hidden(known[_FINAL], taps)
+        taps = torch.stack([stored[str(layer)] for layer in tap_layers], dim=1) if tap_layers else None
+        return Hidden(stored[_FINAL], taps)
 
 
 def _computed(model: Model, token_ids: Sequence[int], layers: set[int]) -> dict[str, Tensor]:
+    """Returns the contents of a file: one tensor per layer number, and the final hidden states."""
     wanted = sorted(layers)
     states = model.hidden_states(torch.tensor(token_ids, dtype=torch.int64, device=model.device), wanted)
     taps = () if states.taps is None else states.taps.unbind(1)

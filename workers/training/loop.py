@@ -1,9 +1,9 @@
 """The training loop of every method: optimizer, schedule, evaluation, early stopping, checkpoints.
 
-A step is a pure function of the snapshot before it: its rows and all other random draws follow from (seed, step). A run
-that is killed and resumed from its last checkpoint therefore gives the same bits, with the same machine, build and
-number of threads and processes. This does not hold with `max_seconds`, because the learning rate then follows the
-clock.
+A step is a pure function of the snapshot before it: the step's rows and all other random draws follow from
+(seed, step). A run that is killed and resumed from its last checkpoint therefore gives the same bits as an
+uninterrupted run on the same machine, with the same build and number of threads and processes. With `max_seconds` it
+does not, because the learning rate then follows the clock.
 
     every step       rows(step) ─▶ loss of each part ─▶ sum of gradients ─▶ clip ─▶ AdamW, Muon
     every n steps    validate ─▶ keep the best weights ─▶ checkpoint
@@ -81,7 +81,7 @@ class Progression:
     best: Validation | None = None  # with the weights of `best_step`
     num_worse: int = 0  # evaluations since the best one
     history: tuple[dict[str, float], ...] = ()  # one entry per evaluation
-    stopped: str = ""  # why training ended: steps, seconds or patience; "" while it runs
+    stopped: str = ""  # why training ended: steps, seconds or patience; "" while training runs
 
     @property
     def best_acceptance_length(self) -> float:
@@ -90,7 +90,7 @@ class Progression:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """When `train` returns this, `method.module` has the best weights."""
+    """The result of `train`, which leaves the best weights in `method.module`."""
 
     progression: Progression
     validation: Validation  # with the best weights
@@ -106,7 +106,10 @@ def train(
     processes: Processes = ALONE,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Trains to the end, from the newest complete checkpoint if there is one. All processes share the folder."""
+    """Trains to the end, starting from the newest complete checkpoint if there is one.
+
+    checkpoint_dir: a folder that all processes can read.
+    """
     return _Run(method, config, seed, checkpoint_dir, emit, processes, clock).run()
 
 
@@ -131,13 +134,13 @@ class _Run:
         self._order = RowOrder(method.num_rows, config.batch_rows * config.accumulate, seed)
         self._total_steps = min(config.max_steps or math.inf, config.epochs * self._order.steps_per_epoch)
         self._parameters = {n: p for n, p in method.module.named_parameters() if p.requires_grad}
-        self._owned = processes.my_share(self._parameters)
+        self._owned = processes.my_share(self._parameters)  # the parameters that this process updates
         self._optimizers = make_optimizers(self._owned, config)
         self._best = _copies(self._owned)
         self._progress = Progression()
         self._started = clock()
-        self._window = _Window(self._started)
-        self._live = _Window(self._started)
+        self._window = _Window(self._started)  # since the last evaluation
+        self._live = _Window(self._started)  # since the last event with the training loss
 
     def run(self) -> Outcome:
         if (snapshot := load_newest_checkpoint(self._folder)) is not None:
@@ -156,7 +159,7 @@ class _Run:
         with torch.no_grad():
             for name, parameter in self._owned.items():
                 parameter.copy_(self._best[name])
-        self._processes.share(self._parameters)
+        self._processes.broadcast_updated(self._parameters)
         self._method.module.eval()
         assert self._progress.best is not None, "the first evaluation always sets it"
         return Outcome(self._progress, self._progress.best)
@@ -172,7 +175,7 @@ class _Run:
         nn.utils.clip_grad_norm_(self._parameters.values(), self._config.grad_clip)
         for optimizer in self._optimizers:
             optimizer.step()
-        self._processes.share(self._parameters)
+        self._processes.broadcast_updated(self._parameters)
         elapsed = self._processes.broadcast_from_rank0(self._clock() - self._started)
         self._progress = replace(self._progress, step=self._progress.step + 1, elapsed_seconds=elapsed)
         if self._fraction_done() >= 1.0:
@@ -191,8 +194,8 @@ class _Run:
             parameter.grad = torch.zeros_like(parameter)
         sums = [0.0, 0.0]  # nats, tokens
         for part in self._order.batch(self._progress.step).tensor_split(self._config.accumulate):
-            if len(mine := self._processes.my_rows(part)):
-                loss = self._method.loss(mine)
+            if len(own_rows := self._processes.my_rows(part)):
+                loss = self._method.loss(own_rows)
                 torch.autograd.backward(loss.total * loss.num_tokens)
                 sums = [sums[0] + loss.nats, sums[1] + loss.num_tokens]
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
@@ -202,23 +205,23 @@ class _Run:
         return nats, int(num_tokens)
 
     def _fraction_done(self) -> float:
-        of_steps = self._progress.step / self._total_steps
+        fraction_of_steps = self._progress.step / self._total_steps
         if self._config.max_seconds is None:
-            return of_steps
-        return min(1.0, max(of_steps, self._progress.elapsed_seconds / self._config.max_seconds))
+            return fraction_of_steps
+        return min(1.0, max(fraction_of_steps, self._progress.elapsed_seconds / self._config.max_seconds))
 
     def _evaluate(self) -> None:
         self._method.module.eval()
-        found = self._method.validate()
-        better = self._processes.broadcast_from_rank0(found.acceptance_length) > self._progress.best_acceptance_length
+        result = self._method.validate()
+        better = self._processes.broadcast_from_rank0(result.acceptance_length) > self._progress.best_acceptance_length
         if better:
             self._best = _copies(self._owned)
         num_worse = 0 if better else self._progress.num_worse + 1
-        entry = self._figures(found)
+        entry = self._figures(result)
         self._progress = replace(
             self._progress,
             best_step=self._progress.step if better else self._progress.best_step,
-            best=found if better else self._progress.best,
+            best=result if better else self._progress.best,
             num_worse=num_worse,
             history=(*self._progress.history, {"step": float(self._progress.step), **entry}),
         )
@@ -227,16 +230,16 @@ class _Run:
         self._emit(Metrics(step=self._progress.step, data=entry | self._speed(self._window)))
         self._window, self._live = _Window(self._clock()), _Window(self._clock())
 
-    def _figures(self, found: Validation) -> dict[str, float]:
+    def _figures(self, result: Validation) -> dict[str, float]:
         """Returns the figures that a resumed run repeats exactly. `loss` is absent before the first step."""
         figures = {
-            "validation_loss": found.loss,
-            "acceptance_length": found.acceptance_length,
+            "validation_loss": result.loss,
+            "acceptance_length": result.acceptance_length,
             "epoch": self._progress.step / self._order.steps_per_epoch,
         }
         if self._window.num_tokens:
             figures["loss"] = self._window.loss
-        return figures | {f"accuracy_depth_{i}": a for i, a in enumerate(found.accuracy_per_depth, start=1)}
+        return figures | {f"accuracy_depth_{i}": a for i, a in enumerate(result.accuracy_per_depth, start=1)}
 
     def _speed(self, window: "_Window") -> dict[str, float]:
         seconds = self._clock() - window.started
@@ -262,7 +265,7 @@ class _Run:
 
     def _state(self) -> dict[str, object]:
         values = asdict(self._progress)
-        del values["step"]  # the snapshot has it
+        del values["step"]  # `Snapshot.step` stores this number
         return values
 
     def _restore(self, snapshot: Snapshot) -> None:
@@ -306,12 +309,12 @@ class RowOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        return self._num_rows // self._batch_rows  # the last rows of the permutation that fill no batch are left out
+        return self._num_rows // self._batch_rows  # the last rows of a permutation are skipped if they fill no batch
 
     def batch(self, step: int) -> Tensor:
         epoch, batch = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed((self._seed << 20) + epoch)
+            generator = torch.Generator().manual_seed((self._seed << 20) + epoch)  # distinct below 2**20 epochs
             self._permutation = torch.randperm(self._num_rows, generator=generator)
             self._epoch = epoch
         return self._permutation[batch * self._batch_rows : (batch + 1) * self._batch_rows]

@@ -9,25 +9,26 @@ from workers.hyperparameters.loop import LoopParameters
 
 _BETAS = (0.9, 0.95)
 _PREFIX = "optimizer."
-_NOT_FOR_MUON = ("lm_head.weight", "markov_w1.weight")  # rows are tokens, and Muon would change rows without a gradient
+# Each row of these matrices belongs to a token, and Muon would also change the rows of tokens without a gradient.
+_NOT_FOR_MUON = ("lm_head.weight", "markov_w1.weight")
 
 
 def make_optimizers(parameters: Mapping[str, nn.Parameter], loop: LoopParameters) -> list[Optimizer]:
     """Returns AdamW for all parameters, or Muon for the matrices of hidden layers and AdamW for the others.
 
-    Muon's updates are scaled so that both use the same learning rate (arXiv:2502.16982).
+    Muon's updates are scaled so that Muon and AdamW use the same learning rate (arXiv:2502.16982).
     """
-    of_muon: list[nn.Parameter] = []
+    for_muon: list[nn.Parameter] = []
     if loop.optimizer == "muon":
-        of_muon = [p for name, p in parameters.items() if p.dim() == 2 and not name.endswith(_NOT_FOR_MUON)]
-    taken = set(map(id, of_muon))
-    rest = [p for p in parameters.values() if id(p) not in taken]
+        for_muon = [p for name, p in parameters.items() if p.dim() == 2 and not name.endswith(_NOT_FOR_MUON)]
+    muon_ids = set(map(id, for_muon))
+    for_adamw = [p for p in parameters.values() if id(p) not in muon_ids]
     lr, weight_decay = loop.learning_rate, loop.weight_decay
     optimizers: list[Optimizer] = []
-    if of_muon:
-        optimizers.append(Muon(of_muon, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
-    if rest:
-        optimizers.append(AdamW(rest, lr=lr, betas=_BETAS, weight_decay=weight_decay))
+    if for_muon:
+        optimizers.append(Muon(for_muon, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+    if for_adamw:
+        optimizers.append(AdamW(for_adamw, lr=lr, betas=_BETAS, weight_decay=weight_decay))
     return optimizers
 
 
@@ -43,11 +44,11 @@ def optimizer_tensors(parameters: Mapping[str, nn.Parameter], optimizers: Sequen
 def restore_optimizers(
     parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Restores the state that `optimizer_tensors` returned."""
+    """Restores the state that `optimizer_tensors` returned, with names like optimizer.exp_avg.fc.weight."""
     for optimizer in optimizers:
-        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        optimized_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in parameters.items():
-            if id(parameter) in own:
+            if id(parameter) in optimized_ids:
                 optimizer.state[parameter] = {
                     key.split(".", 2)[1]: value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
                     for key, value in tensors.items()

@@ -1,7 +1,7 @@
-"""The curves of a training run as SVG, for people who judge a speculator.
+"""Plots of a training run as SVG, for people who judge a speculator.
 
 loss.svg                       loss in nats per token, in training steps and on held-out answers
-acceptance_over_steps.svg      acceptance length on held-out answers at each evaluation; the best one is marked
+acceptance_over_steps.svg      acceptance length on held-out answers at each evaluation; the best evaluation is marked
 acceptance_per_position.svg    share of passes that accepted each position of the draft, with the best weights
 """
 
@@ -38,11 +38,11 @@ def _loss(axes: Axes, report: Mapping[str, Any]) -> None:
         ("loss", "training steps", _TRAINING),
         ("validation_loss", "held-out answers", _HELD_OUT),
     ):
-        known = [entry for entry in history if name in entry]
-        axes.plot([e["step"] for e in known], [e[name] for e in known], label=label, color=colour, marker=".")
+        entries = [entry for entry in history if name in entry]
+        axes.plot([e["step"] for e in entries], [e[name] for e in entries], label=label, color=colour, marker=".")
     axes.set_title(f"{report['method']}: loss")
     axes.set_xlabel("Step")
-    axes.set_ylabel("Nats per token, all depths alike")
+    axes.set_ylabel("Nats per token, mean over depths")
     axes.legend(frameon=False)
 
 
@@ -60,7 +60,7 @@ def _acceptance_per_position(axes: Axes, report: Mapping[str, Any]) -> None:
     bars = axes.bar(range(1, len(rates) + 1), rates, color=_HELD_OUT)
     axes.bar_label(bars, labels=[f"{rate:.0%}" for rate in rates], padding=2)
     axes.set_title(f"{report['method']}: acceptance per position, step {report['best_step']}")
-    axes.set_xlabel("Position in the draft (tokens after the last known one)")
-    axes.set_ylabel("Share of passes that accepted it")
+    axes.set_xlabel("Position in the draft (1 is the first draft token)")
+    axes.set_ylabel("Share of passes that accepted this position")
     axes.set_ylim(0.0, 1.08)
     axes.set_xticks(range(1, len(rates) + 1))

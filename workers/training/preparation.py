@@ -1,4 +1,4 @@
-"""The inputs of a training method, and the places where it may store the target's hidden states."""
+"""The inputs of a training method, and the files in which it may store the target's hidden states."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -52,16 +52,16 @@ class Preparation:
         counts = token_counts(self.corpus.train, vocab_size=config.vocab_size)
         return most_frequent_tokens(counts, size=min(size, config.vocab_size), always=sorted(config.eos_token_ids))
 
-    def file(self, name: str, *, needed_bytes: int, memory_bytes: int) -> Path | None:
-        """Returns the file for hidden states; None if the `needed_bytes` of all conversations fit in memory.
+    def cache_file(self, name: str, *, needed_bytes: int, memory_bytes: int) -> Path | None:
+        """Returns the file for hidden states; None if the `needed_bytes` of all conversations fit in `memory_bytes`.
 
-        On other devices than the CPU they always stay on the device.
+        Hidden states on a device other than the CPU always stay in the device's memory.
         """
         in_memory = needed_bytes <= memory_bytes or self.target.device.type != "cpu"
         return None if in_memory else self.cache / f"{name}.bin"
 
     def tap_rows(self, tap_layers: Sequence[int], *, memory_bytes: int) -> tuple[TapRows, TapRows]:
-        """Runs the target over all conversations. `tap_layers` may be empty.
+        """Runs the target over all conversations. `tap_layers` may be empty, see `TapRows.taps`.
 
         Returns: rows for training, and rows for validation.
         """
@@ -70,7 +70,7 @@ class Preparation:
         needed = sum(c.num_tokens for c in self.conversations) * row_bytes
 
         def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> TapRows:
-            file = self.file(name, needed_bytes=needed, memory_bytes=memory_bytes)
+            file = self.cache_file(name, needed_bytes=needed, memory_bytes=memory_bytes)
             report = self.reporter(before=before)
             return compute_tap_rows(
                 target,
@@ -85,7 +85,10 @@ class Preparation:
         return rows(corpus.train, "train", 0), rows(corpus.validation, "validation", len(corpus.train))
 
     def reporter(self, *, before: int) -> Callable[[int], None]:
-        """Returns a function that reports progress over all conversations, after the first `before`."""
+        """Returns a function that reports the progress over all conversations.
+
+        Its argument is the number of conversations processed after the first `before` ones.
+        """
         total = len(self.conversations)
         return lambda done: self.emit(Progress(done=before + done, total=total, unit="hidden states"))
 

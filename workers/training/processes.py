@@ -1,14 +1,15 @@
-"""Data-parallel training. Each process has both models, runs the target once over a share of the conversations, and
-computes the loss of a share of every batch; gradients are summed. Each process updates a share of the parameters and
-broadcasts it. So each tensor of the optimizer state and of the best weights, which need the most memory after the
-target, exists in only one process.
+"""Data-parallel training. Each process holds the target and the speculator, runs the target once over a share of the
+conversations, and computes the loss of a share of every batch; gradients are summed. Each process updates a share of
+the parameters and broadcasts them. So each tensor of the optimizer state and of the best weights, which need the most
+memory after the target, exists in only one process.
 
     torchrun --nproc-per-node 2 -m workers.training MODEL PROMPTS.jsonl FOLDER
 
 Unlike with FSDP, every process holds all weights and gradients: they are small compared with the target, of which every
 process holds a copy as well.
 
-All processes take the same decisions: rank 0 broadcasts what depends on a clock. Only rank 0 writes files and events.
+All processes take the same decisions, because rank 0 broadcasts the values that depend on a clock. Only rank 0 writes
+files and events.
 """
 
 import os
@@ -41,7 +42,7 @@ class Processes:
         return index % self.count == self.rank
 
     def exchange(self, parts: Sequence[Tensor]) -> None:
-        """Broadcasts part i from the process of rank i mod count, bit for bit. All parts are contiguous."""
+        """Broadcasts part i from the process of rank i mod count, bit for bit. Each part is a contiguous tensor."""
         if self.count > 1:
             for index, part in enumerate(parts):
                 distributed.broadcast(part.view(torch.uint8), index % self.count)  # bytes, as gloo supports few dtypes
@@ -53,11 +54,11 @@ class Processes:
         """
         if self.count == 1:
             return list(numbers)
-        own = tensors[0].new_tensor(numbers)
-        flat = torch.cat([tensor.flatten() for tensor in (*tensors, own)])
+        all_tensors = (*tensors, tensors[0].new_tensor(numbers))
+        flat = torch.cat([tensor.flatten() for tensor in all_tensors])
         distributed.all_reduce(flat)
-        totals = flat.split([tensor.numel() for tensor in (*tensors, own)])
-        for tensor, total in zip(tensors, totals, strict=False):
+        totals = flat.split([tensor.numel() for tensor in all_tensors])
+        for tensor, total in zip(tensors, totals, strict=False):  # the last total belongs to the numbers
             tensor.copy_(total.view_as(tensor))
         return [float(total) for total in totals[-1]]
 
@@ -65,7 +66,7 @@ class Processes:
         """Returns the parameters that this process updates."""
         return {name: parameters[name] for name in _largest_first(parameters)[self.rank :: self.count]}
 
-    def share(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def broadcast_updated(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Copies each parameter from the process that updates it to all others."""
         self.exchange([parameters[name].detach() for name in _largest_first(parameters)])
 

@@ -1,8 +1,8 @@
-"""Measures a drafter's acceptance length at temperature 0 by decoding known answers with the drafter that is served.
+"""Measures a drafter's acceptance length at temperature 0 by decoding stored answers with the drafter that is served.
 
-The target is not run, because its taps (intermediate hidden states) are known. As in the engine, the drafter proposes
-drafts for a batch, the draft tokens that agree with the answer are accepted, and the drafter observes the pass. The
-last token of an answer is always counted as sampled by the target.
+The target is not run, because its taps (intermediate hidden states) for these answers are stored. As in the engine, the
+drafter proposes drafts for a batch, the draft tokens that agree with the answer are accepted, and the drafter observes
+the pass. The last token of an answer is always counted as sampled by the target.
 """
 
 from dataclasses import dataclass
@@ -27,11 +27,14 @@ class _Conversation:
     first_row: int  # row of position 0 in `TapRows.taps`
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return len(self.sequence.tokens) == len(self.ids)
 
     def decode(self, count: int) -> Kept:
-        """Appends the next `count` tokens; returns the positions computed for them, with their rows in the taps."""
+        """Appends the next `count` tokens; returns the positions that the pass computed, with their rows in the taps.
+
+        The pass computes all positions before the one of the new last token.
+        """
         sequence, start = self.sequence, self.sequence.num_computed
         sequence.tokens += self.ids[len(sequence.tokens) : len(sequence.tokens) + count]
         sequence.num_computed = len(sequence.tokens) - 1
@@ -42,8 +45,8 @@ def simulate(drafter: Drafter, rows: TapRows, target: Model, *, budget: int) -> 
     """Runs all conversations at once, with at most `budget` nodes per sequence and pass."""
     acceptance = Acceptance()
     running = _start(drafter, rows, target)
-    _observe(drafter, rows, [conversation.decode(1) for conversation in running])
-    while running := [conversation for conversation in running if not conversation.done]:
+    _observe(drafter, rows, [conversation.decode(1) for conversation in running])  # the prefill
+    while running := [conversation for conversation in running if not conversation.is_done]:
         drafts = drafter.propose([conversation.sequence for conversation in running], budget)
         kept = []
         for conversation, draft in zip(running, drafts, strict=True):
@@ -56,6 +59,7 @@ def simulate(drafter: Drafter, rows: TapRows, target: Model, *, budget: int) -> 
 
 
 def _start(drafter: Drafter, rows: TapRows, target: Model) -> list[_Conversation]:
+    """Prepares the drafter's cache, and a sequence for each conversation that has only the prompt."""
     lengths = [end - start + 1 for start, end in zip(rows.starts, rows.starts[1:], strict=False)]
     cache = KVCache(
         target.config,
@@ -68,7 +72,7 @@ def _start(drafter: Drafter, rows: TapRows, target: Model) -> list[_Conversation
     drafter.prepare(cache)
     running, tokens = [], rows.tokens.tolist()
     for index, (start, length, prompt) in enumerate(zip(rows.starts, lengths, rows.prompt_lengths, strict=False)):
-        slots = list(range(start + index, start + index + length))
+        slots = list(range(start + index, start + index + length))  # each conversation has one slot more than rows
         cache.write_tables([index] * length, range(length), slots)
         ids = [rows.first_tokens[index], *tokens[start : start + length - 1]]
         sampling = SamplingParams(max_tokens=length - prompt, temperature=0.0)
@@ -80,10 +84,10 @@ def _start(drafter: Drafter, rows: TapRows, target: Model) -> list[_Conversation
 
 
 def _observe(drafter: Drafter, rows: TapRows, kept: list[Kept]) -> None:
-    """Lets the drafter observe a pass over these rows only."""
-    taken = torch.tensor([row for one in kept for row in one.rows], device=rows.taps.device)
+    """Lets the drafter observe a pass that contains only these rows, which are therefore renumbered from 0."""
+    selected = torch.tensor([row for part in kept for row in part.rows], device=rows.taps.device)
     renumbered, first = [], 0
-    for one in kept:
-        renumbered.append(Kept(one.sequence, one.position, tuple(range(first, first + len(one.rows)))))
-        first += len(one.rows)
-    drafter.observe(Pass(rows.taps[taken, -1], rows.taps[taken], tuple(renumbered)))
+    for part in kept:
+        renumbered.append(Kept(part.sequence, part.position, tuple(range(first, first + len(part.rows)))))
+        first += len(part.rows)
+    drafter.observe(Pass(rows.taps[selected, -1], rows.taps[selected], tuple(renumbered)))

@@ -28,7 +28,7 @@ from workers.emitter import Emit
 TRACKERS_VARIABLE = "SLIPSTREAM_TRACKERS"
 FOLDERS = ("tensorboard", "mlflow", "wandb")  # the trackers' folders in the folder of the run
 _FLUSH_SECONDS = 10  # maximum delay until TensorBoard shows a value
-_LAST_SECONDS = 20.0  # how long the ended run waits for all trackers together
+_LAST_SECONDS = 20.0  # how long a run waits at its end for all trackers together
 _MAX_QUEUED = 1000  # metrics that may wait for a tracker
 
 logger = logging.getLogger(__name__)
@@ -47,38 +47,38 @@ class TrackedRun:
     parameters: Mapping[str, Any]
 
 
-Open = Callable[[TrackedRun], Tracker]
+OpenTracker = Callable[[TrackedRun], Tracker]
 
 
-def configured_trackers() -> list[Open]:
+def configured_trackers() -> list[OpenTracker]:
     """Returns TensorBoard and the trackers that the environment names; unknown names are logged and left out."""
     names = [name.strip() for name in os.environ.get(TRACKERS_VARIABLE, "").split(",") if name.strip()]
     if unknown := sorted(set(names) - set(_TRACKERS)):
-        logger.error("%s knows %s, got %s", TRACKERS_VARIABLE, ", ".join(_TRACKERS), ", ".join(unknown))
+        logger.error("%s may name %s, got %s", TRACKERS_VARIABLE, ", ".join(_TRACKERS), ", ".join(unknown))
     return [TensorBoard, *(_TRACKERS[name] for name in dict.fromkeys(names) if name in _TRACKERS)]
 
 
 @contextmanager
 def tracked(
-    emit: Emit, run: TrackedRun, trackers: Sequence[Open], *, last_seconds: float = _LAST_SECONDS
+    emit: Emit, run: TrackedRun, trackers: Sequence[OpenTracker], *, last_seconds: float = _LAST_SECONDS
 ) -> Iterator[Emit]:
     """Yields a function that emits every event, and sends metrics to the trackers as well.
 
-    At the end it waits up to `last_seconds` for the trackers.
+    On exit, the context manager waits up to `last_seconds` for the trackers.
     """
     followers = [_Follower(run, tracker) for tracker in trackers]
 
-    def watched(event: Event) -> None:
+    def emit_and_track(event: Event) -> None:
         emit(event)
         if isinstance(event, Metrics):
             for follower in followers:
-                follower.tell(event)
+                follower.enqueue(event)
 
     try:
-        yield watched
+        yield emit_and_track
     finally:
         for follower in followers:
-            follower.tell(None)
+            follower.enqueue(None)
         deadline = time.monotonic() + last_seconds
         for follower in followers:
             follower.wait(deadline)
@@ -87,14 +87,14 @@ def tracked(
 class _Follower:
     """The thread of one tracker; a daemon thread, so that a hanging tracker does not keep the process alive."""
 
-    def __init__(self, run: TrackedRun, open_tracker: Open) -> None:
+    def __init__(self, run: TrackedRun, open_tracker: OpenTracker) -> None:
         self._name = open_tracker.__name__
         self._queue: Queue[Metrics | None] = Queue(_MAX_QUEUED)
         self._is_lost = False
         self._thread = threading.Thread(target=self._follow, args=(run, open_tracker), name=self._name, daemon=True)
         self._thread.start()
 
-    def tell(self, event: Metrics | None) -> None:
+    def enqueue(self, event: Metrics | None) -> None:
         """Queues an event; None ends the thread."""
         if self._is_lost:
             return
@@ -107,14 +107,14 @@ class _Follower:
     def wait(self, deadline: float) -> None:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            logger.error("%s has not come to its end: the run does not wait for it", self._name)
+            logger.error("%s has not finished: the run does not wait for it any longer", self._name)
 
-    def _follow(self, run: TrackedRun, open_tracker: Open) -> None:
+    def _follow(self, run: TrackedRun, open_tracker: OpenTracker) -> None:
         try:
             with closing(open_tracker(run)) as tracker:
                 while not self._is_lost and (event := self._queue.get()) is not None:
                     tracker.log(event.step, event.data)
-        except Exception:  # the boundary of foreign code: its errors must not end the run
+        except Exception:  # the tracker is code of another project, whose errors must not end the run
             self._is_lost = True
             logger.exception("%s failed: metrics are no longer tracked there", self._name)
 
@@ -158,7 +158,7 @@ class Wandb:
             name=run.name,
             id=run.name,
             resume="allow",  # a killed run resumes under its name
-            dir=str(folder),  # wandb creates its folder `wandb` there
+            dir=str(folder),  # in which wandb creates the folder `wandb`
             config=dict(run.parameters),
             mode=os.environ.get("WANDB_MODE", "offline"),
         )
@@ -170,4 +170,4 @@ class Wandb:
         self._run.finish()
 
 
-_TRACKERS: Mapping[str, Open] = {"mlflow": Mlflow, "wandb": Wandb}
+_TRACKERS: Mapping[str, OpenTracker] = {"mlflow": Mlflow, "wandb": Wandb}

@@ -104,7 +104,7 @@ def test_a_blend_of_labels_and_probabilities_agrees_with_the_reference(V: int, s
     blend = Blend(
         labels=torch.randint(0, V, (6,), generator=generator).to(DEVICE),
         probabilities=probabilities,
-        chosen=torch.randint(0, 4, (6,), generator=generator).to(DEVICE),
+        probability_rows=torch.randint(0, 4, (6,), generator=generator).to(DEVICE),
         soft_weight=soft_weight,
     )
     logits = make(6, V, seed=V)

@@ -164,7 +164,7 @@ class BatchMachine(RuleBasedStateMachine):
             patch.object(assemble, "_publish", publish),
             suppress(LeaseLost, KeyboardInterrupt),  # another worker has claimed the job, or will claim it
         ):
-            attempt._work(held, BatchHandler())
+            attempt._run_handler(held, BatchHandler())
 
     def apply_fault(self, fault: str) -> None:
         """Applies the fault while the child works, before the lease's thread notices it."""

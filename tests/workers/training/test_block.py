@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from engine.load import load_model
 from workers.training.block.data import blocks_of, num_anchors
-from workers.training.block.loss import block_loss, weighted
+from workers.training.block.loss import block_loss, loss_over_depths
 from workers.training.data import IGNORED, Conversation
 from workers.training.hidden_states import compute_tap_rows
 
@@ -41,7 +41,7 @@ def test_the_loss_follows_its_formula() -> None:
     labels = torch.tensor([[1, 2], [IGNORED, 4], [0, IGNORED]])
 
     token, confidence, sums = block_loss(logits, labels, target, trust, soft_target_weight=0.3)
-    found = weighted(token, confidence, sums.count, decay=4.0, confidence_weight=0.5)
+    found = loss_over_depths(token, confidence, sums.count, decay=4.0, confidence_weight=0.5)
 
     expected = 0.0
     for depth in range(2):

@@ -97,7 +97,7 @@ def test_a_hanging_tracker_is_waited_for_only_a_limited_time(tmp_path: Path, cap
         end.set()
 
     assert healthy.is_closed
-    assert "has not come to its end" in caplog.text
+    assert "has not finished" in caplog.text
 
 
 def test_a_tracker_that_falls_behind_does_not_delay_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,11 +9,12 @@ from workers.exports.folder import integer
 from workers.exports.target import Target
 from workers.exports.tensors import FLOATS
 
-_MAX_PADDING = 128  # as in engine.drafters.draft_model, which this package must not import
+# Largest difference between the vocabularies; the same as in engine.drafters.draft_model, which must not be imported.
+_MAX_PADDING = 128
 
 
 def _check_model(artifact: Artifact, target: Target) -> None:
-    """Checks only the embedding's shape; the engine checks the other tensors when it loads the model."""
+    """Of the tensors, checks names, dtypes and the embedding's shape; the engine checks all shapes on loading."""
     vocab = integer(artifact.config, "vocab_size")
     if abs(vocab - target.vocab_size) > _MAX_PADDING:
         raise invalid(f"the draft model must have the model's vocabulary of {target.vocab_size}, got {vocab}")

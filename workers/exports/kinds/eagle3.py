@@ -7,7 +7,7 @@ from workers.exports.artifact import Artifact, ArtifactKind
 from workers.exports.checks import check_offsets, check_sizes, check_taps
 from workers.exports.errors import invalid
 from workers.exports.folder import integer, section
-from workers.exports.shapes import MOST, Layer, TensorShapes, check_tensors
+from workers.exports.shapes import MAX_COUNT, Layer, TensorShapes, check_tensors
 from workers.exports.target import Target
 
 
@@ -17,24 +17,26 @@ def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
     layer = Layer.read({**values, "model_type": "llama"})
     if layer.query_bias or values.get("mlp_bias"):
         raise invalid("EAGLE-3 layers with biases are not served")
-    H, drafted = layer.hidden, integer(config, "draft_vocab_size", layer.vocab)
+    H, draft_vocab_size = layer.hidden, integer(config, "draft_vocab_size", layer.vocab)
     target = H if config.get("target_hidden_size") is None else integer(config, "target_hidden_size")
     taps = config.get("eagle_aux_hidden_state_layer_ids") or [0, 0, 0]
-    if not isinstance(taps, list) or len(taps) > MOST:
-        raise invalid(f"tapped layers must be a list of at most {MOST}, got {taps!r:.80}")
+    if not isinstance(taps, list) or len(taps) > MAX_COUNT:
+        raise invalid(f"tapped layers must be a list of at most {MAX_COUNT}, got {taps!r:.80}")
     required = layer.shapes("layers.0.", read_width=2 * H) | {
         "layers.0.hidden_norm.weight": (H,),
         "fc.weight": (H, len(taps) * target),
         "norm.weight": (H,),
-        "lm_head.weight": (drafted, H),
+        "lm_head.weight": (draft_vocab_size, H),
     }
     if config.get("norm_before_fc"):
         required["input_norm.weight"] = (len(taps) * target,)
     if config.get("fc_norm"):
         required |= {f"fc_norm.{tap}.weight": (target,) for tap in range(len(taps))}
-    if drafted < layer.vocab:
-        required["d2t"] = (drafted,)
-    return TensorShapes(required, {"embed_tokens.weight": (layer.vocab, H), "d2t": (drafted,), "t2d": (layer.vocab,)})
+    if draft_vocab_size < layer.vocab:
+        required["d2t"] = (draft_vocab_size,)
+    return TensorShapes(
+        required, {"embed_tokens.weight": (layer.vocab, H), "d2t": (draft_vocab_size,), "t2d": (layer.vocab,)}
+    )
 
 
 def _check_eagle3(artifact: Artifact, target: Target) -> None:

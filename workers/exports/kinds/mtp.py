@@ -7,7 +7,7 @@ from workers.exports.artifact import Artifact, ArtifactKind
 from workers.exports.checks import check_sizes
 from workers.exports.errors import invalid
 from workers.exports.folder import integer, section
-from workers.exports.shapes import MOST, Layer, TensorShapes, check_tensors
+from workers.exports.shapes import MAX_COUNT, Layer, TensorShapes, check_tensors
 from workers.exports.target import Target
 
 
@@ -29,7 +29,7 @@ def _check_mtp(artifact: Artifact, target: Target) -> None:
     methods = section(artifact.config, "speculators_config").get("proposal_methods")
     if not isinstance(methods, list) or not methods or not isinstance(methods[0], dict):
         raise invalid("speculators_config must have proposal_methods, the first of which says speculative_tokens")
-    integer(methods[0], "speculative_tokens", most=MOST)
+    integer(methods[0], "speculative_tokens", most=MAX_COUNT)
     check_tensors(artifact.tensors, tensor_shapes(artifact.config))
     check_sizes(target, hidden=integer(layer, "hidden_size"), vocab=integer(layer, "vocab_size"))
 

@@ -1,1 +1,1 @@
-"""Block drafters: config, data, loss and method. The module itself is `engine.drafters.block_model`, as served."""
+"""Training of block drafters. The trained module is `engine.drafters.block_model`, which is also served."""

@@ -1,9 +1,9 @@
-"""Blocks of a block drafter at anchors of a conversation.
+"""Makes the blocks of a block drafter at anchors of a conversation.
 
 A conversation is a prompt of P tokens and an answer of N tokens c[0 .. N - 1]. The target's taps (intermediate hidden
-states) are known at the positions before P + N - 1. Anchor j (0 <= j < N - 1) is the answer's token c[j], at position
-P + j. Its block reads the taps before that position. The label at depth d of the block is c[j + 1 + d], which the
-target sampled from row j + 1 + d of the answer's hidden states.
+states) exist at the positions 0 .. P + N - 2. Anchor j (0 <= j < N - 1) is the answer's token c[j], at position P + j.
+The anchor's block reads the taps before that position. The label at depth d of the block is c[j + 1 + d], which the
+target sampled from row j + 1 + d of the answer's hidden states. V is the size of the target's vocabulary.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from workers.training.hidden_states import TapRows
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A blocks of one conversation, with D predicted tokens each.
+    """The A blocks of one conversation, each of which predicts D tokens.
 
     taps: [S, T, H] float32. The T taps of size H at positions 0 .. S - 1.
     anchors: [A] int64. Positions of the anchors.
     tokens: [A, D + 1] int64. The anchor and the D tokens after it; 0 past the answer's end.
-    labels: [A, D] int64. Index of the token at each depth in the draft vocabulary; `IGNORED` past the answer's end and
+    labels: [A, D] int64. Index in the draft vocabulary of the token at each depth; `IGNORED` past the answer's end and
         for tokens that are not in the draft vocabulary.
-    hidden: [A, D, H] float32. The final hidden states from which the target sampled the labels; meaningless for
-        `IGNORED`.
+    hidden: [A, D, H] float32. The final hidden states from which the target sampled the labels; meaningless where the
+        label is `IGNORED`.
     """
 
     taps: Tensor
@@ -41,7 +41,7 @@ def num_anchors(rows: TapRows, conversation: int) -> int:
 
 
 def blocks_of(rows: TapRows, conversation: int, anchors: Tensor, *, depths: int, draft_index: Tensor) -> Blocks:
-    """Returns the blocks at `anchors` [A] int64, numbers below `num_anchors`.
+    """Returns the blocks at the anchors j in `anchors`, [A] int64.
 
     draft_index: [V + 1] int64, from `workers.training.data.draft_indices`.
     """
@@ -49,10 +49,10 @@ def blocks_of(rows: TapRows, conversation: int, anchors: Tensor, *, depths: int,
     prompt = rows.prompt_lengths[conversation]
     completion = rows.tokens[start + prompt - 1 : end]  # c[0 .. N - 1]
     anchors = anchors.to(completion.device)
-    at = anchors.unsqueeze(1) + torch.arange(depths + 1, device=completion.device)  # [A, D + 1]
-    tokens = torch.cat([completion, completion.new_full((depths + 1,), IGNORED)])[at]
+    index = anchors.unsqueeze(1) + torch.arange(depths + 1, device=completion.device)  # [A, D + 1], of tokens c
+    tokens = torch.cat([completion, completion.new_full((depths + 1,), IGNORED)])[index]
     first = rows.answer_starts[conversation]
-    target_rows = first + at[:, 1:].clamp(max=completion.shape[0] - 1)
+    target_rows = first + index[:, 1:].clamp(max=completion.shape[0] - 1)  # clamped where the label is IGNORED
     return Blocks(
         taps=rows.taps[start:end].float(),
         anchors=prompt + anchors,

@@ -24,8 +24,8 @@ class DepthSums:
     """Sums over blocks, [D] each; ratios are computed only from the final sums."""
 
     nats: Tensor  # cross entropy of the labels
-    correct: Tensor  # blocks whose likeliest token was right
-    count: Tensor  # blocks with a label
+    correct: Tensor  # number of blocks whose likeliest token is the label
+    count: Tensor  # number of blocks with a label
 
     def __add__(self, other: "DepthSums") -> "DepthSums":
         return DepthSums(self.nats + other.nats, self.correct + other.correct, self.count + other.count)
@@ -34,7 +34,7 @@ class DepthSums:
 def block_loss(
     logits: Tensor, labels: Tensor, target_logits: Tensor, confidence: Tensor | None, *, soft_target_weight: float
 ) -> tuple[Tensor, Tensor, DepthSums]:
-    """Returns three sums over blocks with a label: token_d [D], confidence_d [D], and the figures.
+    """Returns token_d [D] and confidence_d [D], each summed over the blocks with a label, and the `DepthSums`.
 
     Args:
         logits, target_logits: [A, D, Vd]; cast to float32 here.
@@ -43,23 +43,24 @@ def block_loss(
     """
     log_p = functional.log_softmax(logits.float(), dim=-1)
     q = target_logits.float().softmax(-1)
-    known = labels != IGNORED  # [A, D]
-    hard_loss = -log_p.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1) * known
-    soft_loss = -(q * log_p).sum(-1) * known
+    has_label = labels != IGNORED  # [A, D]
+    hard_loss = -log_p.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1) * has_label
+    soft_loss = -(q * log_p).sum(-1) * has_label
     token_loss = ((1.0 - soft_target_weight) * hard_loss + soft_target_weight * soft_loss).sum(0)
     confidence_loss = torch.zeros_like(token_loss)
     if confidence is not None:
         acceptance = torch.minimum(log_p.detach().exp(), q).sum(-1).clamp(0.0, 1.0)
         losses = functional.binary_cross_entropy_with_logits(confidence.float(), acceptance, reduction="none")
-        confidence_loss = (losses * known).sum(0)
-    correct = ((log_p.detach().argmax(-1) == labels) & known).sum(0)
-    return token_loss, confidence_loss, DepthSums(nats=hard_loss.detach().sum(0), correct=correct, count=known.sum(0))
+        confidence_loss = (losses * has_label).sum(0)
+    correct = ((log_p.detach().argmax(-1) == labels) & has_label).sum(0)
+    sums = DepthSums(nats=hard_loss.detach().sum(0), correct=correct, count=has_label.sum(0))
+    return token_loss, confidence_loss, sums
 
 
-def weighted(
+def loss_over_depths(
     token_loss: Tensor, confidence_loss: Tensor, count: Tensor, *, decay: float, confidence_weight: float
 ) -> Tensor:
-    """Returns the loss from the sums [D] over several conversations."""
+    """Returns the scalar loss. The arguments are sums [D] over the blocks of several conversations."""
     depths = torch.arange(count.shape[0], device=count.device)
-    each = (token_loss + confidence_weight * confidence_loss) / count.clamp(min=1)
-    return (each * torch.exp(-depths / decay)).sum()
+    loss_per_depth = (token_loss + confidence_weight * confidence_loss) / count.clamp(min=1)
+    return (loss_per_depth * torch.exp(-depths / decay)).sum()

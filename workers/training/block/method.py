@@ -20,7 +20,7 @@ from engine.models.base import Model
 from workers.hyperparameters.block import BlockHyperparameters
 from workers.training.acceptance import Acceptance
 from workers.training.block.data import Blocks, blocks_of, num_anchors
-from workers.training.block.loss import DepthSums, block_loss, weighted
+from workers.training.block.loss import DepthSums, block_loss, loss_over_depths
 from workers.training.data import draft_indices
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss, Validation
@@ -28,7 +28,7 @@ from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.simulation import simulate
 
 _INITIAL_SCALE = 0.02  # standard deviation of initial matrices
-_SCALE_ROWS = 16_384  # rows from which scales are estimated
+_SCALE_ROWS = 16_384  # number of training rows from which the taps' root mean squares are estimated
 
 
 class BlockMethod:
@@ -41,11 +41,11 @@ class BlockMethod:
         train: TapRows,
         validation: TapRows,
     ) -> None:
-        """`module`: its `fc` reads scaled taps."""
+        """`module`: a module whose `fc` reads scaled taps."""
         self._target, self._parameters = target, parameters
         self._train, self._validation = train, validation
-        sizes = train.taps[:_SCALE_ROWS].float().square().mean(0).sqrt()  # [T, H]
-        self._scale = 1.0 / sizes.clamp(min=1e-6)
+        root_mean_squares = train.taps[:_SCALE_ROWS].float().square().mean(0).sqrt()  # [T, H]
+        self._scale = 1.0 / root_mean_squares.clamp(min=1e-6)
         self.block = module.to(target.device)
         vocab = module.draft_vocab
         self._lm_head = target.lm_head[vocab].float()  # [Vd, H]
@@ -68,7 +68,7 @@ class BlockMethod:
         method = cls(target, parameters, module, train=train, validation=validation)
         if preparation.initial is not None:
             with torch.no_grad():
-                module.fc.weight.div_(method._scale.flatten())
+                module.fc.weight.div_(method._scale.flatten())  # the loaded `fc` reads unscaled taps
         return method
 
     @property
@@ -108,7 +108,7 @@ class BlockMethod:
         token_losses, confidence_losses, sums = zip(*parts, strict=True)
         total = sum(sums[1:], start=sums[0])
         parameters = self._parameters
-        loss = weighted(
+        loss = loss_over_depths(
             torch.stack(token_losses).sum(0),
             torch.stack(confidence_losses).sum(0),
             total.count,
@@ -153,7 +153,7 @@ class BlockMethod:
         )
 
     def _hidden(self, blocks: Blocks) -> Tensor:
-        """Returns the hidden states [A, D, H] of the predicting rows."""
+        """Returns the module's output [A, D, H] at the D rows of each block that predict a token."""
         config = self.block.config
         tokens = torch.full((len(blocks.anchors), config.block_size), config.mask_token_id, device=blocks.tokens.device)
         tokens[:, 0] = blocks.tokens[:, 0]
@@ -163,14 +163,15 @@ class BlockMethod:
             positions,
             self._target.weights.embedding[tokens].float(),
             blocks.anchors,
-            positions < blocks.anchors.unsqueeze(1),
+            positions < blocks.anchors.unsqueeze(1),  # [A, S]: a block reads the taps before its anchor
         )
         return hidden[:, config.first_row : config.first_row + config.max_depth]
 
 
 def make_config(preparation: Preparation, parameters: BlockHyperparameters, *, draft_vocab_size: int) -> BlockConfig:
-    """Returns a config with layers of the target's shape and the head norms of Qwen3."""
-    target, own = preparation.target.config, AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
+    """Returns a config whose layers have the target's shape, and norms of query and key heads as in Qwen3."""
+    target = preparation.target.config
+    published = AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
     transformer = {
         "model_type": "qwen3",
         "hidden_size": target.hidden_size,
@@ -181,7 +182,7 @@ def make_config(preparation: Preparation, parameters: BlockHyperparameters, *, d
         "head_dim": target.head_dim,
         "vocab_size": target.vocab_size,
         "rms_norm_eps": target.norm_eps,
-        "rope_parameters": dict(own.rope_parameters),
+        "rope_parameters": dict(published.rope_parameters),
         "max_position_embeddings": preparation.target.max_positions,
         "is_causal": parameters.causal,
     }
@@ -197,7 +198,7 @@ def make_config(preparation: Preparation, parameters: BlockHyperparameters, *, d
         "markov_rank": parameters.markov_rank,
         "enable_confidence_head": parameters.confidence,
         "confidence_head_with_markov": parameters.confidence and parameters.markov_rank > 0,
-        "speculators_config": {"verifier": {"architectures": list(own.architectures or [])}},
+        "speculators_config": {"verifier": {"architectures": list(published.architectures or [])}},
     }
     return BlockConfig.from_values(values)
 
@@ -219,5 +220,5 @@ def _initial_module(config: BlockConfig, vocab: Tensor, target: Model, *, seed: 
             elif name.endswith(".bias"):
                 parameter.zero_()
         if block.markov_head is not None:
-            block.markov_head.markov_w2.weight.zero_()  # no correction at the start
+            block.markov_head.markov_w2.weight.zero_()  # the Markov head adds 0 at first
     return block

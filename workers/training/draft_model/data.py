@@ -2,6 +2,9 @@
 
 A conversation is a prompt of P tokens and an answer c[0], c[1], ... The draft model reads c[j] at position P + j and
 predicts c[j + 1]. It never drafts c[0], which the target samples in the prefill.
+
+Shape letters: B conversations, L tokens of the longest one, A predicted tokens of all conversations, H the target's
+hidden size, V the target's vocabulary.
 """
 
 from collections.abc import Sequence
@@ -15,10 +18,9 @@ from workers.training.hidden_states import TapRows
 
 @dataclass(frozen=True, slots=True)
 class DraftModelBatch:
-    """B conversations.
-
+    """
     tokens: [B, L] int64, the tokens at positions 0 .. L - 1; 0 past a conversation's end.
-    flat_index: [A] int64. Indices in the flattened [B L] of the positions that predict an answer's token.
+    flat_index: [A] int64. Indices in the flattened [B * L] of the positions that predict an answer's token.
     labels: [A] int64. Index of that token in the draft vocabulary; `IGNORED` for tokens that are not in it.
     hidden: [A, H] float32. The final hidden states from which the target sampled these tokens.
     """
@@ -35,6 +37,7 @@ def make_batch(rows: TapRows, conversations: Sequence[int], *, draft_index: Tens
     tokens = torch.zeros(len(lengths), max(lengths), dtype=torch.int64, device=rows.tokens.device)
     flat_index, labels, hidden = [], [], []
     for index, (c, length) in enumerate(zip(conversations, lengths, strict=True)):
+        # following[t] is the token after position t
         following, prompt = rows.tokens[rows.starts[c] : rows.starts[c + 1]], rows.prompt_lengths[c]
         tokens[index, 0] = rows.first_tokens[c]
         tokens[index, 1:length] = following[:-1]

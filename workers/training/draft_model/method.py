@@ -98,7 +98,7 @@ class DraftModelMethod:
         with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             hidden = self.model(batch.tokens).flatten(0, 1)[batch.flat_index]  # [A, H]
             return step_loss(
-                functional.pad(hidden.float(), (0, 1), value=1.0),
+                functional.pad(hidden.float(), (0, 1), value=1.0),  # [A, H + 1], the input of `trained_head`
                 self._head,
                 batch.labels,
                 target,
@@ -108,6 +108,8 @@ class DraftModelMethod:
 
     @torch.no_grad()
     def _target_probabilities(self, hidden: Tensor) -> Tensor:
-        """Returns [A, Vd + 1]: the target's renormalised probabilities of the draft tokens, and 0 for all others."""
+        """Returns [A, Vd + 1]: the target's probabilities of the draft vocabulary, renormalised to the sum 1, and then
+        a column of zeros for all other tokens.
+        """
         logits = functional.linear(hidden, self._head[:-1, :-1])
         return functional.pad(logits.softmax(-1), (0, 1))

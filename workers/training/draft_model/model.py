@@ -27,7 +27,10 @@ _OTHER_FILES = (  # files of a model's folder that are copied from the target
 
 
 class DraftModel(nn.Module):
-    """layers: a decoder of AutoModel, with embedding and final norm. draft_vocab: [Vd] int64, ascending token ids."""
+    """
+    layers: the decoder that AutoModel loads, which includes the embedding and the final norm.
+    draft_vocab: [Vd] int64, ascending token ids.
+    """
 
     draft_vocab: Tensor
 
@@ -39,7 +42,7 @@ class DraftModel(nn.Module):
 
     @classmethod
     def from_target(cls, model_dir: Path, *, num_layers: int, draft_vocab: Tensor) -> "DraftModel":
-        """Loads `num_layers` of the target's layers in float32; 0: an eighth of them.
+        """Loads `num_layers` of the target's layers in float32; 0 stands for an eighth of the layers.
 
         Raises: SpeculatorNotLoadable: the target is not a dense decoder.
         """
@@ -64,7 +67,7 @@ class DraftModel(nn.Module):
             layers = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise SpeculatorNotLoadable(f"{folder.name} holds no draft model of this kind: {error!r}") from error
-        return cls(layers, (head != 0).any(dim=1).nonzero().flatten())
+        return cls(layers, (head != 0).any(dim=1).nonzero().flatten())  # only rows of the draft vocabulary are not 0
 
     @property
     def config(self) -> PretrainedConfig:
@@ -104,7 +107,7 @@ class DraftModel(nn.Module):
 
 
 def kept_layers(num_layers: int, wanted: int) -> list[int]:
-    """Returns the indices of `wanted` layers (0: an eighth of them), spread evenly from the first layer to the last."""
+    """Returns the indices of `wanted` layers, spread evenly from first to last; 0 stands for an eighth of all."""
     count = min(num_layers, wanted or max(1, num_layers // 8))
     return [index * (num_layers - 1) // max(1, count - 1) for index in range(count)]
 
@@ -112,11 +115,11 @@ def kept_layers(num_layers: int, wanted: int) -> list[int]:
 def trained_head(lm_head: Tensor, draft_vocab: Tensor) -> Tensor:
     """Returns a head [Vd + 1, H + 1] float32 that has the same softmax as the served lm_head, without storing V rows.
 
-    It reads hidden states with a 1 appended. Its last row stands for the V - Vd tokens of logit 0: it gives the logit
-    log(V - Vd) for any hidden state.
+    The head reads hidden states with a 1 appended. Its last row stands for all V - Vd tokens of logit 0 together: it
+    gives the logit log(V - Vd) for any hidden state, because (V - Vd) exp(0) = exp(log(V - Vd)).
     """
     num_others = lm_head.shape[0] - draft_vocab.shape[0]
     rows = nn.functional.pad(lm_head[draft_vocab].float(), (0, 1))
     rest = torch.zeros(1, rows.shape[1], device=rows.device)
-    rest[0, -1] = torch.tensor(float(num_others)).log()  # -inf if there are no others, which is clamped below
+    rest[0, -1] = torch.tensor(float(num_others)).log()  # -inf if num_others is 0; clamped below
     return torch.cat([rows, rest.clamp(min=-1e4)])

@@ -1,1 +1,1 @@
-"""EAGLE-3: config, data, unroll, loss and method. The module itself is `engine.drafters.eagle3_module`, as served."""
+"""Training of EAGLE-3 drafters. The trained module is `engine.drafters.eagle3_module`, which is also served."""

@@ -1,12 +1,12 @@
 """Batches of whole conversations for EAGLE-3.
 
 A conversation is a prompt of P tokens and an answer of N tokens c[0 .. N - 1]. The target's taps (intermediate hidden
-states) are known at its L = P + N - 1 positions; the drafter reads the taps of position t together with token t + 1.
+states) exist at L = P + N - 1 positions; the drafter reads the taps of position t together with token t + 1.
 Anchor j (0 <= j < N - 1) is position P - 1 + j, which is read together with c[j]. A draft starts at each anchor: step s
 of the unroll reads c[j + s] and predicts c[j + 1 + s].
 
 Shape letters: B conversations, R positions and A anchors of all conversations, S unroll steps, T taps, Ht the target's
-hidden size, Lmax the most positions and Amax the most anchors of a conversation.
+hidden size, V the target's vocabulary. Lmax is the largest number of positions of a conversation, Amax of anchors.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,12 @@ class Eagle3Batch:
     input_tokens: [A, S] int64. The token c[j + s] that step s reads; 0 past the answer's end.
     labels: [A, S] int64. Index of c[j + 1 + s] in the draft vocabulary; `IGNORED` past the answer's end and for tokens
         that are not in the draft vocabulary.
-    target_rows: [A, S] int64. Row of `hidden` from which c[j + 1 + s] was sampled; meaningless for `IGNORED`.
+    target_rows: [A, S] int64. Row of `hidden` from which c[j + 1 + s] was sampled; meaningless where the label is
+        `IGNORED`.
     hidden: [A + B, Ht] float32. The target's final hidden states, one for each token of the answers.
     keys: [B, Lmax] int64. Rows of each conversation's positions among the R rows, in order; padded with 0.
     grid_index: [A] int64. Each anchor's index in the flattened grid [B, Amax].
-    num_keys: [B, Amax] int64. How many of its conversation's keys each anchor reads; 0 where there is no anchor.
+    num_keys: [B, Amax] int64. How many keys of its conversation each anchor reads; 0 where there is no anchor.
     """
 
     taps: Tensor
@@ -55,7 +56,7 @@ def make_batch(rows: TapRows, conversations: Sequence[int], *, steps: int, draft
     lengths = [rows.starts[c + 1] - rows.starts[c] for c in conversations]
     prompts = [rows.prompt_lengths[c] for c in conversations]
     answers = [length - prompt + 1 for length, prompt in zip(lengths, prompts, strict=True)]  # N
-    taken = torch.cat([torch.arange(rows.starts[c], rows.starts[c + 1]) for c in conversations]).to(device)
+    selected = torch.cat([torch.arange(rows.starts[c], rows.starts[c + 1]) for c in conversations]).to(device)
     keys = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
     num_keys = torch.zeros(len(lengths), max(answers) - 1, dtype=torch.int64)
     anchors, grid_index, input_tokens, labels, target_rows, hidden = [], [], [], [], [], []
@@ -66,17 +67,17 @@ def make_batch(rows: TapRows, conversations: Sequence[int], *, steps: int, draft
         anchors.append(torch.arange(first + prompt - 1, first + length - 1))
         grid_index.append(index * num_keys.shape[1] + torch.arange(answer - 1))
         completion = rows.tokens[rows.starts[c] + prompt - 1 : rows.starts[c + 1]]  # c[0 .. N - 1]
-        at = torch.arange(answer - 1)[:, None] + torch.arange(steps + 1)  # [N - 1, S + 1]: which token
-        padded = torch.cat([completion, completion.new_full((steps + 1,), IGNORED)])[at.to(device)]
+        token_index = torch.arange(answer - 1)[:, None] + torch.arange(steps + 1)  # [N - 1, S + 1]: j + s
+        padded = torch.cat([completion, completion.new_full((steps + 1,), IGNORED)])[token_index.to(device)]
         input_tokens.append(padded[:, :-1].clamp(min=0))
         labels.append(draft_index[padded[:, 1:]])
-        target_rows.append(num_hidden + at[:, 1:].clamp(max=answer - 1))
+        target_rows.append(num_hidden + token_index[:, 1:].clamp(max=answer - 1))
         hidden.append(rows.hidden[rows.answer_starts[c] : rows.answer_starts[c + 1]])
         first, num_hidden = first + length, num_hidden + answer
     return Eagle3Batch(
-        taps=rows.taps[taken].float(),
-        tokens=rows.tokens[taken],
-        positions=rows.positions[taken],
+        taps=rows.taps[selected].float(),
+        tokens=rows.tokens[selected],
+        positions=rows.positions[selected],
         anchors=torch.cat(anchors).to(device),
         input_tokens=torch.cat(input_tokens),
         labels=torch.cat(labels),

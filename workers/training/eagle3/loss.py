@@ -21,13 +21,13 @@ from kernels.losses import Blend, blend_rows
 from workers.training.data import IGNORED
 from workers.training.figures import Sums
 
-_CHUNK = 2048 * 8192  # maximum logits of a chunk
+_CHUNK = 2048 * 8192  # maximum number of logits of a chunk
 
 
 def step_loss(
     features: Tensor, lm_head: Tensor, labels: Tensor, target: Tensor | None, target_rows: Tensor, soft_weight: float
 ) -> tuple[Tensor, Sums]:
-    """Returns the mean loss of one step over rows with a label, and the sums for figures.
+    """Returns the mean loss of one step over the rows with a label, and the sums over these rows.
 
     Args:
         features: [A, H]. The drafter's features after its last norm.
@@ -36,10 +36,10 @@ def step_loss(
         target: [R, Vd] float32, the target's probabilities; may be None if `soft_weight` is 0.
         target_rows: [A] int64. Row of `target` for each label.
     """
-    known = (labels != IGNORED).nonzero().flatten()
-    count = known.shape[0]
+    labelled = (labels != IGNORED).nonzero().flatten()
+    count = labelled.shape[0]
     total, nats, correct = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
-        features[known], lm_head, labels[known], target, target_rows[known], soft_weight
+        features[labelled], lm_head, labels[labelled], target, target_rows[labelled], soft_weight
     )
     return total / max(1, count), Sums(float(nats), int(correct), count)
 
@@ -71,10 +71,10 @@ class _CrossEntropy(torch.autograd.Function):
             total, nats, correct = total + sums.loss, nats + sums.nats, correct + sums.correct
             if features_gradient is None:
                 continue
-            error = logits.to(features.dtype)  # blend_rows has overwritten the logits with their gradient
-            features_gradient[rows] = error @ lm_head
+            logits_gradient = logits.to(features.dtype)  # blend_rows has overwritten the logits with their gradient
+            features_gradient[rows] = logits_gradient @ lm_head
             if head_gradient is not None:
-                head_gradient += error.T @ features[rows]
+                head_gradient += logits_gradient.T @ features[rows]
         ctx.save_for_backward(features_gradient, head_gradient)
         ctx.mark_non_differentiable(nats, correct)
         return total, nats, correct

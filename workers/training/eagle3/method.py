@@ -93,7 +93,8 @@ class Eagle3Method:
 
 def _config(preparation: Preparation, parameters: Eagle3Hyperparameters, *, draft_vocab_size: int) -> Eagle3Config:
     """Returns a config whose layer has the shape of the target's layers."""
-    target, own = preparation.target.config, AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
+    target = preparation.target.config
+    published = AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
     return Eagle3Config(
         hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
@@ -105,7 +106,7 @@ def _config(preparation: Preparation, parameters: Eagle3Hyperparameters, *, draf
         draft_vocab_size=draft_vocab_size,
         norm_eps=target.norm_eps,
         max_positions=preparation.target.max_positions,
-        rope_parameters=dict(own.rope_parameters),
+        rope_parameters=dict(published.rope_parameters),
         tap_layers=default_taps(target.num_layers),
         fc_norm=parameters.fc_norm,
         norm_output=parameters.norm_output,
@@ -113,7 +114,7 @@ def _config(preparation: Preparation, parameters: Eagle3Hyperparameters, *, draf
 
 
 def initial_module(config: Eagle3Config, draft_vocab: Tensor, lm_head: Tensor, *, seed: int) -> Eagle3:
-    """lm_head: the target's [V, H]; initializes the drafter's lm_head if both have the same hidden size."""
+    """lm_head: [V, H], the target's, which initializes the drafter's lm_head if target and drafter have the same H."""
     module = Eagle3(config, draft_vocab)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

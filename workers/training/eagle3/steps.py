@@ -1,6 +1,8 @@
-"""The loss of a drafter that runs on its own output, at every unroll step. EAGLE-3 and MTP modules share it.
+"""The loss of EAGLE-3 and MTP drafters, which read their own output and therefore have a loss at every unroll step.
 
 loss = sum over steps s of step_decay ** s * mean over anchors of the step's cross entropy
+
+Shape letters: A anchors, H the drafter's and Ht the target's hidden size, V the target's and Vd the draft vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +24,7 @@ from workers.training.loop import BatchLoss
 
 class Unrolled(Protocol):
     def outputs(self, batch: Eagle3Batch, steps: int) -> Iterator[Tensor]:
-        """Yields the inputs of lm_head [A, H] for each step, with A anchors."""
+        """Yields for each step the inputs of lm_head, [A, H]."""
         ...
 
 
@@ -64,7 +66,7 @@ class UnrolledLoss:
         with torch.autocast(self.draft_index.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
             for step, features in enumerate(self.unroll.outputs(batch, steps)):
                 labels, target_rows = batch.labels[:, step], batch.target_rows[:, step]
-                loss, found = step_loss(features.float(), self.lm_head, labels, target, target_rows, soft_weight)
+                loss, step_sums = step_loss(features.float(), self.lm_head, labels, target, target_rows, soft_weight)
                 losses.append(loss)
-                sums.append(found)
+                sums.append(step_sums)
         return losses, sums

@@ -4,7 +4,8 @@ Step 0 computes a key and a value at every position, and a query at every anchor
 after each anchor, which attends to the positions up to the anchor and to the anchor's steps 1 .. s. Prompts have no
 loss, so only keys and values are computed for them.
 
-Shape letters as in data.py, and Hq and Hkv query and key heads, G query heads per key head, D head size.
+Shape letters are those of data.py; in addition, Hq and Hkv are the numbers of query and key heads, G is the number of
+query heads per key head, D the head size, and s the current step.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from workers.training.eagle3.data import Eagle3Batch
 
 class Unroll:
     def __init__(self, module: Eagle3, embedding: Tensor, tables: tuple[Tensor, Tensor]) -> None:
-        """embedding: [V, H], which the drafter reads. tables: rotary cosines and sines, [positions, D / 2] each."""
+        """embedding: [V, H], of the input tokens. tables: rotary cosines and sines, [positions, D / 2] each."""
         self._module = module
         self._embedding = embedding
         self._cosines, self._sines = tables
@@ -61,8 +62,9 @@ class Prefix:
     def __init__(self, keys: Tensor, values: Tensor, num_keys: Tensor) -> None:
         self._keys = keys.permute(0, 2, 3, 1).unsqueeze(2)  # [B, Hkv, 1, D, Lmax]
         self._values = values.permute(0, 2, 1, 3).unsqueeze(2)  # [B, Hkv, 1, Lmax, D]
-        # Where there is no anchor, one key is read, because the softmax over no keys would be NaN. [B, Amax, Lmax]
+        # Where there is no anchor, one key is read, because the softmax over no keys would be NaN.
         masked = torch.arange(keys.shape[1], device=keys.device) >= num_keys.clamp(min=1).unsqueeze(-1)
+        # [B, Amax, Lmax]
         self._bias = torch.where(masked, float("-inf"), 0.0)[:, None, None]
         self._grid = (*num_keys.shape,)
 

@@ -1,1 +1,1 @@
-"""Medusa heads: config, data, loss and method. The module itself is `engine.drafters.medusa_heads`, as it is served."""
+"""Training of Medusa heads. The trained module is `engine.drafters.medusa_heads`, which is also served."""

@@ -1,4 +1,4 @@
-"""Simulates the acceptance of Medusa heads on answers whose hidden states are known."""
+"""Simulates the acceptance of Medusa heads on stored answers, from the target's hidden states for these answers."""
 
 import torch
 
@@ -18,6 +18,7 @@ def simulate_heads(drafter: MedusaDrafter, rows: HiddenRows, *, budget: int) -> 
         )
         replay_answer(
             rows.completions[start:end].tolist(),
+            # the defaults bind the values of this iteration
             lambda row, t=tokens, p=probabilities: grow_tree(t[row], p[row], budget),  # type: ignore[misc]
             into=acceptance,
         )

@@ -28,7 +28,7 @@ class MedusaRows:
 def medusa_rows(rows: HiddenRows, *, num_heads: int, draft_vocab: Tensor, vocab_size: int) -> MedusaRows:
     """draft_vocab: [Vd] int64 token ids."""
     device = rows.hidden.device
-    # the last entry is the one that IGNORED, which is -1, looks up
+    # The additional last entry is IGNORED, because looking up the label IGNORED (-1) selects the last entry.
     draft_index = torch.full((vocab_size + 1,), IGNORED, dtype=torch.int64, device=device)
     draft_index[draft_vocab.to(device)] = torch.arange(draft_vocab.shape[0], device=device)
     tokens = torch.cat(
@@ -43,6 +43,9 @@ def medusa_rows(rows: HiddenRows, *, num_heads: int, draft_vocab: Tensor, vocab_
 
 
 def shifted_index(index: Tensor, *, num_heads: int, num_rows: int) -> Tensor:
-    """Returns [R, K]: the row from which the token that head k predicts was sampled; meaningless without a label."""
+    """Returns [R, K]: the row of the hidden state from which the target sampled the token that head k predicts.
+
+    A value has no meaning where the label is `IGNORED`. num_rows: number of rows of `HiddenRows.hidden`.
+    """
     offsets = torch.arange(1, num_heads + 1, device=index.device)
     return (index[:, None] + offsets).clamp_(max=num_rows - 1)

@@ -27,7 +27,7 @@ def medusa_loss(
     """Returns the loss, in which loss_k is a mean over rows with a label, and the sums of each depth.
 
     Args:
-        features: [B, K, H].
+        features: [B, K, H]. Features of B rows for K depths.
         heads: the head [Vd, H] of each depth.
         labels: [B, K] int64, `IGNORED` at positions without a loss.
         target: [R, Vd] float32, the target's probabilities; may be None if `soft_target_weight` is 0.
@@ -35,9 +35,9 @@ def medusa_loss(
     """
     total, sums = features.new_zeros((), dtype=torch.float32), []
     for depth, head in enumerate(heads):
-        loss, found = step_loss(
+        loss, depth_sums = step_loss(
             features[:, depth], head, labels[:, depth], target, target_rows[:, depth], soft_target_weight
         )
         total = total + depth_decay**depth * loss
-        sums.append(found)
+        sums.append(depth_sums)
     return total, sums

@@ -53,7 +53,7 @@ class MedusaMethod:
         memory = parameters.loop.cache_memory_bytes
 
         def rows(conversations: tuple[Conversation, ...], name: str, before: int) -> HiddenRows:
-            file = preparation.file(name, needed_bytes=needed, memory_bytes=memory)
+            file = preparation.cache_file(name, needed_bytes=needed, memory_bytes=memory)
             report = preparation.reporter(before=before)
             return compute_hidden_rows(
                 target,
@@ -138,12 +138,15 @@ class MedusaMethod:
 
     @torch.no_grad()
     def _target(self, source: HiddenRows, index: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Returns the target's probabilities [R, Vd], and for each label the row of these probabilities [B, K]."""
+        """Returns the target's probabilities [R, Vd] and, for each label [B, K], the row of its probabilities.
+
+        The probabilities are None if the loss does not need them. The R rows are the distinct rows that labels use.
+        """
         shifted = shifted_index(index, num_heads=self.heads.config.num_heads, num_rows=source.hidden.shape[0])
         if self._parameters.soft_target_weight == 0.0 or not self.heads.training:
             return None, shifted
-        used, target_rows = shifted.unique(return_inverse=True)
-        return functional.linear(source.hidden[used].float(), self._lm_head).float().softmax(-1), target_rows
+        used_rows, target_rows = shifted.unique(return_inverse=True)
+        return functional.linear(source.hidden[used_rows].float(), self._lm_head).float().softmax(-1), target_rows
 
     def _validation_sums(self) -> list[list[Sums]]:
         labels = self._validation_rows.labels

@@ -11,7 +11,7 @@ def initial_heads(preparation: Preparation, parameters: MedusaHyperparameters) -
     target = preparation.target
     if preparation.initial is not None:
         heads = MedusaHeads.load(preparation.initial)
-        MedusaDrafter(heads, target)  # raises if they do not fit the target
+        MedusaDrafter(heads, target)  # raises if the heads do not fit the target
         return heads
     vocab = preparation.draft_vocab(parameters.draft_vocab_size).to(target.device)
     config = MedusaConfig(

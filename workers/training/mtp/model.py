@@ -16,9 +16,9 @@ from workers.hyperparameters.mtp import MtpHyperparameters
 from workers.training.preparation import Preparation
 
 _INITIAL_SCALE = 0.02  # standard deviation of initial matrices
-_SIZE_ROWS = 16_384  # rows from which the size of the target's hidden states is estimated
-_LAYER_TYPES = {"mistral": "llama"}  # target type -> layer type, if they differ
-_OWN_PREFIXES = ("model.mtp_layers.", "mtp_layers.")  # tensor names of a module in the model's files
+_SCALE_ROWS = 16_384  # number of rows from which the root mean square of the target's hidden states is estimated
+_LAYER_TYPES = {"mistral": "llama"}  # the model type of the module's layer, for targets of another model type
+_MODULE_PREFIXES = ("model.mtp_layers.", "mtp_layers.")  # of the names of the module's tensors in the model's files
 
 
 def existing_module(preparation: Preparation, parameters: MtpHyperparameters) -> Mtp | None:
@@ -29,11 +29,11 @@ def existing_module(preparation: Preparation, parameters: MtpHyperparameters) ->
     if preparation.initial is not None:
         module = Mtp.load(preparation.initial)
         module.config = replace(module.config, num_steps=parameters.steps)
-    elif (own := published_tensors(preparation.model_dir)) is not None:
+    elif (published := published_tensors(preparation.model_dir)) is not None:
         try:
-            width = own["mtp_layers.0.mlp.gate_proj.weight"].shape[0]
+            width = published["mtp_layers.0.mlp.gate_proj.weight"].shape[0]
             module = Mtp(_config(preparation, parameters, width), preparation.draft_vocab(parameters.draft_vocab_size))
-            module.load_state_dict(own)
+            module.load_state_dict(published)
         except (RuntimeError, KeyError) as error:
             raise SpeculatorNotLoadable(f"the model's own prediction module is of another kind: {error}") from error
     else:
@@ -43,7 +43,10 @@ def existing_module(preparation: Preparation, parameters: MtpHyperparameters) ->
 
 
 def new_module(preparation: Preparation, parameters: MtpHyperparameters, hidden: Tensor) -> Mtp:
-    """hidden: [R, H], the target's final hidden states; the initial output has their size in every dimension."""
+    """hidden: [R, H], the target's final hidden states.
+
+    In every dimension, the initial output of the module has the root mean square of these hidden states.
+    """
     config = _config(
         preparation, parameters, parameters.intermediate_size or preparation.target.config.intermediate_size
     )
@@ -55,17 +58,17 @@ def new_module(preparation: Preparation, parameters: MtpHyperparameters, hidden:
                 parameter.normal_(std=_INITIAL_SCALE, generator=generator)
             elif name.endswith(".bias"):
                 parameter.zero_()
-        module.layer.final_layernorm.weight.copy_(hidden[:_SIZE_ROWS].float().square().mean(0).sqrt())
+        module.layer.final_layernorm.weight.copy_(hidden[:_SCALE_ROWS].float().square().mean(0).sqrt())
     return module
 
 
 def published_tensors(model_dir: Path) -> dict[str, Tensor] | None:
-    """Returns the tensors of the module in the model's files, with the names of the `mtp` layout; None: it has none."""
+    """Returns the tensors of the module in the model's files, with names of the `mtp` layout; None without a module."""
     tensors = {}
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as source:
             for name in source.keys():  # noqa: SIM118 - no mapping
-                if name.startswith(_OWN_PREFIXES):
+                if name.startswith(_MODULE_PREFIXES):
                     tensors[name.removeprefix("model.")] = source.get_tensor(name)
     return tensors or None
 

@@ -32,12 +32,12 @@ class _HiddenStateRecorder(NoDrafter):
 
     def observe(self, done: Pass) -> None:
         for kept in done.kept:
-            known = self.hidden.setdefault(kept.sequence.request.request_id, {})
-            known[kept.position + len(kept.rows)] = done.hidden[kept.rows[-1]].clone()
+            states = self.hidden.setdefault(kept.sequence.request.request_id, {})
+            states[kept.position + len(kept.rows)] = done.hidden[kept.rows[-1]].clone()
 
 
 def generate_answers(target: Model, adapter: Path, conversations: Sequence[Conversation]) -> HiddenRows:
-    """Answers each prompt at temperature 0, with at most as many tokens as the given answer.
+    """Answers each conversation's prompt at temperature 0, with at most as many tokens as its stored answer.
 
     Returns: rows of the new answers. The last hidden state of an answer is 0, because the recorder does not observe the
         last pass; no draft needs it.
@@ -50,11 +50,11 @@ def generate_answers(target: Model, adapter: Path, conversations: Sequence[Conve
         for n, c in enumerate(conversations)
     ]
     answers = [completion.token_ids for completion in generate(engine, requests)]
-    nothing = torch.zeros(target.config.hidden_size, dtype=target.dtype, device=target.device)
+    zero_state = torch.zeros(target.config.hidden_size, dtype=target.dtype, device=target.device)
     hidden, starts = [], [0]
     for request, answer in zip(requests, answers, strict=True):
-        known, first = recorder.hidden.get(request.request_id, {}), len(request.prompt_token_ids)
-        hidden += [*(known[first + row] for row in range(len(answer) - 1)), nothing]
+        states, first = recorder.hidden.get(request.request_id, {}), len(request.prompt_token_ids)
+        hidden += [*(states[first + row] for row in range(len(answer) - 1)), zero_state]
         starts.append(starts[-1] + len(answer))
     completions = torch.tensor([token for answer in answers for token in answer], device=target.device)
     return HiddenRows(hidden=torch.stack(hidden), completions=completions, starts=tuple(starts))

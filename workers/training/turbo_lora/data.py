@@ -16,11 +16,11 @@ from workers.training.hidden_states import TapRows
 
 @dataclass(frozen=True, slots=True)
 class TurboLoraBatch:
-    """B conversations.
+    """B conversations; L positions of the longest one, A rows of all answers, H the target's hidden size.
 
     layer_inputs: [B, L, H] float32, the input of the first adapted layer at all positions except each conversation's
         last; 0 past a conversation's end.
-    flat_index: [A] int64. Indices in the flattened [B L] of the rows of all answers, answer after answer.
+    flat_index: [A] int64. Indices in the flattened [B * L] of the rows of all answers, answer after answer.
     completions: [A] int64. The answers' tokens.
     starts: [B + 1]. First of the A rows of each answer, and then A.
     """

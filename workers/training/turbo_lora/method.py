@@ -1,4 +1,4 @@
-"""The training method of an adapter and heads, with one loss for both. Validation uses the engine with the adapter.
+"""The training method of an adapter and heads, which share one loss. Validation uses the engine with the adapter.
 
     loss = mean over j of -log p(c[j]) + heads_weight * loss of the Medusa heads on the adapted model's hidden states
 
@@ -100,7 +100,7 @@ class TurboLoraMethod:
 
     @torch.no_grad()
     def simulate(self) -> Acceptance:
-        """Simulates serving the validation prompts at temperature 0, with answers at most as long as the given ones."""
+        """Simulates serving the validation prompts at temperature 0, with answers no longer than the stored ones."""
         with tempfile.TemporaryDirectory() as folder:
             self.adapted.save(Path(folder), base_model="")
             answers = generate_answers(self._target, Path(folder), self._prompts)
@@ -113,11 +113,11 @@ class TurboLoraMethod:
         batch = make_batch(source, conversations)
         with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             hidden = self.adapted(batch.layer_inputs).flatten(0, 1)[batch.flat_index].float()  # [A, H]
-            heads, sums = self._heads_loss(HiddenRows(hidden, batch.completions, batch.starts))
-            loss = parameters.heads_weight * heads
+            heads_loss, sums = self._heads_loss(HiddenRows(hidden, batch.completions, batch.starts))
+            loss = parameters.heads_weight * heads_loss
             if torch.is_grad_enabled():  # validation does not need this product with the whole lm_head
-                everywhere = torch.arange(len(hidden), device=hidden.device)
-                loss = loss + step_loss(hidden, self._lm_head, batch.completions, None, everywhere, 0.0)[0]
+                all_rows = torch.arange(len(hidden), device=hidden.device)
+                loss = loss + step_loss(hidden, self._lm_head, batch.completions, None, all_rows, 0.0)[0]
         return loss, sums
 
     def _heads_loss(self, rows: HiddenRows) -> tuple[Tensor, list[Sums]]:

@@ -1,7 +1,7 @@
 """The target's last layers with LoRA on every linear layer, as peft trains it.
 
 The lower layers do not change, so the engine computes the input of the first adapted layer once. The layers come from
-`transformers`; tests compare the engine's layers with them, with adapters too.
+`transformers`; tests compare the engine's layers with these, both with and without adapters.
 """
 
 import re
@@ -38,25 +38,25 @@ class AdaptedLayers(nn.Module):
         from peft import (
             get_peft_model,
             set_peft_model_state_dict,
-        )  # here, because it takes seconds and few kinds need it
+        )  # imported here, because importing peft takes seconds and few kinds need it
 
         super().__init__()
         target = preparation.target.config
         if target.model_type not in MODEL_TYPES or target.latent is not None:
             raise SpeculatorNotLoadable(f"LoRA is not supported for models of type {target.model_type}")
-        known = None if preparation.initial is None else _read(preparation.initial)
+        initial = None if preparation.initial is None else _read(preparation.initial)
         count = min(target.num_layers, parameters.adapted_layers or max(1, target.num_layers // 4))
         self._num_layers = target.num_layers
         self.first = self._num_layers - count
-        if known is not None:
-            self.first = min(int(_LAYER.findall(name)[0]) for name in known[1])
+        if initial is not None:
+            self.first = min(int(_LAYER.findall(name)[0]) for name in initial[1])
         base = AutoModelForCausalLM.from_pretrained(preparation.model_dir, dtype=torch.float32, trust_remote_code=False)
         decoder = base.get_decoder()
         decoder.layers = decoder.layers[self.first :]
         torch.manual_seed(preparation.seed)
-        self.peft = get_peft_model(base, _new_config(parameters) if known is None else known[0])
-        if known is not None:
-            set_peft_model_state_dict(self.peft, _renumbered(known[1], -self.first))
+        self.peft = get_peft_model(base, _new_config(parameters) if initial is None else initial[0])
+        if initial is not None:
+            set_peft_model_state_dict(self.peft, _renumbered(initial[1], -self.first))
 
     def forward(self, layer_inputs: Tensor) -> Tensor:
         """layer_inputs [B, L, H], padded at the end -> final hidden states [B, L, H]."""
@@ -89,12 +89,13 @@ def _read(folder: Path) -> "tuple[LoraConfig, dict[str, Tensor]]":
 
     try:
         config = LoraConfig.from_pretrained(str(folder), inference_mode=False)
-        config.base_model_name_or_path = None  # peft warns about another name
-        config.layers_to_transform = None  # `AdaptedLayers` has only the layers to transform
+        config.base_model_name_or_path = None  # peft warns if this name is not the name of the loaded model
+        config.layers_to_transform = None  # no selection is needed: `AdaptedLayers` has only the adapted layers
         return config, load_file(folder / _WEIGHTS_FILE)
     except (OSError, ValueError, TypeError) as error:
         raise SpeculatorNotLoadable(f"{folder.name} holds no adapter: {error!r}") from error
 
 
 def _renumbered(tensors: dict[str, Tensor], by: int) -> dict[str, Tensor]:
+    """Adds `by` to the layer number in each tensor's name."""
     return {_LAYER.sub(lambda match: str(int(match[0]) + by), name): tensor for name, tensor in tensors.items()}

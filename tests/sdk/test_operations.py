@@ -1,4 +1,4 @@
-"""Every operation of docs/openapi.yaml has a method of the client, which requests its route."""
+"""Every operation of docs/openapi.yaml has a method of the client, which sends the operation's request."""
 
 import re
 from collections.abc import Callable
@@ -21,7 +21,7 @@ ROUTES = {
 }
 Call = Callable[[Client, Path], Any]
 
-# Methods other than `client.<operation's id>` with an id for each of the path's parameters.
+# Calls of the operations that are not simply `client.<id of the operation>(...)` with an id for each path parameter.
 CALLS: dict[str, Call] = {
     "adapters.create": lambda c, _: c.adapters.create(name="a", model="m", config_file="f", weights_file="g"),
     "api_keys.create": lambda c, _: c.api_keys.create(name="a"),
@@ -72,8 +72,8 @@ CALLS: dict[str, Call] = {
 }
 
 
-def named_as(operation: str) -> Call:
-    """`client.a.b(...)` for the operation `a.b`."""
+def call_of(operation: str) -> Call:
+    """Returns the call `client.a.b("x1", "x2", ...)` for the operation `a.b`."""
 
     def call(client: Client, _: Path) -> Any:
         found: Any = client
@@ -85,20 +85,20 @@ def named_as(operation: str) -> Call:
 
 
 @pytest.mark.parametrize("operation", ROUTES)
-def test_an_operation_has_a_method(operation: str, tmp_path: Path) -> None:
-    asked: list[tuple[str, str]] = []
+def test_each_operation_has_a_method_that_sends_its_request(operation: str, tmp_path: Path) -> None:
+    requests: list[tuple[str, str]] = []
 
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        asked.append((request.method, request.url.path))
-        return httpx2.Response(418)
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        requests.append((request.method, request.url.path))
+        return httpx2.Response(418)  # a permanent error, so that the client neither retries nor reads the response
 
-    client = Client("http://api.test/v1", "sk_live_secret", transport=httpx2.MockTransport(answer))
+    client = Client("http://api.test/v1", "sk_live_secret", transport=httpx2.MockTransport(respond))
     with client, pytest.raises(APIError):
-        next(CALLS.get(operation, named_as(operation))(client, tmp_path))  # iterators send a request at `next`
+        next(CALLS.get(operation, call_of(operation))(client, tmp_path))  # iterators send their request at `next`
 
     method, path = ROUTES[operation]
     numbers = iter(range(1, 9))
-    assert asked == [(method, re.sub(r"\{\w+\}", lambda _: f"x{next(numbers)}", path))]
+    assert requests == [(method, re.sub(r"\{\w+\}", lambda _: f"x{next(numbers)}", path))]
 
 
 def test_every_listed_call_belongs_to_an_operation() -> None:

@@ -227,7 +227,7 @@ def test_the_order_of_the_arms_is_reversed_in_the_second_round_and_a_failed_arm_
     turns: list[str] = []
     named = [(Arm(engine="slipstream", runner=""), 5.0), (Arm(engine="slipstream", drafter="ngram", runner=""), 6.0)]
     named.append((Arm(engine="vllm", runner=""), 0.0))
-    field = cpu.Field(processes={arm: FixedSpeedProcess(speed, turns, arm.name) for arm, speed in named})  # type: ignore[misc]
+    field = cpu.RunningArms(processes={arm: FixedSpeedProcess(speed, turns, arm.name) for arm, speed in named})  # type: ignore[misc]
     plan = cpu.Plan(batch_sizes=(1,), max_tokens=1, min_rounds=2, max_rounds=2, deadline=float("inf"))
 
     samples = cpu.measure(plan, field, [], ([n] for n in count()))

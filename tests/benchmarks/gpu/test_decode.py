@@ -14,7 +14,7 @@ from benchmarks.gpu import numerics_off, plain, steps, suite, table
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.goals import GOALS, Verdict, verdicts
 from benchmarks.gpu.shapes import SHAPES, make_model, pass_bytes, published
-from benchmarks.gpu.speculation import foreseen
+from benchmarks.gpu.speculation import predicted_speedup
 from engine.config import ModelConfig
 from engine.models.dense import Decoder
 from kernels.attention import attention_reference
@@ -105,7 +105,7 @@ def test_a_step_is_compared_with_the_plain_step_that_has_the_same_context(model:
 
 
 def test_a_speedup_is_predicted_from_acceptance_and_step_times() -> None:
-    assert foreseen(3.0, plain=2.0, verify=2.5, draft=0.5) == 2.0
+    assert predicted_speedup(3.0, plain=2.0, verify=2.5, draft=0.5) == 2.0
 
 
 def test_each_goal_passes_fails_or_is_not_measured() -> None:

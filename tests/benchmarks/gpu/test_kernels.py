@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks import kernels
 from benchmarks.gpu import table
-from benchmarks.gpu.case import Case, Rows, check, different_windows, relative_error, windows
+from benchmarks.gpu.case import Case, RowInvariance, check, different_windows, relative_error, windows
 from benchmarks.gpu.ceilings import Ceilings, Work, copy_bandwidth, product_flops
 from benchmarks.gpu.clock import interleaved
 from benchmarks.gpu.poison import Poisoned
@@ -98,14 +98,14 @@ def test_windows_are_the_proper_prefixes_and_suffixes_of_the_batch_and_its_singl
 
 def test_a_kernel_whose_rows_depend_on_the_other_rows_is_found() -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
-    independent = Rows("independent", 4, lambda window: [x[window] * 2])
+    independent = RowInvariance("independent", 4, lambda window: [x[window] * 2])
     assert different_windows(independent, windows(4)) == []
-    dependent = Rows("dependent", 4, lambda window: [x[window] + 1e-7 * x[window].sum()])
+    dependent = RowInvariance("dependent", 4, lambda window: [x[window] + 1e-7 * x[window].sum()])
     assert len(different_windows(dependent, windows(4))) == len(windows(4))
 
 
 def test_rows_with_nan_count_as_different() -> None:
-    rows_of_nan = Rows("nan", 2, lambda window: [torch.full((2, 1), torch.nan)[window]])
+    rows_of_nan = RowInvariance("nan", 2, lambda window: [torch.full((2, 1), torch.nan)[window]])
     assert different_windows(rows_of_nan, [slice(0, 1)]) == ["0:1"]
 
 
@@ -139,8 +139,8 @@ def test_a_failed_case_fails_the_command_but_other_cases_still_run(monkeypatch: 
     def broken() -> Case:
         raise RuntimeError("an illegal memory access")
 
-    monkeypatch.setattr(kernels, "all_makes", lambda *_, **__: [broken, lambda: case_of(3), lambda: case_of(4)])
-    monkeypatch.setattr(kernels, "rows_claimed", lambda *_, **__: [])
+    monkeypatch.setattr(kernels, "all_case_makers", lambda *_, **__: [broken, lambda: case_of(3), lambda: case_of(4)])
+    monkeypatch.setattr(kernels, "row_invariance_results", lambda *_, **__: [])
     printed: list[str] = []
     monkeypatch.setattr("builtins.print", lambda text, **_: printed.append(str(text)))
 
@@ -154,7 +154,7 @@ def test_a_failed_case_fails_the_command_but_other_cases_still_run(monkeypatch: 
 def test_the_table_says_that_cases_were_left_out_for_lack_of_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(kernels, "rows_claimed", lambda *_, **__: [])
+    monkeypatch.setattr(kernels, "row_invariance_results", lambda *_, **__: [])
     assert kernels.main(["--device", "cpu", "--minutes", "-1"]) == 0
     assert "left out" in capsys.readouterr().out
 

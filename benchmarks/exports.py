@@ -56,7 +56,12 @@ _CHAIN_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def compare(model: Path, speculator: Path, form: str, job: Job, *, dtype: str = "bfloat16") -> dict[str, Any]:
-    """Raises: PeerMissing: vLLM cannot be installed, or cannot run the speculator. EngineError: our engine cannot."""
+    """Returns the values of a line of output.
+
+    Raises:
+        PeerMissing: vLLM cannot be installed, or cannot run the speculator.
+        EngineError: our engine cannot run the speculator.
+    """
     kind = speculator_kind(speculator)
     with tempfile.TemporaryDirectory() as scratch:
         exported = Path(scratch) / form

@@ -39,7 +39,7 @@ MakeCase = Callable[[], Case]  # makes the inputs of the case only when it is ca
 
 
 def layer_case_makers(inputs: Inputs, model: str, row_counts: Sequence[int]) -> Iterator[MakeCase]:
-    """Cases for a model's matrix products, and for the operations between them at 16 rows."""
+    """Yields the cases of a model's matrix products, and those of the operations between the products at 16 rows."""
     sizes = Sizes.of(model)
     for name, (N, K) in layer_cases.weights_of(sizes).items():
         for M in row_counts:

@@ -52,6 +52,7 @@ def _gap(tokens: Tensor, logits: Tensor, rows: SampledRows) -> float:
 
 
 def sampling(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
+    """Sampling a token for each row from the logits of the LM head."""
     V, K = sizes.vocab_size, sizes.hidden_size
     x, weight, rows = inputs.normal(M, K), inputs.normal(V, K) * (3 / K**0.5), _sampled_rows(M, inputs.device)
     return Case(
@@ -66,6 +67,7 @@ def sampling(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
 
 
 def markov(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Case:
+    """Sampling from given logits plus those of a low-rank head, as a block drafter with a Markov head does."""
     V = sizes.vocab_size
     x, weight, rows = inputs.normal(M, rank), inputs.normal(V, rank) * (3 / rank**0.5), _sampled_rows(M, inputs.device)
     base = inputs.normal(M, V).float() * 3
@@ -80,6 +82,7 @@ def markov(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Case:
 
 
 def top_tokens(inputs: Inputs, model: str, sizes: Sizes, M: int, count: int) -> Case:
+    """The `count` tokens of each row with the highest logits."""
     V, K = sizes.vocab_size, sizes.hidden_size
     x, weight = inputs.normal(M, K), inputs.normal(V, K) * (3 / K**0.5)
 
@@ -93,7 +96,7 @@ def top_tokens(inputs: Inputs, model: str, sizes: Sizes, M: int, count: int) -> 
             return float("inf")
         logits = x.double() @ weight.double().T
         exact = logits.topk(count).values
-        # It compares the exact logits of the tokens, because tokens with almost equal logits may change places.
+        # The tokens are judged by their exact logits, because tokens with almost equal logits may change places.
         compared = [values, log_sums, logits.gather(1, tokens)]
         return relative_error(lambda: [exact, logits.logsumexp(-1), exact])(compared)
 
@@ -111,7 +114,7 @@ def top_tokens(inputs: Inputs, model: str, sizes: Sizes, M: int, count: int) -> 
 def growing(inputs: Inputs, B: int, depths: int, k: int, budget: int) -> Case:
     """Growing trees of at most `budget` nodes from k candidates at each depth."""
     tokens = inputs.integers(1000, B, depths, k)
-    chances = inputs.uniform(B, depths, k).sort(-1, descending=True).values.contiguous()
+    probabilities = inputs.uniform(B, depths, k).sort(-1, descending=True).values.contiguous()
 
     def defined_parts(trees: Trees) -> Outputs:
         is_unused = torch.arange(budget) >= trees.counts.cpu().unsqueeze(1)  # tokens of unused nodes are undefined
@@ -125,12 +128,13 @@ def growing(inputs: Inputs, B: int, depths: int, k: int, budget: int) -> Case:
     return Case(
         operation="grow trees",
         shape=f"{B} of {budget} nodes",
-        run=lambda: _tensors(grow_trees(tokens, chances, budget)),
+        run=lambda: _tensors(grow_trees(tokens, probabilities, budget)),
         error=lambda outputs: number_different(
-            lambda: defined_parts(grow_trees_reference(tokens.cpu(), chances.cpu(), budget))
+            lambda: defined_parts(grow_trees_reference(tokens.cpu(), probabilities.cpu(), budget))
         )(defined_parts(Trees(*outputs))),
         tolerance=0.0,
-        work=Work(num_bytes=tokens.nbytes + chances.nbytes + B * budget * 20),
+        # A node's token, parent and survival have 20 bytes.
+        work=Work(num_bytes=tokens.nbytes + probabilities.nbytes + B * budget * 20),
     )
 
 
@@ -147,7 +151,7 @@ def accepting(inputs: Inputs, B: int, nodes: int) -> Case:
 
     def outputs(accept: Callable[..., object]) -> Outputs:
         commit = Commit(
-            slot_tables=torch.full((B, 2 * nodes + 2), -7, dtype=torch.int32, device=inputs.device),
+            slot_tables=torch.full((B, 2 * nodes + 2), -7, dtype=torch.int32, device=inputs.device),  # -7: not written
             table_rows=torch.arange(B, device=inputs.device).flip(0).contiguous(),
             positions=torch.arange(B, device=inputs.device) % nodes,
             node_slots=torch.arange(B * nodes, dtype=torch.int32, device=inputs.device).view(B, nodes),
@@ -161,7 +165,7 @@ def accepting(inputs: Inputs, B: int, nodes: int) -> Case:
         run=lambda: outputs(accept_trees),
         error=number_different(lambda: outputs(accept_trees_reference)),
         tolerance=0.0,
-        work=Work(num_bytes=B * nodes * 40),
+        work=Work(num_bytes=B * nodes * 40),  # inputs and outputs of each node
     )
 
 
@@ -170,7 +174,8 @@ def adapters(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Cas
     K, N = sizes.hidden_size, sizes.hidden_size
     stack = LoraStack(inputs.normal(4, rank, K), inputs.normal(4, N, rank))
     x = inputs.normal(M, K)
-    ids = (torch.arange(M, device=inputs.device) * 5 // M - 1).contiguous()  # -1 (no adapter) to 3, a fifth of M each
+    # A fifth of the rows has -1, which means no adapter; a fifth each has adapters 0 to 3.
+    ids = (torch.arange(M, device=inputs.device) * 5 // M - 1).contiguous()
 
     def run() -> Outputs:
         out = torch.zeros(M, N, device=inputs.device)
@@ -195,6 +200,7 @@ def adapters(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Cas
 
 
 def medusa(inputs: Inputs, model: str, sizes: Sizes, M: int, heads: int) -> Case:
+    """The hidden states [M, heads, H] of Medusa heads, x + silu(W x), without the LM head."""
     H = sizes.hidden_size
     x, weight = inputs.normal(M, H), inputs.normal(heads * H, H) / H**0.5
 

@@ -48,6 +48,7 @@ def weights_of(sizes: Sizes) -> dict[str, tuple[int, int]]:
 
 
 def product(inputs: Inputs, name: str, N: int, K: int, M: int, one_byte: torch.dtype | None = None) -> Case:
+    """The product of x [M, K] with a weight [N, K]. `one_byte`: dtype of a quantized weight."""
     x, weight = inputs.normal(M, K), inputs.normal(N, K)
     scales = None
     rivals: dict[str, Callable[[], object]] = {"library": lambda: functional.linear(x, weight)}
@@ -135,6 +136,7 @@ def tree_attention(inputs: Inputs, model: str, sizes: Sizes, context: int, num_r
 
 
 def norm(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
+    """Adding a product to the residual stream, and the RMS norm of the sum."""
     H, splits = sizes.hidden_size, 4  # the kernel adds the partial sums of the splits of a product
     sums, residual = inputs.normal(splits, M, H).float(), inputs.normal(M, H).float()
     weight, before = inputs.normal(H).float(), residual.clone()
@@ -154,6 +156,7 @@ def norm(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
 
 
 def rope(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
+    """Norms and rotary embedding of queries and keys, and writing keys and values to their cache slots."""
     Hq, Hkv, D, splits = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, 2
     num_slots = 2 * M + 1
     sums = inputs.normal(splits, M, (Hq + 2 * Hkv) * D).float()

@@ -43,7 +43,7 @@ def ours(model: Decoder, prompts: Tensor, longest: int) -> Answer:
 def compiled_loop(
     model: Decoder, published: PretrainedConfig, prompts: Tensor, longest: int, *, compiled: bool
 ) -> Answer:
-    B, T = prompts.shape
+    B, T = prompts.shape  # B prompts of T tokens each
     tables = tables_of(published, model.config.head_dim, T + longest)
     loop = CompiledLoop(model.config, model.weights, tables, batch_size=B, max_seq_len=T + longest, compiled=compiled)
 

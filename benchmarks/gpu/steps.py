@@ -31,7 +31,7 @@ from engine.models.dense import Decoder
 
 _TURNS = 3  # alternating; the median counts
 _REPEATS = 20  # graph steps per turn
-_LONGEST_PATH = 64
+_LONGEST_PATH = 64  # nodes; attention supports no longer path
 _DRAFT_VOCAB = 32_000
 _MEDUSA_HEADS = 4
 _NUM_DRAFT_NODES = 16

@@ -36,13 +36,13 @@ _PROMPT_LEN, _SHORT_LEN, _LONG_LEN = 512, 16, 80  # tokens of prompts, and of sh
 
 
 class Shape:
-    """The sections of a model's shape. In a rehearsal, sizes are tiny and nothing is compiled."""
+    """The sections that measure a model of one shape. In a rehearsal, sizes are tiny and nothing is compiled."""
 
     def __init__(self, name: str, run_device: RunDevice) -> None:
         self._rehearsal = run_device.is_rehearsal
         self._plan = _TINY_PLAN if self._rehearsal else _PLAN
         self._published = published(name)
-        self._place, self._clock = run_device, clock_of(run_device.device)
+        self._run_device, self._clock = run_device, clock_of(run_device.device)
         self.model = make_model(name, run_device.dtype, run_device.device, max_positions=self._plan.longest)
         self._ceilings = ceilings.measure(self._clock, run_device)
 
@@ -69,15 +69,15 @@ class Shape:
         nodes = (0, 4) if self._rehearsal else (0, 16)
         return steps.numerics_cost(self.model, self._plan.contexts[0], nodes)
 
-    def _sizes(self, batch: int) -> tuple[Tensor, int, int]:
+    def _prompts_and_lengths(self, batch: int) -> tuple[Tensor, int, int]:
         """Returns prompts, and the lengths of short and long answers."""
         length, short, long = (12, 2, 5) if self._rehearsal else (_PROMPT_LEN, _SHORT_LEN, _LONG_LEN)
         generator = torch.Generator().manual_seed(batch)
         prompts = torch.randint(0, self.model.config.vocab_size, (batch, length), generator=generator)
-        return prompts.to(self._place.device), short, long
+        return prompts.to(self._run_device.device), short, long
 
     def _plain(self, batch: int) -> dict[str, Any]:
-        prompts, short, long = self._sizes(batch)
+        prompts, short, long = self._prompts_and_lengths(batch)
         arms = {
             "ours": plain.ours(self.model, prompts, long),
             "compiled loop": plain.compiled_loop(
@@ -87,7 +87,7 @@ class Shape:
         return _rates(arms, batch, short, long)
 
     def _hugging_face(self, batch: int) -> dict[str, Any]:
-        prompts, short, long = self._sizes(batch)
+        prompts, short, long = self._prompts_and_lengths(batch)
         arms = {
             "ours": plain.ours(self.model, prompts, long),
             "hugging face": plain.hugging_face(self.model, self._published, prompts, compiled=not self._rehearsal),

@@ -58,7 +58,7 @@ def make_layer(num_heads: int, num_kv_heads: int, D: int, eps: float) -> Layer:
         """
         B, T = q.shape[:2]
         rows = q.view(B, T, num_kv_heads, group, D).permute(0, 2, 3, 1, 4).reshape(B, num_kv_heads, group * T, D)
-        scores = (rows @ keys.transpose(-1, -2)).float() * D**-0.5
+        scores = (rows @ keys.transpose(-1, -2)).float() * D**-0.5  # [B, Hkv, group T, L]
         masked = scores.view(B, num_kv_heads, group, T, -1).masked_fill(~mask, float("-inf"))
         weights = masked.softmax(-1).to(q.dtype).view(B, num_kv_heads, group * T, -1)
         out: Tensor = (weights @ values).view(B, num_kv_heads, group, T, D)

@@ -57,6 +57,7 @@ def installed_by(*files: str) -> set[str]:
 
 
 def absent_packages() -> list[str]:
+    """Returns the packages that can be imported here but not in the image, except those of this project."""
     installed = installed_by("requirements-web.txt", "requirements-tracing.txt")
     owners = metadata.packages_distributions()
     ours = {"control", "workers", "engine", "kernels", "slipstream", "examples", "benchmarks", "tests"}

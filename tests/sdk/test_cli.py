@@ -20,6 +20,8 @@ Run = Callable[..., Result]
 
 @contextmanager
 def served(api: ScriptedApi) -> Iterator[str]:
+    """Serves the fake service over HTTP, because the command makes its own client. Yields the base URL."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # the base class requires this name
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -49,6 +51,10 @@ def served(api: ScriptedApi) -> Iterator[str]:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Returns a function that runs the command, with the fake service `api` if it is given.
+
+    The command must send exactly as many requests as the fake service has responses.
+    """
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("SLIPSTREAM_BASE_URL", "SLIPSTREAM_API_KEY"):

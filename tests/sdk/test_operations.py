@@ -22,6 +22,7 @@ ROUTES = {
 Call = Callable[[Client, Path], Any]
 
 # Calls of the operations that are not simply `client.<id of the operation>(...)` with an id for each path parameter.
+# `c` is the client; the second parameter is a folder for downloads.
 CALLS: dict[str, Call] = {
     "adapters.create": lambda c, _: c.adapters.create(name="a", model="m", config_file="f", weights_file="g"),
     "api_keys.create": lambda c, _: c.api_keys.create(name="a"),

@@ -1,4 +1,7 @@
-"""Commands end when the process that started them ends, even if that process is killed."""
+"""Commands end when the process that started them, their owner, ends, even if it is killed.
+
+A kept command is started by a keeper process, which kills the command when the owner's end of a pipe is closed.
+"""
 
 import os
 import subprocess
@@ -49,7 +52,7 @@ def test_a_command_keeps_its_exit_code_and_arguments() -> None:
 
 def test_the_children_of_a_kept_command_die_when_its_owner_closes_the_lifeline() -> None:
     program = f"import subprocess; print(subprocess.Popen({SLEEP!r}).pid, flush=True); import time; time.sleep(60)"
-    lifeline, owned_end = os.pipe()
+    lifeline, owned_end = os.pipe()  # the keeper reads the lifeline; this test, the owner, holds the other end
     keeper = subprocess.Popen(
         kept_command([sys.executable, "-c", program], lifeline=lifeline),
         stdout=subprocess.PIPE,

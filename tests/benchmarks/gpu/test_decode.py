@@ -60,7 +60,7 @@ def test_agreement_is_the_share_of_tokens_before_the_first_difference() -> None:
     assert plain.agreement([(1, 2, 3, 4), (5, 6)], [(1, 2, 9, 4), (5, 6)]) == 4 / 6
 
 
-def test_the_library_versions_of_products_and_attention_agree_with_our_references() -> None:
+def test_the_products_and_attention_of_torch_agree_with_our_references() -> None:
     generator = torch.Generator().manual_seed(1)
     x, data, bias = (torch.randn(*shape, generator=generator) for shape in ((3, 8), (5, 8), (5,)))
     parts = numerics_off.library_parts(x, data, None, bias)
@@ -72,7 +72,7 @@ def test_the_library_versions_of_products_and_attention_agree_with_our_reference
     torch.testing.assert_close(numerics_off.library_attention(q, k, v, 7), attention_reference(q, k, v, rows))
 
 
-def test_numerics_off_replaces_our_operations_by_the_librarys_and_restores_them() -> None:
+def test_numerics_off_replaces_our_operations_by_those_of_torch_and_restores_them() -> None:
     operations = [
         ("kernels.cuda.decoder", "linear_parts"),
         ("kernels.cuda.decoder", "attention"),

@@ -25,6 +25,7 @@ from workers.exports.target import Target
 from workers.kinds import TRAINED_KINDS
 
 PAIRS = [(kind, form) for kind in TRAINED_KINDS for form in formats_of(kind)]
+# The fixture `exported` writes a speculator to the folder "own", and `import_folder` imports one into "imported".
 
 
 # Round trips

@@ -211,6 +211,7 @@ class AnswerFactory:
         self._tokenizer = tokenizer
 
     def answer(self, number: int, tokens: list[int], *, passes: int = 1, accepted: int = 0) -> RowAnswer:
+        """Makes an answer of this many verify passes, of which one accepted all accepted tokens."""
         answer = RowAnswer(prepared(number, "hello", self._tokenizer), self._tokenizer)
         stats = SpeculationStats(
             num_spec_steps=passes,

@@ -88,7 +88,7 @@ def assert_nothing_is_left(stack: Stack) -> None:
 
 
 def _ready(data_dir: Path) -> dict[str, Any]:
-    """Returns the content of ready.json, which `up` writes when the stack is ready; empty if the file does not exist."""
+    """Returns the content of ready.json, which `up` writes when the stack is ready, or {} if there is no such file."""
     try:
         return dict(json.loads((data_dir / "ready.json").read_text()))
     except FileNotFoundError:

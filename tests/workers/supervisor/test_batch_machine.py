@@ -55,7 +55,7 @@ ENDINGS: dict[str, Callable[[], BaseException]] = {  # fault -> the exception th
     "the supervisor is killed": KeyboardInterrupt,
 }
 EXTERNAL_FAULTS = (  # what happens to the job while the child works on it
-    "overtaken",
+    "overtaken",  # the lease expires, and another worker claims the job
     "cancelled",
     "the job is cancelled",
     "the cap is reached",
@@ -167,7 +167,7 @@ class BatchMachine(RuleBasedStateMachine):
             attempt._work(running, BatchHandler())
 
     def apply_fault(self, fault: str) -> None:
-        """Applies the fault while the child works, before the lease's thread notices it."""
+        """Applies the fault while the child works; the lease's thread has not noticed the fault yet."""
         match fault:
             case "overtaken":
                 expire_lease(self.job())

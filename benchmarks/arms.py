@@ -1,9 +1,9 @@
 """The arms of a comparison. An arm is an engine with a drafting method and a weight format, in its own process.
 
 slipstream   plain · ngram · suffix · each trained speculator, with and without suffix · plain with int8 weights
-vllm         plain · ngram · suffix          bf16, like ours
-transformers plain · prompt lookup           bf16, one prompt at a time
-llama.cpp    plain · ngram                   Q4_1: a quarter of the bytes, so not compared with the others
+vllm         plain · ngram · suffix          bf16 weights, like ours
+transformers plain · prompt lookup           bf16 weights, one prompt at a time
+llama.cpp    plain · ngram                   Q4_1 weights; no claim compares it, because it reads a quarter of the bytes
 """
 
 import json
@@ -54,7 +54,10 @@ class Arm:
 
 
 def our_arms(model: Path, speculators: Sequence[Path]) -> list[Arm]:
-    """Our arms, with adaptive budgets as in serving. Raises: WorkloadError: a folder does not contain a speculator."""
+    """Returns our arms, whose draft budgets adapt as in serving.
+
+    Raises: WorkloadError: a folder does not contain a speculator.
+    """
     int8 = replace(_ours(model, PLAIN, "none"), weights="int8")
     arms = [_ours(model, PLAIN, "none"), int8, *(_ours(model, drafter, drafter) for drafter in WITHOUT_WEIGHTS)]
     for folder in speculators:
@@ -73,14 +76,14 @@ def vllm_arms(model: Path) -> list[Arm]:
     plain: dict[str, Any] = {"model": str(model)}
     ngram, suffix = plain | {"speculation": _VLLM_NGRAM}, plain | {"speculation": {"method": "suffix"}}
     cores = sorted(os.sched_getaffinity(0))
-    every = [_vllm(PLAIN, plain, cores), _vllm("ngram", ngram, cores)]
-    fewer = [_vllm(PLAIN, plain, cores[1:], "own threads"), _vllm("ngram", ngram, cores[1:], "own threads")]
-    return [*every, *(fewer if len(cores) > 1 else ()), replace(_vllm("suffix", suffix, cores), extra=VLLM_SUFFIX)]
+    on_all = [_vllm(PLAIN, plain, cores), _vllm("ngram", ngram, cores)]
+    one_free = [_vllm(PLAIN, plain, cores[1:], "own threads"), _vllm("ngram", ngram, cores[1:], "own threads")]
+    return [*on_all, *(one_free if len(cores) > 1 else ()), replace(_vllm("suffix", suffix, cores), extra=VLLM_SUFFIX)]
 
 
 def _vllm(drafter: str, settings: dict[str, Any], cores: list[int], variant: str = "") -> Arm:
-    """Binds threads to cores and configures waiting as vLLM does for Intel's OpenMP (ompmultiprocessing.py)."""
-    bound = f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]"
+    """Binds threads to cores and sets how they wait, as vLLM does with Intel's OpenMP (its ompmultiprocessing.py)."""
+    affinity = f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]"
     return Arm(
         engine="vllm",
         drafter=drafter,
@@ -89,7 +92,7 @@ def _vllm(drafter: str, settings: dict[str, Any], cores: list[int], variant: str
         variant=variant,
         environ={
             "OMP_NUM_THREADS": str(len(cores)),
-            "KMP_AFFINITY": bound,
+            "KMP_AFFINITY": affinity,
             "KMP_BLOCKTIME": "5",
             "KMP_TPAUSE": "0",
         },
@@ -137,10 +140,13 @@ def llama_cpp_arms() -> list[Arm]:
 
 
 class Process:
-    """The process of an arm's runner. While other arms run, it waits for its next job without using the processor."""
+    """The process of an arm's runner. Between jobs it waits without using the processor, while other arms run."""
 
     def __init__(self, arm: Arm, settings: dict[str, Any], log_path: Path) -> None:
-        """Waits until the model is loaded. Raises: PeerMissing: the peer cannot be installed or started."""
+        """Starts the runner and waits until its model is loaded.
+
+        Raises: PeerMissing: the peer cannot be installed or started.
+        """
         python, environ = sys.executable, dict(os.environ)
         if arm.environment is not None:
             arm.environment.ensure()

@@ -1,4 +1,4 @@
-"""Our claims about the engine's speed, each with its threshold."""
+"""Our claims about the engine's speed, each of which has a threshold for the ratio of two speeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from benchmarks.arms import OURS, PLAIN
 from benchmarks.samples import Samples, Spread
 from benchmarks.workload import WITHOUT_WEIGHTS
 
-_SMALL_UNCERTAINTY = 0.01  # a ratio with at most this uncertainty needs no more rounds
+_SMALL_UNCERTAINTY = 0.01  # relative to the ratio; a ratio that is known so precisely needs no more rounds
 OUR_PLAIN = f"{OURS} {PLAIN}"
 
 
@@ -15,9 +15,9 @@ OUR_PLAIN = f"{OURS} {PLAIN}"
 class Claim:
     text: str
     batch_size: int
-    at_least: float
-    arms: tuple[str, ...]
-    over: tuple[str, ...]  # arms to compare with; the fastest of them is the denominator of the ratio
+    at_least: float  # threshold of the ratio of speeds
+    arms: tuple[str, ...]  # the numerator of the ratio is the speed of one of these arms
+    over: tuple[str, ...]  # arms to compare with; the speed of the fastest of them is the denominator
     each: bool = False  # whether every arm must reach the threshold, or only the fastest
     aim: float | None = None  # a higher ratio that is desired but not required
 
@@ -26,7 +26,7 @@ class Claim:
 class Verdict:
     claim: Claim
     arm: str | None  # the arm that decides the claim: the fastest, or the slowest if each must reach the threshold
-    over: str | None  # the arm that it is compared with
+    over: str | None  # the arm with which `arm` is compared
     ratio: Spread | None  # None: an arm is missing
 
     @property
@@ -41,8 +41,8 @@ class Verdict:
         if self.ratio is None:
             return True
         uncertainty = self.ratio.uncertainty
-        clear = abs(self.ratio.median - self.claim.at_least) > uncertainty
-        return clear or uncertainty < _SMALL_UNCERTAINTY * self.ratio.median
+        is_clear = abs(self.ratio.median - self.claim.at_least) > uncertainty
+        return is_clear or uncertainty < _SMALL_UNCERTAINTY * self.ratio.median
 
 
 def claims(our_arms: Sequence[str], batch_sizes: Sequence[int]) -> list[Claim]:
@@ -57,7 +57,7 @@ def claims(our_arms: Sequence[str], batch_sizes: Sequence[int]) -> list[Claim]:
             at_least=at_least,
             aim=aim,
             arms=(OUR_PLAIN,),
-            over=_vllm(PLAIN),
+            over=_vllm_arms(PLAIN),
         )
         for batch_size, at_least, aim in ((1, 1.0, 1.2), (8, 1.2, None), (16, 1.2, None))
     ]
@@ -67,7 +67,7 @@ def claims(our_arms: Sequence[str], batch_sizes: Sequence[int]) -> list[Claim]:
             batch_size=1,
             at_least=1.3,
             arms=without_weights,
-            over=_vllm("ngram"),
+            over=_vllm_arms("ngram"),
         ),
         Claim(
             text="a trained speculator on its own domain against our plain",
@@ -91,15 +91,15 @@ def claims(our_arms: Sequence[str], batch_sizes: Sequence[int]) -> list[Claim]:
     return [claim for claim in made if claim.batch_size in batch_sizes]
 
 
-def _vllm(drafter: str) -> tuple[str, ...]:
+def _vllm_arms(drafter: str) -> tuple[str, ...]:
     return (f"vllm {drafter}", f"vllm {drafter} own threads")
 
 
 def judge(claim: Claim, samples: Samples) -> Verdict:
     over = samples.fastest(claim.over, claim.batch_size)
-    found = [(arm, samples.ratio(arm, over, claim.batch_size)) for arm in claim.arms] if over else []
-    measured = [(arm, ratio) for arm, ratio in found if ratio is not None]
-    if not measured or (claim.each and len(measured) < len(found)):
+    ratios = [(arm, samples.ratio(arm, over, claim.batch_size)) for arm in claim.arms] if over else []
+    measured = [(arm, ratio) for arm, ratio in ratios if ratio is not None]
+    if not measured or (claim.each and len(measured) < len(ratios)):
         return Verdict(claim=claim, arm=None, over=over, ratio=None)
     choose = min if claim.each else max
     arm, ratio = choose(measured, key=lambda pair: pair[1].median)

@@ -1,4 +1,4 @@
-"""Compares our engine with its peers on the same prompts, model and machine; the engines alternate in one run.
+"""Compares our engine with other engines, its peers, on the same prompts, model and machine, in alternating rounds.
 
     python -m benchmarks.cpu [--peers vllm,transformers,llama.cpp] [--speculator DIR] [--prompts FILE.jsonl]
 
@@ -7,7 +7,8 @@ writes table.md, results.json and plot.png and prints the table. The exit code i
 
 An arm is an engine with a drafting method (benchmarks/arms.py). In a round, all arms answer the same prompts in turn,
 at one batch size. Every round has new prompts, so that no engine can reuse an earlier answer. Rounds are repeated until
-every claim (benchmarks/claims.py) is settled or the time is over.
+every claim (benchmarks/claims.py) is settled or the time is over. A claim is settled if more rounds would hardly change
+its status.
 """
 
 import argparse
@@ -60,7 +61,7 @@ class Plan:
         return {"max_batch_size": max(self.batch_sizes), "max_seq_len": _MAX_PROMPT_LEN + self.max_tokens + 32}
 
     def num_prompts(self, batch_size: int) -> int:
-        """The number of prompts in a round: enough that the last answers, with a smaller batch, do not dominate."""
+        """The number of prompts in a round: enough that the batch is full for most of the time."""
         return max(8, 2 * batch_size)
 
     @property
@@ -69,11 +70,11 @@ class Plan:
 
 
 @dataclass(slots=True, kw_only=True)
-class Field:
-    """The participating arms; an arm that fails is removed, and `missing` gives the reason."""
+class RunningArms:
+    """The processes of the arms. An arm that fails is removed, and `missing` gives the reason."""
 
     processes: dict[Arm, Process]
-    missing: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # name of an arm -> why it does not run
 
     def answer(self, arm: Arm, job: Job) -> Answers | None:
         try:
@@ -84,11 +85,12 @@ class Field:
             return None
 
 
-def measure(plan: Plan, arms: Field, checks: Sequence[Claim], prompts: Iterator[list[int]]) -> Samples:
+def measure(plan: Plan, arms: RunningArms, all_claims: Sequence[Claim], prompts: Iterator[list[int]]) -> Samples:
+    """The remaining time is divided equally among the remaining batch sizes."""
     samples = Samples()
-    for done, batch_size in enumerate(plan.batch_sizes):
-        claims_of_size = [claim for claim in checks if claim.batch_size == batch_size]
-        deadline = time.monotonic() + (plan.deadline - time.monotonic()) / (len(plan.batch_sizes) - done)
+    for num_done, batch_size in enumerate(plan.batch_sizes):
+        claims_of_size = [claim for claim in all_claims if claim.batch_size == batch_size]
+        deadline = time.monotonic() + (plan.deadline - time.monotonic()) / (len(plan.batch_sizes) - num_done)
         _warm_up(batch_size, arms, prompts)
         for number in range(plan.max_rounds):
             arms_wanted = _undecided_arms(claims_of_size, samples) if number >= plan.min_rounds else None
@@ -105,14 +107,14 @@ def _undecided_arms(claims_of_size: Sequence[Claim], samples: Samples) -> set[st
     return {name for claim in unsettled for name in (*claim.arms, *claim.over)}
 
 
-def _warm_up(batch_size: int, arms: Field, prompts: Iterator[list[int]]) -> None:
+def _warm_up(batch_size: int, arms: RunningArms, prompts: Iterator[list[int]]) -> None:
     """Runs each arm once, because first passes allocate and compile, and draft budgets adapt."""
     job = Job(list(islice(prompts, batch_size)), _WARM_UP_TOKENS, batch_size)
     for arm in [arm for arm in arms.processes if batch_size <= arm.largest_batch]:
         arms.answer(arm, job)
 
 
-def _round(number: int, job: Job, arms: Field, wanted: set[str] | None, samples: Samples) -> None:
+def _round(number: int, job: Job, arms: RunningArms, wanted: set[str] | None, samples: Samples) -> None:
     """Runs the wanted arms (None: all). Every second round has the reverse order, so that drift affects all equally."""
     turns = [
         arm for arm in arms.processes if job.concurrency <= arm.largest_batch and (wanted is None or arm.name in wanted)
@@ -152,8 +154,11 @@ def _sample(
     )
 
 
-def chosen_arms(args: argparse.Namespace, model: Path, missing: dict[str, str]) -> list[Arm]:
-    """Returns our arms and the requested peers'. Raises: WorkloadError: a folder does not contain a speculator."""
+def requested_arms(args: argparse.Namespace, model: Path, missing: dict[str, str]) -> list[Arm]:
+    """Returns our arms and those of the requested peers.
+
+    Raises: WorkloadError: a folder does not contain a speculator.
+    """
     arms = our_arms(model, args.speculator)
     if "vllm" in args.peers:
         arms += vllm_arms(model)
@@ -167,7 +172,7 @@ def chosen_arms(args: argparse.Namespace, model: Path, missing: dict[str, str]) 
     return [arm for arm in arms if min(args.batch_sizes) <= arm.largest_batch]
 
 
-def start(arms: Sequence[Arm], plan: Plan, log_folder: Path, stack: ExitStack, missing: dict[str, str]) -> Field:
+def start(arms: Sequence[Arm], plan: Plan, log_folder: Path, stack: ExitStack, missing: dict[str, str]) -> RunningArms:
     processes = {}
     for arm in arms:
         log_path = log_folder / f"{arm.name.replace(' ', '-')}.log"
@@ -178,7 +183,7 @@ def start(arms: Sequence[Arm], plan: Plan, log_folder: Path, stack: ExitStack, m
         except PeerMissing as error:
             missing[arm.name] = str(error)
             print(f"missing: {arm.name}: {error}", file=sys.stderr)
-    return Field(processes=processes, missing=missing)
+    return RunningArms(processes=processes, missing=missing)
 
 
 def run(args: argparse.Namespace) -> list[Verdict]:
@@ -195,15 +200,16 @@ def run(args: argparse.Namespace) -> list[Verdict]:
     missing: dict[str, str] = {}
     machine = Machine.now()
     with ExitStack() as stack:
-        arms = start(chosen_arms(args, model, missing), plan, args.out, stack, missing)
+        arms = start(requested_arms(args, model, missing), plan, args.out, stack, missing)
         if not any(arm.engine == OURS for arm in arms.processes):
             raise PeerMissing("our own engine did not start: " + "; ".join(missing.values()))
         ours = [arm.name for arm in arms.processes if arm.engine == OURS]
         versions = {process.about["engine"]: process.about["version"] for process in arms.processes.values()}
-        checks = claims(ours, plan.batch_sizes)
-        plan = replace(plan, deadline=time.monotonic() + 60 * args.minutes)  # excludes installation and start
-        samples = measure(plan, arms, checks, cycle([list(prompt.token_ids) for prompt in found]))
-    verdicts = [judge(claim, samples) for claim in checks]
+        all_claims = claims(ours, plan.batch_sizes)
+        # The time counts from here, so that it does not include the installation and the start of the peers.
+        plan = replace(plan, deadline=time.monotonic() + 60 * args.minutes)
+        samples = measure(plan, arms, all_claims, cycle([list(prompt.token_ids) for prompt in found]))
+    verdicts = [judge(claim, samples) for claim in all_claims]
     report = Report(
         machine=machine,
         versions=versions,

@@ -8,7 +8,7 @@ prints one line of JSON:
     decode_tokens_per_second    the same, but the wall time excludes prefill
     acceptance_length           generated tokens per verify pass of an answer: 1 + accepted / passes
     acceptance_rate_per_position  entry i is the share of passes that accepted more than i drafted tokens
-    phase_seconds               wall time of the median run, by phase of the engine's step
+    phase_seconds               wall time of the run with the median time, by phase of the engine's step
 
 The model is loaded and warmed up first. To compare two drafters, alternate between them (A B A B) on an idle machine.
 
@@ -62,18 +62,18 @@ def acceptance(completions: Sequence[Completion]) -> tuple[float, list[float]]:
     """Returns the acceptance length, and for each i the share of passes that accepted more than i drafted tokens."""
     num_passes = sum(completion.speculation.num_spec_steps for completion in completions)
     accepted = sum(completion.speculation.num_accepted_draft_tokens for completion in completions)
-    deepest = max((len(completion.speculation.acceptance_histogram) for completion in completions), default=0)
-    kept_more = [
-        sum(sum(completion.speculation.acceptance_histogram[depth + 1 :]) for completion in completions)
-        for depth in range(deepest - 1)
+    longest = max((len(completion.speculation.acceptance_histogram) for completion in completions), default=0)
+    num_accepted_more = [  # entry i: passes that accepted more than i tokens; entry j of a histogram counts exactly j
+        sum(sum(completion.speculation.acceptance_histogram[i + 1 :]) for completion in completions)
+        for i in range(longest - 1)
     ]
-    return 1 + accepted / max(1, num_passes), [count / max(1, num_passes) for count in kept_more]
+    return 1 + accepted / max(1, num_passes), [count / max(1, num_passes) for count in num_accepted_more]
 
 
-def measure(engine: Engine, work: Sequence[Request]) -> Measurement:
+def measure(engine: Engine, requests: Sequence[Request]) -> Measurement:
     before = dict(engine.phase_seconds)
     started = time.perf_counter()
-    completions = generate(engine, work)
+    completions = generate(engine, requests)
     seconds = time.perf_counter() - started
     phases = {phase: total - before[phase] for phase, total in engine.phase_seconds.items()}
     return Measurement(seconds=seconds, phase_seconds=phases, completions=completions)
@@ -84,15 +84,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     model = args.model or prepare()
     config = EngineConfig(max_batch_size=args.batch_size, weights=args.weights, dtype=args.dtype, device=args.device)
     engine = load_engine(model, drafter=args.drafter, speculator_dir=args.speculator, config=config)
-    room = engine.max_seq_len - args.max_tokens
-    prompts = read_prompts(args.prompts, Tokenizer.load(model), max_seq_len=room, limit=args.limit)
+    max_prompt_len = engine.max_seq_len - args.max_tokens
+    prompts = read_prompts(args.prompts, Tokenizer.load(model), max_seq_len=max_prompt_len, limit=args.limit)
     sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
-    work = [Request(f"{number}", prompt.token_ids, sampling) for number, prompt in enumerate(prompts)]
-    measure(engine, work[: args.batch_size])  # warm-up: first passes allocate, and the draft budget adapts
+    requests = [Request(f"{number}", prompt.token_ids, sampling) for number, prompt in enumerate(prompts)]
+    measure(engine, requests[: args.batch_size])  # warm-up: first passes allocate, and the draft budget adapts
     runs = []
     for _ in range(args.repeats):
-        engine.drafter.forget_past()  # otherwise it could copy the previous run's answers to the same prompts
-        runs.append(measure(engine, work))
+        engine.drafter.forget_past()  # otherwise the drafter could copy the previous run's answers to the same prompts
+        runs.append(measure(engine, requests))
     runs.sort(key=lambda run: run.seconds)
     median = runs[len(runs) // 2]
     length, rates = acceptance(median.completions)

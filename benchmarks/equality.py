@@ -1,4 +1,4 @@
-"""Compares answers with and without a drafter, token for token, for every available drafter.
+"""Compares, for every available drafter, the answers with the drafter to those without it, token for token.
 
     python -m benchmarks.equality [--speculator DIR ...] [--prompts FILE.jsonl]
 
@@ -10,8 +10,8 @@ fixed draft budget, or trees within an adaptive one. Every arm answers the same 
      "prompts": 200, "equal": 200, "first_divergence": [], "accepted": 3120, ...}
 
 and a summary in the last line. `first_divergence` lists {"custom_id", "position"} of every answer that differs, where
-`position` is the index of the first different token. Equality proves little for an arm that accepted few drafted tokens
-(`accepted`). The exit code is 0 only if all answers of all arms are equal.
+`position` is the index of the first different token. `accepted` is the number of drafted tokens that were accepted; if
+it is small, equal answers prove little. The exit code is 0 only if all answers of all arms are equal.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from engine.request import Completion, Request, SamplingParams
 from engine.tokenizer import Tokenizer
 from examples.prepare_model import ModelNotFoundError, prepare
 
-SAMPLINGS = {  # each request adds its length and seed
+SAMPLINGS = {  # each request replaces max_tokens and adds a seed
     "greedy": SamplingParams(max_tokens=1, temperature=0.0),
     "T=0.8": SamplingParams(max_tokens=1, temperature=0.8),
     "top-p 0.9": SamplingParams(max_tokens=1, temperature=0.8, top_p=0.9),
@@ -66,8 +66,8 @@ class Arm:
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     """Returns the first index at which the sequences differ; the end of the shorter one counts as a difference."""
-    for position, (one, other) in enumerate(zip_longest(left, right)):
-        if one != other:
+    for position, (left_token, right_token) in enumerate(zip_longest(left, right)):
+        if left_token != right_token:
             return position
     return None
 
@@ -93,10 +93,10 @@ class Trial:
 
     def __init__(self, args: argparse.Namespace, model_dir: Path, model: Model) -> None:
         self._args, self._model_dir, self._model = args, model_dir, model
-        room = min(args.max_seq_len, model.max_positions)
+        max_prompt_len = min(args.max_seq_len, model.max_positions) - args.max_tokens
         tokenizer = Tokenizer.load(model_dir)
         self.prompts = read_prompts(
-            args.prompts, tokenizer, max_seq_len=room - args.max_tokens, limit=max(args.prompts_of.values())
+            args.prompts, tokenizer, max_seq_len=max_prompt_len, limit=max(args.prompts_of.values())
         )
         self._plain = {sampling: self._plain_answers(sampling) for sampling in args.sampling}
 
@@ -116,12 +116,12 @@ class Trial:
         return settings | compare(prompts, self._plain[arm.sampling][: len(prompts)], answers)
 
     def _plain_answers(self, sampling: str) -> list[Completion]:
-        work = self._requests(sampling)
-        order = random.Random(sampling).sample(range(len(work)), len(work))
+        requests = self._requests(sampling)
+        order = random.Random(sampling).sample(range(len(requests)), len(requests))
         drafter = load_drafter("none", self._model, None)
-        answers = generate(self._engine(drafter, _PLAIN_BATCH_SIZE, None), [work[i] for i in order])
-        in_prompt_order = dict(zip(order, answers, strict=True))
-        return [in_prompt_order[i] for i in range(len(work))]
+        answers = generate(self._engine(drafter, _PLAIN_BATCH_SIZE, None), [requests[i] for i in order])
+        answer_of = dict(zip(order, answers, strict=True))
+        return [answer_of[i] for i in range(len(requests))]
 
     def _requests(self, sampling: str) -> list[Request]:
         length, sampled = self._args.max_tokens, SAMPLINGS[sampling]
@@ -146,21 +146,21 @@ def arms(args: argparse.Namespace) -> Iterator[Arm]:
     for folder in args.speculator:
         kind = speculator_kind(folder)
         drafters += [(kind, folder), (f"{kind}+suffix", folder)]
-    chosen = [(name, folder) for name, folder in drafters if not args.drafter or name in args.drafter]
-    if unknown := set(args.drafter) - {name for name, _ in chosen}:
+    requested = [(name, folder) for name, folder in drafters if not args.drafter or name in args.drafter]
+    if unknown := set(args.drafter) - {name for name, _ in requested}:
         raise WorkloadError(f"unknown drafter: {', '.join(sorted(unknown))}; speculators need --speculator")
-    forms = list(product(SHAPES, (_FIXED_BUDGET, None))) if args.cross else [("chain", _FIXED_BUDGET), ("tree", None)]
-    for (name, folder), sampling, size, (shape, budget) in product(chosen, args.sampling, args.prompts_of, forms):
+    shapes = list(product(SHAPES, (_FIXED_BUDGET, None))) if args.cross else [("chain", _FIXED_BUDGET), ("tree", None)]
+    for (name, folder), sampling, size, (shape, budget) in product(requested, args.sampling, args.prompts_of, shapes):
         yield Arm(drafter=name, speculator=folder, sampling=sampling, batch_size=size, shape=shape, budget=budget)
 
 
 def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Raises: WorkloadError, EngineError, ModelNotFoundError: prompts, model or a speculator cannot be used."""
-    chosen = list(arms(args))
+    all_arms = list(arms(args))  # before the model is loaded, because the arguments may be wrong
     model_dir = args.model or prepare()
     model = load_model(model_dir, dtype=args.dtype, device=args.device, weights=args.weights)
     trial = Trial(args, model_dir, model)
-    for arm in chosen:
+    for arm in all_arms:
         yield trial.run(arm)
 
 

@@ -44,7 +44,7 @@ FORMATS = {  # formats of each kind that vLLM reads
     "draft_model": ("hugging_face",),
 }
 _METHODS = {"eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft_model"}  # vLLM's names of the kinds
-_DEPTH = 5  # used if the folder does not say how many tokens it drafts
+_DEPTH = 5  # tokens drafted per pass, for speculators whose configuration names no number
 _BATCH_SIZE, _MAX_SEQ_LEN = 16, 1024
 # Our drafters propose trees. These settings of their modules reduce a tree to a chain of the best token at each depth.
 _CHAIN_SETTINGS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,12 @@ _CHAIN_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def compare(model: Path, speculator: Path, form: str, job: Job, *, dtype: str = "bfloat16") -> dict[str, Any]:
-    """Raises: PeerMissing: vLLM cannot be installed, or cannot run the speculator. EngineError: our engine cannot."""
+    """Returns the values of a line of output.
+
+    Raises:
+        PeerMissing: vLLM cannot be installed, or cannot run the speculator.
+        EngineError: our engine cannot run the speculator.
+    """
     kind = speculator_kind(speculator)
     with tempfile.TemporaryDirectory() as scratch:
         exported = Path(scratch) / form
@@ -67,13 +72,13 @@ def compare(model: Path, speculator: Path, form: str, job: Job, *, dtype: str = 
         speculation = {"method": method, "model": str(exported), "num_speculative_tokens": depth}
         theirs = _vllm_answers(model, speculation, job, Path(scratch) / "vllm.log", dtype=dtype)
     ours = our_answers(model, kind, speculator, job, depth=depth, dtype=dtype)
-    own, peer = ours.acceptance_length or 1.0, theirs.acceptance_length or 1.0
+    our_length, peer_length = ours.acceptance_length or 1.0, theirs.acceptance_length or 1.0
     return {
         "speculative_tokens": depth,
         "prompts": len(job.prompts),
-        "acceptance_length": round(own, 3),
-        "peer_acceptance_length": round(peer, 3),
-        "ratio": round(peer / own, 3),
+        "acceptance_length": round(our_length, 3),
+        "peer_acceptance_length": round(peer_length, 3),
+        "ratio": round(peer_length / our_length, 3),
         "equal_answers": sum(a == b for a, b in zip(ours.outputs, theirs.outputs, strict=True)),
     }
 

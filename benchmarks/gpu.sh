@@ -9,8 +9,8 @@
 #   SLIPSTREAM_COMMIT   the commit to record if the tree has no Git history
 #   LOGS        folder for the logs of the parts (build/gpu)
 #
-# Each part has its own time limit. A part that fails or exceeds its limit does not stop the others, and the end of its
-# log is shown. The short table comes last. The exit code is 1 if a part failed.
+# Each part has its own time limit. If a part fails or exceeds its limit, the end of its log is printed and the other
+# parts still run. The short table is printed last. The exit code is 1 if a part failed.
 set -u
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,7 @@ failed=()
 mkdir -p "$folder" "$logs"
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 
-# part NAME SECONDS COMMAND...
+# part NAME SECONDS COMMAND...: runs a part with a time limit
 part() {
     local name=$1 seconds=$2 started=$SECONDS code=0
     shift 2
@@ -33,8 +33,8 @@ part() {
     fi
 }
 
-# Kernels take longer to compile than to run. These processes compile them during the tests and fill the compiler's
-# cache for the timed runs. Their results are ignored, because the timed run repeats all checks.
+# Kernels take longer to compile than to run. These processes compile the kernels while the tests run, so that the timed
+# runs find them in the compiler's cache. Their exit codes are ignored, because the timed run repeats all checks.
 warmers=()
 for share in 0 1 2 3; do
     timeout --kill-after=10 90 "$python" -m benchmarks.kernels --warm "$share/4" >"$logs/warm-$share.log" 2>&1 &

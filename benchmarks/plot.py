@@ -61,18 +61,18 @@ def _draw_gain(axes: Axes, samples: Samples, arms: list[str], sizes: list[int]) 
 
 
 def _draw_bars(axes: Axes, samples: Samples, arms: list[str], size: int) -> None:
-    taken = [(arm, speed) for arm in arms if (speed := samples.speed(arm, size)) is not None]
-    taken.sort(key=lambda pair: pair[1].median)
+    speeds = [(arm, speed) for arm in arms if (speed := samples.speed(arm, size)) is not None]
+    speeds.sort(key=lambda pair: pair[1].median)
     weights = {sample.arm: sample.weights for sample in samples.all}
-    names = [arm if arm.endswith(weights[arm]) else f"{arm} {weights[arm]}" for arm, _ in taken]
+    names = [arm if arm.endswith(weights[arm]) else f"{arm} {weights[arm]}" for arm, _ in speeds]
     axes.barh(
         names,
-        [speed.median for _, speed in taken],
-        xerr=_errors([speed for _, speed in taken]),
-        color=[_style(arm, arms)["color"] for arm, _ in taken],
+        [speed.median for _, speed in speeds],
+        xerr=_errors([speed for _, speed in speeds]),
+        color=[_style(arm, arms)["color"] for arm, _ in speeds],
         error_kw={"elinewidth": 1},
     )
-    for row, (_, speed) in enumerate(taken):
+    for row, (_, speed) in enumerate(speeds):
         axes.text(speed.high, row, f"  {speed.median:.0f}", va="center", fontsize=8)
     axes.margins(x=0.12)
     axes.tick_params(axis="y", labelsize=8)
@@ -96,6 +96,7 @@ def _line(axes: Axes, points: list[tuple[int, Spread]], arm: str, arms: list[str
 
 
 def _errors(spreads: list[Spread]) -> list[list[float]]:
+    """Returns the distances from the medians to the first quartiles, and to the third quartiles."""
     return [[spread.median - spread.low for spread in spreads], [spread.high - spread.median for spread in spreads]]
 
 

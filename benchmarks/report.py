@@ -47,7 +47,7 @@ class Report:
     versions: dict[str, str]
     model: str
     prompts: str
-    num_prompts: int  # available prompts; rounds start over when all were used
+    num_prompts: int  # available prompts; when all were used, rounds start again with the first
     max_tokens: int
     missing: dict[str, str]
     samples: Samples
@@ -59,7 +59,7 @@ class Report:
 
 
 def write_report(report: Report, folder: Path) -> str:
-    """Returns: the table in Markdown."""
+    """Writes table.md, results.json and plot.png, and returns the table."""
     text = markdown(report)
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     (folder / "results.json").write_text(json.dumps(values(report), indent=2) + "\n", encoding="utf-8")
@@ -123,14 +123,14 @@ def _table(samples: Samples) -> list[str]:
 
 
 def _cells(samples: Samples, arm: str, batch_size: int) -> list[str]:
-    taken = samples.of(arm, batch_size)
-    weights = taken[0].weights
-    fastest, own = samples.fastest_plain(weights, batch_size), taken[0].own_plain
-    speed, acceptance = samples.speed(arm, batch_size), _spread(taken, "acceptance_length")
-    ttft = _spread(taken, "ttft_seconds")
-    shares = [s.prefill_seconds / s.seconds for s in taken if s.prefill_seconds is not None]
+    of_arm = samples.of(arm, batch_size)
+    weights = of_arm[0].weights
+    fastest, own = samples.fastest_plain(weights, batch_size), of_arm[0].own_plain
+    speed, acceptance = samples.speed(arm, batch_size), _spread(of_arm, "acceptance_length")
+    ttft = _spread(of_arm, "ttft_seconds")
+    shares = [s.prefill_seconds / s.seconds for s in of_arm if s.prefill_seconds is not None]
     prefill = Spread.of(shares)
-    compared = [sample for sample in taken if sample.equal is not None]
+    compared = [sample for sample in of_arm if sample.equal is not None]
     equal = f"{sum(s.equal or 0 for s in compared)} of {sum(s.prompts for s in compared)}" if compared else "–"
     return [
         str(batch_size),
@@ -143,12 +143,12 @@ def _cells(samples: Samples, arm: str, batch_size: int) -> list[str]:
         "" if arm == own else equal,
         f"{ttft.median:.3f}" if ttft else "–",
         f"{prefill.median:.0%}" if prefill else "–",
-        str(len(taken)),
+        str(len(of_arm)),
     ]
 
 
-def _spread(taken: Sequence[Sample], name: str) -> Spread | None:
-    return Spread.of([value for sample in taken if (value := getattr(sample, name)) is not None])
+def _spread(samples: Sequence[Sample], name: str) -> Spread | None:
+    return Spread.of([value for sample in samples if (value := getattr(sample, name)) is not None])
 
 
 def _ratio(spread: Spread | None) -> str:
@@ -161,8 +161,8 @@ def _claims(verdicts: Sequence[Verdict]) -> list[str]:
 
 def _claim_line(verdict: Verdict) -> str:
     claim = verdict.claim
-    wanted = f"≥ {claim.at_least:.2f}" + (f", aim {claim.aim:.2f}" if claim.aim else "")
-    line = f"- **{verdict.status}** batch {claim.batch_size}: {claim.text} ({wanted})"
+    threshold = f"≥ {claim.at_least:.2f}" + (f", aim {claim.aim:.2f}" if claim.aim else "")
+    line = f"- **{verdict.status}** batch {claim.batch_size}: {claim.text} ({threshold})"
     if verdict.ratio is None:
         return line
     ratio = verdict.ratio

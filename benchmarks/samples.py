@@ -1,7 +1,7 @@
-"""Measurements of one run, and their uncertainty.
+"""The measurements of a run of `benchmarks.cpu`, and their uncertainty.
 
-In a round, all arms answer the same prompts in turn. Ratios of speeds are computed within a round, so that slow changes
-of the machine's speed affect numerator and denominator equally.
+An arm is an engine with a drafting method. In a round, all arms answer the same prompts in turn. Ratios of speeds are
+computed within a round, so that slow changes of the machine's speed affect numerator and denominator equally.
 """
 
 import math
@@ -19,8 +19,8 @@ class Sample:
     weights: str
     batch_size: int
     round: int
-    tokens_per_second: float  # generated tokens over wall time of the whole set
-    tokens: int
+    tokens_per_second: float  # tokens / seconds
+    tokens: int  # generated for all prompts
     seconds: float
     ttft_seconds: float  # median over the prompts
     prefill_seconds: float | None
@@ -52,7 +52,10 @@ class Spread:
 
     @property
     def uncertainty(self) -> float:
-        """Half the width of the median's 95 % interval. Source: McGill, Tukey and Larsen 1978, notched box plots."""
+        """Half the width of the median's 95 % confidence interval.
+
+        Source: McGill, Tukey and Larsen 1978, notched box plots.
+        """
         return 1.57 * (self.high - self.low) / math.sqrt(self.count)
 
 
@@ -71,17 +74,17 @@ class Samples:
 
     def ratio(self, arm: str, other: str, batch_size: int) -> Spread | None:
         """Returns the speed of `arm` divided by that of `other`, computed for each round."""
-        below = {sample.round: sample.tokens_per_second for sample in self.of(other, batch_size)}
+        denominators = {sample.round: sample.tokens_per_second for sample in self.of(other, batch_size)}
         return Spread.of(
             [
-                sample.tokens_per_second / below[sample.round]
+                sample.tokens_per_second / denominators[sample.round]
                 for sample in self.of(arm, batch_size)
-                if sample.round in below
+                if sample.round in denominators
             ]
         )
 
     def fastest_plain(self, weights: str, batch_size: int) -> str | None:
-        """The fastest arm without speculation on weights of this format."""
+        """Returns the fastest arm without speculation that has weights of this format."""
         plain = {
             sample.arm
             for sample in self.all

@@ -1,7 +1,7 @@
-"""Turns the drafts of any drafter into chains or trees, so that verification of both is tested with each drafter.
+"""Turns the drafts of any drafter into chains or trees, so that the verification of both is tested with each drafter.
 
-chain   the path from the root to the deepest node, and of several deepest nodes to the likeliest
-tree    the draft, with an additional sibling of another token for every node
+chain   the path from the root to the deepest node; if there are several, to the likeliest of them
+tree    the draft, to which a sibling with another token is added for every node
 """
 
 from collections.abc import Callable
@@ -22,22 +22,25 @@ def as_chain(draft: Draft) -> Draft:
 
 
 def as_tree(draft: Draft) -> Draft:
-    """Adds a sibling leaf with the next token id to every node. Its survival is half the node's, so that some fit."""
+    """Adds to every node a sibling leaf with the next token id and half the node's survival probability.
+
+    With this probability, some siblings fit into the draft budget.
+    """
     tokens, parents, survival = list(draft.tokens), list(draft.parents), list(draft.survival)
-    taken = set(zip(parents, tokens, strict=True))
+    existing = set(zip(parents, tokens, strict=True))
     for node in range(len(draft)):
-        place = (draft.parents[node], draft.tokens[node] + 1)
-        if place not in taken:
-            taken.add(place)
-            parents.append(place[0])
-            tokens.append(place[1])
+        sibling = (draft.parents[node], draft.tokens[node] + 1)
+        if sibling not in existing:
+            existing.add(sibling)
+            parents.append(sibling[0])
+            tokens.append(sibling[1])
             survival.append(draft.survival[node] / 2)
     return Draft(tuple(tokens), tuple(parents), tuple(survival))
 
 
 class Shaped(Drafter):
     def __init__(self, drafter: Drafter, shape: Callable[[Draft], Draft], drafter_budget: Callable[[int], int]) -> None:
-        """`drafter_budget` maps the budget to the number of nodes requested from the drafter."""
+        """`drafter_budget` maps the draft budget to the number of nodes requested from the drafter."""
         self.name, self.max_depth = drafter.name, drafter.max_depth
         self.tap_layers, self.slot_bytes = drafter.tap_layers, drafter.slot_bytes
         self._drafter, self._shape, self._drafter_budget = drafter, shape, drafter_budget
@@ -57,5 +60,5 @@ class Shaped(Drafter):
 
 SHAPES: dict[str, Callable[[Drafter], Drafter]] = {
     "chain": lambda drafter: Shaped(drafter, as_chain, lambda budget: budget),
-    "tree": lambda drafter: Shaped(drafter, as_tree, lambda budget: (budget + 1) // 2),
+    "tree": lambda drafter: Shaped(drafter, as_tree, lambda budget: (budget + 1) // 2),  # the other half for siblings
 }

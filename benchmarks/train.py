@@ -2,17 +2,17 @@
 
     python -m benchmarks.train --kind eagle3 --rows 300 --minutes 5 --prompts FILE.jsonl
 
-The model answers `--rows` prompts and the held-out prompts. The speculator is trained on the answers to the former, as
-`python -m workers.training` does, and evaluated on the latter. Prints one line of JSON:
+The model answers `--rows` training prompts and the held-out prompts. The speculator is trained on the answers to the
+training prompts, as `python -m workers.training` does, and evaluated on the held-out ones. Prints one line of JSON:
 
     rows, tokens                         number of training answers and of their tokens
     minutes                              processor time of the training loop; unlike wall time, it does not depend on
                                          other work on the machine
     simulated_acceptance_length          computed by the training program from the held-out answers
-    served_acceptance_length             measured in the engine with the same prompts; it should be equal
+    served_acceptance_length             measured in the engine with the held-out prompts; should equal the simulated
 
 The held-out questions are the same for any number of rows. Answers are generated once, for all kinds and numbers of
-rows, and kept in --folder. docs/metrics.md defines the acceptance length. T = 0.
+rows, and kept in --folder. docs/metrics.md defines the acceptance length. The temperature is 0.
 """
 
 import argparse
@@ -55,14 +55,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "max_seconds": 60 * args.minutes,
         "epochs": 10_000,  # --minutes ends the training
         "patience": 0,
-        "validation_fraction": (args.held_out - 0.5) / (args.rows + args.held_out),  # rounded up
+        # Training rounds the number of validation answers up: to `held_out`.
+        "validation_fraction": (args.held_out - 0.5) / (args.rows + args.held_out),
         "draft_budget": args.draft_budget,
         **args.hyperparameters,
     }
     speculator = _train(args.kind, model, answers, hyperparameters)
     report = json.loads((speculator / "report.json").read_text())
-    work = _held_out(answers, set(report["validation_ids"]))
-    served, rates = _serve(args.kind, model, speculator, work, draft_budget=args.draft_budget)
+    requests = _held_out(answers, set(report["validation_ids"]))
+    served, rates = _serve(args.kind, model, speculator, requests, draft_budget=args.draft_budget)
     return {
         "kind": args.kind,
         "rows": report["conversations_train"],
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "simulated_acceptance_length": round(report["acceptance_length"], 3),
         "served_acceptance_length": round(served, 3),
         "acceptance_rate_per_position": [round(rate, 4) for rate in rates],
-        "held_out": len(work),
+        "held_out": len(requests),
         "draft_budget": args.draft_budget,
         "hyperparameters": args.hyperparameters,
         "speculator": str(speculator),
@@ -94,8 +95,8 @@ def _questions(path: Path | None, rows: int, held_out: int) -> tuple[list[str], 
             raise WorkloadError(f'{path} must hold lines {{"question": ...}}, got {error!r}') from error
     if len(found) < rows + held_out:
         raise WorkloadError(f"{path or 'the generator'} must have {rows + held_out} questions, has {len(found)}")
-    chosen = sorted(found, key=lambda question: split_key(_row_id(question)))[:held_out]
-    return chosen, [question for question in found if question not in set(chosen)][:rows]
+    first = sorted(found, key=lambda question: split_key(_row_id(question)))[:held_out]  # as training selects them
+    return first, [question for question in found if question not in set(first)][:rows]
 
 
 def _row_id(question: str) -> str:
@@ -137,7 +138,7 @@ class _StoredAnswers:
 
 
 def _train(kind: str, model: Path, answers: Path, hyperparameters: dict[str, Any]) -> Path:
-    """Returns: the speculator's folder, next to the answers. Raises: WorkloadError: training's error message."""
+    """Returns the speculator's folder. Raises: WorkloadError: training failed; the error has its last messages."""
     folder = answers.parent
     command = [sys.executable, "-m", "workers.training", str(model), os.devnull, str(folder), "--method", kind]
     command += ["--answers", str(answers), "--hyperparameters", json.dumps(hyperparameters)]
@@ -164,11 +165,12 @@ def _held_out(answers: Path, ids: set[str]) -> list[Request]:
 
 
 def _serve(
-    kind: str, model: Path, speculator: Path, work: Sequence[Request], *, draft_budget: int
+    kind: str, model: Path, speculator: Path, requests: Sequence[Request], *, draft_budget: int
 ) -> tuple[float, list[float]]:
+    """Returns the acceptance length and the acceptance rate of each position."""
     config = EngineConfig(draft_budget=draft_budget)
     engine = load_engine(model, drafter=kind, speculator_dir=speculator, config=config)
-    return acceptance(generate(engine, work))
+    return acceptance(generate(engine, requests))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,8 @@
 
 Trains every kind on 300 answers, then the two best kinds on 100 and on 1,000 answers. After each training, its result
 is added to the folder --results with the machine, the date and the commit, and table and plot are updated. A second run
-trains only what is missing. turbo_lora cannot be among the best, because its adapter changes the answers.
+makes only the trainings whose results are missing. turbo_lora is never among the best kinds, because its adapter
+changes the answers, so that its acceptance length cannot be compared.
 """
 
 import argparse
@@ -28,17 +29,17 @@ _ROOT = Path(__file__).resolve().parents[1]
 _ROWS, _OTHER_ROWS = 300, (100, 1000)
 _SHARE_OF_MINUTES = {100: 0.5, 300: 1.0, 1000: 4.0}  # by rows: more answers need more time
 _NUM_BEST = 2
-_LINES = "results.json"
-_CHANGE_ANSWERS = ("turbo_lora",)
+_LINES_FILE = "results.json"
+_KINDS_THAT_CHANGE_ANSWERS = ("turbo_lora",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     kind: str
-    rows: int  # the requested number
+    rows: int  # the requested number of training answers
     found: dict[str, Any]  # the output of benchmarks.train
-    commit: str  # at the start
-    date: str  # of the end
+    commit: str  # when the training started
+    date: str  # when the training ended
     machine: str
     versions: dict[str, str]
 
@@ -52,7 +53,7 @@ class Line:
 
 
 def run(args: argparse.Namespace) -> list[Line]:
-    """Effects: calls `write` after each line."""
+    """Makes the missing trainings. Effects: the files in args.results are written after each training."""
     lines = read(args.results)
     for kind in TRAINED_KINDS:
         _add(lines, kind, _ROWS, args)
@@ -63,21 +64,21 @@ def run(args: argparse.Namespace) -> list[Line]:
 
 
 def read(folder: Path) -> list[Line]:
-    file = folder / _LINES
+    file = folder / _LINES_FILE
     return [Line(**values) for values in json.loads(file.read_text())["lines"]] if file.exists() else []
 
 
 def write(lines: Sequence[Line], folder: Path) -> None:
-    """Writes lines, table and plot."""
+    """Writes the files of lines, table and plot."""
     folder.mkdir(parents=True, exist_ok=True)
     values = {"lines": [asdict(line) for line in lines]}
-    (folder / _LINES).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    (folder / _LINES_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     (folder / "table.md").write_text(markdown(lines) + "\n", encoding="utf-8")
     draw([(line.kind, line.rows, line.simulated, line.served) for line in lines], folder / "plot.png")
 
 
 def best(lines: Sequence[Line]) -> list[str]:
-    compared = [line for line in lines if line.rows == _ROWS and line.kind not in _CHANGE_ANSWERS]
+    compared = [line for line in lines if line.rows == _ROWS and line.kind not in _KINDS_THAT_CHANGE_ANSWERS]
     return [line.kind for line in sorted(compared, key=lambda line: -line.served)[:_NUM_BEST]]
 
 
@@ -110,7 +111,7 @@ def _add(lines: list[Line], kind: str, rows: int, args: argparse.Namespace) -> N
 
 
 def _commit() -> str:
-    """The commit, with the suffix "-dirty" if files differ from it."""
+    """Returns the checkout's commit, with the suffix "-dirty" if files have been changed since."""
     describe = ("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     done = subprocess.run(describe, cwd=_ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"

@@ -32,7 +32,7 @@ class Prompt:
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """The arguments common to all benchmarks: the model and the prompts."""
+    """Returns a parser with the arguments common to all benchmarks: the model and the prompts."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="folder with safetensors and tokenizer (default: the demo's)"
@@ -53,9 +53,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def read_prompts(path: Path | None, tokenizer: Tokenizer, *, max_seq_len: int, limit: int) -> list[Prompt]:
-    """The first `limit` prompts of a file, or as many generated word problems; their sampling parameters are ignored.
+    """Returns the first `limit` prompts of a file, whose sampling parameters are ignored, or generated word problems.
 
-    Raises: WorkloadError: the file has no rows, a line of another form, or a request that this model refuses.
+    Raises: WorkloadError: the file has no rows, a line of another form, or a request that cannot be made to this model.
     """
     if path is None:
         questions = prompt_sets(0, limit, seed=PROBLEMS_SEED).held_out

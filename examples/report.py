@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-_MIN_RATE = 0.1  # lower acceptance rates are hidden: suffix decoding can draft many positions, and few are accepted
+_MIN_RATE = 0.1  # lower rates are not shown; suffix decoding drafts many positions of which few are ever accepted
 
 
 def report_table(report: Mapping[str, Any]) -> Table:

@@ -27,9 +27,9 @@ class Address:
 
 
 class Stack:
-    """Runs the stack within a `with` block; after the block, all of its processes have ended.
+    """Runs the stack within a `with` block; after the block, all processes of the stack have ended.
 
-    The stack is in a separate session: Ctrl-C only reaches the caller, which then stops the stack in order.
+    The stack runs in a separate session, so that Ctrl-C reaches only the caller, which then stops the stack.
     """
 
     def __init__(self, data_dir: Path, *, models: dict[str, Path]) -> None:
@@ -87,9 +87,9 @@ class Stack:
             self._process.wait()
 
     def log_tail(self, *processes: str, num_lines: int = 30) -> str:
-        """Returns the last lines of the logs of these processes and of the latest job and endpoint.
+        """Returns the last lines of the logs of the named processes, of the latest job and of the latest endpoint.
 
-        If no process is named, it returns the last lines of the log of `up`.
+        If no process is named, returns the last lines of the log of `up`.
         """
         logs = self.data_dir / "logs"
         paths = [logs / f"{name}.log" for name in processes] or [self.log_path]

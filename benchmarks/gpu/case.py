@@ -1,4 +1,4 @@
-"""A test case for one kernel at one shape: the call, its error, and the least bytes and operations it needs."""
+"""A test case for a kernel at one shape: its call, its error, and the least bytes and operations that it needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class Case:
     operation: str
     shape: str  # description of the shape
     run: Callable[[], Outputs]
-    error: Callable[[Outputs], float]  # against the reference; NaN never passes
+    error: Callable[[Outputs], float]  # compares the outputs with the reference; NaN never passes
     tolerance: float
     work: Work
     rivals: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # other implementations of the operation
@@ -31,7 +31,7 @@ class Case:
 class Check:
     error: float
     tolerance: float
-    damage: list[str]  # allocations whose canaries changed
+    damage: list[str]  # allocations with out-of-bounds writes
 
     @property
     def passed(self) -> bool:
@@ -57,7 +57,7 @@ def relative_error(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]:
             (out.double() - expected).norm() / expected.norm().clamp(min=1e-300)
             for out, expected in zip(outputs, exact(), strict=True)
         ]
-        return float(torch.stack(errors).max())  # unlike Python's, torch's max returns NaN if there is one
+        return float(torch.stack(errors).max())  # torch's max, unlike Python's, returns NaN if any error is NaN
 
     return error
 
@@ -72,10 +72,10 @@ def number_different(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """The claim that a row's bits do not depend on the other rows.
+class RowInvariance:
+    """The claim that the bits of a row of an operation's output do not depend on the other rows of the batch.
 
-    of: runs the operation on only these rows and returns the rows of each output.
+    of: runs the operation on only the given range of rows and returns its outputs.
     """
 
     operation: str
@@ -83,15 +83,15 @@ class Rows:
     of: Callable[[slice], Outputs]
 
 
-def different_windows(rows: Rows, windows: Sequence[slice]) -> list[str]:
+def different_windows(claim: RowInvariance, windows: Sequence[slice]) -> list[str]:
     """Returns the windows (ranges of rows) whose bits differ from those of the same rows in a pass over all rows."""
-    everything = [output.clone() for output in rows.of(slice(0, rows.num_rows))]
-    found = []
+    of_all_rows = [output.clone() for output in claim.of(slice(0, claim.num_rows))]
+    different = []
     for window in windows:
-        alone = rows.of(window)
-        if not all(torch.equal(a, b[window]) for a, b in zip(alone, everything, strict=True)):
-            found.append(f"{window.start}:{window.stop}")
-    return found
+        of_window = claim.of(window)
+        if not all(torch.equal(part, whole[window]) for part, whole in zip(of_window, of_all_rows, strict=True)):
+            different.append(f"{window.start}:{window.stop}")
+    return different
 
 
 def windows(num_rows: int) -> list[slice]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.gpu.clock import Clock, interleaved
-from benchmarks.gpu.device import Place
+from benchmarks.gpu.device import RunDevice
 
 _COPIED_BYTES = 2 << 30
-_SIDE = 8192
-_TINY_BYTES, _TINY_SIDE = 1 << 20, 64
+_SIDE = 8192  # rows and columns of the multiplied matrices
+_TINY_BYTES, _TINY_SIDE = 1 << 20, 64  # in rehearsals
 _REPEATS = 30
 
 
@@ -27,7 +27,10 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The least work of an operation: each input read once, each output written once, products multiplied and added."""
+    """The least work of an operation: each input is read once and each output written once.
+
+    flops: multiplications and additions of matrix products.
+    """
 
     num_bytes: int
     flops: int = 0
@@ -40,24 +43,25 @@ class Work:
         return "bandwidth" if by_bytes else "arithmetic"
 
     def share(self, seconds: float, ceilings: Ceilings) -> float:
-        """The share of the ceiling that bounds the operation; 1.0 is optimal."""
+        """Returns the lower bound of the time divided by the measured time; 1.0 is optimal."""
         return self.floor_seconds(ceilings) / seconds
 
 
 def product_flops(m: int, n: int, k: int) -> int:
+    """Returns the multiplications and additions of the product of an m x k and a k x n matrix."""
     return 2 * m * n * k
 
 
 def copy_bandwidth(num_bytes: int, seconds: float) -> float:
-    """The bandwidth of a copy, whose bytes are both read and written."""
+    """Returns the bandwidth of a copy in bytes per second, counting each byte as read and as written."""
     return 2 * num_bytes / seconds
 
 
-def measure(clock: Clock, place: Place) -> Ceilings:
-    num_bytes, side = (_TINY_BYTES, _TINY_SIDE) if place.is_rehearsal else (_COPIED_BYTES, _SIDE)
-    source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=place.device)
+def measure(clock: Clock, run_device: RunDevice) -> Ceilings:
+    num_bytes, side = (_TINY_BYTES, _TINY_SIDE) if run_device.is_rehearsal else (_COPIED_BYTES, _SIDE)
+    source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=run_device.device)
     target = torch.empty_like(source)
-    left, right = (torch.randn(side, side, device=place.device, dtype=place.dtype) for _ in range(2))
+    left, right = (torch.randn(side, side, device=run_device.device, dtype=run_device.dtype) for _ in range(2))
     arms = {
         "copy": clock.prepared(lambda: target.copy_(source)),
         "product": clock.prepared(lambda: left @ right),

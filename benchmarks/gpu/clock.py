@@ -1,8 +1,8 @@
 """Timing of work on the device.
 
 On CUDA the work is captured into a graph once. Each repetition overwrites the L2 cache, which also keeps the device
-busy while the host submits, and then replays the graph between two events. Arms alternate in both directions, so that
-a period of lower clocks affects them equally.
+busy while the host submits, and then replays the graph between two events. Arms (the functions to compare) take turns,
+in reverse order in every second repetition, so that a period of lower clock rates affects them equally.
 """
 
 import time
@@ -17,14 +17,14 @@ Work = Callable[[], object]
 TimedRun = Callable[[], float]  # runs the work once and returns the seconds it took
 
 _WARM_UPS = 3
-_FLUSH_BYTES = 512 << 20  # an H100 has 50 MB of L2, an H200 60
+_FLUSH_BYTES = 512 << 20  # written to evict the L2 cache, which has 50 MB on an H100 and 60 MB on an H200
 _ROUND_SECONDS = 1.5  # after this time, `_MIN_REPEATS` repetitions are enough
 _MIN_REPEATS = 5
 
 
 class Clock(Protocol):
     def prepared(self, work: Work) -> TimedRun:
-        """Compiles, warms up and captures the work, so that the returned function times only the work."""
+        """Compiles, warms up and captures the work. The returned function then times only its execution."""
 
 
 class HostClock:
@@ -46,12 +46,12 @@ class CudaClock:
         self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
     def prepared(self, work: Work) -> TimedRun:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        side_stream = torch.cuda.Stream()  # CUDA graphs require the warm-up on another stream
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             for _ in range(_WARM_UPS):
                 work()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             work()
@@ -73,7 +73,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def interleaved(arms: Mapping[str, TimedRun], repeats: int) -> dict[str, Spread]:
-    """Runs the arms `repeats` times in turn, or fewer times if that takes more than `_ROUND_SECONDS`."""
+    """Runs all arms `repeats` times in turn, or fewer times if this takes more than `_ROUND_SECONDS`."""
     seconds_of: dict[str, list[float]] = {name: [] for name in arms}
     started = time.perf_counter()
     for number in range(repeats):

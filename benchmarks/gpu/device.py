@@ -20,11 +20,11 @@ class NoGpuError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunDevice:
     device: torch.device
 
     @classmethod
-    def of(cls, name: str) -> "Place":
+    def of(cls, name: str) -> "RunDevice":
         """Raises: NoGpuError."""
         if name == "cuda" and not torch.cuda.is_available():
             raise NoGpuError("there is no NVIDIA GPU; --device cpu rehearses the run at tiny sizes")

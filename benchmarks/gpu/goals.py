@@ -13,9 +13,9 @@ _MIDDLE_CONTEXT = 2048
 @dataclass(frozen=True, slots=True)
 class Goal:
     text: str
-    at_least: bool  # whether the target is a lower bound, else an upper bound
+    at_least: bool  # whether the bound is a lower one; otherwise it is an upper one
     bound: float
-    value: Callable[[Results], float]  # KeyError, StopIteration: not measured
+    value: Callable[[Results], float]  # raises KeyError or StopIteration if the results do not have the value
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ def _step(results: Results, name: str, context: int, nodes: int) -> Mapping[str,
     return found
 
 
-def _worst_numerics(results: Results) -> float:
+def _cost_of_exact_numerics(results: Results) -> float:
+    """Returns the highest ratio of step times with and without exact numerics."""
     return max(float(row["exact_over_off"]) for row in results[_8B]["numerics"])
 
 
@@ -53,6 +54,7 @@ def _long_attention(results: Results) -> float:
 
 
 def _num_failed(results: Results) -> float:
+    """Returns the number of kernel cases and of claims of row invariance that failed a check."""
     checked = [*results["kernels"]["cases"], *results["kernels"]["rows"]]
     return float(sum(found["passed"] is not True for found in checked))
 
@@ -62,17 +64,19 @@ GOALS = (
     Goal("1B shape, batch 1: share of copy bandwidth", True, 0.60, lambda r: _share(r, _1B)),
     Goal("8B, 2K: T_verify(16) / T_plain", False, 1.08, lambda r: _over_plain(r, 16)),
     Goal("8B, 2K: T_verify(128) / T_plain", False, 1.35, lambda r: _over_plain(r, 128)),
-    Goal("8B, 2K: exact numerics / the same engine without", False, 1.05, _worst_numerics),
+    Goal("8B, 2K: exact numerics / the same engine without", False, 1.05, _cost_of_exact_numerics),
     Goal("tree attention, 16 rows, 32K: share of copy bandwidth", True, 0.70, _long_attention),
     Goal("kernels and claims about rows that are not right", False, 0.0, _num_failed),
 )
 
 
 def _share(results: Results, name: str) -> float:
+    """Returns the share of the copy bandwidth that plain decoding reaches at a short context."""
     return float(_step(results, name, _SHORT_CONTEXT, 0)["share_of_bandwidth"])
 
 
 def _over_plain(results: Results, nodes: int) -> float:
+    """Returns the time of a step that verifies `nodes` draft nodes, relative to a plain step."""
     return float(_step(results, _8B, _MIDDLE_CONTEXT, nodes)["over_plain"])
 
 

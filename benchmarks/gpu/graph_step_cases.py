@@ -1,4 +1,7 @@
-"""Benchmark cases: row layout, filtered sampling and candidate ranking for graph decoding, and the blended loss."""
+"""Benchmark cases: row layout, filtered sampling and candidate ranking for graph decoding, and the blended loss.
+
+Shape letters: B trees, M rows, V vocabulary.
+"""
 
 import torch
 
@@ -20,35 +23,36 @@ _TOLERANCE = 1e-4  # float32 sums and exponentials of two libraries
 
 
 def laying_out(inputs: Inputs, B: int, nodes: int) -> Case:
-    """The layout of binary trees, of which the last is empty."""
+    """The layout of the rows of binary trees, of which the last is empty."""
     device = inputs.device
+    # The parent of node i is node (i - 1) // 2; that of node 0 is -1, the root.
     parents = ((torch.arange(nodes, device=device) - 1) // 2).clamp(min=-1).expand(B, nodes).contiguous()
     counts = torch.tensor([nodes] * (B - 1) + [0], device=device)
     trees = Trees(inputs.integers(1000, B, nodes), parents, inputs.uniform(B, nodes), counts)
     depth, length = nodes.bit_length(), 3 * nodes
 
-    def laid(lay: object) -> Outputs:
+    def layout(lay_out: object) -> Outputs:
         roots = Roots(
-            slot_tables=torch.full((B, length), -7, dtype=torch.int32, device=device),
+            slot_tables=torch.full((B, length), -7, dtype=torch.int32, device=device),  # -7: an entry not written
             table_rows=torch.arange(B, device=device).flip(0).contiguous(),
             lengths=torch.arange(1, B + 1, device=device),
             tokens=torch.arange(B, device=device),
             slots=torch.arange(B * (1 + nodes), dtype=torch.int32, device=device).view(B, 1 + nodes),
         )
-        made: TreeRows = lay(trees, roots, depth=depth, last_position=length)  # type: ignore[operator]
+        made: TreeRows = lay_out(trees, roots, depth=depth, last_position=length)  # type: ignore[operator]
         attention = made.rows.attention
-        used = torch.arange(depth, device=device) < attention.path_lens.unsqueeze(1)
-        paths = attention.paths.masked_fill(~used, -1)
+        is_in_path = torch.arange(depth, device=device) < attention.path_lens.unsqueeze(1)
+        paths = attention.paths.masked_fill(~is_in_path, -1)  # entries behind a path's end may have any value
         rows = [made.rows.positions, made.rows.slots, attention.seqs, attention.prefix_lens, attention.path_lens]
         return [made.tokens, *rows, paths, roots.slot_tables]
 
     return Case(
         operation="tree rows",
         shape=f"{B} of {nodes} nodes",
-        run=lambda: laid(tree_rows),
-        error=number_different(lambda: laid(tree_rows_reference)),
+        run=lambda: layout(tree_rows),
+        error=number_different(lambda: layout(tree_rows_reference)),
         tolerance=0.0,
-        work=Work(num_bytes=B * nodes * (2 * 8 + 4 + 6 * 8 + 4 * depth)),
+        work=Work(num_bytes=B * nodes * (2 * 8 + 4 + 6 * 8 + 4 * depth)),  # inputs and outputs of each node
     )
 
 
@@ -83,12 +87,14 @@ def filtering(inputs: Inputs, M: int, V: int) -> Case:
 
 
 def ranking(inputs: Inputs, M: int, k: int) -> Case:
+    """The ranking of the k best tokens of each row as candidates of a draft."""
     values = (inputs.normal(M, k).float() * 2).sort(-1, descending=True).values.contiguous()
+    # The logarithm of the sum over the whole vocabulary is larger than that over the k best tokens.
     best = BestTokens(values, inputs.integers(100_000, M, k), values.logsumexp(-1) + inputs.uniform(M))
     rows = _sampling(M, inputs.device)
 
-    def parts(found: Candidates) -> Outputs:
-        return [found.survival, found.tokens]
+    def parts(ranked: Candidates) -> Outputs:
+        return [ranked.survival, ranked.tokens]
 
     return Case(
         operation="rank candidates",
@@ -103,23 +109,23 @@ def ranking(inputs: Inputs, M: int, k: int) -> Case:
 def blend(inputs: Inputs, M: int, V: int) -> Case:
     """The blended loss of rows of float32 logits, whose gradient overwrites the logits."""
     logits = inputs.normal(M, V).float() * 3
-    before, chosen = logits.clone(), inputs.integers(M, M)
-    wanted = Blend(inputs.integers(V, M), (inputs.normal(M, V).float() * 3).softmax(-1), chosen, 0.7)
+    before, target_rows = logits.clone(), inputs.integers(M, M)
+    target = Blend(inputs.integers(V, M), (inputs.normal(M, V).float() * 3).softmax(-1), target_rows, 0.7)
 
     def parts(sums: BlendSums) -> Outputs:
         return [sums.loss, sums.nats, sums.correct]
 
     def exact() -> Outputs:
         gradient = before.double()
-        assert wanted.probabilities is not None  # made above
-        in_double = Blend(wanted.labels, wanted.probabilities.double(), chosen, wanted.soft_weight)
+        assert target.probabilities is not None  # made above
+        in_double = Blend(target.labels, target.probabilities.double(), target_rows, target.soft_weight)
         sums = parts(blend_rows_reference(gradient, in_double, gradient=True))
         return [*(part.double() for part in sums), gradient]
 
     return Case(
         operation="loss blend",
         shape=f"{M} rows of {V}",
-        run=lambda: [*parts(blend_rows(logits, wanted, gradient=True)), logits],
+        run=lambda: [*parts(blend_rows(logits, target, gradient=True)), logits],
         error=relative_error(exact),
         tolerance=_TOLERANCE,
         work=Work(num_bytes=3 * logits.nbytes),

@@ -1,4 +1,8 @@
-"""Benchmark cases outside the layers: the LM head with sampling, trees, adapters, Medusa heads, training losses."""
+"""Benchmark cases outside the layers: the LM head with sampling, trees, adapters, Medusa heads, training losses.
+
+Shape letters: M rows, B trees, V vocabulary, H hidden size; K inputs and N outputs of a product. Weights of heads are
+scaled by 3 / sqrt(K), which gives logits a standard deviation of 3.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -6,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu.case import Case, Outputs, Rows, number_different, relative_error
+from benchmarks.gpu.case import Case, Outputs, RowInvariance, number_different, relative_error
 from benchmarks.gpu.ceilings import Work, product_flops
 from benchmarks.gpu.inputs import Inputs, Sizes
 from benchmarks.gpu.layer_cases import tolerance
@@ -22,7 +26,7 @@ from kernels.losses import Loss, Teacher, linear_loss, loss_rows_reference
 from kernels.philox import gumbel_rows_reference
 from kernels.tree import Commit, Trees, accept_trees_reference, grow_trees_reference
 
-_MAX_GAP = 1e-3  # allowed gap between the chosen and the best score: float32 sums of logits of size 10
+_MAX_GAP = 1e-3  # between the best score and that of the sampled token; float32 sums of logits around 10 err by less
 _LOGITS_TOLERANCE = 1e-4
 
 
@@ -40,7 +44,7 @@ def _gap(tokens: Tensor, logits: Tensor, rows: SampledRows) -> float:
     greedy = rows.temperatures == 0.0
     scores = logits / torch.where(greedy, 1.0, rows.temperatures).unsqueeze(1)
     seeds = [seed % 2**64 for seed in rows.seeds.tolist()]
-    for row in range(M):  # one row at a time, as the noise of all rows would take gigabytes
+    for row in range(M):  # one row at a time, because the noise of all rows would take gigabytes
         if not bool(greedy[row]):
             ids = torch.arange(V, device=logits.device).unsqueeze(0)
             scores[row] += gumbel_rows_reference([seeds[row]], [int(rows.positions[row])], ids)[0]
@@ -48,6 +52,7 @@ def _gap(tokens: Tensor, logits: Tensor, rows: SampledRows) -> float:
 
 
 def sampling(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
+    """Sampling a token for each row from the logits of the LM head."""
     V, K = sizes.vocab_size, sizes.hidden_size
     x, weight, rows = inputs.normal(M, K), inputs.normal(V, K) * (3 / K**0.5), _sampled_rows(M, inputs.device)
     return Case(
@@ -62,6 +67,7 @@ def sampling(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
 
 
 def markov(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Case:
+    """Sampling from given logits plus those of a low-rank head, as a block drafter with a Markov head does."""
     V = sizes.vocab_size
     x, weight, rows = inputs.normal(M, rank), inputs.normal(V, rank) * (3 / rank**0.5), _sampled_rows(M, inputs.device)
     base = inputs.normal(M, V).float() * 3
@@ -76,6 +82,7 @@ def markov(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Case:
 
 
 def top_tokens(inputs: Inputs, model: str, sizes: Sizes, M: int, count: int) -> Case:
+    """The `count` tokens of each row with the highest logits."""
     V, K = sizes.vocab_size, sizes.hidden_size
     x, weight = inputs.normal(M, K), inputs.normal(V, K) * (3 / K**0.5)
 
@@ -88,9 +95,10 @@ def top_tokens(inputs: Inputs, model: str, sizes: Sizes, M: int, count: int) -> 
         if not bool(((tokens >= 0) & (tokens < V)).all()):
             return float("inf")
         logits = x.double() @ weight.double().T
-        right = logits.topk(count).values
-        numbers = [values, log_sums, logits.gather(1, tokens)]
-        return relative_error(lambda: [right, logits.logsumexp(-1), right])(numbers)
+        exact = logits.topk(count).values
+        # The tokens are judged by their exact logits, because tokens with almost equal logits may change places.
+        compared = [values, log_sums, logits.gather(1, tokens)]
+        return relative_error(lambda: [exact, logits.logsumexp(-1), exact])(compared)
 
     return Case(
         operation="best tokens",
@@ -104,13 +112,14 @@ def top_tokens(inputs: Inputs, model: str, sizes: Sizes, M: int, count: int) -> 
 
 
 def growing(inputs: Inputs, B: int, depths: int, k: int, budget: int) -> Case:
+    """Growing trees of at most `budget` nodes from k candidates at each depth."""
     tokens = inputs.integers(1000, B, depths, k)
-    chances = inputs.uniform(B, depths, k).sort(-1, descending=True).values.contiguous()
+    probabilities = inputs.uniform(B, depths, k).sort(-1, descending=True).values.contiguous()
 
-    def comparable(trees: Trees) -> Outputs:
-        beyond = torch.arange(budget) >= trees.counts.cpu().unsqueeze(1)
+    def defined_parts(trees: Trees) -> Outputs:
+        is_unused = torch.arange(budget) >= trees.counts.cpu().unsqueeze(1)  # tokens of unused nodes are undefined
         return [
-            trees.tokens.cpu().masked_fill(beyond, -1),
+            trees.tokens.cpu().masked_fill(is_unused, -1),
             trees.parents.cpu(),
             trees.survival.cpu(),
             trees.counts.cpu(),
@@ -119,12 +128,13 @@ def growing(inputs: Inputs, B: int, depths: int, k: int, budget: int) -> Case:
     return Case(
         operation="grow trees",
         shape=f"{B} of {budget} nodes",
-        run=lambda: _tensors(grow_trees(tokens, chances, budget)),
+        run=lambda: _tensors(grow_trees(tokens, probabilities, budget)),
         error=lambda outputs: number_different(
-            lambda: comparable(grow_trees_reference(tokens.cpu(), chances.cpu(), budget))
-        )(comparable(Trees(*outputs))),
+            lambda: defined_parts(grow_trees_reference(tokens.cpu(), probabilities.cpu(), budget))
+        )(defined_parts(Trees(*outputs))),
         tolerance=0.0,
-        work=Work(num_bytes=tokens.nbytes + chances.nbytes + B * budget * 20),
+        # A node's token, parent and survival have 20 bytes.
+        work=Work(num_bytes=tokens.nbytes + probabilities.nbytes + B * budget * 20),
     )
 
 
@@ -133,27 +143,29 @@ def _tensors(trees: Trees) -> Outputs:
 
 
 def accepting(inputs: Inputs, B: int, nodes: int) -> Case:
+    """Acceptance of random trees whose tokens have only three values, so that many agree with the target's tokens."""
+    # The parent of a node is an earlier node, or -1, the root.
     parents = torch.minimum(inputs.integers(nodes, B, nodes) - 1, torch.arange(nodes, device=inputs.device) - 1)
     trees = Trees(inputs.integers(3, B, nodes), parents, inputs.uniform(B, nodes), inputs.integers(nodes + 1, B))
-    chosen = inputs.integers(3, B, nodes + 1)
+    target_tokens = inputs.integers(3, B, nodes + 1)
 
-    def accepted(accept: Callable[..., object]) -> Outputs:
+    def outputs(accept: Callable[..., object]) -> Outputs:
         commit = Commit(
-            slot_tables=torch.full((B, 2 * nodes + 2), -7, dtype=torch.int32, device=inputs.device),
+            slot_tables=torch.full((B, 2 * nodes + 2), -7, dtype=torch.int32, device=inputs.device),  # -7: not written
             table_rows=torch.arange(B, device=inputs.device).flip(0).contiguous(),
             positions=torch.arange(B, device=inputs.device) % nodes,
             node_slots=torch.arange(B * nodes, dtype=torch.int32, device=inputs.device).view(B, nodes),
         )
-        done = accept(chosen, trees, commit)
-        return [done.nodes, done.tokens, done.counts, commit.slot_tables]  # type: ignore[attr-defined]
+        accepted = accept(target_tokens, trees, commit)
+        return [accepted.nodes, accepted.tokens, accepted.counts, commit.slot_tables]  # type: ignore[attr-defined]
 
     return Case(
         operation="accept trees",
         shape=f"{B} of {nodes} nodes",
-        run=lambda: accepted(accept_trees),
-        error=number_different(lambda: accepted(accept_trees_reference)),
+        run=lambda: outputs(accept_trees),
+        error=number_different(lambda: outputs(accept_trees_reference)),
         tolerance=0.0,
-        work=Work(num_bytes=B * nodes * 40),
+        work=Work(num_bytes=B * nodes * 40),  # inputs and outputs of each node
     )
 
 
@@ -162,6 +174,7 @@ def adapters(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Cas
     K, N = sizes.hidden_size, sizes.hidden_size
     stack = LoraStack(inputs.normal(4, rank, K), inputs.normal(4, N, rank))
     x = inputs.normal(M, K)
+    # A fifth of the rows has -1, which means no adapter; a fifth each has adapters 0 to 3.
     ids = (torch.arange(M, device=inputs.device) * 5 // M - 1).contiguous()
 
     def run() -> Outputs:
@@ -187,6 +200,7 @@ def adapters(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Cas
 
 
 def medusa(inputs: Inputs, model: str, sizes: Sizes, M: int, heads: int) -> Case:
+    """The hidden states [M, heads, H] of Medusa heads, x + silu(W x), without the LM head."""
     H = sizes.hidden_size
     x, weight = inputs.normal(M, H), inputs.normal(heads * H, H) / H**0.5
 
@@ -205,23 +219,23 @@ def medusa(inputs: Inputs, model: str, sizes: Sizes, M: int, heads: int) -> Case
 
 
 def loss(inputs: Inputs, kind: Loss, M: int, V: int) -> Case:
-    """The loss of rows of float32 logits, whose gradient overwrites the logits."""
+    """The loss of rows of float32 logits, whose gradient overwrites the logits. The target is labels or logits."""
     logits, scale = inputs.normal(M, V).float() * 3, inputs.uniform(M)
-    against = inputs.integers(V, M) if kind is Loss.CROSS_ENTROPY else inputs.normal(M, V).float() * 3
+    target = inputs.integers(V, M) if kind is Loss.CROSS_ENTROPY else inputs.normal(M, V).float() * 3
     before = logits.clone()
 
     def exact() -> Outputs:
         gradient = before.double()
-        target = against if kind is Loss.CROSS_ENTROPY else against.double()
-        return [loss_rows_reference(kind, gradient, target, scale.double()), gradient]
+        exact_target = target if kind is Loss.CROSS_ENTROPY else target.double()
+        return [loss_rows_reference(kind, gradient, exact_target, scale.double()), gradient]
 
     return Case(
         operation=f"loss {kind.name.lower().replace('_', ' ')}",
         shape=f"{M} rows of {V}",
-        run=lambda: [loss_rows(kind, logits, against, scale), logits],
+        run=lambda: [loss_rows(kind, logits, target, scale), logits],
         error=relative_error(exact),
         tolerance=_LOGITS_TOLERANCE,
-        work=Work(num_bytes=2 * logits.nbytes + against.nbytes),
+        work=Work(num_bytes=2 * logits.nbytes + target.nbytes),
     )
 
 
@@ -232,13 +246,13 @@ def head_loss(inputs: Inputs, kind: Loss, M: int, sizes: Sizes) -> Case:
     scale = torch.ones(M, device=inputs.device)
     labels = inputs.integers(V, M)
     teacher = Teacher(inputs.normal(M, H), inputs.normal(V, H) / H**0.5)
-    against: Tensor | Teacher = labels if kind is Loss.CROSS_ENTROPY else teacher
+    target: Tensor | Teacher = labels if kind is Loss.CROSS_ENTROPY else teacher
 
     def run() -> Outputs:
-        total, rows = linear_loss(kind, hidden, weight, against, scale)
+        total, rows = linear_loss(kind, hidden, weight, target, scale)
         return [*torch.autograd.grad(total, (hidden, weight)), rows]
 
-    def whole(hidden: Tensor, weight: Tensor, teacher: Teacher) -> Sequence[Tensor]:
+    def by_autograd(hidden: Tensor, weight: Tensor, teacher: Teacher) -> Sequence[Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         log_p = (hidden @ weight.T).to(wide).log_softmax(-1)
         if kind is Loss.CROSS_ENTROPY:
@@ -250,33 +264,34 @@ def head_loss(inputs: Inputs, kind: Loss, M: int, sizes: Sizes) -> Case:
 
     def exact() -> Outputs:
         wide_hidden, wide_weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
-        return whole(wide_hidden, wide_weight, Teacher(teacher.hidden.double(), teacher.weight.double()))
+        return by_autograd(wide_hidden, wide_weight, Teacher(teacher.hidden.double(), teacher.weight.double()))
 
+    # The logits and the gradients of the hidden states and of the weight; KL also needs the teacher's logits.
     products = 3 if kind is Loss.CROSS_ENTROPY else 4
     return Case(
         operation=f"head and {kind.name.lower().replace('_', ' ')}",
         shape=f"{M} rows of {V}x{H}, forward and backward",
         run=run,
         error=relative_error(exact),
-        # 2e-2: logits and gradients are rounded to bfloat16
+        # 2e-2, because logits and gradients are rounded to bfloat16
         tolerance=_LOGITS_TOLERANCE if inputs.dtype == torch.float32 else 2e-2,
         work=Work(num_bytes=2 * weight.nbytes, flops=products * product_flops(M, V, H)),
-        rivals={"library, whole logits": lambda: whole(hidden, weight, teacher)},
+        rivals={"library, whole logits": lambda: by_autograd(hidden, weight, teacher)},
     )
 
 
-def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int) -> list[Rows]:
+def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int) -> list[RowInvariance]:
     """Returns the operations of the head whose rows must not depend on each other."""
     V, K = sizes.vocab_size, sizes.hidden_size
     x, head = inputs.normal(num_rows, K), Head(data=inputs.normal(V, K) * (3 / K**0.5))
     rows = _sampled_rows(num_rows, inputs.device)
 
-    def sampled(some: slice) -> Outputs:
-        part = SampledRows(*(column[some].contiguous() for column in (rows.temperatures, rows.seeds, rows.positions)))
-        return [sample_rows(x[some].contiguous(), head, part, None)]
+    def sampled(window: slice) -> Outputs:
+        part = SampledRows(*(column[window].contiguous() for column in (rows.temperatures, rows.seeds, rows.positions)))
+        return [sample_rows(x[window].contiguous(), head, part, None)]
 
-    def best(some: slice) -> Outputs:
-        found = best_tokens(x[some].contiguous(), head, 4, None)
+    def best(window: slice) -> Outputs:
+        found = best_tokens(x[window].contiguous(), head, 4, None)
         return [found.values, found.tokens, found.log_sums]
 
-    return [Rows("sample", num_rows, sampled), Rows("best tokens", num_rows, best)]
+    return [RowInvariance("sample", num_rows, sampled), RowInvariance("best tokens", num_rows, best)]

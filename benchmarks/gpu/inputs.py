@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.device import Place
+from benchmarks.gpu.device import RunDevice
 from benchmarks.gpu.shapes import SHAPES
 
 
@@ -32,21 +32,21 @@ class Sizes:
 
 
 class Inputs:
-    """Random inputs from a seed, which is recorded with the results."""
+    """Random inputs on the device, made from a seed that is recorded with the results."""
 
-    def __init__(self, place: Place, seed: int) -> None:
-        self.dtype, self.device = place.dtype, place.device
-        self._generator = torch.Generator(place.device).manual_seed(seed)
+    def __init__(self, run_device: RunDevice, seed: int) -> None:
+        self.dtype, self.device = run_device.dtype, run_device.device
+        self._generator = torch.Generator(run_device.device).manual_seed(seed)
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self._generator, device=self.device, dtype=self.dtype)
 
     def uniform(self, *shape: int) -> Tensor:
-        """float32 in 0..1."""
+        """Returns float32 numbers from 0 to 1, excluding 1."""
         return torch.rand(shape, generator=self._generator, device=self.device)
 
     def integers(self, high: int, *shape: int) -> Tensor:
-        """int64 in 0..high - 1."""
+        """Returns int64 numbers from 0 to high - 1."""
         return torch.randint(0, high, shape, generator=self._generator, device=self.device)
 
     def permutation(self, count: int) -> Tensor:

@@ -1,4 +1,8 @@
-"""Benchmark cases of a decoder layer: products, attention, norm, rotary embedding, SwiGLU."""
+"""Benchmark cases of a decoder layer: products, attention, norm, rotary embedding, SwiGLU.
+
+Shape letters: M rows; K inputs and N outputs of a product; H hidden size, Hq query heads, Hkv key-value heads, D head
+size, L keys.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -7,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.gpu.case import Case, Outputs, Rows, relative_error
+from benchmarks.gpu.case import Case, Outputs, RowInvariance, relative_error
 from benchmarks.gpu.ceilings import Work, product_flops
 from benchmarks.gpu.inputs import Inputs, Sizes
 from kernels.attention import AttentionRows
@@ -20,8 +24,9 @@ from kernels.cuda.swiglu import swiglu
 from kernels.norm import rms_norm_reference
 from kernels.rope import HeadNorms, rotate
 
-_FLOAT32_TOLERANCE = 1e-4  # ||error|| / ||exact|| of float32 sums; a matrix unit may truncate some of their last bits
-_BFLOAT16_TOLERANCE = 6e-3  # error of results rounded to bfloat16: at most half of 2**-8
+# Tolerances of ||error|| / ||exact||.
+_FLOAT32_TOLERANCE = 1e-4  # of float32 sums, of which a matrix unit may truncate the last bits
+_BFLOAT16_TOLERANCE = 6e-3  # of results rounded to bfloat16; the rounding of a number is at most half of 2**-7
 _ATTENTION_TOLERANCE = 1e-2  # attention weights are also rounded before the product with the values
 _EPS = 1e-5
 ONE_BYTE = (torch.int8, torch.float8_e4m3fn)
@@ -43,10 +48,12 @@ def weights_of(sizes: Sizes) -> dict[str, tuple[int, int]]:
 
 
 def product(inputs: Inputs, name: str, N: int, K: int, M: int, one_byte: torch.dtype | None = None) -> Case:
+    """The product of x [M, K] with a weight [N, K]. `one_byte`: dtype of a quantized weight."""
     x, weight = inputs.normal(M, K), inputs.normal(N, K)
     scales = None
     rivals: dict[str, Callable[[], object]] = {"library": lambda: functional.linear(x, weight)}
     if one_byte is not None:
+        # quantized weights with random scales; the library has no product to compare with
         data, scales, rivals = (weight * 30).clamp(-127, 127).to(one_byte), inputs.normal(N).abs().float(), {}
     else:
         data = weight
@@ -74,12 +81,13 @@ def tree_rows(num_rows: int, context: int, table: Tensor, seq: int = 0) -> Atten
     """
     paths: list[list[int]] = [[]]
     slots = table[seq, context : context + num_rows - 1].tolist()
-    for node, slot in enumerate(slots):
+    for node, slot in enumerate(slots):  # node i has row i + 1, and its parent has row (i + 1) // 2
         paths.append([*paths[(node + 1) // 2], slot])
     return rows_of(table, [seq] * num_rows, [context] * num_rows, paths)
 
 
 def rows_of(table: Tensor, seqs: list[int], prefix_lens: list[int], paths: list[list[int]]) -> AttentionRows:
+    """Makes rows from lists with an entry for each row: its sequence, its prefix length and the slots of its path."""
     width = max(1, *map(len, paths))
     padded = [path + [0] * (width - len(path)) for path in paths]
     integers = torch.tensor((seqs, prefix_lens, list(map(len, paths))), dtype=torch.int64).to(table.device)
@@ -107,8 +115,9 @@ def tree_attention(inputs: Inputs, model: str, sizes: Sizes, context: int, num_r
     rows = tree_rows(num_rows, context, inputs.permutation(length).int().unsqueeze(0))
     keys, values = (cache.transpose(0, 1).unsqueeze(0).contiguous() for cache in (k, v))
     queries = q.to(k.dtype).transpose(0, 1).unsqueeze(0).contiguous()
-    seen = torch.ones(num_rows, length, dtype=torch.bool, device=k.device).tril(length - num_rows)
-    mask = None if num_rows == 1 else seen
+    # The library gets a chain instead of a tree: each row attends to the context and to all earlier rows.
+    causal = torch.ones(num_rows, length, dtype=torch.bool, device=k.device).tril(length - num_rows)
+    mask = None if num_rows == 1 else causal
 
     return Case(
         operation="attention",
@@ -116,6 +125,7 @@ def tree_attention(inputs: Inputs, model: str, sizes: Sizes, context: int, num_r
         run=lambda: [attention(q, k, v, rows)],
         error=relative_error(lambda: [exact_attention(q, k, v, rows)]),
         tolerance=tolerance(k.dtype, _ATTENTION_TOLERANCE),
+        # The output has half as many bytes as q, which is float32. Two products of `length` by D per row and head.
         work=Work(num_bytes=k.nbytes + v.nbytes + q.nbytes * 3 // 2, flops=4 * num_rows * Hq * D * length),
         rivals={
             "library": lambda: functional.scaled_dot_product_attention(
@@ -126,7 +136,8 @@ def tree_attention(inputs: Inputs, model: str, sizes: Sizes, context: int, num_r
 
 
 def norm(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
-    H, splits = sizes.hidden_size, 4
+    """Adding a product to the residual stream, and the RMS norm of the sum."""
+    H, splits = sizes.hidden_size, 4  # the kernel adds the partial sums of the splits of a product
     sums, residual = inputs.normal(splits, M, H).float(), inputs.normal(M, H).float()
     weight, before = inputs.normal(H).float(), residual.clone()
 
@@ -145,6 +156,7 @@ def norm(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
 
 
 def rope(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
+    """Norms and rotary embedding of queries and keys, and writing keys and values to their cache slots."""
     Hq, Hkv, D, splits = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, 2
     num_slots = 2 * M + 1
     sums = inputs.normal(splits, M, (Hq + 2 * Hkv) * D).float()
@@ -192,17 +204,18 @@ def gated(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
     )
 
 
-def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> Iterator[Rows]:
+def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> Iterator[RowInvariance]:
     """Yields the operations whose rows must not depend on each other.
 
-    They are a product in each weight format, and attention over sequences of different lengths, each with a tree.
+    They are a product in each weight format, and attention over a batch of sequences of different lengths, each of
+    which has a tree.
     """
     N, K = weights_of(sizes)["output"]
     x = inputs.normal(num_rows, K)
     for kind in (None, *ONE_BYTE):
         weight = inputs.normal(N, K)
         data = weight if kind is None else (weight * 30).clamp(-127, 127).to(kind)
-        yield Rows(
+        yield RowInvariance(
             operation=f"linear {str(data.dtype).removeprefix('torch.')}",
             num_rows=num_rows,
             of=partial(_product_of, x, data),
@@ -210,11 +223,11 @@ def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> Ite
     yield _batch_of_trees(inputs, sizes, num_rows, context)
 
 
-def _product_of(x: Tensor, data: Tensor, some: slice) -> Outputs:
-    return [linear(x[some].contiguous(), data, None, None)]
+def _product_of(x: Tensor, data: Tensor, window: slice) -> Outputs:
+    return [linear(x[window].contiguous(), data, None, None)]
 
 
-def _batch_of_trees(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> Rows:
+def _batch_of_trees(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> RowInvariance:
     Hq, Hkv, D = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
     num_seqs = min(8, num_rows)
     k, v = (
@@ -223,12 +236,12 @@ def _batch_of_trees(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -
     )
     table = inputs.permutation(k.shape[0]).int().view(num_seqs, -1).contiguous()
     q = inputs.normal(num_rows, Hq, D).float()
-    per_seq = -(-num_rows // num_seqs)
+    rows_per_seq = -(-num_rows // num_seqs)  # rounded up
     seqs: list[int] = []
     lengths: list[int] = []
     paths: list[list[int]] = []
     for seq in range(num_seqs):
-        count = min(per_seq, num_rows - len(seqs))
+        count = min(rows_per_seq, num_rows - len(seqs))
         if count <= 0:
             break
         length = max(1, context * (seq + 1) // num_seqs)
@@ -237,10 +250,10 @@ def _batch_of_trees(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -
         lengths += [length] * count
         paths += [tree.paths[row, : tree.path_lens[row]].tolist() for row in range(count)]
     rows = rows_of(table, seqs, lengths, paths)
-    return Rows(
+    return RowInvariance(
         operation="attention, trees of 8 sequences",
         num_rows=num_rows,
-        of=lambda some: [attention(q[some].contiguous(), k, v, rows.select(some))],
+        of=lambda window: [attention(q[window].contiguous(), k, v, rows.select(window))],
     )
 
 
@@ -251,11 +264,11 @@ def tree_against_plain(inputs: Inputs, sizes: Sizes, num_rows: int, context: int
     table = inputs.permutation(context + num_rows).int().unsqueeze(0).contiguous()
     q = inputs.normal(num_rows, Hq, D).float()
     tree = tree_rows(num_rows, context, table)
-    together = attention(q, k, v, tree)
-    found = []
+    of_tree = attention(q, k, v, tree)
+    different = []
     for row in range(num_rows):
-        keys = tree.slots(row).int().unsqueeze(0).contiguous()
-        plain = rows_of(keys, [0], [keys.shape[1]], [[]])
-        if not torch.equal(attention(q[row : row + 1], k, v, plain)[0], together[row]):
-            found.append(f"row {row}")
-    return found
+        slots = tree.slots(row).int().unsqueeze(0).contiguous()  # a slot table for plain decoding of the row's path
+        plain = rows_of(slots, [0], [slots.shape[1]], [[]])
+        if not torch.equal(attention(q[row : row + 1], k, v, plain)[0], of_tree[row]):
+            different.append(f"row {row}")
+    return different

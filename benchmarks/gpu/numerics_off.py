@@ -1,8 +1,8 @@
 """The same engine without row-invariant operations, for measuring the cost of exact numerics.
 
-Programs captured within `numerics_off` use the library's matrix products, which choose an algorithm by the number of
-rows, and its fused attention over contiguous keys. Only their times are meaningful. Their results are wrong, because
-attention ignores the slot tables and lets all nodes of a tree attend to each other.
+CUDA graphs captured within `numerics_off` use torch's matrix products, which choose an algorithm by the number of rows,
+and torch's fused attention over contiguous keys. Only the times of these graphs are meaningful. Their results are
+wrong, because this attention ignores the slot tables and lets all nodes of a tree attend to each other.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from kernels.lm_head import Head, SampledRows
 
 
 def library_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:
-    """Replaces kernels.cuda.linear.linear_parts, with a single split; on CUDA the product is written as float32."""
+    """Replaces kernels.cuda.linear.linear_parts. Returns a single partial sum, which on CUDA is written as float32."""
     sums = torch.mm(x, data.T, out_dtype=torch.float32) if x.is_cuda else functional.linear(x, data).float()
     return Parts(sums=sums.unsqueeze(0), scales=scales, bias=bias)
 
@@ -29,26 +29,29 @@ def library_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, length: int) 
     """Replaces kernels.attention.attention for rows of one sequence, over the cache's first `length` slots."""
     keys, values = (cache[:length].transpose(0, 1).unsqueeze(0) for cache in (k_cache, v_cache))
     queries = q.to(k_cache.dtype).transpose(0, 1).unsqueeze(0)
-    shared = q.shape[1] != k_cache.shape[1]
-    out = functional.scaled_dot_product_attention(queries, keys, values, enable_gqa=shared)
+    has_shared_keys = q.shape[1] != k_cache.shape[1]
+    out = functional.scaled_dot_product_attention(queries, keys, values, enable_gqa=has_shared_keys)
     return out[0].transpose(0, 1).contiguous()
 
 
 @contextmanager
 def numerics_off(length: int) -> Iterator[Counter[str]]:
-    """Replaces the operations. `length`: number of keys of the only sequence. Yields: calls of each replacement."""
-    called: Counter[str] = Counter()
+    """Replaces the operations. Yields the number of calls of each replacement.
+
+    length: number of keys of the only sequence.
+    """
+    num_calls: Counter[str] = Counter()
 
     def parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:
-        called["products"] += 1
+        num_calls["products"] += 1
         return library_parts(x, data, scales, bias)
 
     def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
-        called["attention"] += 1
+        num_calls["attention"] += 1
         return library_attention(q, k_cache, v_cache, length)
 
     def choice(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = None) -> Tensor:
-        called["head"] += 1
+        num_calls["head"] += 1
         return functional.linear(x, head.data).argmax(-1)
 
     with (
@@ -56,4 +59,4 @@ def numerics_off(length: int) -> Iterator[Counter[str]]:
         mock.patch("kernels.cuda.decoder.attention", attention),
         mock.patch("engine.graph_decoding.sampling.sample_rows", choice),
     ):
-        yield called
+        yield num_calls

@@ -1,6 +1,8 @@
-"""Compares the speed of plain decoding with that of peers, with the same weights, in alternating runs.
+"""Compares the speed of plain decoding in our engine with that of peers with the same weights, in alternating runs.
 
-    tokens per second = batch (long - short) / (seconds of long answers - seconds of short ones)
+    tokens per second = batch size (long - short) / (seconds of long answers - seconds of short answers)
+
+`long` and `short` are two lengths of answers in tokens.
 
 The difference excludes the time before the first token, because the peers handle prompts differently.
 """
@@ -32,8 +34,8 @@ def ours(model: Decoder, prompts: Tensor, longest: int) -> Answer:
 
     def answer(num_tokens: int) -> list[tuple[int, ...]]:
         sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-        work = [Request(str(number), row, sampling) for number, row in enumerate(rows)]
-        return [completion.token_ids for completion in generate(engine, work)]
+        requests = [Request(str(number), row, sampling) for number, row in enumerate(rows)]
+        return [completion.token_ids for completion in generate(engine, requests)]
 
     return answer
 
@@ -41,7 +43,7 @@ def ours(model: Decoder, prompts: Tensor, longest: int) -> Answer:
 def compiled_loop(
     model: Decoder, published: PretrainedConfig, prompts: Tensor, longest: int, *, compiled: bool
 ) -> Answer:
-    B, T = prompts.shape
+    B, T = prompts.shape  # B prompts of T tokens each
     tables = tables_of(published, model.config.head_dim, T + longest)
     loop = CompiledLoop(model.config, model.weights, tables, batch_size=B, max_seq_len=T + longest, compiled=compiled)
 
@@ -58,24 +60,24 @@ def compiled_loop(
 
 def hugging_face(model: Decoder, published: PretrainedConfig, prompts: Tensor, *, compiled: bool) -> Answer:
     if compiled:
-        torch._dynamo.reset()  # otherwise another batch size is compiled with dynamic shapes
+        torch._dynamo.reset()  # otherwise the second batch size would be compiled with dynamic shapes, which are slower
     peer = StaticTransformers(model_over(model.weights, model.config, published), compiled=compiled)
     return lambda num_tokens: [tuple(row) for row in peer.answers(prompts, num_tokens).tolist()]
 
 
 def rates(arms: Mapping[str, Answer], batch: int, short: int, long: int) -> dict[str, Spread]:
-    """Tokens per second of each arm; every arm must have answered once before."""
-    taken: dict[str, list[float]] = {name: [] for name in arms}
+    """Returns the tokens per second of each arm. Every arm must have answered once before."""
+    rates_of: dict[str, list[float]] = {name: [] for name in arms}
     for turn in range(_ROUNDS):
-        for name in list(arms)[:: 1 if turn % 2 == 0 else -1]:
+        for name in list(arms)[:: 1 if turn % 2 == 0 else -1]:  # every second round has the reverse order
             seconds = [_seconds(arms[name], count) for count in (short, long)]
-            taken[name].append(rate(batch, short, long, *seconds))
-    spreads = {name: Spread.of(values) for name, values in taken.items()}
+            rates_of[name].append(rate(batch, short, long, *seconds))
+    spreads = {name: Spread.of(values) for name, values in rates_of.items()}
     return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
 def rate(batch: int, short: int, long: int, short_seconds: float, long_seconds: float) -> float:
-    """Tokens per second; 0 if longer answers did not take longer because the machine was disturbed."""
+    """Returns tokens per second, or 0 if a disturbance of the machine made short answers take as long as long ones."""
     return batch * (long - short) / (long_seconds - short_seconds) if long_seconds > short_seconds else 0.0
 
 
@@ -86,12 +88,12 @@ def _seconds(answer: Answer, num_tokens: int) -> float:
 
 
 def agreement(left: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> float:
-    """Returns the share of tokens before each answer's first difference.
+    """Returns the share of tokens that come before the first difference of their answer.
 
-    Other numerics may select another token wherever two logits are almost equal.
+    Engines whose numerics differ may select different tokens wherever two logits are almost equal.
     """
-    kept = 0
-    for one, other in zip(left, right, strict=True):
-        pairs = zip(one, other, strict=True)
-        kept += next((index for index, (a, b) in enumerate(pairs) if a != b), len(one))
-    return kept / sum(map(len, left))
+    num_equal = 0
+    for left_answer, right_answer in zip(left, right, strict=True):
+        pairs = zip(left_answer, right_answer, strict=True)
+        num_equal += next((index for index, (a, b) in enumerate(pairs) if a != b), len(left_answer))
+    return num_equal / sum(map(len, left))

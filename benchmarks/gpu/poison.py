@@ -1,8 +1,8 @@
 """Memory that reveals missing and out-of-bounds writes of a kernel.
 
-Inside `Poisoned()` every new tensor is filled with NaN (integers with an invalid value), so that an element that was
-not written fails the comparison with the reference. The tensor lies between two canaries, which are areas of known
-bytes; `damage()` lists the allocations whose canaries have changed.
+Inside `Poisoned()` every new tensor is filled with NaN (integers with an invalid value), so that the comparison with
+the reference fails if an element is not written. The tensor lies between two guards, which are areas of known bytes;
+`damage()` lists the allocations whose guards have changed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _GUARD = 4096  # bytes, a multiple of any alignment that a kernel requires
-_CANARY = 0xA5
+_GUARD_BYTE = 0xA5
 _INVALID_INTEGER = -7777
 _ALLOCATIONS = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 
@@ -33,7 +33,8 @@ class Poisoned(TorchFunctionMode):
         """Describes each allocation with out-of-bounds writes; offsets are in bytes from its start."""
         found = []
         for memory, size in self._guarded:
-            before, behind = memory[:_GUARD] != _CANARY, memory[_GUARD + size :] != _CANARY
+            before, behind = memory[:_GUARD] != _GUARD_BYTE, memory[_GUARD + size :] != _GUARD_BYTE
+            # Offsets count from the start of the tensor: those of the first guard are negative.
             offsets = torch.cat((before.nonzero().flatten() - _GUARD, behind.nonzero().flatten() + size))
             if offsets.numel():
                 found.append(f"{offsets.numel()} bytes around {size}, the first at {int(offsets[0])}")
@@ -41,7 +42,7 @@ class Poisoned(TorchFunctionMode):
 
     def _poisoned(self, like: Tensor) -> Tensor:
         size = like.numel() * like.itemsize
-        memory = torch.full((size + 2 * _GUARD,), _CANARY, dtype=torch.uint8, device=like.device)
+        memory = torch.full((size + 2 * _GUARD,), _GUARD_BYTE, dtype=torch.uint8, device=like.device)
         self._guarded.append((memory, size))
         body = memory[_GUARD : _GUARD + size].view(like.dtype).view(like.shape)
         return body.fill_(float("nan") if like.dtype.is_floating_point else _invalid_integer(like.dtype))

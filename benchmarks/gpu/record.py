@@ -22,7 +22,7 @@ _CLOCKS = ("clocks.sm", "clocks.mem", "power.draw", "power.limit", "temperature.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    device: str  # the name that it reports
+    device: str  # the name that the device reports
     commit: str
     started_at: str
     command: str
@@ -43,7 +43,7 @@ class Machine:
 
 
 def commit() -> str:
-    """$SLIPSTREAM_COMMIT, for copies of the tree without history; else the checkout's commit; else "unknown"."""
+    """Returns $SLIPSTREAM_COMMIT, which is for trees without Git history, or the checkout's commit, or "unknown"."""
     if named := os.environ.get("SLIPSTREAM_COMMIT"):
         return named
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

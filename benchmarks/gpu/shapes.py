@@ -1,4 +1,4 @@
-"""Shapes of published models, with weights created on the device: the cost of a pass does not depend on their values.
+"""Models with the shapes of published ones, and random weights: the time of a pass does not depend on their values.
 
 The weights are normally distributed and small enough that no layer overflows. The answers of such a model are
 meaningless, and so is its acceptance of drafts.
@@ -90,7 +90,7 @@ def published(name: str) -> PretrainedConfig:
 
 
 class _Random:
-    """A source of tensors with the shapes that the configuration requires, created on the device."""
+    """A source of random weights, created on the device, with the shapes that the configuration requires."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype, self._device = config, dtype, device
@@ -126,7 +126,7 @@ class _Random:
 
 
 def make_model(name: str, dtype: torch.dtype, device: torch.device, *, max_positions: int) -> Decoder:
-    """A model of this shape. `max_positions`: length of its rotary tables."""
+    """Makes a model with random weights. `max_positions` is the length of its rotary tables."""
     config = ModelConfig.from_values(SHAPES[name])
     with mock.patch("kernels.linear.library", return_value=None):  # weights have the GPU's layout on a CPU as well
         weights = build_weights(_Random(config, dtype, device), config, dtype, device)

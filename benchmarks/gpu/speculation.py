@@ -1,6 +1,8 @@
 """Speculation on a real model: acceptance, speedup, equality of answers, and the predicted speedup.
 
-foreseen = acceptance length * T_plain / (T_verify(nodes) + T_draft)
+    predicted speedup = acceptance length * T_plain / (T_verify(nodes) + T_draft)
+
+The times are those of benchmarks/gpu/steps.py.
 """
 
 import time
@@ -25,7 +27,7 @@ _CONTEXT = 256  # context at which a graph step is timed, about the length of pr
 
 
 def arms_of(speculators: Sequence[Path]) -> list[tuple[str, Path | None]]:
-    """Returns drafters with their folders, plain decoding first.
+    """Returns the drafters with the folders of their speculators; the first is plain decoding.
 
     Raises: WorkloadError: a folder does not contain a speculator.
     """
@@ -33,7 +35,7 @@ def arms_of(speculators: Sequence[Path]) -> list[tuple[str, Path | None]]:
     return [("none", None), *((name, None) for name in WITHOUT_WEIGHTS), *trained]
 
 
-def measured(
+def measure_drafters(
     model: Decoder,
     model_dir: Path,
     prompts: Sequence[Prompt],
@@ -43,7 +45,7 @@ def measured(
     max_tokens: int,
     graph_decoding: str = "auto",
 ) -> list[dict[str, Any]]:
-    """Returns a table row for each drafter, which take turns. Raises: WorkloadError, SpeculatorNotLoadable."""
+    """Measures the drafters in turns and returns a table row for each. Raises: WorkloadError, SpeculatorNotLoadable."""
     longest = max(len(prompt.token_ids) for prompt in prompts) + max_tokens
     longest = max(longest, 2 * _CONTEXT)
     config = EngineConfig(
@@ -54,21 +56,21 @@ def measured(
         for name, folder in arms_of(speculators)
     }
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    work = [Request(prompt.custom_id, prompt.token_ids, sampling) for prompt in prompts]
-    taken: dict[str, list[float]] = {name: [] for name in engines}
+    requests = [Request(prompt.custom_id, prompt.token_ids, sampling) for prompt in prompts]
+    speeds: dict[str, list[float]] = {name: [] for name in engines}
     answers: dict[str, list[Completion]] = {}
-    drafting: dict[str, float] = {}
+    draft_seconds: dict[str, float] = {}
     for turn in range(1 + _ROUNDS):
         for name in list(engines)[:: 1 if turn % 2 == 0 else -1]:
             before = engines[name].phase_seconds["draft"]
             started = time.perf_counter()
-            answers[name] = generate(engines[name], work)
+            answers[name] = generate(engines[name], requests)
             seconds = time.perf_counter() - started
-            drafting[name] = engines[name].phase_seconds["draft"] - before
+            draft_seconds[name] = engines[name].phase_seconds["draft"] - before
             if turn:  # the first turn compiles and captures
-                taken[name].append(sum(len(answer.token_ids) for answer in answers[name]) / seconds)
+                speeds[name].append(sum(len(answer.token_ids) for answer in answers[name]) / seconds)
     return [
-        _row(name, engine, answers[name], answers["none"], Spread.of(taken[name]), taken["none"], drafting[name])
+        _row(name, engine, answers[name], answers["none"], Spread.of(speeds[name]), speeds["none"], draft_seconds[name])
         for name, engine in engines.items()
     ]
 
@@ -84,7 +86,7 @@ def _row(
 ) -> dict[str, Any]:
     length, rates = acceptance(answers)
     plain_speed = Spread.of(plain_speeds)
-    assert speed is not None  # the engine uses graph decoding
+    assert speed is not None  # there is at least one round
     assert plain_speed is not None
     row = {
         "drafter": name,
@@ -97,7 +99,7 @@ def _row(
     }
     if name != "none" and engine.uses_graph_decoding and engine.config.max_batch_size == 1:
         num_passes = sum(answer.speculation.num_spec_steps for answer in answers)
-        row["speedup_foreseen"] = foreseen(
+        row["speedup_foreseen"] = predicted_speedup(
             length,
             plain=engine.time_graph_step(1, 0, context=_CONTEXT).verify_seconds,
             verify=engine.time_graph_step(1, _BUDGET, context=_CONTEXT).verify_seconds,
@@ -106,5 +108,6 @@ def _row(
     return row
 
 
-def foreseen(acceptance_length: float, *, plain: float, verify: float, draft: float) -> float:
+def predicted_speedup(acceptance_length: float, *, plain: float, verify: float, draft: float) -> float:
+    """plain, verify, draft: T_plain, T_verify(nodes) and T_draft in seconds."""
     return acceptance_length * plain / (verify + draft)

@@ -1,9 +1,13 @@
 """Times of a decoding step, by context length and number n of verified draft nodes.
 
-T_plain is the device's time for a step without a draft, T_verify(n) with a draft of n nodes, T_draft the time for
-drafting, and T_host the host's time to launch a step. They are measured with the CUDA graphs that serve requests
-(`Engine.time_graph_step`) and the same layout of the KV cache. The lower bound of T_plain is the size of the weights
-and of the context's keys and values, divided by the bandwidth of a copy.
+    T_plain      the device's time for a step without a draft
+    T_verify(n)  the device's time for a step that verifies a draft of n nodes
+    T_draft      the device's time for drafting
+    T_host       the host's time to launch a step
+
+They are measured with the CUDA graphs that serve requests (`Engine.time_graph_step`) and with the KV cache in the same
+layout as in serving. The lower bound of T_plain is the size of the weights and of the context's keys and values,
+divided by the bandwidth of a copy.
 """
 
 import statistics
@@ -27,7 +31,7 @@ from engine.models.dense import Decoder
 
 _TURNS = 3  # alternating; the median counts
 _REPEATS = 20  # graph steps per turn
-_LONGEST_PATH = 64
+_LONGEST_PATH = 64  # nodes; attention supports no longer path
 _DRAFT_VOCAB = 32_000
 _MEDUSA_HEADS = 4
 _NUM_DRAFT_NODES = 16
@@ -39,7 +43,7 @@ class Step:
     context: int
     nodes: int
     verify_seconds: float
-    host_seconds: float  # host time to launch a step, hidden if the device takes longer
+    host_seconds: float  # T_host, which does not delay the next step if the device takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Plan:
 
 
 def make_engine(model: Decoder, max_seq_len: int, *, batch_size: int = 1, drafter: Drafter | None = None) -> Engine:
-    """An engine for this number and length of sequences, with graph decoding even on a CPU."""
+    """Makes an engine for this number and length of sequences. It uses graph decoding even on a CPU."""
     config = EngineConfig(
         max_batch_size=batch_size,
         max_seq_len=max_seq_len,
@@ -68,16 +72,16 @@ def make_engine(model: Decoder, max_seq_len: int, *, batch_size: int = 1, drafte
 def step_table(engine: Engine, plan: Plan) -> list[Step]:
     """Measures all combinations of context and nodes, in several turns."""
     sizes = [(context, nodes) for context in plan.contexts for nodes in plan.nodes]
-    taken: dict[tuple[int, int], list[GraphStepTimes]] = {size: [] for size in sizes}
-    for _ in range(1 + _TURNS):  # the first turn compiles and captures
+    times_of: dict[tuple[int, int], list[GraphStepTimes]] = {size: [] for size in sizes}
+    for _ in range(1 + _TURNS):  # the first turn compiles and captures, so its times are ignored
         for size in sizes:
-            taken[size].append(_time_step(engine, *size))
+            times_of[size].append(_time_step(engine, *size))
     return [
         Step(
             context=context,
             nodes=nodes,
-            verify_seconds=statistics.median(times.verify_seconds for times in taken[context, nodes][1:]),
-            host_seconds=statistics.median(times.host_seconds for times in taken[context, nodes][1:]),
+            verify_seconds=statistics.median(times.verify_seconds for times in times_of[context, nodes][1:]),
+            host_seconds=statistics.median(times.host_seconds for times in times_of[context, nodes][1:]),
         )
         for context, nodes in sizes
     ]
@@ -94,8 +98,8 @@ def with_shares(steps: Sequence[Step], model: Decoder, ceilings: Ceilings) -> li
     for step in steps:
         row = asdict(step) | {"over_plain": step.verify_seconds / plain[step.context]}
         if step.nodes == 0:
-            least = Work(num_bytes=pass_bytes(model.config, model.dtype.itemsize, context=step.context, batch=1))
-            row["share_of_bandwidth"] = least.share(step.verify_seconds, ceilings)
+            work = Work(num_bytes=pass_bytes(model.config, model.dtype.itemsize, context=step.context, batch=1))
+            row["share_of_bandwidth"] = work.share(step.verify_seconds, ceilings)
         table.append(row)
     return table
 
@@ -108,7 +112,7 @@ def draft_seconds(model: Decoder, context: int) -> dict[str, float]:
     drafter = MedusaDrafter(heads, model)
     engine = make_engine(model, Plan((context,), (_NUM_DRAFT_NODES,)).longest, drafter=drafter)
     times = [_time_step(engine, context, _NUM_DRAFT_NODES) for _ in range(_TURNS + 1)][1:]
-    return {"medusa": statistics.median(one.draft_seconds for one in times)}
+    return {"medusa": statistics.median(step_times.draft_seconds for step_times in times)}
 
 
 def numerics_cost(model: Decoder, context: int, nodes: Sequence[int]) -> list[dict[str, float]]:
@@ -118,11 +122,11 @@ def numerics_cost(model: Decoder, context: int, nodes: Sequence[int]) -> list[di
     """
     length = Plan((context,), tuple(nodes)).longest
     engines = {"exact": make_engine(model, length), "off": make_engine(model, length)}
-    with numerics_off(context) as called:
+    with numerics_off(context) as num_calls:
         for count in nodes:
-            _time_step(engines["off"], context, count)  # captured here, replayed below
-    if model.device.type == "cuda" and not {"products", "attention", "head"} <= called.keys():
-        raise RuntimeError(f"only {sorted(called)} were replaced")
+            _time_step(engines["off"], context, count)  # captures the graphs that are replayed below
+    if model.device.type == "cuda" and not {"products", "attention", "head"} <= num_calls.keys():
+        raise RuntimeError(f"only {sorted(num_calls)} were replaced")
     seconds: dict[tuple[str, int], list[float]] = {(name, count): [] for name in engines for count in nodes}
     for turn in range(_TURNS + 1):
         for name in sorted(engines, reverse=turn % 2 == 0):

@@ -1,7 +1,7 @@
-"""All measurements of decoding on a GPU, in sections, the most important first.
+"""All measurements of decoding on a GPU, in sections, of which the most important run first.
 
-The results name sections that failed or were skipped for lack of time; the other sections stay valid. Results are
-written after each section, so that an interrupted run keeps them.
+The results are written after each section, so that those of an interrupted run are not lost. They name the sections
+that failed or were skipped for lack of time; the results of the other sections remain valid.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.gpu import ceilings, plain, record, speculation, steps, table
 from benchmarks.gpu.clock import clock_of
-from benchmarks.gpu.device import NoGpuError, Place
+from benchmarks.gpu.device import NoGpuError, RunDevice
 from benchmarks.gpu.shapes import SHAPES, make_model, published
 from benchmarks.workload import WorkloadError, add_engine, arguments, read_prompts
 from engine.errors import EngineError
@@ -31,24 +31,25 @@ from engine.tokenizer import Tokenizer
 Section = tuple[str, Callable[[], Any]]
 _PLAN = steps.Plan(contexts=(2048, 512, 8192, 32_768), nodes=(0, 4, 16, 64, 128))
 _TINY_PLAN = steps.Plan(contexts=(40, 90), nodes=(0, 4))
-_BATCHES, _PROMPT, _SHORT, _LONG = (1, 8, 32), 512, 16, 80
+_BATCH_SIZES = (1, 8, 32)
+_PROMPT_LEN, _SHORT_LEN, _LONG_LEN = 512, 16, 80  # tokens of prompts, and of short and long answers (plain.py)
 
 
 class Shape:
-    """The sections of a shape. `rehearsal`: tiny sizes, and nothing is compiled."""
+    """The sections that measure a model of one shape. In a rehearsal, sizes are tiny and nothing is compiled."""
 
-    def __init__(self, name: str, place: Place) -> None:
-        self._rehearsal = place.is_rehearsal
+    def __init__(self, name: str, run_device: RunDevice) -> None:
+        self._rehearsal = run_device.is_rehearsal
         self._plan = _TINY_PLAN if self._rehearsal else _PLAN
         self._published = published(name)
-        self._place, self._clock = place, clock_of(place.device)
-        self.model = make_model(name, place.dtype, place.device, max_positions=self._plan.longest)
-        self._best = ceilings.measure(self._clock, place)
+        self._run_device, self._clock = run_device, clock_of(run_device.device)
+        self.model = make_model(name, run_device.dtype, run_device.device, max_positions=self._plan.longest)
+        self._ceilings = ceilings.measure(self._clock, run_device)
 
     def sections(self) -> list[Section]:
-        batches = (1, 2) if self._rehearsal else _BATCHES
+        batches = (1, 2) if self._rehearsal else _BATCH_SIZES
         return [
-            ("ceilings", lambda: asdict(self._best)),
+            ("ceilings", lambda: asdict(self._ceilings)),
             ("steps", self._steps),
             ("numerics", self._numerics),
             *self._plain_sections(batches[:1]),
@@ -62,21 +63,21 @@ class Shape:
 
     def _steps(self) -> list[dict[str, Any]]:
         engine = steps.make_engine(self.model, self._plan.longest)
-        return steps.with_shares(steps.step_table(engine, self._plan), self.model, self._best)
+        return steps.with_shares(steps.step_table(engine, self._plan), self.model, self._ceilings)
 
     def _numerics(self) -> list[dict[str, float]]:
         nodes = (0, 4) if self._rehearsal else (0, 16)
         return steps.numerics_cost(self.model, self._plan.contexts[0], nodes)
 
-    def _sizes(self, batch: int) -> tuple[Tensor, int, int]:
-        """Prompts, and the lengths of short and long answers."""
-        length, short, long = (12, 2, 5) if self._rehearsal else (_PROMPT, _SHORT, _LONG)
+    def _prompts_and_lengths(self, batch: int) -> tuple[Tensor, int, int]:
+        """Returns prompts, and the lengths of short and long answers."""
+        length, short, long = (12, 2, 5) if self._rehearsal else (_PROMPT_LEN, _SHORT_LEN, _LONG_LEN)
         generator = torch.Generator().manual_seed(batch)
         prompts = torch.randint(0, self.model.config.vocab_size, (batch, length), generator=generator)
-        return prompts.to(self._place.device), short, long
+        return prompts.to(self._run_device.device), short, long
 
     def _plain(self, batch: int) -> dict[str, Any]:
-        prompts, short, long = self._sizes(batch)
+        prompts, short, long = self._prompts_and_lengths(batch)
         arms = {
             "ours": plain.ours(self.model, prompts, long),
             "compiled loop": plain.compiled_loop(
@@ -86,7 +87,7 @@ class Shape:
         return _rates(arms, batch, short, long)
 
     def _hugging_face(self, batch: int) -> dict[str, Any]:
-        prompts, short, long = self._sizes(batch)
+        prompts, short, long = self._prompts_and_lengths(batch)
         arms = {
             "ours": plain.ours(self.model, prompts, long),
             "hugging face": plain.hugging_face(self.model, self._published, prompts, compiled=not self._rehearsal),
@@ -95,7 +96,7 @@ class Shape:
 
 
 def _rates(arms: dict[str, plain.Answer], batch: int, short: int, long: int) -> dict[str, Any]:
-    first = {name: answer(long) for name, answer in arms.items()}  # compiles and captures
+    first = {name: answer(long) for name, answer in arms.items()}  # before timing, because this compiles and captures
     spreads = plain.rates(arms, batch, short, long)
     return {
         "batch": batch,
@@ -133,7 +134,7 @@ def speculation_sections(args: argparse.Namespace, model: Decoder, *, rehearsal:
         (
             f"batch {batch}",
             partial(
-                speculation.measured,
+                speculation.measure_drafters,
                 model,
                 args.model,
                 prompts,
@@ -163,25 +164,25 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
-        place = Place.of(args.device)
-        names = args.shape or (["tiny"] if place.is_rehearsal else [name for name in SHAPES if name != "tiny"])
-        passed = [_run(args, place, name) for name in ([args.model.name] if args.model else names)]
+        run_device = RunDevice.of(args.device)
+        names = args.shape or (["tiny"] if run_device.is_rehearsal else [name for name in SHAPES if name != "tiny"])
+        passed = [_run(args, run_device, name) for name in ([args.model.name] if args.model else names)]
         return int(not all(passed))
     except (NoGpuError, WorkloadError, EngineError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def _run(args: argparse.Namespace, place: Place, name: str) -> bool:
-    machine, deadline = record.Machine.now(place.device), time.monotonic() + 60 * args.minutes
+def _run(args: argparse.Namespace, run_device: RunDevice, name: str) -> bool:
+    machine, deadline = record.Machine.now(run_device.device), time.monotonic() + 60 * args.minutes
     if args.model:
-        model = load_model(args.model, dtype=args.dtype, device=str(place.device), weights=args.weights)
+        model = load_model(args.model, dtype=args.dtype, device=str(run_device.device), weights=args.weights)
         if not isinstance(model, Decoder):
             raise WorkloadError(f"{args.model} is not a dense model of Llama's family")
-        kind, sections = "speculation", speculation_sections(args, model, rehearsal=place.is_rehearsal)
+        kind, sections = "speculation", speculation_sections(args, model, rehearsal=run_device.is_rehearsal)
     else:
-        kind, sections = "decode", Shape(name, place).sections()
-    folder = args.results or (None if place.is_rehearsal else record.DEFAULT_FOLDER)
+        kind, sections = "decode", Shape(name, run_device).sections()
+    folder = args.results or (None if run_device.is_rehearsal else record.DEFAULT_FOLDER)
     found: dict[str, Any] = {}
 
     def save(values: dict[str, Any]) -> None:

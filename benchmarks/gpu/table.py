@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.table --short benchmarks/results/nvidia-h100-80gb-hbm3
 
-prints Markdown for the README from all files of a GPU's folder, with the targets. All figures come from the files.
+prints Markdown for the README: tables of all results files in a GPU's folder, and which performance targets are met.
 """
 
 import argparse
@@ -18,23 +18,24 @@ from benchmarks.gpu.record import DEFAULT_FOLDER
 Values = dict[str, Any]
 
 
-def rows_of_cells(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def kernels(values: Values) -> str:
-    """The table of all cases, the claims about rows, and the ceilings."""
-    best = values["ceilings"]
+    """Returns the ceilings, the table of all cases, and the claims of row invariance."""
+    measured = values["ceilings"]
     ceilings = (
-        f"copy {best['copy_bytes_per_second'] / 1e12:.3g} TB/s, product {best['flops_per_second'] / 1e12:.3g} TFLOP/s"
+        f"copy {measured['copy_bytes_per_second'] / 1e12:.3g} TB/s,"
+        f" product {measured['flops_per_second'] / 1e12:.3g} TFLOP/s"
     )
     headings = ("kernel", "µs", "% of ceiling", "library µs", "error", "right")
     claims = [
         f"- {claim['operation']}: {claim['compared'] - len(claim['different'])} of {claim['compared']} bit for bit"
         for claim in values["rows"]
     ]
-    return "\n".join([ceilings, "", rows_of_cells(headings, map(_case, values["cases"])), "", *claims])
+    return "\n".join([ceilings, "", markdown_table(headings, map(_case, values["cases"])), "", *claims])
 
 
 def _case(case: Values) -> list[str]:
@@ -54,13 +55,13 @@ def _case(case: Values) -> list[str]:
 
 
 def decode(values: Values) -> str:
-    """The tables of a shape: steps, the cost of exact numerics, and plain decoding compared with peers."""
+    """Returns the tables of a shape: steps, the cost of exact numerics, and plain decoding compared with peers."""
     parts = [f"**{values['name']}**"]
     if "ceilings" in values:
         parts.append(f"copy {values['ceilings']['copy_bytes_per_second'] / 1e12:.3g} TB/s")
     if "steps" in values:
         headings = ("context", "nodes", "ms", "over plain", "of bandwidth", "host ms")
-        parts.append(rows_of_cells(headings, map(_step, values["steps"])))
+        parts.append(markdown_table(headings, map(_step, values["steps"])))
     lines = [
         f"- exact numerics with {row['nodes']} nodes: {row['exact_over_off']:.3f} of the time without"
         for row in values.get("numerics", ())
@@ -70,11 +71,12 @@ def decode(values: Values) -> str:
     if speeds:
         arms = list(dict.fromkeys(arm for _, speed in speeds for arm in speed))
         cells = ([section, *(_speed(speed.get(arm)) for arm in arms)] for section, speed in speeds)
-        parts.append(rows_of_cells(("tokens/s", *arms), cells))
-    return "\n\n".join([*parts, *_lines([*lines, *_gaps(values)])])
+        parts.append(markdown_table(("tokens/s", *arms), cells))
+    return "\n\n".join([*parts, *_paragraph([*lines, *_missing_sections(values)])])
 
 
-def _lines(lines: Sequence[str]) -> list[str]:
+def _paragraph(lines: Sequence[str]) -> list[str]:
+    """Returns a list with the joined lines, or an empty list if there are none."""
     return ["\n".join(lines)] if lines else []
 
 
@@ -99,7 +101,7 @@ def _speed(spread: Values | None) -> str:
 
 
 def speculation(values: Values) -> str:
-    """The table of a model: every drafter at every batch size."""
+    """Returns the table of a model, with every drafter at every batch size."""
     headings = ("batch", "drafter", "tokens/s", "× plain", "foreseen", "acceptance length", "equal")
     rows = [
         [
@@ -115,10 +117,11 @@ def speculation(values: Values) -> str:
         if section.startswith("batch ")
         for row in values[section]
     ]
-    return "\n\n".join([f"**{values['name']}**", rows_of_cells(headings, rows), *_lines(_gaps(values))])
+    table = markdown_table(headings, rows)
+    return "\n\n".join([f"**{values['name']}**", table, *_paragraph(_missing_sections(values))])
 
 
-def _gaps(values: Values) -> list[str]:
+def _missing_sections(values: Values) -> list[str]:
     failed = [f"- failed: {name}: {reason}" for name, reason in values["failed"].items()]
     return failed + ([f"- left out, for time: {', '.join(values['left_out'])}"] if values["left_out"] else [])
 
@@ -136,11 +139,11 @@ def goals(results: dict[str, Values]) -> str:
         ]
         for verdict in verdicts(results)
     ]
-    return rows_of_cells(("to reach", "", "measured", ""), rows)
+    return markdown_table(("to reach", "", "measured", ""), rows)
 
 
 def folder_table(folder: Path, *, short: bool = False) -> str:
-    """Tables of all files in a GPU's folder, with the machine. `short`: omit the table of all kernels."""
+    """Returns the tables of all files in a GPU's folder, with the machine. `short`: omit the table of all kernels."""
     results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     parts = []
     for name, values in results.items():

@@ -1,1 +1,1 @@
-"""One runner per engine, each started in its own virtual environment."""
+"""Runners, one for each engine. A runner answers prompts in a process of its own, in the engine's environment."""

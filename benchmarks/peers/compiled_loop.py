@@ -1,7 +1,10 @@
 """A greedy decoding loop like gpt-fast's: static KV cache, compiled layers, one graph per step.
 
-It uses the engine's weights, so that both read the same bytes. One layer is compiled and used for all; the whole step,
-including head and argmax, is captured into a graph.
+The loop uses the weights of our engine, so that both read the same bytes. One function is compiled and computes every
+layer. The whole step, including head and argmax, is captured into a CUDA graph.
+
+Shape letters: B sequences, T new tokens of each, H hidden size, Hq query heads, Hkv key-value heads, D head size,
+L maximum length of a sequence.
 
 Source: gpt-fast, pytorch-labs.
 """
@@ -29,7 +32,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Applies rotary embedding to x [B, T, heads, D]; cosine, sine [T, D / 2]."""
+    """Applies the rotary embedding to x [B, T, heads, D]. cosine, sine: [T, D / 2]."""
     a, b = x.float().chunk(2, dim=-1)
     cosine, sine = cosine[:, None], sine[:, None]
     return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1).to(x.dtype)
@@ -45,19 +48,19 @@ Layer = Callable[..., Tensor]
 
 
 def make_layer(num_heads: int, num_kv_heads: int, D: int, eps: float) -> Layer:
-    """A layer as a function of tensors only, so that one compilation serves all layers."""
-    group = num_heads // num_kv_heads
+    """Returns a layer as a function of tensors only, so that it is compiled once for all layers."""
+    group = num_heads // num_kv_heads  # query heads that share keys
 
-    def attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-        """Computes attention: q [B, T, Hq, D], `seen` whether a query attends to a key -> [B, T, Hq D].
+    def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Computes attention [B, T, Hq D] of q [B, T, Hq, D]. mask: [T, L] bool, whether a query attends to a key.
 
-        Heads that share keys are rows of one product, which reads the keys once.
+        The query heads that share keys are rows of one matrix product, which reads the keys once.
         """
         B, T = q.shape[:2]
         rows = q.view(B, T, num_kv_heads, group, D).permute(0, 2, 3, 1, 4).reshape(B, num_kv_heads, group * T, D)
-        scores = (rows @ keys.transpose(-1, -2)).float() * D**-0.5
-        hidden = scores.view(B, num_kv_heads, group, T, -1).masked_fill(~seen, float("-inf"))
-        weights = hidden.softmax(-1).to(q.dtype).view(B, num_kv_heads, group * T, -1)
+        scores = (rows @ keys.transpose(-1, -2)).float() * D**-0.5  # [B, Hkv, group T, L]
+        masked = scores.view(B, num_kv_heads, group, T, -1).masked_fill(~mask, float("-inf"))
+        weights = masked.softmax(-1).to(q.dtype).view(B, num_kv_heads, group * T, -1)
         out: Tensor = (weights @ values).view(B, num_kv_heads, group, T, D)
         return out.permute(0, 3, 1, 2, 4).reshape(B, T, num_heads * D)
 
@@ -69,9 +72,13 @@ def make_layer(num_heads: int, num_kv_heads: int, D: int, eps: float) -> Layer:
         positions: Tensor,
         cosine: Tensor,
         sine: Tensor,
-        seen: Tensor,
+        mask: Tensor,
     ) -> Tensor:
-        """Computes one layer: x [B, T, H]; keys, values [B, Hkv, L, D], written at `positions` [T]; seen [T, L]."""
+        """Computes one layer: x [B, T, H] -> [B, T, H].
+
+        keys, values: [B, Hkv, L, D], the cache, which is written at `positions` [T].
+        mask: [T, L] bool, whether a query attends to a key.
+        """
         B, T, _ = x.shape
         normed = _norm(x, weights["norms"][0], eps)
         heads = _linear(normed, *weights["qkv"]).view(B, T, num_heads + 2 * num_kv_heads, D)
@@ -81,7 +88,7 @@ def make_layer(num_heads: int, num_kv_heads: int, D: int, eps: float) -> Layer:
         q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
         keys.index_copy_(2, positions, k.transpose(1, 2))
         values.index_copy_(2, positions, v.transpose(1, 2))
-        x = x + _linear(attend(q, keys, values, seen), *weights["output"])
+        x = x + _linear(attend(q, keys, values, mask), *weights["output"])
         gate, up = _linear(_norm(x, weights["norms"][1], eps), *weights["gate_up"]).chunk(2, dim=-1)
         return x + _linear(functional.silu(gate) * up, *weights["down"])
 
@@ -105,7 +112,7 @@ class CompiledLoop:
         self._cosines, self._sines = (table[:max_seq_len].to(device) for table in tables)
         shape = (config.num_layers, batch_size, config.num_kv_heads, max_seq_len, config.head_dim)
         self._keys, self._values = torch.zeros(2, *shape, dtype=dtype, device=device)
-        self._seen = torch.ones(max_seq_len, max_seq_len, dtype=torch.bool, device=device).tril()
+        self._mask = torch.ones(max_seq_len, max_seq_len, dtype=torch.bool, device=device).tril()
         self.tokens = torch.zeros(batch_size, 1, dtype=torch.int64, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._heads = _unpacked(weights.lm_head_packed)
@@ -135,14 +142,14 @@ class CompiledLoop:
         self._graph.replay()
 
     def _capture(self) -> None:
-        """Captures the step. State that the warm-up changes is restored."""
+        """Captures the step, and restores the state that the warm-up changes."""
         before = self.tokens.clone(), self._position.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        side_stream = torch.cuda.Stream()  # CUDA graphs require the warm-up on another stream
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             for _ in range(3):
                 self._advance()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._advance()
@@ -156,10 +163,10 @@ class CompiledLoop:
 
     def _next(self, tokens: Tensor, positions: Tensor, layer: Layer) -> None:
         x = self._weights.embedding[tokens]
-        cosine, sine, seen = self._cosines[positions], self._sines[positions], self._seen[positions]
+        cosine, sine, mask = self._cosines[positions], self._sines[positions], self._mask[positions]
         for index, weights in enumerate(self._weights.layers):
             cache = self._keys[index], self._values[index]
-            x = layer(x, self._arguments(weights), *cache, positions, cosine, sine, seen)
+            x = layer(x, self._arguments(weights), *cache, positions, cosine, sine, mask)
         last = _norm(x[:, -1], self._weights.final_norm, self._config.norm_eps)
         self.tokens.copy_(_linear(last, *self._heads).argmax(-1, keepdim=True))
 

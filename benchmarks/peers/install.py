@@ -25,9 +25,9 @@ class PeerMissing(Exception):
 class Environment:
     """requirements: arguments of the calls of pip, in this order.
 
-    dependencies_of: a distribution that `requirements` installs without its dependencies; these are installed last.
-    left_out: dependencies that are not installed: torch's companion packages built for accelerators, which would break
-    the environment and are not needed for text.
+    dependencies_of: a distribution that `requirements` installs without its dependencies, which are installed last.
+    left_out: names of dependencies that are not installed. They are torch and its companion packages, whose builds for
+    accelerators would break the environment and which text models do not need.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Environment:
 
     def _pip(self, *arguments: str) -> None:
         constraints = self.folder / "constraints.txt"
-        constraints.write_text(f"{_TORCH}\n")  # no requirement may install another build of torch
+        constraints.write_text(f"{_TORCH}\n")  # keeps requirements from installing another version of torch
         _run(str(self.python), "-m", "pip", "install", "-q", "-c", str(constraints), *arguments)
 
     def _dependencies(self, distribution: str) -> list[str]:
@@ -102,7 +102,7 @@ def _run(*command: str) -> str:
     return result.stdout
 
 
-_TORCH = f"torch=={version('torch').partition('+')[0]}"  # our version, so that every row uses the same one
+_TORCH = f"torch=={version('torch').partition('+')[0]}"  # our version, so that all engines run with the same one
 _COMPANIONS = frozenset({"torch", "torchaudio", "torchvision", "torchcodec"})
 
 VLLM = Environment(

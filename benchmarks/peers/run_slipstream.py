@@ -1,6 +1,7 @@
 """Runner of our engine.
 
-Settings: model, max_batch_size, max_seq_len; drafter and speculator (a folder); weights, int8 or as published.
+Settings: model, max_batch_size, max_seq_len; drafter; speculator, a folder or None; weights, "int8", or any other value
+for the published weights.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Hugging Face `generate` with the engine's weights and a static cache; on CUDA, `generate` then compiles the model."""
+"""Hugging Face `generate` with our engine's weights and a static cache. On CUDA, `generate` then compiles the model."""
 
 from typing import Any
 
@@ -11,7 +11,9 @@ from engine.models.weights import DecoderWeights
 
 
 def model_over(weights: DecoderWeights, config: ModelConfig, published: transformers.PretrainedConfig) -> Any:
-    """Returns a transformers model whose parameters are views of our weights; only norms are copies, which are cast."""
+    """Returns a model of transformers whose parameters are views of our weights. Only the norms are copies, cast to the
+    weights' dtype.
+    """
     with torch.device("meta"):
         model: Any = transformers.AutoModelForCausalLM.from_config(published, dtype=weights.embedding.dtype)
     model.load_state_dict(_named(weights, config), strict=True, assign=True)
@@ -50,8 +52,8 @@ class StaticTransformers:
 
     @torch.no_grad()
     def answers(self, prompts: Tensor, num_tokens: int) -> Tensor:
-        """Generates answers: prompts [B, T] int64 -> [B, num_tokens]."""
-        whole = self._model.generate(
+        """Generates answers [B, num_tokens] to B prompts [B, T] int64 of T tokens each."""
+        prompts_and_answers = self._model.generate(
             prompts,
             attention_mask=torch.ones_like(prompts),
             max_new_tokens=num_tokens,
@@ -62,4 +64,4 @@ class StaticTransformers:
             cache_implementation="static",
             disable_compile=not self._compiled,
         )
-        return whole[:, prompts.shape[1] :]  # type: ignore[no-any-return]
+        return prompts_and_answers[:, prompts.shape[1] :]  # type: ignore[no-any-return]

@@ -4,8 +4,8 @@
     command ─▶ {"prompts": [[1, 2]], "max_tokens": 128, "concurrency": 8}
     runner ─▶ {"outputs": [[3, 4]], "seconds": 1.5, ...}        or {"error": "..."}
 
-Runners use other environments than the command, so this module needs only the standard library. Output of the engines
-is redirected to standard error; standard output carries only replies.
+Runners use other environments than the command, so this module imports only the standard library. What the engines
+print is redirected to standard error, so that standard output has only replies.
 """
 
 import json
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 class Job:
     prompts: list[list[int]]
     max_tokens: int
-    concurrency: int  # answers in flight; the next one starts when one ends
+    concurrency: int  # prompts that are answered at the same time; the next prompt starts when an answer ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Answers:
     outputs: list[list[int]]  # generated token ids, in the order of the prompts
     seconds: float  # wall time of the whole job
     ttft_seconds: list[float]  # time to first token of each prompt, from its submission
-    acceptance_length: float | None  # tokens per pass, without the first pass of each answer
+    acceptance_length: float | None  # tokens per pass, without the first pass of each answer and its token
     prefill_seconds: float | None = None  # time of the passes that read prompts, if the engine reports it
 
     @property
@@ -51,11 +51,11 @@ Advance = tuple[int, list[int], bool]  # number of the prompt, its new tokens, w
 
 
 def closed_loop(job: Job, add: Callable[[int, list[int]], None], step: Callable[[], Iterable[Advance]]) -> Answers:
-    """Answers the job with an engine that is called step by step: `concurrency` prompts at a time, in order.
+    """Answers the job with an engine that is called step by step. It starts prompts in order, `concurrency` at a time.
 
     Args:
-        add: submits prompt `number`.
-        step: runs one pass.
+        add: submits a prompt, given its number and its token ids.
+        step: runs one pass and returns the progress of each answer.
     """
     outputs: list[list[int]] = [[] for _ in job.prompts]
     num_passes = [0] * len(outputs)
@@ -82,13 +82,16 @@ def closed_loop(job: Job, add: Callable[[int, list[int]], None], step: Callable[
 
 
 def acceptance_length(outputs: list[list[int]], num_passes: list[int]) -> float | None:
-    """Returns tokens per pass, without each prompt's first pass and its token; None if there are no other passes."""
+    """Returns tokens per pass, without the first pass and token of each answer; None if there are no other passes."""
     tokens, passes = sum(map(len, outputs)) - len(outputs), sum(num_passes) - len(num_passes)
     return tokens / passes if passes > 0 else None
 
 
 def serve(make: Callable[[dict[str, Any]], Runner]) -> None:
-    """A runner's main loop. Settings are its only argument; it reads jobs from standard input until that is closed."""
+    """The main loop of a runner, which reads jobs from standard input until it is closed.
+
+    make: makes the runner from its settings, which are the only argument of the process, in JSON.
+    """
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     runner = make(json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""A runner without an engine: it answers each prompt with the reversed prompt, or fails if the test requests it."""
+"""A runner without an engine. It answers each prompt with the reversed prompt, or fails if the test asks for that."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ class FakeRunner:
     def __init__(self, settings: dict[str, Any]) -> None:
         if settings.get("broken"):
             raise RuntimeError("no such model")
-        print("engines like to talk")
+        print("output that is not part of the protocol")
         self.about = {"engine": "fake", "version": "1"}
 
     def answer(self, job: Job) -> Answers:

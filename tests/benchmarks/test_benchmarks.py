@@ -1,4 +1,4 @@
-"""The benchmark commands without peers, with a tiny random model."""
+"""The benchmarks of decoding and of equal answers, run with a tiny random model and without other engines."""
 
 import json
 from collections.abc import Callable
@@ -45,7 +45,9 @@ def prompts_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("left", "right", "position"),
     [((), (), None), ((1, 2), (1, 2), None), ((1, 2), (1, 3), 1), ((1, 2), (1,), 1), ((), (5,), 0)],
 )
-def test_the_first_difference_is_found(left: tuple[int, ...], right: tuple[int, ...], position: int | None) -> None:
+def test_the_first_difference_of_two_answers_is_found(
+    left: tuple[int, ...], right: tuple[int, ...], position: int | None
+) -> None:
     assert first_difference(left, right) == position
 
 
@@ -53,7 +55,7 @@ def completion(*token_ids: int) -> Completion:
     return Completion("0", token_ids, None, FinishReason.STOP, SpeculationStats(num_accepted_draft_tokens=1))
 
 
-def test_a_comparison_lists_different_answers_with_the_position() -> None:
+def test_a_comparison_lists_each_different_answer_with_the_position_of_its_first_difference() -> None:
     prompts = [Prompt("a", (1,)), Prompt("b", (1,))]
 
     result = compare(prompts, [completion(1, 2, 3), completion(4)], [completion(1, 2, 9), completion(4)])
@@ -68,7 +70,7 @@ def test_a_comparison_lists_different_answers_with_the_position() -> None:
     }
 
 
-def test_every_drafter_shape_and_batch_is_compared_with_one_set_of_plain_answers(
+def test_every_drafter_draft_shape_and_batch_size_is_compared_with_the_plain_answers(
     model_dir: Path, prompts_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ["--model", str(model_dir), "--prompts", str(prompts_path), "--max-tokens", "24", "--max-seq-len", "256"]
@@ -93,9 +95,9 @@ def test_the_command_fails_if_answers_differ(
 ) -> None:
     monkeypatch.setattr(equality, "generate", changing_the_first_answer(generate))
     common = ["--model", str(model_dir), "--prompts", str(prompts_path), "--max-tokens", "8", "--max-seq-len", "256"]
-    one = ["--batched-prompts", "2", "--single-prompts", "1", "--sampling", "greedy", "--drafter", "ngram"]
+    few_arms = ["--batched-prompts", "2", "--single-prompts", "1", "--sampling", "greedy", "--drafter", "ngram"]
 
-    code = equality.main([*common, *one])
+    code = equality.main([*common, *few_arms])
 
     *arms, summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert code == 1
@@ -104,10 +106,10 @@ def test_the_command_fails_if_answers_differ(
 
 
 def changing_the_first_answer(original: Callable[..., list[Completion]]) -> Callable[..., list[Completion]]:
-    """Changes the first answer if something was drafted."""
+    """Changes the first answer of every engine that has a drafter."""
 
-    def changed(engine: Engine, work: list[Request]) -> list[Completion]:
-        first, *rest = original(engine, work)
+    def changed(engine: Engine, requests: list[Request]) -> list[Completion]:
+        first, *rest = original(engine, requests)
         if engine.drafter.name != "none":
             first = replace(first, token_ids=(first.token_ids[0] + 1, *first.token_ids[1:]))
         return [first, *rest]
@@ -116,9 +118,10 @@ def changing_the_first_answer(original: Callable[..., list[Completion]]) -> Call
 
 
 def test_as_chain_keeps_the_likeliest_path_and_as_tree_adds_siblings() -> None:
-    draft = Draft(tokens=(5, 6, 7), parents=(-1, 0, 0), survival=(0.9, 0.3, 0.5))
+    draft = Draft(tokens=(5, 6, 7), parents=(-1, 0, 0), survival=(0.9, 0.3, 0.5))  # 6 and 7 follow 5
 
     assert as_chain(draft) == Draft((5, 7), (-1, 0), (0.9, 0.5))
+    # The siblings are 6 next to 5, and 8 next to 7, each the next token id and half as likely.
     assert as_tree(draft) == Draft((5, 6, 7, 6, 8), (-1, 0, 0, -1, 0), (0.9, 0.3, 0.5, 0.45, 0.25))
 
 
@@ -134,7 +137,8 @@ def test_decode_prints_speed_acceptance_and_phases(
     assert result["tokens_per_second"] > 0
     assert result["acceptance_length"] >= 1
     assert set(result["phase_seconds"]) == {"prefill", "draft", "verify", "sample", "host"}
-    assert sum(result["phase_seconds"].values()) < result["seconds"] + 0.004, "each is rounded to a millisecond"
+    # The phases are parts of the whole time; each is rounded to a millisecond.
+    assert sum(result["phase_seconds"].values()) < result["seconds"] + 0.004
 
 
 @pytest.mark.parametrize(
@@ -158,7 +162,7 @@ def test_the_error_for_an_invalid_prompts_file_names_the_line(
     assert message in capsys.readouterr().err
 
 
-def test_prompts_may_be_questions_or_generated_problems(model_dir: Path, tmp_path: Path) -> None:
+def test_prompts_are_read_from_a_file_of_questions_or_generated(model_dir: Path, tmp_path: Path) -> None:
     tokenizer, path = Tokenizer.load(model_dir), tmp_path / "questions.jsonl"
     path.write_text('{"question": "How many?", "answer": "3"}\n')
 
@@ -189,8 +193,8 @@ def test_a_folder_without_a_speculator_is_refused(tmp_path: Path) -> None:
         speculator_kind(tmp_path)
 
 
-def test_acceptance_is_counted_over_all_passes() -> None:
-    """Two passes that kept 0 and 2 drafted tokens in one answer, one that kept 1 in the other."""
+def test_the_acceptance_length_is_the_mean_over_the_passes_of_all_answers() -> None:
+    """The passes of the first answer accept 0 and 2 drafted tokens, and the one pass of the second accepts 1."""
     first, second = SpeculationStats(), SpeculationStats()
     first.record(drafted=3, accepted=0)
     first.record(drafted=3, accepted=2)

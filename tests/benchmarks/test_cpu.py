@@ -1,4 +1,7 @@
-"""The comparison with peers: order of the arms, ratios, claims and results. No peer needs to be installed."""
+"""The comparison with other engines (peers) on the CPU: order of the arms, ratios, claims and results.
+
+No other engine needs to be installed.
+"""
 
 import json
 import os
@@ -38,8 +41,9 @@ def sample(arm: str, number: int, speed: float, *, batch_size: int = 1, own_plai
 
 
 def claim(at_least: float, *, each: bool = False) -> Claim:
-    pair = ("slipstream ngram", "slipstream suffix")
-    return Claim(text="faster", batch_size=1, at_least=at_least, arms=pair, over=("slipstream plain",), each=each)
+    """The claim that n-gram or suffix decoding (with `each`: both) is at least so many times as fast as plain."""
+    arms = ("slipstream ngram", "slipstream suffix")
+    return Claim(text="faster", batch_size=1, at_least=at_least, arms=arms, over=("slipstream plain",), each=each)
 
 
 def test_a_ratio_compares_the_speeds_of_the_same_round() -> None:
@@ -52,7 +56,7 @@ def test_a_ratio_compares_the_speeds_of_the_same_round() -> None:
     assert samples.ratio("a", "b", 1) == Spread(2.0, 2.0, 2.0, 3)
 
 
-def test_a_claim_is_judged_by_the_fastest_arm_or_by_the_slowest_if_each_must_pass() -> None:
+def test_a_claim_is_judged_by_its_fastest_arm_or_by_its_slowest_if_each_arm_must_pass() -> None:
     rows = [("slipstream plain", 10.0), ("slipstream ngram", 9.0), ("slipstream suffix", 15.0)]
     samples = Samples([sample(arm, number, speed) for number in range(3) for arm, speed in rows])
 
@@ -73,8 +77,8 @@ def test_a_claim_compares_with_the_fastest_configuration_of_the_peer() -> None:
 
 def test_a_claim_about_a_missing_arm_is_not_measured() -> None:
     assert judge(claim(1.0), Samples([sample("slipstream ngram", 0, 1.0)])).status == "NOT MEASURED"
-    one = Samples([sample("slipstream plain", 0, 1.0), sample("slipstream ngram", 0, 1.0)])
-    assert judge(claim(0.98, each=True), one).status == "NOT MEASURED"
+    without_suffix = Samples([sample("slipstream plain", 0, 1.0), sample("slipstream ngram", 0, 1.0)])
+    assert judge(claim(0.98, each=True), without_suffix).status == "NOT MEASURED"
 
 
 @pytest.mark.parametrize(
@@ -101,15 +105,15 @@ def test_every_batch_size_has_a_claim_about_adaptive_speculation() -> None:
 
 
 def test_a_closed_loop_limits_the_concurrency_and_counts_passes() -> None:
-    in_flight: dict[int, int] = {}
-    most = 0
+    in_flight: dict[int, int] = {}  # the prompt's only token is the number of steps that its answer takes
+    max_in_flight = 0
 
     def add(number: int, prompt: list[int]) -> None:
         in_flight[number] = prompt[0]
 
     def step() -> Iterator[Advance]:
-        nonlocal most
-        most = max(most, len(in_flight))
+        nonlocal max_in_flight
+        max_in_flight = max(max_in_flight, len(in_flight))
         for number in list(in_flight):
             in_flight[number] -= 1
             ended = in_flight[number] == 0
@@ -119,8 +123,9 @@ def test_a_closed_loop_limits_the_concurrency_and_counts_passes() -> None:
 
     answers = closed_loop(Job([[3], [1], [2]], 8, 2), add, step)
 
-    assert most == 2
+    assert max_in_flight == 2
     assert answers.outputs == [[7] * 6, [7] * 2, [7] * 4]
+    # 12 tokens in 6 steps, without the first token and the first step of each of the 3 answers
     assert answers.acceptance_length == pytest.approx((12 - 3) / (6 - 3))
     assert len(answers.ttft_seconds) == 3
 
@@ -153,7 +158,7 @@ def test_the_error_for_a_runner_that_cannot_start_has_its_last_output(tmp_path: 
 
 
 class Pip:
-    """Replaces the commands of an environment: records them, and fails on one that contains `refused`."""
+    """Records the commands of an environment instead of running them. A command that contains `refused` fails."""
 
     def __init__(self, refused: str = "") -> None:
         self.refused, self.commands = refused, list[str]()
@@ -175,7 +180,7 @@ PEER = Environment(name="peer", requirements=(("engine==1",),), dependencies_of=
 
 
 @pytest.mark.usefixtures("cache")
-def test_an_environment_is_installed_once_without_the_left_out_dependencies(
+def test_an_environment_is_installed_once_and_without_the_excluded_dependencies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pip = Pip()
@@ -185,7 +190,8 @@ def test_an_environment_is_installed_once_without_the_left_out_dependencies(
     PEER.ensure()
 
     assert [command.endswith((" engine==1", " numba>=0.65")) for command in pip.commands].count(True) == 2
-    assert len(pip.commands) == 4  # venv, pip, what the engine needs, pip
+    # It makes the environment, installs the engine, lists the engine's dependencies and installs them, but not torch.
+    assert len(pip.commands) == 4
 
 
 @pytest.mark.usefixtures("cache")
@@ -205,7 +211,7 @@ def answers_of(speed: float) -> Answers:
 
 
 class FixedSpeedProcess:
-    """A fake process that answers at a fixed speed, or dies."""
+    """A fake process that answers at a fixed speed, or fails if the speed is 0. It appends its name to `turns`."""
 
     def __init__(self, speed: float, turns: list[str], name: str) -> None:
         self._speed, self._turns, self._name = speed, turns, name
@@ -217,18 +223,18 @@ class FixedSpeedProcess:
         return answers_of(self._speed)
 
 
-def test_arms_alternate_in_both_directions_and_a_failed_arm_is_reported() -> None:
+def test_the_order_of_the_arms_is_reversed_in_the_second_round_and_a_failed_arm_is_reported() -> None:
     turns: list[str] = []
     named = [(Arm(engine="slipstream", runner=""), 5.0), (Arm(engine="slipstream", drafter="ngram", runner=""), 6.0)]
     named.append((Arm(engine="vllm", runner=""), 0.0))
-    field = cpu.Field(processes={arm: FixedSpeedProcess(speed, turns, arm.name) for arm, speed in named})  # type: ignore[misc]
+    field = cpu.RunningArms(processes={arm: FixedSpeedProcess(speed, turns, arm.name) for arm, speed in named})  # type: ignore[misc]
     plan = cpu.Plan(batch_sizes=(1,), max_tokens=1, min_rounds=2, max_rounds=2, deadline=float("inf"))
 
     samples = cpu.measure(plan, field, [], ([n] for n in count()))
 
-    warm_up, forth, back = turns[:3], turns[3:5], turns[5:]
+    warm_up, first_round, second_round = turns[:3], turns[3:5], turns[5:]
     assert warm_up == ["slipstream plain", "slipstream ngram", "vllm plain"]
-    assert forth == back[::-1] == ["slipstream plain", "slipstream ngram"]
+    assert first_round == second_round[::-1] == ["slipstream plain", "slipstream ngram"]
     assert field.missing == {"vllm plain": "died"}
     assert [(s.arm, s.round, s.equal) for s in samples.all if s.arm == "slipstream ngram"] == [
         ("slipstream ngram", 0, 1),

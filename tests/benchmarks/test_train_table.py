@@ -1,4 +1,4 @@
-"""The table of all kinds, with the training itself faked."""
+"""The table of all kinds of speculators, with a fake in place of their training."""
 
 import json
 import subprocess
@@ -24,14 +24,14 @@ def output_of_training(kind: str, rows: int) -> str:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The trained kinds and rows; the third training fails the first time."""
+    """The kinds and numbers of rows of successful trainings. The third training fails at the first try."""
     done: list[tuple[str, int]] = []
     run = subprocess.run
     failed: list[str] = []
 
     def fake(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         if "benchmarks.train" not in command:
-            return run(command, **options)  # git
+            return run(command, **options)  # a command of git
         kind, rows = command[command.index("--kind") + 1], int(command[command.index("--rows") + 1])
         if len(done) == 2 and not failed:
             failed.append(kind)

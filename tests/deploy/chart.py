@@ -1,7 +1,7 @@
-"""The chart as rendered by Helm with every option enabled: `python -m tests.deploy.chart` renders it with `helm`.
+"""Renders the Helm chart, with every option enabled, into rendered.yaml: `python -m tests.deploy.chart`.
 
-Machines without Helm test the stored result. Its first line is a hash of its sources, so that a test fails when the
-result is out of date.
+This needs Helm. The tests read only the stored rendered.yaml, so they need no Helm. Its first line has a hash of the
+chart and the options, so that a test fails if the file is out of date.
 """
 
 import hashlib

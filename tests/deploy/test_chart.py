@@ -63,7 +63,7 @@ def test_serving_containers_have_probes_limits_and_pinned_images(name: str, cont
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
     if container["name"] == "web":
         assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
-        assert container["lifecycle"]["preStop"], "connections would be refused while proxies still know this pod"
+        assert container["lifecycle"]["preStop"], "a pod must not end while proxies still send requests to it"
     assert container["resources"]["limits"]["memory"]
     assert container["resources"]["requests"]["cpu"]
     assert container["image"].endswith(":1.2.3")
@@ -85,8 +85,8 @@ def test_secrets_are_references_and_only_migrations_connect_as_the_owner(name: s
 
 @pytest.mark.parametrize(("name", "pod"), [*pods()])
 def test_a_pods_grace_period_exceeds_its_drain_time(name: str, pod: dict[str, Any]) -> None:
-    drains = {"slipstream-web": 10 + 60, "slipstream-gateway": 120, "slipstream-worker": 10 + 2}  # seconds
-    assert pod.get("terminationGracePeriodSeconds", 30) > drains.get(name, 0)
+    drain_seconds = {"slipstream-web": 10 + 60, "slipstream-gateway": 120, "slipstream-worker": 10 + 2}
+    assert pod.get("terminationGracePeriodSeconds", 30) > drain_seconds.get(name, 0)
 
 
 @pytest.mark.parametrize(("name", "pod"), [*pods()])
@@ -99,14 +99,14 @@ def test_every_mount_has_a_volume(name: str, pod: dict[str, Any]) -> None:
             assert mounted["models"]["readOnly"] is True
 
 
-def test_services_monitors_and_budgets_select_their_pods() -> None:
+def test_each_service_and_disruption_budget_selects_one_deployment_and_the_monitor_selects_all_services() -> None:
     labels = [m["spec"]["template"]["metadata"]["labels"] for m in MANIFESTS if m["kind"] == "Deployment"]
     services = [m for m in MANIFESTS if m["kind"] == "Service"]
     for selector in (
         *(m["spec"]["selector"] for m in services),
         *(m["spec"]["selector"]["matchLabels"] for m in MANIFESTS if m["kind"] == "PodDisruptionBudget"),
     ):
-        assert sum(selector.items() <= own.items() for own in labels) == 1
+        assert sum(selector.items() <= pod_labels.items() for pod_labels in labels) == 1
     (monitor,) = (m for m in MANIFESTS if m["kind"] == "ServiceMonitor")
     ports = {port["name"] for service in services for port in service["spec"]["ports"]}
     assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} == ports
@@ -124,6 +124,6 @@ def test_the_ingress_routes_completions_to_the_gateway() -> None:
     assert not [path for path in routes if path in ("/", "/metrics", "/readyz")], "these paths must not be public"
 
 
-def test_the_clouds_metadata_service_is_unreachable() -> None:
+def test_pods_cannot_reach_the_clouds_metadata_service() -> None:
     (policy,) = (m for m in MANIFESTS if m["kind"] == "NetworkPolicy")
     assert policy["spec"]["egress"][0]["to"][0]["ipBlock"]["except"] == ["169.254.169.254/32"]

@@ -1,4 +1,4 @@
-"""The compose file gives no unneeded privileges, contains no secrets, and agrees with the images and .env.example."""
+"""The compose file gives no unneeded privileges, contains no secrets, and matches the images and .env.example."""
 
 import json
 import re
@@ -17,7 +17,7 @@ SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(TEXT)["services"]
 OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("slipstream-")}
 
 
-def test_all_processes_are_defined() -> None:
+def test_the_compose_file_defines_exactly_these_services() -> None:
     assert set(OURS) == {"web", "endpoints", "worker", "migrate"}
     assert set(SERVICES) - set(OURS) == {"proxy", "postgres", "redis", "s3", "bucket"}
 
@@ -46,7 +46,7 @@ def test_only_migrations_connect_as_the_owner() -> None:
     assert users == dict.fromkeys(OURS, "//slipstream_app") | {"migrate": "//slipstream_owner"}
 
 
-def test_only_secrets_are_required_variables() -> None:
+def test_the_required_variables_are_those_of_the_example_file() -> None:
     required = set(re.findall(r"\$\{(\w+):\?\}", TEXT))
     example = dict(
         line.split("=", 1) for line in (FOLDER / ".env.example").read_text().splitlines() if "=" in line[:40]

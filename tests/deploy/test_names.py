@@ -1,4 +1,4 @@
-"""Variables, commands and files named in images, compose file, chart and runbook exist in the code."""
+"""The variables, commands, metrics and files that images, compose file, chart and runbook mention exist in the code."""
 
 import re
 from importlib.util import find_spec
@@ -35,7 +35,7 @@ def test_every_command_of_manage_py_exists() -> None:
     manage_command = r"python[ ,\"]+manage\.py[ ,\"]+([a-z_0-9]+)"
     named = {command for text in TEXTS.values() for command in re.findall(manage_command, text)}
     assert len(named) > 5
-    axes = find_spec("axes")  # only in production, so its commands are not available with the test settings
+    axes = find_spec("axes")  # an app of the production settings only; the test settings do not list its commands
     assert axes is not None
     assert axes.origin is not None
     assert named - {*get_commands(), *find_commands(str(Path(axes.origin).with_name("management")))} == set()
@@ -75,8 +75,8 @@ def test_an_image_is_pinned_copies_existing_files_and_runs_without_privileges(im
     assert re.findall(r"^USER (\S+)", text, re.MULTILINE) == ["10001"]
     assert "/livez" in text[text.index("HEALTHCHECK") :]
     ignore = image.with_name(f"{image.name}.dockerignore").read_text().splitlines()
-    tops = {name.split("/")[0] for name in copied if not name.startswith("requirements")}
-    assert {line.removeprefix("!") for line in ignore if line.startswith("!")} == tops | {"requirements*.txt"}
+    top_folders = {name.split("/")[0] for name in copied if not name.startswith("requirements")}
+    assert {line.removeprefix("!") for line in ignore if line.startswith("!")} == top_folders | {"requirements*.txt"}
 
 
 def test_the_web_image_contains_neither_torch_nor_modules_that_need_it() -> None:

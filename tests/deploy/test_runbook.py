@@ -1,4 +1,4 @@
-"""Executes two procedures of the runbook: backup with restore, and a change of the secret key."""
+"""Executes two procedures of the runbook: backup and restore, and a change of the secret key."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
 
 
 def commands(heading: str) -> list[str]:
-    """The shell commands under a heading of the runbook."""
+    """Returns the shell commands under a heading of the runbook."""
     section = RUNBOOK.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     blocks = section.split("```sh\n")[1:]
     return [line for block in blocks for line in block.split("\n```")[0].replace("\\\n", " ").splitlines() if line]
@@ -43,7 +43,10 @@ def program(name: str) -> Path:
 
 
 def run(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command of the runbook without a shell, after substituting its `$NAME`s. It may not use shell syntax."""
+    """Runs a command of the runbook without a shell, after substituting the `$NAME`s in the command.
+
+    The command may not use other shell syntax.
+    """
     words = [os.path.expandvars(word) for word in _substituted(line, variables).split()]
     words[0] = sys.executable if words[0] == "python" else str(program(words[0]))
     environment = {**os.environ, **variables}
@@ -60,7 +63,7 @@ def _substituted(line: str, variables: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
-def test_jobs_continue_from_a_backup_restored_elsewhere(
+def test_a_job_of_a_backup_can_be_claimed_again_after_the_backup_is_restored(
     database_kind: str, tmp_path: Path, django_db_setup: None, django_db_blocker: DjangoDbBlocker
 ) -> None:
     server = postgres_server()
@@ -87,10 +90,10 @@ def test_jobs_continue_from_a_backup_restored_elsewhere(
             if "manage.py" in line:
                 run(line, SLIPSTREAM_DATABASE_URL=server.url("restored", OWNER), SLIPSTREAM_DATA_DIR=str(tmp_path))
         with django_db_blocker.unblock(), connected_to(server.url("restored")):
-            again = Job.objects.select_related("organization").get(pk=job.pk)
-            assert (again.status, again.fence, again.organization.name) == ("running", old.fence, "kept")
-            assert JobEvent.objects.filter(job=again).count() == 2
-            expire_lease(again)
+            restored = Job.objects.select_related("organization").get(pk=job.pk)
+            assert (restored.status, restored.fence, restored.organization.name) == ("running", old.fence, "kept")
+            assert JobEvent.objects.filter(job=restored).count() == 2
+            expire_lease(restored)
             new = job_claim(job_id=job.pk, worker="after")
             assert new is not None
             assert new.fence == old.fence + 1

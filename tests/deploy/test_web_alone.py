@@ -1,4 +1,4 @@
-"""API, console and gateway run with only the files and packages of their image."""
+"""The API, the console and the gateway run with only the files and packages of the web image."""
 
 import os
 import re
@@ -38,7 +38,7 @@ sys.meta_path.insert(0, Absent())
 
 
 def installed_by(*files: str) -> set[str]:
-    """The distributions that the requirement files install, including transitive requirements."""
+    """Returns the distributions that the requirement files install, including transitive requirements."""
     lines = [line for file in files for line in (ROOT / file).read_text().splitlines()]
     pending = [Requirement(line) for line in lines if line and not line.startswith(("#", "-r"))]
     found: set[str] = set()
@@ -57,6 +57,7 @@ def installed_by(*files: str) -> set[str]:
 
 
 def absent_packages() -> list[str]:
+    """Returns the packages that can be imported here but not in the image, except those of this project."""
     installed = installed_by("requirements-web.txt", "requirements-tracing.txt")
     owners = metadata.packages_distributions()
     ours = {"control", "workers", "engine", "kernels", "slipstream", "examples", "benchmarks", "tests"}
@@ -69,7 +70,7 @@ def absent_packages() -> list[str]:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder /app of the web image."""
+    """A folder with the files of /app in the web image."""
     folder = tmp_path_factory.mktemp("app")
     for line in re.findall(r"^COPY (?!--from|requirements)(.+)$", _dockerfile(), re.MULTILINE):
         *sources, target = line.split()
@@ -101,7 +102,7 @@ def environment_of(folder: Path, data: Path) -> dict[str, str]:
 
 @contextmanager
 def web(folder: Path, data: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Runs the image's command on another port. Yields the process and its URL when it is ready."""
+    """Runs the image's command on a free port. Yields the process and its URL when the server is ready."""
     environment = environment_of(folder, data)
     subprocess.run(
         [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
@@ -188,7 +189,7 @@ def test_the_web_image_serves_without_model_packages_and_finishes_requests_on_si
 
 
 def post_across_sigterm(served: Served, path: str, parts: tuple[bytes, bytes]) -> httpx2.Response:
-    """Sends SIGTERM to the server when half of the body has been sent."""
+    """Posts a body of two parts, and sends SIGTERM to the server between the parts. Returns the response."""
     halfway, terminated = threading.Event(), threading.Event()
     headers = {**served.headers, "Content-Length": str(len(b"".join(parts)))}
 

@@ -32,7 +32,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stack(
     tmp_path_factory: pytest.TempPathFactory, model_dir: Path, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[Stack]:
-    """A running stack for all tests in this folder. Its shutdown is checked too, unless the last test has killed it."""
+    """A running stack for all tests in this folder. Its shutdown is checked too, unless a test has killed the stack."""
     stack = start_stack(tmp_path_factory.mktemp("stack") / "data", "--model", f"{MODEL}={model_dir}", **SHORT_LEASES)
     yield stack
     if stack.process.poll() is None:

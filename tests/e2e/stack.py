@@ -1,4 +1,4 @@
-"""A real `manage.py up` in a separate folder, with a check that it leaves nothing behind."""
+"""Starts and stops a real `manage.py up` with its own data folder, and checks that no process or file remains."""
 
 import json
 import os
@@ -40,7 +40,7 @@ class Stack:
         return found
 
     def endpoints(self) -> list[int]:
-        """The processes of the engines, whose environment names a deployment instead of the data folder."""
+        """Ids of the engines' processes, whose environment names a deployment instead of the data folder."""
         return [
             pid
             for pid in _pids_with_a_deployment_id()
@@ -81,13 +81,14 @@ def start_stack(data_dir: Path, *arguments: str, **environment: str) -> Stack:
 
 
 def assert_nothing_is_left(stack: Stack) -> None:
-    """Checks that a regular shutdown has left nothing behind."""
+    """Checks that after a regular shutdown no process of the stack remains, and no file that says that it is ready."""
     assert stack.processes() == []
     assert stack.endpoints() == []
     assert not (stack.data_dir / "ready.json").exists()
 
 
 def _ready(data_dir: Path) -> dict[str, Any]:
+    """Returns the content of ready.json, which `up` writes when the stack is ready, or {} if there is no such file."""
     try:
         return dict(json.loads((data_dir / "ready.json").read_text()))
     except FileNotFoundError:

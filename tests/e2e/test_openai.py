@@ -37,7 +37,7 @@ def test_models_are_listed(client: openai.OpenAI) -> None:
     assert client.models.retrieve(MODEL).object == "model"
 
 
-def test_a_file_is_kept_byte_for_byte_until_it_is_deleted(client: openai.OpenAI) -> None:
+def test_an_uploaded_file_can_be_read_unchanged_until_it_is_deleted(client: openai.OpenAI) -> None:
     content = ("é" * 1000 + "\n").encode()
 
     file = client.files.create(file=("ü.jsonl", io.BytesIO(content)), purpose="batch")
@@ -52,7 +52,7 @@ def test_a_file_is_kept_byte_for_byte_until_it_is_deleted(client: openai.OpenAI)
 
 @pytest.fixture(scope="module")
 def batch(client: openai.OpenAI) -> Any:
-    """Eleven rows, the sixth of which is too long."""
+    """An ended batch of eleven rows, of which row 5 is too long."""
     too_long = [{"role": "user", "content": "x" * 2000}]  # one token per byte; the model's limit is 1024
     return run_batch(
         client, [json.dumps(row(number, **({"messages": too_long} if number == 5 else {}))) for number in range(11)]
@@ -97,7 +97,7 @@ def test_chat_is_answered(client: openai.OpenAI, endpoint: str) -> None:
     assert answer.model == endpoint
 
 
-def test_a_stream_has_the_same_content_as_a_whole_answer(client: openai.OpenAI, endpoint: str) -> None:
+def test_a_streamed_answer_has_the_same_content_as_one_without_streaming(client: openai.OpenAI, endpoint: str) -> None:
     request: dict[str, Any] = {
         "model": endpoint,
         "messages": [{"role": "user", "content": "Tell me more"}],

@@ -15,7 +15,7 @@ from tests.e2e.stack import Stack, wait_for
 
 pytestmark = pytest.mark.soak
 
-NUM_IN_FLIGHT = 80  # an engine's capacity: 16 running, 64 queued
+NUM_IN_FLIGHT = 80  # an engine accepts this many requests: 16 running and 64 queued
 OVERLOAD_SECONDS, NUM_CALLERS = 600.0, 120
 MAX_GROWTH_BYTES = 32 << 20
 
@@ -31,7 +31,7 @@ def http_client(stack: Stack) -> httpx2.AsyncClient:
 
 
 def test_stopping_a_deployment_completes_its_requests_in_flight(stack: Stack, client: openai.OpenAI) -> None:
-    created = client.post("/deployments", cast_to=object, body={"name": "leaving", "model": MODEL})
+    created = client.post("/deployments", cast_to=object, body={"name": "stopping", "model": MODEL})
     assert isinstance(created, dict)
     path = f"/deployments/{created['id']}"
 
@@ -44,7 +44,7 @@ def test_stopping_a_deployment_completes_its_requests_in_flight(stack: Stack, cl
 
     async def request_and_stop() -> tuple[int, list[int]]:
         async with http_client(stack) as http:
-            requests = [asyncio.create_task(http.post("/completions", json=body("leaving", 16)))
+            requests = [asyncio.create_task(http.post("/completions", json=body("stopping", 16)))
                      for _ in range(NUM_IN_FLIGHT)]  # fmt: skip
             await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
             in_flight = sum(not task.done() for task in requests)
@@ -83,15 +83,15 @@ def test_ten_minutes_of_overload_leak_no_memory_and_refused_requests_get_a_retry
         async with http_client(stack) as http:
             callers = [asyncio.create_task(call_again_and_again(http)) for _ in range(NUM_CALLERS)]
             await asyncio.sleep(OVERLOAD_SECONDS / 4)  # by then caches are filled and threads are started
-            early = [resident_bytes(pid) for pid in watched]
+            bytes_at_first = [resident_bytes(pid) for pid in watched]
             await asyncio.gather(*callers)
-            return early, [resident_bytes(pid) for pid in watched]
+            return bytes_at_first, [resident_bytes(pid) for pid in watched]
 
-    early, late = asyncio.run(overload())
+    bytes_at_first, bytes_at_end = asyncio.run(overload())
 
     assert set(statuses) == {200, 429}, statuses
     assert len(watched) >= 2
-    for pid, before, after in zip(watched, early, late, strict=True):
+    for pid, before, after in zip(watched, bytes_at_first, bytes_at_end, strict=True):
         assert after - before < MAX_GROWTH_BYTES, f"{_command(pid)[:60]} grew from {before:,} to {after:,} bytes"
 
 

@@ -36,7 +36,9 @@ def get(client: openai.OpenAI, path: str) -> dict[str, Any]:
     return cast(dict[str, Any], client.get(path, cast_to=object))
 
 
-def test_a_pipeline_turns_prompts_into_an_endpoint_with_the_same_answers(client: openai.OpenAI, endpoint: str) -> None:
+def test_a_pipeline_makes_from_prompts_an_endpoint_with_the_answers_of_plain_decoding(
+    client: openai.OpenAI, endpoint: str
+) -> None:
     request = {
         "name": "faster",
         "model": MODEL,
@@ -44,7 +46,7 @@ def test_a_pipeline_turns_prompts_into_an_endpoint_with_the_same_answers(client:
         "held_out_file": upload(client, prompts(range(100, 100 + NUM_HELD_OUT))),
         "training": {"kind": "medusa", "num_heads": 2, "epochs": 2, "warmup_steps": 2, "evaluate_every": 10},
         "evaluation": {"concurrencies": [1, 4]},
-        "gate": {"min_speedup": 0.0, "outputs_equal": True},  # such a small model gains nothing
+        "gate": {"min_speedup": 0.0, "outputs_equal": True},  # speculation cannot make so small a model faster
     }
 
     pipeline = cast(dict[str, Any], client.post("/pipelines", cast_to=object, body=request))
@@ -60,25 +62,25 @@ def test_a_pipeline_turns_prompts_into_an_endpoint_with_the_same_answers(client:
     assert report["prompts_held_out"] == report["outputs_equal"] == NUM_HELD_OUT
     assert report["acceptance_length"] >= 1.0
     assert [entry["concurrency"] for entry in report["concurrencies"]] == [1, 4]
-    _speculator_is_described(client, pipeline["speculator_id"])
-    _deployment_serves_with_it(client, pipeline)
-    _answers_are_the_same(client, endpoint, "faster")
+    _check_speculator(client, pipeline["speculator_id"])
+    _check_deployment(client, pipeline)
+    _check_equal_answers(client, endpoint, "faster")
 
 
-def _speculator_is_described(client: openai.OpenAI, speculator_id: str) -> None:
+def _check_speculator(client: openai.OpenAI, speculator_id: str) -> None:
     speculator = get(client, f"/speculators/{speculator_id}")
     assert (speculator["status"], speculator["kind"], speculator["model"]) == ("ready", "medusa", MODEL)
     plot = client.get(f"/speculators/{speculator_id}/plot", cast_to=openai.HttpxBinaryResponseContent)
     assert plot.read().startswith(b"\x89PNG")
 
 
-def _deployment_serves_with_it(client: openai.OpenAI, pipeline: dict[str, Any]) -> None:
+def _check_deployment(client: openai.OpenAI, pipeline: dict[str, Any]) -> None:
     deployment = get(client, f"/deployments/{pipeline['deployment_id']}")
     assert (deployment["name"], deployment["state"]) == ("faster", "ready")
     assert deployment["speculator_id"] == pipeline["speculator_id"]
 
 
-def _answers_are_the_same(client: openai.OpenAI, plain: str, speculative: str) -> None:
+def _check_equal_answers(client: openai.OpenAI, plain: str, speculative: str) -> None:
     for temperature in (0.0, 0.8):
         answers = [
             client.chat.completions.create(

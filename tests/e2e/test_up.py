@@ -16,7 +16,10 @@ from tests.e2e.test_openai import ENDED, row, upload
 
 
 def kill(stack: Stack, fragment: str) -> None:
-    """Kills the process, but not its keeper: the process of `parent_death.py` that started it and watches `up`."""
+    """Kills the process with `fragment` in its command line, but not its keeper, which runs `parent_death.py`.
+
+    The keeper has the same words in its command line: it started the process, and ends it when `up` ends.
+    """
     (pid,) = [pid for pid in stack.processes(fragment) if not is_keeper(pid)]
     os.kill(pid, signal.SIGKILL)
 
@@ -25,7 +28,7 @@ def is_keeper(pid: int) -> bool:
     return b"parent_death.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def serves(stack: Stack) -> bool:
+def is_serving(stack: Stack) -> bool:
     try:
         return httpx2.get(stack.url.replace("/v1", "/health"), trust_env=False, timeout=2.0).status_code == 200
     except httpx2.HTTPError:
@@ -35,8 +38,8 @@ def serves(stack: Stack) -> bool:
 def test_a_killed_server_is_restarted(stack: Stack) -> None:
     kill(stack, "uvicorn control.asgi")
 
-    wait_for(lambda: not serves(stack), 5.0, "the server has not ended")
-    wait_for(lambda: serves(stack), 30.0, "the server has not come back")
+    wait_for(lambda: not is_serving(stack), 5.0, "the server has not ended")
+    wait_for(lambda: is_serving(stack), 30.0, "the server has not come back")
 
 
 def test_a_worker_killed_during_a_batch_loses_and_duplicates_no_row(stack: Stack, client: openai.OpenAI) -> None:
@@ -94,9 +97,9 @@ def test_a_killed_stack_leaves_no_process_and_starts_again(stack: Stack, endpoin
     stack.process.kill()
     stack.process.wait(10)
 
-    wait_for(lambda: not stack.processes() and not stack.endpoints(), 10.0, "processes are left")
-    again = start_stack(stack.data_dir, "--model", f"{MODEL}={model_dir}", **SHORT_LEASES)
-    assert again.key == stack.key
-    assert serves(again)
-    assert again.stop() == 0
-    assert_nothing_is_left(again)
+    wait_for(lambda: not stack.processes() and not stack.endpoints(), 10.0, "processes of the stack have not ended")
+    restarted = start_stack(stack.data_dir, "--model", f"{MODEL}={model_dir}", **SHORT_LEASES)
+    assert restarted.key == stack.key
+    assert is_serving(restarted)
+    assert restarted.stop() == 0
+    assert_nothing_is_left(restarted)

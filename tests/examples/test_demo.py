@@ -1,4 +1,4 @@
-"""Parts of the demo that need no model: prompts, output, and the explanation of a failed start."""
+"""The parts of the demo that need no model: its prompts, its output, and the error if the stack does not start."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def test_held_out_questions_are_reproducible_and_not_in_the_training_set() -> No
 
     assert few.held_out == many.held_out
     assert few.distill == many.distill[:10]
-    assert len({*many.held_out, *many.distill}) == 48
+    assert len({*many.held_out, *many.distill}) == 40 + 8  # no question is in both sets
 
 
 def test_sets_that_share_a_question_are_refused() -> None:
@@ -46,7 +46,7 @@ def test_sets_that_share_a_question_are_refused() -> None:
         PromptSets(distill=["a", "b"], held_out=["b"])
 
 
-def test_rows_have_openais_form(tmp_path: Path) -> None:
+def test_the_rows_have_the_format_of_openais_batch_input(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
 
     write_rows(path, ["Why?"], prefix="held_out", model="tiny", max_tokens=9)
@@ -88,8 +88,8 @@ def test_on_a_terminal_each_stage_has_a_bar() -> None:
     with view:
         view.show(Pipeline.from_json(pipeline_json()))
 
-    shown = output.getvalue()
-    assert all(name in shown for name in ("distil", "train", "evaluate", "gate", "deploy"))
+    text = output.getvalue()
+    assert all(name in text for name in ("distil", "train", "evaluate", "gate", "deploy"))
 
 
 def test_the_report_is_shown_and_summarized() -> None:
@@ -98,14 +98,14 @@ def test_the_report_is_shown_and_summarized() -> None:
 
     console.print(report_table(REPORT))
 
-    shown = output.getvalue()
-    assert "1.10x" in shown
-    assert "2.12" in shown
+    text = output.getvalue()
+    assert "1.10x" in text
+    assert "2.12" in text
     assert summary(REPORT)["speedup"] == 1.5
     assert "concurrencies" not in summary(REPORT)
 
 
-def test_the_error_of_a_stack_that_does_not_start_has_the_reason(tmp_path: Path) -> None:
+def test_the_error_for_a_stack_that_does_not_start_includes_the_reason(tmp_path: Path) -> None:
     """A real `manage.py up` with a model that does not exist."""
     stack = Stack(tmp_path / "data", models={"tiny": tmp_path / "nowhere"})
 
@@ -115,7 +115,7 @@ def test_the_error_of_a_stack_that_does_not_start_has_the_reason(tmp_path: Path)
     assert "--model tiny=" in str(caught.value)
 
 
-def test_kind_and_hyperparameters_are_passed_on() -> None:
+def test_the_options_select_the_kind_and_the_hyperparameters_of_the_training() -> None:
     assert read_options([]).training["kind"] == "medusa"
     options = read_options(["--kind", "mtp", "--training", '{"steps": 2}'])
     assert options.training == {"kind": "mtp", "max_seconds": 150, "steps": 2}

@@ -1,4 +1,4 @@
-"""A fake service that gives scripted responses and records requests."""
+"""A fake service that returns given responses and records the requests."""
 
 import json
 from collections.abc import Callable
@@ -12,12 +12,12 @@ ScriptedResponse = httpx2.Response | Exception | Callable[[httpx2.Request], http
 
 
 class ScriptedApi:
-    """Gives its responses in order, one for each request; further requests fail the test."""
+    """Returns its responses in order, one for each request. A further request fails the test."""
 
     def __init__(self, *responses: ScriptedResponse) -> None:
         self._responses = list(responses)
         self.requests: list[httpx2.Request] = []
-        self.slept: list[float] = []
+        self.slept: list[float] = []  # seconds of each pause of the client, which does not really sleep
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         request.read()

@@ -1,4 +1,4 @@
-"""Requests, output and exit codes of the command with a fake service."""
+"""The requests, output and exit codes of the command `slipstream`, which talks to a fake service."""
 
 import json
 import threading
@@ -20,17 +20,19 @@ Run = Callable[..., Result]
 
 @contextmanager
 def served(api: ScriptedApi) -> Iterator[str]:
+    """Serves the fake service over HTTP, because the command makes its own client. Yields the base URL."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # the base class requires this name
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            answer = api(
+            response = api(
                 httpx2.Request(self.command, f"http://api.test{self.path}", headers=dict(self.headers), content=body)
             )
-            self.send_response(answer.status_code)
-            for name, value in answer.headers.items():
+            self.send_response(response.status_code)
+            for name, value in response.headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(answer.read())
+            self.wfile.write(response.read())
 
         do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815
 
@@ -49,6 +51,10 @@ def served(api: ScriptedApi) -> Iterator[str]:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Returns a function that runs the command, with the fake service `api` if it is given.
+
+    The command must send exactly as many requests as the fake service has responses.
+    """
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("SLIPSTREAM_BASE_URL", "SLIPSTREAM_API_KEY"):
@@ -108,7 +114,7 @@ def test_a_missing_object_has_its_own_exit_code(run: Run) -> None:
     assert (error["code"], error["request_id"]) == ("file_not_found", "req_1")
 
 
-def test_a_batch_is_created_from_a_local_file_and_waited_for(run: Run, tmp_path: Path) -> None:
+def test_the_command_creates_a_batch_from_a_local_file_and_waits_for_it(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("{}\n")
     done = batch_json(status="completed", output_file_id="file-9")
@@ -128,20 +134,20 @@ def test_a_batch_that_fails_has_its_own_exit_code(run: Run) -> None:
     assert "batch_1 is failed" in result.stderr
 
 
-def test_a_pipeline_takes_json_for_its_training_and_gate(run: Run) -> None:
+def test_the_training_and_the_gate_of_a_pipeline_are_given_as_json(run: Run) -> None:
     api = ScriptedApi(ok(pipeline_json()))
     options = ("--held-out", "32", "--training", '{"kind": "eagle3"}', "--gate", '{"min_speedup": 1.2}')
 
     result = run("--json", "pipelines", "create", "math", "tiny", "file-1", *options, api=api)
 
-    shown = json.loads(result.stdout)
-    assert (shown["id"], shown["stages"][0]["name"]) == ("pipe_1", "distil")
+    pipeline = json.loads(result.stdout)
+    assert (pipeline["id"], pipeline["stages"][0]["name"]) == ("pipe_1", "distil")
     assert (api.body()["training"], api.body()["gate"]) == ({"kind": "eagle3"}, {"min_speedup": 1.2})
 
 
-@pytest.mark.parametrize("given", ["{", "[]"])
-def test_an_argument_that_is_not_a_json_object_is_a_usage_error(run: Run, given: str) -> None:
-    assert run("pipelines", "create", "math", "tiny", "file-1", "--gate", given).exit_code == 2
+@pytest.mark.parametrize("value", ["{", "[]"])
+def test_an_argument_that_is_not_a_json_object_is_a_usage_error(run: Run, value: str) -> None:
+    assert run("pipelines", "create", "math", "tiny", "file-1", "--gate", value).exit_code == 2
 
 
 def test_a_rejected_pipeline_fails_the_command(run: Run) -> None:
@@ -161,14 +167,14 @@ def test_a_streamed_answer_is_not_interpreted_as_markup(run: Run) -> None:
     assert api.body()["messages"] == [{"role": "user", "content": "2+2?"}]
 
 
-def test_deployments_are_stopped(run: Run) -> None:
+def test_the_command_stops_a_deployment(run: Run) -> None:
     api = ScriptedApi(ok(deployment_json(desired_state="stopped")))
 
     assert "stopped" in run("deployments", "stop", "dep_1", api=api).stdout
     assert api.requests[0].url.path == "/v1/deployments/dep_1/stop"
 
 
-def test_results_are_json_lines(run: Run) -> None:
+def test_the_results_of_a_batch_are_printed_as_json_lines(run: Run) -> None:
     row = {"custom_id": "1", "response": None}
 
     result = run("batches", "results", "batch_1", api=ScriptedApi(httpx2.Response(200, text=json.dumps(row) + "\n")))
@@ -176,7 +182,7 @@ def test_results_are_json_lines(run: Run) -> None:
     assert json.loads(result.stdout) == row
 
 
-def test_a_file_that_cannot_be_written_is_an_error_and_no_traceback(run: Run, tmp_path: Path) -> None:
+def test_a_download_that_cannot_be_written_is_reported_without_a_traceback(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     result = run("files", "download", "file-1", str(tmp_path / "file" / "below"), api=ScriptedApi())
@@ -184,7 +190,7 @@ def test_a_file_that_cannot_be_written_is_an_error_and_no_traceback(run: Run, tm
     assert (result.exit_code, "Traceback" in result.output) == (1, False)
 
 
-def test_a_large_file_is_sent_in_parts_with_a_note_on_how_to_continue(
+def test_a_large_file_is_sent_in_parts_and_the_command_prints_how_to_resume_the_upload(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.cli.common.PART_BYTES", 2)
@@ -202,7 +208,7 @@ def test_a_large_file_is_sent_in_parts_with_a_note_on_how_to_continue(
     assert api.body()["part_ids"] == ["part_1"]
 
 
-def test_an_interrupt_has_the_shells_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_command_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> float:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""The client works with the real API, in one process."""
+"""The Python client works with the real API, which runs in the test's process."""
 
 import json
 from collections.abc import Iterator
@@ -96,7 +96,7 @@ def test_pipelines_are_created_retrieved_cancelled_and_resumed(client: Client, b
     assert client.pipelines.resume(pipeline.id).status == "distilling"
 
 
-def test_a_refused_pipeline_gives_the_reason(client: Client, base_model: BaseModel) -> None:
+def test_the_error_for_an_invalid_pipeline_names_the_parameter(client: Client, base_model: BaseModel) -> None:
     file = client.files.upload(rows(2))
 
     with pytest.raises(BadRequestError) as caught:
@@ -117,14 +117,14 @@ def test_models_and_deployments_are_listed_started_and_stopped(client: Client, b
 
 
 def test_only_the_organizations_own_speculators_are_visible(base_model: BaseModel) -> None:
-    mine = make_organization()
+    own_organization = make_organization()
     speculators = [
         Speculator.objects.create(
             organization=organization, base_model=base_model, name="math", kind="medusa", target_revision="0" * 64
         )
-        for organization in (mine, make_organization())
+        for organization in (own_organization, make_organization())
     ]
-    _, token = make_key(mine)
+    _, token = make_key(own_organization)
 
     with Client(URL, token, transport=TRANSPORT) as client:
         assert [speculator.id for speculator in client.speculators.list()] == [speculators[0].pk]
@@ -133,27 +133,30 @@ def test_only_the_organizations_own_speculators_are_visible(base_model: BaseMode
             client.speculators.retrieve(speculators[1].pk)
 
 
-def test_an_evaluation_is_created_cancelled_and_certified() -> None:
-    mine = make_organization()
-    speculator, (_, token) = make_speculator(mine), make_key(mine)
+def test_an_evaluation_is_created_and_cancelled_and_a_finished_one_has_a_certificate() -> None:
+    organization = make_organization()
+    speculator, (_, token) = make_speculator(organization), make_key(organization)
     with Client(URL, token, transport=TRANSPORT) as client:
         file = client.files.upload(rows(3))
 
-        made = client.evaluations.create(speculator_id=speculator.pk, prompts_file=file.id, price_per_gpu_hour=2.0)
-
-        assert (made.status, made.concurrencies, made.price_per_gpu_hour) == ("queued", [1, 4, 16, 32], 2.0)
-        assert [listed.id for listed in client.evaluations.list(speculator_id=speculator.pk)] == [made.id]
-        assert client.evaluations.cancel(made.id).id == made.id
-        with pytest.raises(NotFoundError):
-            client.evaluations.certificate(made.id)
-        evaluation_finish(
-            evaluation=Evaluation.objects.get(pk=made.id), report={}, evidence=make_evidence(), plots_prefix="e"
+        evaluation = client.evaluations.create(
+            speculator_id=speculator.pk, prompts_file=file.id, price_per_gpu_hour=2.0
         )
-        statement = verify(client.evaluations.certificate(made.id), client.evaluations.public_key())
+
+        assert (evaluation.status, evaluation.price_per_gpu_hour) == ("queued", 2.0)
+        assert evaluation.concurrencies == [1, 4, 16, 32]
+        assert [listed.id for listed in client.evaluations.list(speculator_id=speculator.pk)] == [evaluation.id]
+        assert client.evaluations.cancel(evaluation.id).id == evaluation.id
+        with pytest.raises(NotFoundError):
+            client.evaluations.certificate(evaluation.id)
+        evaluation_finish(
+            evaluation=Evaluation.objects.get(pk=evaluation.id), report={}, evidence=make_evidence(), plots_prefix="e"
+        )
+        statement = verify(client.evaluations.certificate(evaluation.id), client.evaluations.public_key())
     assert statement["speculator"]["id"] == speculator.pk
 
 
-def test_captured_requests_become_a_file(client: Client, base_model: BaseModel) -> None:
+def test_captured_requests_can_be_stored_as_a_file(client: Client, base_model: BaseModel) -> None:
     deployment = client.deployments.create(name="math", model=base_model.name)
 
     assert client.captures.set(deployment.id, hours=24).num_requests == 0
@@ -173,7 +176,7 @@ def test_a_wrong_key_raises_an_authentication_error() -> None:
     assert caught.value.request_id
 
 
-def test_an_upload_in_parts_is_continued(client: Client, tmp_path: Path) -> None:
+def test_an_interrupted_upload_continues_after_its_first_part(client: Client, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(rows(9))
     size = path.stat().st_size
@@ -249,7 +252,9 @@ def test_events_are_listed_and_sent_to_endpoints(client: Client, base_model: Bas
 
 
 class InThisThread(httpx2.AsyncBaseTransport):
-    """Runs without an event loop, in which Django would use a connection outside the test's transaction."""
+    """Runs the API in the test's thread. With an event loop, Django would use another thread and database connection,
+    outside of the test's transaction.
+    """
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         await request.aread()
@@ -260,7 +265,7 @@ class InThisThread(httpx2.AsyncBaseTransport):
 def test_the_asynchronous_client_works_with_the_real_api(base_model: BaseModel) -> None:
     _, token = make_key()
 
-    async def talk() -> None:
+    async def use_client() -> None:
         async with AsyncClient(URL, token, transport=InThisThread(), max_retries=0) as client:
             file = await client.files.upload(rows(6), filename="a.jsonl")
             assert await client.files.content(file.id) == rows(6)
@@ -270,5 +275,6 @@ def test_the_asynchronous_client_works_with_the_real_api(base_model: BaseModel) 
             with pytest.raises(PipelineFailed):
                 await pipeline.wait()
 
-    with pytest.raises(StopIteration):  # the coroutine's end; it never suspends, so it needs no event loop
-        talk().send(None)
+    # Nothing in the coroutine waits, so it runs to its end, which raises StopIteration, without an event loop.
+    with pytest.raises(StopIteration):
+        use_client().send(None)

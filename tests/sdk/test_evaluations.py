@@ -1,4 +1,4 @@
-"""`slipstream evaluations` and `slipstream certificates`, from a request to a verified certificate."""
+"""The commands `slipstream evaluations` and `slipstream certificates`, from a request to a verified certificate."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.control.workflows.evaluations.evidence import make_evidence
 from tests.sdk.api import ScriptedApi, file_json, ok, page
 from tests.sdk.test_cli import Run, run
 
-__all__ = ["run"]  # the fixture
+__all__ = ["run"]  # a fixture, which pytest finds here by its name
 
 
 def evaluation_json(**changes: Any) -> dict[str, Any]:
@@ -22,21 +22,21 @@ def evaluation_json(**changes: Any) -> dict[str, Any]:
     return values | changes
 
 
-def test_an_evaluation_of_a_local_file_is_waited_for(run: Run, tmp_path: Path) -> None:
+def test_the_command_evaluates_with_prompts_of_a_local_file_and_waits_for_the_result(run: Run, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("{}\n")
     progress = {"done": 3, "total": 10, "unit": "answers"}
-    going = evaluation_json(status="running", progress=progress, metrics={"eta_seconds": 7.0})
+    running = evaluation_json(status="running", progress=progress, metrics={"eta_seconds": 7.0})
     done = evaluation_json(status="succeeded", result="equal", report={"speedup": 1.5})
-    api = ScriptedApi(ok(file_json()), ok(evaluation_json()), ok(going), ok(done))
+    api = ScriptedApi(ok(file_json()), ok(evaluation_json()), ok(running), ok(done))
     options = ("--prompts", str(prompts), "--concurrency", "1", "--concurrency", "4", "--price-per-gpu-hour", "2.5")
 
     result = run("--json", "evaluations", "create", "spec_1", *options, "--wait", api=api)
 
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["report"] == {"speedup": 1.5}
-    asked = {"speculator_id": "spec_1", "prompts_file": "file-1", "concurrencies": [1, 4], "price_per_gpu_hour": 2.5}
-    assert api.body(1) == asked
+    body = {"speculator_id": "spec_1", "prompts_file": "file-1", "concurrencies": [1, 4], "price_per_gpu_hour": 2.5}
+    assert api.body(1) == body
 
 
 def test_a_failed_evaluation_has_exit_code_4(run: Run) -> None:
@@ -60,7 +60,7 @@ def test_evaluations_of_one_speculator_are_listed(run: Run) -> None:
 def test_a_certificate_is_downloaded_and_verified_offline(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "certificate.json"
     certificate = certificate_of(make_evidence())
-    assert run("certificates", "verify", str(path)).exit_code == 1  # no key yet
+    assert run("certificates", "verify", str(path)).exit_code == 1  # the service's public key is not stored yet
 
     assert run("certificates", "key", api=ScriptedApi(ok(public_key_body()))).exit_code == 0
     assert run("evaluations", "certificate", "eval_1", str(path), api=ScriptedApi(ok(certificate))).exit_code == 0

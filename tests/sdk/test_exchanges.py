@@ -1,4 +1,4 @@
-"""Export and import of speculators: the client with the real API, and the command with a fake service."""
+"""Export, import and deletion of speculators with the client and the command, which talk to a fake service."""
 
 import io
 import json
@@ -17,7 +17,7 @@ SPECULATOR = {
     "status": "ready", "target_revision": "0", "training": {}, "report": {}, "created_at": 1,
 }  # fmt: skip
 
-__all__ = ["run"]
+__all__ = ["run"]  # a fixture, which pytest finds here by its name
 
 
 def test_an_export_returns_a_file(tmp_path: Path) -> None:

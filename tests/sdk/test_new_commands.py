@@ -1,4 +1,4 @@
-"""Requests and output of further commands."""
+"""The requests and output of commands that have no test file of their own, among them caps, rollouts and captures."""
 
 import json
 import time
@@ -10,7 +10,7 @@ import httpx2
 from tests.sdk.api import ScriptedApi, failure, file_json, ok, page, pipeline_json, stage_json
 from tests.sdk.test_cli import Run, run
 
-__all__ = ["run"]  # the fixture
+__all__ = ["run"]  # a fixture, which pytest finds here by its name
 
 USD = {"value": 5.0, "currency": "usd"}
 CAP = {
@@ -37,11 +37,12 @@ def request_line(api: ScriptedApi, index: int = -1) -> tuple[str, str]:
 
 
 def printed(result: Any) -> Any:
+    """Returns the JSON that a successful command has printed."""
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
-def test_a_cap_is_created_and_raised(run: Run) -> None:  # the fixture
+def test_a_cap_is_created_and_raised(run: Run) -> None:
     api = ScriptedApi(ok(CAP))
 
     assert printed(run("--json", "caps", "create", "5", api=api))["id"] == "cap_1"
@@ -51,7 +52,7 @@ def test_a_cap_is_created_and_raised(run: Run) -> None:  # the fixture
     assert (request_line(api), api.body()) == (("PATCH", "/v1/spend_caps/cap_1"), {"amount": 7.5})
 
 
-def test_a_distillation_is_waited_for_and_named_in_a_pipeline(run: Run, tmp_path: Path) -> None:
+def test_the_command_waits_for_a_distillation_and_creates_a_pipeline_from_it(run: Run, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("{}\n")
     running = {**DISTILLATION, "status": "in_progress"}
@@ -76,8 +77,8 @@ def test_a_model_is_registered(run: Run) -> None:
 def test_an_adapter_is_uploaded_from_its_folder(run: Run, tmp_path: Path) -> None:
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / name).write_text("x")
-    gone = httpx2.Response(200, json={"deleted": True})
-    api = ScriptedApi(ok(file_json()), ok(file_json(id="file-2")), ok(ADAPTER), gone, gone)
+    deleted = httpx2.Response(200, json={"deleted": True})
+    api = ScriptedApi(ok(file_json()), ok(file_json(id="file-2")), ok(ADAPTER), deleted, deleted)
 
     printed(run("--json", "adapters", "upload", str(tmp_path), "tone", "tiny", api=api))
 
@@ -113,7 +114,7 @@ def test_a_refused_key_is_reported_with_advice(run: Run) -> None:
     assert len(run("--json", "files", "list", api=refused()).stderr.splitlines()) == 1
 
 
-def test_a_bad_dataset_fails_the_check(run: Run) -> None:
+def test_checking_an_invalid_dataset_exits_with_4_and_prints_its_errors(run: Run) -> None:
     bad = {"line": 7, "column": 2, "code": "invalid_json_line", "message": "This is no JSON.", "param": None}
     errors = {"data": [bad], "total_count": 1, "by_code": {"invalid_json_line": 1}}
     dataset = {"id": "dataset_1", "file_id": "file-1", "bytes": 9, "num_rows": 1, "num_answers": 0, "created_at": 1}
@@ -126,8 +127,8 @@ def test_a_bad_dataset_fails_the_check(run: Run) -> None:
 
 
 def test_requests_are_captured_and_turned_into_a_file(run: Run) -> None:
-    kept = {"deployment_id": "dep_1", "hours": 48, "num_requests": 0, "created_at": 1}
-    api = ScriptedApi(ok(kept))
+    capture = {"deployment_id": "dep_1", "hours": 48, "num_requests": 0, "created_at": 1}
+    api = ScriptedApi(ok(capture))
 
     assert printed(run("--json", "captures", "set", "dep_1", "--hours", "48", api=api))["hours"] == 48
     assert (request_line(api), api.body()) == (("POST", "/v1/deployments/dep_1/capture"), {"hours": 48})
@@ -151,15 +152,15 @@ def test_nested_objects_are_shown_as_tables(run: Run) -> None:
     stages = [stage_json("distil", "running", progress=progress, job_id="job_1")]
     pipeline = pipeline_json(stages=stages, report=report, cost={"value": 0.25, "currency": "usd"})
 
-    shown = run("pipelines", "show", "pipe_1", api=ScriptedApi(ok(pipeline))).stdout
+    output = run("pipelines", "show", "pipe_1", api=ScriptedApi(ok(pipeline))).stdout
 
-    assert "7 / 9 rows" in shown
-    assert "1.5701" in shown
-    assert "0.25 usd" in shown
-    assert "{" not in shown, "JSON is only printed with --json"
+    assert "7 / 9 rows" in output
+    assert "1.5701" in output
+    assert "0.25 usd" in output
+    assert "{" not in output, "JSON is only printed with --json"
 
 
-def test_without_a_terminal_each_row_of_a_list_is_a_line(run: Run) -> None:
+def test_without_a_terminal_each_object_of_a_list_is_one_unwrapped_line(run: Run) -> None:
     api = ScriptedApi(page(file_json(id=f"file-{'1' * 32}", filename="a-long-name" * 20)))
 
     *_, row = run("files", "list", api=api).stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The client with the real API, in this process: caps, distillations, registered models, adapters, rollouts."""
+"""The Python client with the real API in the test's process: caps, distillations, models, adapters and rollouts."""
 
 import json
 from collections.abc import Iterator
@@ -47,11 +47,11 @@ def test_caps_are_created_changed_and_deleted(client: Client) -> None:
         client.spend_caps.retrieve(cap.id)
 
 
-def test_a_form_changes_the_cap_of_a_quote(client: Client, organization: Organization, base_model: BaseModel) -> None:
+def test_the_cap_of_a_quote_can_be_removed(client: Client, organization: Organization, base_model: BaseModel) -> None:
     quote = make_quote(organization, base_model, cap_nanousd=10**9)
 
-    shown = client.quotes.retrieve(quote.pk)
-    assert (shown.cap, shown.spent) == ({"value": 1.0, "currency": "usd"}, {"value": 0.0, "currency": "usd"})
+    retrieved = client.quotes.retrieve(quote.pk)
+    assert (retrieved.cap, retrieved.spent) == ({"value": 1.0, "currency": "usd"}, {"value": 0.0, "currency": "usd"})
     assert client.quotes.update(quote.pk, cap=None).cap is None
 
 
@@ -84,7 +84,7 @@ def test_an_adapter_is_uploaded_from_its_folder_and_served(
 
     adapter = client.adapters.upload(tmp_path, name="tone", model="tiny")
     assert (adapter.rank, adapter.target_modules) == (2, ["q_proj"])
-    assert list(client.files.list()) == [], "the uploaded files are not needed any more"
+    assert list(client.files.list()) == [], "the client did not delete the uploaded files"
 
     deployment = client.deployments.create(name="support", model="tiny", adapters=[adapter.id])
     assert [served["model"] for served in deployment.adapters] == ["support:tone"]
@@ -116,8 +116,8 @@ def test_metrics_are_listed_by_interval(client: Client, base_model: BaseModel) -
     deployment = client.deployments.create(name="support", model="tiny")
     start = int(timezone.now().timestamp()) - 2 * 3600
 
-    stretches = list(client.deployments.metrics(deployment.id, start_time=start))
+    intervals = list(client.deployments.metrics(deployment.id, start_time=start))
 
-    assert len(stretches) > 60, "more than a page"
-    assert stretches[0].start_time == start - start % 60
-    assert {(stretch.num_requests, stretch.acceptance_length) for stretch in stretches} == {(0, None)}
+    assert len(intervals) > 60, "the list must include more than one page"
+    assert intervals[0].start_time == start - start % 60
+    assert {(interval.num_requests, interval.acceptance_length) for interval in intervals} == {(0, None)}

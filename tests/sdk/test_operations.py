@@ -1,4 +1,4 @@
-"""Every operation of docs/openapi.yaml has a method of the client, which requests its route.
+"""Every operation of docs/openapi.yaml has a method of the client, which sends the operation's request.
 
 The test calls every method of every resource of the client with arguments made from its signature.
 """
@@ -83,7 +83,7 @@ def requested(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("operation", ROUTES)
-def test_an_operation_has_a_method(operation: str, requested: set[tuple[str, str]]) -> None:
+def test_each_operation_has_a_method_that_sends_its_request(operation: str, requested: set[tuple[str, str]]) -> None:
     method, path = ROUTES[operation]
     numbers = iter(range(1, 9))
     assert (method, re.sub(r"\{\w+\}", lambda _: f"x{next(numbers)}", path)) in requested

@@ -1,4 +1,4 @@
-"""The client is a separate package without dependencies on the service."""
+"""The client, in the folder sdk, is a separate package that does not depend on the service."""
 
 import ast
 import sys
@@ -18,7 +18,7 @@ PINNED = {
 }
 
 
-def imported() -> set[str]:
+def imported_packages() -> set[str]:
     names = set()
     for path in SDK.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -29,16 +29,16 @@ def imported() -> set[str]:
     return names - sys.stdlib_module_names - {"slipstream"}
 
 
-def test_it_requires_exactly_the_packages_that_it_imports() -> None:
-    assert {Requirement(line).name for line in PROJECT["dependencies"]} == imported()
+def test_the_client_requires_exactly_the_packages_that_it_imports() -> None:
+    assert {Requirement(line).name for line in PROJECT["dependencies"]} == imported_packages()
 
 
-def test_it_accepts_the_versions_that_it_is_tested_with() -> None:
+def test_the_clients_requirements_allow_the_versions_that_the_tests_use() -> None:
     for requirement in map(Requirement, PROJECT["dependencies"]):
         assert PINNED[requirement.name] in requirement.specifier, requirement
 
 
-def test_its_command_is_the_projects_command() -> None:
-    whole = tomllib.loads((SDK.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+def test_the_client_and_the_whole_project_define_the_same_command() -> None:
+    whole_project = tomllib.loads((SDK.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
-    assert PROJECT["scripts"] == whole["scripts"]
+    assert PROJECT["scripts"] == whole_project["scripts"]

@@ -1,4 +1,4 @@
-"""The client's requests: authentication, retries, errors, pages."""
+"""The client's requests: authentication, retries, errors, pages, uploads and downloads."""
 
 import hashlib
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from slipstream.errors import (
 from tests.sdk.api import ScriptedApi, deployment_json, failure, file_json, ok, page
 
 
-def test_every_request_carries_the_key_and_keeps_the_base_path() -> None:
+def test_every_request_has_the_api_key_and_the_path_of_the_base_url() -> None:
     api = ScriptedApi(ok(file_json()))
 
     api.client().files.retrieve("file-1")
@@ -49,7 +49,7 @@ def test_url_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("url", "key", "missing"), [(None, "k", "base_url"), ("http://x/v1", None, "api_key")])
-def test_a_client_without_url_or_key_says_which(
+def test_the_error_for_a_client_without_url_or_key_names_the_missing_argument(
     monkeypatch: pytest.MonkeyPatch, url: str | None, key: str | None, missing: str
 ) -> None:
     monkeypatch.delenv("SLIPSTREAM_BASE_URL", raising=False)
@@ -66,7 +66,7 @@ def test_transient_errors_are_retried(status: int) -> None:
     assert api.client().files.retrieve("file-1").id == "file-1"
 
     assert len(api.slept) == 2
-    assert 0.3 < api.slept[0] <= 0.5 < api.slept[1] <= 1.0
+    assert 0.3 < api.slept[0] <= 0.5 < api.slept[1] <= 1.0  # the pauses double from 0.5 s, minus up to a quarter
 
 
 def test_the_third_failure_is_raised() -> None:
@@ -84,7 +84,7 @@ def test_the_pause_in_retry_after_is_used() -> None:
     assert api.slept == [7.0, 1.5]
 
 
-def test_an_unreasonably_long_pause_is_ignored() -> None:
+def test_an_unreasonably_long_pause_in_retry_after_is_ignored() -> None:
     api = ScriptedApi(failure(429, retry_after="86400"), ok(file_json()))
 
     api.client().files.retrieve("file-1")
@@ -92,13 +92,13 @@ def test_an_unreasonably_long_pause_is_ignored() -> None:
     assert api.slept[0] <= 0.5
 
 
-def test_the_server_decides_whether_to_retry() -> None:
-    stubborn = ScriptedApi(failure(503, x_should_retry="false"))
+def test_the_header_x_should_retry_overrides_the_status() -> None:
+    never_retried = ScriptedApi(failure(503, x_should_retry="false"))
     with pytest.raises(InternalServerError):
-        stubborn.client().files.retrieve("file-1")
+        never_retried.client().files.retrieve("file-1")
 
-    kind = ScriptedApi(failure(400, x_should_retry="true"), ok(file_json()))
-    assert kind.client().files.retrieve("file-1").id == "file-1"
+    retried = ScriptedApi(failure(400, x_should_retry="true"), ok(file_json()))
+    assert retried.client().files.retrieve("file-1").id == "file-1"
 
 
 def test_a_get_is_repeated_after_a_broken_connection() -> None:
@@ -126,7 +126,7 @@ def test_a_get_has_no_idempotency_key() -> None:
     assert "idempotency-key" not in api.requests[0].headers
 
 
-def test_a_timeout_has_its_own_error() -> None:
+def test_a_timeout_raises_api_timeout_error() -> None:
     api = ScriptedApi(httpx2.ReadTimeout("slow"))
 
     with pytest.raises(APITimeoutError):
@@ -159,7 +159,7 @@ def test_each_status_raises_its_exception(status: int, kind: type[APIStatusError
     assert str(caught.value) == f"{status}: because (request req_7)"
 
 
-def test_an_error_page_of_a_proxy_is_still_an_error() -> None:
+def test_an_error_status_with_an_html_page_raises_the_exception_of_the_status() -> None:
     api = ScriptedApi(httpx2.Response(404, text="<html>"))
 
     with pytest.raises(NotFoundError, match="no reason"):
@@ -195,12 +195,14 @@ def test_every_attempt_sends_the_whole_upload(tmp_path: Path) -> None:
 
 
 def broken(request: httpx2.Request) -> httpx2.Response:
+    """Responds with the four bytes `half`, and then the connection breaks."""
     return httpx2.Response(200, stream=_Breaking())
 
 
 def test_an_interrupted_download_is_continued_by_the_next_call(tmp_path: Path) -> None:
     to = tmp_path / "out.jsonl"
     etag = f'"{hashlib.sha256(b"half and half").hexdigest()}"'
+    # The client asks again for the last byte that it has, to detect a change of the file.
     rest = httpx2.Response(206, content=b"f and half", headers={"Content-Range": "bytes 3-12/13", "ETag": etag})
     api = ScriptedApi(broken, rest)
 
@@ -236,7 +238,7 @@ def test_a_partial_file_larger_than_the_original_is_downloaded_again(tmp_path: P
     assert api.client().files.download("file-1", tmp_path / "out.jsonl").read_bytes() == b"whole"
 
 
-def test_a_broken_download_continues_where_it_stopped() -> None:
+def test_a_broken_download_into_memory_continues_after_the_received_bytes() -> None:
     rest = httpx2.Response(206, content=b" and half", headers={"Content-Range": "bytes 4-12/13"})
     api = ScriptedApi(broken, rest)
 
@@ -244,13 +246,13 @@ def test_a_broken_download_continues_where_it_stopped() -> None:
     assert api.requests[1].headers["range"] == "bytes=4-"
 
 
-def test_a_service_without_ranges_sends_the_whole_file_again() -> None:
+def test_a_broken_download_from_a_service_without_ranges_starts_again() -> None:
     api = ScriptedApi(broken, httpx2.Response(200, content=b"half and half"))
 
     assert api.client().files.content("file-1") == b"half and half"
 
 
-def test_a_download_without_progress_is_given_up() -> None:
+def test_a_download_that_makes_no_progress_is_not_retried_forever() -> None:
     api = ScriptedApi(broken, broken, broken)
 
     with pytest.raises(APIConnectionError, match="gone"):
@@ -263,7 +265,7 @@ class _Breaking(httpx2.SyncByteStream):
         raise httpx2.ReadError("gone")
 
 
-def test_exported_names_are_sorted() -> None:
+def test_the_names_in_all_are_sorted_and_exist() -> None:
     assert slipstream.__all__ == sorted(slipstream.__all__)
     assert all(hasattr(slipstream, name) for name in slipstream.__all__)
 
@@ -277,17 +279,17 @@ def test_delete_sends_a_delete_request(call: Callable[[Client], None]) -> None:
     assert api.requests[0].method == "DELETE"
 
 
-@pytest.mark.parametrize("identity", ["", ".", "..", "a\0b", "a\nb"])
-def test_an_invalid_id_is_never_sent(identity: str) -> None:
+@pytest.mark.parametrize("invalid_id", ["", ".", "..", "a\0b", "a\nb"])
+def test_an_invalid_id_is_never_sent(invalid_id: str) -> None:
     api = ScriptedApi()
 
     with pytest.raises(ValueError, match="expected an id"):
-        api.client().deployments.delete(identity)
+        api.client().deployments.delete(invalid_id)
 
     assert api.requests == []
 
 
-def test_an_id_cannot_address_another_route() -> None:
+def test_special_characters_of_an_id_are_escaped_in_the_path() -> None:
     api = ScriptedApi(failure(404))
 
     with pytest.raises(NotFoundError):

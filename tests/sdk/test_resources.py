@@ -1,4 +1,4 @@
-"""Typed objects, and waits that succeed, fail or time out."""
+"""The client's typed objects, and its `wait` methods, which succeed, fail or time out."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from slipstream.types import Deployment, File, record
 from tests.sdk.api import ScriptedApi, batch_json, deployment_json, file_json, ok, page, pipeline_json, stage_json
 
 
-def test_a_batch_is_waited_for_with_its_progress() -> None:
+def test_waiting_for_a_batch_reports_its_progress() -> None:
     done = batch_json(
         status="completed", output_file_id="file-9", request_counts={"total": 10, "completed": 9, "failed": 1}
     )
@@ -36,7 +36,7 @@ def test_the_error_of_a_failed_batch_lists_its_bad_lines() -> None:
 
 
 def test_waiting_for_a_batch_without_any_answer_raises_an_error() -> None:
-    """OpenAI's API reports such a batch as completed without an output file, so callers fail far from the cause."""
+    """OpenAI's API, and ours, report such a batch as completed and without an output file."""
     counts = {"total": 2, "completed": 0, "failed": 2}
     api = ScriptedApi(ok(batch_json(status="completed", error_file_id="file-e", request_counts=counts)))
 
@@ -116,7 +116,7 @@ def test_a_speculators_plot_is_saved(tmp_path: Path) -> None:
     assert api.requests[0].url.path == "/v1/speculators/spec_1/plot"
 
 
-def test_a_deployment_is_waited_for_until_it_settles() -> None:
+def test_waiting_for_a_deployment_ends_when_it_has_failed() -> None:
     error = {"code": "crash_loop", "message": "it died 5 times"}
     api = ScriptedApi(ok(deployment_json()), ok(deployment_json(state="failed", error=error)))
 
@@ -148,7 +148,7 @@ def test_unknown_fields_are_ignored() -> None:
     assert record(File, file_json(new_field=1)).id == "file-1"
 
 
-def test_a_missing_field_is_named() -> None:
+def test_the_error_for_a_missing_field_names_the_field() -> None:
     values = file_json()
     del values["purpose"]
 
@@ -169,7 +169,7 @@ def test_is_final_is_true_for_final_states(kind: type[Batch | Pipeline], values:
     assert kind.from_json(values).is_final is final
 
 
-def test_objects_are_records() -> None:
+def test_objects_cannot_be_changed() -> None:
     deployment = Deployment.from_json(deployment_json())
 
     with pytest.raises(AttributeError):

@@ -1,4 +1,4 @@
-"""Number and pauses of retries, for any response of the server."""
+"""How often the client retries a request, and how long it pauses, for any response of the server."""
 
 from email.utils import formatdate
 
@@ -34,14 +34,14 @@ def test_a_request_is_retried_until_the_limit_or_a_permanent_error(
     def is_retried(status: int) -> bool:
         return should_retry == "true" or (should_retry is None and (status in RETRIED or status >= 500))
 
-    stops = next((index for index, status in enumerate(statuses) if not is_retried(status)), len(statuses))
-    assert len(api.requests) == min(stops, max_retries) + 1
+    num_retriable = next((index for index, status in enumerate(statuses) if not is_retried(status)), len(statuses))
+    assert len(api.requests) == min(num_retriable, max_retries) + 1
     assert last == [*statuses, None][len(api.requests) - 1]
     assert len(api.slept) == len(api.requests) - 1
 
 
 @given(attempt=st.integers(0, 10_000))
-def test_pauses_double_from_half_a_second_to_eight_with_a_quarter_of_jitter(attempt: int) -> None:
+def test_pauses_double_from_half_a_second_to_eight_and_are_randomly_up_to_a_quarter_shorter(attempt: int) -> None:
     longest = min(8.0, 0.5 * 2.0 ** min(attempt, 4))
 
     assert 0.75 * longest <= pause(attempt, {}, "").seconds <= longest
@@ -56,7 +56,7 @@ def test_a_pause_is_never_negative_or_unlimited(value: str, attempt: int) -> Non
 
 
 @given(seconds=st.integers(0, 120))
-def test_the_requested_pause_is_used(seconds: int) -> None:
+def test_the_pause_that_the_server_requests_is_used(seconds: int) -> None:
     assert pause(0, {"retry-after": str(seconds)}, "").seconds == seconds
     assert pause(0, {"retry-after-ms": str(seconds * 1000), "retry-after": "1"}, "").seconds == seconds
 

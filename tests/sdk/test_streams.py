@@ -1,4 +1,4 @@
-"""Streams of chat answers, events and results, each with a broken connection."""
+"""Streams of chat answers, events and results, and what the client does when their connection breaks."""
 
 import asyncio
 import json
@@ -16,6 +16,8 @@ MESSAGES = [{"role": "user", "content": "2+2?"}]
 
 
 class Pieces(httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """A response body that arrives in the given pieces; an exception among them breaks the connection."""
+
     def __init__(self, *pieces: bytes | Exception) -> None:
         self._pieces = pieces
 
@@ -45,8 +47,8 @@ def event(number: int) -> bytes:
 
 
 def test_a_streamed_answer_does_not_depend_on_network_chunks() -> None:
-    whole = chunk("vi") + b": keep-alive\n\n" + chunk("er ü") + b"data: [DONE]\n\n"
-    api = ScriptedApi(streamed(*(whole[index : index + 1] for index in range(len(whole)))))
+    body = chunk("vi") + b": keep-alive\n\n" + chunk("er ü") + b"data: [DONE]\n\n"
+    api = ScriptedApi(streamed(*(body[index : index + 1] for index in range(len(body)))))  # single bytes
 
     pieces = list(api.client().chat.stream(model="math", messages=MESSAGES, temperature=0))
 
@@ -62,7 +64,7 @@ def test_an_answer_without_streaming_is_one_object() -> None:
     assert api.client().chat.create(model="math", messages=MESSAGES).text == "4"
 
 
-def test_an_aborted_answer_is_an_error() -> None:
+def test_an_error_event_in_a_stream_raises_an_error() -> None:
     error = b'data: {"error": {"message": "the process died", "code": "upstream_terminated"}}\n\n'
 
     with pytest.raises(APIStreamError, match="the process died") as caught:
@@ -83,14 +85,14 @@ def test_an_interrupted_answer_is_not_retried() -> None:
         list(api.client().chat.stream(model="math", messages=MESSAGES))
 
 
-def test_the_event_stream_continues_after_the_last_event() -> None:
+def test_a_broken_event_stream_continues_after_the_last_received_event() -> None:
     api = ScriptedApi(
         streamed(event(1), event(2)[:20], httpx2.ReadError("reset")), streamed(event(2)), streamed(event(3))
     )
 
     events = list(islice(api.client().events.stream(types=["batch.*"]), 3))
 
-    assert [seen.id for seen in events] == ["evt_1", "evt_2", "evt_3"]
+    assert [received.id for received in events] == ["evt_1", "evt_2", "evt_3"]
     assert [request.headers.get("last-event-id") for request in api.requests] == [None, "evt_1", "evt_2"]
     assert api.requests[0].headers["accept"] == "text/event-stream"
 
@@ -108,7 +110,7 @@ def test_each_result_is_yielded_once_despite_a_broken_connection() -> None:
     ]
 
 
-def test_the_asynchronous_client_retries_pages_streams_and_waits() -> None:
+def test_the_asynchronous_client_retries_reads_all_pages_streams_and_waits() -> None:
     api = ScriptedApi(
         failure(503),
         page({"id": "b", "created": 1, "owned_by": "us"}, has_more=True),
@@ -122,7 +124,7 @@ def test_the_asynchronous_client_retries_pages_streams_and_waits() -> None:
 
     async def talk() -> None:
         async with AsyncClient(
-            "http://api.test/v1", "k", transport=httpx2.MockTransport(api), sleep=_keep(api.slept)
+            "http://api.test/v1", "k", transport=httpx2.MockTransport(api), sleep=_recording_sleep(api.slept)
         ) as client:
             assert [model.id async for model in client.models.list()] == ["b", "a"]
             assert [piece.text async for piece in client.chat.stream(model="math", messages=MESSAGES)] == ["4"]
@@ -136,7 +138,7 @@ def test_the_asynchronous_client_retries_pages_streams_and_waits() -> None:
     assert (len(api.slept), api.slept[-1]) == (2, 1.0)
 
 
-def _keep(slept: list[float]) -> Any:
+def _recording_sleep(slept: list[float]) -> Any:
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 

@@ -1,4 +1,4 @@
-"""Tiny models, made once a session."""
+"""A tiny model for all tests of the workers, made once per test session."""
 
 from pathlib import Path
 

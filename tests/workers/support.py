@@ -1,4 +1,4 @@
-"""Factories shared by the tests of the child process."""
+"""Helpers for the tests of training and inference: they make input rows, record events and run the child process."""
 
 import json
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Recorder:
-    """Records events that a child process would print."""
+    """Records the events that a job emits, which a child process would print."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

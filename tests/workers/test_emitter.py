@@ -1,4 +1,4 @@
-"""The pace of progress events."""
+"""How often the events of a job are written: progress events are limited, all others are not."""
 
 import io
 import json
@@ -19,7 +19,7 @@ def done_values(stream: io.StringIO) -> list[int]:
     return [json.loads(line)["done"] for line in stream.getvalue().splitlines()]
 
 
-def test_progress_comes_at_most_twice_a_second() -> None:
+def test_progress_is_written_at_most_twice_a_second() -> None:
     stream, clock = io.StringIO(), Clock()
     emit = EventWriter(stream, clock=clock)
     for done in range(20):

@@ -28,7 +28,7 @@ def test_each_error_has_its_class_and_code(error: Exception, failure_class: Fail
     assert (event.failure_class, event.code) == (failure_class, code)
 
 
-def test_a_bug_names_its_exception() -> None:
+def test_the_message_of_a_bug_names_the_exception() -> None:
     assert failed_event(ZeroDivisionError("division by zero")).message == "ZeroDivisionError: division by zero"
 
 

@@ -14,7 +14,7 @@ from workers.kinds import TRAINED_KINDS, class_prefix
 from workers.training.methods import trainer_class
 
 
-def test_the_engine_loads_every_kind_that_is_trained_and_trains_no_other() -> None:
+def test_the_engines_kinds_with_a_trainer_are_the_trained_kinds() -> None:
     assert {name for name, kind in KINDS.items() if kind.trainer is not None} == set(TRAINED_KINDS)
 
 
@@ -30,11 +30,11 @@ def test_the_kinds_of_all_formats_are_the_trained_kinds() -> None:
     assert {kind for form in FORMATS.values() for kind in form.kinds} == set(TRAINED_KINDS)
 
 
-def test_no_part_belongs_to_an_unknown_kind() -> None:
-    parts = {path.stem for path in (ROOT / "workers" / "exports" / "kinds").glob("[!_]*.py")}
+def test_the_files_for_exports_and_training_belong_to_trained_kinds() -> None:
+    exports = {path.stem for path in (ROOT / "workers" / "exports" / "kinds").glob("[!_]*.py")}
     trainers = {path.parent.name for path in (ROOT / "workers" / "training").glob("*/method.py")}
 
-    assert parts == trainers == set(TRAINED_KINDS)
+    assert exports == trainers == set(TRAINED_KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,5 +44,5 @@ def test_the_design_page_has_a_row_for_every_kind(kind: str) -> None:
     assert kind == "none" or any(f"`{kind}`" in row for row in rows)
 
 
-def test_a_kind_names_its_classes() -> None:
+def test_the_class_prefix_of_a_kind_is_its_name_in_camel_case() -> None:
     assert class_prefix("turbo_lora") == "TurboLora"

@@ -1,4 +1,7 @@
-"""Commands end when their owner process ends, even if it is killed."""
+"""Commands end when the process that started them, their owner, ends, even if it is killed.
+
+A kept command is started by a keeper process, which kills the command when the owner's end of a pipe is closed.
+"""
 
 import os
 import subprocess
@@ -11,12 +14,12 @@ import pytest
 from tests.source_tree import ROOT
 from workers.parent_death import dying_with_parent, kept_command
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's death is Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a process when its parent dies")
 
 SLEEP = [sys.executable, "-c", "import time; print('asleep', flush=True); time.sleep(60)"]
 
 
-def assert_gone(pid: int) -> None:
+def wait_until_ended(pid: int) -> None:
     deadline = time.monotonic() + 10
     while Path(f"/proc/{pid}").exists() and b"\nState:\tZ" not in Path(f"/proc/{pid}/status").read_bytes():
         assert time.monotonic() < deadline, f"process {pid} outlived its owner"
@@ -38,7 +41,7 @@ def test_a_command_dies_with_a_killed_parent() -> None:
         pid = int(output.readline())
         parent.kill()
 
-    assert_gone(pid)
+    wait_until_ended(pid)
 
 
 def test_a_command_keeps_its_exit_code_and_arguments() -> None:
@@ -49,7 +52,7 @@ def test_a_command_keeps_its_exit_code_and_arguments() -> None:
 
 def test_the_children_of_a_kept_command_die_when_its_owner_closes_the_lifeline() -> None:
     program = f"import subprocess; print(subprocess.Popen({SLEEP!r}).pid, flush=True); import time; time.sleep(60)"
-    lifeline, owned_end = os.pipe()
+    lifeline, owned_end = os.pipe()  # the keeper reads the lifeline; this test, the owner, holds the other end
     keeper = subprocess.Popen(
         kept_command([sys.executable, "-c", program], lifeline=lifeline),
         stdout=subprocess.PIPE,
@@ -61,12 +64,12 @@ def test_the_children_of_a_kept_command_die_when_its_owner_closes_the_lifeline()
     try:
         with keeper.stdout as output:
             lines = [output.readline(), output.readline()]
-        (grandchild,) = (int(line) for line in lines if line != b"asleep\n")
+        (grandchild,) = (int(line) for line in lines if line != b"asleep\n")  # the two lines come in any order
     finally:
         os.close(owned_end)
 
-    assert keeper.wait(10) == 137
-    assert_gone(grandchild)
+    assert keeper.wait(10) == 137  # 128 + SIGKILL, the exit code of the command
+    wait_until_ended(grandchild)
 
 
 def test_a_kept_command_that_does_not_exist_is_reported(capfd: pytest.CaptureFixture[str]) -> None:

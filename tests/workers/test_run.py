@@ -28,7 +28,7 @@ Ended = tuple[int, list[Event], str]
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Ended, Ended]:
-    """Runs a job with a model and a job with an empty folder, in parallel."""
+    """Runs a job with a model and, at the same time, a job with an empty folder in place of a model."""
     good, bad, empty = (tmp_path_factory.mktemp(name) for name in ("good", "bad", "empty"))
     children = start_child(make_batch(good, tiny_model), good), start_child(make_batch(bad, empty), bad)
     return end_of(children[0]), end_of(children[1])
@@ -61,7 +61,7 @@ def test_a_spec_of_an_unknown_kind_fails_with_an_event(tmp_path: Path) -> None:
     assert json.loads(child.stdout)["code"] == "invalid_spec"
 
 
-def test_other_output_than_events_goes_to_standard_error() -> None:
+def test_output_of_the_process_other_than_events_goes_to_standard_error() -> None:
     script = (
         "import os, workers.run as run\n"
         "with run._events_only_stdout() as stream:\n"

@@ -1,4 +1,4 @@
-"""The decoding benchmark: its arithmetic, the equality of its peers, and a rehearsal without a GPU."""
+"""The decoding benchmark: its arithmetic, equal answers of the compared engines, and a run on the CPU."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from benchmarks.gpu import numerics_off, plain, steps, suite, table
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.goals import GOALS, Verdict, verdicts
 from benchmarks.gpu.shapes import SHAPES, make_model, pass_bytes, published
-from benchmarks.gpu.speculation import foreseen
+from benchmarks.gpu.speculation import predicted_speedup
 from engine.config import ModelConfig
 from engine.models.dense import Decoder
 from kernels.attention import attention_reference
@@ -31,7 +31,7 @@ def model() -> Decoder:
 
 
 @pytest.mark.parametrize(("name", "gigabytes"), [("llama-3.2-1b", 2.47), ("llama-3.1-8b", 15.01), ("qwen3-8b", 15.14)])
-def test_a_pass_reads_all_weights_of_the_published_model(name: str, gigabytes: float) -> None:
+def test_the_bytes_of_a_pass_include_the_weights_of_the_published_model(name: str, gigabytes: float) -> None:
     config = ModelConfig.from_values(SHAPES[name])
     assert pass_bytes(config, 2, context=0, batch=1) / 1e9 == pytest.approx(gigabytes, abs=0.01)
 
@@ -39,15 +39,16 @@ def test_a_pass_reads_all_weights_of_the_published_model(name: str, gigabytes: f
 def test_pass_bytes_include_keys_and_values_of_each_sequence() -> None:
     config = ModelConfig.from_values(SHAPES["llama-3.1-8b"])
     weights = pass_bytes(config, 2, context=0, batch=8)
+    # Of each token, 32 layers keep keys and values of 8 heads with 128 elements of 2 bytes: 131,072 bytes.
     assert pass_bytes(config, 2, context=8192, batch=8) - weights == 8 * 8192 * 131_072
 
 
-def test_our_answers_equal_those_of_the_peers(model: Decoder) -> None:
+def test_our_engine_and_the_compared_ones_give_equal_answers(model: Decoder) -> None:
     prompts = torch.randint(0, 96, (2, 11), generator=torch.Generator().manual_seed(3))
     shape = published("tiny")
-    ours = plain.ours(model, prompts, 9)(9)
-    assert plain.compiled_loop(model, shape, prompts, 9, compiled=False)(9) == ours
-    assert plain.hugging_face(model, shape, prompts, compiled=False)(9) == ours
+    our_answers = plain.ours(model, prompts, 9)(9)
+    assert plain.compiled_loop(model, shape, prompts, 9, compiled=False)(9) == our_answers
+    assert plain.hugging_face(model, shape, prompts, compiled=False)(9) == our_answers
 
 
 def test_a_rate_excludes_the_time_before_the_first_token() -> None:
@@ -59,7 +60,7 @@ def test_agreement_is_the_share_of_tokens_before_the_first_difference() -> None:
     assert plain.agreement([(1, 2, 3, 4), (5, 6)], [(1, 2, 9, 4), (5, 6)]) == 4 / 6
 
 
-def test_library_products_and_attention_agree_with_the_references() -> None:
+def test_the_products_and_attention_of_torch_agree_with_our_references() -> None:
     generator = torch.Generator().manual_seed(1)
     x, data, bias = (torch.randn(*shape, generator=generator) for shape in ((3, 8), (5, 8), (5,)))
     parts = numerics_off.library_parts(x, data, None, bias)
@@ -71,7 +72,7 @@ def test_library_products_and_attention_agree_with_the_references() -> None:
     torch.testing.assert_close(numerics_off.library_attention(q, k, v, 7), attention_reference(q, k, v, rows))
 
 
-def test_numerics_off_replaces_our_operations_and_restores_them() -> None:
+def test_numerics_off_replaces_our_operations_by_those_of_torch_and_restores_them() -> None:
     operations = [
         ("kernels.cuda.decoder", "linear_parts"),
         ("kernels.cuda.decoder", "attention"),
@@ -81,32 +82,33 @@ def test_numerics_off_replaces_our_operations_and_restores_them() -> None:
     def current() -> list[Any]:
         return [getattr(import_module(module), name) for module, name in operations]
 
-    ours = current()
-    with numerics_off.numerics_off(4) as called:
+    originals = current()
+    with numerics_off.numerics_off(4) as num_calls:
         products, *others = current()
         products(torch.ones(1, 2), torch.ones(3, 2))
-        assert called == {"products": 1}
-        assert not set(ours) & {products, *others}
-    assert current() == ours
+        assert num_calls == {"products": 1}
+        assert not set(originals) & {products, *others}
+    assert current() == originals
 
 
-def test_steps_are_compared_with_the_plain_step_of_their_context(model: Decoder) -> None:
+def test_a_step_is_compared_with_the_plain_step_that_has_the_same_context(model: Decoder) -> None:
     measured_steps = [
         steps.Step(context=context, nodes=nodes, verify_seconds=seconds, host_seconds=0.0)
         for context, nodes, seconds in ((10, 0, 2.0), (10, 4, 3.0), (20, 0, 4.0), (20, 4, 4.0))
     ]
-    least = pass_bytes(model.config, 4, context=10, batch=1)
-    rows = steps.with_shares(measured_steps, model, Ceilings(copy_bytes_per_second=least, flops_per_second=1.0))
+    # With this bandwidth, the first step would take one second if it only read its bytes; it took two.
+    bandwidth = pass_bytes(model.config, 4, context=10, batch=1)
+    rows = steps.with_shares(measured_steps, model, Ceilings(copy_bytes_per_second=bandwidth, flops_per_second=1.0))
     assert [row["over_plain"] for row in rows] == [1.0, 1.5, 1.0, 1.0]
     assert rows[0]["share_of_bandwidth"] == 0.5
     assert "share_of_bandwidth" not in rows[1]
 
 
 def test_a_speedup_is_predicted_from_acceptance_and_step_times() -> None:
-    assert foreseen(3.0, plain=2.0, verify=2.5, draft=0.5) == 2.0
+    assert predicted_speedup(3.0, plain=2.0, verify=2.5, draft=0.5) == 2.0
 
 
-def test_goals_are_judged_from_results() -> None:
+def test_each_goal_passes_fails_or_is_not_measured() -> None:
     steps_of_8b = [
         {"context": 512, "nodes": 0, "share_of_bandwidth": 0.86},
         {"context": 2048, "nodes": 16, "over_plain": 1.09},
@@ -116,7 +118,7 @@ def test_goals_are_judged_from_results() -> None:
     assert Verdict(GOALS[0], float("nan")).status == "FAIL"
 
 
-def test_the_goals_for_attention_bandwidth_and_failed_kernels() -> None:
+def test_the_goals_for_attention_and_kernels_fail_if_bandwidth_is_low_and_a_kernel_fails() -> None:
     case: dict[str, Any] = {
         "shape": "llama-3.1-8b heads, 32768 keys, 16 rows",
         "passed": True,
@@ -135,9 +137,9 @@ def test_results_name_failed_and_skipped_sections() -> None:
     def broken() -> None:
         raise RuntimeError("out of memory")
 
-    far = time.monotonic() + 1000
+    deadline = time.monotonic() + 1000  # is not reached
     passed = suite.run_sections(
-        [("a", lambda: 1), ("b", broken), ("c", lambda: 2)], far, lambda v: saved.append(dict(v))
+        [("a", lambda: 1), ("b", broken), ("c", lambda: 2)], deadline, lambda v: saved.append(dict(v))
     )
     assert not passed
     assert saved[-1] == {"failed": {"b": "RuntimeError: out of memory"}, "left_out": [], "a": 1, "c": 2}
@@ -146,7 +148,7 @@ def test_results_name_failed_and_skipped_sections() -> None:
     assert saved[-1] == {"failed": {}, "left_out": ["a"]}
 
 
-def test_a_rehearsal_runs_every_section(
+def test_a_run_on_the_cpu_measures_every_section(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "_REPEATS", 3)
@@ -170,7 +172,7 @@ def test_a_rehearsal_runs_every_section(
     )
 
 
-def test_speculation_of_a_folder_is_compared_with_plain_decoding(
+def test_the_command_compares_each_drafter_with_plain_decoding_for_a_given_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_tiny_model(tmp_path / "tiny-model")
@@ -193,6 +195,6 @@ def test_speculation_of_a_folder_is_compared_with_plain_decoding(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_fails_with_a_message_if_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert decode.main(["--device", "cuda"]) == 2
     assert "there is no NVIDIA GPU" in capsys.readouterr().err

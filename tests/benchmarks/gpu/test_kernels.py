@@ -1,4 +1,4 @@
-"""The kernel benchmark: its checks find planted faults, its arithmetic is correct, and it can run without a GPU."""
+"""The kernel benchmark: its checks find faulty kernels, its arithmetic is correct, and it can run without a GPU."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks import kernels
 from benchmarks.gpu import table
-from benchmarks.gpu.case import Case, Rows, check, different_windows, relative_error, windows
+from benchmarks.gpu.case import Case, RowInvariance, check, different_windows, relative_error, windows
 from benchmarks.gpu.ceilings import Ceilings, Work, copy_bandwidth, product_flops
 from benchmarks.gpu.clock import interleaved
 from benchmarks.gpu.poison import Poisoned
@@ -18,12 +18,12 @@ from benchmarks.gpu.record import folder_name
 CEILINGS = Ceilings(copy_bytes_per_second=100.0, flops_per_second=1000.0)
 
 
-def case_of(fill: int, extra: int = 0) -> Case:
-    """A kernel that should write four ones; it writes `fill`, and `extra` elements beyond the end."""
+def case_of(num_written: int, num_beyond: int = 0) -> Case:
+    """A kernel that should write four ones. It writes `num_written` and then `num_beyond`, which are out of bounds."""
 
     def run() -> list[Tensor]:
         out = torch.empty(4)
-        out.as_strided((fill + extra,), (1,)).fill_(1.0)
+        out.as_strided((num_written + num_beyond,), (1,)).fill_(1.0)
         return [out]
 
     return Case(
@@ -40,14 +40,14 @@ def test_a_kernel_that_writes_its_output_and_nothing_else_passes() -> None:
     assert check(case_of(4)).passed
 
 
-def test_an_element_that_was_not_written_fails() -> None:
+def test_a_kernel_that_does_not_write_an_element_fails() -> None:
     found = check(case_of(3))
     assert not found.passed
-    assert found.error != found.error, "NaN"
+    assert found.error != found.error, "the error must be NaN"
 
 
 def test_the_position_of_an_out_of_bounds_write_is_found() -> None:
-    found = check(case_of(4, extra=2))
+    found = check(case_of(4, num_beyond=2))
     assert found.error == 0.0
     assert found.damage == ["8 bytes around 16, the first at 16"]
     assert not found.passed
@@ -62,7 +62,7 @@ def test_memory_is_poisoned_by_every_allocation_function(dtype: torch.dtype) -> 
         assert memory.isnan().all() if dtype.is_floating_point else (memory < -100).all()
 
 
-def test_the_lower_bound_of_the_time_is_the_larger_of_bytes_and_operations() -> None:
+def test_the_lower_bound_of_the_time_is_the_longer_of_memory_traffic_and_arithmetic() -> None:
     assert Work(num_bytes=200, flops=1000).floor_seconds(CEILINGS) == 2.0
     assert Work(num_bytes=200, flops=1000).bound(CEILINGS) == "bandwidth"
     assert Work(num_bytes=200, flops=4000).floor_seconds(CEILINGS) == 4.0
@@ -70,12 +70,12 @@ def test_the_lower_bound_of_the_time_is_the_larger_of_bytes_and_operations() -> 
     assert Work(num_bytes=200).share(4.0, CEILINGS) == 0.5
 
 
-def test_a_copy_counts_reads_and_writes_and_a_product_counts_multiplications_and_additions() -> None:
+def test_bandwidth_counts_reads_and_writes_and_flops_count_multiplications_and_additions() -> None:
     assert copy_bandwidth(3, 2.0) == 3.0
     assert product_flops(2, 3, 5) == 60
 
 
-def test_arms_alternate_in_both_directions() -> None:
+def test_the_order_of_the_arms_is_reversed_in_every_second_round() -> None:
     order: list[str] = []
 
     def arm(name: str, seconds: float) -> float:
@@ -88,7 +88,7 @@ def test_arms_alternate_in_both_directions() -> None:
     assert (found["a"].median, found["b"].median, found["a"].count) == (1.0, 3.0, 3)
 
 
-def test_windows_are_all_beginnings_all_ends_and_each_row() -> None:
+def test_windows_are_the_proper_prefixes_and_suffixes_of_the_batch_and_its_single_rows() -> None:
     assert [(window.start, window.stop) for window in windows(3)] == [
         *((0, 1), (0, 2)),
         *((1, 3), (2, 3)),
@@ -96,20 +96,22 @@ def test_windows_are_all_beginnings_all_ends_and_each_row() -> None:
     ]
 
 
-def test_a_row_that_depends_on_its_neighbours_is_found() -> None:
+def test_a_kernel_whose_rows_depend_on_the_other_rows_is_found() -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
-    honest = Rows("own", 4, lambda some: [x[some] * 2])
-    assert different_windows(honest, windows(4)) == []
-    mixed = Rows("mixed", 4, lambda some: [x[some] + 1e-7 * x[some].sum()])
-    assert len(different_windows(mixed, windows(4))) == len(windows(4))
+    independent = RowInvariance("independent", 4, lambda window: [x[window] * 2])
+    assert different_windows(independent, windows(4)) == []
+    dependent = RowInvariance("dependent", 4, lambda window: [x[window] + 1e-7 * x[window].sum()])
+    assert len(different_windows(dependent, windows(4))) == len(windows(4))
 
 
 def test_rows_with_nan_count_as_different() -> None:
-    rows_of_nan = Rows("nan", 2, lambda some: [torch.full((2, 1), torch.nan)[some]])
+    rows_of_nan = RowInvariance("nan", 2, lambda window: [torch.full((2, 1), torch.nan)[window]])
     assert different_windows(rows_of_nan, [slice(0, 1)]) == ["0:1"]
 
 
-def test_a_rehearsal_runs_every_kernel_and_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_on_the_cpu_checks_every_kernel_and_prints_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = kernels.main(["--device", "cpu", "--results", str(tmp_path), "--seed", "7"])
 
     (path,) = tmp_path.glob("*/kernels.json")
@@ -137,8 +139,8 @@ def test_a_failed_case_fails_the_command_but_other_cases_still_run(monkeypatch: 
     def broken() -> Case:
         raise RuntimeError("an illegal memory access")
 
-    monkeypatch.setattr(kernels, "all_makes", lambda *_, **__: [broken, lambda: case_of(3), lambda: case_of(4)])
-    monkeypatch.setattr(kernels, "rows_claimed", lambda *_, **__: [])
+    monkeypatch.setattr(kernels, "all_case_makers", lambda *_, **__: [broken, lambda: case_of(3), lambda: case_of(4)])
+    monkeypatch.setattr(kernels, "row_invariance_results", lambda *_, **__: [])
     printed: list[str] = []
     monkeypatch.setattr("builtins.print", lambda text, **_: printed.append(str(text)))
 
@@ -152,13 +154,13 @@ def test_a_failed_case_fails_the_command_but_other_cases_still_run(monkeypatch: 
 def test_the_table_says_that_cases_were_left_out_for_lack_of_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(kernels, "rows_claimed", lambda *_, **__: [])
+    monkeypatch.setattr(kernels, "row_invariance_results", lambda *_, **__: [])
     assert kernels.main(["--device", "cpu", "--minutes", "-1"]) == 0
     assert "left out" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_fails_with_a_message_if_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert kernels.main([]) == 2
     assert "there is no NVIDIA GPU" in capsys.readouterr().err
 

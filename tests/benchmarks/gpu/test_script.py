@@ -21,10 +21,10 @@ def run(tmp_path: Path, failing: str, **environment: str) -> tuple[int, str, lis
     python.write_text(STUB)
     python.chmod(0o755)
     variables = {"PYTHON": str(python), "CALLS": str(calls), "FAILING": failing, "LOGS": str(tmp_path / "logs")}
-    clean = {name: value for name, value in os.environ.items() if name not in ("MODEL", "PROMPTS", "SPECULATORS")}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("MODEL", "PROMPTS", "SPECULATORS")}
     done = subprocess.run(
         [str(SCRIPT), str(tmp_path / "results")],
-        env=clean | variables | environment,
+        env=inherited | variables | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -32,7 +32,7 @@ def run(tmp_path: Path, failing: str, **environment: str) -> tuple[int, str, lis
     return done.returncode, done.stdout, calls.read_text().splitlines()
 
 
-def test_all_parts_run_and_the_table_comes_last(tmp_path: Path) -> None:
+def test_all_parts_run_and_the_table_is_printed_last(tmp_path: Path) -> None:
     code, out, calls = run(tmp_path, "nothing", MODEL="m", PROMPTS="p", SPECULATORS="s1 s2")
     assert code == 0, out
     assert out.splitlines()[-1] == "THE TABLE"

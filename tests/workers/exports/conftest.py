@@ -1,4 +1,4 @@
-"""A target and its speculators, for tests of export and import."""
+"""A target, exported speculators for it, and the import of a folder, for tests of export and import."""
 
 from collections.abc import Callable
 from pathlib import Path

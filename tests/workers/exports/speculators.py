@@ -1,4 +1,4 @@
-"""One small speculator of every kind for tests.tiny_model's target, written as training writes it."""
+"""Writes a small speculator of each kind for the target of tests.tiny_model, in the same files as training."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
 from tests.engine.tiny_speculators import block_values, make_mtp, randomize
 from workers.exports.errors import ExchangeError
 
-VOCAB = torch.arange(3, 203)
+VOCAB = torch.arange(3, 203)  # the draft vocabulary: 200 of the target's 259 tokens
 LORA = "base_model.model.model.layers.1.self_attn.q_proj.lora_{}.weight"
 _DSPARK: dict[str, Any] = {
     "speculators_model_type": "dspark",
@@ -86,6 +86,7 @@ def write_eagle3(folder: Path, **changes: Any) -> None:
 
 
 def refusal(action: Callable[..., object], *arguments: object) -> str:
+    """Calls the action, which must raise an ExchangeError, and returns the error's message."""
     with pytest.raises(ExchangeError) as refused:
         action(*arguments)
     return refused.value.message

@@ -1,4 +1,4 @@
-"""An exported speculator is unchanged after import, and a speculator that cannot be served is not imported."""
+"""Exporting a speculator and importing it again changes nothing, and what a format cannot represent is not exported."""
 
 import json
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from workers.exports.target import Target
 from workers.kinds import TRAINED_KINDS
 
 PAIRS = [(kind, form) for kind in TRAINED_KINDS for form in formats_of(kind)]
+# The fixture `exported` writes a speculator to the folder "own", and `import_folder` imports one into "imported".
 
 
 # Round trips
@@ -73,7 +74,7 @@ def test_a_round_trip_keeps_the_configuration_and_weights_of_eagle3(
 
     assert after.config == before.config
     tensors = zip(after.state_dict().values(), before.state_dict().values(), strict=True)
-    assert all(torch.equal(one, other) for one, other in tensors)
+    assert all(torch.equal(imported, original) for imported, original in tensors)
 
 
 def test_a_round_trip_keeps_the_configuration_of_a_block_drafter(
@@ -112,19 +113,19 @@ def test_an_exported_and_imported_adapter_loads(
 
     adapters = Adapters(model.config, model.dtype, model.device, supported=True)
 
-    adapters.load("pair", tmp_path / "imported")
-    assert adapters.names == ("pair",)
+    adapters.load("imported", tmp_path / "imported")
+    assert adapters.names == ("imported",)
 
 
-def test_a_medusa_export_for_vllm_has_the_lm_head_rows_of_its_draft_vocabulary(
+def test_the_lm_head_of_a_medusa_export_for_vllm_is_zero_outside_the_draft_vocabulary(
     exported: Callable[[str, str], Path], model: Model
 ) -> None:
     folder = exported("medusa", "medusa")
 
     tensors = load_file(folder / "model.safetensors")
     assert torch.equal(tensors["lm_head.weight"][VOCAB], model.lm_head[VOCAB])
-    others = torch.ones(259, dtype=torch.bool).index_fill(0, VOCAB, False)
-    assert not tensors["lm_head.weight"][others].any()
+    is_outside = torch.ones(259, dtype=torch.bool).index_fill(0, VOCAB, False)
+    assert not tensors["lm_head.weight"][is_outside].any()
     heads = MedusaHeads.load(folder.with_name("own"))
     assert torch.equal(tensors["blocks.2.layers.0.weight"].float(), heads.weight[0, 2])
 
@@ -163,7 +164,7 @@ def test_an_artifact_has_the_shapes_of_the_engines_module(kind: str, tmp_path: P
         assert artifact.tensors[name].shape == tuple(named[name].shape)
 
 
-# Refused exports
+# Exports that are refused
 
 
 @pytest.mark.parametrize(
@@ -198,6 +199,9 @@ def test_an_unknown_format_is_refused(tmp_path: Path, target: Target) -> None:
     assert refusal(export_speculator, tmp_path, "gguf", target, tmp_path).startswith("format must be one of")
 
 
+# Import
+
+
 def test_a_dflash_drafter_of_specforge_is_imported_as_a_block_drafter(
     import_folder: Callable[..., str], tmp_path: Path, model: Model
 ) -> None:
@@ -205,8 +209,8 @@ def test_a_dflash_drafter_of_specforge_is_imported_as_a_block_drafter(
     folder.mkdir()
     block = make_block()
     save_file(dict(block.state_dict()), folder / "model.safetensors")
-    own = {"mask_token_id": 7, "target_layer_ids": [0, 1]}
-    values = transformer_values() | {"architectures": ["DFlashDraftModel"], "block_size": 5, "dflash_config": own}
+    dflash = {"mask_token_id": 7, "target_layer_ids": [0, 1]}
+    values = transformer_values() | {"architectures": ["DFlashDraftModel"], "block_size": 5, "dflash_config": dflash}
     (folder / "config.json").write_text(json.dumps(values))
 
     assert import_folder(folder, "specforge") == "block"

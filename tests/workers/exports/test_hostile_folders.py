@@ -1,4 +1,4 @@
-"""Folders that could not be served are refused, with an error that names the fault."""
+"""The import refuses folders that are damaged, contain code or do not fit the target, and names the fault."""
 
 import json
 import shutil
@@ -56,25 +56,25 @@ def _header_beyond_the_end(folder: Path) -> None:
     path.write_bytes((1 << 40).to_bytes(8, "little") + path.read_bytes()[8:])
 
 
-def _tensors_changed(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
-    def run(folder: Path) -> None:
+def _change_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
         tensors = load_file(folder / "model.safetensors")
         change(tensors)
         save_file(tensors, folder / "model.safetensors")
 
-    return run
+    return damage
 
 
-def _layer(folder: Path, **changes: Any) -> None:
+def _edit_layer_config(folder: Path, **changes: Any) -> None:
     values = json.loads((folder / "config.json").read_text())
     edit(folder, transformer_layer_config=values["transformer_layer_config"] | changes)
 
 
-def _other_sizes(folder: Path) -> None:
-    _layer(folder, num_attention_heads=8)
+def _wrong_number_of_heads(folder: Path) -> None:
+    _edit_layer_config(folder, num_attention_heads=8)
 
 
-def _twice(folder: Path) -> None:
+def _duplicate_tensors(folder: Path) -> None:
     shutil.copyfile(folder / "model.safetensors", folder / "other.safetensors")
 
 
@@ -82,7 +82,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pickle": (_pickle, "pytorch_model.bin may not be part"),
     "code": (_code, "modeling_own.py may not be part"),
     "auto_map": (_auto_map, "auto_map"),
-    "auto_map of a part": (lambda folder: _layer(folder, auto_map={}), "code of its own (auto_map)"),
+    "auto_map of a part": (lambda folder: _edit_layer_config(folder, auto_map={}), "code of its own (auto_map)"),
     "custom code of pipelines": (
         lambda folder: edit(folder, custom_pipelines={}),
         "code of its own (custom_pipelines)",
@@ -97,22 +97,22 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no weights": (_no_weights, "no *.safetensors"),
     "weights cut short": (_truncated, "is not a safetensors file"),
     "a header beyond the end": (_header_beyond_the_end, "the header cannot have"),
-    "a tensor twice": (_twice, "is in two files"),
-    "a tensor missing": (_tensors_changed(lambda t: t.pop("fc.weight")), "fc.weight is missing"),
-    "a tensor too many": (_tensors_changed(lambda t: t.update(own=torch.ones(1))), "own belongs to no speculator"),
+    "a tensor twice": (_duplicate_tensors, "is in two files"),
+    "a tensor missing": (_change_tensors(lambda t: t.pop("fc.weight")), "fc.weight is missing"),
+    "a tensor too many": (_change_tensors(lambda t: t.update(own=torch.ones(1))), "own belongs to no speculator"),
     "a tensor of another shape": (
-        _tensors_changed(lambda t: t.update({"norm.weight": torch.ones(63)})),
+        _change_tensors(lambda t: t.update({"norm.weight": torch.ones(63)})),
         "norm.weight must be [64], got [63]",
     ),
     "integers for weights": (
-        _tensors_changed(lambda t: t.update({"norm.weight": torch.ones(64, dtype=torch.int64)})),
+        _change_tensors(lambda t: t.update({"norm.weight": torch.ones(64, dtype=torch.int64)})),
         "norm.weight must be one of",
     ),
     "ids beyond the vocabulary": (
-        _tensors_changed(lambda t: t.update(d2t=torch.full((200,), 100))),
+        _change_tensors(lambda t: t.update(d2t=torch.full((200,), 100))),
         "draft vocabulary must be ascending ids below 259",
     ),
-    "sizes that the tensors do not have": (_other_sizes, "must be"),
+    "sizes that the tensors do not have": (_wrong_number_of_heads, "must be"),
     "hidden state layers beyond the model": (
         lambda folder: edit(folder, eagle_aux_hidden_state_layer_ids=[1, 2, 5]),
         "tapped layers must be in 0..4",
@@ -127,7 +127,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         "is not JSON",
     ),
     "too many positions": (
-        lambda folder: _layer(folder, max_position_embeddings=1 << 40),
+        lambda folder: _edit_layer_config(folder, max_position_embeddings=1 << 40),
         "max_position_embeddings must be",
     ),
     "a size that is a string": (
@@ -142,7 +142,7 @@ def void(_: object) -> None:
 
 
 @pytest.mark.parametrize(("damage", "message"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_damaged_or_hostile_folder_is_refused_with_the_fault(
+def test_a_damaged_or_hostile_folder_is_refused_with_a_message_that_names_the_fault(
     damage: Callable[[Path], None],
     message: str,
     exported: Callable[[str, str], Path],
@@ -157,7 +157,7 @@ def test_a_damaged_or_hostile_folder_is_refused_with_the_fault(
 
 
 @pytest.mark.parametrize(("kind", "form"), PAIRS)
-def test_a_speculator_of_another_model_is_refused(
+def test_a_speculator_of_another_target_is_refused(
     kind: str, form: str, exported: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
     folder, out = exported(kind, form), tmp_path / "out"

@@ -58,7 +58,7 @@ def test_only_the_rows_of_the_given_shards_are_answered(tmp_path: Path, tiny_mod
     assert [line["row"] for line in lines] == [2, 3, 7]
 
 
-def test_an_output_row_has_the_form_of_openai(tmp_path: Path, tiny_model: Path) -> None:
+def test_an_output_row_has_the_fields_of_openais_batch_output(tmp_path: Path, tiny_model: Path) -> None:
     (line,), _ = run(make_spec(tmp_path, tiny_model, chat_rows(1)))
     output = line["output"]
     assert output.keys() == {"id", "custom_id", "response", "error"}
@@ -93,15 +93,15 @@ def test_a_row_that_cannot_be_answered_is_an_error_row_and_the_others_are_answer
 ) -> None:
     lines, emit = run(make_spec(tmp_path, tiny_model, [*chat_rows(2), row]))
     assert [line["ok"] for line in lines] == [True, True, False]
-    refused = lines[2]["output"]["response"]
-    assert refused["status_code"] == 400
-    assert refused["body"]["error"]["param"] == param
+    response = lines[2]["output"]["response"]
+    assert response["status_code"] == 400
+    assert response["body"]["error"]["param"] == param
     assert "completion_token_ids" not in lines[2]
     (shard,) = emit.of("shard")
     assert (shard.completed, shard.failed) == (2, 1)
 
 
-def test_usage_of_a_shard_is_the_sum_over_its_rows(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_usage_of_a_shard_is_the_sum_over_its_rows(tmp_path: Path, tiny_model: Path) -> None:
     lines, emit = run(make_spec(tmp_path, tiny_model, chat_rows(3)))
     usages = [line["output"]["response"]["body"]["usage"] for line in lines]
     (shard,) = emit.of("shard")
@@ -123,7 +123,7 @@ def test_speculation_does_not_change_any_row(tmp_path: Path, tiny_model: Path) -
     assert without_times(drafted) == without_times(plain)
 
 
-def test_a_stop_string_ends_text_and_tokens(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_stop_string_ends_the_text_and_the_token_ids_of_an_answer(tmp_path: Path, tiny_model: Path) -> None:
     (whole,), _ = run(make_spec(tmp_path, tiny_model, chat_rows(1)))
     text = whole["output"]["response"]["body"]["choices"][0]["message"]["content"]
     stop = next(c for c in text[5:] if c.isascii() and c.isprintable())
@@ -135,7 +135,7 @@ def test_a_stop_string_ends_text_and_tokens(tmp_path: Path, tiny_model: Path) ->
     assert num_tokens < 24
 
 
-def test_no_temporary_file_is_left_beside_a_shard_file(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_output_folder_contains_only_shard_files_at_the_end(tmp_path: Path, tiny_model: Path) -> None:
     spec = make_spec(tmp_path, tiny_model, chat_rows(3))
     run(spec)
     assert [path.name for path in Path(spec.output_dir).iterdir()] == ["shard-000000.jsonl"]
@@ -153,31 +153,33 @@ def test_a_file_shorter_than_its_shards_is_an_error(tmp_path: Path, tiny_model: 
 
 
 class SlowFirstRow:
-    """An engine that takes long for row 0 and one step for all others. It records the open rows of each step."""
+    """An engine that needs six steps for row 0 and one step for each other row."""
 
     def __init__(self) -> None:
-        self._open: dict[str, int] = {}
-        self.num_open: list[int] = []
+        self._steps_left: dict[str, int] = {}  # by request id
+        self.batch_sizes: list[int] = []  # number of requests in each step
 
     def add(self, request: Request) -> None:
-        self._open[request.request_id] = 6 if request.request_id == "0" else 1
+        self._steps_left[request.request_id] = 6 if request.request_id == "0" else 1
 
     def cancel(self, request_id: str) -> None:
         raise AssertionError("nothing is cancelled here")
 
     def step(self) -> list[StepOutput]:
-        self.num_open.append(len(self._open))
-        self._open = {key: left - 1 for key, left in self._open.items()}
-        ended = [key for key, left in self._open.items() if left == 0]
+        self.batch_sizes.append(len(self._steps_left))
+        self._steps_left = {key: steps - 1 for key, steps in self._steps_left.items()}
+        ended = [key for key, steps in self._steps_left.items() if steps == 0]
         for key in ended:
-            del self._open[key]
+            del self._steps_left[key]
         return [StepOutput(key, (70,), None, FinishReason.LENGTH, SpeculationStats()) for key in ended]
 
 
-def test_the_batch_stays_full_across_shards(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_engines_batch_is_filled_with_rows_of_later_shards_while_a_slow_row_runs(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     spec = make_spec(tmp_path, tiny_model, chat_rows(24), (0, 8), (8, 16), (16, 24))
     engine, emit = SlowFirstRow(), Recorder()
     tokenizer = Tokenizer.load(tiny_model)
     answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=1024, clock=lambda: 0.0)
-    assert engine.num_open[:6] == [4] * 6
+    assert engine.batch_sizes[:6] == [4] * 6  # max_batch_size is 4
     assert [event.shard_no for event in emit.of("shard")] == [1, 0, 2]  # the slow row delays only its own shard

@@ -31,9 +31,10 @@ def test_at_the_break_even_point_plain_and_speculative_decoding_cost_the_same(
 ) -> None:
     tokens = break_even_tokens(seconds, plain, plain * speedup)
     assert tokens is not None
-    without = cost_per_million_tokens(price, plain) * tokens / 1e6
-    within = cost_per_million_tokens(price, plain * speedup) * tokens / 1e6
-    assert price / 3600 * seconds + within == pytest.approx(without)
+    plain_cost = cost_per_million_tokens(price, plain) * tokens / 1e6
+    speculative_cost = cost_per_million_tokens(price, plain * speedup) * tokens / 1e6
+    training_cost = price / 3600 * seconds
+    assert training_cost + speculative_cost == pytest.approx(plain_cost)
 
 
 @given(SECONDS, SPEEDS, floats(0.01, 1.0))
@@ -42,7 +43,7 @@ def test_a_speculator_without_a_speedup_has_no_break_even_point(seconds: float, 
 
 
 def test_figures_with_unknown_inputs_are_none() -> None:
-    nothing = Economics().figures(plain=10.0, speculative=20.0, tokens_per_answer=5.0)
-    assert set(nothing.values()) == {None}
+    figures = Economics().figures(plain=10.0, speculative=20.0, tokens_per_answer=5.0)
+    assert set(figures.values()) == {None}
     assert Economics(price_per_gpu_hour=2.0).training_cost is None
     assert Economics(price_per_gpu_hour=2.0, training_seconds=1800.0).training_cost == 1.0

@@ -28,7 +28,7 @@ from workers.inference.evidence import evidence
 from workers.inference.report import evaluation_report
 from workers.inference.rows import InputRow, RowAnswer, RowRequest, prepare_row
 
-REQUIRED = {
+REQUIRED_KEYS = {
     "prompts_held_out", "outputs_equal", "first_divergences", "acceptance_length", "acceptance_rate_per_position",
     "tokens_per_second_plain", "tokens_per_second_speculative", "speedup", "concurrencies", "num_tokens", "model",
     "drafter", "dtype", "device", "max_tokens", "looping_answers", "definitions",
@@ -51,12 +51,13 @@ def make_spec(folder: Path, model: Path, rows: list[dict[str, Any]]) -> Evaluati
 
 
 def test_suffix_decoding_does_not_copy_from_answers_of_an_earlier_run(tiny_model: Path) -> None:
-    tokenizer, always = Tokenizer.load(tiny_model), EngineConfig(draft_budget=8)
-    arms = Arms(plain=load_engine(tiny_model), speculative=load_engine(tiny_model, drafter="suffix", config=always))
+    tokenizer, config = Tokenizer.load(tiny_model), EngineConfig(draft_budget=8)
+    arms = Arms(plain=load_engine(tiny_model), speculative=load_engine(tiny_model, drafter="suffix", config=config))
     rows = [prepared(number, f"Question {number}", tokenizer, temperature=0.7) for number in range(5)]
     found = measure(arms, rows, tokenizer=tokenizer, concurrency=5, repeats=4, on_answer=lambda: None)
     length = found.speculative.speculation.mean_acceptance_length
-    assert length < 1.2, "answers to sampled requests differ; they can only be drafted from an earlier run"
+    # The answers have little in common: many tokens could be drafted only from an earlier answer to the same row.
+    assert length < 1.2
 
 
 def prepared(number: int, content: str, tokenizer: Tokenizer, **body: Any) -> RowRequest:
@@ -71,9 +72,9 @@ def test_a_report_has_every_figure_and_outputs_are_equal(tmp_path: Path, tiny_mo
     finished = run_evaluation(make_spec(tmp_path, tiny_model, chat_rows(5, temperature=0.7)), Recorder())
     report = json.loads(Path(finished.artifacts["report"]).read_text())
     assert report == json.loads(json.dumps(finished.result))
-    assert report.keys() >= REQUIRED
+    assert report.keys() >= REQUIRED_KEYS
     assert (report["prompts_held_out"], report["outputs_equal"], report["first_divergences"]) == (5, 5, [])
-    assert report["num_tokens"] == 5 * 12  # max_tokens caps the rows' own 24
+    assert report["num_tokens"] == 5 * 12  # the rows ask for 24 tokens, but max_tokens of the evaluation is 12
     assert [point["concurrency"] for point in report["concurrencies"]] == [1, 4]
     assert report["speedup"] == report["concurrencies"][0]["speedup"]
 
@@ -95,7 +96,7 @@ def test_the_evidence_describes_the_run_and_its_result(tmp_path: Path, tiny_mode
     assert found["prompts"] == {"sha256": digest, "count": 6}
     assert found["answers"]["plain_sha256"] == found["answers"]["speculative_sha256"]
     assert found["sampling"] == {"greedy": 3, "sampled": 2, "max_tokens": 12, "seed_key": "job_0123"}
-    assert found["model_sha256"] == inspect_folder(tiny_model).revision  # the catalog's name for these weights
+    assert found["model_sha256"] == inspect_folder(tiny_model).revision  # as the catalog identifies these weights
     assert found["speculator_sha256"] is None
     assert found["build"]["versions"]["torch"] == torch.__version__
 
@@ -104,10 +105,10 @@ def test_a_fingerprint_depends_on_order_and_content(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.write_bytes(b"1")
     second.write_bytes(b"2")
-    known = fingerprint(tmp_path, [first, second])
-    assert fingerprint(tmp_path, [second, first]) != known
+    original = fingerprint(tmp_path, [first, second])
+    assert fingerprint(tmp_path, [second, first]) != original
     second.write_bytes(b"3")
-    assert fingerprint(tmp_path, [first, second]) != known
+    assert fingerprint(tmp_path, [first, second]) != original
 
 
 def test_the_time_left_is_estimated_from_the_current_speed() -> None:
@@ -122,15 +123,16 @@ def test_the_time_left_is_estimated_from_the_current_speed() -> None:
         now += 0.5  # faster at the next concurrency
         reporter.count_answer()
     metrics = [event.data for event in emit.of("metrics")]
-    assert metrics[0] == {"eta_seconds": 18.0}  # two of 20 after 2 s
+    assert metrics[0] == {"eta_seconds": 18.0}  # reported after 2 s, when 18 of 20 answers remain
     assert metrics[-2] == {"concurrency": 1.0, "speedup": 1.5, "eta_seconds": 10.0}
-    assert metrics[-1]["eta_seconds"] == 0.5 * 6  # reported with the fourth of ten
+    assert metrics[-1]["eta_seconds"] == 0.5 * 6  # reported when 6 answers remain, which take 0.5 s each
 
 
 def test_progress_counts_every_answer_of_both_arms(tmp_path: Path, tiny_model: Path) -> None:
     emit = Recorder()
     run_evaluation(replace(make_spec(tmp_path, tiny_model, chat_rows(3)), repeats=2), emit)
-    assert [event.done for event in emit.of("progress")] == list(range(1, 25))  # 3 rows, 2 arms, 2 repeats, 2 settings
+    # 3 rows, 2 arms, 2 repeats and 2 concurrencies
+    assert [event.done for event in emit.of("progress")] == list(range(1, 25))
     assert {event.total for event in emit.of("progress")} == {24}
 
 
@@ -139,7 +141,10 @@ class Interrupted(Exception):
 
 
 def interrupted(spec: EvaluationSpec, folder: Path) -> EvaluationSpec:
-    """Returns a folder with the state of a run that was interrupted after the first concurrency."""
+    """Interrupts a run after the first concurrency and copies its checkpoint to `folder`.
+
+    Returns the spec with which a worker would then continue the run.
+    """
 
     def emit(event: Event) -> None:
         if event.event == "checkpoint":
@@ -162,15 +167,15 @@ def test_an_interrupted_evaluation_resumes_after_the_measured_concurrency(
 
     report = run_evaluation(spec, emit).result
 
-    assert [event.done for event in emit.of("progress")] == list(range(7, 13))  # 6 of 12 answers existed
+    assert [event.done for event in emit.of("progress")] == list(range(7, 13))  # the checkpoint has 6 of 12 answers
     assert [point["concurrency"] for point in report["concurrencies"]] == [1, 4]
     assert report["concurrencies"][0]["tokens_per_second_plain"] == round(36 / measured["plain"]["seconds"][0], 3)
     assert (report["prompts_held_out"], report["outputs_equal"], report["num_tokens"]) == (3, 3, 36)
-    whole = run_evaluation(replace(spec, checkpoint_dir=str(tmp_path / "none")), Recorder()).result
-    assert report["acceptance_rate_per_position"] == whole["acceptance_rate_per_position"]
+    undisturbed = run_evaluation(replace(spec, checkpoint_dir=str(tmp_path / "none")), Recorder()).result
+    assert report["acceptance_rate_per_position"] == undisturbed["acceptance_rate_per_position"]
 
 
-def test_measurements_of_another_build_are_repeated(
+def test_a_resumed_evaluation_repeats_measurements_that_another_build_made(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = interrupted(make_spec(tmp_path, tiny_model, chat_rows(3)), tmp_path / "staged")
@@ -199,13 +204,14 @@ def test_a_concurrency_of_zero_is_refused(tmp_path: Path, tiny_model: Path) -> N
         run_evaluation(replace(make_spec(tmp_path, tiny_model, chat_rows(1)), concurrencies=(0,)), Recorder())
 
 
-class Factory:
-    """Makes answers without an engine."""
+class AnswerFactory:
+    """Makes answers, and the totals of an arm, without an engine."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def answer(self, number: int, tokens: list[int], *, passes: int = 1, accepted: int = 0) -> RowAnswer:
+        """Makes an answer of this many verify passes, of which one accepted all accepted tokens."""
         answer = RowAnswer(prepared(number, "hello", self._tokenizer), self._tokenizer)
         stats = SpeculationStats(
             num_spec_steps=passes,
@@ -236,11 +242,11 @@ def report_of(*measurements: Measurement) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def factory(tiny_model: Path) -> Factory:
-    return Factory(Tokenizer.load(tiny_model))
+def factory(tiny_model: Path) -> AnswerFactory:
+    return AnswerFactory(Tokenizer.load(tiny_model))
 
 
-def test_a_divergence_is_reported_at_the_first_token_that_differs(factory: Factory) -> None:
+def test_a_divergence_is_reported_at_the_first_token_that_differs(factory: AnswerFactory) -> None:
     plain = factory.totals(factory.answer(0, [70, 71, 72]), factory.answer(1, [70, 71, 72]), seconds=1.0)
     drafted = factory.totals(factory.answer(0, [70, 71, 72]), factory.answer(1, [70, 99, 72]), seconds=0.5)
     report = report_of(Measurement(1, plain, drafted))
@@ -249,37 +255,40 @@ def test_a_divergence_is_reported_at_the_first_token_that_differs(factory: Facto
     assert report["speedup"] == 2.0
 
 
-def test_a_shorter_answer_diverges_at_its_end(factory: Factory) -> None:
+def test_a_shorter_answer_diverges_at_its_end(factory: AnswerFactory) -> None:
     plain = factory.totals(factory.answer(0, [70, 71, 72]), seconds=1.0)
     drafted = factory.totals(factory.answer(0, [70, 71]), seconds=1.0)
     assert report_of(Measurement(1, plain, drafted))["first_divergences"] == [{"custom_id": "row-0", "position": 2}]
 
 
-def test_a_plain_answer_that_changes_with_concurrency_counts_as_different(factory: Factory) -> None:
-    one = factory.totals(factory.answer(0, [70, 71]), seconds=1.0)
-    other = factory.totals(factory.answer(0, [70, 72]), seconds=1.0)
-    assert report_of(Measurement(1, one, one), Measurement(4, other, one))["outputs_equal"] == 0
+def test_a_plain_answer_that_changes_with_concurrency_counts_as_different(factory: AnswerFactory) -> None:
+    original = factory.totals(factory.answer(0, [70, 71]), seconds=1.0)
+    changed = factory.totals(factory.answer(0, [70, 72]), seconds=1.0)
+    report = report_of(Measurement(1, original, original), Measurement(4, changed, original))
+    assert report["outputs_equal"] == 0
 
 
-def test_looping_answers_are_counted_and_excluded_from_the_figures_without_loops(factory: Factory) -> None:
-    honest = factory.answer(0, list(range(70, 90)), passes=10, accepted=1)
+def test_looping_answers_are_counted_and_excluded_from_the_figures_without_loops(factory: AnswerFactory) -> None:
+    normal = factory.answer(0, list(range(70, 90)), passes=10, accepted=1)
     looping = factory.answer(1, [70, 71] * 20, passes=10, accepted=5)
-    totals = factory.totals(honest, looping, seconds=1.0)
+    totals = factory.totals(normal, looping, seconds=1.0)
     report = report_of(Measurement(1, totals, totals))
     assert report["looping_answers"] == 1
-    assert report["acceptance_length"] == 1.3
-    assert report["acceptance_length_without_loops"] == 1.1
+    assert report["acceptance_length"] == 1.3  # 1 + 6 accepted tokens in 20 passes
+    assert report["acceptance_length_without_loops"] == 1.1  # 1 + 1 accepted token in 10 passes
     assert report["acceptance_rate_per_position_without_loops"] == [0.1]
 
 
-def test_the_figures_without_loops_are_none_if_all_answers_loop(factory: Factory) -> None:
+def test_the_figures_without_loops_are_none_if_all_answers_loop(factory: AnswerFactory) -> None:
     totals = factory.totals(factory.answer(0, [70, 71] * 20), seconds=1.0)
     report = report_of(Measurement(1, totals, totals))
     assert report["looping_answers"] == 1
     assert report["acceptance_length_without_loops"] is None
 
 
-def test_one_different_answer_makes_the_evidence_different(factory: Factory, tmp_path: Path, tiny_model: Path) -> None:
+def test_the_result_of_the_evidence_is_different_if_one_answer_differs(
+    factory: AnswerFactory, tmp_path: Path, tiny_model: Path
+) -> None:
     answers = [factory.answer(number, [70, 71, 72]) for number in range(3)]
     plain = factory.totals(*answers, seconds=1.0)
     drafted = factory.totals(*answers[:2], factory.answer(2, [70, 71, 73]), seconds=1.0)
@@ -291,15 +300,18 @@ def test_one_different_answer_makes_the_evidence_different(factory: Factory, tmp
     assert found["answers"]["plain_sha256"] != found["answers"]["speculative_sha256"]
 
 
-def test_each_concurrency_has_costs_and_a_break_even_point(factory: Factory) -> None:
+def test_each_concurrency_has_costs_and_a_break_even_point(factory: AnswerFactory) -> None:
     plain = factory.totals(factory.answer(0, [70] * 10), seconds=1.0)
     drafted = factory.totals(factory.answer(0, [70] * 10), seconds=0.5)
     (point,) = report_of(Measurement(1, plain, drafted))["concurrencies"]
-    assert point["cost_per_million_tokens_plain"] == 100.0  # 0.001 USD a second, 10 tokens a second
+    assert point["cost_per_million_tokens_plain"] == 100.0  # 0.001 USD per second, 10 tokens per second
     assert point["cost_per_million_tokens_speculative"] == 50.0
-    assert (point["break_even_tokens"], point["break_even_requests"]) == (2000, 200)  # saves 0.05 s a token
+    # Each token saves 0.05 s, and training took 100 s; an answer has 10 tokens.
+    assert (point["break_even_tokens"], point["break_even_requests"]) == (2000, 200)
 
 
-def test_acceptance_rates_are_shares_of_passes_that_reached_a_position(factory: Factory) -> None:
+def test_the_acceptance_rate_of_a_position_is_the_share_of_passes_that_accepted_a_token_there(
+    factory: AnswerFactory,
+) -> None:
     totals = factory.totals(factory.answer(0, [70] * 4, passes=2, accepted=2), seconds=1.0)
     assert report_of(Measurement(1, totals, totals))["acceptance_rate_per_position"] == [0.5, 0.5]

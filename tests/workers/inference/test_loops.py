@@ -1,4 +1,4 @@
-"""Answers that count as looping."""
+"""Which answers count as looping: those in which some tokens are repeated at least 4 times and over 24 tokens."""
 
 import random
 
@@ -8,9 +8,10 @@ from workers.inference.loops import is_looping
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 32])
-def test_a_run_of_tokens_that_repeats_often_is_a_loop(period: int) -> None:
-    part = list(range(100, 100 + period))
-    assert is_looping([1, 2, 3, *part * max(4, -(-24 // period)), 4])
+def test_a_sequence_of_tokens_that_is_repeated_often_is_a_loop(period: int) -> None:
+    sequence = list(range(100, 100 + period))
+    repetitions = max(4, -(-24 // period))  # the division rounds up
+    assert is_looping([1, 2, 3, *sequence * repetitions, 4])
 
 
 def test_three_occurrences_are_not_a_loop() -> None:
@@ -23,6 +24,6 @@ def test_one_token_is_a_loop_from_24_repetitions_on() -> None:
 
 
 def test_random_tokens_are_not_a_loop() -> None:
-    words = random.Random(0).choices(range(50), k=400)
-    assert not is_looping(words)
+    tokens = random.Random(0).choices(range(50), k=400)
+    assert not is_looping(tokens)
     assert not is_looping([])

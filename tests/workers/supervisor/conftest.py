@@ -38,7 +38,7 @@ def stack(
     django_db_blocker: DjangoDbBlocker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LiveStack]:
-    """After every test, the history of each job must be valid, and no log may contain a secret."""
+    """Makes a stack for one test. After the test, every job's history must be valid and no log may contain a secret."""
     monkeypatch.setattr(settings, "SLIPSTREAM", Config(data_dir=tmp_path, shard_rows=4))
     environment = {
         **os.environ,
@@ -50,19 +50,19 @@ def stack(
         "SLIPSTREAM_SHARD_ROWS": "4",
         "SLIPSTREAM_BACKOFF_SECONDS": "0.1",
         "SLIPSTREAM_POLL_SECONDS": "0.1",
-        "SLIPSTREAM_STALL_SECONDS": "30",  # a child starts slowly on a busy machine
+        "SLIPSTREAM_STALL_SECONDS": "30",  # long, because a child starts slowly on a busy machine
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "platform"))),
     }
-    with ExitStack() as ending:
+    with ExitStack() as cleanup:
         if database_kind == "postgresql":
-            environment["SLIPSTREAM_DATABASE_URL"] = ending.enter_context(fresh_postgres())
-            ending.enter_context(connected_to(environment["SLIPSTREAM_DATABASE_URL"]))
+            environment["SLIPSTREAM_DATABASE_URL"] = cleanup.enter_context(fresh_postgres())
+            cleanup.enter_context(connected_to(environment["SLIPSTREAM_DATABASE_URL"]))
         else:
             shutil.copy(migrated_database, tmp_path / "slipstream.sqlite3")
-            ending.enter_context(connected_to(None, sqlite_path=tmp_path / "slipstream.sqlite3"))
-        ending.enter_context(django_db_blocker.unblock())
+            cleanup.enter_context(connected_to(None, sqlite_path=tmp_path / "slipstream.sqlite3"))
+        cleanup.enter_context(django_db_blocker.unblock())
         live = make_stack(tmp_path, environment)
-        ending.callback(live.close)
+        cleanup.callback(live.close)
         yield live
         live.close()
         check_histories()

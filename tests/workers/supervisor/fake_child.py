@@ -1,7 +1,7 @@
-"""Replaces `workers.run`: the same contract without a model. `python fake_child.py [OPTIONS] SPEC.json`.
+"""Replaces `workers.run` by a program with the same interface and no model: `python fake_child.py [OPTIONS] SPEC.json`.
 
-The content of a row decides: "crash" kills the process, "hang" blocks for ever, and any other text is answered by its
-reverse. Tests can therefore compute the files that a batch must end with.
+A row with the content "crash" kills the process, and one with "hang" blocks it for ever. The answer to any other
+content is its reverse, so tests can compute the files that a batch must end with.
 """
 
 import argparse
@@ -37,16 +37,16 @@ def emit(event: Event) -> None:
 
 def answer_line(job_id: str, number: int, row: dict[str, Any]) -> dict[str, Any]:
     content = row["body"]["messages"][0]["content"]
-    tail = job_id.rsplit("_", 1)[-1]
+    id_suffix = job_id.rsplit("_", 1)[-1]
     body = {"object": "chat.completion", "choices": [{"index": 0, "message": {"content": content[::-1]}}]}
     return {
         "row": number,
         "custom_id": row["custom_id"],
         "ok": True,
         "output": {
-            "id": f"batch_req_{tail}_{number}",
+            "id": f"batch_req_{id_suffix}_{number}",
             "custom_id": row["custom_id"],
-            "response": {"status_code": 200, "request_id": f"req_{tail}_{number}", "body": body},
+            "response": {"status_code": 200, "request_id": f"req_{id_suffix}_{number}", "body": body},
             "error": None,
         },
         "prompt_token_ids": [1, 2],
@@ -78,6 +78,7 @@ def run_batch(spec: BatchSpec, row_seconds: float, limit: Path | None) -> None:
 
 
 def wait_for_permission(limit: Path | None, number: int) -> None:
+    """Waits until the file `limit` has more than `number` bytes; a test allows further rows by making it longer."""
     while limit is not None and number >= limit.stat().st_size:
         time.sleep(0.01)
 
@@ -90,7 +91,7 @@ def crash_or_hang(content: str) -> None:
 
 
 def run_training(spec: TrainingSpec, row_seconds: float) -> None:
-    """Counts steps. The artifact records the step from which this attempt started."""
+    """Counts steps instead of training. The artifact records the step after which this attempt started."""
     state = Path(spec.checkpoint_dir) / "step"
     first = int(state.read_text()) if state.exists() else 0
     for step in range(first + 1, TRAINING_STEPS + 1):

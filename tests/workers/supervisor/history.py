@@ -1,6 +1,8 @@
 """Rules that the recorded history of a job must satisfy, whatever fails in workers, queue, storage and database.
 
-Every test with a `LiveStack` ends with `check_histories`; `test_history` shows that it finds faults of each kind.
+Every test with a `LiveStack` ends with `check_histories`; `test_history` shows that this check finds each kind of
+fault. The fence of a claim is its number among the claims of the job: a worker whose fence is not the newest has lost
+the job and must not write.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,7 +52,7 @@ def check_history(job_id: str) -> None:
 def _check_ending(job: Job, events: Sequence[JobEvent]) -> None:
     assert [event.seq for event in events] == list(range(1, len(events) + 1)), "an event is missing"
     endings = [event.type for event in events if event.type in ENDINGS]
-    assert endings == ([job.status] if job.status in ENDINGS else []), "a job has one final event, of its status"
+    assert endings == ([job.status] if job.status in ENDINGS else []), "the final events do not match the job's status"
     assert not endings or events[-1].type in ENDINGS, "an event follows the final event"
     assert (job.finished_at is not None) == bool(endings), "finished_at does not match the events"
     is_in_back_off = job.not_before is not None and job.not_before > timezone.now()
@@ -84,7 +86,7 @@ def _check_commits(events: Sequence[JobEvent], shards: Sequence[JobShard]) -> No
 
 
 def _check_batch(batch: Batch, rows: Sequence[int]) -> None:
-    assert batch.completed + batch.failed + batch.unanswered == batch.total, "a row is not counted, or twice"
+    assert batch.completed + batch.failed + batch.unanswered == batch.total, "a row is not counted, or counted twice"
     assert not rows or sorted(rows) == list(range(batch.total)), "a row is in no shard"
     if batch.total:
         lines = _num_lines(batch.output_file), _num_lines(batch.error_file)

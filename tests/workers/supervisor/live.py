@@ -1,6 +1,6 @@
-"""A database file, a storage folder and worker processes for one test.
+"""A database, a storage folder and worker processes for one test.
 
-The test and its workers are separate processes over one SQLite file, as in the embedded stack.
+The test and its workers are separate processes that share one database, by default a SQLite file.
 """
 
 import os
@@ -81,9 +81,9 @@ class LiveStack:
         return Job.objects.get(pk=job_id)
 
     def wait_for_jobs(self, job_ids: Sequence[str], *, timeout_seconds: float = 40) -> None:
-        """Waits until all have ended, and checks the histories of all jobs."""
-        open_jobs = Job.objects.filter(pk__in=job_ids, finished_at=None)
-        self.wait_until(lambda: not open_jobs.exists(), timeout_seconds)
+        """Waits until all these jobs have ended, and checks the histories of all jobs in the database."""
+        unfinished = Job.objects.filter(pk__in=job_ids, finished_at=None)
+        self.wait_until(lambda: not unfinished.exists(), timeout_seconds)
         check_histories(job_ids)
 
     def is_started(self, worker: subprocess.Popen[bytes]) -> bool:
@@ -98,7 +98,7 @@ class LiveStack:
         deadline = time.monotonic() + timeout_seconds
         while not condition():
             assert time.monotonic() < deadline, f"the condition is false after {timeout_seconds} s; {self.logs()}"
-            time.sleep(0.05)  # only children can be waited for
+            time.sleep(0.05)  # polls, because nothing notifies this process of changes by other processes
 
     @contextmanager
     def serve(
@@ -118,17 +118,17 @@ class LiveStack:
             kill_9(server)
 
     def holder_of(self, job_id: str) -> subprocess.Popen[bytes]:
-        """Waits until a worker that is alive and not frozen has claimed the job, and returns it."""
+        """Waits until a worker that is alive and not frozen has claimed the job, and returns this worker."""
         found: list[subprocess.Popen[bytes]] = []
 
-        def look() -> bool:
+        def has_holder() -> bool:
             job = Job.objects.get(pk=job_id)
             assert job.finished_at is None, f"the job ended too soon: {job.error}"
             alive = (worker for worker in self.workers if worker.poll() is None and not is_frozen(worker.pid))
             found[:] = [worker for worker in alive if job.status == "running" and f"-{worker.pid}-" in job.worker]
             return bool(found)
 
-        self.wait_until(look, 40)
+        self.wait_until(has_holder, 40)
         return found[0]
 
     def logs(self) -> str:
@@ -165,7 +165,7 @@ def kill_9(worker: subprocess.Popen[bytes]) -> None:
 
 
 def is_frozen(pid: int) -> bool:
-    """Whether all threads are stopped: a stop signal takes a while to reach threads on another processor."""
+    """Whether all threads of the process are stopped; SIGSTOP reaches threads on other processors with a delay."""
     threads = Path(f"/proc/{pid}/task").glob("*/stat")
     return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads)
 
@@ -187,7 +187,7 @@ def read_object(key: str) -> bytes:
 
 
 def children_of(data_dir: Path) -> list[int]:
-    """Returns child processes of jobs: their command lines name a spec in this folder."""
+    """Returns the ids of jobs' child processes, whose command lines name a spec in this folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,6 @@
-"""A fake child with more faults: it dies before its first event, or kills its supervisor."""
+"""A fake child with two more faults, which the first row selects: it dies before its first event, or kills its
+supervisor.
+"""
 
 import json
 import os

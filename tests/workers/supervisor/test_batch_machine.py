@@ -1,6 +1,6 @@
 """R17 of docs/reliability.md: random sequences of requests, attempts and faults on one batch.
 
-Worker and child run in this process: the handler is the real one, and `BatchMachine.attempt` replaces its child.
+The worker runs in this process. Its batch handler is the real one, and `BatchMachine.attempt` replaces its child.
 """
 
 import json
@@ -44,7 +44,7 @@ from workers.supervisor.lease import Lease
 from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, Draining
 
 NUM_ROWS = 7
-ENDINGS: dict[str, Callable[[], BaseException]] = {
+ENDINGS: dict[str, Callable[[], BaseException]] = {  # fault -> the exception that then ends the attempt
     "crash": lambda: ChildCrashed("worker_crashed", "It died.", sent_event=True),
     "crash at once": lambda: ChildCrashed("worker_crashed", "It died.", sent_event=False),
     "bug": lambda: AttemptFailed(FailureClass.BUG, "bug", "A bug."),
@@ -54,15 +54,15 @@ ENDINGS: dict[str, Callable[[], BaseException]] = {
     "drain": Draining,
     "the supervisor is killed": KeyboardInterrupt,
 }
-EXTERNAL_FAULTS = (
-    "overtaken",
+EXTERNAL_FAULTS = (  # what happens to the job while the child works on it
+    "overtaken",  # the lease expires, and another worker claims the job
     "cancelled",
     "the job is cancelled",
     "the cap is reached",
     "cancelled as the cap is reached",
 )
 LATE_KILLS = ("killed before the batch ends", "killed before the job ends")
-FAULTS = (*["none"] * 4, *LATE_KILLS * 2, *EXTERNAL_FAULTS, *ENDINGS)
+FAULTS = (*["none"] * 4, *LATE_KILLS * 2, *EXTERNAL_FAULTS, *ENDINGS)  # repeated values are drawn more often
 NO_BUDGET, AMPLE_BUDGET = 0, 10**9
 
 
@@ -76,7 +76,7 @@ class BatchMachine(RuleBasedStateMachine):
         self.file = make_file(self.organization, rows)
         self.client: Client = client_of(self.organization)
         self.batch_id: str = self.post()
-        self.seen: list[dict[str, Any]] = []
+        self.responses: list[dict[str, Any]] = []  # the batch in the API after each step
         self.cap = spend_cap_create(organization=self.organization, project=None, nanousd=AMPLE_BUDGET)
 
     def post(self) -> str:
@@ -86,7 +86,7 @@ class BatchMachine(RuleBasedStateMachine):
         assert response.status_code == 200, response.content
         return str(response.json()["id"])
 
-    def shown(self) -> dict[str, Any]:
+    def api_batch(self) -> dict[str, Any]:
         response = self.client.get(f"/v1/batches/{self.batch_id}")
         assert response.status_code == 200
         return dict(response.json())
@@ -126,20 +126,20 @@ class BatchMachine(RuleBasedStateMachine):
     def tidy(self) -> None:
         batches_tidy()
 
-    @rule(fault=st.sampled_from(FAULTS), at=st.integers(0, 3))
-    def work(self, fault: str, at: int) -> None:
+    @rule(fault=st.sampled_from(FAULTS), at_shard=st.integers(0, 3))
+    def claim_and_attempt(self, fault: str, at_shard: int) -> None:
         claim = job_claim(job_id=self.job().pk, worker="worker")
         if claim is not None:
-            self.attempt(claim, fault, at)
+            self.attempt(claim, fault, at_shard)
 
-    def attempt(self, claim: Claim, fault: str = "none", at: int = 0) -> None:
-        """Runs an attempt with a fault in one of the shards of the child."""
+    def attempt(self, claim: Claim, fault: str = "none", at_shard: int = 0) -> None:
+        """Runs an attempt, with a fault before the child's result for one of its shards."""
 
-        def run_child(held: Attempt, spec: BatchSpec, *, on_result: Callable[[ShardDone], None], **_: object) -> object:
+        def run_child(_: Attempt, spec: BatchSpec, *, on_result: Callable[[ShardDone], None], **__: object) -> object:
             if Job.objects.get(pk=claim.job_id).cancel_requested_at is not None:
-                raise Cancelled  # raised when the thread of the lease sees the cancellation
+                raise Cancelled  # the real `run_child` raises it when the lease's thread sees the cancellation
             for number, shard in enumerate(spec.shards):
-                if number == at:
+                if number == at_shard:
                     self.apply_fault(fault)
                 on_result(self.answer(claim, shard))
             return Finished(result={}, artifacts={})
@@ -151,7 +151,7 @@ class BatchMachine(RuleBasedStateMachine):
             if fault == "killed before the job ends":
                 raise KeyboardInterrupt
 
-        held = Attempt(
+        running = Attempt(
             claim=claim,
             job=Job.objects.select_related("organization").get(pk=claim.job_id),
             lease=Lease(claim),
@@ -164,10 +164,10 @@ class BatchMachine(RuleBasedStateMachine):
             patch.object(assemble, "_publish", publish),
             suppress(LeaseLost, KeyboardInterrupt),  # another worker has claimed the job, or will claim it
         ):
-            attempt._run_handler(held, BatchHandler())
+            attempt._run_handler(running, BatchHandler())
 
     def apply_fault(self, fault: str) -> None:
-        """Applies the fault while the child works, before the lease's thread notices it."""
+        """Applies the fault while the child works; the lease's thread has not noticed the fault yet."""
         match fault:
             case "overtaken":
                 expire_lease(self.job())
@@ -193,16 +193,16 @@ class BatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_api_shows_only_legal_status_changes(self) -> None:
-        now = self.shown()
-        counts = dict(now["request_counts"])
+        response = self.api_batch()
+        counts = dict(response["request_counts"])
         assert counts.pop("total") == sum(counts.values()), "the counts do not add up"
-        if self.seen and self.seen[-1]["status"] in TERMINAL:
-            assert now == self.seen[-1], "an ended batch has changed"
-        self.seen.append(now)
+        if self.responses and self.responses[-1]["status"] in TERMINAL:
+            assert response == self.responses[-1], "an ended batch has changed"
+        self.responses.append(response)
         check_histories()
 
     def teardown(self) -> None:
-        """Without further faults and spend caps the batch must end, with each row in one of its files."""
+        """Runs attempts without faults and with an ample cap: the batch must end, with each row in one of its files."""
         self.set_the_cap(nanousd=AMPLE_BUDGET)
         for _ in range(20):
             self.time_passes()
@@ -211,9 +211,9 @@ class BatchMachine(RuleBasedStateMachine):
                 break
             self.attempt(claim)
         check_histories([self.job().pk], all_ended=True)
-        assert self.shown()["status"] in TERMINAL
+        assert self.api_batch()["status"] in TERMINAL
         spend_cap_delete(cap=self.cap)
-        Batch.objects.filter(pk=self.batch_id).delete()  # the checks of the next run must not include it
+        Batch.objects.filter(pk=self.batch_id).delete()  # the checks of the next run must not include this batch
         Job.objects.filter(organization=self.organization).delete()
 
 
@@ -231,39 +231,39 @@ def machine(db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[B
 def test_a_finalizing_batch_ends_if_its_job_is_cancelled_after_the_worker_died(machine: type[BatchMachine]) -> None:
     instance = machine()
     instance.create()
-    instance.work(fault="killed before the batch ends", at=0)
+    instance.claim_and_attempt(fault="killed before the batch ends", at_shard=0)
     instance.cancel_the_job()
     instance.time_passes()
 
-    instance.work(fault="none", at=0)
+    instance.claim_and_attempt(fault="none", at_shard=0)
 
     instance.the_api_shows_only_legal_status_changes()
-    assert (instance.shown()["status"], instance.job().status) == ("cancelled", "cancelled")
+    assert (instance.api_batch()["status"], instance.job().status) == ("cancelled", "cancelled")
 
 
 def test_a_batch_that_is_cancelled_when_its_cap_is_reached_ends(machine: type[BatchMachine]) -> None:
     instance = machine()
     instance.create()
 
-    instance.work(fault="cancelled as the cap is reached", at=1)
+    instance.claim_and_attempt(fault="cancelled as the cap is reached", at_shard=1)
 
     instance.the_api_shows_only_legal_status_changes()
-    assert (instance.shown()["status"], instance.job().status) == ("cancelled", "cancelled")
-    assert instance.shown()["request_counts"]["completed"] == 4
+    assert (instance.api_batch()["status"], instance.job().status) == ("cancelled", "cancelled")
+    assert instance.api_batch()["request_counts"]["completed"] == 4  # shards 0 and 1, of two rows each
 
 
 def test_a_batch_ends_with_its_other_rows_if_a_shard_is_lost_in_storage(machine: type[BatchMachine]) -> None:
     instance = machine()
     instance.create()
-    instance.work(fault="drain", at=2)
+    instance.claim_and_attempt(fault="drain", at_shard=2)
     get_storage().delete(JobShard.objects.exclude(storage_key="").earliest("shard_no").storage_key)
-    for _ in range(1 + MAX_STALLED_ATTEMPTS):  # the first attempt answers the open rows
+    for _ in range(1 + MAX_STALLED_ATTEMPTS):  # the first attempt answers the remaining rows, the others stall
         instance.time_passes()
-        instance.work(fault="none", at=0)
+        instance.claim_and_attempt(fault="none", at_shard=0)
 
     instance.the_api_shows_only_legal_status_changes()
-    assert instance.shown()["status"] == "failed"
-    counts = instance.shown()["request_counts"]
+    assert instance.api_batch()["status"] == "failed"
+    counts = instance.api_batch()["request_counts"]
     assert (counts["completed"], counts["failed"]) == (NUM_ROWS - 2, 2)
 
 

@@ -1,4 +1,6 @@
-"""Guarantees of batches with real workers: a row that crashes the worker affects no other row; time limits are kept."""
+"""Guarantees of batches with real workers: a row that crashes the worker affects no other row, a cancellation stops
+the batch within seconds, and a batch expires at the end of its window.
+"""
 
 from datetime import timedelta
 
@@ -46,16 +48,16 @@ def test_no_row_is_started_later_than_ten_seconds_after_a_cancellation(stack: Li
     counts_of(batch)
 
     batch_cancel(batch=batch)
-    asked_at = Job.objects.get(pk=batch.job_id).cancel_requested_at
-    assert asked_at is not None
+    requested_at = Job.objects.get(pk=batch.job_id).cancel_requested_at
+    assert requested_at is not None
 
     job = stack.wait_for_job(batch.job_id, timeout_seconds=10)
     batch.refresh_from_db()
     assert (job.status, batch.status) == (Job.Status.CANCELLED, Batch.Status.CANCELLED)
     last = JobEvent.objects.filter(job=job, type="shard_committed").latest("seq")
-    assert last.created_at - asked_at < timedelta(seconds=10)
+    assert last.created_at - requested_at < timedelta(seconds=10)
     counts = counts_of(batch)
-    assert 8 <= counts["completed"] < 200
+    assert 8 <= counts["completed"] < 200  # at least the two shards of four rows before the cancellation
     assert counts["cancelled"] == 200 - counts["completed"]
     assert batch_cancel(batch=batch).status == Batch.Status.CANCELLED
 

@@ -1,4 +1,6 @@
-"""A real Celery worker with a real Valkey, killed during a batch; and a queue that loses and repeats messages."""
+"""Batches with real Celery workers and a real Valkey server: workers are killed, and the queue loses and repeats
+messages.
+"""
 
 import base64
 import json
@@ -32,7 +34,7 @@ def use_redis(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def redis_url(stack: LiveStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Starts a Valkey for this test, to which the test process also sends wake-ups."""
+    """Starts a Valkey server, to which the test process also sends wake-ups, and yields its URL."""
     with ValkeyServer() as server:
         url = f"redis://127.0.0.1:{server.port}/0"
         monkeypatch.setattr(
@@ -76,7 +78,7 @@ def test_each_job_runs_once_if_wake_ups_are_lost_repeated_and_reordered(
 
 
 def shuffle(queue: redis.Redis, num_jobs: int) -> None:
-    """Puts every message into the queue none, one or five times, in random order."""
+    """Puts every message into the queue zero, one or five times, in random order."""
     draw = random.Random(num_jobs)
     messages = cast(list[bytes], queue.lrange(wake.QUEUE, 0, -1))
     assert len(messages) == num_jobs
@@ -131,12 +133,14 @@ def test_a_stopped_celery_worker_releases_its_job(stack: LiveStack, redis_url: s
 
 
 def test_workers_accept_messages_of_the_previous_and_the_next_release(stack: LiveStack, redis_url: str) -> None:
-    """Messages keep the previous release's form, and additional arguments of the next release are accepted."""
+    """A message has the form that the previous release expects, and a worker accepts arguments that it does not know,
+    which the next release may add.
+    """
     batch = stack.make_batch(["prompt"])
     queue = redis.Redis.from_url(redis_url)
     (sent,) = [json.loads(message) for message in cast(list[bytes], queue.lrange("slipstream.jobs", 0, -1))]
-    arguments, named, embedded = json.loads(base64.b64decode(sent["body"]))
-    assert (sent["headers"]["task"], arguments, named) == ("workers.look_at", [batch.job_id], {})
+    arguments, keywords, embedded = json.loads(base64.b64decode(sent["body"]))  # the three parts of Celery's body
+    assert (sent["headers"]["task"], arguments, keywords) == ("workers.look_at", [batch.job_id], {})
 
     body = json.dumps([arguments, {"reason": "of the next release"}, embedded]).encode()
     queue.delete("slipstream.jobs")

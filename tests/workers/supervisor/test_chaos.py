@@ -24,11 +24,11 @@ NUM_ROWS = 1_000
 
 
 @pytest.fixture
-def short(stack: LiveStack) -> LiveStack:
-    """Sets the shortest possible leases, so that most of the time is spent on faults."""
+def short_leases(stack: LiveStack) -> LiveStack:
+    """A stack with the shortest possible leases, so that the test spends little time waiting for leases to expire."""
     stack.environment["SLIPSTREAM_LEASE_SECONDS"] = str(LEASE_SECONDS)
     stack.environment["SLIPSTREAM_RENEW_SECONDS"] = "0.25"
-    stack.environment["SLIPSTREAM_STALL_SECONDS"] = "60"  # a child that waits for `allow` is not stalled
+    stack.environment["SLIPSTREAM_STALL_SECONDS"] = "60"  # a child that waits for `allow` does not count as stalled
     return stack
 
 
@@ -40,20 +40,20 @@ def allow(stack: LiveStack, num_rows: int) -> Path:
     return path
 
 
-def long_batch(stack: LiveStack) -> tuple[Batch, list[str], str]:
+def make_long_batch(stack: LiveStack) -> tuple[Batch, list[str], str]:
     """Returns the batch, its prompts, and options of a child that takes half a second for a tenth of the rows."""
     contents = [f"prompt {number}" for number in range(NUM_ROWS)]
     return stack.make_batch(contents), contents, f"--row-seconds 0.005 --limit {allow(stack, 0)}"
 
 
 def random_moments(stack: LiveStack, job_id: str, count: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Yields the worker that has claimed the job, and the claim's fence, at random moments of attempts.
+    """Yields the worker that has claimed the job, and the fence of its claim, at random moments of attempts.
 
-    It does not yield during a third attempt without progress, because the worker's death would then fail the job.
+    It waits until fewer than two attempts in a row have made no progress, because a third would fail the job.
     """
     draw = random.Random(count)
     for number in range(1, count + 1):
-        # Another worker must be ready to take over: the start of a worker is not measured.
+        # Another worker must be ready to take over, because the measured times must not include a worker's start.
         stack.wait_until(lambda: sum(map(stack.is_started, stack.workers)) >= 2, 60)
         allow(stack, NUM_ROWS * number // (count + 1))
         stack.holder_of(job_id)
@@ -63,41 +63,43 @@ def random_moments(stack: LiveStack, job_id: str, count: int) -> Iterator[tuple[
     allow(stack, NUM_ROWS)
 
 
-def check_whole(stack: LiveStack, batch: Batch, contents: list[str]) -> Job:
+def check_result(stack: LiveStack, batch: Batch, contents: list[str]) -> Job:
     job = stack.wait_for_job(batch.job_id, timeout_seconds=240)
     batch.refresh_from_db()
     assert (job.status, batch.status) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED)
-    assert output_of(batch) == expected_output(job.pk, contents), "not the file of an undisturbed run"
+    assert output_of(batch) == expected_output(job.pk, contents), "the output differs from that of an undisturbed run"
     assert (batch.total, batch.completed, batch.failed) == (NUM_ROWS, NUM_ROWS, 0)
     return job
 
 
 @pytest.mark.parametrize("num_kills", [10, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
-def test_a_batch_has_each_row_once_after_workers_are_killed_at_random_moments(short: LiveStack, num_kills: int) -> None:
-    batch, contents, child = long_batch(short)
+def test_a_batch_has_each_row_once_after_workers_are_killed_at_random_moments(
+    short_leases: LiveStack, num_kills: int
+) -> None:
+    batch, contents, child = make_long_batch(short_leases)
     for _ in range(NUM_WORKERS):
-        short.start_worker(child=child)
-    reclaims = []
-    for holder, fence in random_moments(short, batch.job_id, num_kills):
+        short_leases.start_worker(child=child)
+    reclaim_seconds = []
+    for holder, fence in random_moments(short_leases, batch.job_id, num_kills):
         killed_at = timezone.now()
         kill_9(holder)
-        short.start_worker(child=child)
+        short_leases.start_worker(child=child)
         next_claim = JobEvent.objects.filter(job_id=batch.job_id, type="claimed", data__fence=fence + 1)
-        short.wait_until(next_claim.exists, 40)
-        reclaims.append((next_claim.get().created_at - killed_at).total_seconds())
+        short_leases.wait_until(next_claim.exists, 40)
+        reclaim_seconds.append((next_claim.get().created_at - killed_at).total_seconds())
 
-    job = check_whole(short, batch, contents)
+    job = check_result(short_leases, batch, contents)
 
     assert job.attempt > num_kills
-    assert statistics.median(reclaims) <= LEASE_SECONDS + 1
-    if num_kills > 10:  # a single claim may be late on a busy machine
-        assert max(reclaims) <= LEASE_SECONDS + 2
+    assert statistics.median(reclaim_seconds) <= LEASE_SECONDS + 1
+    if num_kills > 10:  # the short test runs on busy machines, where a single claim may come later
+        assert max(reclaim_seconds) <= LEASE_SECONDS + 2
 
 
 def freeze(stack: LiveStack, worker: subprocess.Popen[bytes]) -> None:
-    """Freezes the worker. Its child continues and fills the pipe with shards.
+    """Freezes the worker at a moment when it writes nothing. Its child continues and fills the pipe with shards.
 
-    It avoids writes: SQLite has one lock, and a frozen process that holds it would block all others.
+    SQLite has one lock for all writers, and a frozen process that held this lock would block all other processes.
     """
 
     def is_frozen_without_a_lock() -> bool:
@@ -124,15 +126,15 @@ def is_writable(stack: LiveStack) -> bool:
     return True
 
 
-def test_ten_workers_that_resume_after_their_lease_expired_change_nothing(short: LiveStack) -> None:
-    batch, contents, child = long_batch(short)
+def test_workers_that_resume_after_their_lease_expired_change_nothing(short_leases: LiveStack) -> None:
+    batch, contents, child = make_long_batch(short_leases)
     for _ in range(NUM_WORKERS):
-        short.start_worker(child=child)
-    for zombie, fence in random_moments(short, batch.job_id, 10):
-        freeze(short, zombie)
-        short.wait_until(Job.objects.filter(pk=batch.job_id, fence__gt=fence).exists, 40)
+        short_leases.start_worker(child=child)
+    for zombie, fence in random_moments(short_leases, batch.job_id, 10):
+        freeze(short_leases, zombie)
+        short_leases.wait_until(Job.objects.filter(pk=batch.job_id, fence__gt=fence).exists, 40)
         zombie.send_signal(signal.SIGCONT)
 
-    check_whole(short, batch, contents)
+    check_result(short_leases, batch, contents)
 
-    short.wait_until(lambda: short.count_logged("lease lost") >= 10, 10)
+    short_leases.wait_until(lambda: short_leases.count_logged("lease lost") >= 10, 10)

@@ -1,4 +1,4 @@
-"""The child process: its environment, and the end of its whole process group."""
+"""The child process of a job: its environment, its events, and the end of its whole process group."""
 
 import json
 import queue
@@ -28,7 +28,7 @@ SPEC = EvaluationSpec(
 
 @pytest.fixture
 def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunScript:
-    """Starts a child that runs the given Python instead of `workers.run`."""
+    """Returns a function that starts a child with the given Python code instead of `workers.run`."""
 
     def run(script: str) -> ChildProcess:
         path = tmp_path / "script.py"

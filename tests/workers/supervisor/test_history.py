@@ -1,4 +1,4 @@
-"""The history checker accepts a valid history and reports each planted fault."""
+"""`check_histories` accepts a valid history and reports each fault that a test puts into one."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,7 +27,7 @@ from workers.supervisor.staging import shard_key
 NUM_ROWS = 8
 
 
-def take(job: Job) -> Claim:
+def claim_of(job: Job) -> Claim:
     claim = job_claim(job_id=job.pk, worker="worker")
     assert claim is not None
     return claim
@@ -38,25 +38,25 @@ def commit(claim: Claim, shard: JobShard, folder: Path) -> None:
     lines = [answer_line(claim.job_id, number, rows[number]) for number in range(shard.row_from, shard.row_to)]
     key = shard_key(claim, shard.shard_no)
     get_storage().put_file(key, write_lines(folder / "shard.jsonl", lines))
-    won = ShardRows(completed=len(lines), failed=0, usage={})
-    assert job_commit_shard(claim=claim, shard_no=shard.shard_no, storage_key=key, rows=won)
+    counts = ShardRows(completed=len(lines), failed=0, usage={})
+    assert job_commit_shard(claim=claim, shard_no=shard.shard_no, storage_key=key, rows=counts)
 
 
 @pytest.fixture
 def job(db: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """A batch of two shards, answered in two attempts."""
+    """The job of a batch of two shards, which were answered in two attempts."""
     monkeypatch.setattr(settings, "SLIPSTREAM", settings.SLIPSTREAM.model_copy(update={"shard_rows": 4}))
     organization: Organization = make_organization()
     file = make_file(organization, [chat_row(f"row-{number}") for number in range(NUM_ROWS)])
     make_base_model("tiny")
     batch = batch_create(organization=organization, input_file=file, endpoint="/v1/chat/completions", model="tiny")
-    first = take(batch.job)
+    first = claim_of(batch.job)
     batch_validate(batch=batch)
-    one, two = JobShard.objects.filter(job=batch.job)
-    commit(first, one, tmp_path)
+    shard_0, shard_1 = JobShard.objects.filter(job=batch.job)
+    commit(first, shard_0, tmp_path)
     job_release(claim=first)
-    second = take(batch.job)
-    commit(second, two, tmp_path)
+    second = claim_of(batch.job)
+    commit(second, shard_1, tmp_path)
     batch_assemble(batch=batch, final="completed")
     job_succeed(claim=second, result={})
     return Job.objects.get(pk=batch.job_id)
@@ -66,11 +66,11 @@ def events(job: Job, kind: str) -> list[JobEvent]:
     return list(JobEvent.objects.filter(job=job, type=kind).order_by("seq"))
 
 
-def add(job: Job, kind: str, **data: object) -> None:
+def add_event(job: Job, kind: str, **data: object) -> None:
     JobEvent.objects.create(job=job, seq=JobEvent.objects.filter(job=job).count() + 1, type=kind, data=data)
 
 
-def change(event: JobEvent, **data: object) -> None:
+def change_event(event: JobEvent, **data: object) -> None:
     JobEvent.objects.filter(pk=event.pk).update(data={**event.data, **data})
 
 
@@ -79,11 +79,11 @@ def an_event_is_missing(job: Job) -> None:
 
 
 def the_job_ends_twice(job: Job) -> None:
-    add(job, "failed", fence=2)
+    add_event(job, "failed", fence=2)
 
 
 def an_event_follows_the_end_of_the_job(job: Job) -> None:
-    add(job, "retried", fence=2)
+    add_event(job, "retried", fence=2)
 
 
 def the_status_differs_from_the_last_event(job: Job) -> None:
@@ -108,11 +108,11 @@ def a_job_to_be_cancelled_is_paused(job: Job) -> None:
 
 
 def a_fence_is_used_twice(job: Job) -> None:
-    change(events(job, "claimed")[1], fence=1)
+    change_event(events(job, "claimed")[1], fence=1)
 
 
 def a_fence_is_skipped(job: Job) -> None:
-    change(events(job, "claimed")[1], fence=3)
+    change_event(events(job, "claimed")[1], fence=3)
 
 
 def a_claim_has_no_event(job: Job) -> None:
@@ -120,18 +120,18 @@ def a_claim_has_no_event(job: Job) -> None:
 
 
 def an_event_has_an_old_fence(job: Job) -> None:
-    change(events(job, "shard_committed")[1], fence=1)
+    change_event(events(job, "shard_committed")[1], fence=1)
 
 
 def a_shard_is_committed_twice(job: Job) -> None:
-    change(events(job, "shard_committed")[1], shard_no=0)
+    change_event(events(job, "shard_committed")[1], shard_no=0)
 
 
 def a_committed_shard_has_no_event(job: Job) -> None:
     JobShard.objects.filter(job=job, shard_no=1).update(storage_key="")
 
 
-def a_shards_row_has_an_old_fence(job: Job) -> None:
+def a_shard_has_an_old_fence(job: Job) -> None:
     JobShard.objects.filter(job=job, shard_no=1).update(fence=1)
 
 
@@ -167,11 +167,12 @@ def a_row_is_in_both_files(job: Job) -> None:
     Batch.objects.filter(pk=batch.pk).update(error_file=batch.output_file)
 
 
+# A part of the check's message -> the fault. Two faults may have the same message, of which they name different parts.
 FAULTS: dict[str, Callable[[Job], None]] = {
     "an event is missing": an_event_is_missing,
-    "a job has one final event": the_job_ends_twice,
+    "the final events do not match": the_job_ends_twice,
     "an event follows the final event": an_event_follows_the_end_of_the_job,
-    "of its status": the_status_differs_from_the_last_event,
+    "do not match the job's status": the_status_differs_from_the_last_event,
     "has no end": the_final_event_is_missing,
     "a fence was skipped or used twice": a_fence_is_used_twice,
     "skipped or used twice": a_fence_is_skipped,
@@ -179,12 +180,12 @@ FAULTS: dict[str, Callable[[Job], None]] = {
     "by an attempt that had lost the job": an_event_has_an_old_fence,
     "a shard was committed twice": a_shard_is_committed_twice,
     "an event has no committed shard": a_committed_shard_has_no_event,
-    "have different fences": a_shards_row_has_an_old_fence,
+    "have different fences": a_shard_has_an_old_fence,
     "another attempt's fence": a_storage_key_has_an_old_fence,
     "a row of a shard is not counted": a_shard_counts_a_row_too_few,
     "two shards share a row": two_shards_share_a_row,
     "a row is in no shard": a_row_is_in_no_shard,
-    "not counted, or twice": counts_do_not_sum,
+    "not counted, or counted twice": counts_do_not_sum,
     "one line per completed row": the_output_is_a_line_short,
     "in neither file, or in both": a_row_is_in_both_files,
 }
@@ -194,19 +195,19 @@ def test_a_valid_history_passes_the_check(job: Job) -> None:
     check_histories([job.pk], all_ended=True)
 
 
-@pytest.mark.parametrize(("complaint", "plant"), FAULTS.items(), ids=[plant.__name__ for plant in FAULTS.values()])
-def test_the_check_reports_each_planted_fault(job: Job, complaint: str, plant: Callable[[Job], None]) -> None:
-    plant(job)
+@pytest.mark.parametrize(("message", "damage"), FAULTS.items(), ids=[damage.__name__ for damage in FAULTS.values()])
+def test_the_check_reports_each_kind_of_fault(job: Job, message: str, damage: Callable[[Job], None]) -> None:
+    damage(job)
 
-    with pytest.raises(AssertionError, match=complaint):
+    with pytest.raises(AssertionError, match=message):
         check_histories([job.pk], all_ended=True)
 
 
-@pytest.mark.parametrize("plant", [a_job_to_be_cancelled_is_in_back_off, a_job_to_be_cancelled_is_paused])
-def test_the_check_reports_a_cancelled_job_that_waits_for_something_else(
-    job: Job, plant: Callable[[Job], None]
+@pytest.mark.parametrize("damage", [a_job_to_be_cancelled_is_in_back_off, a_job_to_be_cancelled_is_paused])
+def test_the_check_reports_a_job_that_waits_although_its_cancellation_was_requested(
+    job: Job, damage: Callable[[Job], None]
 ) -> None:
-    plant(job)
+    damage(job)
 
     with pytest.raises(AssertionError, match="waits for something else"):
         check_histories([job.pk])

@@ -37,9 +37,9 @@ def test_no_job_is_lost_while_workers_are_restarted_one_after_the_other(stack: L
         time.sleep(SECONDS_BETWEEN)
         workers.append(stack.start_worker(child=child))
         stack.wait_until(lambda: stack.is_started(workers[-1]), 60)
-        leaving = workers.pop(0)
-        leaving.terminate()
-        assert leaving.wait(GRACE_SECONDS) == 0
+        oldest = workers.pop(0)
+        oldest.terminate()
+        assert oldest.wait(GRACE_SECONDS) == 0
 
     stack.wait_for_jobs([batch.job_id for batch in batches], timeout_seconds=600)
 
@@ -47,47 +47,48 @@ def test_no_job_is_lost_while_workers_are_restarted_one_after_the_other(stack: L
         batch.refresh_from_db()
         assert batch.status == Batch.Status.COMPLETED
         assert output_of(batch) == expected_output(batch.job_id, CONTENTS)
-        assert num_events(batch.job_id, "retried") == 0, "a restart is not the job's fault"
+        assert num_events(batch.job_id, "retried") == 0, "a restart counted as a failed attempt of the job"
         assert num_events(batch.job_id, "claimed") == num_events(batch.job_id, "released") + 1
-    assert JobEvent.objects.filter(type="released").count() >= NUM_RESTARTS // 2, "they had something to give back"
+    num_released = JobEvent.objects.filter(type="released").count()
+    assert num_released >= NUM_RESTARTS // 2, "too few restarted workers were working on a job"
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
 def test_a_running_batch_completes_correctly_after_a_backup_is_restored(
     stack: LiveStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bucket is newer than the dump: it holds shards of an attempt that the restored database does not know."""
+    """The storage is newer than the database dump: it has shards of an attempt that is not in the restored database."""
     server, name, dump = postgres_server(), str(connection.settings_dict["NAME"]), tmp_path / "dump"
     batch = stack.make_batch(CONTENTS)
     first = stack.start_worker(child="--row-seconds 0.05")
     stack.wait_for_committed_shards(batch.job_id, 5)
-    dumped = [str(program("pg_dump")), "--format=custom", f"--file={dump}", server.url(name, "postgres")]
-    subprocess.run(dumped, check=True, timeout=60)
+    dump_command = [str(program("pg_dump")), "--format=custom", f"--file={dump}", server.url(name, "postgres")]
+    subprocess.run(dump_command, check=True, timeout=60)
     kill_9(first)
     stack.start_worker(child="--row-seconds 0.05")
     stack.wait_for_committed_shards(batch.job_id, 15)
     stack.close()
 
-    elsewhere, url = tmp_path / "elsewhere", server.url(f"{name}_restored")
-    shutil.copytree(settings.SLIPSTREAM.storage_dir, elsewhere / "storage")
+    data_dir, url = tmp_path / "restored", server.url(f"{name}_restored")
+    shutil.copytree(settings.SLIPSTREAM.storage_dir, data_dir / "storage")
     server.create_database(f"{name}_restored")
-    restored = [str(program("pg_restore")), "--exit-on-error", "--no-owner"]
-    restored.append(f"--dbname={server.url(f'{name}_restored', OWNER)}")
+    restore_command = [str(program("pg_restore")), "--exit-on-error", "--no-owner"]
+    restore_command.append(f"--dbname={server.url(f'{name}_restored', OWNER)}")
     try:
-        subprocess.run([*restored, dump], check=True, timeout=60)
-        monkeypatch.setattr(settings, "SLIPSTREAM", settings.SLIPSTREAM.model_copy(update={"data_dir": elsewhere}))
+        subprocess.run([*restore_command, dump], check=True, timeout=60)
+        monkeypatch.setattr(settings, "SLIPSTREAM", settings.SLIPSTREAM.model_copy(update={"data_dir": data_dir}))
         with connected_to(url):
-            places = {"SLIPSTREAM_DATABASE_URL": url, "SLIPSTREAM_DATA_DIR": str(elsewhere)}
-            again = LiveStack(
-                data_dir=elsewhere,
+            changes = {"SLIPSTREAM_DATABASE_URL": url, "SLIPSTREAM_DATA_DIR": str(data_dir)}
+            restored = LiveStack(
+                data_dir=data_dir,
                 base_model=stack.base_model,
                 organization=stack.organization,
-                environment={**stack.environment, **places},
+                environment={**stack.environment, **changes},
             )
-            assert 5 <= num_events(batch.job_id, "shard_committed") < 15
-            again.start_worker()
-            job = again.wait_for_job(batch.job_id)
-            again.close()
+            assert 5 <= num_events(batch.job_id, "shard_committed") < 15  # as when the dump was made
+            restored.start_worker()
+            job = restored.wait_for_job(batch.job_id)
+            restored.close()
             batch.refresh_from_db()
             assert (job.status, batch.status, job.attempt) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED, 2)
             assert output_of(batch) == expected_output(job.pk, CONTENTS)

@@ -10,7 +10,7 @@ from tests.control.workflows.pipelines.helpers import make_pipeline
 from tests.workers.supervisor.live import LiveStack, children_of, read_object
 from tests.workers.supervisor.test_pipeline import wait_for_status
 
-STOPPED_SECONDS = 10.0
+MAX_SECONDS_TO_STOP = 10.0
 
 
 def test_paused_training_stops_within_seconds_and_resumes_from_its_checkpoint(stack: LiveStack) -> None:
@@ -23,8 +23,8 @@ def test_paused_training_stops_within_seconds_and_resumes_from_its_checkpoint(st
 
     fine_tuning_job_pause(job=job)
 
-    stack.wait_until(lambda: children_of(stack.data_dir) == [], STOPPED_SECONDS)
-    stopped_at = training.get().checkpoint_key
+    stack.wait_until(lambda: children_of(stack.data_dir) == [], MAX_SECONDS_TO_STOP)
+    checkpoint_key = training.get().checkpoint_key  # its name is the step
     assert training.get().status == Job.Status.PAUSED
     fine_tuning_job_resume(job=job)
 
@@ -33,5 +33,5 @@ def test_paused_training_stops_within_seconds_and_resumes_from_its_checkpoint(st
     assert pipeline.training_job is not None
     config = json.loads(read_object(f"{pipeline.speculator.storage_prefix}/config.json"))
     assert config["first_step"] == pipeline.training_job.result["resumed_from"]
-    assert config["first_step"] == int(stopped_at.rpartition("/")[2].partition(".")[0])
+    assert config["first_step"] == int(checkpoint_key.rpartition("/")[2].partition(".")[0])
     assert pipeline.training_job.attempt == 2

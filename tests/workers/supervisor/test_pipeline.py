@@ -13,12 +13,12 @@ from tests.workers.supervisor.live import LiveStack, kill_9, read_object
 
 
 def wait_for_status(stack: LiveStack, pipeline: Pipeline, status: str) -> Pipeline:
-    def is_there() -> bool:
+    def has_status() -> bool:
         now = pipeline_fresh(pipeline)
         assert now.status in (*ACTIVE, status), f"{now.status} instead of {status}: {now.error}"
         return now.status == status
 
-    stack.wait_until(is_there, 120)
+    stack.wait_until(has_status, 120)
     return pipeline_fresh(pipeline)
 
 
@@ -27,7 +27,8 @@ def test_a_worker_runs_a_pipeline_from_prompts_to_an_endpoint(stack: LiveStack) 
     stack.start_worker()
 
     wait_for_status(stack, pipeline, "deploying")
-    stack.wait_until(lambda: pipeline_fresh(pipeline).deployment is not None, 20)  # it is created after the transition
+    # The deployment is created after the change of the status.
+    stack.wait_until(lambda: pipeline_fresh(pipeline).deployment is not None, 20)
     pipeline = pipeline_fresh(pipeline)
 
     assert pipeline.speculator is not None
@@ -37,15 +38,16 @@ def test_a_worker_runs_a_pipeline_from_prompts_to_an_endpoint(stack: LiveStack) 
     assert evaluation.certificate is not None
     assert evaluation.certificate["statement"]["counts"]["equal"] == 2
     assert evaluation.job.params["training_seconds"] > 0
-    assert read_object(f"{evaluation.job.checkpoint_key}/measurements.json") == b"{}"  # as if it had been interrupted
+    # An evaluation that is interrupted would resume from this checkpoint.
+    assert read_object(f"{evaluation.job.checkpoint_key}/measurements.json") == b"{}"
     assert pipeline.training_job is not None
-    assert pipeline.training_job.metrics == {"loss": 0.25}
+    assert pipeline.training_job.metrics == {"loss": 0.25}  # of the last of four steps
     Deployment.objects.filter(pk=pipeline.deployment_id).update(state=Deployment.State.READY)
     wait_for_status(stack, pipeline, "live")
 
 
 def test_an_evaluation_fails_if_the_models_files_changed_since_training(stack: LiveStack) -> None:
-    BaseModel.objects.filter(pk=stack.base_model.pk).update(revision="9" * 64)  # not what the child computes
+    BaseModel.objects.filter(pk=stack.base_model.pk).update(revision="9" * 64)  # the child's evidence names another
     stack.base_model.refresh_from_db()
     pipeline = make_pipeline(stack.organization, base_model=stack.base_model)
     stack.start_worker()

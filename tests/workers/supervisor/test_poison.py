@@ -18,7 +18,7 @@ STALL_SECONDS = 2
 
 
 def num_runs(stack: LiveStack, job_id: str) -> int:
-    """Counts attempts that started a child: each has a log."""
+    """Counts the attempts that started a child, by the children's log files."""
     return len(list((stack.data_dir / "logs" / "jobs").glob(f"{job_id}.*.log")))
 
 
@@ -87,11 +87,11 @@ def test_a_frozen_child_is_killed_within_five_seconds_of_the_stall_limit(stack: 
     frozen_at = timezone.now()
     for pid in children_of(stack.data_dir):
         os.kill(pid, signal.SIGSTOP)
-    noticed = JobEvent.objects.filter(job_id=batch.job_id, type="retried", data__code="no_progress")
-    stack.wait_until(noticed.exists, 30)
+    retried = JobEvent.objects.filter(job_id=batch.job_id, type="retried", data__code="no_progress")
+    stack.wait_until(retried.exists, 30)
 
-    late = noticed.get().created_at - frozen_at
-    assert late <= timedelta(seconds=STALL_SECONDS + 5)
+    delay = retried.get().created_at - frozen_at
+    assert delay <= timedelta(seconds=STALL_SECONDS + 5)
     job = stack.wait_for_job(batch.job_id)
     batch.refresh_from_db()
     assert (job.status, job.attempt) == (Job.Status.SUCCEEDED, 2)

@@ -1,4 +1,4 @@
-"""Workers and API with a PostgreSQL that is restarted."""
+"""Workers and the API while their PostgreSQL server crashes and is restarted."""
 
 import signal
 import time
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.parametrize("database_kind", [needs_postgres("postgresq
 
 
 @pytest.fixture(autouse=True)
-def _started_afterwards(database_kind: str) -> Iterator[None]:
+def _server_runs_afterwards(database_kind: str) -> Iterator[None]:
+    """Starts the server if a test that failed has not restarted it."""
     yield
     if not postgres_server()._answers():
         postgres_server().start()
@@ -49,20 +50,20 @@ def test_a_batch_completes_after_restarts_of_the_database_and_the_death_of_a_wor
     assert (job.status, batch.status) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED)
     assert output_of(batch) == expected_output(job.pk, contents)
     fences = [event.data["fence"] for event in JobEvent.objects.filter(job=job, type="claimed").order_by("seq")]
-    assert fences == sorted(set(fences))
+    assert fences == sorted(set(fences))  # every claim has a higher fence than the previous one
 
 
 def test_another_worker_takes_over_from_a_worker_frozen_in_a_transaction(stack: LiveStack) -> None:
-    """The worker is frozen after it locked the row of the job, while it waits for a table that the test has locked."""
+    """The worker is frozen while it holds a lock on the job's row and waits for a table that the test has locked."""
     stack.environment |= {"SLIPSTREAM_LEASE_SECONDS": "1", "SLIPSTREAM_RENEW_SECONDS": "0.25"}
     url = postgres_server().url(str(connection.settings_dict["NAME"]), "postgres")
-    inserts = "wait_event_type = 'Lock' AND query LIKE 'INSERT INTO \"jobs_jobevent\"%'"
-    look = f"SELECT 1 FROM pg_stat_activity WHERE {inserts}"
+    waits_for_table = "wait_event_type = 'Lock' AND query LIKE 'INSERT INTO \"jobs_jobevent\"%'"
+    waiting_workers = f"SELECT 1 FROM pg_stat_activity WHERE {waits_for_table}"
     batch = stack.make_batch(["prompt"])
     with psycopg.connect(url) as holder, psycopg.connect(url, autocommit=True) as watcher:
         holder.execute("LOCK TABLE jobs_jobevent IN EXCLUSIVE MODE")
         frozen = stack.start_worker()
-        stack.wait_until(lambda: watcher.execute(look).fetchone() is not None, 20)
+        stack.wait_until(lambda: watcher.execute(waiting_workers).fetchone() is not None, 20)
         frozen.send_signal(signal.SIGSTOP)
         stack.wait_until(lambda: is_frozen(frozen.pid), 20)
 
@@ -84,6 +85,6 @@ def test_the_api_responds_with_503_without_its_database_and_recovers_with_it(sta
         assert response.headers["Retry-After"] == "1"
         assert "psycopg" not in response.content.decode()
     postgres_server().start()
-    connection.close()  # as at the end of each request
+    connection.close()  # Django closes broken connections at the end of each request
     assert client.get("/v1/jobs").status_code == 200
     assert client.get("/health").json() == {"status": "ok"}

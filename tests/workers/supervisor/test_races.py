@@ -13,15 +13,15 @@ from tests.workers.supervisor.live import LiveStack
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite", needs_postgres("postgresql")])
-def test_of_several_workers_that_claim_a_job_at_once_one_gets_it(stack: LiveStack) -> None:
+def test_if_several_workers_claim_a_job_at_once_exactly_one_gets_it(stack: LiveStack) -> None:
     job = job_submit(organization=stack.organization, kind=Job.Kind.BATCH, params={})
-    start, won = threading.Barrier(4), list[Claim]()
+    start, claims = threading.Barrier(4), list[Claim]()
 
     def race(name: str) -> None:
         start.wait()
         try:
-            if taken := job_claim(job_id=job.pk, worker=name):
-                won.append(taken)
+            if claim := job_claim(job_id=job.pk, worker=name):
+                claims.append(claim)
         finally:
             connection.close()
 
@@ -32,5 +32,5 @@ def test_of_several_workers_that_claim_a_job_at_once_one_gets_it(stack: LiveStac
         thread.join()
 
     job.refresh_from_db()
-    assert [taken.worker for taken in won] == [job.worker]
+    assert [claim.worker for claim in claims] == [job.worker]
     assert (job.fence, job.attempt) == (1, 1)

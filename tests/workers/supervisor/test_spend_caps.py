@@ -1,4 +1,6 @@
-"""A spend cap pauses a batch with real workers. Once raised, the batch continues; no row is lost or paid twice."""
+"""A spend cap pauses a batch of real workers. When the cap is raised, the batch continues, and no row is lost or paid
+twice.
+"""
 
 import pytest
 
@@ -17,8 +19,8 @@ from tests.workers.supervisor.test_batch_promises import counts_of
 from tests.workers.supervisor.test_worker_process import errors_of, expected_output, output_of
 
 CONTENTS = [f"prompt {number}" for number in range(40)]
-ROW_NANOUSD = 3  # tokens per row of the fake child: two in, one out
-SHARD_NANOUSD = 4 * ROW_NANOUSD
+ROW_NANOUSD = 3  # the fake child counts two prompt tokens and one completion token per row, and each costs 1
+SHARD_NANOUSD = 4 * ROW_NANOUSD  # the stack's shards have four rows
 WHOLE_NANOUSD = len(CONTENTS) * ROW_NANOUSD
 
 
@@ -62,7 +64,7 @@ def test_a_batch_paused_at_the_organizations_cap_has_the_same_result_as_an_unpau
     event_types = list(Event.objects.filter(object_id=batch.pk).order_by("number").values_list("type", flat=True))
     changes = [name for name in event_types if name in ("batch.paused", "batch.resumed")]
     assert changes == ["batch.paused", "batch.resumed"] * (len(changes) // 2)
-    assert len(changes) >= 4
+    assert len(changes) >= 4  # the batch paused at both caps
 
 
 def test_a_quotes_cap_pauses_only_the_batch_created_with_the_quote(stack: LiveStack) -> None:
@@ -90,11 +92,11 @@ def test_a_paused_batch_can_be_cancelled_and_keeps_its_finished_rows(stack: Live
 
     assert stack.wait_for_job(batch.job_id).status == Job.Status.CANCELLED
     batch.refresh_from_db()
-    assert (batch.completed, batch.unanswered, batch.cost_nanousd) == (8, 32, 2 * SHARD_NANOUSD)
+    assert (batch.completed, batch.unanswered, batch.cost_nanousd) == (8, 32, 2 * SHARD_NANOUSD)  # two shards
     assert len(output_of(batch).splitlines()) == 8
 
 
-def test_a_paused_batch_whose_window_ends_expires_with_its_finished_rows(stack: LiveStack) -> None:
+def test_a_paused_batch_expires_when_its_window_ends(stack: LiveStack) -> None:
     spend_cap_create(organization=stack.organization, project=None, nanousd=0)
     batch = stack.make_batch(CONTENTS)
     stack.start_worker()

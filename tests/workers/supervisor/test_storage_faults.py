@@ -1,4 +1,4 @@
-"""Storage faults: S3 with errors, truncated responses and delays, and a full disk."""
+"""Faults of storage: an S3 server with errors, truncated responses and delays, and a full disk of a worker."""
 
 import hashlib
 import os
@@ -59,7 +59,7 @@ def _listens(port: int) -> bool:
 
 @pytest.fixture
 def bucket(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Returns an empty bucket and a client that reaches it without injected faults."""
+    """Makes an empty bucket and yields an S3 client that bypasses the faulty proxy."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{s3_port}")
@@ -86,7 +86,7 @@ def proxy(s3_port: int) -> Iterator[FaultProxy]:
     proxy.stop()
 
 
-def test_a_batch_completes_with_the_right_bytes_although_storage_fails_at_times(
+def test_a_batch_completes_with_the_right_output_although_storage_sometimes_fails(
     bucket: Any, proxy: FaultProxy, stack: LiveStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = proxy.start()
@@ -115,7 +115,7 @@ def test_a_large_object_is_stored_in_parts_and_an_interrupted_read_is_resumed(
     proxy.faults = Faults(errors=0.1, cuts=0.3)
     use_bucket(proxy.start(), monkeypatch)
     path = tmp_path / "large"
-    path.write_bytes(os.urandom(20_000_000))
+    path.write_bytes(os.urandom(20_000_000))  # boto3 uploads parts of 8 MiB
 
     get_storage().put_file("org/large", path)
 
@@ -127,7 +127,7 @@ def test_a_large_object_is_stored_in_parts_and_an_interrupted_read_is_resumed(
     assert proxy.num_requests["cut"] > 0
 
 
-def in_a_small_disk(folder: Path, size: str) -> list[str] | None:
+def small_disk_command(folder: Path, size: str) -> list[str] | None:
     """Returns a command prefix that mounts a small disk at `folder`, or None if this machine does not allow it."""
     mount = f"mount -t tmpfs -o size={size} none {shlex.quote(str(folder))}"
     if shutil.which("unshare") is None:
@@ -141,7 +141,7 @@ def in_a_small_disk(folder: Path, size: str) -> list[str] | None:
 def test_a_full_disk_fails_the_job_and_the_worker_continues(stack: LiveStack) -> None:
     work = stack.data_dir / "work"
     work.mkdir()
-    prefix = in_a_small_disk(work, "256k")
+    prefix = small_disk_command(work, "256k")
     if prefix is None:
         pytest.skip("this machine does not allow mounting a small disk")
     large = stack.make_batch(["x" * 100_000] * 8)
@@ -149,9 +149,9 @@ def test_a_full_disk_fails_the_job_and_the_worker_continues(stack: LiveStack) ->
 
     failed = stack.wait_for_job(large.job_id)
     small = stack.make_batch(["prompt"])
-    num_requests = stack.wait_for_job(small.job_id)
+    succeeded = stack.wait_for_job(small.job_id)
 
     assert failed.error is not None
     assert (failed.status, failed.error["class"], failed.error["code"]) == ("failed", "infra", "disk_full")
-    assert num_requests.status == Job.Status.SUCCEEDED
+    assert succeeded.status == Job.Status.SUCCEEDED
     assert stack.workers[0].poll() is None

@@ -1,6 +1,7 @@
 """W1 of docs/reliability.md with processes: no event is lost if a receiver is down or sending workers are killed.
 
-Retry delays and claims of dead senders last minutes, so the test advances time by changing timestamps in rows.
+Retry delays and claims of dead senders last minutes, so the tests set the timestamps in the database back instead of
+waiting.
 """
 
 import datetime as dt
@@ -27,19 +28,20 @@ NUM_EVENTS, NUM_OBJECTS = 60, 6
 
 @dataclass
 class Receiver:
-    """Answers slowly, so that a killed sender is often in the middle of a call."""
+    """Responds slowly, so that a sender that is killed is often in the middle of a call."""
 
     is_up: bool = True
     num_calls: int = 0
-    received: list[str] = field(default_factory=list)  # webhook ids that were answered with 200
+    received: list[str] = field(default_factory=list)  # ids of the webhooks whose response was 200
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self, identity: str) -> int:
+    def receive(self, webhook_id: str) -> int:
+        """Returns the status of the response."""
         time.sleep(0.02)
         with self.lock:
             self.num_calls += 1
             if self.is_up:
-                self.received.append(identity)
+                self.received.append(webhook_id)
         return 200 if self.is_up else 503
 
 
@@ -50,7 +52,7 @@ def receiver(stack: LiveStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rece
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(receiver.take(self.headers["webhook-id"]))
+            self.send_response(receiver.receive(self.headers["webhook-id"]))
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the name in the base class
@@ -89,10 +91,10 @@ def all_sent() -> bool:
 
 
 def check_all_arrived_in_order(receiver: Receiver, expected: dict[str, list[str]]) -> None:
-    firsts = list(dict.fromkeys(receiver.received))
-    assert len(firsts) == NUM_EVENTS, "an event was lost, or an unknown one arrived"
+    received_ids = list(dict.fromkeys(receiver.received))  # in order of the first delivery, without repetitions
+    assert len(received_ids) == NUM_EVENTS, "an event was lost, or an unknown event arrived"
     for ids in expected.values():
-        assert [identity for identity in firsts if identity in ids] == ids, "events of an object arrived out of order"
+        assert [event_id for event_id in received_ids if event_id in ids] == ids, "events of an object are out of order"
 
 
 @pytest.mark.parametrize("num_kills", [2, pytest.param(10, marks=pytest.mark.soak)])
@@ -102,13 +104,13 @@ def test_every_event_is_delivered_although_senders_are_killed(
     expected = record_events(stack)
     worker = stack.start_worker()
     for kill in range(1, num_kills + 1):
-        following = stack.start_worker()
-        enough = kill * NUM_EVENTS // (num_kills + 1)
-        stack.wait_until(lambda enough=enough: len(receiver.received) >= enough or all_sent(), 60)  # type: ignore[misc]
-        assert not all_sent(), "there is nothing left to lose"
+        next_worker = stack.start_worker()
+        count = kill * NUM_EVENTS // (num_kills + 1)
+        stack.wait_until(lambda count=count: len(receiver.received) >= count or all_sent(), 60)  # type: ignore[misc]
+        assert not all_sent(), "all events were sent before the worker was killed"
         kill_9(worker)
         let_an_hour_pass()
-        worker = following
+        worker = next_worker
 
     stack.wait_until(all_sent, 60)
 
@@ -127,4 +129,4 @@ def test_a_receiver_that_was_down_gets_all_events_in_order(stack: LiveStack, rec
 
     stack.wait_until(all_sent, 60)
     check_all_arrived_in_order(receiver, expected)
-    assert len(receiver.received) == NUM_EVENTS, "what was taken is not sent again"
+    assert len(receiver.received) == NUM_EVENTS, "an event that was delivered was sent again"

@@ -1,4 +1,4 @@
-"""The webhook sender against a real receiver, on threads of its own."""
+"""The thread that sends webhooks, against a real HTTP receiver in another thread."""
 
 import threading
 import time
@@ -48,7 +48,7 @@ def receiver() -> Iterator[Receiver]:
         thread.join()
 
 
-def test_due_deliveries_arrive_with_a_signature_and_the_sender_stops_on_request(
+def test_the_sender_delivers_due_webhooks_with_a_signature_and_stops_when_asked_to(
     stack: LiveStack, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "SLIPSTREAM", get_config().model_copy(update={"webhooks_allow_private": True}))

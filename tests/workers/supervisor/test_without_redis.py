@@ -1,4 +1,4 @@
-"""The live API with Redis absent or frozen: every request is answered, and jobs run."""
+"""The live API with Redis absent or frozen: every request succeeds, and jobs run."""
 
 import signal
 import statistics
@@ -39,9 +39,9 @@ def test_without_redis_jobs_are_accepted_immediately_and_start_within_ten_second
         _, seconds = post_batches(stack, url, 40)
 
     assert statistics.quantiles(seconds, n=20)[-1] <= 0.3
-    begun = Job.objects.exclude(started_at=None)
-    stack.wait_until(begun.exists, 20)
-    first = begun.earliest("started_at")
+    started_jobs = Job.objects.exclude(started_at=None)
+    stack.wait_until(started_jobs.exists, 20)
+    first = started_jobs.earliest("started_at")
     assert first.started_at is not None
     assert first.started_at - first.created_at <= timedelta(seconds=10)
 
@@ -50,7 +50,7 @@ def test_with_a_frozen_redis_all_requests_succeed_and_wait_only_briefly(stack: L
     with ValkeyServer() as redis:
         assert redis._process is not None
         with stack.serve(SLIPSTREAM_REDIS_URL=f"redis://127.0.0.1:{redis.port}/0") as url:
-            post_batches(stack, url, 5)  # opens its connections
+            post_batches(stack, url, 5)  # the API opens its connections to Redis
             redis._process.send_signal(signal.SIGSTOP)
             ids, seconds = post_batches(stack, url, 200)
         redis._process.send_signal(signal.SIGCONT)

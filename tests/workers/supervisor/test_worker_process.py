@@ -1,4 +1,4 @@
-"""Real worker processes with a real database file, killed and stopped at critical moments."""
+"""Real worker processes with a real database file, which are killed or stopped while they work on a job."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ from tests.workers.supervisor.live import LiveStack, children_of, kill_9, read_o
 
 
 def expected_output(job_id: str, contents: list[str]) -> bytes:
-    """Returns the output file of an undisturbed run over the valid rows."""
+    """Returns the output file of an undisturbed run over the rows that do not crash or hang the fake child."""
     lines = []
     for number, content in enumerate(contents):
         if content not in ("crash", "hang"):
@@ -52,13 +52,13 @@ def test_the_child_of_a_killed_worker_dies(stack: LiveStack) -> None:
 
 def test_the_work_folder_of_a_killed_attempt_is_removed_while_another_attempt_runs(stack: LiveStack) -> None:
     batch = stack.make_batch(["prompt"] * 100)
-    left = stack.data_dir / "work" / f"{batch.job_id}.0"
-    left.mkdir(parents=True)
-    (left / "rows.jsonl").touch()
+    old_folder = stack.data_dir / "work" / f"{batch.job_id}.0"  # named by job and fence; the first claim has fence 1
+    old_folder.mkdir(parents=True)
+    (old_folder / "rows.jsonl").touch()
 
     stack.start_worker(child="--row-seconds 0.1")
 
-    stack.wait_until(lambda: not left.exists(), 20)
+    stack.wait_until(lambda: not old_folder.exists(), 20)
     stack.wait_for_committed_shards(batch.job_id, 2)
     assert Job.objects.get(pk=batch.job_id).attempt == 1, "the running attempt lost its folder"
 
@@ -105,13 +105,16 @@ def test_a_job_whose_child_cannot_start_fails_after_three_attempts(stack: LiveSt
 @pytest.mark.parametrize(
     ("failure_class", "attempts"), [("user_config", 1), ("invalid_input", 1), ("out_of_memory", 2), ("bug", 3)]
 )
-def test_each_failure_class_has_its_number_of_attempts(stack: LiveStack, failure_class: str, attempts: int) -> None:
+def test_the_failure_class_determines_the_number_of_attempts(
+    stack: LiveStack, failure_class: str, attempts: int
+) -> None:
     batch = stack.make_batch(["prompt"])
     stack.start_worker(child=f"--fail {failure_class}")
 
     job = stack.wait_for_job(batch.job_id)
     assert job.error is not None
     assert (job.status, job.error["code"], job.attempt) == (Job.Status.FAILED, "asked_to_fail", attempts)
+    # The attempt after an out-of-memory error has half the default batch size of 16.
     assert job.params.get("max_batch_size") == (8 if failure_class == "out_of_memory" else None)
 
 
@@ -193,7 +196,7 @@ def test_a_stopped_worker_finishes_its_shard_and_releases_the_job(stack: LiveSta
     assert output_of(batch) == expected_output(job.pk, contents)
 
 
-def test_a_child_that_hangs_is_killed_and_the_row_that_hangs_it_is_found(stack: LiveStack) -> None:
+def test_a_hanging_child_is_killed_and_the_row_that_makes_it_hang_fails(stack: LiveStack) -> None:
     stack.environment["SLIPSTREAM_STALL_SECONDS"] = "1"
     contents = ["prompt 0", "hang"]
     batch = stack.make_batch(contents)
@@ -213,7 +216,7 @@ def test_a_worker_with_a_clock_that_is_wrong_by_an_hour_works_correctly(stack: L
     Batch.objects.filter(pk=batch.pk).update(expires_at=timezone.now() + timedelta(minutes=5))
     stack.start_worker(sys.executable, wrong_clock.__file__, str(seconds), child="--row-seconds 0.1")
     stack.wait_for_committed_shards(batch.job_id, 1)
-    stack.start_worker(child="--row-seconds 0.1")  # the lease of the other worker must not have expired
+    stack.start_worker(child="--row-seconds 0.1")  # must not take over, because the first worker's lease is valid
 
     job = stack.wait_for_job(batch.job_id)
 

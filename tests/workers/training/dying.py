@@ -1,4 +1,4 @@
-"""`python -m tests.workers.training.dying SPEC.json N`: a training job that is killed with SIGKILL in its N-th step."""
+"""A training job that kills itself with SIGKILL after N steps: `python -m tests.workers.training.dying SPEC.json N`."""
 
 import os
 import signal
@@ -9,17 +9,17 @@ from workers.contracts import Event, Progress, TrainingSpec, read_spec
 from workers.training.job import run_training
 
 
-class DieIn:
+class DieAfter:
     def __init__(self, num_steps: int) -> None:
-        self._left = num_steps
+        self._steps_left = num_steps
 
     def __call__(self, event: Event) -> None:
-        self._left -= isinstance(event, Progress) and event.unit == "steps"
-        if self._left < 0:
+        self._steps_left -= isinstance(event, Progress) and event.unit == "steps"
+        if self._steps_left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
     spec = read_spec(Path(sys.argv[1]))
     assert isinstance(spec, TrainingSpec)
-    run_training(spec, DieIn(int(sys.argv[2])))
+    run_training(spec, DieAfter(int(sys.argv[2])))

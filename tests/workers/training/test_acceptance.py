@@ -1,4 +1,4 @@
-"""The arithmetic of the simulation; test_job.py compares it with serving."""
+"""The acceptance length that is simulated from stored answers. test_job.py compares it with the length when served."""
 
 import pytest
 
@@ -7,25 +7,26 @@ from workers.training.acceptance import Acceptance, accepted_tokens, replay_answ
 
 
 @pytest.mark.parametrize(
-    ("truth", "accepted"), [((7, 8, 9), 3), ((7, 8, 1), 2), ((1, 8, 9), 0), ((7,), 1), ((7, 8, 9, 10), 3), ((), 0)]
+    ("answer", "accepted"), [((7, 8, 9), 3), ((7, 8, 1), 2), ((1, 8, 9), 0), ((7,), 1), ((7, 8, 9, 10), 3), ((), 0)]
 )
-def test_a_chain_is_accepted_up_to_the_first_miss(truth: tuple[int, ...], accepted: int) -> None:
-    assert accepted_tokens(chain((7, 8, 9), (0.9, 0.8, 0.7)), truth) == accepted
+def test_a_chain_is_accepted_up_to_the_first_wrong_token(answer: tuple[int, ...], accepted: int) -> None:
+    assert accepted_tokens(chain((7, 8, 9), (0.9, 0.8, 0.7)), answer) == accepted
 
 
 def test_a_tree_is_accepted_along_any_branch() -> None:
-    tree = grow_tree([[7, 1], [8, 2]], [[0.5, 0.4], [0.5, 0.4]], budget=6)
+    tree = grow_tree([[7, 1], [8, 2]], [[0.5, 0.4], [0.5, 0.4]], budget=6)  # 7 and 1, each followed by 8 and 2
     assert len(tree) == 6
-    assert [accepted_tokens(tree, truth) for truth in ((7, 8), (1, 2), (1, 8), (7, 3), (3, 8))] == [2, 2, 2, 1, 0]
+    assert [accepted_tokens(tree, answer) for answer in ((7, 8), (1, 2), (1, 8), (7, 3), (3, 8))] == [2, 2, 2, 1, 0]
 
 
 def test_replay_continues_after_the_accepted_tokens() -> None:
     completion = [50, 51, 52, 53, 54, 55]
+    # The drafts of the rows at which a pass starts: the first is accepted and 53 is sampled, the second is rejected.
     drafts: dict[int, Draft] = {0: chain((51, 52), (0.9, 0.8)), 3: chain((99,), (0.9,)), 4: EMPTY_DRAFT}
     acceptance = Acceptance()
     replay_answer(completion, drafts.__getitem__, into=acceptance)  # a pass at another row would raise KeyError
     assert (acceptance.num_passes, acceptance.num_accepted) == (3, 2)
-    assert acceptance.histogram == [2, 0, 1]
+    assert acceptance.histogram == [2, 0, 1]  # number of passes that accepted 0, 1 and 2 tokens
     assert acceptance.length == 1 + 2 / 3
 
 
@@ -41,7 +42,7 @@ def test_an_answer_of_one_token_needs_no_pass() -> None:
     assert (acceptance.num_passes, acceptance.length) == (0, 1.0)
 
 
-def test_the_rate_of_a_position_is_the_share_of_passes_that_accepted_it() -> None:
+def test_the_acceptance_rate_of_a_position_is_the_share_of_passes_that_accepted_a_token_there() -> None:
     acceptance = Acceptance()
     for accepted in (0, 1, 3, 3):
         acceptance.record(accepted)

@@ -1,4 +1,4 @@
-"""Incomplete checkpoints are refused."""
+"""Training checkpoints are read back unchanged, and damaged or incomplete ones are refused."""
 
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def test_an_incomplete_checkpoint_of_a_killed_writer_is_ignored_and_replaced(tmp
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
 
 
-def test_a_folder_that_is_itself_a_checkpoint_is_loaded_until_it_has_a_newer_one(tmp_path: Path) -> None:
+def test_a_folder_that_is_itself_a_checkpoint_is_loaded_until_it_contains_a_newer_checkpoint(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path / "elsewhere", snapshot(1)).rename(tmp_path / "checkpoint")
     found = load_newest_checkpoint(folder)
     assert found is not None

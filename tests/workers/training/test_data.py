@@ -1,4 +1,4 @@
-"""From token rows to labels."""
+"""The training corpus: reading answers, splitting off the validation part, labels and the draft vocabulary."""
 
 import hashlib
 from pathlib import Path
@@ -25,7 +25,7 @@ def conversation(custom_id: str, completion: tuple[int, ...] = (5, 6, 7)) -> Con
     )
 
 
-def test_labels_are_the_tokens_after_the_sampled_one() -> None:
+def test_the_labels_of_a_row_are_the_tokens_after_the_one_that_the_target_samples_there() -> None:
     labels = depth_labels(torch.tensor([10, 11, 12, 13]), num_depths=2)
     assert labels.tolist() == [[11, 12], [12, 13], [13, IGNORED], [IGNORED, IGNORED]]
 
@@ -36,20 +36,20 @@ def test_at_least_four_conversations_are_held_out_for_validation() -> None:
         assert (len(validation), len(train)) == (expected, count - expected)
 
 
-def test_the_split_depends_only_on_ids() -> None:
+def test_the_split_does_not_depend_on_the_order_of_conversations() -> None:
     rows = [conversation(f"row-{i}") for i in range(50)]
     _, validation = split_by_hash(rows, fraction=0.1)
     _, reversed_validation = split_by_hash(rows[::-1], fraction=0.1)
     assert {c.custom_id for c in validation} == {c.custom_id for c in reversed_validation}
 
 
-def test_conversations_with_equal_ids_are_in_the_same_part() -> None:
+def test_conversations_with_equal_ids_are_all_in_training_or_all_in_validation() -> None:
     train, validation = split_by_hash([conversation(f"row-{i % 10}") for i in range(30)], fraction=0.1)
     assert not {c.custom_id for c in train} & {c.custom_id for c in validation}
 
 
-def test_a_corpus_counts_cut_answers_and_skipped_answers(tmp_path: Path) -> None:
-    rows = token_rows([[5, 6, 7]] * 10)
+def test_a_corpus_counts_cut_answers_and_skips_and_counts_answers_of_one_token(tmp_path: Path) -> None:
+    rows = token_rows([[5, 6, 7]] * 10)  # their finish reason is "length"
     rows[0]["finish_reason"] = "stop"
     rows[1]["completion_token_ids"] = [5]
     path = write_lines(tmp_path / "tokens.jsonl", rows)
@@ -71,11 +71,11 @@ def test_too_few_answers_are_refused(tmp_path: Path) -> None:
         read_corpus([path], validation_fraction=0.1)
 
 
-def test_the_draft_vocabulary_is_the_most_frequent_tokens_sorted() -> None:
+def test_the_draft_vocabulary_has_the_most_frequent_tokens_in_order_of_their_ids() -> None:
     counts = token_counts([conversation("a", (3, 3, 9, 9, 9, 4, 7))], vocab_size=12)
     assert most_frequent_tokens(counts, size=2).tolist() == [3, 9]
-    assert most_frequent_tokens(counts, size=3).tolist() == [3, 4, 9]  # a tie goes to the smaller id
-    assert most_frequent_tokens(counts, size=100).tolist() == [3, 4, 7, 9]  # unseen tokens are never proposed
+    assert most_frequent_tokens(counts, size=3).tolist() == [3, 4, 9]  # 4 and 7 are equally frequent: the smaller id
+    assert most_frequent_tokens(counts, size=100).tolist() == [3, 4, 7, 9]  # without tokens that do not occur
 
 
 def test_end_tokens_are_in_the_draft_vocabulary_even_if_they_do_not_occur() -> None:

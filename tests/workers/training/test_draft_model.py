@@ -1,4 +1,4 @@
-"""Draft models cut out of their target: layers, head, batches."""
+"""Draft models that consist of some layers of their target: which layers they keep, their head and their batches."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from workers.training.hidden_states import compute_tap_rows
     ("num_layers", "wanted", "kept"),
     [(30, 0, [0, 14, 29]), (30, 4, [0, 9, 19, 29]), (4, 1, [0]), (4, 9, [0, 1, 2, 3]), (4, 0, [0]), (1, 0, [0])],
 )
-def test_layers_are_kept_evenly_spread(num_layers: int, wanted: int, kept: list[int]) -> None:
+def test_the_kept_layers_are_evenly_spread_over_the_target(num_layers: int, wanted: int, kept: list[int]) -> None:
     assert kept_layers(num_layers, wanted) == kept
 
 
@@ -34,17 +34,19 @@ def test_a_draft_model_with_all_layers_equals_its_target(tmp_path: Path, tiny_mo
         torch.testing.assert_close(draft(tokens.unsqueeze(0))[0], hidden, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("vocab", [[3, 4, 9, 200], list(range(259))])
-def test_the_trained_distribution_is_the_served_one(tmp_path: Path, tiny_model: Path, vocab: list[int]) -> None:
-    target, chosen = load_model(tiny_model, dtype="float32"), torch.tensor(vocab)
-    draft = DraftModel.from_target(tiny_model, num_layers=1, draft_vocab=chosen)
+@pytest.mark.parametrize("token_ids", [[3, 4, 9, 200], list(range(259))])
+def test_the_head_used_in_training_gives_the_served_distribution(
+    tmp_path: Path, tiny_model: Path, token_ids: list[int]
+) -> None:
+    target, draft_vocab = load_model(tiny_model, dtype="float32"), torch.tensor(token_ids)
+    draft = DraftModel.from_target(tiny_model, num_layers=1, draft_vocab=draft_vocab)
     draft.save(tmp_path, model_dir=tiny_model, lm_head=target.lm_head, base_model="target")
     features = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
     served = load_model(tmp_path, dtype="float32").logits(features).log_softmax(-1)
-    head = trained_head(target.lm_head, chosen)
+    head = trained_head(target.lm_head, draft_vocab)
     trained = functional.linear(functional.pad(features, (0, 1), value=1.0), head).log_softmax(-1)
-    torch.testing.assert_close(trained[:, :-1], served[:, chosen], rtol=1e-4, atol=1e-5)
-    assert torch.equal(DraftModel.load(tmp_path).draft_vocab, chosen)
+    torch.testing.assert_close(trained[:, :-1], served[:, draft_vocab], rtol=1e-4, atol=1e-5)
+    assert torch.equal(DraftModel.load(tmp_path).draft_vocab, draft_vocab)
 
 
 def test_labels_are_the_next_tokens_of_the_answer(tiny_model: Path) -> None:

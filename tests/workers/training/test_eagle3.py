@@ -1,4 +1,4 @@
-"""Training of EAGLE-3: loss and unroll."""
+"""Training of EAGLE-3: its loss, and its unroll, which runs the module several times on the module's own output."""
 
 from pathlib import Path
 
@@ -20,27 +20,27 @@ from workers.training.hidden_states import compute_tap_rows
 
 
 def test_the_loss_in_chunks_equals_the_loss_of_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.training.eagle3.loss._CHUNK", 4 * 5)
+    monkeypatch.setattr("workers.training.eagle3.loss._CHUNK", 4 * 5)  # logits of 4 of the 11 rows, 5 tokens each
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(11, 6, generator=generator, requires_grad=True)
     lm_head = torch.randn(5, 6, generator=generator, requires_grad=True)
     labels = torch.tensor([0, 1, 2, IGNORED, 4, 0, 1, IGNORED, 3, 4, 0])
     target = torch.randn(20, 5, generator=generator).softmax(-1)
-    chosen = torch.randperm(20, generator=generator)[:11]
+    target_rows = torch.randperm(20, generator=generator)[:11]
 
-    loss, sums = step_loss(features, lm_head, labels, target, chosen, 0.3)
+    loss, sums = step_loss(features, lm_head, labels, target, target_rows, 0.3)
     found = torch.autograd.grad(loss, (features, lm_head))
 
-    known = labels != IGNORED
-    logits = (features @ lm_head.T)[known]
-    hard = functional.cross_entropy(logits, labels[known])
-    soft = functional.cross_entropy(logits, target[chosen][known])
+    has_label = labels != IGNORED
+    logits = (features @ lm_head.T)[has_label]
+    hard = functional.cross_entropy(logits, labels[has_label])
+    soft = functional.cross_entropy(logits, target[target_rows][has_label])
     expected = torch.autograd.grad(0.7 * hard + 0.3 * soft, (features, lm_head))
     torch.testing.assert_close(loss, 0.7 * hard + 0.3 * soft)
     assert sums.count == 9
     assert sums.nats == pytest.approx(hard.item() * 9, rel=1e-5)
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)  # the order of additions differs
+    for gradient, expected_gradient in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-4, atol=1e-6)  # the order of additions differs
 
 
 # Unroll
@@ -56,7 +56,10 @@ def target(tiny_model: Path) -> Model:
 
 
 def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model) -> None:
-    """Compares every anchor of two conversations of different lengths with the definition, position by position."""
+    """At every anchor of two conversations, the two outputs of the unroll equal those of a run on the text so far.
+
+    The first run reads the target's hidden states; the second also reads the output of the first run.
+    """
     config = make_config(tap_layers=(1, 1, 2), fc_norm=True, norm_output=True)
     module = make_module(config)
     conversations = [conversation((5, 6, 7, 8), (9, 10, 11, 12, 13)), conversation((20, 21), (22, 23, 24))]
@@ -68,32 +71,34 @@ def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model) -
     with torch.no_grad():
         first, second = Unroll(module, target.weights.embedding, tables).outputs(batch, 2)
     anchor = 0
-    for one in conversations:
-        tokens = [*one.prompt_token_ids, *one.completion_token_ids]
-        for position in range(len(one.prompt_token_ids) - 1, len(tokens) - 2):
-            known = torch.tensor(tokens[: position + 3])
-            taps = target.hidden_states(known[: position + 1], config.taps_of(2)).taps
+    for each in conversations:
+        tokens = [*each.prompt_token_ids, *each.completion_token_ids]
+        for position in range(len(each.prompt_token_ids) - 1, len(tokens) - 2):
+            read_tokens = torch.tensor(tokens[: position + 3])
+            taps = target.hidden_states(read_tokens[: position + 1], config.taps_of(2)).taps
             assert taps is not None
-            embeddings = target.weights.embedding[known].float()
+            embeddings = target.weights.embedding[read_tokens].float()
             with torch.no_grad():
-                g = module.fuse(taps.float())
-                read, fed_back = module.split(reference_layer(module, g, embeddings[1 : position + 2]))
-                again, _ = module.split(
-                    reference_layer(module, torch.cat([g, fed_back[-1:]]), embeddings[1 : position + 3])
+                fused = module.fuse(taps.float())
+                expected_first, fed_back = module.split(
+                    reference_layer(module, fused, embeddings[1 : position + 2])  # each row with the next token
                 )
-            torch.testing.assert_close(first[anchor], read[-1], rtol=1e-4, atol=1e-4)
+                expected_second, _ = module.split(
+                    reference_layer(module, torch.cat([fused, fed_back[-1:]]), embeddings[1 : position + 3])
+                )
+            torch.testing.assert_close(first[anchor], expected_first[-1], rtol=1e-4, atol=1e-4)
             if position + 2 < len(tokens):
-                torch.testing.assert_close(second[anchor], again[-1], rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(second[anchor], expected_second[-1], rtol=1e-4, atol=1e-4)
             anchor += 1
     assert anchor == batch.labels.shape[0] == 6
 
 
-def test_labels_are_the_tokens_after_the_last_known_one(target: Model) -> None:
+def test_the_label_of_a_step_is_the_token_after_the_one_that_the_step_reads(target: Model) -> None:
     rows = compute_tap_rows(target, [conversation((5, 6), (7, 8, 9, 10))], tap_layers=(1,), file=None)
-    draft_index = torch.arange(260)
-    draft_index[[9, 259]] = IGNORED  # 9 is not in the draft vocabulary
+    draft_index = torch.arange(260)  # 259 token ids, and a last entry for labels past the answer's end
+    draft_index[[9, 259]] = IGNORED  # token 9 is not in the draft vocabulary
     batch = make_batch(rows, [0], steps=2, draft_index=draft_index)
-    assert batch.anchors.tolist() == [1, 2, 3]  # where 7, 8 and 9 were chosen
+    assert batch.anchors.tolist() == [1, 2, 3]  # the positions at which the target sampled 7, 8 and 9
     assert batch.tokens[batch.anchors].tolist() == batch.input_tokens[:, 0].tolist() == [7, 8, 9]
     assert batch.input_tokens[:, 1].tolist() == [8, 9, 10]
     assert batch.labels.tolist() == [[8, IGNORED], [IGNORED, 10], [10, IGNORED]]

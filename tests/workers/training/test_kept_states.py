@@ -1,4 +1,4 @@
-"""Hidden states that are kept for other runs with the same answers."""
+"""Hidden states of answers, which are kept in files so that other training runs need not compute them again."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.mark.parametrize("layers", [(), (1,), (2, 0)])
-def test_kept_states_equal_the_models_on_the_first_and_second_read(
+def test_kept_states_equal_those_that_the_model_computes_on_the_first_and_the_second_read(
     model: Model, tmp_path: Path, layers: tuple[int, ...]
 ) -> None:
     kept, computed = KeptStates(tmp_path), model.hidden_states(torch.tensor(TOKENS), layers)
@@ -33,18 +33,18 @@ def test_kept_states_equal_the_models_on_the_first_and_second_read(
             assert torch.equal(found.taps, computed.taps)
 
 
-def test_a_conversation_is_computed_again_only_for_new_layers(
+def test_the_hidden_states_of_a_conversation_are_computed_again_only_if_layers_are_missing(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passes = []
+    computed_layers = []
     compute = model.hidden_states
 
-    def counted(token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
-        passes.append(tuple(tap_layers))
+    def recorded(token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
+        computed_layers.append(tuple(tap_layers))
         return compute(token_ids, tap_layers)
 
-    monkeypatch.setattr(model, "hidden_states", counted)
+    monkeypatch.setattr(model, "hidden_states", recorded)
     for layers in ((1,), (1,), (0, 2), (), (2, 1)):
         KeptStates(tmp_path).of(model, TOKENS, layers)
 
-    assert passes == [(1,), (0, 1, 2)]
+    assert computed_layers == [(1,), (0, 1, 2)]  # the file of the second run replaces the first file

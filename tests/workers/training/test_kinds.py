@@ -1,4 +1,6 @@
-"""Every kind learns, is served with the simulated acceptance, and resumes after a kill with the same result."""
+"""Tests for every kind of speculator: training improves it, it is served with the simulated acceptance length, and
+training that resumes after a kill gives the same weights.
+"""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ from tests.workers.training.jobs import training_spec, write_answers
 from workers.contracts import Event, Finished, Progress, TrainingSpec
 from workers.training.job import run_training
 
-BUDGET = 12
+BUDGET = 12  # drafted tokens per verify pass, in the simulation and when served
 FAST = {
     **{"max_steps": 40, "evaluate_every": 20, "batch_rows": 8, "epochs": 100, "patience": 0, "draft_budget": BUDGET},
     **{"validation_fraction": 0.25},
@@ -33,12 +35,12 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "turbo_lora": FAST | {"learning_rate": 1e-2, "rank": 4, "num_heads": 3},
 }
 
-# peft asks transformers under a name that transformers is about to drop.
+# peft uses the attribute `is_gradient_checkpointing`, which transformers has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 
 def requests() -> list[Request]:
-    """Returns prompts of a few families, so that answers share patterns."""
+    """Returns prompts that differ in few tokens, so that their answers have common patterns."""
     return [
         Request(str(i), (1, 40 + i % 5, 50, 60 + i % 3, 70 + i), SamplingParams(max_tokens=24, temperature=0.0))
         for i in range(16)
@@ -73,8 +75,8 @@ def weights_of(finished: Finished) -> dict[str, torch.Tensor]:
     return {f"{p.name}/{n}": t for p in folder.glob("*.safetensors") for n, t in load_file(p).items()}
 
 
-def serve(model: Path, kind: str, folder: Path, work: list[Request], **config: Any) -> list[Completion]:
-    return generate(load_engine(model, drafter=kind, speculator_dir=folder, config=EngineConfig(**config)), work)
+def serve(model: Path, kind: str, folder: Path, prompts: list[Request], **config: Any) -> list[Completion]:
+    return generate(load_engine(model, drafter=kind, speculator_dir=folder, config=EngineConfig(**config)), prompts)
 
 
 def test_training_increases_the_acceptance_length(trained: Finished) -> None:
@@ -88,8 +90,8 @@ def test_the_served_acceptance_equals_the_simulated_one(
     """The comparison uses the validation conversations, whose ids are in the report."""
     report, folder = report_of(trained), Path(trained.artifacts["speculator"])
     held_out = [r for r in requests() for name in report["validation_ids"] if name.startswith(f"row-{r.request_id}-")]
-    work = [Request(str(n), r.prompt_token_ids, r.sampling) for n, r in enumerate(held_out)]
-    served = [answer.speculation for answer in serve(tiny_model, kind, folder, work, draft_budget=BUDGET)]
+    prompts = [Request(str(n), r.prompt_token_ids, r.sampling) for n, r in enumerate(held_out)]
+    served = [answer.speculation for answer in serve(tiny_model, kind, folder, prompts, draft_budget=BUDGET)]
     accepted, passes = (sum(s.num_accepted_draft_tokens for s in served), sum(s.num_spec_steps for s in served))
     assert 1.0 + accepted / passes == pytest.approx(report["acceptance_length"])
 
@@ -101,23 +103,23 @@ def test_the_served_speculator_does_not_change_answers(trained: Finished, kind: 
     assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in plain]
 
 
-def test_a_restart_gives_the_same_weights(
+def test_training_that_is_killed_and_restarted_gives_the_same_weights(
     tmp_path: Path, trained: Finished, kind: str, tiny_model: Path, tokens: Path
 ) -> None:
     class Killed(Exception):
         pass
 
-    def kill_late(event: Event) -> None:
+    def kill_at_step_27(event: Event) -> None:
         if isinstance(event, Progress) and event.unit == "steps" and event.done == 27:
             raise Killed
 
     spec = make_spec(tmp_path, tiny_model, tokens, kind, cache_memory_bytes=0)  # hidden states go to a file
     with pytest.raises(Killed):
-        run_training(spec, kill_late)
-    torch.manual_seed(999)  # any earlier draws of a new process
+        run_training(spec, kill_at_step_27)
+    torch.manual_seed(999)  # a new process has another state of torch's generator
     emit = Recorder()
     found, expected = weights_of(run_training(spec, emit)), weights_of(trained)
-    assert [event.step for event in emit.of("checkpoint")] == [40]  # it resumed from a checkpoint
+    assert [event.step for event in emit.of("checkpoint")] == [40]  # not [20, 40]: it resumed from checkpoint 20
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
@@ -125,7 +127,7 @@ def test_a_restart_gives_the_same_weights(
 def test_training_can_continue_from_a_trained_speculator(
     tmp_path: Path, trained: Finished, kind: str, tiny_model: Path, tokens: Path
 ) -> None:
-    """Before its first step, the second run has the acceptance with which the first one ended."""
+    """Before its first step, the second run has the acceptance length with which the first run ended."""
     fields = {"max_steps": 1, "evaluate_every": 1}
     spec = make_spec(tmp_path, tiny_model, tokens, kind, **fields)
     again = TrainingSpec(

@@ -1,4 +1,7 @@
-"""The training loop with a method of one small layer: equal bits after a restart, the best weights at the end."""
+"""The training loop, with a regression of one small layer in place of a speculator.
+
+A run that is killed and restarted must end with the same bits, and every run with the weights of its best evaluation.
+"""
 
 import time
 from collections.abc import Callable
@@ -31,7 +34,10 @@ CONFIG = LoopParameters(
 
 
 class Regression:
-    """Fits a line through noise. The test gives its acceptance length, or else it grows as the error falls."""
+    """A linear regression with dropout on its inputs.
+
+    lengths: gives the acceptance length of the n-th validation. By default the length rises as the error falls.
+    """
 
     def __init__(self, lengths: Callable[[int], float] | None = None, *, noise: float = 0.2) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -82,16 +88,16 @@ class Killed(Exception):
     pass
 
 
-class KillAt:
-    """Raises out of the loop after so many progress events."""
+class KillAfter:
+    """Ends the loop with an exception at the progress event after `num_steps` such events."""
 
-    def __init__(self, steps: int) -> None:
-        self._left = steps
+    def __init__(self, num_steps: int) -> None:
+        self._steps_left = num_steps
 
     def __call__(self, event: Event) -> None:
         if event.event == "progress":
-            self._left -= 1
-            if self._left < 0:
+            self._steps_left -= 1
+            if self._steps_left < 0:
                 raise Killed
 
 
@@ -99,40 +105,43 @@ def weights(method: Regression) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in method.module.parameters()]
 
 
-def comparable(outcome: Outcome) -> object:
+def without_times(outcome: Outcome) -> object:
     return replace(outcome.progression, elapsed_seconds=0.0), outcome.validation
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("killed_after", [2, 5, 7, 13, 31])
-def test_a_run_killed_at_any_step_ends_with_the_same_bits(tmp_path: Path, killed_after: int, optimizer: str) -> None:
+def test_a_run_killed_at_any_step_ends_with_the_same_bits_as_an_undisturbed_run(
+    tmp_path: Path, killed_after: int, optimizer: str
+) -> None:
     config, undisturbed = replace(CONFIG, optimizer=optimizer), Regression()
     expected = train(undisturbed, config, checkpoint_dir=tmp_path / "a", emit=Recorder())
     with pytest.raises(Killed):
-        train(Regression(), config, checkpoint_dir=tmp_path / "b", emit=KillAt(killed_after))
-    torch.manual_seed(999)  # any earlier draws of the new process
+        train(Regression(), config, checkpoint_dir=tmp_path / "b", emit=KillAfter(killed_after))
+    torch.manual_seed(999)  # a new process has another state of torch's generator
     resumed = Regression()
     found = train(resumed, config, checkpoint_dir=tmp_path / "b", emit=Recorder())
     assert all(torch.equal(a, b) for a, b in zip(weights(undisturbed), weights(resumed), strict=True))
-    assert comparable(found) == comparable(expected)
+    assert without_times(found) == without_times(expected)
 
 
 def test_a_damaged_checkpoint_is_skipped_and_the_result_is_the_same(tmp_path: Path) -> None:
     undisturbed = Regression()
     train(undisturbed, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
     with pytest.raises(Killed):
-        train(Regression(), CONFIG, checkpoint_dir=tmp_path / "b", emit=KillAt(13))
+        train(Regression(), CONFIG, checkpoint_dir=tmp_path / "b", emit=KillAfter(13))
     newest = max((tmp_path / "b").iterdir()) / "tensors.safetensors"
     data = bytearray(newest.read_bytes())
     data[-1] ^= 1
     newest.write_bytes(data)
     resumed, emit = Regression(), Recorder()
     train(resumed, CONFIG, checkpoint_dir=tmp_path / "b", emit=emit)
-    assert next(event.step for event in emit.of("checkpoint")) == 10  # from 5, because 10 was damaged
+    # The first checkpoint of the resumed run is that of step 10: it started from step 5, because 10 was damaged.
+    assert next(event.step for event in emit.of("checkpoint")) == 10
     assert all(torch.equal(a, b) for a, b in zip(weights(undisturbed), weights(resumed), strict=True))
 
 
-def test_accumulated_batches_give_the_gradient_of_one_large_batch(tmp_path: Path) -> None:
+def test_accumulating_small_batches_gives_the_weights_of_one_large_batch(tmp_path: Path) -> None:
     whole, parts = Regression(noise=0.0), Regression(noise=0.0)
     train(whole, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
     train(parts, replace(CONFIG, batch_rows=2, accumulate=4), checkpoint_dir=tmp_path / "b", emit=Recorder())
@@ -148,7 +157,7 @@ def test_muon_updates_matrices_and_adamw_the_other_parameters() -> None:
     assert isinstance(muon, torch.optim.Muon)
 
 
-def test_each_parameter_is_updated_by_one_process_and_shares_have_about_the_same_size() -> None:
+def test_each_parameter_is_updated_by_one_process_and_processes_have_about_equally_many() -> None:
     sizes = {"a": 8, "b": 7, "c": 2, "d": 1, "e": 1}
     parameters = {name: nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
     shares = [Processes(rank, 2).my_share(parameters) for rank in range(2)]
@@ -160,12 +169,12 @@ def test_each_parameter_is_updated_by_one_process_and_shares_have_about_the_same
 def test_the_loss_is_reported_every_ten_steps_between_evaluations(tmp_path: Path) -> None:
     emit = Recorder()
     train(Regression(), replace(CONFIG, evaluate_every=15), checkpoint_dir=tmp_path, emit=emit)
-    live = [event for event in emit.of("metrics") if "acceptance_length" not in event.data]
-    assert [event.step for event in live] == [10, 20]
-    assert live[0].data.keys() == {"loss", "tokens_per_second", "eta_seconds"}
+    between = [event for event in emit.of("metrics") if "acceptance_length" not in event.data]
+    assert [event.step for event in between] == [10, 20]  # the loss of step 30 is reported with its evaluation
+    assert between[0].data.keys() == {"loss", "tokens_per_second", "eta_seconds"}
 
 
-def test_a_finished_run_that_is_restarted_makes_no_step(tmp_path: Path) -> None:
+def test_restarting_a_finished_run_does_not_train_further(tmp_path: Path) -> None:
     first = Regression()
     train(first, CONFIG, checkpoint_dir=tmp_path, emit=Recorder())
     again, emit = Regression(), Recorder()
@@ -174,12 +183,12 @@ def test_a_finished_run_that_is_restarted_makes_no_step(tmp_path: Path) -> None:
     assert emit.of("metrics") == []
 
 
-def test_the_result_has_the_best_weights_instead_of_the_last(tmp_path: Path) -> None:
-    lengths = [1.0, 1.5, 2.5, 2.0, 2.2, 2.1, 2.4, 1.0]
+def test_the_result_has_the_weights_of_the_best_evaluation_instead_of_the_last(tmp_path: Path) -> None:
+    lengths = [1.0, 1.5, 2.5, 2.0, 2.2, 2.1, 2.4, 1.0]  # of the evaluations at steps 0, 5, 10, ...
     method = Regression(lambda n: lengths[min(n, 7)])
     outcome = train(method, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
     stopped = Regression(lambda n: lengths[min(n, 7)])
-    # the same run, ended at the best step, which is 10
+    # With this patience the run ends at the evaluation after the best one, which is that of step 10.
     train(stopped, replace(CONFIG, patience=1), checkpoint_dir=tmp_path / "b", emit=Recorder())
     assert outcome.progression.best_step == 10
     assert outcome.progression.best_acceptance_length == 2.5
@@ -193,7 +202,7 @@ def test_patience_ends_a_run_that_does_not_improve(tmp_path: Path) -> None:
 
 
 def test_a_time_budget_ends_a_run(tmp_path: Path) -> None:
-    seconds = iter(range(10_000))
+    seconds = iter(range(10_000))  # every reading of the clock advances it by a second
     config = replace(CONFIG, max_seconds=9.0)
     outcome = train(Regression(), config, checkpoint_dir=tmp_path, emit=Recorder(), clock=lambda: float(next(seconds)))
     assert outcome.progression.stopped == "seconds"
@@ -218,14 +227,14 @@ def test_every_epoch_has_every_row_once_in_a_new_order() -> None:
 
 
 def test_a_batch_depends_only_on_its_step() -> None:
-    jumping, walking = RowOrder(10, 3, seed=1), RowOrder(10, 3, seed=1)
+    only_step_8, all_steps = RowOrder(10, 3, seed=1), RowOrder(10, 3, seed=1)
     for step in range(8):
-        walking.batch(step)
-    assert torch.equal(jumping.batch(8), walking.batch(8))
+        all_steps.batch(step)
+    assert torch.equal(only_step_8.batch(8), all_steps.batch(8))
 
 
 def test_the_learning_rate_rises_then_falls() -> None:
-    factors = [learning_rate_factor(step, step / 100, 10) for step in range(101)]
+    factors = [learning_rate_factor(step, step / 100, 10) for step in range(101)]  # 10 warm-up steps
     assert factors[0] == pytest.approx(0.1)
     assert max(range(101), key=factors.__getitem__) in range(8, 11)
     assert factors[9:] == sorted(factors[9:], reverse=True)

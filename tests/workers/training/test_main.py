@@ -1,4 +1,4 @@
-"""Training from prompts in one command."""
+"""The command `python -m workers.training`, which answers prompts and trains a speculator on the answers."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,11 @@ from tests.workers.support import chat_rows, read_lines, write_lines
 from workers.training.__main__ import main
 
 
-def test_prompts_become_a_speculator_and_a_second_run_reuses_the_answers(
+def test_the_command_makes_a_speculator_from_prompts_and_a_second_run_reuses_the_answers(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refused = {"custom_id": "bad", "url": "/v1/chat/completions", "body": {"model": "tiny", "messages": []}}
-    prompts = write_lines(tmp_path / "prompts.jsonl", [*chat_rows(12), refused])
+    invalid = {"custom_id": "bad", "url": "/v1/chat/completions", "body": {"model": "tiny", "messages": []}}
+    prompts = write_lines(tmp_path / "prompts.jsonl", [*chat_rows(12), invalid])
     fast = json.dumps({"max_steps": 2, "steps": 2, "evaluate_every": 2})
     arguments = [str(tiny_model), str(prompts), str(tmp_path / "run"), "--hyperparameters", fast]
     assert main(arguments) == 0

@@ -11,19 +11,20 @@ from workers.training.medusa.data import medusa_rows, shifted_index
 from workers.training.medusa.loss import medusa_loss
 
 
-def test_labels_are_draft_vocabulary_indices_and_end_with_the_answer() -> None:
+def test_labels_are_draft_vocabulary_indices_and_never_tokens_of_the_next_answer() -> None:
     rows = HiddenRows(hidden=torch.zeros(7, 2), completions=torch.tensor([4, 9, 6, 4, 9, 9, 5]), starts=(0, 3, 7))
     found = medusa_rows(rows, num_heads=2, draft_vocab=torch.tensor([4, 6, 9]), vocab_size=10)
-    # row 2 and row 6 are last in their answers, row 5's next token (5) is not in the draft vocabulary: no loss there
+    # Rows 2 and 6 are the last of their answers, and token 5, which follows row 5, is not in the draft vocabulary.
+    # These rows have no label and are left out.
     assert found.index.tolist() == [0, 1, 3, 4]
     assert found.labels.tolist() == [[2, 1], [1, IGNORED], [2, 2], [2, IGNORED]]
 
 
-def test_shifted_rows_are_the_rows_from_which_labels_were_sampled() -> None:
+def test_the_shifted_index_names_the_rows_from_which_the_target_sampled_the_labels() -> None:
     assert shifted_index(torch.tensor([0, 5]), num_heads=3, num_rows=7).tolist() == [[1, 2, 3], [6, 6, 6]]
 
 
-def test_the_loss_is_cross_entropy_by_depth() -> None:
+def test_the_loss_is_the_sum_of_cross_entropies_weighted_by_depth() -> None:
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(5, 2, 3, generator=generator, dtype=torch.float64)
     heads = tuple(torch.randn(2, 6, 3, generator=generator, dtype=torch.float64))
@@ -31,12 +32,13 @@ def test_the_loss_is_cross_entropy_by_depth() -> None:
     total, sums = medusa_loss(features, heads, labels, None, labels, soft_target_weight=0.0, depth_decay=0.5)
     first = torch.nn.functional.cross_entropy(features[:, 0] @ heads[0].T, labels[:, 0])
     second = torch.nn.functional.cross_entropy(features[:, 1] @ heads[1].T, labels[:, 1], ignore_index=IGNORED)
-    torch.testing.assert_close(total.double(), first + 0.5 * second, rtol=1e-5, atol=1e-6)  # float32 inside
+    # medusa_loss computes in float32, even with inputs in float64.
+    torch.testing.assert_close(total.double(), first + 0.5 * second, rtol=1e-5, atol=1e-6)
     assert [found.count for found in sums] == [5, 3]
     assert [found.nats for found in sums] == pytest.approx([float(first) * 5, float(second) * 3])
 
 
-def test_a_soft_target_pulls_towards_the_targets_distribution() -> None:
+def test_the_soft_target_loss_is_lowest_for_the_targets_distribution() -> None:
     target, labels = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0]])
 
     def loss(logits: torch.Tensor) -> float:

@@ -1,4 +1,6 @@
-"""Training of multi-token-prediction modules: unroll and initial weights."""
+"""Training of multi-token-prediction (MTP) modules: the unroll, which runs the module on its own output, and the
+weights from which training starts.
+"""
 
 from pathlib import Path
 
@@ -35,27 +37,34 @@ def target(tiny_model: Path) -> Model:
 
 @pytest.mark.parametrize("layer", ["llama", "qwen3"])
 def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model, layer: str) -> None:
-    """Compares every anchor of two conversations of different lengths with the forward pass over each text."""
+    """At every anchor of two conversations, the two outputs of the unroll equal those of a run on the text so far.
+
+    The first run reads the target's hidden states; the second also reads the output of the first run.
+    """
     module = make_mtp(model_type=layer)
     rows = compute_tap_rows(target, CONVERSATIONS, tap_layers=(), file=None)
     batch = make_batch(rows, [0, 1], steps=2, draft_index=torch.arange(260))
     with torch.no_grad():
         first, second = MtpUnroll(module, target.weights.embedding, module.rotary_tables(64)).outputs(batch, 2)
     anchor = 0
-    for one in CONVERSATIONS:
-        tokens = [*one.prompt_token_ids, *one.completion_token_ids]
-        for position in range(len(one.prompt_token_ids) - 1, len(tokens) - 2):
+    for each in CONVERSATIONS:
+        tokens = [*each.prompt_token_ids, *each.completion_token_ids]
+        for position in range(len(each.prompt_token_ids) - 1, len(tokens) - 2):
             hidden = target.hidden_states(torch.tensor(tokens[: position + 1])).final
-            once = run(module, hidden, tokens, target)
-            torch.testing.assert_close(first[anchor], once, rtol=1e-4, atol=1e-4)
-            twice = run(module, torch.cat([hidden, once.unsqueeze(0)]), tokens, target)
-            torch.testing.assert_close(second[anchor], twice, rtol=1e-4, atol=1e-4)
+            expected_first = last_output(module, hidden, tokens, target)
+            torch.testing.assert_close(first[anchor], expected_first, rtol=1e-4, atol=1e-4)
+            fed_back = torch.cat([hidden, expected_first.unsqueeze(0)])
+            expected_second = last_output(module, fed_back, tokens, target)
+            torch.testing.assert_close(second[anchor], expected_second, rtol=1e-4, atol=1e-4)
             anchor += 1
     assert anchor == batch.labels.shape[0] == 6
 
 
-def run(module: Mtp, hidden: torch.Tensor, tokens: list[int], target: Model) -> torch.Tensor:
-    """Returns [H]: the module's last row over hidden states [T, H] and the tokens that follow them."""
+def last_output(module: Mtp, hidden: torch.Tensor, tokens: list[int], target: Model) -> torch.Tensor:
+    """Returns [H]: the module's output at the last of T positions, each read with the token after it.
+
+    hidden: [T, H], the hidden states of the positions.
+    """
     following = torch.tensor(tokens[1 : len(hidden) + 1])
     visible = torch.ones(len(hidden), len(hidden), dtype=torch.bool).tril()
     with torch.no_grad():
@@ -78,8 +87,8 @@ def preparation(folder: Path, initial: Path | None = None) -> Preparation:
     )
 
 
-def test_training_starts_from_the_module_in_the_models_files(tmp_path: Path) -> None:
-    """Published models with such a module have it among their weights."""
+def test_training_starts_from_the_mtp_module_among_the_models_weights(tmp_path: Path) -> None:
+    """Some published models have an MTP module; its tensors are in the same files as those of the model."""
     folder = make_tiny_model(tmp_path / "model")
     assert existing_module(preparation(folder), MtpHyperparameters()) is None
     own = make_mtp(model_type="llama", intermediate_size=96, head_dim=16)

@@ -1,4 +1,4 @@
-"""Trackers receive metrics, and their errors do not reach the run."""
+"""Experiment trackers receive the metrics of a training run, and their failures do not affect the run."""
 
 import logging
 import sys
@@ -25,22 +25,22 @@ def make_run(folder: Path) -> TrackedRun:
     return TrackedRun(name="job_1", folder=folder, parameters={"method": "medusa"})
 
 
-class Told:
-    """A tracker that records values; `trouble` is called with each of them."""
+class FakeTracker:
+    """Records values. `before_log`, which may raise or block, is called before each of them is recorded."""
 
-    def __init__(self, trouble: Any = None) -> None:
+    def __init__(self, before_log: Any = None) -> None:
         self.values: list[tuple[int, Mapping[str, float]]] = []
         self.is_closed = False
-        self._trouble = trouble
+        self._before_log = before_log
 
-    def __call__(self, run: TrackedRun) -> "Told":
+    def __call__(self, run: TrackedRun) -> "FakeTracker":
         return self
 
-    __name__ = "Told"
+    __name__ = "FakeTracker"
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        if self._trouble is not None:
-            self._trouble()
+        if self._before_log is not None:
+            self._before_log()
         self.values.append((step, values))
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ def emit_all(folder: Path, *trackers: Any, last_seconds: float = 5.0) -> Recorde
 
 
 def test_every_tracker_gets_all_metrics_in_order_and_is_closed(tmp_path: Path) -> None:
-    trackers = [Told(), Told()]
+    trackers = [FakeTracker(), FakeTracker()]
 
     assert emit_all(tmp_path, *trackers).events == EVENTS
 
@@ -65,13 +65,13 @@ def test_every_tracker_gets_all_metrics_in_order_and_is_closed(tmp_path: Path) -
         assert tracker.is_closed
 
 
-def test_a_tracker_that_raises_is_dropped_and_the_others_continue(
+def test_a_tracker_that_raises_gets_no_more_metrics_and_the_others_continue(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise RuntimeError("no network")
 
-    broken, healthy = Told(fail), Told()
+    broken, healthy = FakeTracker(fail), FakeTracker()
 
     assert emit_all(tmp_path, broken, healthy).events == EVENTS
 
@@ -80,17 +80,19 @@ def test_a_tracker_that_raises_is_dropped_and_the_others_continue(
     assert caplog.text.count("metrics are no longer tracked there") == 1
 
 
-def test_a_tracker_that_cannot_start_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def absent(run: TrackedRun) -> Told:
+def test_a_run_continues_without_a_tracker_that_cannot_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def absent(run: TrackedRun) -> FakeTracker:
         raise ModuleNotFoundError("No module named 'mlflow'")
 
     assert emit_all(tmp_path, absent).events == EVENTS
     assert "absent failed" in caplog.text
 
 
-def test_a_hanging_tracker_is_waited_for_only_a_limited_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_ended_run_waits_only_a_limited_time_for_a_hanging_tracker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     end = threading.Event()
-    hanging, healthy = Told(end.wait), Told()
+    hanging, healthy = FakeTracker(end.wait), FakeTracker()
     try:
         assert emit_all(tmp_path, hanging, healthy, last_seconds=0.2).events == EVENTS
     finally:
@@ -104,8 +106,8 @@ def test_a_tracker_that_falls_behind_does_not_delay_the_run(tmp_path: Path, capl
     end = threading.Event()
     recorder = Recorder()
     try:
-        with tracked(recorder, make_run(tmp_path), [Told(end.wait)], last_seconds=0.1) as emit:
-            for step in range(2000):
+        with tracked(recorder, make_run(tmp_path), [FakeTracker(end.wait)], last_seconds=0.1) as emit:
+            for step in range(2000):  # more than may be queued for a tracker
                 emit(Metrics(step=step, data={}))
     finally:
         end.set()
@@ -125,7 +127,7 @@ def test_the_environment_selects_the_trackers(
     assert "nonsense" in caplog.text
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
+def install_fake_module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> None:
     module = ModuleType(name)
     vars(module).update(functions)
     monkeypatch.setitem(sys.modules, name, module)
@@ -134,7 +136,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> No
 def test_mlflow_gets_parameters_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     calls: list[Any] = []
-    stand_in(
+    install_fake_module(
         monkeypatch,
         "mlflow",
         set_tracking_uri=lambda uri: calls.append(uri),
@@ -156,7 +158,7 @@ def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
     settings: dict[str, Any] = {}
     calls: list[Any] = []
     run = SimpleNamespace(log=lambda values, step: calls.append((step, values)), finish=lambda: calls.append("end"))
-    stand_in(monkeypatch, "wandb", init=lambda **values: settings.update(values) or run)
+    install_fake_module(monkeypatch, "wandb", init=lambda **values: settings.update(values) or run)
 
     emit_all(tmp_path, Wandb)
 

@@ -1,4 +1,4 @@
-"""Training of an adapter with heads: batches, and answers with the adapter."""
+"""Training of Turbo LoRA, an adapter together with Medusa heads: its batches, and answers with the trained adapter."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from workers.training.preparation import Preparation
 from workers.training.turbo_lora.data import make_batch
 from workers.training.turbo_lora.model import AdaptedLayers
 
-# peft asks transformers under a name that transformers is about to drop.
+# peft uses the attribute `is_gradient_checkpointing`, which transformers has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 
@@ -36,7 +36,7 @@ def conversation(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Conver
 CONVERSATIONS = (conversation((5, 6, 4), (7, 8, 9, 10)), conversation((20,), (21, 22)))
 
 
-def test_a_batch_has_whole_answers_and_nothing_after_them(tiny_model: Path) -> None:
+def test_a_batch_has_whole_answers_and_is_padded_with_zeros(tiny_model: Path) -> None:
     rows = compute_tap_rows(load_model(tiny_model), CONVERSATIONS, tap_layers=(1,), file=None)
     batch = make_batch(rows, [0, 1])
     assert torch.equal(batch.layer_inputs[1, :2], rows.taps[6:, 0])
@@ -48,7 +48,7 @@ def test_a_batch_has_whole_answers_and_nothing_after_them(tiny_model: Path) -> N
 
 @pytest.fixture(scope="module")
 def speculator(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes an adapter that changes the answers of the model, and untrained heads."""
+    """A folder with untrained heads and an adapter that changes the answers of the model."""
     folder = tmp_path_factory.mktemp("speculator")
     initial_heads(preparation(tiny_model), MedusaHyperparameters()).save(folder, base_model="target")
     adapted = AdaptedLayers(preparation(tiny_model), TurboLoraHyperparameters(rank=4))
@@ -72,8 +72,8 @@ def preparation(model: Path, initial: Path | None = None) -> Preparation:
     )
 
 
-def test_the_trained_layers_compute_the_same_as_the_whole_adapted_model(speculator: Path, tiny_model: Path) -> None:
-    """Compares the trained layers, on their input stream, with peft on the whole model."""
+def test_the_trained_layers_give_the_output_of_the_whole_adapted_model(speculator: Path, tiny_model: Path) -> None:
+    """Compares the last layers, run on the stored output of the layers below, with peft on the whole model."""
     target = load_model(tiny_model, dtype="float32")
     tokens = torch.tensor([5, 6, 4, 7, 8])
     whole = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), speculator)
@@ -121,7 +121,7 @@ def test_the_plain_arm_of_an_evaluation_uses_the_adapter(speculator: Path, tiny_
     assert run_evaluation(spec, Recorder()).result["outputs_equal"] == 3
 
 
-def test_no_local_path_is_stored(speculator: Path, tiny_model: Path) -> None:
+def test_the_files_of_a_speculator_contain_no_local_path(speculator: Path, tiny_model: Path) -> None:
     assert sorted(path.name for path in speculator.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",

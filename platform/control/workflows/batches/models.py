@@ -40,9 +40,7 @@ class Batch(models.Model):
     metadata = models.JSONField(default=dict, blank=True)
     usage = models.JSONField(default=dict, blank=True)
     cost_nanousd = models.BigIntegerField(default=0, db_default=0, help_text="Of the shards that are committed.")
-    quote = models.ForeignKey(
-        "quotes.Quote", on_delete=models.SET_NULL, related_name="batches", null=True, blank=True
-    )
+    quote = models.ForeignKey("quotes.Quote", on_delete=models.SET_NULL, related_name="batches", null=True, blank=True)
     total = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)

@@ -1,4 +1,4 @@
-"""Readers of batches."""
+"""Queries for batches."""
 
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce, Now

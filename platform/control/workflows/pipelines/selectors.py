@@ -1,4 +1,4 @@
-"""Readers of pipelines. Those for customers take the organization as their first argument."""
+"""Queries for pipelines. Queries on behalf of a customer take the organization as their first argument."""
 
 from django.db.models import Prefetch, Q, QuerySet
 

@@ -19,7 +19,7 @@ class Upload(models.Model):
     filename = models.CharField(max_length=255)
     purpose = models.CharField(max_length=24, choices=File.Purpose.choices)
     mime_type = models.CharField(max_length=120)
-    size_bytes = models.BigIntegerField(help_text="Of the whole file, as announced.")
+    size_bytes = models.BigIntegerField(help_text="Announced size of the whole file.")
     file_expires_after = models.DurationField(null=True, blank=True)
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.PENDING)
     file = models.OneToOneField(File, on_delete=models.PROTECT, related_name="+", null=True, blank=True)

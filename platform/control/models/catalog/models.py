@@ -20,13 +20,13 @@ class BaseModel(models.Model):
         Organization, on_delete=models.CASCADE, related_name="base_models", null=True, blank=True
     )
     name = models.CharField(max_length=120)
-    source = models.CharField(max_length=1000, blank=True, db_default="", help_text="As asked for over the API.")
+    source = models.CharField(max_length=1000, blank=True, db_default="", help_text="Location that the request named.")
     status = models.CharField(max_length=16, choices=Status, default=Status.READY, db_default=Status.READY)
-    error = models.JSONField(null=True, blank=True, help_text="Why it was refused: {code, message}")
+    error = models.JSONField(null=True, blank=True, help_text="Why the model was refused: {code, message}")
     path = models.CharField(max_length=1000, blank=True)
     model_type = models.CharField(max_length=40, blank=True)
     revision = models.CharField(
-        max_length=64, blank=True, help_text="SHA-256 over config and weight files: a speculator names it."
+        max_length=64, blank=True, help_text="SHA-256 over config and weight files. A speculator fits one revision."
     )
     created_at = models.DateTimeField(auto_now_add=True)
 

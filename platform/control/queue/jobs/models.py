@@ -29,11 +29,13 @@ class Job(models.Model):
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="jobs")
     kind = models.CharField(max_length=16, choices=Kind.choices)
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.QUEUED)
-    params = models.JSONField(default=dict, help_text="What to do; storage keys and ids, never paths of one machine.")
+    params = models.JSONField(default=dict, help_text="The task: storage keys and ids, never paths of one machine.")
     result = models.JSONField(default=dict, blank=True)
     error = models.JSONField(null=True, blank=True, help_text="{class, code, message, retryable}")
 
-    priority = models.SmallIntegerField(default=0, db_default=0, help_text="Among its organization's; highest first.")
+    priority = models.SmallIntegerField(
+        default=0, db_default=0, help_text="Order among the organization's jobs; the highest first."
+    )
 
     fence = models.BigIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0)
@@ -44,7 +46,7 @@ class Job(models.Model):
     worker = models.CharField(max_length=120, blank=True)
     not_before = models.DateTimeField(null=True, blank=True)
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
-    paused = models.JSONField(null=True, blank=True, help_text="Why it waits: {code, message, cap_id}")
+    paused = models.JSONField(null=True, blank=True, help_text="Why the job is paused: {code, message, cap_id}")
 
     progress_done = models.BigIntegerField(default=0)
     progress_total = models.BigIntegerField(default=0)
@@ -74,14 +76,18 @@ class JobShard(models.Model):
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="shards")
     shard_no = models.PositiveIntegerField()
     row_from = models.PositiveIntegerField()
-    row_to = models.PositiveIntegerField(help_text="Exclusive.")
+    row_to = models.PositiveIntegerField(help_text="The row after the shard's last row.")
     storage_key = models.CharField(max_length=400, blank=True)
     fence = models.BigIntegerField(null=True, blank=True)
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
     usage = models.JSONField(default=dict, blank=True)
-    alone = models.BooleanField(default=False, help_text="Suspected of a crash: run by itself.")
-    crashes = models.PositiveSmallIntegerField(default=0, help_text="Children that died while running it alone.")
+    alone = models.BooleanField(
+        default=False, help_text="Whether it runs without other shards, as it may crash the child."
+    )
+    crashes = models.PositiveSmallIntegerField(
+        default=0, help_text="Child processes that died while they ran only this shard."
+    )
 
     class Meta:
         constraints = [
@@ -114,9 +120,7 @@ class JobEvent(models.Model):
 class Share(models.Model):
     """The worker time that an organization has used; `fair` compares it between organizations."""
 
-    organization = models.OneToOneField(
-        Organization, on_delete=models.CASCADE, primary_key=True, related_name="+"
-    )
+    organization = models.OneToOneField(Organization, on_delete=models.CASCADE, primary_key=True, related_name="+")
     used_seconds = models.FloatField(default=0.0)
 
     def __str__(self) -> str:

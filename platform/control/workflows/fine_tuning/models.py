@@ -12,9 +12,11 @@ class FineTuningJob(models.Model):
     id = models.CharField(primary_key=True, max_length=40, default=fine_tuning_job_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     pipeline = models.OneToOneField(Pipeline, on_delete=models.PROTECT, related_name="fine_tuning_job")
-    training_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+", help_text="As uploaded.")
+    training_file = models.ForeignKey(
+        File, on_delete=models.PROTECT, related_name="+", help_text="As the customer uploaded it."
+    )
     validation_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
-    hyperparameters = models.JSONField(default=dict, help_text="OpenAI's, as they were asked for.")
+    hyperparameters = models.JSONField(default=dict, help_text="OpenAI's hyperparameters, as requested.")
     metadata = models.JSONField(default=dict, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 

@@ -132,7 +132,10 @@ class Turbo(ResponseModel):
     hyperparameters: SkipValidation[Figures]
     progress: Figures | None
     waiting_for: Literal["worker", "turn", "resume", "spend_cap"] | None = Field(
-        description="`worker`: no worker is alive; `turn`: other jobs are first; `resume`, `spend_cap`: it is paused."
+        description=(
+            "Why the job does not run. `worker`: no worker is alive; `turn`: other jobs are before it; "
+            "`resume`, `spend_cap`: it is paused until it is resumed or the cap is lifted."
+        )
     )
     paused: SkipValidation[Paused | None]
     report: SkipValidation[Figures | None]

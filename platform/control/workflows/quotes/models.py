@@ -28,9 +28,9 @@ class Quote(models.Model):
     output_tokens = models.BigIntegerField(null=True, blank=True)
     output_tokens_low = models.BigIntegerField(null=True, blank=True)
     output_tokens_high = models.BigIntegerField(null=True, blank=True)
-    input_nanousd = models.BigIntegerField(default=0, help_text="Of all input tokens, at the price of a batch.")
-    output_nanousd = models.BigIntegerField(default=0, help_text="Of one output token.")
-    cap_nanousd = models.BigIntegerField(null=True, blank=True, help_text="What its batches may cost together.")
+    input_nanousd = models.BigIntegerField(default=0, help_text="Cost of all input tokens, at the batch price.")
+    output_nanousd = models.BigIntegerField(default=0, help_text="Cost of one output token, at the batch price.")
+    cap_nanousd = models.BigIntegerField(null=True, blank=True, help_text="Limit of the total cost of its batches.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -115,7 +115,7 @@ class _Dimensions:
 
 
 def _dimensions(model: Mapping[str, Any]) -> _Dimensions | None:
-    """None if config.json lacks a key that is read here: then only the engine checks the widths, when it loads them."""
+    """None if config.json lacks a required key. Then only the engine checks the widths, when it loads the adapter."""
     try:
         hidden, num_heads = int(model["hidden_size"]), int(model["num_attention_heads"])
         head_dim = int(model.get("head_dim") or hidden // num_heads)

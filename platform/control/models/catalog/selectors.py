@@ -8,7 +8,7 @@ from control.tenants.accounts.models import Organization
 
 
 def base_models_list(organization: Organization) -> QuerySet[BaseModel]:
-    """The organization's own ready models, and those shared models whose names none of the own models has."""
+    """The organization's own ready models, and the shared models except those with the name of a ready own model."""
     return registered_models_list(organization).filter(status=BaseModel.Status.READY)
 
 

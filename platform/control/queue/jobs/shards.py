@@ -94,14 +94,14 @@ def _halve(claim: Claim, shard: JobShard) -> None:
     middle = (shard.row_from + shard.row_to) // 2
     last = JobShard.objects.filter(job_id=claim.job_id).aggregate(last=Max("shard_no"))["last"]
     new_no = last + 1
-    JobShard.objects.filter(pk=shard.pk).update(row_to=middle, crashes=_inherited(middle - shard.row_from))
+    JobShard.objects.filter(pk=shard.pk).update(row_to=middle, crashes=_inherited_crashes(middle - shard.row_from))
     JobShard.objects.create(
         job_id=claim.job_id,
         shard_no=new_no,
         row_from=middle,
         row_to=shard.row_to,
         alone=True,
-        crashes=_inherited(shard.row_to - middle),
+        crashes=_inherited_crashes(shard.row_to - middle),
     )
     update_claimed(claim, stalled_attempts=0)
     data = {"shard_no": shard.shard_no, "row_from": shard.row_from, "middle": middle, "row_to": shard.row_to}
@@ -113,7 +113,7 @@ def _num_crashed_rows(job_id: str) -> int:
     return rows.count()
 
 
-def _inherited(num_rows: int) -> int:
+def _inherited_crashes(num_rows: int) -> int:
     """Returns the initial crash count of a half shard with `num_rows` rows.
 
     A half is halved again after one more crash, but a single row must crash the child `MAX_CRASHES` times to fail.

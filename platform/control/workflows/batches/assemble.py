@@ -82,7 +82,7 @@ class _Stored:
 
 
 def _publish(batch: Batch, end: Status, files: ResultFiles, values: dict[str, Any]) -> None:
-    """Stores the files and ends the batch. If another worker ended the batch first, deletes those it does not name."""
+    """Stores the files and ends the batch. If another worker ended it first, deletes the files that it does not use."""
     storage = get_storage()
     stored: dict[str, _Stored] = {}
     for field in fields(files):
@@ -97,9 +97,9 @@ def _publish(batch: Batch, end: Status, files: ResultFiles, values: dict[str, An
             output, errors = (_record(batch, name, stored.get(name)) for name in ("output", "errors"))
             Batch.objects.filter(pk=batch.pk).update(output_file=output, error_file=errors)
     batch.refresh_from_db()
-    named_keys = {batch.tokens_key, *(file.storage_key for file in (batch.output_file, batch.error_file) if file)}
+    used_keys = {batch.tokens_key, *(file.storage_key for file in (batch.output_file, batch.error_file) if file)}
     for item in stored.values():
-        if item.key not in named_keys:
+        if item.key not in used_keys:
             storage.delete(item.key)
 
 

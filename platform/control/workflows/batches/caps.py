@@ -29,7 +29,7 @@ def quote_spent_nanousd(quote_id: str) -> int:
 
 
 def batch_cap_reached(batch: Batch) -> CapReached | None:
-    """Returns the cap of the quote, the project or the organization that the batch has reached; None: it has not."""
+    """Returns the cap of the quote, project or organization that the batch has reached; None if it has reached none."""
     quote = batch.quote
     if quote is not None and quote.cap_nanousd is not None:
         spent = quote_spent_nanousd(quote.pk)

@@ -1,4 +1,4 @@
-"""Requests and responses of batches: OpenAI's batch object with our additions, which their descriptions mark."""
+"""Requests and responses of batches: OpenAI's batch object. The descriptions mark our additions to it."""
 
 from typing import Annotated, Any, Literal, Self
 

@@ -76,8 +76,8 @@ def _distil(pipeline: Pipeline) -> bool:
     batch = pipeline.batch
     if batch is None:
         return _start(pipeline, _make_batch)
-    if batch.job.status == Job.Status.PAUSED:  # a batch can end an instant before its job does
-        return False
+    if batch.job.status == Job.Status.PAUSED:
+        return False  # even if the batch has ended: the customer may pause its job in the instant before the job ends
     match batch.status:
         case Batch.Status.COMPLETED if batch.tokens_key:
             return transition(pipeline, Status.TRAINING)

@@ -41,5 +41,5 @@ class QuoteView(OrganizationView):
 
     @operation("quotes.update", request=QuoteUpdateInput, response=QuoteObject)
     def patch(self, request: Request, quote_id: str, body: QuoteUpdateInput) -> QuoteObject:
-        """Changes the cap. Paused batches of the quote that are below the new cap continue."""
+        """Changes the cap. Batches that the old cap paused continue if the new cap is not reached."""
         return QuoteObject.of(update_from(quote_get(self.organization, quote_id), body))

@@ -115,7 +115,9 @@ def speculator_import(
 @audited("speculator.delete")
 @transaction.atomic
 def speculator_delete(*, speculator: Speculator) -> None:
-    """Hides the speculator from the API, and deletes its files after the commit. Its row stays for pipelines.
+    """Hides the speculator from the API, and deletes its files after the commit.
+
+    The row stays, because pipelines and evaluations refer to it.
 
     Raises: ApiError: 409, a deployment, a job, a pipeline or a rollout uses the speculator.
     """

@@ -26,11 +26,11 @@ def paginate(
     by: str = "pk",
     id_field: str = "pk",
 ) -> Response:
-    """Returns one page of `queryset`, ordered by id. Ids sort by time of creation, so new rows do not shift the pages.
+    """Returns one page of `queryset` in the order of creation. A page starts after an id, so new rows do not shift it.
 
-    The row named by `after` may have been deleted since the previous page.
+    If `by` and `id_field` are the same column, the row named by `after` may have been deleted since the previous page.
     Args:
-        by: the column that sorts by time of creation. If it is not `id_field`, the row of `after` must still exist.
+        by: the column whose order is the order of creation.
         id_field: the column that holds the public `id`.
     Raises: ApiError: 400: the limit is out of range, the order is neither asc nor desc, or `after` does not exist.
     """

@@ -1,4 +1,4 @@
-"""The three formats of a row. Each is read into an `Example`: a prompt, and an answer if the row has one.
+"""The three formats of a row. A row of any format is read into an `Example`: a prompt, and the answer if it has one.
 
 batch    {"custom_id", "body": {"messages" | "prompt", ...}}   batch rows of OpenAI, Predibase and Fireworks
 chat     {"messages": [...]}                                   fine-tuning rows of OpenAI, with or without an answer

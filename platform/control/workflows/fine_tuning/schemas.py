@@ -47,7 +47,7 @@ _JOB_EVENT_MESSAGES = {
     "resumed": "The job continues",
     "retried": "An attempt failed and is repeated",
 }
-_METRICS = {"loss": "train_loss", "validation_loss": "valid_loss"}  # our names: OpenAI's names
+_METRICS = {"loss": "train_loss", "validation_loss": "valid_loss"}  # our names -> OpenAI's names
 
 
 def _refuse_integrations(integrations: list[Any] | None) -> list[Any] | None:
@@ -65,7 +65,7 @@ class Hyperparameters(RequestModel, strict=True):
 
 
 class TurboInput(RequestModel, strict=True):
-    """The members of a pipeline that OpenAI's request does not have."""
+    """Parameters of a pipeline that OpenAI's request does not have."""
 
     kind: Annotated[str, OneOf(TRAINED_KINDS)] = "medusa"
     hyperparameters: dict[str, Any] = {}

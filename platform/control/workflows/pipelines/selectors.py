@@ -33,4 +33,5 @@ def pipelines_waiting_for_job(job_id: str) -> QuerySet[Pipeline]:
 
 
 def pipeline_fresh(pipeline: Pipeline) -> Pipeline:
+    """Reads the pipeline and its related rows again."""
     return Pipeline.objects.select_related("organization", *_RELATED).get(pk=pipeline.pk)

@@ -16,7 +16,7 @@ from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
 from control.queue.jobs.failures import Failure
 from control.queue.jobs.models import JobShard
-from control.queue.jobs.selectors import num_rows_committed, shards_open
+from control.queue.jobs.selectors import num_rows_committed, shards_uncommitted
 from control.queue.jobs.shards import ROW_CRASHED_WORKER, ShardRows, job_blame_shards
 from control.workflows.batches.assemble import batch_assemble
 from control.workflows.batches.caps import batch_cap_reached, batch_pause
@@ -40,7 +40,7 @@ class BatchHandler:
             batch_validate(batch=batch)
         _refuse_ended(batch)
         _refuse_overdue(batch)
-        if shards_open(attempt.job.pk).exists():
+        if shards_uncommitted(attempt.job.pk).exists():
             self._answer_open_shards(attempt, batch)
         attempt.lease.check()
         batch_assemble(batch=batch, final="completed")
@@ -59,7 +59,7 @@ class BatchHandler:
             commit_shard_file(attempt, batch, event)
             _pause_at_cap(attempt, batch)
 
-        while shards := next_shards(list(shards_open(attempt.job.pk))):
+        while shards := next_shards(list(shards_uncommitted(attempt.job.pk))):
             _pause_at_cap(attempt, batch)
             spec = _spec(attempt, batch, rows_path, shards)
             try:
@@ -95,7 +95,7 @@ def _refuse_ended(batch: Batch) -> None:
 def _refuse_overdue(batch: Batch) -> None:
     """Raises AttemptFailed if the batch expired in the queue. `end` then assembles the finished rows."""
     seconds = _seconds_left(batch)
-    if seconds is not None and seconds <= 0 and shards_open(batch.job_id).exists():
+    if seconds is not None and seconds <= 0 and shards_uncommitted(batch.job_id).exists():
         raise _expired()
 
 
@@ -109,7 +109,7 @@ def _pause_at_cap(attempt: Attempt, batch: Batch) -> None:
     Raises: Paused; Cancelled: the customer cancelled the batch before it could be paused.
     """
     reached = batch_cap_reached(batch)
-    if reached is not None and shards_open(attempt.job.pk).exists():
+    if reached is not None and shards_uncommitted(attempt.job.pk).exists():
         is_paused = batch_pause(batch=batch, claim=attempt.claim, reached=reached)
         raise Paused(reached.message) if is_paused else Cancelled
 
@@ -177,7 +177,7 @@ def _seconds_left(batch: Batch) -> float | None:
 
 
 def _check_progress(attempt: Attempt, shards: Sequence[JobShard]) -> None:
-    num_open = shards_open(attempt.job.pk).filter(shard_no__in=[shard.shard_no for shard in shards]).count()
+    num_open = shards_uncommitted(attempt.job.pk).filter(shard_no__in=[shard.shard_no for shard in shards]).count()
     if num_open == len(shards):
         message = f"the child finished without any of {num_open} shards"
         raise AttemptFailed(FailureClass.BUG, "shards_missing", message)
@@ -188,7 +188,7 @@ def _blame(attempt: Attempt, batch: Batch, rows_path: Path, spec: BatchSpec) -> 
     # The child takes rows in order and processes at most `max_batch_size` at once, so the crashing row is in one of
     # the first `max_batch_size` open shards.
     shard_nos = [shard.shard_no for shard in spec.shards]
-    still_open = shards_open(attempt.job.pk).filter(shard_no__in=shard_nos).values_list("shard_no", flat=True)
+    still_open = shards_uncommitted(attempt.job.pk).filter(shard_no__in=shard_nos).values_list("shard_no", flat=True)
     crashing_shard = job_blame_shards(claim=attempt.claim, shard_nos=list(still_open[: spec.max_batch_size]))
     if crashing_shard is not None:
         path = attempt.folder / "crashed_row.jsonl"

@@ -25,7 +25,7 @@ class _TooLarge(Exception):
 
 
 class BodyLimit:
-    """ASGI middleware. It also counts the bytes that arrive, because a chunked body has no Content-Length."""
+    """ASGI middleware. It also counts the bytes that arrive, because a chunked body has no Content-Length header."""
 
     def __init__(self, application: Application, config: Config) -> None:
         self.application = application
@@ -42,7 +42,7 @@ class BodyLimit:
             return
         received = 0
 
-        async def counting() -> Message:
+        async def receive_and_count() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
@@ -51,7 +51,7 @@ class BodyLimit:
             return message
 
         try:
-            await self.application(scope, counting, send)
+            await self.application(scope, receive_and_count, send)
         except _TooLarge:
             await _refuse(send, limit)
 

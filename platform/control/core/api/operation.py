@@ -50,7 +50,7 @@ def operation(
 ) -> Callable[[_Method], Callable[..., HttpResponseBase]]:
     """Decorates a method of an `OrganizationView`. With `request`, the method gets the validated body as `body`.
 
-    The method returns a response model, or a complete HTTP response, as for a page or a file.
+    The method returns a response model or, for example for a page of a list or a file, a complete HTTP response.
     """
     declared = Operation(id=id, response=response, status=status, request=request, query=query, also=also)
 

@@ -26,18 +26,18 @@ def paginate(
     by: str = "pk",
     id_field: str = "pk",
 ) -> Response:
-    """Returns one page of `queryset`, ordered by id. Ids sort by time of creation, so new rows do not shift the pages.
+    """Returns one page of `queryset` in the order of creation. A page starts after an id, so new rows do not shift it.
 
-    The row named by `after` may have been deleted since the previous page.
+    If `by` and `id_field` are the same column, the row named by `after` may have been deleted since the previous page.
     Args:
-        by: the column that sorts by time of creation. If it is not `id_field`, the row of `after` must still exist.
+        by: the column whose order is the order of creation.
         id_field: the column that holds the public `id`.
     Raises: ApiError: 400: the limit is out of range, the order is neither asc nor desc, or `after` does not exist.
     """
     limit = _limit(request.query_params.get("limit"), default_limit, max_limit)
     ascending = _is_ascending(request.query_params.get("order", "desc"))
     if after := request.query_params.get("after"):
-        queryset = queryset.filter(_after(queryset, after, by, id_field, "gt" if ascending else "lt"))
+        queryset = queryset.filter(_follows(queryset, after, by, id_field, "gt" if ascending else "lt"))
     rows = list(queryset.order_by(*((by, "pk") if ascending else (f"-{by}", "-pk")))[: limit + 1])
     data = [render(row).as_json() for row in rows[:limit]]
     return _page(data, has_more=len(rows) > limit)
@@ -55,35 +55,36 @@ def _page(data: list[dict[str, Any]], *, has_more: bool) -> Response:
     )
 
 
-def _after(queryset: QuerySet[_Row], after: str, by: str, id_field: str, side: str) -> Q:
+def _follows(queryset: QuerySet[_Row], after: str, by: str, id_field: str, comparison: str) -> Q:
+    """Matches the rows that follow the row `after`. Rows are ordered by `by` and, for equal values, by primary key."""
     if by == id_field:
-        return Q(**{f"{by}__{side}": after})
+        return Q(**{f"{by}__{comparison}": after})
     row = queryset.filter(**{id_field: after}).values(by, "pk").first()
     if row is None:
         raise ApiError(400, f"after must be an id of this list, got {after[:80]!r}", "invalid_value", "after")
-    return Q(**{f"{by}__{side}": row[by]}) | Q(**{by: row[by], f"pk__{side}": row["pk"]})
+    return Q(**{f"{by}__{comparison}": row[by]}) | Q(**{by: row[by], f"pk__{comparison}": row["pk"]})
 
 
 def paginate_list(objects: Sequence[ResponseModel], request: Request) -> Response:
     """Returns one page of `objects`, which are sorted newest first. Raises: ApiError: 400: a bad limit or `after`."""
-    items = [found.as_json() for found in objects]
+    items = [item.as_json() for item in objects]
     limit = _limit(request.query_params.get("limit"), DEFAULT_LIMIT, MAX_LIMIT)
     first = 0
     if after := request.query_params.get("after"):
-        found = next((position for position, item in enumerate(items) if item["id"] == after), None)
-        if found is None:
+        last = next((position for position, item in enumerate(items) if item["id"] == after), None)
+        if last is None:
             raise ApiError(400, f"after must be an id of this list, got {after[:80]!r}", "invalid_value", "after")
-        first = found + 1
+        first = last + 1
     data = items[first : first + limit]
     return _page(data, has_more=len(items) > first + limit)
 
 
-def _limit(given: str | None, default: int, maximum: int) -> int:
-    if given is None:
+def _limit(text: str | None, default: int, maximum: int) -> int:
+    if text is None:
         return default
-    if not (given.isascii() and given.isdigit() and 1 <= int(given[:9]) <= maximum and len(given) < 9):
-        raise ApiError(400, f"limit must be in 1..{maximum}, got {given[:40]!r}", "invalid_value", "limit")
-    return int(given)
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= maximum and len(text) < 9):
+        raise ApiError(400, f"limit must be in 1..{maximum}, got {text[:40]!r}", "invalid_value", "limit")
+    return int(text)
 
 
 def _is_ascending(order: str) -> bool:

@@ -19,8 +19,8 @@ def request_id(request: HttpRequest) -> str:
 
 
 def _assign(request: HttpRequest) -> AbstractContextManager[None]:
-    given = request.headers.get(HEADER, "")
-    identity = given if _ACCEPTABLE.fullmatch(given) else f"req_{secrets.token_hex(16)}"
+    sent_id = request.headers.get(HEADER, "")
+    identity = sent_id if _ACCEPTABLE.fullmatch(sent_id) else f"req_{secrets.token_hex(16)}"
     request.META["SLIPSTREAM_REQUEST_ID"] = identity
     return structlog.contextvars.bound_contextvars(request_id=identity)
 

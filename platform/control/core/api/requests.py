@@ -11,11 +11,14 @@ from control.core.api.schemas import RequestModel
 _Request = TypeVar("_Request", bound=RequestModel)
 
 MAX_PARAM_LENGTH = 80  # limits names of unknown parameters, which the caller can make arbitrarily long
-_COMPLETE_MESSAGES = ("value_error", "empty")  # types of errors to whose message no "got ..." is added
+_COMPLETE_MESSAGES = ("value_error", "empty")  # to messages of these error types, no "got ..." is added
 
 
 def parse_request(model: type[_Request], body: Any, *, under: str | None = None) -> _Request:
-    """`under`: the path of the field that `body` is the value of, if it is only a part. Raises: ApiError: 400."""
+    """Args: under: the path of the field whose value `body` is; None: `body` is the whole request body.
+
+    Raises: ApiError: 400.
+    """
     if not isinstance(body, dict):
         message = f"{under or 'The body'} must be a JSON object, got {type(body).__name__}."
         raise ApiError(400, message, "invalid_value", under)

@@ -1,7 +1,7 @@
 """Base classes and field types of the request and response models in each resource's `schemas.py`.
 
 RequestModel    validates a body; `control.core.api.requests.parse_request` translates its errors
-ResponseModel   both builds a response and documents it, so that the document is always right
+ResponseModel   both builds a response and documents it, so that documents and responses cannot differ
 """
 
 import datetime as dt
@@ -98,7 +98,7 @@ class RequestModel(BaseModel):
 
 
 class ResponseModel(BaseModel):
-    """A response has all of these members and no others.
+    """A response has exactly the members that its model declares.
 
     A member from a JSON column is `SkipValidation[...]`: it is sent as it is stored, even if an older version stored it
     in another shape.
@@ -108,7 +108,7 @@ class ResponseModel(BaseModel):
 
     @classmethod
     def from_row(cls, row: Any, **members: Any) -> Self:
-        """Builds the response; required members that are not given are read from the row's attribute of that name."""
+        """Builds the response. Required members that are not in `members` are attributes of the row with that name."""
         for name, field in cls.model_fields.items():
             if field.is_required() and name not in members:
                 members[name] = getattr(row, name)

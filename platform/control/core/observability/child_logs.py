@@ -1,4 +1,4 @@
-"""Log settings of a child process: format, and ids that are added to each line. `workers.log_lines` reads them."""
+"""Log settings of a child process: the format, and ids to add to each line. `workers.log_lines` reads the settings."""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,9 @@
-"""Prometheus metrics that processes count. `queue_metrics` reads other metrics from tables, `engines` from engines.
+"""Prometheus metrics that processes count. Other metrics are read from tables (`queue_metrics`) or from engines
+(`engines`).
 
-If processes on one machine share a folder (PROMETHEUS_MULTIPROC_DIR, a feature of prometheus_client), each of them
-reports the sums over all of them. Uvicorn's workers and the processes of the embedded stack share one.
+If processes on one machine share a folder (PROMETHEUS_MULTIPROC_DIR, a feature of prometheus_client), each process
+reports the sums over all of these processes. Uvicorn's workers share a folder, and so do the processes of the embedded
+stack.
 """
 
 import os

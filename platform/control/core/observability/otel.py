@@ -12,7 +12,7 @@ from opentelemetry.trace import Tracer
 
 @lru_cache(maxsize=1)
 def tracer() -> Tracer:
-    """Returns the tracer of the process's provider, whose thread exports spans; the last are exported at exit."""
+    """Returns the tracer of the process's provider, whose thread exports spans; the last spans are exported at exit."""
     name = os.environ.get("OTEL_SERVICE_NAME", "slipstream")
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -15,7 +15,7 @@ from control.core.observability import metrics, tracing
 
 log = structlog.get_logger(__name__)
 
-NO_ROUTE, NO_METHOD = "none", "other"  # labels of unknown routes and methods, whose number is unlimited
+NO_ROUTE, NO_METHOD = "none", "other"  # common labels of all unknown routes and methods
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _BEGAN, _SPAN = "SLIPSTREAM_REQUEST_BEGAN", "SLIPSTREAM_REQUEST_SPAN"
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces, request → job → attempt, which are exported if SLIPSTREAM_TRACING is set.
+"""OpenTelemetry traces, each from a request to the attempts of its jobs. Exported if SLIPSTREAM_TRACING is set.
 
 Without that setting no SDK is loaded, and the API's no-op tracer is used. OpenTelemetry's environment variables decide
 where spans go: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER.
@@ -48,9 +48,7 @@ def _tracer() -> Tracer:
     return otel.tracer()
 
 
-def start_span(
-    name: str, attributes: Attributes, *, kind: SpanKind = SpanKind.INTERNAL, traceparent: str = ""
-) -> Span:
+def start_span(name: str, attributes: Attributes, *, kind: SpanKind = SpanKind.INTERNAL, traceparent: str = "") -> Span:
     """Starts a span, which the caller must end.
 
     Args:

@@ -1,1 +1,1 @@
-"""Child processes: their environment and ports, and how they end together with their owner."""
+"""The environment variables and the ports of child processes."""

@@ -21,7 +21,7 @@ class Config(BaseSettings):
 
     data_dir: Path = Path("var")  # database, storage folder, logs and work folders of the embedded stack
     database_url: SecretStr | None = None  # postgresql://user:password@host/name; none: SQLite in data_dir
-    # The role of the running service, as opposed to the tables' owner; `migrate` grants it access to rows.
+    # The PostgreSQL role of the running service. It does not own the tables; `migrate` grants it access to their rows.
     database_role: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")] = "slipstream_app"
     redis_url: SecretStr | None = None  # none: workers poll
     s3_bucket: str | None = None  # none: a folder in data_dir
@@ -97,7 +97,7 @@ def get_config() -> Config:
 
 
 def database_settings(config: Config) -> dict[str, object]:
-    """Returns Django's DATABASES["default"]. Raises: ImproperlyConfigured: it is not a URL of PostgreSQL."""
+    """Returns Django's DATABASES["default"]. Raises: ImproperlyConfigured: the URL is not one of PostgreSQL."""
     if config.database_url is None:
         return {
             "ENGINE": "django.db.backends.sqlite3",

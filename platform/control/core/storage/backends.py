@@ -1,7 +1,7 @@
 """Object storage: a folder in the embedded stack, S3 in production. Keys are relative paths with `/`.
 
 `put_file` is atomic: a reader never sees a partial object. A folder is only a prefix that several keys share, so
-`put_folder` is not atomic. Write its prefix to the database only after the call has returned.
+`put_folder` is not atomic. Write the prefix to the database only after `put_folder` has returned.
 """
 
 import io
@@ -48,7 +48,7 @@ class Storage(Protocol):
         """Opens the object as a stream from byte `start` on, which must be within the object. Raises: ObjectMissing."""
 
     def delete(self, key: str) -> None:
-        """Deletes one object; a missing one is not an error."""
+        """Deletes one object. A missing object is not an error."""
 
     def delete_folder(self, prefix: str) -> None:
         """Deletes all objects below `prefix`; if there are none, that is not an error."""
@@ -205,11 +205,11 @@ class _S3Reader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Raises: BotoCoreError: the connection was lost more than `MAX_RESUMES` times."""
-        for is_last in (*[False] * MAX_RESUMES, True):
+        for is_last_try in (*[False] * MAX_RESUMES, True):
             try:
                 chunk = self._body.read(len(buffer))
             except BotoCoreError:
-                if is_last:
+                if is_last_try:
                     raise
                 self._resume()
             else:

@@ -10,8 +10,8 @@ _stored: ContextVar[list[str] | None] = ContextVar("stored_in_this_block", defau
 
 
 @contextmanager
-def stored_bytes_undone() -> Iterator[None]:
-    """Use it around a transaction. If the block raises, the objects that were stored in the block are deleted."""
+def delete_stored_on_error() -> Iterator[None]:
+    """Use this around a transaction. If the block raises, deletes the objects that were stored in the block."""
     outer = _stored.get()
     keys: list[str] = []
     _stored.set(keys)
@@ -23,12 +23,12 @@ def stored_bytes_undone() -> Iterator[None]:
         raise
     finally:
         _stored.set(outer)
-    if outer is not None:
+    if outer is not None:  # blocks are nested, and the outer block may still raise
         outer.extend(keys)
 
 
-def note_stored(key: str) -> None:
-    """Registers an object for deletion in case the surrounding transaction, which writes its row, is rolled back."""
+def register_stored(key: str) -> None:
+    """Registers an object that was stored in the current `delete_stored_on_error` block, if there is one."""
     keys = _stored.get()
     if keys is not None:
         keys.append(key)

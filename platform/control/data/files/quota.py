@@ -8,7 +8,7 @@ from control.tenants.quotas.quota import organization_lock, quota_of
 
 
 def storage_quota_check(organization_id: str, *, adding: int) -> None:
-    """Call this in the transaction that adds the file. Raises: ApiError: 403."""
+    """Call this in the transaction that adds the file: until it ends, no other file is added. Raises: ApiError: 403."""
     quota = quota_of(organization_id)
     organization_lock(organization_id)
     files = File.objects.filter(organization_id=organization_id, deleted_at=None)

@@ -17,13 +17,13 @@ def requested_range(headers: Mapping[str, str], *, size_bytes: int, etag: str) -
     if requested is None or requested.groups() == ("", "") or headers.get("If-Range", etag) != etag:
         return None
     first, last = requested.groups()
-    if not first:  # the last bytes of the file
-        found = range(max(0, size_bytes - int(last)), size_bytes)
+    if not first:  # "bytes=-N" requests the last N bytes
+        positions = range(max(0, size_bytes - int(last)), size_bytes)
     else:
-        found = range(int(first), min(int(last) + 1, size_bytes) if last else size_bytes)
+        positions = range(int(first), min(int(last) + 1, size_bytes) if last else size_bytes)
         if last and int(last) < int(first):
             return None  # an invalid range is ignored
-    if not found:
+    if not positions:
         message = f"The file has {size_bytes:,} bytes; the range {headers['Range'][:40]!a} contains none of them."
         raise ApiError(416, message, "range_not_satisfiable", headers={"Content-Range": f"bytes */{size_bytes}"})
-    return found
+    return positions

@@ -30,13 +30,13 @@ class ExpiresAfter(RequestModel, extra="ignore"):
 
 
 class FileForm(RequestModel, extra="ignore"):
-    """A nested `expires_after` arrives flat in multipart: `expires_after[seconds]`."""
+    """A multipart form. Its fields cannot be nested, so each member of `expires_after` is a field of its own."""
 
     purpose: Annotated[str, OneOf(UPLOAD_PURPOSES)]
     file: Annotated[InstanceOf[UploadedFile], BINARY_FIELD]  # type: ignore[type-arg]  # generic in its stubs only
     expires_after: Annotated[
         ExpiresAfter | None,
-        Field(description="Flat: `expires_after[anchor]`, `[seconds]`."),
+        Field(description="Sent as the fields `expires_after[anchor]` and `expires_after[seconds]`."),
         WithJsonSchema({"type": "object", "additionalProperties": {}}),
     ] = None
 

@@ -13,7 +13,7 @@ from control.core.ids import file_id
 from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
 from control.core.storage.staging import StagedFile, copy_stream, measure, staged_writer
-from control.core.storage.undo import note_stored
+from control.core.storage.undo import register_stored
 from control.data.files.models import File
 from control.data.files.quota import storage_quota_check
 from control.tenants.accounts.models import Organization
@@ -53,7 +53,7 @@ def file_create(
     key = f"{organization.pk}/files/{identity}"
     storage = get_storage()
     storage.put_file(key, staged.path)
-    note_stored(key)
+    register_stored(key)
     try:
         with transaction.atomic():
             storage_quota_check(organization.pk, adding=staged.size_bytes)

@@ -13,7 +13,7 @@ from control.core.storage.staging import CHUNK_BYTES
 
 
 class StoredFileResponse(StreamingHttpResponse):
-    """Streams under WSGI and ASGI. (Under ASGI, Django reads a synchronous iterator completely into memory first.)"""
+    """Streams under WSGI, and under ASGI, where Django would read a synchronous iterator into memory completely."""
 
     def __init__(
         self,

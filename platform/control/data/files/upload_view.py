@@ -43,10 +43,10 @@ class UploadView(OrganizationView):
 
 
 def nested(form: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """Returns {"seconds": "3600"} for the field `name[seconds]` of a form or a query, or None without such fields."""
-    found = {
+    """Collects the fields `name[key]` of a form or a query into {"key": value}. Returns None if there are none."""
+    members = {
         key[len(name) + 1 : -1]: value
         for key, value in form.items()
         if key.startswith(f"{name}[") and key.endswith("]")
     }
-    return found or None
+    return members or None

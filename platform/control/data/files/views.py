@@ -62,7 +62,7 @@ class FileContentView(OrganizationView):
 
     @operation("files.content", response=BINARY)
     def get(self, request: Request, file_id: str) -> StoredFileResponse:
-        """With `Range`, only a part is sent, so that an interrupted download can be continued."""
+        """With the header `Range`, only a part is sent, so that an interrupted download can be continued."""
         file = file_get(self.organization, file_id)
         etag = f'"{file.sha256}"'
         part = requested_range(request.headers, size_bytes=file.size_bytes, etag=etag)

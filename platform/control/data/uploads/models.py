@@ -1,4 +1,4 @@
-"""An upload collects parts. The request that completes it names their order and creates the file."""
+"""An upload collects parts. The request that completes the upload names the order of its parts and creates the file."""
 
 from django.db import models
 
@@ -36,7 +36,7 @@ class Upload(models.Model):
 
 
 class UploadPart(models.Model):
-    """A part of an upload. Its bytes are deleted before its row."""
+    """A part of an upload. Its bytes are deleted before its row, so that a row exists for all stored bytes."""
 
     id = models.CharField(primary_key=True, max_length=40, default=upload_part_id, editable=False)
     upload = models.ForeignKey(Upload, on_delete=models.CASCADE, related_name="parts")

@@ -17,7 +17,7 @@ from control.core.api.errors import ApiError
 from control.core.ids import upload_part_id
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.core.storage.staging import CHUNK_BYTES, StagedFile, StagedWriter, staged_writer
-from control.core.storage.undo import note_stored, stored_bytes_undone
+from control.core.storage.undo import delete_stored_on_error, register_stored
 from control.data.files.models import File
 from control.data.files.quota import storage_quota_check
 from control.data.files.services import file_create
@@ -30,7 +30,8 @@ Status = Upload.Status
 
 MAX_PART_BYTES = 64 * 1024 * 1024
 LIFETIME = dt.timedelta(hours=1)
-# The parts may exceed the size of the file: a client that lost a response sends the part again, and it gets a new id.
+# The parts together may exceed the size of the file: a client that lost a response sends the part again, and the copy
+# gets a new id.
 MAX_PARTS_RATIO = 2
 PURGE_LIMIT = 100
 
@@ -65,8 +66,8 @@ def part_add(*, upload: Upload, staged: StagedFile) -> UploadPart:
     identity = upload_part_id()
     key = f"{upload.organization_id}/uploads/{upload.pk}/{identity}"
     get_storage().put_file(key, staged.path)
-    with stored_bytes_undone(), transaction.atomic():
-        note_stored(key)
+    with delete_stored_on_error(), transaction.atomic():
+        register_stored(key)
         _lock_open(upload)
         total = parts_list(upload).aggregate(total=Sum("size_bytes"))["total"] or 0
         if total + staged.size_bytes > MAX_PARTS_RATIO * upload.size_bytes:
@@ -79,7 +80,7 @@ def part_add(*, upload: Upload, staged: StagedFile) -> UploadPart:
 
 @audited("upload.complete", records_itself=True)
 def upload_complete(*, upload: Upload, part_ids: Sequence[str], md5: str | None = None) -> Upload:
-    """Creates the file from these parts in this order. Other parts are deleted.
+    """Creates the file from these parts in this order. Deletes all parts of the upload.
 
     Raises: ApiError: 400, the upload has ended, or the parts do not have the announced size or checksum.
     """
@@ -88,7 +89,7 @@ def upload_complete(*, upload: Upload, part_ids: Sequence[str], md5: str | None 
     parts = _parts_in_order(upload, part_ids)
     with staged_writer() as writer:
         staged = _concatenate(parts, writer, md5)
-        with stored_bytes_undone(), transaction.atomic():
+        with delete_stored_on_error(), transaction.atomic():
             _lock_open(upload)
             file = file_create(
                 organization=upload.organization,

@@ -1,8 +1,8 @@
 """Checks a LoRA adapter before anything loads it. The engine can serve every adapter that passes the check.
 
-Accepted is plain LoRA on the linear layers of a decoder, in peft's format. An adapter with other features (DoRA,
-biases, whole modules) is refused, because ignoring these features would change its output. The stored configuration
-contains only the keys that were checked, not the customer's file.
+Only plain LoRA on the linear layers of a decoder, in peft's format, is accepted. An adapter with other features (DoRA,
+biases, whole modules) is refused, because ignoring these features would change its output. Only the checked keys of the
+configuration are stored, not the customer's file.
 """
 
 import json
@@ -20,7 +20,7 @@ _TENSOR = re.compile(
     r"base_model\.model\.model\.layers\.(?P<layer>\d{1,4})\.(?:self_attn|mlp)\.(?P<module>\w+)"
     r"\.lora_(?P<side>[AB])(?:\.default)?\.weight"
 )
-# Keys that change what an adapter computes, each with its allowed values: those of plain LoRA.
+# Keys that change what an adapter computes, each with the values that it may have in plain LoRA.
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",), "use_dora": (False, None), "modules_to_save": (None, []), "fan_in_fan_out": (False,),
     "alpha_pattern": ({}, None), "rank_pattern": ({}, None), "lora_bias": (False,), "layer_replication": (None,),
@@ -53,19 +53,19 @@ def inspect_adapter(config: bytes, weights: Path, *, model: Mapping[str, Any] | 
         raise UnusableAdapter("The weights are not a safetensors file that can be trusted.", "weights_file") from error
     shapes = _shapes(weights)
     dimensions = None if model is None else _dimensions(model)
-    ranks: dict[tuple[int, str], dict[str, int]] = {}
+    ranks: dict[tuple[int, str], dict[str, int]] = {}  # {(layer, module): {"A": rank, "B": rank}}
     for name, shape in shapes.items():
-        found = _TENSOR.fullmatch(name)
-        if found is None or len(shape) != 2:
+        match = _TENSOR.fullmatch(name)
+        if match is None or len(shape) != 2:
             message = f"The tensor {name[:120]!a} is not the LoRA of a linear layer in the decoder."
             raise UnusableAdapter(message, "weights_file")
-        layer, module, is_down = int(found["layer"]), found["module"], found["side"] == "A"
-        rank, width = shape if is_down else reversed(shape)
+        layer, module, is_down = int(match["layer"]), match["module"], match["side"] == "A"
+        rank, width = shape if is_down else reversed(shape)  # A is [rank, input width], B is [output width, rank]
         if not 1 <= rank <= MAX_RANK:
             raise UnusableAdapter(f"{name}: the rank must be in 1..{MAX_RANK}, got {rank}", "weights_file")
         if dimensions is not None:
             _check_width(name, width, dimensions, layer=layer, module=module, is_down=is_down)
-        ranks.setdefault((layer, module), {})[found["side"]] = rank
+        ranks.setdefault((layer, module), {})[match["side"]] = rank
     for (layer, module), sides in ranks.items():
         if len(sides) != 2 or len(set(sides.values())) != 1:
             message = f"Layer {layer}, {module}: lora_A and lora_B must both exist and have the same rank, got {sides}"
@@ -73,11 +73,11 @@ def inspect_adapter(config: bytes, weights: Path, *, model: Mapping[str, Any] | 
     modules = sorted({module for _, module in ranks})
     alpha, use_rslora = values.get("lora_alpha", 8), bool(values.get("use_rslora", False))
     rank = max(sides["A"] for sides in ranks.values())
-    kept = {
+    stored_config = {
         "peft_type": "LORA", "r": rank, "lora_alpha": alpha, "use_rslora": use_rslora, "target_modules": modules,
         "bias": "none",
     }  # fmt: skip
-    return Lora(rank=rank, target_modules=modules, config=kept)
+    return Lora(rank=rank, target_modules=modules, config=stored_config)
 
 
 def _read_config(content: bytes) -> dict[str, Any]:
@@ -115,27 +115,28 @@ class _Dimensions:
 
 
 def _dimensions(model: Mapping[str, Any]) -> _Dimensions | None:
-    """None if config.json lacks one of these keys; then the engine checks the widths when it loads the adapter."""
+    """None if config.json lacks a required key. Then only the engine checks the widths, when it loads the adapter."""
     try:
-        hidden, heads = int(model["hidden_size"]), int(model["num_attention_heads"])
-        head = int(model.get("head_dim") or hidden // heads)
-        keys = int(model.get("num_key_value_heads") or heads) * head
+        hidden, num_heads = int(model["hidden_size"]), int(model["num_attention_heads"])
+        head_dim = int(model.get("head_dim") or hidden // num_heads)
+        kv = int(model.get("num_key_value_heads") or num_heads) * head_dim
         inner, num_layers = int(model["intermediate_size"]), int(model["num_hidden_layers"])
     except (KeyError, TypeError, ValueError):
         return None
-    queries = heads * head
+    q = num_heads * head_dim
     widths = {
-        "q_proj": (hidden, queries), "k_proj": (hidden, keys), "v_proj": (hidden, keys), "o_proj": (queries, hidden),
+        "q_proj": (hidden, q), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (q, hidden),
         "gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden),
     }  # fmt: skip
     return _Dimensions(num_layers, widths)
 
 
-def _check_width(name: str, width: int, of: _Dimensions, *, layer: int, module: str, is_down: bool) -> None:
-    if layer >= of.num_layers or module not in of.widths:
-        message = f"{name}: the model has {of.num_layers} layers with {', '.join(of.widths)}"
+def _check_width(name: str, width: int, model: _Dimensions, *, layer: int, module: str, is_down: bool) -> None:
+    if layer >= model.num_layers or module not in model.widths:
+        message = f"{name}: the model has {model.num_layers} layers with {', '.join(model.widths)}"
         raise UnusableAdapter(message, "weights_file")
-    expected = of.widths[module][0 if is_down else 1]
+    expected = model.widths[module][0 if is_down else 1]
     if width != expected:
-        message = f"{name}: the model's {module} has width {expected} there, the adapter has {width}"
+        side = "input" if is_down else "output"
+        message = f"{name}: the {side} width of the model's {module} is {expected}, the adapter has {width}"
         raise UnusableAdapter(message, "weights_file")

@@ -1,4 +1,4 @@
-"""An adapter of a base model: two files in storage, as peft names them."""
+"""An adapter of a base model: a row, and two files in storage, which have the names that peft gives them."""
 
 from django.db import models
 

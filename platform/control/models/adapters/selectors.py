@@ -1,4 +1,4 @@
-"""Readers of adapters."""
+"""Queries for adapters."""
 
 from collections.abc import Sequence
 
@@ -19,5 +19,5 @@ def adapter_get(organization: Organization, adapter_id: str, param: str = "adapt
 
 
 def adapters_get(organization: Organization, adapter_ids: Sequence[str]) -> list[Adapter]:
-    """Drops repeated ids. Raises: ApiError: 404, an adapter does not exist."""
+    """Returns each adapter once, even if its id is repeated. Raises: ApiError: 404, an adapter does not exist."""
     return [adapter_get(organization, identity, param="adapters") for identity in dict.fromkeys(adapter_ids)]

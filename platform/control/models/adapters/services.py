@@ -1,4 +1,4 @@
-"""Writers of adapters."""
+"""Creates and deletes adapters."""
 
 import json
 import shutil
@@ -65,10 +65,10 @@ def adapter_create(
 @audited("adapter.delete")
 @transaction.atomic
 def adapter_delete(*, adapter: Adapter) -> None:
-    """Raises: ApiError: 409, a deployment serves it."""
-    served = adapter.deployments.filter(deleted_at=None).values_list("name", flat=True).first()
-    if served is not None:
-        message = f"The deployment {served!r} serves this adapter: remove it from the deployment first."
+    """Raises: ApiError: 409, a deployment serves the adapter."""
+    deployment_name = adapter.deployments.filter(deleted_at=None).values_list("name", flat=True).first()
+    if deployment_name is not None:
+        message = f"The deployment {deployment_name!r} serves this adapter: remove it from the deployment first."
         raise ApiError(409, message, "adapter_in_use", "adapter_id")
     transaction.on_commit(partial(_delete_bytes, adapter.storage_prefix))
     adapter.delete()
@@ -88,7 +88,7 @@ def _copy(file: File, path: Path, param: str) -> None:
 
 
 def _read(file: File) -> bytes:
-    """Reads one byte more than the limit at most, which is enough for `inspect_adapter` to refuse a larger file."""
+    """Reads at most one byte more than the limit, by which `inspect_adapter` recognizes a file that is too large."""
     try:
         with get_storage().open(file.storage_key) as source:
             return source.read(MAX_CONFIG_BYTES + 1)

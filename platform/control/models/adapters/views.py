@@ -22,7 +22,7 @@ class AdaptersView(OrganizationView):
 
     @operation("adapters.create", request=AdapterInput, response=AdapterObject, status=201)
     def post(self, request: Request, body: AdapterInput) -> AdapterObject:
-        """Checks and copies two uploaded files."""
+        """Checks the two uploaded files and creates the adapter from copies of them."""
         return AdapterObject.of(create_from(self.organization, body))
 
 

@@ -137,8 +137,8 @@ def _spans(path: Path) -> Iterator[tuple[int, int, int]]:
 
 def _revision(files: list[Path]) -> str:
     """Hashes names and contents, so that renaming a weight file changes the revision too."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            whole.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return whole.hexdigest()
+            digest.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()

@@ -1,4 +1,7 @@
-"""Models that customers register: checking ──> ready | refused. The check is a job, because it reads every byte."""
+"""Registers the models of customers: checking ──> ready | refused.
+
+A job checks each model, because the check reads every byte of it.
+"""
 
 from django.db import IntegrityError, transaction
 from django.db.models import ProtectedError
@@ -37,7 +40,7 @@ def base_model_submit(*, organization: Organization, name: str, source: str) -> 
 
 @audited("base_model.delete")
 def base_model_delete(*, base_model: BaseModel, organization: Organization) -> None:
-    """Raises: ApiError: 403, the model is shared by all organizations; 409, other objects were made with it."""
+    """Raises: ApiError: 403, the model is shared by all organizations; 409, other objects use it."""
     if base_model.organization_id != organization.pk:
         message = f"{base_model.name!r} is shared by all organizations; you cannot delete it."
         raise ApiError(403, message, "base_model_shared", "model_id")
@@ -51,19 +54,17 @@ def base_model_delete(*, base_model: BaseModel, organization: Organization) -> N
 
 def base_model_accept(*, base_model: BaseModel, folder: ModelFolder) -> None:
     values = {"path": str(folder.path), "model_type": folder.model_type, "revision": folder.revision}
-    _leave_checking(base_model, Status.READY, **values)
+    _finish_check(base_model, Status.READY, **values)
 
 
 def base_model_refuse(*, base_model: BaseModel, code: str, message: str) -> None:
     """Args: message: shown to the customer, so it must not contain a local path other than the requested source."""
-    _leave_checking(base_model, Status.REFUSED, error={"code": code, "message": message})
+    _finish_check(base_model, Status.REFUSED, error={"code": code, "message": message})
 
 
 @transaction.atomic
-def _leave_checking(base_model: BaseModel, to: BaseModel.Status, **values: object) -> None:
-    """A second call, by a worker that was late, changes nothing."""
+def _finish_check(base_model: BaseModel, to: BaseModel.Status, **values: object) -> None:
+    """Ends the check. A second call, by a worker whose lease expired, changes nothing."""
     if BaseModel.objects.filter(pk=base_model.pk, status=Status.CHECKING).update(status=to, **values):
-        assert base_model.organization_id is not None, "shared models are registered by operators and never checking"
-        event_record(
-            organization_id=base_model.organization_id, type=f"base_model.{to.value}", object_id=base_model.pk
-        )
+        assert base_model.organization_id is not None, "operators register shared models, which no job checks"
+        event_record(organization_id=base_model.organization_id, type=f"base_model.{to.value}", object_id=base_model.pk)

@@ -23,7 +23,7 @@ class BaseModelObject(ResponseModel):
     name: str
     status: Annotated[str, OneOf(BaseModel.Status)]
     error: SkipValidation[Failure | None] = Field(description="Why the model was refused.")
-    source: str | None = Field(description="Where you registered the model from.")
+    source: str | None = Field(description="The location from which you registered the model.")
     model_type: str | None
     revision: str | None = Field(
         description="The revision of the weights. A speculator serves only the revision that it was trained for."

@@ -1,4 +1,4 @@
-"""Readers of base models and speculators."""
+"""Queries for base models and speculators."""
 
 from django.db.models import Q, QuerySet
 
@@ -8,7 +8,7 @@ from control.tenants.accounts.models import Organization
 
 
 def base_models_list(organization: Organization) -> QuerySet[BaseModel]:
-    """Models that are ready: the organization's own, and shared models whose name is not the name of an own model."""
+    """The organization's own ready models, and the shared models except those with the name of a ready own model."""
     return registered_models_list(organization).filter(status=BaseModel.Status.READY)
 
 
@@ -41,8 +41,8 @@ def base_model_by_id(organization: Organization, model_id: str) -> BaseModel:
 
 
 def speculators_list(organization: Organization) -> QuerySet[Speculator]:
-    kept = Speculator.objects.exclude(status=Speculator.Status.DELETED)
-    return kept.filter(organization=organization).select_related("base_model")
+    existing = Speculator.objects.exclude(status=Speculator.Status.DELETED)
+    return existing.filter(organization=organization).select_related("base_model")
 
 
 def speculator_get(organization: Organization, speculator_id: str) -> Speculator:

@@ -1,4 +1,4 @@
-"""Writers of base models and speculators."""
+"""Registers base models, and creates speculators and changes their state."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,13 +34,13 @@ def base_model_register(*, name: str, path: Path | str, organization: Organizati
         with transaction.atomic():
             return BaseModel.objects.create(name=name, organization=organization, **values)
     except IntegrityError:
-        known = BaseModel.objects.get(name=name, organization=organization)
-    if known.revision != folder.revision:
-        message = f"{name!r} is already the name of other weights (revision {known.revision[:12]})"
+        existing = BaseModel.objects.get(name=name, organization=organization)
+    if existing.revision != folder.revision:
+        message = f"{name!r} is already the name of other weights (revision {existing.revision[:12]})"
         raise ApiError(409, message, "name_taken", "name")
-    BaseModel.objects.filter(pk=known.pk).update(path=values["path"])
-    known.refresh_from_db()
-    return known
+    BaseModel.objects.filter(pk=existing.pk).update(path=values["path"])
+    existing.refresh_from_db()
+    return existing
 
 
 @transaction.atomic
@@ -59,17 +59,17 @@ def speculator_create(*, organization: Organization, base_model: BaseModel, name
 
 
 def speculator_ready(*, speculator: Speculator, storage_prefix: str, training: Mapping[str, Any]) -> Speculator:
-    """Marks the speculator as ready: its artifact is in storage. A second call, by a late worker, changes nothing."""
-    return _leave_training(
+    """Marks the speculator as ready once its artifact is in storage. A second call changes nothing."""
+    return _finish_training(
         speculator, Status.READY, storage_prefix=storage_prefix, training={**speculator.training, **training}
     )
 
 
 def speculator_fail(*, speculator: Speculator) -> Speculator:
-    return _leave_training(speculator, Status.FAILED)
+    return _finish_training(speculator, Status.FAILED)
 
 
-def _leave_training(speculator: Speculator, to: Speculator.Status, **values: Any) -> Speculator:
+def _finish_training(speculator: Speculator, to: Speculator.Status, **values: Any) -> Speculator:
     with transaction.atomic():
         if Speculator.objects.filter(pk=speculator.pk, status=Status.TRAINING).update(status=to, **values):
             event_record(

@@ -1,4 +1,4 @@
-"""Fetches models from their source: a folder that every machine has, or S3, which each machine reads once.
+"""Fetches models from their source: a folder that exists on every machine, or S3, from which each machine copies once.
 
 A customer's source must lie below one of `SLIPSTREAM_MODEL_ROOTS`. File names and sizes are checked before anything is
 fetched, and the contents are checked before anything loads them (`folder`).
@@ -32,7 +32,7 @@ def _is_below(source: str, root: str) -> bool:
     try:
         path = Path(source)
         return path.is_absolute() and path.resolve().is_relative_to(Path(root).resolve())
-    except (OSError, ValueError):  # too long, a loop of links
+    except (OSError, ValueError):  # for example, the path is too long, or symbolic links form a loop
         return False
 
 
@@ -44,7 +44,7 @@ def source_inspect(base_model: BaseModel) -> ModelFolder:
 
 
 def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
-    """The model's folder on this machine. Raises: UnusableModel: it is missing here and cannot be fetched."""
+    """The model's folder on this machine. Raises: UnusableModel: the folder is missing and cannot be fetched."""
     if not base_model.source.startswith(S3):
         path = Path(base_model.path)
         if not path.is_dir():
@@ -56,15 +56,15 @@ def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
     if cached.is_dir():
         return cached
     if not may_fetch:
-        raise UnusableModel("model_folder_missing", "it could not be fetched from its source in S3")
+        raise UnusableModel("model_folder_missing", "the model could not be fetched from its source in S3")
     try:
-        found = _fetch(base_model)
+        folder = _fetch(base_model)
     except (ClientError, BotoCoreError) as error:
-        raise UnusableModel("model_folder_missing", "its source in S3 cannot be read at the moment") from error
-    if found.revision != base_model.revision:
-        shutil.rmtree(found.path, ignore_errors=True)
-        raise UnusableModel("model_changed", "its source in S3 holds other weights than were registered")
-    return found.path
+        raise UnusableModel("model_folder_missing", "the model's source in S3 cannot be read at the moment") from error
+    if folder.revision != base_model.revision:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise UnusableModel("model_changed", "the model's source in S3 holds other weights than were registered")
+    return folder.path
 
 
 def _check_unlinked(path: Path) -> None:
@@ -80,9 +80,9 @@ def _fetch(base_model: BaseModel) -> ModelFolder:
     """Fetches and checks the model. Effects: the folder at `_cache_folder` is complete or absent, never partial."""
     cached = _cache_folder(base_model)
     partial = cached.with_name(f".{cached.name}.{secrets.token_hex(4)}")
-    place = urlsplit(base_model.source)
-    storage = S3Storage(get_config().model_copy(update={"s3_bucket": place.netloc}))
-    prefix = place.path.strip("/")
+    url = urlsplit(base_model.source)
+    storage = S3Storage(get_config().model_copy(update={"s3_bucket": url.netloc}))
+    prefix = url.path.strip("/")
     try:
         sizes = storage.sizes(prefix)
         for name in sizes:
@@ -92,14 +92,14 @@ def _fetch(base_model: BaseModel) -> ModelFolder:
             raise UnusableModel("model_too_large", f"a model has at most {limit:,} bytes, got {total:,}")
         for name in sizes:
             storage.get_file(f"{prefix}/{name}" if prefix else name, partial / name)
-        found = inspect_folder(partial)
+        folder = inspect_folder(partial)
         shutil.rmtree(cached, ignore_errors=True)
         partial.rename(cached)
     except UnusableModel as error:
         raise UnusableModel(error.code, error.message.replace(str(partial), base_model.source)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return ModelFolder(path=cached, model_type=found.model_type, revision=found.revision)
+    return ModelFolder(path=cached, model_type=folder.model_type, revision=folder.revision)
 
 
 def _cache_folder(base_model: BaseModel) -> Path:

@@ -1,6 +1,6 @@
 """Settings of jobs: timeouts, retries and the child command. They are read from SLIPSTREAM_* variables, once.
 
-The settings of leases are in `control.core.settings.config.Config`, because other rooms use them too.
+The settings of leases are in `control.core.settings.config.Config`, because other packages use them too.
 """
 
 from functools import lru_cache
@@ -18,7 +18,7 @@ class JobConfig(BaseSettings):
     stall_seconds: Annotated[float, Field(gt=0)] = 900.0  # a child that prints nothing for so long is killed
     drain_seconds: Annotated[float, Field(ge=0)] = 10.0  # on SIGTERM: time to finish the running shard
     poll_seconds: Annotated[float, Field(gt=0)] = 0.5  # of workers without Redis
-    child_command: str | None = None  # split like shell words; SPEC.json is appended; none: `python -m workers.run`
+    child_command: str | None = None  # split like shell words; the path of SPEC.json is appended
 
 
 @lru_cache

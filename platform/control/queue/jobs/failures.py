@@ -1,4 +1,4 @@
-"""Decides whether and when a failed job is tried again. These are pure functions, which access no rows.
+"""Decides whether and when a failed job is tried again. These are pure functions, which do not access the database.
 
 invalid_input, user_config, expired   no retry
 infra                                 retries as long as there is progress
@@ -47,7 +47,7 @@ CRASH_LOOP = Failure(
     code="worker_crash_loop",
     message=f"{MAX_STALLED_ATTEMPTS} attempts in a row ended without any progress",
 )
-CRASHES = ("worker_crashed", "no_progress")  # codes for unknown causes; a code for a known cause is not replaced
+CRASHES = ("worker_crashed", "no_progress")  # codes of failures whose cause is unknown
 
 
 def final_failure(failure: Failure, *, earlier: int, stalled_attempts: int) -> Failure | None:
@@ -62,8 +62,8 @@ def final_failure(failure: Failure, *, earlier: int, stalled_attempts: int) -> F
         return failure
     if stalled_attempts >= MAX_STALLED_ATTEMPTS:
         cause = f"{CRASH_LOOP.message}; the last: {failure.code}: {failure.message}"
-        is_known = failure.failure_class is FailureClass.INFRA and failure.code not in CRASHES
-        code = failure.code if is_known else CRASH_LOOP.code
+        has_known_cause = failure.failure_class is FailureClass.INFRA and failure.code not in CRASHES
+        code = failure.code if has_known_cause else CRASH_LOOP.code
         return Failure(failure_class=FailureClass.INFRA, code=code, message=cause[:2000])
     return None
 

@@ -1,8 +1,9 @@
 """Chooses the next job so that worker time is shared evenly between the organizations that have due jobs.
 
 The next job is from the organization with the fewest running jobs and, among equals, with the least worker time used.
-When an organization without jobs submits one, its used time is raised to the least of the others: unused time is not
-saved up. Within an organization, jobs are ordered by priority, then by age.
+When an organization without open jobs (queued or running) submits a job, its used time is raised to the least used time
+of the organizations with open jobs, so that organizations cannot save up unused time. Within an organization, jobs are
+ordered by priority, then by age.
 
 With one worker and N busy organizations, each gets 1/N of the time, however long its jobs take, and waits for at most
 one job of each other organization.
@@ -42,24 +43,24 @@ def next_job() -> NextJob | None:
     cancelled = jobs_to_cancel().select_for_update(skip_locked=True).first()
     if cancelled is not None:
         return NextJob(cancelled, None)
-    turn = _organizations_with_due_jobs().first()
-    if turn is None:
+    candidate = _organizations_with_due_jobs().first()
+    if candidate is None:
         return None
-    organization_id, limit = turn
-    own = Job.objects.filter(organization_id=organization_id).select_for_update(skip_locked=True)
-    own = own.order_by("-priority", "pk")
+    organization_id, limit = candidate
+    jobs = Job.objects.filter(organization_id=organization_id).select_for_update(skip_locked=True)
+    jobs = jobs.order_by("-priority", "pk")
     # Two queries, each of which reads the first row of an index: one query for both would sort all waiting jobs.
-    job = own.filter(is_abandoned()).first() or own.filter(is_waiting()).first()
+    job = jobs.filter(is_abandoned()).first() or jobs.filter(is_waiting()).first()
     return None if job is None else NextJob(job, limit)
 
 
 def _organizations_with_due_jobs() -> QuerySet[Organization, tuple[str, int | None]]:
-    """Returns ids and limits of the organizations that have a due job and may run one more, next one first."""
-    own = Job.objects.filter(organization=OuterRef("pk")).order_by()
-    running = own.filter(is_running()).values("organization").annotate(n=Count("pk")).values("n")
+    """Returns ids and limits of the organizations that have a due job and may run it, sorted by whose turn is next."""
+    jobs = Job.objects.filter(organization=OuterRef("pk")).order_by()
+    running = jobs.filter(is_running()).values("organization").annotate(n=Count("pk")).values("n")
     limit = Limits.objects.filter(pk=OuterRef("pk")).values("running_jobs")
     used = Share.objects.filter(pk=OuterRef("pk")).values("used_seconds")
-    has_due_job = Exists(own.filter(is_waiting())) | Exists(own.filter(is_abandoned()))
+    has_due_job = Exists(jobs.filter(is_waiting())) | Exists(jobs.filter(is_abandoned()))
     candidates = Organization.objects.filter(has_due_job).annotate(
         num_running=Coalesce(Subquery(running), 0),
         limit=Coalesce(Subquery(limit), Value(get_config().max_running_jobs, IntegerField())),
@@ -76,14 +77,14 @@ def may_run_another(organization_id: str, limit: int) -> bool:
 
 
 def share_join(organization_id: str) -> None:
-    """Call this before a job is queued. If the organization has no open jobs, it raises its used time (see above)."""
+    """Raises the used time of an organization that has no open jobs (see above). Call this before a job is queued."""
     if Job.objects.filter(organization_id=organization_id, status__in=OPEN).exists():
         return
     active = Share.objects.filter(Exists(Job.objects.filter(organization=OuterRef("pk"), status__in=OPEN)))
     with across_tenants(Across.CLAIM):
-        level = active.aggregate(least=Min("used_seconds"))["least"] or 0.0
+        least_used = active.aggregate(least=Min("used_seconds"))["least"] or 0.0
     Share.objects.get_or_create(pk=organization_id)
-    Share.objects.filter(pk=organization_id).update(used_seconds=Greatest("used_seconds", Value(level)))
+    Share.objects.filter(pk=organization_id).update(used_seconds=Greatest("used_seconds", Value(least_used)))
 
 
 def share_charge(organization_id: str, *, since: dt.datetime | None, until: dt.datetime | None) -> None:

@@ -1,7 +1,7 @@
 """The request that created a job. The job's first event contains the request's id and trace context.
 
-A worker restores both, so that log lines and spans of the attempt belong to the request, and also those of the jobs
-that a pipeline creates after the attempt.
+A worker restores both before it runs an attempt. The log lines and spans of the attempt therefore belong to the
+request, and so do those of the jobs that a pipeline creates after the attempt.
 """
 
 from structlog.contextvars import get_contextvars
@@ -14,8 +14,8 @@ REQUEST_ID, TRACEPARENT = "request_id", "traceparent"
 
 def origin() -> dict[str, str]:
     """Returns the id and trace context of the current request, or nothing outside of requests."""
-    known = {REQUEST_ID: str(get_contextvars().get(REQUEST_ID, "")), TRACEPARENT: tracing.traceparent()}
-    return {name: value for name, value in known.items() if value}
+    values = {REQUEST_ID: str(get_contextvars().get(REQUEST_ID, "")), TRACEPARENT: tracing.traceparent()}
+    return {name: value for name, value in values.items() if value}
 
 
 def origin_of(job_id: str) -> dict[str, str]:

@@ -11,8 +11,8 @@ from control.queue.jobs.models import Job, JobEvent
 class Paused(ResponseModel):
     """Why a job is paused.
 
-    `spend_cap_reached`: until the cap is raised or removed, or the next month begins.
-    `paused_on_request`: until its fine-tuning job is resumed.
+    `spend_cap_reached`: it is paused until the cap is raised or removed, or the next month begins.
+    `paused_on_request`: it is paused until its fine-tuning job is resumed.
     """
 
     code: str

@@ -10,7 +10,7 @@ from control.core.api.errors import ApiError
 from control.queue.jobs.models import Job, JobEvent, JobShard, Worker
 from control.tenants.accounts.models import Organization
 
-SILENT_SECONDS = 30.0  # workers send a heartbeat every few seconds
+SILENT_SECONDS = 30.0  # a worker that sends no heartbeat for so long counts as dead
 
 
 def jobs_list(organization: Organization) -> QuerySet[Job]:
@@ -63,7 +63,7 @@ def workers_alive() -> QuerySet[Worker]:
     return Worker.objects.filter(heartbeat_at__gte=timezone.now() - dt.timedelta(seconds=SILENT_SECONDS))
 
 
-def shards_open(job_id: str) -> QuerySet[JobShard]:
+def shards_uncommitted(job_id: str) -> QuerySet[JobShard]:
     """Returns shards without a committed result, in row order."""
     return JobShard.objects.filter(job_id=job_id, storage_key="").order_by("row_from")
 

@@ -1,4 +1,4 @@
-"""The life cycle of a job. Only these services and those of `shards` write its row.
+"""The life cycle of a job. Only these services and those of `shards` write the job's row.
 
 Every write of an attempt checks the claim's fence and raises LeaseLost if the fence is out of date (`state`).
 `shards` commits results, and `failures` decides whether a failed job is tried again.
@@ -21,7 +21,7 @@ from control.queue.jobs.fair import PRIORITIES, may_run_another, next_job, share
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.origin import origin
 from control.queue.jobs.selectors import is_due, jobs_due
-from control.queue.jobs.state import Claim, event_add, held, transition, update_held
+from control.queue.jobs.state import Claim, claimed_job, event_add, transition, update_claimed
 from control.queue.jobs.wake import is_backed_up, wake, wake_on_commit
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
@@ -31,7 +31,7 @@ from workers.contracts import FailureClass
 
 RECONCILE_LIMIT = 100
 CLAIM_TRIES = 10
-FORGOTTEN_SECONDS = 24 * 3600.0
+FORGOTTEN_SECONDS = 24 * 3600.0  # the row of a worker that sends no heartbeat for so long is deleted
 UNFINISHED = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)  # customers may pause and cancel these
 
 
@@ -52,9 +52,7 @@ def job_submit(
             queued_quota_check(organization.pk)
         share_join(organization.pk)
         kind = Job.Kind(kind)
-        job = Job.objects.create(
-            organization=organization, kind=kind, params=dict(params), priority=PRIORITIES[kind]
-        )
+        job = Job.objects.create(organization=organization, kind=kind, params=dict(params), priority=PRIORITIES[kind])
         event_add(job_id=job.pk, type="queued", data=origin())
         usage_attribute(job_id=job.pk, organization_id=organization.pk)
         wake_on_commit(job.pk)
@@ -69,7 +67,7 @@ def job_cancel(*, job: Job) -> bool:
     """
     with transaction.atomic():
         requested = Job.objects.filter(pk=job.pk, status__in=UNFINISHED, cancel_requested_at=None).update(
-            # a paused job is claimed once more, because a worker has to assemble its finished rows
+            # a paused job is queued again, because a worker has to claim it and assemble its finished rows
             status=Case(When(status=Job.Status.PAUSED, then=Value(Job.Status.QUEUED.value)), default=F("status")),
             paused=None,
             cancel_requested_at=Now(),
@@ -94,11 +92,12 @@ def job_claim_next(*, worker: str) -> Claim | None:
     """Claims the next job. Returns None if no job is due, or if other workers were faster in `CLAIM_TRIES` tries."""
     for _ in range(CLAIM_TRIES):
         with across_tenants(Across.CLAIM), transaction.atomic():
-            turn = next_job()
-            if turn is None:
+            candidate = next_job()
+            if candidate is None:
                 return None
-            is_allowed = turn.limit is None or may_run_another(turn.job.organization_id, turn.limit)
-            claim = _claim(turn.job, worker) if is_allowed else None
+            job, limit = candidate.job, candidate.limit
+            is_allowed = limit is None or may_run_another(job.organization_id, limit)
+            claim = _claim(job, worker) if is_allowed else None
         if claim is not None:
             return claim
     return None
@@ -112,7 +111,7 @@ def job_claim(*, job_id: str, worker: str) -> Claim | None:
 
 
 def _claim(job: Job, worker: str) -> Claim | None:
-    """Claims with one UPDATE, so that of two racing workers one gets the job.
+    """Claims with one UPDATE, so that of two racing workers only one gets the job.
 
     Args:
         job: the row as it was before the claim. On PostgreSQL it is locked; on SQLite no other transaction can write.
@@ -135,6 +134,7 @@ def _claim(job: Job, worker: str) -> Claim | None:
     )
     if not claimed:
         return None
+    # The previous attempt, if its lease expired; otherwise `lease_until` is null and nothing is charged.
     share_charge(job.organization_id, since=job.claimed_at, until=job.lease_until)
     fence = job.fence + 1
     event_add(job_id=job.pk, type="claimed", data={"fence": fence, "worker": worker})
@@ -150,25 +150,25 @@ def _claim(job: Job, worker: str) -> Claim | None:
 def job_renew(*, claim: Claim) -> bool:
     """Renews the lease. Returns: whether cancellation of the job has been requested. Raises: LeaseLost."""
     with transaction.atomic():
-        update_held(claim, lease_until=from_now(get_config().lease_seconds))
-        return held(claim).filter(cancel_requested_at__isnull=False).exists()
+        update_claimed(claim, lease_until=from_now(get_config().lease_seconds))
+        return claimed_job(claim).filter(cancel_requested_at__isnull=False).exists()
 
 
 def job_progress(*, claim: Claim, done: int, total: int, unit: str) -> None:
     """Records the progress that the child reports. Only commits reset `stalled_attempts`. Raises: LeaseLost."""
-    update_held(claim, progress_done=done, progress_total=total, progress_unit=unit, progress_at=Now())
+    update_claimed(claim, progress_done=done, progress_total=total, progress_unit=unit, progress_at=Now())
 
 
 def job_metrics(*, claim: Claim, metrics: Mapping[str, float]) -> None:
     """Records the child's latest metrics. Raises: LeaseLost."""
-    update_held(claim, metrics=dict(metrics), progress_at=Now())
+    update_claimed(claim, metrics=dict(metrics), progress_at=Now())
 
 
 def job_commit_checkpoint(*, claim: Claim, storage_prefix: str, step: int) -> None:
     """Records an uploaded checkpoint; later attempts resume from it. Raises: LeaseLost."""
     with transaction.atomic():
-        update_held(claim, checkpoint_key=storage_prefix, stalled_attempts=0, progress_at=Now())
-        metrics = held(claim).values_list("metrics", flat=True).get()
+        update_claimed(claim, checkpoint_key=storage_prefix, stalled_attempts=0, progress_at=Now())
+        metrics = claimed_job(claim).values_list("metrics", flat=True).get()
         data = {"fence": claim.fence, "step": step, "metrics": metrics}
         event_add(job_id=claim.job_id, type="checkpoint_committed", data=data)
 
@@ -200,7 +200,7 @@ def job_final_failure(*, job: Job, failure: Failure) -> Failure | None:
 def job_fail(*, claim: Claim, failure: Failure) -> bool:
     """Ends the attempt, and the job unless it is tried again. Returns: whether the job ended. Raises: LeaseLost."""
     with transaction.atomic():
-        update_held(claim, progress_at=Now())  # locks the row before it is read
+        update_claimed(claim, progress_at=Now())  # locks the row before it is read
         job = Job.objects.get(pk=claim.job_id)
         final = job_final_failure(job=job, failure=failure)
         name = failure.failure_class.value
@@ -217,16 +217,16 @@ def job_fail(*, claim: Claim, failure: Failure) -> bool:
             )
             return True
         config = get_job_config()
-        pause = backoff_seconds(job.stalled_attempts, first=config.backoff_seconds, cap=config.backoff_cap_seconds)
+        delay = backoff_seconds(job.stalled_attempts, first=config.backoff_seconds, cap=config.backoff_cap_seconds)
         transition(
             claim,
             Job.Status.QUEUED,
             event="retried",
-            data={**failure.as_error(), "pause_seconds": round(pause, 3)},
+            data={**failure.as_error(), "pause_seconds": round(delay, 3)},
             failures=failures,
             params=_halved(job.params) if failure.failure_class is FailureClass.OUT_OF_MEMORY else job.params,
-            # a requested cancellation does not wait for the pause
-            not_before=from_now(pause) if job.cancel_requested_at is None else None,
+            # a requested cancellation does not wait for the back-off
+            not_before=from_now(delay) if job.cancel_requested_at is None else None,
         )
     return False
 
@@ -244,7 +244,7 @@ def job_release(*, claim: Claim) -> None:
             Job.Status.QUEUED,
             event="released",
             data={},
-            stalled_attempts=_not_stalled(),
+            stalled_attempts=_stalled_before(),
         )
         wake_on_commit(claim.job_id)
 
@@ -258,7 +258,14 @@ def job_pause(*, claim: Claim, why: Mapping[str, Any]) -> bool:
     with transaction.atomic():
         if job_renew(claim=claim):
             return False
-        transition(claim, Job.Status.PAUSED, event="paused", data=data, paused=data, stalled_attempts=_not_stalled())
+        transition(
+            claim,
+            Job.Status.PAUSED,
+            event="paused",
+            data=data,
+            paused=data,
+            stalled_attempts=_stalled_before(),
+        )
     return True
 
 
@@ -278,7 +285,7 @@ def job_pause_on_request(*, job: Job, why: Mapping[str, Any]) -> bool:
             return True
         if row.lease_until is not None:  # an attempt is running, or its lease has expired
             share_charge(row.organization_id, since=row.claimed_at, until=min(row.now, row.lease_until))
-            Job.objects.filter(pk=row.pk).update(stalled_attempts=_not_stalled())
+            Job.objects.filter(pk=row.pk).update(stalled_attempts=_stalled_before())
         Job.objects.filter(pk=row.pk).update(status=Job.Status.PAUSED, paused=data, lease_until=None)
         event_add(job_id=row.pk, type="paused", data=data)
     return True
@@ -297,8 +304,8 @@ def job_resume(*, job: Job, code: str) -> bool:
     return bool(resumed)
 
 
-def _not_stalled() -> Case:
-    """Returns the count of stalled attempts without the attempt that ends. It may be zero, as commits reset it."""
+def _stalled_before() -> Case:
+    """Uncounts the attempt that ends, which `_claim` counted as stalled. Zero stays: a commit has reset the count."""
     return Case(When(stalled_attempts__gt=0, then=F("stalled_attempts") - 1), default=Value(0))
 
 

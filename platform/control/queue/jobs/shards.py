@@ -3,8 +3,9 @@
 The storage key of a shard's result contains the fence, and the committed key is written to the shard's row only once. A
 worker that was suspended until its lease expired can therefore waste time but never change a result.
 
-If a child process dies, the shards that it was running are suspects. Each is then run alone, in a child process without
-other shards. A shard that has crashed `MAX_CRASHES` children while it ran alone is halved, until a single row is left:
+If a child process dies, the shards that it was running are suspects. Each suspect is then run alone, which means in a
+child process without other shards. A shard that has crashed `MAX_CRASHES` children while it ran alone is halved, until
+a single row is left. In this example, 0..16 is the shard of rows 0 to 15, and row 9 crashes every child:
 
     a child crashes with 0..16 and other shards  -> 0..16 is run alone
     0..16 alone crashes two children             -> 0..8, 8..16: each is run alone, and inherits one crash
@@ -23,8 +24,8 @@ from django.db.models.functions import Now
 from control.core.database_clock import from_now
 from control.core.settings.config import get_config
 from control.queue.jobs.models import JobShard
-from control.queue.jobs.selectors import shards_open
-from control.queue.jobs.state import Claim, event_add, update_held
+from control.queue.jobs.selectors import shards_uncommitted
+from control.queue.jobs.state import Claim, event_add, update_claimed
 
 MAX_CRASHES = 2
 # If more rows crash the worker, the cause is the model or the machine, not the rows.
@@ -48,9 +49,9 @@ def job_commit_shard(*, claim: Claim, shard_no: int, storage_key: str, rows: Sha
     Raises: LeaseLost.
     """
     with transaction.atomic():
-        update_held(
+        update_claimed(
             claim, lease_until=from_now(get_config().lease_seconds), stalled_attempts=0, progress_at=Now()
-        )  # first, for its lock on the job's row
+        )  # first, because this update locks the job's row
         num_updated = JobShard.objects.filter(job_id=claim.job_id, shard_no=shard_no, storage_key="").update(
             storage_key=storage_key,
             fence=claim.fence,
@@ -71,12 +72,12 @@ def job_blame_shards(*, claim: Claim, shard_nos: Sequence[int]) -> JobShard | No
     Raises: LeaseLost.
     """
     with transaction.atomic():
-        update_held(claim, progress_at=Now())
-        suspects = list(shards_open(claim.job_id).filter(shard_no__in=shard_nos))
+        update_claimed(claim, progress_at=Now())
+        suspects = list(shards_uncommitted(claim.job_id).filter(shard_no__in=shard_nos))
         if _num_crashed_rows(claim.job_id) >= MAX_CRASHED_ROWS:
-            return None  # without halving, attempts count as stalled, and the job fails
+            return None  # nothing is halved any more, so the attempts count as stalled, and the job fails in the end
         if len(suspects) != 1:
-            shards_open(claim.job_id).filter(shard_no__in=shard_nos).update(alone=True)
+            shards_uncommitted(claim.job_id).filter(shard_no__in=shard_nos).update(alone=True)
             return None
         suspect = suspects[0]
         JobShard.objects.filter(pk=suspect.pk).update(alone=True, crashes=F("crashes") + 1)
@@ -93,16 +94,16 @@ def _halve(claim: Claim, shard: JobShard) -> None:
     middle = (shard.row_from + shard.row_to) // 2
     last = JobShard.objects.filter(job_id=claim.job_id).aggregate(last=Max("shard_no"))["last"]
     new_no = last + 1
-    JobShard.objects.filter(pk=shard.pk).update(row_to=middle, crashes=_inherited(middle - shard.row_from))
+    JobShard.objects.filter(pk=shard.pk).update(row_to=middle, crashes=_inherited_crashes(middle - shard.row_from))
     JobShard.objects.create(
         job_id=claim.job_id,
         shard_no=new_no,
         row_from=middle,
         row_to=shard.row_to,
         alone=True,
-        crashes=_inherited(shard.row_to - middle),
+        crashes=_inherited_crashes(shard.row_to - middle),
     )
-    update_held(claim, stalled_attempts=0)
+    update_claimed(claim, stalled_attempts=0)
     data = {"shard_no": shard.shard_no, "row_from": shard.row_from, "middle": middle, "row_to": shard.row_to}
     event_add(job_id=claim.job_id, type="shard_halved", data={"fence": claim.fence, "new_shard_no": new_no, **data})
 
@@ -112,8 +113,8 @@ def _num_crashed_rows(job_id: str) -> int:
     return rows.count()
 
 
-def _inherited(num_rows: int) -> int:
-    """Returns the initial crash count of a half shard.
+def _inherited_crashes(num_rows: int) -> int:
+    """Returns the initial crash count of a half shard with `num_rows` rows.
 
     A half is halved again after one more crash, but a single row must crash the child `MAX_CRASHES` times to fail.
     """

@@ -48,14 +48,14 @@ class Claim:
     is_exhausted: bool  # whether too many attempts made no progress; the job must then fail without another attempt
 
 
-def held(claim: Claim) -> QuerySet[Job]:
+def claimed_job(claim: Claim) -> QuerySet[Job]:
     """Selects the job's row if the claim is still valid. Every write of an attempt uses this query."""
     return Job.objects.filter(pk=claim.job_id, fence=claim.fence, status=Job.Status.RUNNING)
 
 
-def update_held(claim: Claim, **values: Any) -> None:
-    """Raises: LeaseLost: the fence is old. Locks the row until the surrounding transaction ends."""
-    if not held(claim).update(**values):
+def update_claimed(claim: Claim, **values: Any) -> None:
+    """Updates the job's row, which also locks it until the surrounding transaction ends. Raises: LeaseLost."""
+    if not claimed_job(claim).update(**values):
         raise LeaseLost(f"job {claim.job_id} is no longer held with fence {claim.fence}")
 
 
@@ -63,14 +63,14 @@ def transition(claim: Claim, to: Job.Status, *, event: str, data: Mapping[str, A
     """Changes the status of a claimed job and writes the event in one transaction. Raises: LeaseLost."""
     assert to in LEGAL_MOVES[Job.Status.RUNNING], f"a running job cannot become {to}"
     with transaction.atomic():
-        update_held(claim, status=to, lease_until=None, **values)
+        update_claimed(claim, status=to, lease_until=None, **values)
         times = Job.objects.annotate(now=Now()).values("claimed_at", "now").get(pk=claim.job_id)
         share_charge(claim.organization_id, since=times["claimed_at"], until=times["now"])
         event_add(job_id=claim.job_id, type=event, data={"fence": claim.fence, **data})
 
 
 def event_add(*, job_id: str, type: str, data: Mapping[str, Any]) -> None:  # noqa: A002  # the column's name
-    """Call this in the transaction of the reported UPDATE, after it: its row lock prevents gaps and races in `seq`."""
+    """Call this in the transaction of the reported UPDATE, after the UPDATE: the row lock prevents races in `seq`."""
     assert transaction.get_connection().in_atomic_block, "an event is written with its change or not at all"
     last = JobEvent.objects.filter(job_id=job_id).aggregate(last=Max("seq"))["last"] or 0
     JobEvent.objects.create(job_id=job_id, seq=last + 1, type=type, data=dict(data))

@@ -32,11 +32,13 @@ class JobView(OrganizationView):
 
 
 class JobEventsView(OrganizationView):
-    """Events, oldest first. `after` is the id of the last event that the caller has seen."""
+    """Events, oldest first."""
 
     scope = "jobs"
 
-    @operation("jobs.events", response=Page[JobEventObject], query={"after": "The id of the last event seen."})
+    @operation(
+        "jobs.events", response=Page[JobEventObject], query={"after": "Only events after the event with this id."}
+    )
     def get(self, request: Request, job_id: str) -> Page[JobEventObject]:
         job = job_get(self.organization, job_id)
         events = job_events(job).filter(seq__gt=_seq(request.query_params.get("after", "0")))[: MAX_EVENTS + 1]

@@ -1,4 +1,4 @@
-"""Sends wake-ups to workers. A wake-up is a hint: it may be lost, duplicated or late, since the reconciler repeats it.
+"""Sends wake-ups to workers. A wake-up may be lost, duplicated or late, because the reconciler repeats wake-ups.
 
 Without Redis no wake-ups are sent, and workers poll. If Redis is down or hangs, the API must still respond: every
 socket has a timeout, and after a failure no wake-ups are sent for a few seconds.
@@ -22,7 +22,7 @@ TASK_NAME = "workers.look_at"
 QUEUE = "slipstream.jobs"
 MAX_BACKLOG = 100  # unread messages; without a limit, repeated wake-ups would pile up while all workers are busy
 PAUSE_AFTER_FAILURE_SECONDS = 5.0
-# With the defaults, publishing to a Redis that hangs never returns.
+# With the default timeouts, publishing to a Redis that hangs never returns.
 TRANSPORT_OPTIONS: dict[str, Any] = {
     "visibility_timeout": 3600,
     "socket_timeout": 5,
@@ -58,7 +58,7 @@ def wake(job_id: str) -> None:
 
 
 def is_backed_up() -> bool:
-    """Returns whether more wake-ups are useless, as many are unread or Redis cannot be reached. It does not raise."""
+    """Returns whether more wake-ups are useless: many are unread, or Redis cannot be reached. Does not raise."""
     global _redis_retry_at
     url = get_config().redis_url
     if url is None or time.monotonic() < _redis_retry_at:

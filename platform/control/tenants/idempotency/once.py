@@ -18,7 +18,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from control.core.api.errors import ApiError
-from control.core.storage.undo import stored_bytes_undone
+from control.core.storage.undo import delete_stored_on_error
 from control.tenants.accounts.models import Organization
 from control.tenants.idempotency.fingerprint import fingerprint
 from control.tenants.idempotency.services import Claim, StoredResponse, key_claim, key_release, key_store
@@ -61,7 +61,7 @@ def once(post: Post) -> Post:
 def _work(claim: Claim, not_replayed: tuple[str, ...], work: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     is_stored = False
     try:
-        with stored_bytes_undone(), transaction.atomic():
+        with delete_stored_on_error(), transaction.atomic():
             response = work()
             if isinstance(response, Response) and response.status_code < 400:
                 key_store(claim=claim, status=response.status_code, body=_stored_body(response, not_replayed))

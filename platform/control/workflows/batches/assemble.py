@@ -1,9 +1,11 @@
 """Assembles the results of a batch: exactly one line for every input row, in input order.
 
     rows.jsonl ─┐
-                ├─> row i: the winning shard's entry, or an error line if the shard with row i has no winner
+                ├─> row i: its entry in the winner of its shard, or an error line if the shard has no winner
     shards ─────┘      ├─ ok      -> output-<hash>.jsonl, tokens-<hash>.jsonl
                        └─ not ok  -> errors-<hash>.jsonl
+
+Several workers may compute the same shard. The winner of a shard is the first result of it that was committed.
 
 Assembling can be interrupted and repeated: nothing is visible before the last transaction, which ends the batch and
 creates the database rows of the files. The storage keys contain a hash of the content, so two workers that assemble at
@@ -27,7 +29,7 @@ from control.workflows.batches.state import TERMINAL, Status, transition
 
 Final = Literal["completed", "cancelled", "expired", "failed"]
 
-_UNANSWERED = {
+_UNANSWERED = {  # code and message of the error lines of rows that were not run, by the batch's final status
     Status.CANCELLED: ("batch_cancelled", "This request was not executed: the batch was cancelled."),
     Status.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
     Status.FAILED: ("batch_failed", "This request was not executed: the batch failed."),
@@ -35,7 +37,7 @@ _UNANSWERED = {
 
 
 def batch_assemble(*, batch: Batch, final: Final, error: Mapping[str, Any] | None = None) -> Batch:
-    """Ends the batch, with all its rows in its output and error files. A batch that has already ended is not changed.
+    """Ends the batch and writes all its rows to its output and error files. Does not change a batch that has ended.
 
     A batch that is being cancelled becomes `cancelled` whatever `final` is, because the API already shows `cancelling`.
 
@@ -53,7 +55,7 @@ def batch_assemble(*, batch: Batch, final: Final, error: Mapping[str, Any] | Non
         transition(batch, Status.FINALIZING)  # has no effect on a batch that is being cancelled
     end = Status.CANCELLED if batch.status == Status.CANCELLING else Status(final)
     errors = [{"code": error["code"], "line": None, "message": error["message"], "param": None}] if error else None
-    if not batch.total:  # it ended before its input file was validated
+    if not batch.total:  # the batch ends before its input file was validated
         transition(batch, end, errors=errors, num_errors=len(errors or ()))
         return batch
     with ExitStack() as stack:
@@ -80,7 +82,7 @@ class _Stored:
 
 
 def _publish(batch: Batch, end: Status, files: ResultFiles, values: dict[str, Any]) -> None:
-    """Effects: stores the files and ends the batch. If another worker has ended it before, deletes the stored files."""
+    """Stores the files and ends the batch. If another worker ended it first, deletes the files that it does not use."""
     storage = get_storage()
     stored: dict[str, _Stored] = {}
     for field in fields(files):
@@ -95,9 +97,9 @@ def _publish(batch: Batch, end: Status, files: ResultFiles, values: dict[str, An
             output, errors = (_record(batch, name, stored.get(name)) for name in ("output", "errors"))
             Batch.objects.filter(pk=batch.pk).update(output_file=output, error_file=errors)
     batch.refresh_from_db()
-    named = {batch.tokens_key, *(file.storage_key for file in (batch.output_file, batch.error_file) if file)}
+    used_keys = {batch.tokens_key, *(file.storage_key for file in (batch.output_file, batch.error_file) if file)}
     for item in stored.values():
-        if item.key not in named:
+        if item.key not in used_keys:
             storage.delete(item.key)
 
 

@@ -1,8 +1,8 @@
 """Pauses batches that reach a spend cap, and resumes them.
 
-After each committed shard, whose cost is then counted, the batch is paused if it has reached a cap. It is queued again
-when the cap is raised or removed, when the next month begins, or when its completion window ends. Work that a pause
-interrupts is not committed: it is not charged, and it is done again later.
+The cost of a shard counts as soon as the shard is committed; a batch that has then reached a cap is paused. A paused
+batch is queued again when the cap is raised or removed, when the next month begins, or when the batch's completion
+window ends. Shards that a pause interrupts are not charged, and they are computed again later.
 """
 
 from typing import Any
@@ -24,12 +24,12 @@ REVIEW_LIMIT = 100
 
 
 def quote_spent_nanousd(quote_id: str) -> int:
-    """The cost so far of all batches made under the quote."""
+    """The cost so far of all batches that were created with the quote."""
     return Batch.objects.filter(quote_id=quote_id).aggregate(sum=Sum("cost_nanousd"))["sum"] or 0
 
 
 def batch_cap_reached(batch: Batch) -> CapReached | None:
-    """The cap that the batch has reached: the cap of its quote, its project or its organization; None: no cap."""
+    """Returns the cap of the quote, project or organization that the batch has reached; None if it has reached none."""
     quote = batch.quote
     if quote is not None and quote.cap_nanousd is not None:
         spent = quote_spent_nanousd(quote.pk)
@@ -71,8 +71,8 @@ def batches_resume(organization_id: str, **_: Any) -> None:
 
 
 def _review(batch: Batch) -> None:
-    # This uses the database's clock, as the worker that claims the job does. With different clocks, one of them could
-    # resume the batch and the other pause it, again and again.
+    # This uses the database's clock, as the worker that claims the job does. If their clocks differed, this function
+    # could resume the batch and the worker pause it, again and again.
     is_overdue = Batch.objects.filter(pk=batch.pk, expires_at__lte=Now()).exists()
     if not is_overdue and batch_cap_reached(batch) is not None:
         return

@@ -1,7 +1,7 @@
 """Reads the available results of a batch in input order, while it runs and after it has ended.
 
-While the batch runs, the results are read from its winning shards, up to the first shard that is not finished. After it
-has ended, they are read from the output and error files, merged by row number (the last part of each line's id).
+While the batch runs, the results are read from its shards, up to the first shard that is not finished. After the batch
+has ended, they are read from its output and error files, merged by the row number at the end of each line's id.
 """
 
 import asyncio
@@ -32,7 +32,10 @@ HEARTBEAT_SECONDS = 15.0  # an empty line is sent after this time without a row,
 
 
 class ResultsResponse(StreamingHttpResponse):
-    """Streams one line per row. With `is_followed` (ASGI only) it continues until the batch ends or the key expires."""
+    """Streams one line per row.
+
+    If `is_followed` is set (ASGI only), the stream continues until the batch ends or the API key becomes invalid.
+    """
 
     def __init__(self, batch: Batch, *, after: int, is_followed: bool, key: ApiKey) -> None:
         self._reader = ResultsReader(batch, after=after)
@@ -60,7 +63,6 @@ class ResultsResponse(StreamingHttpResponse):
             sent_at = time.monotonic()
             yield chunk
 
-
     def _check_key(self) -> None:
         """Raises: ConnectionAbortedError: the key is no longer valid.
 
@@ -77,13 +79,13 @@ class ResultsReader:
     def __init__(self, batch: Batch, *, after: int) -> None:
         """Raises: ApiError: 404, the batch has ended and its files are deleted or have expired."""
         self._batch = batch
-        self._row = after
+        self._row = after  # number of the next row, from 0
         _check_files(batch)
-        self._lines = self._finished()
+        self._lines = self._available_lines()
 
     @property
     def is_over(self) -> bool:
-        """Whether the batch had ended at the last `refresh`. If so, no lines are added to those that `read` returns."""
+        """Whether the batch had ended at the last `refresh`. If so, `read` can return all lines that remain."""
         return self._batch.status in TERMINAL
 
     def refresh(self) -> None:
@@ -92,7 +94,7 @@ class ResultsReader:
 
     def read(self) -> bytes:
         """The next lines; empty if no further line is available yet, or after the last line."""
-        with as_tenant(self._batch.organization_id):  # the request that began this stream is over
+        with as_tenant(self._batch.organization_id):  # the stream is read after the request's own tenant context ended
             return self._read()
 
     def _read(self) -> bytes:
@@ -100,24 +102,24 @@ class ResultsReader:
         while size < CHUNK_BYTES:
             line = next(self._lines, None)
             if line is None:
-                self._lines = self._finished()
+                self._lines = self._available_lines()
                 break
             lines.append(line)
             size += len(line)
             self._row += 1
         return b"".join(lines)
 
-    def _finished(self) -> Iterator[bytes]:
+    def _available_lines(self) -> Iterator[bytes]:
         if not self.is_over:
             try:
-                yield from self._of_shards()
+                yield from self._lines_of_shards()
                 return
             except ObjectMissing:  # the batch has ended meanwhile, and its shards are deleted
                 self._batch.refresh_from_db()
         if self.is_over:
-            yield from self._of_files()
+            yield from self._lines_of_files()
 
-    def _of_shards(self) -> Iterator[bytes]:
+    def _lines_of_shards(self) -> Iterator[bytes]:
         first = self._row
         shards = JobShard.objects.filter(job_id=self._batch.job_id, row_to__gt=first).order_by("row_from")
         for shard in shards:
@@ -127,7 +129,7 @@ class ResultsReader:
                 if entry["row"] >= first:
                     yield json_line(entry["output"])
 
-    def _of_files(self) -> Iterator[bytes]:
+    def _lines_of_files(self) -> Iterator[bytes]:
         files = [file for file in (self._batch.output_file, self._batch.error_file) if file is not None]
         merged = heapq.merge(*(read_json_lines(file.storage_key) for file in files), key=_row_number)
         try:
@@ -138,7 +140,7 @@ class ResultsReader:
 
 def _close_connection() -> None:
     """Closes the database connection, so that a stream does not hold one while it waits."""
-    if not connection.in_atomic_block:  # only in tests
+    if not connection.in_atomic_block:  # a test's transaction must stay open
         connection.close()
 
 

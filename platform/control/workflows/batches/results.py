@@ -1,4 +1,7 @@
-"""Writes the three result files of a batch from the entries in its winning shards (an entry is the result of a row)."""
+"""Writes the three result files of a batch from the entries in its shards. An entry is the result of one row.
+
+Only the winner of a shard is read: the first of its results that was committed.
+"""
 
 import json
 from collections import Counter
@@ -16,13 +19,14 @@ from control.workflows.prompt_files.lines import read_lines
 
 log = structlog.get_logger(__name__)
 
-_LOST = ("result_lost", "The result of this request was lost in storage.")
+_LOST = ("result_lost", "The result of this request was lost in storage.")  # code and message
 _MAX_ENTRY_BYTES = 1 << 30  # practically unlimited: our own workers wrote these lines
+# Names in the batch object -> names in the shards.
 _USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
 
 
 class ResultsError(Exception):
-    """A row is repeated, missing, out of order, or has another custom_id in the shards. This is always a bug."""
+    """A row of the shards is repeated, missing, out of order, or has an unexpected custom_id. This is always a bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,10 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
     for shard in JobShard.objects.filter(job_id=batch.job_id).order_by("row_from"):
         if shard.row_from != num_rows:
             raise ResultsError(f"batch {batch.pk}: a shard must start at row {num_rows}, got {shard.row_from}")
-        usage.update({ours: shard.usage.get(theirs, 0) for ours, theirs in _USAGE.items()})
+        usage.update({name: shard.usage.get(shard_name, 0) for name, shard_name in _USAGE.items()})
         entries = _entries(shard) if shard.storage_key else None
         reason = unanswered
-        if entries is not None and unanswered is not None and not _is_whole(shard):
+        if entries is not None and unanswered is not None and not _is_intact(shard):
             log.error("shard lost", batch_id=batch.pk, storage_key=shard.storage_key)
             entries, reason = None, _LOST
         for row in range(shard.row_from, shard.row_to):
@@ -70,7 +74,7 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
             elif reason is not None:
                 files.errors.write(json_line(_unanswered(batch, row, custom_id, reason)))
                 codes[reason[0]] += 1
-                num_unanswered += reason is unanswered
+                num_unanswered += reason is unanswered  # rows of a lost shard count as failed
             else:
                 raise ResultsError(f"batch {batch.pk}: shard {shard.shard_no} has no winner, yet the job completed")
         if entries is not None and next(entries, None) is not None:
@@ -82,7 +86,7 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
     return Results(completed=completed, unanswered=num_unanswered, errors_by_code=dict(codes), usage=dict(usage))
 
 
-def _is_whole(shard: JobShard) -> bool:
+def _is_intact(shard: JobShard) -> bool:
     try:
         rows = [entry["row"] for entry in _entries(shard)]
     except (ObjectMissing, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""Requests and responses of batches: OpenAI's batch object. Our additions to it are marked."""
+"""Requests and responses of batches: OpenAI's batch object. The descriptions mark our additions to it."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -36,7 +36,7 @@ class LineError(ResponseModel):
 class LineErrors(ResponseModel):
     object: Literal["list"] = "list"
     data: SkipValidation[list[LineError]]
-    total_count: int = Field(description="Ours: the number of all bad lines. `data` holds at most 1,000.")
+    total_count: int = Field(description="Our addition: the number of all bad lines. `data` holds at most 1,000.")
 
     @classmethod
     def of(cls, batch: Batch) -> Self | None:
@@ -44,18 +44,18 @@ class LineErrors(ResponseModel):
 
 
 class RequestCounts(ResponseModel):
-    """`total` is the sum of all others."""
+    """`total` is the sum of the other counts."""
 
     total: int
     completed: int
     failed: int
-    cancelled: int = Field(description="Ours.")
-    expired: int = Field(description="Ours.")
-    pending: int = Field(description="Ours.")
+    cancelled: int = Field(description="Our addition: rows that were not run because the batch was cancelled.")
+    expired: int = Field(description="Our addition: rows that were not run because the completion window ended.")
+    pending: int = Field(description="Our addition: rows that have no result yet.")
 
     @classmethod
     def of(cls, batch: Batch) -> Self:
-        """Exact once the batch has ended; before, the sums over finished shards, which the selector annotates."""
+        """While the batch runs, the counts are sums over its finished shards, which `batches_list` annotates."""
         is_over = batch.status in TERMINAL
         completed = batch.completed if is_over else getattr(batch, "shards_completed", 0)
         failed = batch.failed if is_over else getattr(batch, "shards_failed", 0)
@@ -119,20 +119,20 @@ class BatchObject(ResponseModel):
     usage: BatchUsage
     metadata: SkipValidation[dict[str, str]]
     paused: SkipValidation[Paused | None] = Field(
-        description="Ours: why the batch is paused. `status` stays `in_progress`."
+        description="Our addition: why the batch is paused. `status` stays `in_progress`."
     )
-    cost: Amount = Field(description="Ours: the cost so far.")
-    quote_id: str | None = Field(description="Ours: the quote whose cap pauses the batch.")
+    cost: Amount = Field(description="Our addition: the cost so far.")
+    quote_id: str | None = Field(description="Our addition: the quote whose cap pauses the batch.")
     errors_by_code: SkipValidation[dict[str, int]] = Field(
-        description="Ours: the number of rows in the error file, by code."
+        description="Our addition: the number of rows in the error file, by code."
     )
     warnings: SkipValidation[list[Any]] = Field(
-        description="Ours: problems of the input file that did not make it invalid."
+        description="Our addition: problems of the input file that did not make it invalid."
     )
 
     @classmethod
     def of(cls, batch: Batch) -> Self:
-        """`batch` comes from `batches.selectors`, or has ended or just begun."""
+        """A batch with finished shards that has not ended must come from `batches_list`, which annotates its counts."""
         return cls.from_row(
             batch,
             model=None if batch.base_model is None else batch.base_model.name,

@@ -1,4 +1,4 @@
-"""Readers of batches."""
+"""Queries for batches."""
 
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce, Now
@@ -33,7 +33,7 @@ def batch_get(organization: Organization, batch_id: str) -> Batch:
 
 
 def batches_overdue() -> QuerySet[Batch]:
-    """Batches past their completion window whose job no worker has claimed. Their partial results must be assembled."""
+    """Batches past their completion window whose job is unclaimed. A worker must assemble their partial results."""
     waiting = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING)
     return Batch.objects.filter(
         status__in=waiting, expires_at__lte=Now(), job__in=Job.objects.filter(is_due())

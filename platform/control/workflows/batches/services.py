@@ -1,4 +1,4 @@
-"""Writers of batches: creation, validation, commits of shards, cancellation. `assemble` assembles the results.
+"""Creates, validates and cancels batches, and commits their shards. `assemble` assembles the results.
 
 Storage keys of a batch, below `<organization>/batches/<batch>/`:
     rows.jsonl               normalised rows, for workers
@@ -50,7 +50,7 @@ def batch_create(
     """Queues a batch. The content of the file is validated later; if it is invalid, the batch becomes `failed`.
 
     Args:
-        model: name of the base model for rows with an empty `body.model`; then no row may name another model.
+        model: name of the base model for rows with an empty `body.model`. If given, no row may name another model.
         quote: the quote whose cap pauses the batch.
     Raises: ApiError: 400 or 404, the request itself is invalid.
     """
@@ -87,7 +87,7 @@ def batch_create(
 
 
 def batch_window_restart(*, batch: Batch) -> None:
-    """Restarts the completion window, so that the time of a pause by the customer does not count."""
+    """Restarts the completion window, so that a pause by the customer does not shorten it."""
     until = timezone.now() + COMPLETION_WINDOWS[batch.completion_window]
     Batch.objects.filter(pk=batch.pk).exclude(status__in=TERMINAL).update(expires_at=until)
 
@@ -96,7 +96,7 @@ def batch_window_restart(*, batch: Batch) -> None:
 def batch_cancel(*, batch: Batch) -> Batch:
     """Requests the cancellation. The worker that has claimed the job assembles the finished rows.
 
-    A batch that is cancelled, being cancelled or about to complete is returned unchanged.
+    A batch that is cancelled, being cancelled or being finalized is returned unchanged.
     Raises: ApiError: 400, the batch has ended with another status.
     """
     with transaction.atomic():
@@ -139,9 +139,9 @@ def batch_validate(*, batch: Batch) -> bool:
 
 
 def batch_commit_shard(*, batch: Batch, claim: Claim, shard_no: int, storage_key: str, rows: ShardRows) -> bool:
-    """Like `job_commit_shard`. Also counts and prices the winner's tokens, exactly once: in the same transaction.
+    """Commits one worker's result of a shard, and charges for its tokens in the same transaction.
 
-    Raises: LeaseLost.
+    Returns: False if another result of the shard was committed first; then nothing changes. Raises: LeaseLost.
     """
     assert batch.base_model is not None, "validation sets the model"
     with transaction.atomic():

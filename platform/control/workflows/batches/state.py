@@ -33,7 +33,7 @@ TERMINAL = frozenset(status for status, moves in LEGAL_MOVES.items() if not move
 
 
 def transition(batch: Batch, to: Status, **values: Any) -> bool:
-    """Sets the status to `to` in one compare-and-swap, and stores the time in the column named after it.
+    """Sets the status to `to` in one compare-and-swap, and stores the time in the column named after that status.
 
     Records the event in the same transaction.
 
@@ -48,4 +48,3 @@ def transition(batch: Batch, to: Status, **values: Any) -> bool:
             event_record(organization_id=batch.organization_id, type=f"batch.{to.value}", object_id=batch.pk)
         batch.refresh_from_db()
     return bool(moved)
-

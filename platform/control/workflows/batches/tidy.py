@@ -10,7 +10,8 @@ BATCHES_A_ROUND = 5
 def batches_tidy() -> int:
     """Returns: the number of batches whose files were deleted.
 
-    The row changes after the files are deleted: after a crash in between, the row still names the files.
+    A batch's row is changed after its files are deleted. After a crash in between, the row therefore still names the
+    files, and the next call deletes them.
     """
     storage = get_storage()
     stray = list(batches_with_stray_tokens().order_by("pk")[:BATCHES_A_ROUND])
@@ -20,6 +21,6 @@ def batches_tidy() -> int:
     untidy = list(batches_untidy().select_related("job").order_by("pk")[:BATCHES_A_ROUND])
     for batch in untidy:
         storage.delete(batch.job.params["rows_key"])
-        storage.delete_folder(f"jobs/{batch.job_id}/shards")  # also files of attempts that did not win, in no row
+        storage.delete_folder(f"jobs/{batch.job_id}/shards")  # also of attempts that lost, whose files no row names
         Batch.objects.filter(pk=batch.pk).update(has_working_files=False)
     return len(stray) + len(untidy)

@@ -53,7 +53,7 @@ class BatchResultsView(OrganizationView):
         "batches.results",
         response=LINES,
         query={
-            "after": "The number of rows at the start that are skipped.",
+            "after": "The number of rows to skip at the start.",
             "follow": "`true`: the response continues until the batch has ended.",
         },
     )

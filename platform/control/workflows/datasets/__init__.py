@@ -1,1 +1,1 @@
-"""Datasets: the results of checking all rows of a file before any cost arises."""
+"""A dataset is the result of checking all rows of a file before any cost arises."""

@@ -1,4 +1,4 @@
-"""The three formats of a row. Each is read into an `Example`: a prompt, and an answer if the row has one.
+"""The three formats of a row. A row of any format is read into an `Example`: a prompt, and the answer if it has one.
 
 batch    {"custom_id", "body": {"messages" | "prompt", ...}}   batch rows of OpenAI, Predibase and Fireworks
 chat     {"messages": [...]}                                   fine-tuning rows of OpenAI, with or without an answer
@@ -27,7 +27,7 @@ class Format(StrEnum):
 class Example:
     custom_id: str | None  # None: the row has no id
     endpoint: str
-    body: Mapping[str, Any]  # body of the request with which a model answers the prompt
+    body: Mapping[str, Any]  # body of the request that asks a model to answer the prompt
     answer: str | None  # None: the row has no answer
 
     @property
@@ -81,7 +81,7 @@ def _chat(row: Mapping[str, Any]) -> Example:
         messages = messages[:-1]
     if not messages:
         raise RowError("missing_prompt", "messages must have a message before the answer", "messages")
-    return Example(custom_id=_own_id(row), endpoint=CHAT, body={"messages": messages}, answer=answer)
+    return Example(custom_id=_optional_id(row), endpoint=CHAT, body={"messages": messages}, answer=answer)
 
 
 def _prompt(row: Mapping[str, Any]) -> Example:
@@ -90,10 +90,10 @@ def _prompt(row: Mapping[str, Any]) -> Example:
         raise RowError("missing_prompt", f"prompt must be a string and not empty, got {kind_of(prompt)}", "prompt")
     if answer is not None and not isinstance(answer, str):
         raise RowError("invalid_completion", f"completion must be a string, got {kind_of(answer)}", "completion")
-    return Example(custom_id=_own_id(row), endpoint=COMPLETIONS, body={"prompt": prompt}, answer=answer)
+    return Example(custom_id=_optional_id(row), endpoint=COMPLETIONS, body={"prompt": prompt}, answer=answer)
 
 
-def _own_id(row: Mapping[str, Any]) -> str | None:
+def _optional_id(row: Mapping[str, Any]) -> str | None:
     return read_custom_id(row)[0] if "custom_id" in row else None
 
 

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 _DECODER = json.JSONDecoder()
 _BLANK = re.compile(r"[ \t\r\n]*")
+# A step of a path: a key of an object, or an index of a list in brackets.
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
 def byte_column(line: bytes, param: str | None) -> int:
-    """The position in bytes, from 1, of the field's value; if the field is missing, of the object that should have it.
+    """Returns the byte, counted from 1, at which the value of the field begins.
+
+    If the field is missing, returns the byte at which the object that should contain it begins.
 
     Args:
         line: valid JSON.
@@ -19,15 +22,15 @@ def byte_column(line: bytes, param: str | None) -> int:
     text = line.decode()
     at = _skip(text, 0)
     for name, index in _STEP.findall(param or ""):
-        found = next((begin for key, begin in _members(text, at) if key == (int(index) if index else name)), None)
-        if found is None:
+        value_at = next((begin for key, begin in _members(text, at) if key == (int(index) if index else name)), None)
+        if value_at is None:
             break
-        at = found
-    return len(text[:at].encode()) + 1
+        at = value_at
+    return len(text[:at].encode()) + 1  # `at` counts characters
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
-    """Yields each key of the object (or index of the list) at `at`, and the position at which its value begins."""
+    """Yields each key (or index) of the object (or list) that begins at `at`, and where the value of the key begins."""
     opening, at = text[at], _skip(text, at + 1)
     if opening not in "{[":
         return
@@ -46,6 +49,7 @@ def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
 
 
 def _skip(text: str, at: int) -> int:
+    """Returns the position of the first character, from `at` on, that is not whitespace."""
     blank = _BLANK.match(text, at)
     assert blank is not None, "the pattern also matches the empty string"
     return blank.end()

@@ -1,7 +1,7 @@
-"""The first valid rows of a file as tokens. `in_loss` says of each token whether it counts in the training loss.
+"""Shows the first valid rows of a file as tokens. `in_loss` says whether a token counts in the training loss.
 
-A speculator learns from answers of the model: only tokens of answers count in the loss. A row without an answer has no
-such tokens yet, because the model writes the answer during the distillation.
+A speculator learns from answers of the model, so only tokens of answers count in the loss. A row without an answer has
+no such tokens yet, because the model writes the answer during the distillation.
 """
 
 from contextlib import suppress
@@ -23,7 +23,7 @@ class _LimitReached(Exception):
 
 
 def dataset_preview(dataset: Dataset, *, limit: int) -> list[dict[str, Any]]:
-    """Raises: ApiError: 400, the dataset has no model, or this machine lacks its tokenizer; 404, there is no file."""
+    """Raises: ApiError: 400, the dataset has no model, or no tokenizer on this machine; 404, the file is deleted."""
     readings: list[dict[str, Any]] | None = None
     rows = _first(dataset.file, limit)
     if dataset.base_model is not None:

@@ -1,7 +1,7 @@
-"""Starts a process that renders and tokenizes rows (`rendering`), and exchanges rows and readings with it.
+"""Starts a process that renders and tokenizes rows (`rendering`), and receives a reading, the result, for each row.
 
-A reading is the result for one row. Chat template and tokenizer come from customers and might compute for hours or fill
-the memory. Therefore they run in a process that can be killed, not in the server that all organizations share.
+Chat template and tokenizer come from customers and might compute for hours or fill the memory. Therefore they run in a
+process that can be killed, not in the server that all organizations share.
 """
 
 import json
@@ -24,7 +24,7 @@ from control.workflows.datasets.rendering import UNREADABLE
 
 CPU_SECONDS = 10  # for all rows of a file
 MAX_READERS = 4  # per organization and server process, so that other organizations can use the machine too
-_WALL_SECONDS = 60.0  # from the last row to the results, on a machine that may be busy
+_WALL_SECONDS = 60.0  # limit from the last row to the results; longer than the CPU time, as the machine may be busy
 _IMPORT_ROOT = str(Path(__file__).parents[3])
 _lock, _num_readers = threading.Lock(), Counter[str]()
 
@@ -36,7 +36,7 @@ class ModelReader:
         self._process = process
 
     def send(self, example: Example) -> None:
-        """Blocks while the process is busy, which its CPU time limit bounds."""
+        """Blocks while the process is busy, at most until its CPU time limit ends it."""
         row = {"endpoint": example.endpoint, "body": example.body, "answer": example.answer}
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the process has ended: `readings` reports the reason
@@ -59,7 +59,7 @@ class ModelReader:
 
 @contextmanager
 def model_reader(organization: Organization, base_model: BaseModel, *, num_shown: int) -> Iterator[ModelReader]:
-    """Args: num_shown: the number of tokens that a reading contains.
+    """Args: num_shown: the maximum number of tokens that a reading lists.
 
     Raises: ApiError: 429, the organization already runs `MAX_READERS` readers.
     """

@@ -29,7 +29,7 @@ from control.workflows.datasets.formats import Example
 UNREADABLE = 3  # exit code: the folder has no tokenizer that can be read
 MEMORY_BYTES = 2 << 30  # limit of the address space; the libraries and a large tokenizer take a quarter of it
 _SHOWN_CHARACTERS = 200  # a preview shows at most this many characters of a token
-# Errors of a template on its input: a wrong type, a missing key, endless recursion.
+# Exceptions that a template may raise for its input: a wrong type, a missing key, endless recursion.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
@@ -40,7 +40,7 @@ class Refusal(ValueError):
 @dataclass(frozen=True, slots=True)
 class Rendered:
     prompt: str
-    answer: str  # with the template's end of turn; empty if the row has no answer
+    answer: str  # followed by the template's end-of-turn text; empty if the row has no answer
     is_plain: bool  # rendered without a template: the tokenizer must add its special tokens
 
 

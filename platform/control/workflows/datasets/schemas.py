@@ -8,7 +8,7 @@ from control.core.api.schemas import Figures, OneOf, RequestModel, ResponseModel
 from control.workflows.datasets.formats import Format
 from control.workflows.datasets.models import Dataset
 
-SHOWN_ERRORS = 20  # /v1/datasets/{id}/errors has all that were kept
+SHOWN_ERRORS = 20  # /v1/datasets/{id}/errors lists all stored errors
 
 
 class DatasetInput(RequestModel):
@@ -24,9 +24,7 @@ class DatasetErrors(ResponseModel):
 
     @classmethod
     def of(cls, dataset: Dataset) -> Self:
-        return cls(
-            data=dataset.errors[:SHOWN_ERRORS], total_count=dataset.num_errors, by_code=dataset.errors_by_code
-        )
+        return cls(data=dataset.errors[:SHOWN_ERRORS], total_count=dataset.num_errors, by_code=dataset.errors_by_code)
 
 
 class DatasetObject(ResponseModel):

@@ -1,4 +1,4 @@
-"""Readers of datasets."""
+"""Queries for datasets."""
 
 from django.db.models import QuerySet
 

@@ -1,4 +1,4 @@
-"""Writers of datasets, and of prompts files made from files in a dataset format."""
+"""Creates and deletes datasets, and converts files in the dataset formats to prompts files."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -34,7 +34,7 @@ class _Tokens(NamedTuple):
 
 @audited("dataset.create", records_itself=True)
 def dataset_create(*, organization: Organization, file: File, base_model: BaseModel | None = None) -> Dataset:
-    """Reads the whole file within the request, so that the caller knows its errors before any cost arises.
+    """Reads the whole file within the request, so that the caller knows the file's errors before any cost arises.
 
     Bad rows are recorded in the dataset and raise no error.
     Args:
@@ -42,23 +42,23 @@ def dataset_create(*, organization: Organization, file: File, base_model: BaseMo
     Raises: ApiError: 404, the file is deleted; 400, tokenizing takes too long; 429, too many files are read at once.
     """
     if base_model is None:
-        found, tokens = file_examine(file, on_example=_ignore), _Tokens(None, True)
+        findings, tokens = file_examine(file, on_example=_ignore), _Tokens(None, True)
     else:
-        found, tokens = _examine_and_count(file, base_model)
+        findings, tokens = _examine_and_count(file, base_model)
     with transaction.atomic():
         dataset = Dataset.objects.create(
             organization=organization,
             file=file,
             base_model=base_model,
-            format=found.format or "",
-            status=Status.INVALID if found.num_errors else Status.VALID,
-            num_rows=found.num_rows,
-            num_answers=found.num_answers,
+            format=findings.format or "",
+            status=Status.INVALID if findings.num_errors else Status.VALID,
+            num_rows=findings.num_rows,
+            num_answers=findings.num_answers,
             num_tokens=tokens.num,
             tokens_are_exact=tokens.are_exact,
-            errors=found.errors,
-            num_errors=found.num_errors,
-            errors_by_code=dict(found.errors_by_code),
+            errors=findings.errors,
+            num_errors=findings.num_errors,
+            errors_by_code=dict(findings.errors_by_code),
         )
         audit_record("dataset.create", dataset)
     return dataset
@@ -73,13 +73,13 @@ def dataset_delete(*, dataset: Dataset) -> None:
 def _examine_and_count(file: File, base_model: BaseModel) -> tuple[Findings, _Tokens]:
     with model_reader(file.organization, base_model, num_shown=0) as reader:
         counter = TokenCounter(reader, size_bytes=file.size_bytes)
-        found = file_examine(file, on_example=counter.add)
+        findings = file_examine(file, on_example=counter.add)
         num = counter.total()
-    return found, _Tokens(num, num is None or counter.is_exact)
+    return findings, _Tokens(num, num is None or counter.is_exact)
 
 
 def file_examine(file: File, *, on_example: OnExample) -> Findings:
-    """Checks all rows and calls `on_example` with every valid one. Raises: ApiError: 404, the file is deleted."""
+    """Checks all rows and calls `on_example` with every valid row. Raises: ApiError: 404, the file is deleted."""
     try:
         source = get_storage().open(file.storage_key)
     except ObjectMissing as error:
@@ -89,7 +89,7 @@ def file_examine(file: File, *, on_example: OnExample) -> Findings:
 
 
 def prompts_file_create(*, file: File, param: str) -> File:
-    """Writes the file's prompts to a batch file. Their answers are left out, because the model answers the prompts.
+    """Writes the file's prompts, without their answers, to a batch file, so that the model answers them itself.
 
     Args:
         param: the request's parameter that named the file.
@@ -102,9 +102,9 @@ def prompts_file_create(*, file: File, param: str) -> File:
             row = Row(custom_id=custom_id, is_id_coerced=False, model="", body=dict(example.body))
             writer.write(normalised_line(row, url=example.endpoint, model=""))
 
-        found = file_examine(file, on_example=write)
-        if found.num_errors:
-            raise _unusable(found, param)
+        findings = file_examine(file, on_example=write)
+        if findings.num_errors:
+            raise _unusable(findings, param)
         return file_create(
             organization=file.organization,
             filename=f"{Path(file.filename).stem}.prompts.jsonl",
@@ -113,10 +113,10 @@ def prompts_file_create(*, file: File, param: str) -> File:
         )
 
 
-def _unusable(found: Findings, param: str) -> ApiError:
-    first = found.errors[0]
+def _unusable(findings: Findings, param: str) -> ApiError:
+    first = findings.errors[0]
     position = "" if first["line"] is None else f"line {first['line']}: "
-    more = f" ({found.num_errors:,} bad lines in all)" if found.num_errors > 1 else ""
+    more = f" ({findings.num_errors:,} bad lines in all)" if findings.num_errors > 1 else ""
     return ApiError(400, f"{param}: {position}{first['message']}{more}", first["code"], param)
 
 

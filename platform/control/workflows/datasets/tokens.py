@@ -1,21 +1,21 @@
-"""Counts the tokens of a small file exactly, and estimates those of a large file from every n-th row.
+"""Counts the tokens of a small file exactly, and estimates the tokens of a large file from every n-th row.
 
-A tokenizer reads a few megabytes per second, the validation of rows about a hundred. Tokenizing every row would keep
-the caller waiting, although two significant digits of the number are enough.
+A tokenizer reads a few megabytes per second, row validation about a hundred. Tokenizing every row would keep the caller
+waiting, although two significant digits of the number of tokens are enough.
 """
 
 from control.workflows.datasets.formats import Example
 from control.workflows.datasets.reader import ModelReader
 from control.workflows.prompt_files.lines import Line
 
-SAMPLE_BYTES = 2 << 20
+SAMPLE_BYTES = 2 << 20  # about so many bytes of a large file are tokenized
 
 
 class TokenCounter:
     def __init__(self, reader: ModelReader, *, size_bytes: int) -> None:
         """Args: size_bytes: size of the whole file."""
         self._reader = reader
-        self._every = max(1, round(size_bytes / SAMPLE_BYTES))
+        self._every = max(1, round(size_bytes / SAMPLE_BYTES))  # n: every n-th row is sent to the reader
         self._num_seen = 0
         self._bytes_seen = 0
         self._sampled_bytes: list[int] = []  # size of each row that was sent to the reader

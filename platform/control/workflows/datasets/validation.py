@@ -1,6 +1,6 @@
-"""Checks a whole file in one pass and constant memory, and lists each bad line with its number, byte and code.
+"""Checks a whole file in one pass and bounded memory, and lists each bad line with its number, byte and code.
 
-    bytes -> read_text_lines -> parse_object -> read_example -> unique custom_id -> `on_example`
+bytes -> read_text_lines -> parse_object -> read_example -> unique custom_id -> `on_example`
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ class Findings:
     format: Format | None = None
     num_rows: int = 0
     num_answers: int = 0
-    errors: list[dict[str, Any]] = field(default_factory=list)  # the first MAX_ERRORS, by line
+    errors: list[dict[str, Any]] = field(default_factory=list)  # the first MAX_ERRORS, in the order of lines
     num_errors: int = 0  # also errors that are not in the list
     errors_by_code: Counter[str] = field(default_factory=Counter)
 
@@ -35,43 +35,43 @@ def examine(
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Findings:
     """Reads to the end of the file or the first row beyond `max_rows`. Calls `on_example` with every valid row."""
-    found = Findings()
+    findings = Findings()
     line_of_id: dict[str, int] = {}
 
     def fail(number: int | None, error: RowError, content: bytes | None = None) -> None:
-        found.num_errors += 1
-        found.errors_by_code[error.code] += 1
-        if len(found.errors) < MAX_ERRORS:
-            found.errors.append(_error(number, error, content))
+        findings.num_errors += 1
+        findings.errors_by_code[error.code] += 1
+        if len(findings.errors) < MAX_ERRORS:
+            findings.errors.append(_error(number, error, content))
 
     for line in read_text_lines(source, max_rows=max_rows, max_line_bytes=max_line_bytes, fail=fail):
-        if found.num_rows == max_rows:
+        if findings.num_rows == max_rows:
             fail(line.number, RowError("too_many_rows", f"A dataset can have at most {max_rows:,} rows."))
             break
-        found.num_rows += 1
+        findings.num_rows += 1
         try:
-            example = _read(line, found, max_line_bytes)
+            example = _read(line, findings, max_line_bytes)
             _check_unique(example, line.number, line_of_id)
         except RowError as error:
             fail(line.number, error, line.content)
             continue
-        found.num_answers += example.answer is not None
+        findings.num_answers += example.answer is not None
         on_example(example, line)
-    if not found.num_rows and not found.num_errors:
+    if not findings.num_rows and not findings.num_errors:
         fail(None, RowError("empty_file", "The file has no rows."))
-    return found
+    return findings
 
 
-def _read(line: Line, found: Findings, max_line_bytes: int) -> Example:
+def _read(line: Line, findings: Findings, max_line_bytes: int) -> Example:
     if line.content is None:
         message = f"A line must have at most {max_line_bytes:,} bytes, got {line.size_bytes:,}"
         raise RowError("line_too_long", message)
     row = parse_object(line.content)
-    if found.format is None:
-        found.format = format_of(row)
-    elif found.format not in _possible_formats(row):
-        raise RowError("mixed_formats", f"This row must have the format of the rows before it: {found.format.value}")
-    return read_example(row, found.format)
+    if findings.format is None:
+        findings.format = format_of(row)
+    elif findings.format not in _possible_formats(row):
+        raise RowError("mixed_formats", f"This row must have the format of the rows before it: {findings.format.value}")
+    return read_example(row, findings.format)
 
 
 def _possible_formats(row: dict[str, Any]) -> set[Format]:

@@ -36,7 +36,7 @@ class DistillationObject(ResponseModel):
     cost: Amount = Field(description="The cost so far.")
     quote_id: str | None
     metadata: SkipValidation[dict[str, str]]
-    is_trainable: bool = Field(description="Whether there are answers, so that pipelines can use the distillation.")
+    is_trainable: bool = Field(description="Whether there are answers that pipelines can train on.")
     created_at: Unix
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Readers of distillations."""
+"""Queries for distillations."""
 
 from django.db.models import Prefetch, QuerySet
 

@@ -1,4 +1,4 @@
-"""Writers of distillations. The underlying batch does the work."""
+"""Creates and cancels distillations. The underlying batch does the work."""
 
 from collections.abc import Mapping
 
@@ -43,5 +43,5 @@ def distillation_create(
 
 @audited("distillation.cancel")
 def distillation_cancel(*, distillation: Distillation) -> None:
-    """Ends the distillation; its answers can be used for training. Raises: ApiError: 400, it has ended before."""
+    """Keeps the answers so far, which can be used for training. Raises: ApiError: 400, the distillation has ended."""
     batch_cancel(batch=distillation.batch)

@@ -22,7 +22,7 @@ class DistillationsView(OrganizationView):
 
     @operation("distillations.create", request=DistillationInput, response=DistillationObject, status=201)
     def post(self, request: Request, body: DistillationInput) -> DistillationObject:
-        """Several pipelines can train on one distillation: pass it as `distillation_id`."""
+        """Several pipelines can train on one distillation: pass its id to them as `distillation_id`."""
         made = create_from(self.organization, body)
         return DistillationObject.of(distillation_get(self.organization, made.pk))
 

@@ -46,7 +46,7 @@ def public_key_body() -> dict[str, Any]:
 
 
 def _signing_key() -> Ed25519PrivateKey:
-    """The configured key, or one derived from the secret key, so that all machines have the same."""
+    """The configured key, or a key derived from Django's secret key, so that all machines sign with the same key."""
     configured = get_config().certificate_key
     if configured is not None:
         return Ed25519PrivateKey.from_private_bytes(base64.b64decode(configured.get_secret_value(), validate=True))

@@ -1,4 +1,4 @@
-"""One evaluation of one speculator; its job has the progress and the report."""
+"""One evaluation of one speculator. The evaluation's job has the progress and the report."""
 
 from django.db import models
 

@@ -11,7 +11,7 @@ from control.workflows.evaluations.models import Evaluation
 
 
 class EvaluationRequest(RequestModel, strict=True):
-    """Without `prompts_file`, on the prompts that the speculator's pipeline held out."""
+    """Without `prompts_file`, the prompts that the speculator's pipeline held out are used."""
 
     speculator_id: str
     prompts_file: str | None = None
@@ -20,7 +20,7 @@ class EvaluationRequest(RequestModel, strict=True):
     ]  # fmt: skip
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     repeats: Annotated[int, Field(ge=1, le=10)] = 1
-    price_per_gpu_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None  # USD; else the installation's
+    price_per_gpu_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None  # USD; None: the installation's price
 
 
 class EvaluationObject(ResponseModel):
@@ -37,10 +37,10 @@ class EvaluationObject(ResponseModel):
     job_id: str
     progress: Progress | None
     metrics: SkipValidation[Figures] = Field(
-        description="The latest metrics; `eta_seconds` is estimated from the pace at this concurrency."
+        description="The latest metrics; `eta_seconds` is estimated from the speed at the current concurrency."
     )
     result: SkipValidation[Literal["equal", "different"] | None] = Field(description="The certificate's result.")
-    report: SkipValidation[Figures | None] = Field(description="Its `definitions` explain every figure.")
+    report: SkipValidation[Figures | None] = Field(description="The report's `definitions` explain its figures.")
     error: SkipValidation[Figures | None]
     created_at: Unix
     started_at: Unix | None
@@ -70,11 +70,11 @@ class EvaluationObject(ResponseModel):
 class CertificateSignature(ResponseModel):
     algorithm: Literal["ed25519"]
     key_id: str = Field(description="The first 16 hexadecimal digits of SHA-256 over the public key's 32 bytes.")
-    value: str = Field(description="In base64, over all but `signature`, as RFC 8785 writes it.")
+    value: str = Field(description="Base64. It signs the certificate without `signature`, in the form of RFC 8785.")
 
 
 class CertificateObject(ResponseModel):
-    """A statement about one evaluation, signed."""
+    """A signed statement about one evaluation."""
 
     object: Literal["certificate"]
     format: Literal["slipstream.equality/1"]

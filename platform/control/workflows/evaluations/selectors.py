@@ -1,4 +1,4 @@
-"""Readers of evaluations, and of the worker time that a speculator's creation took."""
+"""Queries for evaluations, and for the worker time that creating a speculator took."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,8 @@ from control.tenants.accounts.models import Organization
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.pipelines.models import Pipeline
 
-_ATTEMPT_ENDS = frozenset({"claimed", "retried", "released", "paused", "succeeded", "failed", "cancelled"})
+# Events that begin or end an attempt. A claim also ends the previous attempt if that attempt's lease expired.
+_ATTEMPT_EVENTS = frozenset({"claimed", "retried", "released", "paused", "succeeded", "failed", "cancelled"})
 
 
 def evaluations_list(organization: Organization) -> QuerySet[Evaluation]:
@@ -52,4 +53,4 @@ def worker_seconds(job: Job) -> float:
 
 
 def _attempt_events(job: Job) -> Iterable[JobEvent]:
-    return JobEvent.objects.filter(job=job, type__in=_ATTEMPT_ENDS).order_by("seq").only("type", "created_at")
+    return JobEvent.objects.filter(job=job, type__in=_ATTEMPT_EVENTS).order_by("seq").only("type", "created_at")

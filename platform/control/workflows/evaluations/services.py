@@ -1,4 +1,4 @@
-"""Writers of evaluations, for the API and for the evaluate stage of pipelines."""
+"""Creates, cancels and finishes evaluations, for the API and for the evaluate stage of pipelines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,9 +28,11 @@ from control.workflows.prompt_files.held_out import held_out_key, normalise_held
 def evaluation_create(
     *, organization: Organization, speculator: Speculator, prompts: File | None, request: EvaluationRequest
 ) -> Evaluation:
-    """Evaluates on `prompts`; None: on the prompts that the speculator's pipeline held out.
+    """Checks the request and queues the evaluation.
 
-    Raises: ApiError: 400, no prompts or invalid ones; 409, the speculator is not ready; 429, too many queued jobs.
+    Args:
+        prompts: the prompts to evaluate on; None: those that the speculator's pipeline held out.
+    Raises: ApiError: 400, no or invalid prompts; 409, the speculator is not ready; 429, too many queued jobs.
     """
     if speculator.status != Speculator.Status.READY:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
@@ -62,14 +64,14 @@ def evaluation_start(
     identity: str | None = None,
     is_continuation: bool = False,
 ) -> Evaluation:
-    """Queues the job.
+    """Queues the evaluation's job.
 
     Args:
         settings: concurrencies, max_tokens, repeats, price_per_gpu_hour; each is optional.
     Raises: ApiError: 429, as `job_submit`.
     """
     price = settings.get("price_per_gpu_hour")
-    chosen = {
+    all_settings = {
         "concurrencies": settings.get("concurrencies", [1]),
         "max_tokens": settings.get("max_tokens"),
         "repeats": settings.get("repeats", 1),
@@ -82,7 +84,7 @@ def evaluation_start(
         "rows_key": rows_key,
         "drafter": drafter_of(speculator),
         "training_seconds": None if pipeline is None else round(creation_seconds(pipeline), 1),
-        **chosen,
+        **all_settings,
     }
     with transaction.atomic():
         job = job_submit(
@@ -97,7 +99,7 @@ def evaluation_start(
             speculator=speculator,
             job=job,
             prompts_file=prompts,
-            settings=chosen,
+            settings=all_settings,
         )
 
 
@@ -110,7 +112,7 @@ def evaluation_cancel(*, evaluation: Evaluation) -> bool:
 def evaluation_finish(
     *, evaluation: Evaluation, report: Mapping[str, Any], evidence: Mapping[str, Any], plots_prefix: str
 ) -> None:
-    """Signs and stores the results, once: a second call, by a late worker, changes nothing."""
+    """Signs and stores the results once: a second call, by a worker whose lease expired, changes nothing."""
     certificate = certificate_of(_statement(evaluation, evidence))
     with transaction.atomic():
         unsigned = Evaluation.objects.filter(pk=evaluation.pk, certificate__isnull=True)
@@ -120,7 +122,7 @@ def evaluation_finish(
 
 
 def _statement(evaluation: Evaluation, evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """The statement to sign: measurements and hashes in `evidence` are the worker's, the identities are our rows'."""
+    """The statement to sign: ids and names from the database, measurements and hashes from the worker's `evidence`."""
     speculator, prompts = evaluation.speculator, evaluation.prompts_file
     facts = dict(evidence)
     return {

@@ -1,4 +1,4 @@
-"""/v1/evaluations: how a speculator does on held-out prompts; /v1/certificates: the key that signs what was found."""
+"""Routes of evaluations, and of the public key that verifies their certificates."""
 
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -33,10 +33,10 @@ class EvaluationsView(OrganizationView):
         query={**PAGING, "speculator_id": "Only evaluations of this speculator."},
     )
     def get(self, request: Request) -> Response:
-        found = evaluations_list(self.organization)
+        evaluations = evaluations_list(self.organization)
         if "speculator_id" in request.query_params:
-            found = found.filter(speculator_id=request.query_params["speculator_id"])
-        return paginate(found, request, EvaluationObject.of)
+            evaluations = evaluations.filter(speculator_id=request.query_params["speculator_id"])
+        return paginate(evaluations, request, EvaluationObject.of)
 
     @operation("evaluations.create", request=EvaluationRequest, response=EvaluationObject, status=201)
     def post(self, request: Request, body: EvaluationRequest) -> EvaluationObject:
@@ -53,7 +53,7 @@ class EvaluationView(OrganizationView):
 
 
 class EvaluationCancelView(OrganizationView):
-    """202: it ends within seconds; one that has ended already stays as it is."""
+    """A running evaluation ends within seconds after the response. An evaluation that has ended does not change."""
 
     scope = "speculators"
 
@@ -64,7 +64,7 @@ class EvaluationCancelView(OrganizationView):
 
 
 class EvaluationCertificateView(OrganizationView):
-    """The signed result: anybody who has the public key can check it, without calling this service."""
+    """The signed result. Anybody who has the public key can verify it without calling this service."""
 
     scope = "speculators"
 
@@ -82,7 +82,7 @@ class EvaluationPlotView(OrganizationView):
 
     @operation("evaluations.plot", response=PNG, also=SVG, query={"format": "`png` or `svg`."})
     def get(self, request: Request, evaluation_id: str) -> StoredFileResponse:
-        """Acceptance by position and speed by concurrency, as `format` says: png or svg."""
+        """The plot of acceptance by position and of speed by concurrency, as PNG or SVG."""
         evaluation = evaluation_get(self.organization, evaluation_id)
         kind = request.query_params.get("format", "png")
         if kind not in _MEDIA_TYPES:
@@ -100,7 +100,7 @@ class EvaluationPlotView(OrganizationView):
 
 
 class CertificateKeyView(OrganizationView):
-    """Keep it where certificates are checked. It changes only when the installation's key does."""
+    """The key that verifies certificates. It changes only when the installation's signing key is replaced."""
 
     scope = "speculators"
 

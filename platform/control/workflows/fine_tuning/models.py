@@ -1,4 +1,4 @@
-"""Fields of OpenAI's fine-tuning job that its pipeline, which does the work, does not have."""
+"""The fields of OpenAI's fine-tuning job that are not stored in its pipeline. The pipeline does the work."""
 
 from django.db import models
 

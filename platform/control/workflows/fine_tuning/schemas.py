@@ -13,7 +13,7 @@ from control.queue.jobs.models import Job, JobEvent
 from control.queue.jobs.schemas import Paused, Progress
 from control.workflows.batches.models import Batch
 from control.workflows.fine_tuning.models import FineTuningJob
-from control.workflows.fine_tuning.selectors import CHECKPOINT, PAUSED_ON_REQUEST, work_of
+from control.workflows.fine_tuning.selectors import CHECKPOINT, PAUSED_ON_REQUEST, stage_job
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
 from workers.kinds import TRAINED_KINDS
 
@@ -32,32 +32,32 @@ _MESSAGES = {
     Status.DISTILLING: "The model answers the prompts",
     Status.TRAINING: "The speculator is trained on the model's own answers",
     Status.EVALUATING: "Held-out prompts are answered with and without the speculator",
-    Status.GATING: "The report is compared with what was asked for",
+    Status.GATING: "The report is compared with the conditions of the gate",
     Status.DEPLOYING: "The endpoint starts",
     Status.LIVE: "The job has succeeded, and its endpoint is live",
     Status.SUCCEEDED: "The job has succeeded",
-    Status.REJECTED: "The speculator does not do what was asked for",
+    Status.REJECTED: "The speculator does not meet the conditions of the gate",
     Status.FAILED: "The job has failed",
     Status.CANCELLED: "The job has been cancelled",
 }
 _LEVELS = {Status.FAILED: "error", Status.REJECTED: "error", Status.CANCELLED: "warn"}
-_WORK_MESSAGES = {
+_JOB_EVENT_MESSAGES = {
     "cancel_requested": "The job is being cancelled",
-    "paused": "The job waits",
-    "resumed": "The job goes on",
+    "paused": "The job is paused",
+    "resumed": "The job continues",
     "retried": "An attempt failed and is repeated",
 }
-_METRICS = {"loss": "train_loss", "validation_loss": "valid_loss"}  # our names: OpenAI's names
+_METRICS = {"loss": "train_loss", "validation_loss": "valid_loss"}  # our names -> OpenAI's names
 
 
 def _refuse_integrations(integrations: list[Any] | None) -> list[Any] | None:
     if integrations:
-        raise ValueError("there are none yet; follow the job's events")
+        raise ValueError("integrations are not supported yet; use the job's events")
     return integrations
 
 
 class Hyperparameters(RequestModel, strict=True):
-    """`batch_size` has no counterpart: the size of a batch depends on the kind."""
+    """`batch_size` must be `auto`, because the batch size depends on the kind of speculator."""
 
     n_epochs: Literal["auto"] | Annotated[int, Field(ge=1, le=50)] = "auto"
     batch_size: Literal["auto"] = "auto"
@@ -65,13 +65,13 @@ class Hyperparameters(RequestModel, strict=True):
 
 
 class TurboInput(RequestModel, strict=True):
-    """The members of a pipeline that OpenAI's request does not have."""
+    """Parameters of a pipeline that OpenAI's request does not have."""
 
     kind: Annotated[str, OneOf(TRAINED_KINDS)] = "medusa"
     hyperparameters: dict[str, Any] = {}
     held_out: Annotated[int, Field(ge=1)] | None = None
     evaluation: dict[str, Any] = {}
-    gate: dict[str, Any] = {"min_speedup": 0.0}  # the outputs must be equal; the report only states the speed
+    gate: dict[str, Any] = {"min_speedup": 0.0}  # by default no speedup is required, only equal outputs
     deploy: bool = False
 
 
@@ -84,14 +84,14 @@ class JobInput(RequestModel):
     validation_file: Annotated[str, Text(80)] | None = None
     suffix: Annotated[str, Text(MAX_SUFFIX, pattern=r"^[A-Za-z0-9._-]*$")] | None = None
     seed: Annotated[int, IntRange(0, MAX_SEED)] | None = None
-    hyperparameters: _Object | None = None  # OpenAI's older place for `method.supervised.hyperparameters`
+    hyperparameters: _Object | None = None  # OpenAI's older name of `method.supervised.hyperparameters`
     method: _Object | None = None
     integrations: Annotated[list[Any] | None, AfterValidator(_refuse_integrations)] = None
     turbo: _Object | None = None
     metadata: Metadata | None = None
 
     def chosen_hyperparameters(self) -> Hyperparameters:
-        """Those of `method.supervised`, or `hyperparameters`. Raises: ApiError: 400."""
+        """The hyperparameters of `method`, or else the top-level `hyperparameters`. Raises: ApiError: 400."""
         if self.method is None:
             return parse_request(Hyperparameters, self.hyperparameters or {}, under="hyperparameters")
         if (kind := self.method.get("type", "supervised")) != "supervised":
@@ -103,7 +103,7 @@ class JobInput(RequestModel):
         return parse_request(Hyperparameters, supervised.get("hyperparameters") or {}, under=param)
 
     def chosen_turbo(self) -> TurboInput:
-        """`turbo`, or `method.turbo`. Raises: ApiError: 400."""
+        """The top-level `turbo`, or else `method.turbo`. Raises: ApiError: 400."""
         turbo = self.turbo
         if turbo is None and self.method is not None:
             turbo = self.method.get("turbo")
@@ -122,7 +122,7 @@ class FineTuningError(ResponseModel):
 
 
 class Turbo(ResponseModel):
-    """Ours: what OpenAI's object has no members for."""
+    """Our additions to OpenAI's object."""
 
     state: str
     pipeline_id: str
@@ -132,7 +132,10 @@ class Turbo(ResponseModel):
     hyperparameters: SkipValidation[Figures]
     progress: Figures | None
     waiting_for: Literal["worker", "turn", "resume", "spend_cap"] | None = Field(
-        description="Why the job does not run: no worker is alive, other jobs are before it, or it is paused."
+        description=(
+            "Why the job does not run. `worker`: no worker is alive; `turn`: other jobs are before it; "
+            "`resume`, `spend_cap`: it is paused until it is resumed or the cap is lifted."
+        )
     )
     paused: SkipValidation[Paused | None]
     report: SkipValidation[Figures | None]
@@ -140,28 +143,27 @@ class Turbo(ResponseModel):
     @classmethod
     def of(cls, job: FineTuningJob) -> Self:
         pipeline = job.pipeline
-        work = work_of(pipeline)
-        last = pipeline.evaluation_job or pipeline.training_job or (pipeline.batch.job if pipeline.batch else None)
-        progress = Progress.of(last) if last else None
+        current_job = stage_job(pipeline)
+        latest_job = pipeline.evaluation_job or pipeline.training_job
+        latest_job = latest_job or (pipeline.batch.job if pipeline.batch else None)
+        progress = Progress.of(latest_job) if latest_job else None
         return cls.from_row(
             pipeline,
             state=pipeline.status,
             pipeline_id=pipeline.pk,
             kind=pipeline.training.get("kind"),
-            hyperparameters={
-                name: value for name, value in pipeline.training.items() if name not in ("kind", "seed")
-            },
+            hyperparameters={name: value for name, value in pipeline.training.items() if name not in ("kind", "seed")},
             progress=None if progress is None else progress.as_json(),
-            waiting_for=_waiting_for(work, has_worker=job.has_worker) if work else None,
-            paused=work.paused if work else None,
+            waiting_for=_waiting_for(current_job, has_worker=job.has_worker) if current_job else None,
+            paused=current_job.paused if current_job else None,
             report=pipeline.speculator.report if pipeline.speculator else None,
         )
 
 
-def _waiting_for(work: Job, *, has_worker: bool) -> str | None:
-    if work.paused is not None:
-        return "resume" if work.paused.get("code") == PAUSED_ON_REQUEST else "spend_cap"
-    if work.status != Job.Status.QUEUED:
+def _waiting_for(current_job: Job, *, has_worker: bool) -> str | None:
+    if current_job.paused is not None:
+        return "resume" if current_job.paused.get("code") == PAUSED_ON_REQUEST else "spend_cap"
+    if current_job.status != Job.Status.QUEUED:
         return None
     return "turn" if has_worker else "worker"
 
@@ -215,11 +217,11 @@ class FineTuningJobObject(ResponseModel):
 
 
 def _status_of(pipeline: Pipeline) -> str:
-    """OpenAI's status of the job."""
+    """The job's status in OpenAI's API."""
     if ended := _ENDED.get(Status(pipeline.status)):
         return ended
-    work, batch = work_of(pipeline), pipeline.batch
-    if work is not None and work.status == Job.Status.PAUSED:
+    current_job, batch = stage_job(pipeline), pipeline.batch
+    if current_job is not None and current_job.status == Job.Status.PAUSED:
         return "paused"
     if pipeline.status != Status.DISTILLING or batch is None:
         return "running"
@@ -238,21 +240,21 @@ class FineTuningEventObject(ResponseModel):
     data: SkipValidation[Figures]
 
     @classmethod
-    def all_of(cls, job: FineTuningJob, moves: list[PipelineEvent], work: list[JobEvent]) -> list[Self]:
-        """Newest first."""
-        events = [(move.created_at, cls._of_move(job.pipeline, move)) for move in moves]
-        events += [(event.created_at, cls._of_work(event)) for event in work]
+    def all_of(cls, job: FineTuningJob, transitions: list[PipelineEvent], job_events: list[JobEvent]) -> list[Self]:
+        """The pipeline's transitions and its jobs' events, newest first."""
+        events = [(row.created_at, cls._of_transition(job.pipeline, row)) for row in transitions]
+        events += [(event.created_at, cls._of_job_event(event)) for event in job_events]
         return [event for _, event in sorted(events, key=lambda item: item[0], reverse=True)]
 
     @classmethod
-    def _of_move(cls, pipeline: Pipeline, move: PipelineEvent) -> Self:
-        status = Status(move.status)
+    def _of_transition(cls, pipeline: Pipeline, row: PipelineEvent) -> Self:
+        status = Status(row.status)
         message = _MESSAGES[status]
         if status in (Status.FAILED, Status.REJECTED) and pipeline.error:
             message = f"{message}: {pipeline.error.get('message', '')}"
         return cls.from_row(
-            move,
-            id=f"ftevent-p{move.pk}",
+            row,
+            id=f"ftevent-p{row.pk}",
             level=_LEVELS.get(status, "info"),
             message=message,
             type="message",
@@ -260,13 +262,13 @@ class FineTuningEventObject(ResponseModel):
         )
 
     @classmethod
-    def _of_work(cls, event: JobEvent) -> Self:
+    def _of_job_event(cls, event: JobEvent) -> Self:
         identity = f"ftevent-j{event.pk}"
         if event.type == CHECKPOINT:
             metrics = _metrics(event.data)
             message = f"Step {metrics['step']}"
             return cls.from_row(event, id=identity, level="info", message=message, type="metrics", data=metrics)
-        message = _WORK_MESSAGES[event.type]
+        message = _JOB_EVENT_MESSAGES[event.type]
         if event.type in ("paused", "retried"):
             message = f"{message}: {event.data.get('message', '')}"
         data = {"code": event.data.get("code")}

@@ -1,4 +1,4 @@
-"""Readers of fine-tuning jobs and of their events."""
+"""Queries for fine-tuning jobs and their events."""
 
 from collections.abc import Mapping
 
@@ -12,22 +12,22 @@ from control.tenants.accounts.models import Organization
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.pipelines.models import Pipeline
 
-_OF_PIPELINE = ("base_model", "batch__job", "training_job", "evaluation_job", "speculator")
+_PIPELINE_RELATIONS = ("base_model", "batch__job", "training_job", "evaluation_job", "speculator")
 CHECKPOINT = "checkpoint_committed"
-PAUSED_ON_REQUEST = "paused_on_request"  # the code of a customer's pause
-# The events of jobs that are shown; the others repeat events of the pipeline.
-TOLD = (CHECKPOINT, "retried", "cancel_requested", "paused", "resumed")
+PAUSED_ON_REQUEST = "paused_on_request"  # code of a pause that the customer requested
+# Types of the job events that the API lists. Events of other types would repeat events of the pipeline.
+LISTED_JOB_EVENTS = (CHECKPOINT, "retried", "cancel_requested", "paused", "resumed")
 
 
 def fine_tuning_jobs_list(organization: Organization) -> QuerySet[FineTuningJob]:
     """Fine-tuning jobs with all related rows that the API shows."""
     alive = {"has_worker": Exists(workers_alive().filter(role="jobs"))}
     jobs = FineTuningJob.objects.filter(organization=organization).annotate(**alive)
-    return jobs.select_related("pipeline", *(f"pipeline__{name}" for name in _OF_PIPELINE))
+    return jobs.select_related("pipeline", *(f"pipeline__{name}" for name in _PIPELINE_RELATIONS))
 
 
 def with_metadata(jobs: QuerySet[FineTuningJob], wanted: Mapping[str, str]) -> QuerySet[FineTuningJob]:
-    """Jobs whose metadata has all of these pairs."""
+    """Those of the jobs whose metadata has all `wanted` pairs."""
     for number, (key, value) in enumerate(wanted.items()):
         jobs = jobs.annotate(**{f"wanted_{number}": KeyTransform(key, "metadata")}).filter(
             **{f"wanted_{number}": value}
@@ -44,7 +44,7 @@ def fine_tuning_job_get(organization: Organization, job_id: str) -> FineTuningJo
     return job
 
 
-def work_of(pipeline: Pipeline) -> Job | None:
+def stage_job(pipeline: Pipeline) -> Job | None:
     """The job of the pipeline's current stage, or None if the stage has no job."""
     match Pipeline.Status(pipeline.status):
         case Pipeline.Status.DISTILLING:
@@ -56,8 +56,8 @@ def work_of(pipeline: Pipeline) -> Job | None:
     return None
 
 
-def work_events(job: FineTuningJob, *types: str) -> QuerySet[JobEvent]:
-    """Events of the pipeline's current jobs, newest first; of checkpoints only those of the training job."""
+def job_events_list(job: FineTuningJob, *types: str) -> QuerySet[JobEvent]:
+    """Events of the pipeline's current jobs, newest first. Only checkpoints of the training job are included."""
     pipeline = job.pipeline
     ids = [pipeline.training_job_id, pipeline.evaluation_job_id, pipeline.batch.job_id if pipeline.batch else None]
     events = JobEvent.objects.filter(job_id__in=[i for i in ids if i], type__in=types)

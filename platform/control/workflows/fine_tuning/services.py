@@ -1,4 +1,4 @@
-"""Writers of fine-tuning jobs. A pipeline does the work; its stages and its end are those of the job."""
+"""Creates, cancels, pauses and resumes fine-tuning jobs. The work of a job is done by its pipeline."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ from django.db import transaction
 from control.core.api.errors import ApiError
 from control.core.api.requests import parse_request
 from control.core.ids import fine_tuning_job_id
-from control.core.storage.undo import stored_bytes_undone
+from control.core.storage.undo import delete_stored_on_error
 from control.data.files.models import File
 from control.data.files.selectors import file_get
 from control.queue.jobs.models import Job
@@ -19,7 +19,7 @@ from control.workflows.batches.services import batch_window_restart
 from control.workflows.datasets.services import prompts_file_create
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.fine_tuning.schemas import Hyperparameters, JobInput, TurboInput
-from control.workflows.fine_tuning.selectors import PAUSED_ON_REQUEST, work_of
+from control.workflows.fine_tuning.selectors import PAUSED_ON_REQUEST, stage_job
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.requests import create_from
 from control.workflows.pipelines.schemas import PipelineRequest
@@ -31,7 +31,8 @@ from workers.hyperparameters.kinds import read_hyperparameters
 
 PAUSE_REASON = {"code": PAUSED_ON_REQUEST, "message": "Paused on request, until it is resumed.", "cap_id": None}
 MAX_NAME = 64
-_TAIL = 8
+_NUM_ID_CHARACTERS = 8  # of a job's id, at the end of its model's name
+# Parameters of a pipeline -> parameters of a fine-tuning job.
 _PARAMS = {"prompts_file": "training_file", "held_out_file": "validation_file", "training": "turbo.hyperparameters"}
 
 
@@ -49,7 +50,7 @@ def fine_tuning_job_create(*, organization: Organization, request: JobInput) -> 
         validation_file = _given_file(organization, request.validation_file, "validation_file")
     identity = fine_tuning_job_id()
     try:
-        with stored_bytes_undone(), transaction.atomic():
+        with delete_stored_on_error(), transaction.atomic():
             prompts = _as_prompts(training_file, "training_file")
             held_out = None if validation_file is None else _as_prompts(validation_file, "validation_file")
             body = {
@@ -83,8 +84,8 @@ def _training(hyperparameters: Hyperparameters, turbo: TurboInput, seed: int) ->
     if hyperparameters.n_epochs != "auto":
         training["epochs"] = hyperparameters.n_epochs
     if hyperparameters.learning_rate_multiplier != "auto":
-        usual = read_hyperparameters(turbo.kind, {}).loop.learning_rate
-        training["learning_rate"] = min(1.0, usual * hyperparameters.learning_rate_multiplier)
+        default_rate = read_hyperparameters(turbo.kind, {}).loop.learning_rate
+        training["learning_rate"] = min(1.0, default_rate * hyperparameters.learning_rate_multiplier)
     return {**training, **turbo.hyperparameters}
 
 
@@ -96,22 +97,22 @@ def fine_tuning_job_cancel(*, job: FineTuningJob) -> None:
 
 @audited("fine_tuning_job.pause")
 def fine_tuning_job_pause(*, job: FineTuningJob) -> None:
-    """Stops the work within seconds; a resumed job continues from the last checkpoint or answer.
+    """Stops the job's work within seconds. After a resume, the work continues from the last checkpoint or answer.
 
-    Raises: ApiError: 400, the job has ended, or its endpoint is starting; 409, its stage is just about to end.
+    Raises: ApiError: 400, the job has ended, or its endpoint is starting; 409, its current stage is about to end.
     """
-    pipeline = pipeline_advance(pipeline=job.pipeline)  # its current stage may already have ended
-    work = work_of(pipeline)
-    if work is None:
+    pipeline = pipeline_advance(pipeline=job.pipeline)  # the recorded stage may already have ended
+    current_job = stage_job(pipeline)
+    if current_job is None:
         raise _wrong_status("pause", pipeline)
-    if not job_pause_on_request(job=work, why=PAUSE_REASON):
+    if not job_pause_on_request(job=current_job, why=PAUSE_REASON):
         message = "The job's current stage is about to end, or the job is being cancelled. Try again."
         raise ApiError(409, message, "stage_ending")
 
 
 @audited("fine_tuning_job.resume")
 def fine_tuning_job_resume(*, job: FineTuningJob) -> bool:
-    """Ends a pause that the customer requested, never the pause of a spend cap.
+    """Ends a pause that the customer requested, but not a pause by a spend cap.
 
     Returns: False if the job is not paused.
     Raises: ApiError: 400, the job has ended; 429, a spend cap has paused it.
@@ -119,16 +120,16 @@ def fine_tuning_job_resume(*, job: FineTuningJob) -> bool:
     pipeline = pipeline_fresh(job.pipeline)
     if pipeline.status not in ACTIVE:
         raise _wrong_status("resume", pipeline)
-    work = work_of(pipeline)
-    if work is None or work.paused is None:
+    current_job = stage_job(pipeline)
+    if current_job is None or current_job.paused is None:
         return False
-    if work.paused["code"] != PAUSED_ON_REQUEST:
-        message = f"{work.paused['message']} The job continues when the cap is raised or removed."
+    if current_job.paused["code"] != PAUSED_ON_REQUEST:
+        message = f"{current_job.paused['message']} The job continues when the cap is raised or removed."
         headers = {"x-should-retry": "false"}
-        raise ApiError(429, message, work.paused["code"], type="insufficient_quota", headers=headers)
-    if pipeline.batch is not None and work.kind == Job.Kind.BATCH:
+        raise ApiError(429, message, current_job.paused["code"], type="insufficient_quota", headers=headers)
+    if pipeline.batch is not None and current_job.kind == Job.Kind.BATCH:
         batch_window_restart(batch=pipeline.batch)
-    return job_resume(job=work, code=PAUSED_ON_REQUEST)
+    return job_resume(job=current_job, code=PAUSED_ON_REQUEST)
 
 
 def _wrong_status(action: str, pipeline: Pipeline) -> ApiError:
@@ -139,7 +140,7 @@ def _wrong_status(action: str, pipeline: Pipeline) -> ApiError:
 def model_name(model: str, suffix: str | None, identity: str) -> str:
     """`ft-<model>-<suffix>-<8 characters>`: name of the speculator and its endpoint. The last part makes it unique."""
     stem = "-".join(part for part in ("ft", re.sub(r"[^A-Za-z0-9._-]+", "-", model), suffix) if part)
-    return f"{stem[: MAX_NAME - _TAIL - 1]}-{identity[-_TAIL:]}"
+    return f"{stem[: MAX_NAME - _NUM_ID_CHARACTERS - 1]}-{identity[-_NUM_ID_CHARACTERS:]}"
 
 
 def _given_file(organization: Organization, file_id: str, param: str) -> File:
@@ -151,6 +152,7 @@ def _given_file(organization: Organization, file_id: str, param: str) -> File:
 
 
 def _as_prompts(file: File, param: str) -> File:
+    """Returns the file if it has batch rows, otherwise a new file with its prompts as batch rows."""
     return file if file.purpose == File.Purpose.BATCH else prompts_file_create(file=file, param=param)
 
 

@@ -1,4 +1,4 @@
-"""Routes of OpenAI's fine-tuning."""
+"""Routes of OpenAI's fine-tuning API."""
 
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -18,11 +18,11 @@ from control.workflows.fine_tuning.schemas import (
 )
 from control.workflows.fine_tuning.selectors import (
     CHECKPOINT,
-    TOLD,
+    LISTED_JOB_EVENTS,
     fine_tuning_job_get,
     fine_tuning_jobs_list,
+    job_events_list,
     with_metadata,
-    work_events,
 )
 from control.workflows.fine_tuning.services import (
     fine_tuning_job_cancel,
@@ -91,8 +91,9 @@ class FineTuningEventsView(OrganizationView):
     @operation("fine_tuning.jobs.events", response=Page[FineTuningEventObject], query=PAGING)
     def get(self, request: Request, job_id: str) -> Response:
         job = fine_tuning_job_get(self.organization, job_id)
-        moves = PipelineEvent.objects.filter(pipeline=job.pipeline).order_by("-pk")
-        return paginate_list(FineTuningEventObject.all_of(job, list(moves), list(work_events(job, *TOLD))), request)
+        transitions = PipelineEvent.objects.filter(pipeline=job.pipeline).order_by("-pk")
+        job_events = job_events_list(job, *LISTED_JOB_EVENTS)
+        return paginate_list(FineTuningEventObject.all_of(job, list(transitions), list(job_events)), request)
 
 
 class FineTuningCheckpointsView(OrganizationView):
@@ -102,5 +103,5 @@ class FineTuningCheckpointsView(OrganizationView):
     def get(self, request: Request, job_id: str) -> Response:
         job = fine_tuning_job_get(self.organization, job_id)
         return paginate_list(
-            [FineTuningCheckpointObject.of(job, event) for event in work_events(job, CHECKPOINT)], request
+            [FineTuningCheckpointObject.of(job, event) for event in job_events_list(job, CHECKPOINT)], request
         )

@@ -1,1 +1,1 @@
-"""Pipelines: the way from prompts to an endpoint as one resumable object."""
+"""A pipeline distils, trains, evaluates, gates and deploys a speculator. Interrupted stages can be resumed."""

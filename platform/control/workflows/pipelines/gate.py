@@ -7,7 +7,7 @@ from control.workflows.pipelines.schemas import Gate
 
 
 def gate_objections(gate: Gate, report: Mapping[str, Any]) -> list[str]:
-    """Messages about each condition that the report does not meet; empty if the speculator passes."""
+    """Returns one message for each condition that the report does not meet; none if the speculator passes."""
     objections = []
     equal, total = report["outputs_equal"], report["prompts_held_out"]
     if gate.outputs_equal and equal != total:

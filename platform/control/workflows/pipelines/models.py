@@ -1,4 +1,4 @@
-"""The way from prompts to an endpoint as one object: distil, train, evaluate, gate, deploy. Stages can be resumed."""
+"""A pipeline makes a speculator from prompts and deploys it, in the stages distil, train, evaluate, gate, deploy."""
 
 from django.db import models
 
@@ -51,7 +51,7 @@ class Pipeline(models.Model):
 
 
 class PipelineEvent(models.Model):
-    """One row per transition, from which the times and attempts of the stages are read."""
+    """One row per transition. The start and the end of each stage are read from these rows."""
 
     pipeline = models.ForeignKey(Pipeline, on_delete=models.CASCADE, related_name="events")
     status = models.CharField(max_length=16, choices=Pipeline.Status.choices)

@@ -16,8 +16,8 @@ from workers.kinds import TRAINED_KINDS
 
 
 def create_from(organization: Organization, body: PipelineRequest) -> Pipeline:
-    """Raises: ApiError: 400, hyperparameters that the kind does not have, or prompts that are given twice or not at
-    all; otherwise as `pipeline_create`.
+    """Raises: ApiError: 400, a hyperparameter is invalid, or the parameters that name the prompts contradict each
+    other; otherwise as `pipeline_create`.
     """
     _check_hyperparameters(body.training)
     _check_prompts(body)
@@ -25,7 +25,7 @@ def create_from(organization: Organization, body: PipelineRequest) -> Pipeline:
 
 
 def _check_hyperparameters(training: Training) -> None:
-    """Training reads them too, but only after the model has answered every prompt."""
+    """Checks them at once, because training reads them only after the model has answered every prompt."""
     try:
         read_hyperparameters(training.kind, training.model_extra or {})
     except HyperparameterError as error:
@@ -40,7 +40,7 @@ def _check_prompts(body: PipelineRequest) -> None:
         code = "missing_required_parameter" if body.prompts_file is None else "invalid_value"
         raise ApiError(400, message, code, "prompts_file")
     if body.distillation_id is not None and body.held_out_file is None:
-        message = "held_out_file is required with distillation_id: its prompts were all answered, to be trained on"
+        message = "held_out_file is required with distillation_id: training uses all prompts of a distillation"
         raise ApiError(400, message, "missing_required_parameter", "held_out_file")
     if body.held_out_file is not None and body.held_out is not None:
         message = "held_out splits rows off prompts_file; it cannot be given together with held_out_file"

@@ -1,4 +1,4 @@
-"""Requests and responses of pipelines: one object with its stages."""
+"""Requests and responses of pipelines and their stages."""
 
 from typing import Annotated, Literal, Self
 
@@ -11,7 +11,7 @@ from control.queue.jobs.schemas import Paused, Progress
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
 from control.workflows.pipelines.state import ACTIVE, STAGES, Status
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # also a deployment's name
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # the pipeline's deployment gets the same name
 _STAGE_ENDS = {Status.FAILED: "failed", Status.REJECTED: "failed", Status.CANCELLED: "cancelled"}
 
 
@@ -41,7 +41,7 @@ class PipelineRequest(RequestModel, strict=True):
     prompts_file: str | None = None
     distillation_id: str | None = None  # a distillation whose answers are used; instead of prompts_file
     held_out_file: str | None = None
-    held_out: Annotated[int, Field(ge=1)] | None = None  # rows to split off the prompts; only without held_out_file
+    held_out: Annotated[int, Field(ge=1)] | None = None  # number of prompts to hold out; only without held_out_file
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     gate: Gate = Gate()
@@ -71,27 +71,27 @@ class StageObject(ResponseModel):
 
     @classmethod
     def _of(cls, pipeline: Pipeline, status: Status, job: Job | None, events: list[PipelineEvent]) -> Self:
-        """The time of a stage begins with the last transition to it and ends with the transition after that."""
-        entered = next((i for i in reversed(range(len(events))) if events[i].status == status), None)
-        left = None if entered is None or entered + 1 == len(events) else events[entered + 1]
+        """A stage starts with the last transition to `status` and ends with the transition after that one."""
+        start = next((i for i in reversed(range(len(events))) if events[i].status == status), None)
+        end = None if start is None or start + 1 == len(events) else events[start + 1]
         return cls.from_row(
             job,
             name=STAGES[status],
-            status=_stage_status(pipeline, entered is not None, left, status),
+            status=_stage_status(pipeline, start is not None, end, status),
             job_id=None if job is None else job.pk,
             paused=None if job is None else job.paused,
             progress=None if job is None else Progress.of(job),
             metrics={} if job is None else job.metrics,
-            started_at=None if entered is None else events[entered].created_at,
-            finished_at=None if left is None else left.created_at,
+            started_at=None if start is None else events[start].created_at,
+            finished_at=None if end is None else end.created_at,
         )
 
 
-def _stage_status(pipeline: Pipeline, was_entered: bool, left: PipelineEvent | None, status: Status) -> str:
-    if was_entered and left is None:
+def _stage_status(pipeline: Pipeline, has_started: bool, end: PipelineEvent | None, status: Status) -> str:
+    if has_started and end is None:
         return "running"
-    if was_entered and left is not None:
-        return _STAGE_ENDS.get(Status(left.status), "succeeded")
+    if has_started and end is not None:
+        return _STAGE_ENDS.get(Status(end.status), "succeeded")
     if status == Status.DISTILLING:  # the pipeline began with the answers of a distillation
         return "skipped"
     is_over = pipeline.status not in ACTIVE and pipeline.status not in (Status.FAILED, Status.CANCELLED)

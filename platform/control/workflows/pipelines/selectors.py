@@ -1,4 +1,4 @@
-"""Readers of pipelines. Those for customers take the organization as their first argument."""
+"""Queries for pipelines. Queries on behalf of a customer take the organization as their first argument."""
 
 from django.db.models import Prefetch, Q, QuerySet
 
@@ -33,4 +33,5 @@ def pipelines_waiting_for_job(job_id: str) -> QuerySet[Pipeline]:
 
 
 def pipeline_fresh(pipeline: Pipeline) -> Pipeline:
+    """Reads the pipeline and its related rows again."""
     return Pipeline.objects.select_related("organization", *_RELATED).get(pk=pipeline.pk)

@@ -1,4 +1,4 @@
-"""Writers of pipelines on a customer's request: create, cancel, resume. `stages` advances them."""
+"""Creates, cancels and resumes pipelines on a customer's request. The module `stages` advances them."""
 
 from django.db import transaction
 
@@ -31,7 +31,7 @@ from control.workflows.quotes.selectors import quote_get
 
 @audited("pipeline.create", records_itself=True)
 def pipeline_create(*, organization: Organization, request: PipelineRequest) -> Pipeline:
-    """Checks the request, splits off held-out prompts unless there is a file of them, and starts the first stage.
+    """Checks the request, splits off held-out prompts unless the request names a file of them, and starts a stage.
 
     Raises: ApiError: 400 for files that cannot be used, 404 for a model or file that does not exist, 409 for an
         endpoint name that is taken.
@@ -39,7 +39,7 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
     base_model = base_model_get(organization, request.model)
     _check_initial(organization, request.training, base_model)
     quote = None if request.quote_id is None else quote_get(organization, request.quote_id)
-    batch = _distilled(organization, request.distillation_id, base_model)
+    batch = _distillation_batch(organization, request.distillation_id, base_model)
     prompts = batch.input_file if batch else _batch_file(organization, request.prompts_file or "", "prompts_file")
     if request.deploy:
         _refuse_taken_name(organization, request.name)
@@ -88,8 +88,8 @@ def _check_initial(organization: Organization, training: Training, base_model: B
         raise ApiError(400, message, "invalid_value", param)
 
 
-def _distilled(organization: Organization, distillation_id: str | None, base_model: BaseModel) -> Batch | None:
-    """Raises: ApiError: 404, the distillation does not exist; 400, its model is another one; 409, it has no answers."""
+def _distillation_batch(organization: Organization, distillation_id: str | None, base_model: BaseModel) -> Batch | None:
+    """Raises: ApiError: 404, no such distillation; 400, a distillation of another model; 409, it has no answers."""
     if distillation_id is None:
         return None
     batch = distillation_get(organization, distillation_id).batch
@@ -141,9 +141,10 @@ def pipeline_cancel(*, pipeline: Pipeline) -> Pipeline:
             raise ApiError(400, f"Cannot cancel a pipeline with status '{pipeline.status}'.", "invalid_pipeline_status")
         with transaction.atomic():
             if transition(pipeline, Status.CANCELLED):
-                now = pipeline_fresh(pipeline)  # its stage may have started a job since it was read above
-                _stop_stage(Status(pipeline.status), now)
-                return now
+                # The stage may have started a job since the pipeline was read above.
+                cancelled = pipeline_fresh(pipeline)
+                _stop_stage(Status(pipeline.status), cancelled)
+                return cancelled
         # Another process changed the status meanwhile: try again.
 
 

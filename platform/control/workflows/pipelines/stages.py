@@ -1,8 +1,10 @@
 """Advances pipelines. All calls are idempotent and safe under races: a second caller finds nothing to do.
 
-A stage's job or deployment is created in one transaction with the compare-and-swap that assigns it to the pipeline, so
-that of two workers only one starts the stage and the other's rows are rolled back. Nothing here waits: a stage ends
-when its job or deployment ends.
+A stage's job or deployment is created in the same transaction as the compare-and-swap that assigns it to the pipeline.
+Of two workers only one therefore starts the stage, and the other's rows are rolled back. Nothing here waits for a job:
+each call makes the transitions that are possible now, and a later call makes the next ones.
+
+The functions in `_STEPS` return whether they changed the pipeline.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,8 +76,8 @@ def _distil(pipeline: Pipeline) -> bool:
     batch = pipeline.batch
     if batch is None:
         return _start(pipeline, _make_batch)
-    if batch.job.status == Job.Status.PAUSED:  # possible for an instant between the end of the batch and of its job
-        return False
+    if batch.job.status == Job.Status.PAUSED:
+        return False  # even if the batch has ended: the customer may pause its job in the instant before the job ends
     match batch.status:
         case Batch.Status.COMPLETED if batch.tokens_key:
             return transition(pipeline, Status.TRAINING)
@@ -133,9 +135,7 @@ def _make_training(pipeline: Pipeline) -> dict[str, Any]:
         "initial_speculator_id": initial,
         "hyperparameters": hyperparameters,
     }
-    job = job_submit(
-        organization=pipeline.organization, kind=Job.Kind.TRAINING, params=params, is_continuation=True
-    )
+    job = job_submit(organization=pipeline.organization, kind=Job.Kind.TRAINING, params=params, is_continuation=True)
     return {"training_job": job, "speculator": speculator}
 
 
@@ -192,10 +192,10 @@ def _make_deployment(pipeline: Pipeline) -> dict[str, Any]:
     return {"deployment": deployment}
 
 
-def _after_job(pipeline: Pipeline, job: Job, then: Status) -> bool:
+def _after_job(pipeline: Pipeline, job: Job, next_status: Status) -> bool:
     match job.status:
         case Job.Status.SUCCEEDED:
-            return transition(pipeline, then)
+            return transition(pipeline, next_status)
         case Job.Status.FAILED:
             error = job.error or {}
             return _fail(pipeline, error.get("code", "job_failed"), error.get("message", f"Job {job.pk} failed."))

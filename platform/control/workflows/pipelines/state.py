@@ -49,7 +49,7 @@ LEGAL_MOVES: Mapping[Status, frozenset[Status]] = {
 
 
 def transition(pipeline: Pipeline, to: Status, *, data: Mapping[str, Any] | None = None, **values: Any) -> bool:
-    """Compares and swaps the status that the pipeline was read with, and records the event in the same transaction.
+    """Changes the status unless it has changed since `pipeline` was read; records the event in the same transaction.
 
     Returns: False if another process changed the status first.
     """
@@ -68,7 +68,7 @@ def transition(pipeline: Pipeline, to: Status, *, data: Mapping[str, Any] | None
 
 
 def _record_events(pipeline: Pipeline, to: Status) -> None:
-    """Records the pipeline's event, and the one of its fine-tuning job, which ends with the pipeline."""
+    """Records the event of the pipeline and, if `to` ends it, the event of its fine-tuning job."""
     event_record(organization_id=pipeline.organization_id, type=f"pipeline.{to.value}", object_id=pipeline.pk)
     if end := _FINE_TUNING_ENDS.get(to):
         job_id = Pipeline.objects.values_list("fine_tuning_job", flat=True).get(pk=pipeline.pk)

@@ -3,8 +3,8 @@
     prompts ─┬─ lowest hashes of custom_id ──> held-out file
              └─ the rest ──> prompts file of the batch
 
-Each of the two files has a blank line in place of every row of the other, so that line numbers in error messages are
-those of the customer's file.
+In place of a row that is in the other file, each of the two files has a blank line. The line numbers in error messages
+are therefore those of the customer's file.
 """
 
 import hashlib
@@ -35,19 +35,19 @@ def held_out_key(organization_id: str, pipeline_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Eligible:
-    """Result of the first pass: ids of the valid rows whose custom_id appears once, and the endpoint of most rows."""
+    """A row is eligible to be held out if it is valid and no other row has its custom_id."""
 
     custom_ids: list[str]
-    endpoint: str
+    endpoint: str  # of most valid rows
 
 
 def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
     """Returns: the file of training prompts and the held-out file, both new files of the organization.
 
     Args:
-        held_out: number of rows to hold out; None: a tenth, at least one.
+        held_out: number of rows to hold out; None: a tenth of the rows, at least one.
 
-    Raises: ApiError: 400, there are not enough rows for both.
+    Raises: ApiError: 400, there are not enough rows for both files.
     """
     with _opened(file) as source:
         eligible = _eligible(source)
@@ -56,7 +56,7 @@ def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
     if num_rows <= count:
         message = f"prompts_file must have more than {count} usable rows to hold {count} out, got {num_rows}"
         raise ApiError(400, message, "too_few_rows", "prompts_file")
-    chosen = frozenset(heapq.nsmallest(count, eligible.custom_ids, key=_rank))
+    held_out_ids = frozenset(heapq.nsmallest(count, eligible.custom_ids, key=_rank))
     stem = Path(file.filename).stem
     with tempfile.TemporaryDirectory() as folder:
         rest_path, held_out_path = Path(folder) / "rest", Path(folder) / "held_out"
@@ -65,7 +65,7 @@ def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
             rest_path.open("wb") as rest,
             held_out_path.open("wb") as held,
         ):
-            _divide(source, chosen, rest=rest, held=held)
+            _divide(source, held_out_ids, rest=rest, held=held)
         made = [
             file_create(
                 organization=file.organization,
@@ -126,7 +126,7 @@ def _eligible(source: Readable) -> _Eligible:
 
 
 def _rows(source: Readable) -> Iterator[tuple[bytes, str | None, str]]:
-    """Yields the line, its custom_id (None if the line is invalid) and its endpoint."""
+    """Yields each line, its custom_id (None if the line is invalid) and the endpoint for which the line is valid."""
     for line in read_lines(source):
         content = line.content
         if content is None:
@@ -142,12 +142,13 @@ def _rows(source: Readable) -> Iterator[tuple[bytes, str | None, str]]:
             yield content, None, ENDPOINTS[0]
 
 
-def _divide(source: Readable, chosen: frozenset[str], *, rest: IO[bytes], held: IO[bytes]) -> None:
+def _divide(source: Readable, held_out_ids: frozenset[str], *, rest: IO[bytes], held: IO[bytes]) -> None:
     for line, custom_id, _ in _rows(source):
-        target, other = (held, rest) if custom_id in chosen else (rest, held)
+        target, other = (held, rest) if custom_id in held_out_ids else (rest, held)
         target.write(line + b"\n")
         other.write(b"\n")
 
 
 def _rank(custom_id: str) -> bytes:
+    """Sort key that puts the rows in a pseudo-random order, which is the same in every run."""
     return hashlib.sha256(custom_id.encode()).digest()

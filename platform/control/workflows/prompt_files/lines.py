@@ -21,42 +21,43 @@ class Line:
 
 def read_lines(source: Readable, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:
     """Lines end with a line feed. Text after the last line feed is a line too, unless it is empty."""
-    number, begun, size = 1, bytearray(), 0  # `begun`: the bytes so far of a line that goes on in the next chunk
+    number, partial, size = 1, bytearray(), 0  # start of a line that continues in the next chunk, and its length
     while chunk := source.read(CHUNK_BYTES):
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
-            yield _line(number, begun, size, chunk[start:end], max_line_bytes)
-            number, begun, size, start = number + 1, bytearray(), 0, end + 1
+            yield _line(number, partial, size, chunk[start:end], max_line_bytes)
+            number, partial, size, start = number + 1, bytearray(), 0, end + 1
         rest = chunk[start:]
         size += len(rest)
         if size <= max_line_bytes:
-            begun += rest
+            partial += rest
         else:
-            begun.clear()  # the line is too long: from here on only its length is counted
+            partial.clear()  # the line is too long: from here on only its length is counted
     if size:
-        yield _line(number, begun, size, b"", max_line_bytes)
+        yield _line(number, partial, size, b"", max_line_bytes)
 
 
-def _line(number: int, begun: bytearray, begun_size: int, tail: bytes, max_line_bytes: int) -> Line:
-    size = begun_size + len(tail)
-    return Line(number, bytes(begun) + tail if size <= max_line_bytes else None, size)
+def _line(number: int, partial: bytearray, partial_size: int, tail: bytes, max_line_bytes: int) -> Line:
+    size = partial_size + len(tail)
+    return Line(number, bytes(partial) + tail if size <= max_line_bytes else None, size)
 
 
+# The first bytes of compressed files.
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
 class Peeked:
-    """A stream whose first bytes are in `head`. The first `read` returns `head` too."""
+    """A stream whose first bytes can be inspected in `head` before they are read. The first `read` returns `head`."""
 
     def __init__(self, source: Readable) -> None:
         self._source = source
         self.head = source.read(CHUNK_BYTES)
-        self._is_fresh = True
+        self._is_head_unread = True
 
     def read(self, size: int, /) -> bytes:
-        """`size` must be at least CHUNK_BYTES, the length of `head`; `read_lines` uses CHUNK_BYTES."""
-        if self._is_fresh:
-            self._is_fresh = False
+        """Args: size: at least CHUNK_BYTES, because the first call returns the whole `head`."""
+        if self._is_head_unread:
+            self._is_head_unread = False
             return self.head
         return self._source.read(size)
 

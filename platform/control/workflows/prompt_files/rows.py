@@ -13,7 +13,7 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MAX_CUSTOM_ID_LENGTH = 256
 MAX_DEPTH = 64
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_SHOWN = 60  # an error message quotes at most this many characters of a customer's value
+_MAX_QUOTED = 60  # an error message quotes at most this many characters of a customer's value
 
 
 class RowError(ValueError):
@@ -33,7 +33,7 @@ class RowError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Row:
     custom_id: str
-    is_id_coerced: bool  # the row's custom_id was a number
+    is_id_coerced: bool  # the row's custom_id was a number and has been converted to a string
     model: str  # as in the row; "" means the batch's model
     body: dict[str, Any]
 
@@ -48,10 +48,10 @@ def read_row(row: Mapping[str, Any], *, endpoint: str) -> Row:
     custom_id, is_coerced = read_custom_id(row)
     method = row.get("method", "POST")
     if method != "POST":
-        raise RowError("invalid_method", f"method must be 'POST', got {shown(method)}", "method")
+        raise RowError("invalid_method", f"method must be 'POST', got {quoted(method)}", "method")
     url = row.get("url", endpoint)
     if url != endpoint:
-        raise RowError("url_mismatch", f"url must be the batch's endpoint {endpoint!r}, got {shown(url)}", "url")
+        raise RowError("url_mismatch", f"url must be the batch's endpoint {endpoint!r}, got {quoted(url)}", "url")
     if "body" not in row:
         raise RowError("invalid_body", "body is missing", "body")
     body = row["body"]
@@ -88,7 +88,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
         raise RowError("invalid_json_line", message, column=len(text[: error.pos].encode()) + 1) from None
     except UnicodeEncodeError:
         raise RowError("invalid_utf8", "This line contains an unpaired surrogate (\\ud800 to \\udfff)") from None
-    except (ValueError, RecursionError) as error:  # Python's limits on the digits of a number and on depth
+    except (ValueError, RecursionError) as error:  # from the hooks, or too many digits in a number, or too deep
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RowError("invalid_json_line", f"This line is not parseable as valid JSON: {reason}") from None
     if not isinstance(row, dict):
@@ -115,8 +115,9 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {shown(twice)} appears twice in one object")
+        # `seen.add` returns None, which is false: only a key that is already in `seen` passes the condition.
+        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {quoted(repeated)} appears twice in one object")
     return values
 
 
@@ -159,7 +160,7 @@ def check_messages(body: Mapping[str, Any], prefix: str = "") -> None:
         if message.get("role") not in ROLES:
             raise RowError(
                 "invalid_body",
-                f"{place}.role must be one of {', '.join(ROLES)}, got {shown(message.get('role'))}",
+                f"{place}.role must be one of {', '.join(ROLES)}, got {quoted(message.get('role'))}",
                 f"{place}.role",
             )
         _check_content(message, place)
@@ -180,9 +181,9 @@ def _check_content(message: dict[str, Any], param: str) -> None:
             raise RowError("invalid_body", f"{param}[{position}] must be an object with a type", f"{param}[{position}]")
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     text = ascii(value)  # escapes characters that a terminal, a log or a database could not handle
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}..."
 
 
 def kind_of(value: object) -> str:

@@ -1,6 +1,6 @@
-"""Checks a whole batch input file in one pass and constant memory, and lists the bad lines.
+"""Checks a whole batch input file in one pass and bounded memory, and lists the bad lines.
 
-This module does not use the database: its callers pass the names of the models. It passes normalised lines to `write`.
+This module does not use the database: callers pass the names of the models and receive normalised lines in `write`.
 
     bytes -> lines.read_lines -> rows.parse_row -> unique custom_id -> one model -> write(normalised line)
 """
@@ -14,7 +14,7 @@ from control.workflows.prompt_files.rows import Row, RowError, normalised_line, 
 
 MAX_ROWS = 50_000
 MAX_ERRORS = 1_000
-_SPARE_LINES = 1_000  # blank lines that are allowed in addition to one for each row
+_SPARE_LINES = 1_000  # a file may have this many blank lines, and one more for each row
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -24,7 +24,7 @@ class Report:
 
     num_rows: int = 0
     model: str | None = None  # the model of all rows; None: no row was valid
-    errors: list[dict[str, Any]] = field(default_factory=list)  # the first MAX_ERRORS, by line
+    errors: list[dict[str, Any]] = field(default_factory=list)  # the first MAX_ERRORS, in the order of lines
     num_errors: int = 0  # also errors that are not in the list
     warnings: list[dict[str, Any]] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ def validate(
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Report:
     """Reads to the end of the file or the first row beyond `max_rows`. After an error, `write` is no longer called."""
-    check = _Check(endpoint, models)
+    check = _FileCheck(endpoint, models)
     report = check.report
     for line in read_text_lines(source, max_rows=max_rows, max_line_bytes=max_line_bytes, fail=check.fail):
         report.num_rows += 1
@@ -56,7 +56,7 @@ def validate(
             check.fail(line.number, RowError("too_many_tasks", f"A batch can have at most {max_rows:,} rows."))
             break
         try:
-            row, model = check.row(line, max_line_bytes)
+            row, model = check.read_row(line, max_line_bytes)
         except RowError as error:
             check.fail(line.number, error)
             continue
@@ -91,8 +91,8 @@ def read_text_lines(
             yield line
 
 
-class _Check:
-    """Checks the lines of one file, and keeps what later lines are compared with: the ids and the model so far."""
+class _FileCheck:
+    """Checks the lines of one file, and stores the ids and the model of earlier lines to compare later lines with."""
 
     def __init__(self, endpoint: str, models: ModelChoice) -> None:
         self.report = Report()
@@ -102,7 +102,7 @@ class _Check:
         self._models = models
         self._line_of_id: dict[str, int] = {}
         self._num_coerced = 0
-        self._first_coerced: int | None = None
+        self._first_coerced_line: int | None = None
 
     def fail(self, line: int | None, error: RowError) -> None:
         self.report.num_errors += 1
@@ -111,7 +111,7 @@ class _Check:
                 {"code": error.code, "line": line, "message": error.message, "param": error.param}
             )
 
-    def row(self, line: Line, max_line_bytes: int) -> tuple[Row, str]:
+    def read_row(self, line: Line, max_line_bytes: int) -> tuple[Row, str]:
         """Returns: the row and its model. Raises: RowError."""
         if line.content is None:
             message = f"A line must have at most {max_line_bytes:,} bytes, got {line.size_bytes:,}"
@@ -126,12 +126,15 @@ class _Check:
             )
         if row.is_id_coerced:
             self._num_coerced += 1
-            self._first_coerced = self._first_coerced or line.number
+            self._first_coerced_line = self._first_coerced_line or line.number
         return row, self._common_model(row.model, line.number)
 
-    def _common_model(self, named: str, number: int) -> str:
-        """Returns the model of the row on line `number`. Raises: RowError: it is not the model of all earlier rows."""
-        model = named or self._models.default
+    def _common_model(self, row_model: str, number: int) -> str:
+        """Returns the model of the row on line `number`.
+
+        Raises: RowError: the model does not exist, or differs from the model of the earlier rows.
+        """
+        model = row_model or self._models.default
         if model is None:
             message = "body.model is empty, and the batch has no model: create the batch with `model`"
             raise RowError("missing_model", message, "body.model")
@@ -149,7 +152,9 @@ class _Check:
         if not self._num_coerced:
             return []
         message = f"custom_id was a number in {self._num_coerced:,} rows and is returned as a string"
-        return [{"code": "custom_id_coerced", "line": self._first_coerced, "message": message, "param": "custom_id"}]
+        return [
+            {"code": "custom_id_coerced", "line": self._first_coerced_line, "message": message, "param": "custom_id"}
+        ]
 
 
 def _shown(name: str) -> str:

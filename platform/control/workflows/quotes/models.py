@@ -24,7 +24,7 @@ class Quote(models.Model):
     basis = models.CharField(max_length=16, choices=Basis.choices)
     pilot = models.ForeignKey(Batch, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
     status = models.CharField(max_length=16, choices=Status.choices)
-    # Estimate for the whole dataset with the bounds of its confidence interval, which are null without a pilot.
+    # Estimated output tokens of the whole dataset, and the bounds of the estimate, which are null without a pilot.
     output_tokens = models.BigIntegerField(null=True, blank=True)
     output_tokens_low = models.BigIntegerField(null=True, blank=True)
     output_tokens_high = models.BigIntegerField(null=True, blank=True)

@@ -20,7 +20,7 @@ Z = 2.0  # half the width of the confidence interval, in standard errors of the 
 
 
 class _Sample:
-    """Takes every n-th row, so that the sample of a sorted file covers all of it."""
+    """Writes every n-th row to the pilot's input file, so that the pilot samples all parts of a sorted file."""
 
     def __init__(self, writer: StagedWriter, *, every: int) -> None:
         self.endpoint = ""
@@ -30,6 +30,7 @@ class _Sample:
 
     def add(self, example: Example, line: Line) -> None:
         self._num_seen += 1
+        # Rows for another endpoint than the first row's are skipped, because a batch has only one endpoint.
         if (self._num_seen - 1) % self._every or example.endpoint != (self.endpoint or example.endpoint):
             return
         self.endpoint = example.endpoint
@@ -71,5 +72,5 @@ def mean_with_bounds(lengths: list[int]) -> tuple[float, float, float]:
     mean = statistics.fmean(lengths)
     if len(lengths) == 1:
         return mean, mean, mean
-    error = Z * statistics.stdev(lengths) / sqrt(len(lengths))
-    return mean, max(0.0, mean - error), mean + error
+    half_width = Z * statistics.stdev(lengths) / sqrt(len(lengths))
+    return mean, max(0.0, mean - half_width), mean + half_width

@@ -15,7 +15,7 @@ class QuoteInput(RequestModel):
     dataset_id: Annotated[str, Text(40)]
     basis: Annotated[str, OneOf(Quote.Basis)] = "pilot"
     cap: Annotated[
-        Dollars | None, Field(description="US dollars. Work under the quote is paused when it has cost this.")
+        Dollars | None, Field(description="US dollars. The quote's batches are paused when they have cost this in all.")
     ] = None
 
 
@@ -26,8 +26,8 @@ class QuoteUpdateInput(RequestModel):
 class QuoteObject(ResponseModel):
     """Estimates what a batch of the dataset's rows will cost.
 
-    The bounds hold for 95 of 100 quotes. A quote from history has no bounds, because only sums of earlier batches are
-    stored.
+    The bounds are a 95 % confidence interval. A quote from history has no bounds, because only sums over earlier
+    batches are stored.
     """
 
     id: str
@@ -38,7 +38,7 @@ class QuoteObject(ResponseModel):
     basis: Annotated[str, OneOf(Quote.Basis)]
     pilot_batch_id: str | None
     num_rows: int
-    input_tokens: SkipValidation[int]  # the column allows null, though the datasets of quotes are counted
+    input_tokens: SkipValidation[int]  # never null: the tokens of a quote's dataset are counted
     input_tokens_exact: bool
     output_tokens: int | None
     output_tokens_low: int | None
@@ -46,8 +46,8 @@ class QuoteObject(ResponseModel):
     cost: Amount | None
     cost_low: Amount | None
     cost_high: Amount | None
-    cap: Amount | None = Field(description="The limit of the cost of all work under the quote together.")
-    spent: Amount = Field(description="The cost so far of all work under the quote.")
+    cap: Amount | None = Field(description="The limit of the total cost of the quote's batches.")
+    spent: Amount = Field(description="The total cost so far of the quote's batches.")
     created_at: Unix
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Readers of quotes."""
+"""Queries for quotes."""
 
 from django.db.models import QuerySet
 

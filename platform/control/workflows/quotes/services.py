@@ -1,4 +1,4 @@
-"""Writers of quotes. A quote with a pilot is `measuring` until the pilot ends, and then `ready` or `failed`."""
+"""Creates quotes and sets their caps. A quote is `measuring` until its pilot ends, and then `ready` or `failed`."""
 
 import datetime as dt
 
@@ -11,7 +11,7 @@ from control.billing.usage.selectors import price_of
 from control.core.api.errors import ApiError
 from control.core.ids import quote_id
 from control.core.storage.backends import ObjectMissing
-from control.core.storage.undo import stored_bytes_undone
+from control.core.storage.undo import delete_stored_on_error
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
 from control.workflows.batches.caps import batches_resume
@@ -20,7 +20,7 @@ from control.workflows.datasets.models import Dataset
 from control.workflows.quotes.models import Quote
 from control.workflows.quotes.pilot import answer_lengths, mean_with_bounds, pilot_start
 
-HISTORY = dt.timedelta(days=90)
+HISTORY = dt.timedelta(days=90)  # an estimate from history uses the batches of this period
 MIN_REQUESTS = 20  # an estimate from history needs at least this many past requests
 Status, Basis = Quote.Status, Quote.Basis
 
@@ -29,17 +29,17 @@ Status, Basis = Quote.Status, Quote.Basis
 def quote_create(
     *, organization: Organization, dataset: Dataset, basis: Quote.Basis, cap_nanousd: int | None = None
 ) -> Quote:
-    """Estimates the cost at current prices. With the basis `pilot`, a few rows run as a batch, at the customer's cost.
+    """Estimates the cost at current prices. With the basis `pilot`, runs a few rows, which the customer pays for.
 
-    Raises: ApiError: 409, the dataset is not valid or its tokens are not counted, or there is no history.
+    Raises: ApiError: 409, the dataset is not valid, its tokens are not counted, or there are too few past requests.
     """
     model = dataset.base_model
     if model is None or dataset.num_tokens is None or dataset.status != Dataset.Status.VALID or not dataset.num_rows:
         message = "A quote needs a valid dataset that was created with a `model`, because its tokens must be counted."
         raise ApiError(409, message, "dataset_not_quotable", "dataset_id")
     price, identity = price_of(model.name), quote_id()
-    mean = _mean_of_history(organization, model.name) if basis is Basis.HISTORY else None
-    with stored_bytes_undone(), transaction.atomic():
+    mean = _mean_past_output_tokens(organization, model.name) if basis is Basis.HISTORY else None
+    with delete_stored_on_error(), transaction.atomic():
         return Quote.objects.create(
             id=identity,
             organization=organization,
@@ -54,8 +54,8 @@ def quote_create(
         )
 
 
-def _mean_of_history(organization: Organization, model: str) -> float:
-    """Mean number of output tokens of batch rows in the last `HISTORY`. Raises: ApiError: 409, too few requests."""
+def _mean_past_output_tokens(organization: Organization, model: str) -> float:
+    """Mean number of output tokens per batch row within `HISTORY`. Raises: ApiError: 409, too few requests."""
     past = UsageRecord.objects.filter(
         organization=organization, model=model, is_batch=True, minute__gte=timezone.now() - HISTORY
     ).aggregate(tokens=Sum("output_tokens"), requests=Sum("requests"))
@@ -69,7 +69,7 @@ def _mean_of_history(organization: Organization, model: str) -> float:
 
 
 def quote_settle(*, quote: Quote) -> Quote:
-    """If the pilot has ended, completes the quote from its answers. May be called at any time."""
+    """If the pilot has ended, completes the quote from the pilot's answers. May be called at any time."""
     pilot = quote.pilot
     if quote.status != Status.MEASURING or (pilot is not None and pilot.status not in TERMINAL):
         return quote
@@ -77,12 +77,12 @@ def quote_settle(*, quote: Quote) -> Quote:
         lengths = answer_lengths(pilot) if pilot is not None and pilot.tokens_key else []
     except ObjectMissing:  # the pilot's files were deleted before the quote was read
         lengths = []
-    measuring = Quote.objects.filter(pk=quote.pk, status=Status.MEASURING)
+    unsettled = Quote.objects.filter(pk=quote.pk, status=Status.MEASURING)  # empty if another call has settled it
     if not lengths:
-        measuring.update(status=Status.FAILED)
+        unsettled.update(status=Status.FAILED)
     else:
         mean, low, high = (round(value * quote.dataset.num_rows) for value in mean_with_bounds(lengths))
-        measuring.update(status=Status.READY, output_tokens=mean, output_tokens_low=low, output_tokens_high=high)
+        unsettled.update(status=Status.READY, output_tokens=mean, output_tokens_low=low, output_tokens_high=high)
     quote.refresh_from_db()
     return quote
 
@@ -90,7 +90,7 @@ def quote_settle(*, quote: Quote) -> Quote:
 @audited("quote.update")
 @transaction.atomic
 def quote_cap_set(*, quote: Quote, nanousd: int | None) -> Quote:
-    """Sets the cap; None removes it. Effects: queues paused batches again if they are below their caps now."""
+    """Sets the cap; None removes it. Effects: queues those paused batches again that are now below their caps."""
     Quote.objects.filter(pk=quote.pk).update(cap_nanousd=nanousd)
     quote.refresh_from_db()
     batches_resume(quote.organization_id)

@@ -36,10 +36,10 @@ class QuoteView(OrganizationView):
 
     @operation("quotes.retrieve", response=QuoteObject)
     def get(self, request: Request, quote_id: str) -> QuoteObject:
-        """The quote is `ready` once the pilot has ended."""
+        """The status is `measuring` until the pilot has ended, and then `ready` or `failed`."""
         return QuoteObject.of(quote_settle(quote=quote_get(self.organization, quote_id)))
 
     @operation("quotes.update", request=QuoteUpdateInput, response=QuoteObject)
     def patch(self, request: Request, quote_id: str, body: QuoteUpdateInput) -> QuoteObject:
-        """Changes the cap. A raised cap lets paused work continue where it stopped."""
+        """Changes the cap. Batches that the old cap paused continue if the new cap is not reached."""
         return QuoteObject.of(update_from(quote_get(self.organization, quote_id), body))

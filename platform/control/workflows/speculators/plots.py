@@ -1,24 +1,26 @@
-"""Plots of a speculator: one of its latest evaluation, and those that its training stored in its folder."""
+"""Plots of a speculator: the plot of its latest evaluation, and the plots that its training stored."""
 
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.data.files.streaming import StoredFileResponse
 from control.models.catalog.models import Speculator
 
 EVALUATION = "evaluation"
-OF_TRAINING = ("loss", "acceptance_over_steps", "acceptance_per_position")
-PLOTS = (EVALUATION, *OF_TRAINING)
+TRAINING_PLOTS = ("loss", "acceptance_over_steps", "acceptance_per_position")
+PLOTS = (EVALUATION, *TRAINING_PLOTS)
 
 
 def training_plots(speculator: Speculator) -> list[str]:
-    """Names of its training plots: speculators that were imported or trained by an older release have none."""
-    return [name for name in OF_TRAINING if speculator.storage_prefix and get_storage().exists(_key(speculator, name))]
+    """Names of the stored training plots. Speculators that were imported or trained by an older release have none."""
+    return [
+        name for name in TRAINING_PLOTS if speculator.storage_prefix and get_storage().exists(_key(speculator, name))
+    ]
 
 
 def plot_response(speculator: Speculator, name: str) -> StoredFileResponse:
     """Args: name: one of `PLOTS`. Raises: ObjectMissing: the speculator has no such plot."""
     if name == EVALUATION and speculator.plot_key:
         return StoredFileResponse(speculator.plot_key, filename=f"{speculator.pk}.png", content_type="image/png")
-    if name in OF_TRAINING and speculator.storage_prefix:
+    if name in TRAINING_PLOTS and speculator.storage_prefix:
         filename = f"{speculator.pk}.{name}.svg"
         return StoredFileResponse(_key(speculator, name), filename=filename, content_type="image/svg+xml")
     raise ObjectMissing(f"{speculator.pk} has no plot {name!r}")

@@ -1,7 +1,7 @@
 """Exports speculators to files, imports them from files, and deletes them.
 
-Files are converted within the request, on this machine's disk: nothing is computed, so it takes about as long as
-copying.
+Files are converted within the request, on this machine's disk. As nothing is computed, this takes about as long as
+copying the files.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ from control.core.ids import speculator_id
 from control.core.settings.config import get_config
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.core.storage.staging import measure
-from control.core.storage.undo import stored_bytes_undone
+from control.core.storage.undo import delete_stored_on_error
 from control.data.files.models import File
 from control.data.files.services import file_create
 from control.models.catalog.models import BaseModel, Speculator
@@ -36,11 +36,11 @@ from workers.exports.target import Target
 
 Status = Speculator.Status
 
-MAX_BYTES = 8 << 30  # of an imported archive, unpacked
-_MAX_GROWTH, _FREE_BYTES = 2, 64 << 20
+MAX_BYTES = 8 << 30  # limit of the unpacked size of an imported archive
+_MAX_GROWTH, _FREE_BYTES = 2, 64 << 20  # an archive may unpack to _MAX_GROWTH times its size plus _FREE_BYTES
 _ENDED_JOBS = (Job.Status.SUCCEEDED, Job.Status.FAILED, Job.Status.CANCELLED)
 _ENDED_ROLLOUTS = (Rollout.Status.PROMOTED, Rollout.Status.ROLLED_BACK)
-_USES = ("speculator_id", "initial_speculator_id")  # parameters of jobs that hold a speculator's id
+_ID_PARAMS = ("speculator_id", "initial_speculator_id")  # parameters of jobs that hold a speculator's id
 
 
 @audited("speculator.export", records_itself=True)
@@ -55,16 +55,16 @@ def speculator_export(*, speculator: Speculator, form: str) -> File:
     if speculator.target_revision != speculator.base_model.revision:
         message = f"Speculator {speculator.pk} was trained for other weights of {speculator.base_model.name!r}."
         raise ApiError(409, message, "speculator_mismatch")
-    with _folders("own", "exported") as (own, exported):
+    with _folders("native", "exported") as (native, exported):
         try:
-            get_storage().get_folder(speculator.storage_prefix, own)
+            get_storage().get_folder(speculator.storage_prefix, native)
         except ObjectMissing as error:
             raise ApiError(409, f"Speculator {speculator.pk} has no files.", "speculator_not_ready") from error
         with _as_bad_request("format"):
-            export_speculator(own, form, _target(speculator.base_model), exported)
+            export_speculator(native, form, _target(speculator.base_model), exported)
         archive = exported.with_suffix(".zip")
         pack(exported, archive)
-        with stored_bytes_undone(), transaction.atomic():
+        with delete_stored_on_error(), transaction.atomic():
             file = file_create(
                 organization=speculator.organization,
                 filename=f"{speculator.name}-v{speculator.version}-{form}.zip",
@@ -85,19 +85,19 @@ def speculator_import(
     does not change them.
     Raises: ApiError: 400, the content of the archive cannot be served with this model; 404, the file is deleted.
     """
-    with _folders("given", "made") as (given, made):
-        archive = given.with_suffix(".zip")
+    with _folders("foreign", "native") as (foreign, native):
+        archive = foreign.with_suffix(".zip")
         try:
             get_storage().get_file(file.storage_key, archive)
         except ObjectMissing as error:
             raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found", "file_id") from error
         with _as_bad_request("file_id"):
             # Weights hardly compress: an archive that grows to many times its size was made to fill the disk.
-            unpack(archive, given, limit_bytes=min(MAX_BYTES, _FREE_BYTES + _MAX_GROWTH * file.size_bytes))
+            unpack(archive, foreign, limit_bytes=min(MAX_BYTES, _FREE_BYTES + _MAX_GROWTH * file.size_bytes))
             provenance = {"archive_sha256": file.sha256, "target_revision": base_model.revision}
-            kind = import_speculator(given, form, _target(base_model), made, provenance=provenance)
+            kind = import_speculator(foreign, form, _target(base_model), native, provenance=provenance)
         prefix = f"{organization.pk}/speculators/{speculator_id()}"
-        get_storage().put_folder(prefix, made)
+        get_storage().put_folder(prefix, native)
     try:
         with transaction.atomic():
             speculator = speculator_create(organization=organization, base_model=base_model, name=name, kind=kind)
@@ -115,11 +115,13 @@ def speculator_import(
 @audited("speculator.delete")
 @transaction.atomic
 def speculator_delete(*, speculator: Speculator) -> None:
-    """Deletes the files after the commit; the API no longer shows the speculator. Its row stays for pipelines.
+    """Hides the speculator from the API, and deletes its files after the commit.
 
-    Raises: ApiError: 409, a deployment serves with it, or a job, a pipeline or a rollout uses it.
+    The row stays, because pipelines and evaluations refer to it.
+
+    Raises: ApiError: 409, a deployment, a job, a pipeline or a rollout uses the speculator.
     """
-    locked = Speculator.objects.select_for_update().get(pk=speculator.pk)  # `deployment_create` locks it too
+    locked = Speculator.objects.select_for_update().get(pk=speculator.pk)  # `deployment_create` takes the same lock
     if deployment := Deployment.objects.filter(speculator=locked, deleted_at=None).first():
         message = (
             f"Deployment {deployment.name!r} serves with speculator {locked.pk}: "
@@ -136,7 +138,7 @@ def speculator_delete(*, speculator: Speculator) -> None:
 
 def _is_in_use(speculator: Speculator) -> bool:
     jobs = Job.objects.filter(organization_id=speculator.organization_id).exclude(status__in=_ENDED_JOBS)
-    if any(jobs.filter(**{f"params__{use}": speculator.pk}).exists() for use in _USES):
+    if any(jobs.filter(**{f"params__{param}": speculator.pk}).exists() for param in _ID_PARAMS):
         return True
     if Rollout.objects.filter(previous=speculator).exclude(status__in=_ENDED_ROLLOUTS).exists():
         return True  # the rollout may go back to this speculator

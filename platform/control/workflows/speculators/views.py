@@ -71,5 +71,5 @@ class SpeculatorExportView(OrganizationView):
 
     @operation("speculators.export", request=ExportInput, response=FileObject, status=201)
     def post(self, request: Request, speculator_id: str, body: ExportInput) -> FileObject:
-        """Creates a zip archive as a file, whose content can be downloaded."""
+        """Exports the speculator to a zip archive, which is stored as a file and can be downloaded."""
         return FileObject.of(export_from(speculator_get(self.organization, speculator_id), body))

@@ -6,7 +6,7 @@ Shards in progress at a crash are run one at a time afterwards. A shard that cra
 import pytest
 
 from control.queue.jobs.models import Job, JobShard
-from control.queue.jobs.selectors import shards_open
+from control.queue.jobs.selectors import shards_uncommitted
 from control.queue.jobs.shards import MAX_CRASHED_ROWS, ShardRows, job_blame_shards, job_commit_shard
 from control.queue.jobs.state import Claim
 from tests.control.queue.jobs.helpers import add_shards, claim, expire_lease, submit
@@ -28,7 +28,7 @@ def find_poison(job: Job, poison: set[int], *, limit: int = 200) -> tuple[set[in
     """
     found_rows, most_stalled = set[int](), 0
     for _ in range(limit):
-        next_open = next_shards(list(shards_open(job.pk)))
+        next_open = next_shards(list(shards_uncommitted(job.pk)))
         if not next_open:
             return found_rows, most_stalled
         current_claim = claim(job)
@@ -40,7 +40,7 @@ def find_poison(job: Job, poison: set[int], *, limit: int = 200) -> tuple[set[in
                 break
             commit(current_claim, shard.shard_no)
         if crashed:
-            still_open = [shard.shard_no for shard in shards_open(job.pk) if shard in next_open]
+            still_open = [shard.shard_no for shard in shards_uncommitted(job.pk) if shard in next_open]
             # A worker reports at most as many shards as its batch has rows, by default 16.
             if poison_shard := job_blame_shards(claim=current_claim, shard_nos=still_open[:16]):
                 found_rows.add(poison_shard.row_from)
@@ -93,7 +93,7 @@ def test_the_search_finds_exactly_the_poison_rows(sizes: tuple[int, ...], poison
     found_rows, most_stalled = find_poison(job, poison)
     assert found_rows == poison
     assert most_stalled <= 3, "the job would have been given up"
-    assert not shards_open(job.pk).exists()
+    assert not shards_uncommitted(job.pk).exists()
 
 
 def test_after_halving_shards_every_row_is_in_exactly_one_shard() -> None:

@@ -85,7 +85,7 @@ def test_paused_training_continues_from_its_checkpoint(client: Client, url: str,
         "only the current attempt may count, not the one that the pause ended"
     )
     messages = [event["message"] for event in client.get(f"{url}/events").json()["data"]]
-    assert messages[:2] == ["The job goes on", "The job waits: Paused on request, until it is resumed."]
+    assert messages[:2] == ["The job continues", "The job is paused: Paused on request, until it is resumed."]
 
 
 @pytest.mark.parametrize("stage", ["distil", "train", "evaluate"])

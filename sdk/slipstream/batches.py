@@ -43,7 +43,7 @@ class Batches(Resource[D]):
 
     @iteration
     def results(self, batch_id: str, *, follow: bool = False) -> Items[dict[str, Any]]:
-        """Yield output rows in input order: the finished rows, or, with `follow`, every row until the batch has ended.
+        """Yield output rows in input order: the rows that are finished now, or, with `follow`, all rows as they finish.
 
         After a broken connection the stream continues after the last row, so that each row is yielded once.
         """

@@ -20,7 +20,7 @@ class Distillation:
     is_trainable: bool  # whether it has answers, so that pipelines can use it
     output_file_id: str | None = None
     error_file_id: str | None = None
-    paused: Mapping[str, Any] | None = None  # code, message, cap_id: a spend cap is reached
+    paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses it
     cost: Mapping[str, Any]
     quote_id: str | None = None
     created_at: int

@@ -133,8 +133,8 @@ def fetch(http: Http, path: str, to: BinaryIO) -> Steps[str | None]:
         try:
             while (piece := (yield Read(result))) is not None:
                 to.write(piece)
-            found = _SHA256.fullmatch(version)
-            return found[1] if found else None
+            etag_hash = _SHA256.fullmatch(version)
+            return etag_hash[1] if etag_hash else None
         except httpx2.TransportError as error:
             failures = 1 if to.tell() > furthest else failures + 1
             furthest = max(furthest, to.tell())

@@ -375,8 +375,8 @@ def parsed(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
     if kind is dict:
         return values  # type: ignore[return-value]  # the caller wants the plain JSON
     from_json = getattr(kind, "from_json", None)
-    made: _Record = record(kind, values) if from_json is None else from_json(values)
-    return made
+    parsed_record: _Record = record(kind, values) if from_json is None else from_json(values)
+    return parsed_record
 
 
 def record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:

@@ -64,10 +64,10 @@ def create_rollout(
     """Try another speculator on a share of the requests; its measured figures decide whether it stays."""
     cli = context_of(context)
     with cli.client() as client:
-        made = client.rollouts.create(
+        rollout = client.rollouts.create(
             deployment_id, speculator_id=speculator_id, share_percent=share, min_requests=min_requests
         )
-        cli.output.one(client.rollouts.wait(deployment_id, made.id) if wait else made)
+        cli.output.one(client.rollouts.wait(deployment_id, rollout.id) if wait else rollout)
 
 
 @rollouts.command("list")

@@ -26,8 +26,8 @@ def create(
     cli = context_of(context)
     with cli.client() as client:
         prompts_file = file_id_of(cli, client, prompts)
-        made = client.distillations.create(model=model, prompts_file=prompts_file, quote_id=quote_id)
-        cli.output.one(client.distillations.wait(made.id) if wait else made)
+        distillation = client.distillations.create(model=model, prompts_file=prompts_file, quote_id=quote_id)
+        cli.output.one(client.distillations.wait(distillation.id) if wait else distillation)
 
 
 @app.command()

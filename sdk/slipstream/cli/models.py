@@ -25,5 +25,5 @@ def register(
     """Register a folder of safetensors as a base model; it is checked first."""
     cli = context_of(context)
     with cli.client() as client:
-        made = client.base_models.create(name=name, source=source)
-        cli.output.one(client.base_models.wait(made.id) if wait else made)
+        model = client.base_models.create(name=name, source=source)
+        cli.output.one(client.base_models.wait(model.id) if wait else model)

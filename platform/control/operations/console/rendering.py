@@ -73,10 +73,10 @@ def link(row: Model | None, title: str = "") -> SafeString | str:
     """A link to a row's page."""
     if row is None:
         return "–"
-    return format_html('<a class="console-link" href="{}">{}</a>', page_of(row), title or str(row))
+    return format_html('<a class="console-link" href="{}">{}</a>', page_url(row), title or str(row))
 
 
-def page_of(row: Model) -> str:
+def page_url(row: Model) -> str:
     """The URL of a row's page. `quote` is needed because ids contain an underscore, which is `_5F` in such URLs."""
     return reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[quote(row.pk)])
 

@@ -1,4 +1,4 @@
-"""Writers of a deployment's desired state, for customers and operators. `observations` writes the observed state."""
+"""Services that write the desired state of deployments. `observations` writes the observed state."""
 
 import re
 from collections.abc import Sequence

@@ -10,8 +10,8 @@
     stopped   the process has ended           record stopped
 
 The supervisor keeps no state that it could not rebuild: pid, start time, port and token are in the row, so the next
-supervisor can adopt the process, which means to watch it without being its parent. It creates a new `_Watched` (timers,
-handle of the child) for an adopted process.
+supervisor can adopt the process, which means to watch it without being its parent. For an adopted process, the next
+supervisor creates a new `_Watched` (timers, handle of the child).
 """
 
 import os
@@ -34,7 +34,7 @@ from control.serving.deployments.health import HealthWatch
 from control.serving.deployments.launcher import LaunchError, launch, stage
 from control.serving.deployments.measuring import Measuring
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.processes import ProcessIdentity, marked_processes
+from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.selectors import deployment_sessions, deployments_to_supervise
 from control.serving.deployments.states import State
 
@@ -74,7 +74,7 @@ class Supervisor:
     Args:
         lifeline: the read end of a pipe (see `launcher`). The endpoints end when the process that holds the write end
             ends, and `stop` drains them. None: the endpoints keep serving when the supervisor ends.
-        drains: whether `stop` drains the endpoints also without a lifeline. Containers need it: they kill them anyway.
+        drains: whether `stop` drains the endpoints even without a lifeline. The end of a container kills them anyway.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class Supervisor:
 
         A supervisor that dies between launching a process and recording it leaves such a process behind.
         """
-        known = deployment_sessions()
-        for pid, deployment_id in marked_processes().items():
+        recorded = deployment_sessions()
+        for pid, deployment_id in endpoint_processes().items():
             try:
                 session = os.getsid(pid)
-                if deployment_id in known and session != known[deployment_id]:
+                if deployment_id in recorded and session != recorded[deployment_id]:
                     log.warning("killing a stray endpoint", deployment=deployment_id, pid=pid)
                     os.killpg(session, signal.SIGKILL)
             except ProcessLookupError:

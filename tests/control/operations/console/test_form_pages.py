@@ -130,7 +130,7 @@ def test_each_add_form_creates_an_object_of_the_organization_and_one_audit_event
     make_organization()
     action, values_of = FORMS[model]
     values = values_of(world)
-    assert "Go on" in page(operator, reverse(f"admin:{model}_add"))
+    assert "Continue" in page(operator, reverse(f"admin:{model}_add"))
     page(operator, add_path(model, world.organization))
 
     shown = submit_form(operator, add_path(model, world.organization), values)

@@ -25,7 +25,7 @@ class Batches(Resource[D]):
         metadata: Mapping[str, str] | None = None,
         quote_id: str | None = None,
     ) -> Steps[Batch]:
-        """Args: model: the model for rows that name none. quote_id: the quote whose spending cap pauses the batch."""
+        """Args: model: the model for rows that name none. quote_id: the quote whose cap pauses the batch."""
         body = {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": completion_window}
         return self.http.post(Batch, "batches", {**body, "model": model, "metadata": metadata, "quote_id": quote_id})
 

@@ -10,14 +10,9 @@ class SpendCap(models.Model):
     id = models.CharField(primary_key=True, max_length=40, default=spend_cap_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="spend_caps")
     project = models.OneToOneField(
-        Project,
-        on_delete=models.CASCADE,
-        related_name="spend_cap",
-        null=True,
-        blank=True,
-        help_text="Null: the whole organization.",
+        Project, on_delete=models.CASCADE, related_name="spend_cap", null=True, blank=True, help_text="Null: all."
     )
-    nanousd = models.BigIntegerField(help_text="Billionths of a US dollar per month.")
+    nanousd = models.BigIntegerField(help_text="Billionths of a dollar a month.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -9,13 +9,13 @@ class UsageRecord(models.Model):
     """Usage of one model by one API key in one minute. Ids are plain text, so that usage outlives a deleted key."""
 
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="usage")
-    minute = models.DateTimeField(help_text="The beginning of the minute.")
+    minute = models.DateTimeField(help_text="Its beginning.")
     model = models.CharField(max_length=120)
     project_id = models.CharField(max_length=40, blank=True)
     api_key_id = models.CharField(max_length=8, blank=True)
     is_batch = models.BooleanField()
     input_tokens = models.BigIntegerField(default=0)
-    cached_tokens = models.BigIntegerField(default=0, help_text="Input tokens that were in the prefix cache.")
+    cached_tokens = models.BigIntegerField(default=0, help_text="Of the input's, those not read again.")
     output_tokens = models.BigIntegerField(default=0)
     requests = models.BigIntegerField(default=0)
     input_nanousd = models.BigIntegerField(default=0)
@@ -49,11 +49,11 @@ class Price(models.Model):
     """A price for all organizations. Usage is priced when it is counted, so a new price does not change past usage."""
 
     model = models.CharField(
-        max_length=120, unique=True, blank=True, help_text="Empty: all models without their own price."
+        max_length=120, unique=True, blank=True, help_text="Empty: of all models without their own."
     )
-    input_nanousd = models.PositiveBigIntegerField(help_text="Per token: 100 are 0.10 USD per million tokens.")
-    output_nanousd = models.PositiveBigIntegerField(help_text="Per token.")
-    batch_percent = models.PositiveSmallIntegerField(default=50, help_text="Price of a batch's tokens in percent.")
+    input_nanousd = models.PositiveBigIntegerField(help_text="A token. 100 are 0.10 USD per million tokens.")
+    output_nanousd = models.PositiveBigIntegerField(help_text="A token.")
+    batch_percent = models.PositiveSmallIntegerField(default=50, help_text="What tokens of a batch cost of that.")
 
     def __str__(self) -> str:
         return self.model or "all other models"

@@ -54,7 +54,7 @@ def _read_counters(port: int, token: str) -> dict[str, float] | None:
 
 
 @dataclass(slots=True)
-class Measuring:
+class CounterSampler:
     """Samples the counters of one process, from its launch or adoption on."""
 
     interval_seconds: float

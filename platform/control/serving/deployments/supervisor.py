@@ -32,7 +32,7 @@ from control.core.storage.backends import StorageError
 from control.serving.deployments import observations
 from control.serving.deployments.health import HealthWatch
 from control.serving.deployments.launcher import LaunchError, launch, stage
-from control.serving.deployments.measuring import Measuring
+from control.serving.deployments.measuring import CounterSampler
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.selectors import deployment_sessions, deployments_to_supervise
@@ -59,7 +59,7 @@ class _Watched:
 
     identity: ProcessIdentity
     health: HealthWatch
-    measuring: Measuring
+    sampler: CounterSampler
     process: "subprocess.Popen[bytes] | None"  # None: adopted, so its exit code stays unknown
     drain_until: float | None = None
 
@@ -195,7 +195,7 @@ class Supervisor:
 
     def _new_watch(self, identity: ProcessIdentity, process: "subprocess.Popen[bytes] | None") -> _Watched:
         health = HealthWatch(interval_seconds=self.timings.probe_seconds)
-        return _Watched(identity, health, Measuring(self.timings.sample_seconds), process)
+        return _Watched(identity, health, CounterSampler(self.timings.sample_seconds), process)
 
     def _drain(self, deployment: Deployment, watched: _Watched) -> None:
         now = time.monotonic()
@@ -210,7 +210,7 @@ class Supervisor:
     def _check(self, deployment: Deployment, watched: _Watched) -> None:
         assert deployment.port is not None
         if deployment.state == State.READY:
-            watched.measuring.poll(self._pool, deployment)
+            watched.sampler.poll(self._pool, deployment)
         healthy = watched.health.poll(self._pool, deployment.port, deployment.token)
         if healthy:
             if observations.deployment_observe(deployment=deployment, healthy=True):

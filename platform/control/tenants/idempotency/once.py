@@ -39,7 +39,7 @@ Post = Callable[..., HttpResponseBase]
 
 
 def once(post: Post) -> Post:
-    """Wraps a view's `post`."""
+    """Decorates the `post` of a view: a request with an `Idempotency-Key` is executed only once."""
 
     @wraps(post)
     def post_once(self: IdempotentView, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:

@@ -40,7 +40,7 @@ class Distillations(Resource[D]):
         quote_id: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Steps[Distillation]:
-        """Create a distillation. Any number of pipelines can use it as `distillation_id`.
+        """Create a distillation. Any number of pipelines can use its id as `distillation_id`.
 
         Args: quote_id: the quote whose cap pauses the distillation.
         """

@@ -77,8 +77,9 @@ class Files(Resource[D]):
 def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Steps[Path]:
     """Write the body of a GET into a file next to `to`, then rename it.
 
-    Args: identity: the id of content that never changes. A partial download of it is continued, and concurrent calls
-        are safe, because they write the same bytes to the same offsets. None: the download starts at the first byte.
+    Args: identity: the id of content that never changes. A partial download of such content is continued, and
+        concurrent calls are safe, because they write the same bytes to the same offsets. None: the download starts at
+        the first byte.
     """
     to.parent.mkdir(parents=True, exist_ok=True)
     part = to.with_name(f".{to.name}.{identity or 'new'}.part")

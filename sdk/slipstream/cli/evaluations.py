@@ -115,7 +115,10 @@ def verify_(
         Path | None, typer.Option(help="PEM; default: the key that `certificates key` saved.")
     ] = None,
 ) -> None:
-    """Verify a certificate offline; the exit code is 1 if it is invalid, 4 if it says that answers differ."""
+    """Verify a certificate offline.
+
+    The exit code is 1 if the certificate is invalid, and 4 if the certificate says that answers differ.
+    """
     path = public_key or _saved_key_path()
     if not path.exists():
         raise CertificateError(f"there is no public key at {path}: run `slipstream certificates key` once")

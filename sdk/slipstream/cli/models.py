@@ -22,7 +22,7 @@ def register(
     source: Annotated[str, typer.Argument(help="A folder or s3://bucket/prefix that the operators allow.")],
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the model is ready or refused.")] = False,
 ) -> None:
-    """Register a folder of safetensors as a base model; it is checked first."""
+    """Register a folder of safetensors as a base model, after checking the folder."""
     cli = context_of(context)
     with cli.client() as client:
         model = client.base_models.create(name=name, source=source)

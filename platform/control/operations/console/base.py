@@ -49,7 +49,7 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
 
 
 class CreatableAdmin(RowsAdmin):
-    """Pages with a form that creates a row. The service that `create` calls creates it from the form's values."""
+    """Pages with a form that creates a row. The service that `create` calls creates the row from the form's values."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")

@@ -1,4 +1,4 @@
-"""Compares speculators side by side: one column for each, one line for each figure of their reports."""
+"""Compares speculators side by side: one column for each speculator, one line for each figure of the reports."""
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied

@@ -49,7 +49,7 @@ def capture_end(*, capture: Capture) -> None:
 
 
 def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any]) -> bool:
-    """Keeps an answered request if the customer opted in. Returns whether it is kept."""
+    """Keeps an answered request if the customer opted in. Returns whether the request is kept."""
     capture = Capture.objects.filter(deployment_id=deployment_id).first()
     kept = {name: value for name, value in body.items() if name not in _NOT_KEPT}
     if capture is None or len(json.dumps(kept).encode()) > MAX_BODY_BYTES:

@@ -74,7 +74,7 @@ class Supervisor:
     Args:
         lifeline: the read end of a pipe (see `launcher`). The endpoints end when the process that holds the write end
             ends, and `stop` drains them. None: the endpoints keep serving when the supervisor ends.
-        drains: whether `stop` drains the endpoints even without a lifeline. The end of a container kills them anyway.
+        drains: whether `stop` drains the endpoints even without a lifeline, as in a container, whose end kills them.
     """
 
     def __init__(

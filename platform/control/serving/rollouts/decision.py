@@ -44,7 +44,7 @@ def decide(canary: Figures, stable: Figures, terms: Terms) -> Decision | None:
     """Returns None while the canary has too few requests to decide."""
     has_enough = canary.num_requests + canary.num_failed >= terms.min_requests
     max_error_rate = max(terms.max_error_rate, stable.error_rate)
-    # So many have failed that the canary would fail even if the rest of its `min_requests` requests succeeded.
+    # True if the canary would fail even if all further requests up to `min_requests` succeeded.
     has_failed = canary.num_failed > terms.max_error_rate * terms.min_requests
     if canary.error_rate > max_error_rate and (has_enough or has_failed):
         message = f"{canary.error_rate:.1%} of the canary's requests failed; at most {max_error_rate:.1%} may fail."

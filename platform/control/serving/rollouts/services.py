@@ -74,7 +74,7 @@ def rollout_cancel(*, rollout: Rollout) -> bool:
 
 
 def rollouts_reconcile() -> None:
-    """Advances all rollouts. Every worker calls it every few seconds; a compare-and-swap lets one of them succeed."""
+    """Advances all rollouts. Workers call this every few seconds; a compare-and-swap lets one make each transition."""
     for rollout in rollouts_active():
         try:
             with as_tenant(rollout.organization_id):

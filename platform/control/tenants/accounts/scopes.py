@@ -1,4 +1,4 @@
-"""Scopes of API keys. Every view names its resource; the HTTP method decides whether it reads or writes.
+"""Scopes of API keys. Every view names its resource; the HTTP method decides between `read` and `write`.
 
 files:read     one action on one resource
 files:*        both actions

@@ -42,7 +42,7 @@ def on_behalf_of(request: HttpRequest) -> Iterator[None]:
 
 
 def audited(action: str, *, records_itself: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorates a service. The event's object is the row that the service returns, or else its first row argument.
+    """Decorates a service. The event's object is the row that the service returns, or else the first row that it takes.
 
     A service that returns False has changed nothing, and no event is written.
     """

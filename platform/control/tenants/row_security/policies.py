@@ -1,6 +1,6 @@
 """PostgreSQL's row-level security policies and privileges, derived from the models, so that no table can be forgotten.
 
-A row belongs to the organization to which its foreign key points, or to that of its parent row (a shard has a job).
+A row belongs to the organization to which its foreign key points, or to the organization of its parent row.
 `migrate` ends by updating policies that have changed. All policies are forced (FORCE ROW LEVEL SECURITY): they apply
 even to the tables' owner, and only a superuser or a role with BYPASSRLS bypasses them.
 """

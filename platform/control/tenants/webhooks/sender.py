@@ -6,7 +6,7 @@
 
 A claim is a compare-and-swap and expires: if a sender dies, another one sends the delivery again with the same
 `webhook-id` (at-least-once delivery). Of the pending deliveries for one object to one endpoint, only the oldest can be
-due, so they arrive in order; the others wait for it.
+due. The others wait for it, so that they arrive in order.
 """
 
 import datetime as dt

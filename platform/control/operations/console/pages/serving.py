@@ -140,7 +140,7 @@ class SpeculatorAdmin(FormAdmin):
     def evaluations(self, row: Speculator) -> SafeString:
         """The latest evaluations, newest first, each with its job."""
         latest = row.evaluations.select_related("job", "speculator__base_model").order_by("-id")[:20]
-        lines = [(link(x), link(x.job), x.job.status, EvaluationObject.of(x).result or "–") for x in latest]
+        lines = [(link(run), link(run.job), run.job.status, EvaluationObject.of(run).result or "–") for run in latest]
         return table(row, "evaluations", ["evaluation", "job", "status", "outputs"], lines)
 
     @admin.display(description="training curves")

@@ -44,7 +44,8 @@ class WebhookEndpointAdmin(RowsAdmin):
         """The latest deliveries, newest first."""
         latest = deliveries_list(row).order_by("-created_at", "-pk")[:LATEST]
         lines = [
-            (link(x, x.event.type), _badge(x), x.created_at, _latest_result(x.history), x.object_id) for x in latest
+            (link(sent, sent.event.type), _badge(sent), sent.created_at, _latest_result(sent.history), sent.object_id)
+            for sent in latest
         ]
         return table(row, "deliveries", ["event", "status", "created", "last response", "object"], lines)
 
@@ -91,7 +92,10 @@ class WebhookDeliveryAdmin(RowsAdmin):
 
     @admin.display
     def attempts(self, row: WebhookDelivery) -> SafeString:
-        lines = [(a.get("at"), a.get("status_code") or "–", a.get("error") or "–") for a in reversed(row.history)]
+        lines = [
+            (attempt.get("at"), attempt.get("status_code") or "–", attempt.get("error") or "–")
+            for attempt in reversed(row.history)
+        ]
         return table(row, "attempts", ["at", "status code", "error"], lines)
 
     @service_action("Replay", "Sends the event again, with the same webhook-id.", icon="replay")

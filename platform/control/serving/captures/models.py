@@ -11,7 +11,7 @@ class Capture(models.Model):
 
     deployment = models.OneToOneField(Deployment, on_delete=models.CASCADE, primary_key=True, related_name="capture")
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
-    hours = models.PositiveSmallIntegerField(help_text="Age at which a request is deleted.")
+    hours = models.PositiveSmallIntegerField(help_text="A request is deleted when it is so old.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:

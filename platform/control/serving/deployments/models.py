@@ -30,23 +30,21 @@ class Deployment(models.Model):
     adapters = models.ManyToManyField("adapters.Adapter", related_name="deployments", blank=True)
     desired_state = models.CharField(max_length=16, choices=Desired.choices, default=Desired.RUNNING)
     state = models.CharField(max_length=16, choices=State.choices, default=State.PROVISIONING)
-    generation = models.PositiveIntegerField(default=1, help_text="Increases with every change of the desired state.")
+    generation = models.PositiveIntegerField(default=1, help_text="Grows with every change of what should be.")
     observed_generation = models.PositiveIntegerField(default=0)
     pid = models.PositiveIntegerField(null=True, blank=True)
-    process_started = models.CharField(max_length=40, blank=True, help_text="Start of the process: pids are reused.")
+    process_started = models.CharField(max_length=40, blank=True, help_text="Start time of pid: tells a reused pid.")
     port = models.PositiveIntegerField(null=True, blank=True)
-    token = models.CharField(max_length=64, blank=True, help_text="The gateway's bearer token for the engine.")
+    token = models.CharField(max_length=64, blank=True, help_text="What the gateway shows the engine.")
     crashes = models.JSONField(default=list, blank=True, help_text="Unix times of the crashes of the last 10 minutes.")
     not_before = models.DateTimeField(null=True, blank=True)
     error = models.JSONField(null=True, blank=True)
     healthy_at = models.DateTimeField(null=True, blank=True)
-    num_failed = models.PositiveIntegerField(default=0, db_default=0, help_text="Requests without a complete answer.")
+    num_failed = models.PositiveIntegerField(default=0, db_default=0, help_text="Requests that the gateway lost to it.")
     canary_of = models.ForeignKey("self", on_delete=models.CASCADE, related_name="canaries", null=True, blank=True)
-    canary_percent = models.PositiveSmallIntegerField(
-        default=0, db_default=0, help_text="The canary's share of the requests."
-    )
+    canary_percent = models.PositiveSmallIntegerField(default=0, db_default=0, help_text="Of that one's requests.")
     created_at = models.DateTimeField(auto_now_add=True)
-    deleted_at = models.DateTimeField(null=True, blank=True)  # the row stays, because pipelines refer to it
+    deleted_at = models.DateTimeField(null=True, blank=True)  # the row stays for its process and its pipelines
 
     class Meta:
         constraints = [

@@ -64,7 +64,7 @@ class ApiKey(models.Model):
     last4 = models.CharField(max_length=4, editable=False)
     scopes = models.JSONField(default=full_access, db_default=models.Value(full_access(), models.JSONField()))
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="api_keys", null=True, blank=True)
-    deployment_ids = models.JSONField(null=True, blank=True, help_text="The only usable deployments; null: all.")
+    deployment_ids = models.JSONField(null=True, blank=True, help_text="The only ones it may use; null: all.")
     rotated_from = models.ForeignKey("self", on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField(null=True, blank=True)

@@ -10,7 +10,7 @@ class Event(models.Model):
     number = models.BigAutoField(primary_key=True)
     id = models.CharField(max_length=40, unique=True, default=event_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="events")
-    seq = models.BigIntegerField(null=True, blank=True, help_text="Position in the organization's feed.")
+    seq = models.BigIntegerField(null=True, blank=True, help_text="Place in the organization's feed; null: not yet.")
     type = models.CharField(max_length=60)
     object_id = models.CharField(max_length=80)
     created_at = models.DateTimeField(auto_now_add=True)

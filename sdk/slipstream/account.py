@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from slipstream.drivers import Item, Items, Steps, iteration, procedure
-from slipstream.http import D, Resource, given, path_of
+from slipstream.http import D, Resource, path_of, without_none
 from slipstream.types import ApiKey, Bucket, Usage, parsed
 
 
@@ -18,9 +18,9 @@ class ApiKeys(Resource[D]):
         deployment_ids: Sequence[str] | None = None,
         expires_at: int | None = None,
     ) -> Steps[ApiKey]:
-        """Create a key. Only this response contains `key`; if the request is retried after a lost response, it is None.
+        """Create a key. Only the response to the first attempt contains `key`.
 
-        In that case, revoke the key and create another one.
+        If that response is lost and the request is retried, `key` is None: revoke this key and create another one.
         """
         body = {"name": name, "scopes": scopes, "project_id": project_id, "deployment_ids": deployment_ids}
         return self.http.post(ApiKey, "api_keys", {**body, "expires_at": expires_at})
@@ -65,7 +65,7 @@ class Usages(Resource[D]):
     def _buckets(
         self, path: str, start_time: int, end_time: int | None, bucket_width: str, group_by: Sequence[str]
     ) -> Items[Bucket]:
-        params = given({"start_time": start_time, "end_time": end_time, "bucket_width": bucket_width})
+        params = without_none({"start_time": start_time, "end_time": end_time, "bucket_width": bucket_width})
         params |= {"group_by[]": list(group_by)} if group_by else {}
         while True:
             page = yield from self.http.request("GET", path, params=params)

@@ -40,10 +40,10 @@ class Adapters(Resource[D]):
                 )
             ids.append(file.id)
         body = {"name": name, "model": model, "config_file": ids[0], "weights_file": ids[1]}
-        made: Adapter = yield from self.http.post(Adapter, "adapters", body)
+        adapter: Adapter = yield from self.http.post(Adapter, "adapters", body)
         for identity in ids:
             yield from self.http.delete(path_of("files", identity))
-        return made
+        return adapter
 
     @procedure
     def retrieve(self, adapter_id: str) -> Steps[Adapter]:

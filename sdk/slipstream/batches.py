@@ -25,7 +25,7 @@ class Batches(Resource[D]):
         metadata: Mapping[str, str] | None = None,
         quote_id: str | None = None,
     ) -> Steps[Batch]:
-        """Args: model: the model for rows that name none. quote_id: the quote whose spending cap pauses the batch."""
+        """Args: model: the model for rows that name none. quote_id: the quote whose cap pauses the batch."""
         body = {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": completion_window}
         return self.http.post(Batch, "batches", {**body, "model": model, "metadata": metadata, "quote_id": quote_id})
 
@@ -43,7 +43,7 @@ class Batches(Resource[D]):
 
     @iteration
     def results(self, batch_id: str, *, follow: bool = False) -> Items[dict[str, Any]]:
-        """Yield output rows in input order: the finished rows, or, with `follow`, every row until the batch has ended.
+        """Yield output rows in input order: the rows that are finished now, or, with `follow`, all rows as they finish.
 
         After a broken connection the stream continues after the last row, so that each row is yielded once.
         """

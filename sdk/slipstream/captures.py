@@ -18,13 +18,14 @@ class Captures(Resource[D]):
 
     @procedure
     def end(self, deployment_id: str) -> Steps[None]:
-        """Stop keeping requests, and delete those that were kept. Files made from them stay."""
+        """Stop keeping requests, and delete the kept ones. Files made from kept requests stay."""
         return self.http.delete(path_of("deployments", deployment_id, "capture"))
 
     @procedure
     def file(self, deployment_id: str) -> Steps[File]:
         """Make a file of the distinct kept requests, for `prompts_file` of a pipeline.
 
-        `training={"kind": ..., "initial_speculator": ...}` continues training from the speculator that served them.
+        To continue the training of the speculator that served the requests, create the pipeline with
+        `training={"kind": ..., "initial_speculator": ...}`.
         """
         return self.http.post(File, path_of("deployments", deployment_id, "capture", "file"))

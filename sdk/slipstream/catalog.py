@@ -15,7 +15,7 @@ from slipstream.waiting import wait_for
 class Models(Resource[D]):
     @iteration
     def list(self) -> Items[Model]:
-        """Yield base models, which batches and pipelines use, and deployments, which chat requests use."""
+        """Yield base models (for batches and pipelines) and deployments (for chat requests)."""
         return self.http.pages(Model, "models")
 
     @procedure

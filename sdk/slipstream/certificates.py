@@ -3,8 +3,8 @@
     certificate = json.loads(Path("certificate.json").read_text())
     statement = verify(certificate, Path("slipstream.pem").read_text())
 
-Get the public key once, from a source that you trust. The certificate does not contain the key: a forger would replace
-both.
+Get the public key once, from a source that you trust. The certificate does not contain the key, because a forger could
+replace the key as well.
 """
 
 import base64
@@ -33,8 +33,8 @@ def verify(certificate: Mapping[str, Any], public_key: str | bytes) -> dict[str,
     """
     key = _key(public_key)
     try:
-        known = {name: value for name, value in certificate.items() if name != "signature"}
-        statement, kind = known["statement"], known["format"]
+        signed = {name: value for name, value in certificate.items() if name != "signature"}
+        statement, kind = signed["statement"], signed["format"]
         algorithm, key_id = certificate["signature"]["algorithm"], certificate["signature"]["key_id"]
         signature = base64.b64decode(certificate["signature"]["value"], validate=True)
     except (KeyError, TypeError, ValueError) as error:
@@ -44,7 +44,7 @@ def verify(certificate: Mapping[str, Any], public_key: str | bytes) -> dict[str,
     if key_id != _key_id(key):
         raise CertificateError(f"the certificate was signed with key {key_id}, not with {_key_id(key)}")
     try:
-        key.verify(signature, _canonical(known))
+        key.verify(signature, _canonical(signed))
     except (InvalidSignature, ValueError):
         raise CertificateError("the certificate was modified after it was signed") from None
     return statement
@@ -65,7 +65,7 @@ def _key_id(key: Ed25519PublicKey) -> str:
 
 
 def _canonical(value: Mapping[str, Any]) -> bytes:
-    """Serialize according to RFC 8785. Raises: ValueError: the value contains a float, which no certificate does."""
+    """Serialize according to RFC 8785. Raises: ValueError: the value contains a float; certificates never do."""
     if any(isinstance(leaf, float) for leaf in _leaves(value)):
         raise ValueError("a fraction")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -89,7 +89,7 @@ class Client(Resources[Driver]):
 
         Raises: SlipstreamError: the URL or the key is missing.
         """
-        url, headers = _address(base_url, api_key)
+        url, headers = _url_and_headers(base_url, api_key)
         timeout = httpx2.Timeout(timeout_seconds, connect=5.0)
         self._client = httpx2.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
         super().__init__(Http(max_retries), Driver(self._client, sleep))
@@ -120,7 +120,7 @@ class AsyncClient(Resources[AsyncDriver]):
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """See `Client`."""
-        url, headers = _address(base_url, api_key)
+        url, headers = _url_and_headers(base_url, api_key)
         timeout = httpx2.Timeout(timeout_seconds, connect=5.0)
         self._client = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout, transport=transport)
         super().__init__(Http(max_retries), AsyncDriver(self._client, sleep))
@@ -137,7 +137,7 @@ class AsyncClient(Resources[AsyncDriver]):
         await self.close()
 
 
-def _address(base_url: str | None, api_key: str | None) -> tuple[str, dict[str, str]]:
+def _url_and_headers(base_url: str | None, api_key: str | None) -> tuple[str, dict[str, str]]:
     base_url = base_url or os.environ.get("SLIPSTREAM_BASE_URL")
     api_key = api_key or os.environ.get("SLIPSTREAM_API_KEY")
     if not base_url or not api_key:

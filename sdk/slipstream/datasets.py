@@ -15,7 +15,10 @@ Rows = list[dict[str, Any]]
 class Datasets(Resource[D]):
     @procedure
     def create(self, *, file_id: str, model: str | None = None) -> Steps[Dataset]:
-        """Validate every line; report `status` and `errors`. If a model is given, its tokenizer counts the tokens."""
+        """Validate every line of a file, free of charge: see the dataset's `status` and `errors`.
+
+        Args: model: the model whose tokenizer counts the tokens.
+        """
         return self.http.post(Dataset, "datasets", {"file_id": file_id, "model": model})
 
     @procedure

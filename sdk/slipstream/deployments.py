@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.drivers import Item, Items, Steps, iteration, procedure
-from slipstream.http import D, Resource, given, path_of
+from slipstream.http import D, Resource, path_of, without_none
 from slipstream.types import Deployment, Event, parsed
 from slipstream.waiting import wait_for
 
 
 class Unchanged:
-    """The type of the default for omitted arguments, because None is a valid value."""
+    """The type of `UNCHANGED`, the default of arguments for which None is a valid value."""
 
 
 UNCHANGED = Unchanged()
@@ -74,7 +74,7 @@ class Deployments(Resource[D]):
     ) -> Items[DeploymentMetrics]:
         """Yield metrics, oldest first; the default period is the last hour. Args: bucket_width: 1m, 1h or 1d."""
         path = path_of("deployments", deployment_id, "metrics")
-        params = given({"start_time": start_time, "end_time": end_time, "bucket_width": bucket_width})
+        params = without_none({"start_time": start_time, "end_time": end_time, "bucket_width": bucket_width})
         while True:
             page = yield from self.http.request("GET", path, params=params)
             for values in page["data"]:

@@ -20,7 +20,7 @@ class Distillation:
     is_trainable: bool  # whether it has answers, so that pipelines can use it
     output_file_id: str | None = None
     error_file_id: str | None = None
-    paused: Mapping[str, Any] | None = None  # code, message, cap_id: a spend cap is reached
+    paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses it
     cost: Mapping[str, Any]
     quote_id: str | None = None
     created_at: int
@@ -40,7 +40,7 @@ class Distillations(Resource[D]):
         quote_id: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Steps[Distillation]:
-        """Create a distillation. Any number of pipelines can use it as `distillation_id`.
+        """Create a distillation. Any number of pipelines can use its id as `distillation_id`.
 
         Args: quote_id: the quote whose cap pauses the distillation.
         """

@@ -1,7 +1,9 @@
 """Each client method is written once, as a generator of effects, which a blocking or asynchronous driver executes.
 
-A procedure yields effects and returns its result; an iteration yields `Item`s between effects. The decorators with
-these names turn such a method into a blocking or an asynchronous one, depending on the client, with correct types:
+An effect is a request, the read of a piece of a body, a pause, or a call of a function of the client's user. The driver
+sends the effect's outcome back into the generator. A method with the decorator `procedure` yields effects and returns
+its result. A method with the decorator `iteration` also yields `Item`s, which are its results. The types of the
+decorated methods depend on the client:
 
     client.files.retrieve("file-1")         File in a `Client`, an awaitable File in an `AsyncClient`
     client.files.list()                     Iterator[File] or AsyncIterator[File]
@@ -29,7 +31,7 @@ class Exchange:
 @dataclass(frozen=True, slots=True)
 class ExchangeResult:
     response: httpx2.Response
-    pieces: Any  # iterator over the body, (a)synchronous like the driver; None if `stream` was not requested
+    pieces: Any  # iterator over the body (`AsyncDriver`: async iterator); None if `stream` was not requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Driver:
         self._sleep = sleep
 
     def run(self, steps: Steps[_T]) -> _T:
-        with closing(self.iterate(_returned(steps))) as items:
+        with closing(self.iterate(_as_iteration(steps))) as items:
             return next(items)
 
     def iterate(self, steps: Items[_T]) -> Generator[_T, None, None]:
@@ -121,7 +123,7 @@ class AsyncDriver:
         self._sleep = sleep
 
     async def run(self, steps: Steps[_T]) -> _T:
-        async with aclosing(self.iterate(_returned(steps))) as items:
+        async with aclosing(self.iterate(_as_iteration(steps))) as items:
             return await anext(items)
 
     async def iterate(self, steps: Items[_T]) -> AsyncGenerator[_T, None]:
@@ -181,12 +183,13 @@ def collected(items: Items[_T]) -> Steps[list[_T]]:
     return values
 
 
-def _returned(steps: Steps[_T]) -> Items[_T]:
+def _as_iteration(steps: Steps[_T]) -> Items[_T]:
+    """Turns a procedure into an iteration whose only item is the procedure's result."""
     yield Item((yield from steps))
 
 
 def _resume(steps: Items[_T], outcome: object) -> Effect | Item[_T] | None:
-    """Returns the next effect, or None at the end. An error is raised where the last effect was yielded."""
+    """Returns the next effect, or None at the end. An error is raised in the generator, at its last yield."""
     try:
         return steps.throw(outcome) if isinstance(outcome, httpx2.TransportError) else steps.send(outcome)
     except StopIteration:

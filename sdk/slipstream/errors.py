@@ -9,13 +9,13 @@ SlipstreamError
 │   └── APIStatusError           an error response: message, type, param, code, request_id
 │       ├── BadRequestError 400 · AuthenticationError 401 · PermissionDeniedError 403 · NotFoundError 404
 │       └── ConflictError 409 · UnprocessableEntityError 422 · RateLimitError 429 · InternalServerError >= 500
-├── BatchFailed                  `wait` ended, and no row has an answer
-├── PipelineFailed               `wait` ended without a live endpoint
-├── EvaluationFailed             `wait` ended without a report
+├── BatchFailed                  the batch failed, expired or was cancelled, or all of its rows failed
+├── PipelineFailed               the pipeline failed, was cancelled, or was rejected by its gate
+├── EvaluationFailed             the evaluation failed or was cancelled
 ├── CertificateError             the certificate is forged, was modified, or has the wrong form
 ├── UploadError                  the file is not the one for which the upload was created
 ├── WebhookError                 the delivery's signature is wrong or too old
-└── WaitTimeout                  `wait` gave up; the work continues
+└── WaitTimeout                  `timeout_seconds` of a `wait` have passed; the work continues
 """
 
 from collections.abc import Mapping

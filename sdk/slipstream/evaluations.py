@@ -27,7 +27,7 @@ class Evaluations(Resource[D]):
     ) -> Steps[Evaluation]:
         """
         Args:
-            prompts_file: batch rows; the default is the prompts that were held out when the speculator was trained.
+            prompts_file: batch rows; the default is the prompts that were held out of the speculator's training.
             concurrencies: the default is 1, 4, 16 and 32.
             max_tokens: an upper limit for the `max_tokens` of every row.
             price_per_gpu_hour: USD, for the cost of a million tokens; the default is the installation's price.
@@ -69,8 +69,8 @@ class Evaluations(Resource[D]):
     @procedure
     def public_key(self) -> Steps[str]:
         """Return the public key for this service's certificates, as PEM."""
-        found = yield from self.http.get(dict, "certificates/public_key")
-        return str(found["public_key"])
+        response = yield from self.http.get(dict, "certificates/public_key")
+        return str(response["public_key"])
 
     @procedure
     def plot(self, evaluation_id: str, to: Path | str) -> Steps[Path]:

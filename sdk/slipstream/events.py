@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 
 from slipstream.drivers import Exchange, Item, Items, Steps, iteration, procedure
-from slipstream.http import D, Lines, Resource, connection_error, given, path_of, pause
+from slipstream.http import D, Lines, Resource, connection_error, path_of, pause, without_none
 from slipstream.sse import next_data
 from slipstream.types import Event, parsed
 
@@ -49,4 +49,4 @@ class Events(Resource[D]):
 
 
 def _filters(types: Sequence[str], object_id: str | None) -> dict[str, Any]:
-    return given({"types": ",".join(types) or None, "object_id": object_id})
+    return without_none({"types": ",".join(types) or None, "object_id": object_id})

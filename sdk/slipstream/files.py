@@ -77,8 +77,9 @@ class Files(Resource[D]):
 def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Steps[Path]:
     """Write the body of a GET into a file next to `to`, then rename it.
 
-    Args: identity: identifies immutable content, whose partial download is continued. Concurrent calls are safe,
-        because they write the same bytes to the same places.
+    Args: identity: the id of content that never changes. A partial download of such content is continued, and
+        concurrent calls are safe, because they write the same bytes to the same offsets. None: the download starts at
+        the first byte.
     """
     to.parent.mkdir(parents=True, exist_ok=True)
     part = to.with_name(f".{to.name}.{identity or 'new'}.part")
@@ -87,7 +88,7 @@ def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Ste
         with part.open("r+b") as written:
             if identity is None:
                 written.truncate()
-            written.seek(max(0, part.stat().st_size - 1))  # requests the last byte again: an empty range is an error
+            written.seek(max(0, part.stat().st_size - 1))  # asks for the last byte again: an empty range is an error
             expected = yield from fetch(http, path, written)
             written.flush()
             written.seek(0)
@@ -116,7 +117,7 @@ def fetch(http: Http, path: str, to: BinaryIO) -> Steps[str | None]:
         begin = to.tell()
         headers = {"Range": f"bytes={begin}-", "Accept-Encoding": "identity"}
         if version:
-            headers["If-Range"] = version  # without it, a part of different content could be appended
+            headers["If-Range"] = version  # without this header, bytes of changed content could be appended
         options = {"headers": headers} if begin else {}
         exchange = Exchange(method="GET", path=path, options=options, stream=True)
         try:
@@ -133,8 +134,8 @@ def fetch(http: Http, path: str, to: BinaryIO) -> Steps[str | None]:
         try:
             while (piece := (yield Read(result))) is not None:
                 to.write(piece)
-            found = _SHA256.fullmatch(version)
-            return found[1] if found else None
+            etag_hash = _SHA256.fullmatch(version)
+            return etag_hash[1] if etag_hash else None
         except httpx2.TransportError as error:
             failures = 1 if to.tell() > furthest else failures + 1
             furthest = max(furthest, to.tell())

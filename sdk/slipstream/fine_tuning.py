@@ -17,7 +17,7 @@ class FineTuningJob:
     validation_file: str | None = None
     fine_tuned_model: str | None = None
     method: Mapping[str, Any]
-    turbo: Mapping[str, Any]  # Slipstream's: state, pipeline_id, speculator_id, progress, waiting_for, report, ...
+    turbo: Mapping[str, Any]  # fields that OpenAI lacks: state, pipeline_id, speculator_id, report, ...
     error: Mapping[str, Any] | None = None
     metadata: Mapping[str, str]
     created_at: int

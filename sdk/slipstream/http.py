@@ -3,7 +3,7 @@
 Connection errors and the statuses 408, 409, 429 and 5xx are retried, twice by default. The pause is the one in the
 `retry-after` header; without this header it starts at 0.5 s and doubles up to 8 s, with jitter. The response header
 `x-should-retry` overrides which statuses are retried. Every POST carries an `Idempotency-Key`, the same at every
-attempt, so that the service executes it once.
+attempt, so that the service executes the request once.
 """
 
 import logging
@@ -31,7 +31,7 @@ MAX_PAUSE_SECONDS = 8.0
 _RETRIED_STATUSES = (408, 409, 429)
 
 _Object = TypeVar("_Object")
-D = TypeVar("D", bound=Driver | AsyncDriver)
+D = TypeVar("D", bound=Driver | AsyncDriver)  # the driver of the client that a resource belongs to
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Http:
     max_retries: int = 2
 
     def get(self, kind: type[_Object], path: str, params: Mapping[str, Any] | None = None) -> Steps[_Object]:
-        return parsed(kind, (yield from self.request("GET", path, params=given(params or {}))))
+        return parsed(kind, (yield from self.request("GET", path, params=without_none(params or {}))))
 
     def post(self, kind: type[_Object], path: str, body: Mapping[str, Any] | None = None) -> Steps[_Object]:
         """Values of None in `body` are omitted."""
-        return parsed(kind, (yield from self.request("POST", path, json=given(body or {}))))
+        return parsed(kind, (yield from self.request("POST", path, json=without_none(body or {}))))
 
     def patch(self, kind: type[_Object], path: str, body: Mapping[str, Any]) -> Steps[_Object]:
         return parsed(kind, (yield from self.request("PATCH", path, json=dict(body))))
@@ -63,7 +63,7 @@ class Http:
 
     def pages(self, kind: type[_Object], path: str, params: Mapping[str, Any] | None = None) -> Items[_Object]:
         """Yields every object of a list, page after page."""
-        query: dict[str, Any] = {"limit": 100, **given(params or {})}
+        query: dict[str, Any] = {"limit": 100, **without_none(params or {})}
         while True:
             page = yield from self.request("GET", path, params=query)
             data = page.get("data")
@@ -131,7 +131,7 @@ class Lines:
         return self._whole.popleft().decode().removesuffix("\r")
 
 
-def given(values: Mapping[str, Any]) -> dict[str, Any]:
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 

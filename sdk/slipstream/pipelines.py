@@ -1,4 +1,4 @@
-"""Pipelines: from prompts to a faster endpoint, as one object that can be resumed."""
+"""A pipeline turns prompts into a faster endpoint: it trains a speculator, evaluates it and deploys it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

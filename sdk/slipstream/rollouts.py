@@ -18,7 +18,7 @@ class Rollout:
     status: str  # starting, canary, promoting, promoted, rolled_back
     share_percent: int
     reason: Mapping[str, Any] | None = None  # code, message: why it was promoted or rolled back
-    figures: Mapping[str, Any] | None = None  # canary, stable: the figures behind the decision
+    figures: Mapping[str, Any] | None = None  # canary, stable: the measurements that decided
     created_at: int
     started_at: int | None = None
     finished_at: int | None = None

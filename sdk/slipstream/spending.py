@@ -1,4 +1,4 @@
-"""Spend caps: monthly limits of the organization or of a project; work that reaches one is paused."""
+"""Spend caps: monthly limits of the organization or of a project; work is paused when its cap is reached."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

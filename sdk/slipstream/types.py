@@ -29,7 +29,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchError:
-    """The error of a line of the input file that no model can answer; `line` counts from 1."""
+    """An error in the input file of a batch. `line` counts from 1; None: the error concerns the whole file."""
 
     code: str
     message: str
@@ -56,7 +56,7 @@ class Batch:
     metadata: Mapping[str, str] | None = None
     usage: Mapping[str, Any] | None = None
     errors_by_code: Mapping[str, int] | None = None  # number of rows in the error file by code
-    paused: Mapping[str, Any] | None = None  # code, message, cap_id: a spend cap is reached
+    paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses the batch
     cost: Mapping[str, Any] | None = None  # so far: value, currency
     quote_id: str | None = None
 
@@ -154,7 +154,7 @@ class Speculator:
     kind: str
     model: str
     status: str  # training, ready, failed
-    target_revision: str  # hash of the weights it was trained for; it works with no other weights
+    target_revision: str  # hash of the weights that the speculator was trained for; it works only with these
     training: Mapping[str, Any]
     report: Mapping[str, Any] | None = None
     created_at: int
@@ -375,14 +375,14 @@ def parsed(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
     if kind is dict:
         return values  # type: ignore[return-value]  # the caller wants the plain JSON
     from_json = getattr(kind, "from_json", None)
-    made: _Record = record(kind, values) if from_json is None else from_json(values)
-    return made
+    parsed_record: _Record = record(kind, values) if from_json is None else from_json(values)
+    return parsed_record
 
 
 def record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
     """Raises: APIResponseError: a required field is missing."""
-    known = fields(kind)  # type: ignore[arg-type]  # every record here is a dataclass
-    if missing := [field.name for field in known if field.default is MISSING and field.name not in values]:
+    declared = fields(kind)  # type: ignore[arg-type]  # every record here is a dataclass
+    if missing := [field.name for field in declared if field.default is MISSING and field.name not in values]:
         got = ", ".join(sorted(values)) or "nothing"
         raise APIResponseError(f"{kind.__name__} needs {', '.join(missing)}, got {got}")
-    return kind(**{field.name: values[field.name] for field in known if field.name in values})
+    return kind(**{field.name: values[field.name] for field in declared if field.name in values})

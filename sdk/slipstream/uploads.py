@@ -81,7 +81,7 @@ class Uploads(Resource[D]):
     def _sent_part_ids(self, upload_id: str, opened: BinaryIO, digest: "hashlib._Hash") -> Steps[list[str]]:
         """Returns the ids of the parts already sent, and reads their bytes from the file into the digest.
 
-        The service compares the final digest with its own, so a part with other content is noticed.
+        The service compares the final digest with its own, so that a part from another file is noticed.
         """
         parts = yield from collected(self._parts(upload_id))
         for part in parts:

@@ -7,12 +7,12 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from slipstream.drivers import Items, Steps, iteration, procedure
 from slipstream.errors import WebhookError
-from slipstream.http import D, Resource, given, path_of
+from slipstream.http import D, Resource, path_of, without_none
 from slipstream.types import Event, WebhookDelivery, WebhookEndpoint, parsed
 
 
 def verify(body: bytes | str, headers: Mapping[str, str], secret: str) -> Event:
-    """Return the event of a delivery. Its id, which is also `webhook-id`, identifies duplicates.
+    """Return the event of a delivery. The event's id, which the header `webhook-id` repeats, identifies duplicates.
 
     Args: body: the raw body, not parsed and serialized again.
     Raises: WebhookError: the signature is wrong or older than five minutes, or the body is not an event.
@@ -53,8 +53,8 @@ class WebhookEndpoints(Resource[D]):
         description: str | None = None,
         enabled: bool | None = None,
     ) -> Steps[WebhookEndpoint]:
-        """Change an endpoint; values of None are not changed."""
-        body = given({"url": url, "events": events, "description": description, "enabled": enabled})
+        """Change the given fields of an endpoint."""
+        body = without_none({"url": url, "events": events, "description": description, "enabled": enabled})
         return self.http.patch(WebhookEndpoint, path_of("webhook_endpoints", endpoint_id), body)
 
     @procedure

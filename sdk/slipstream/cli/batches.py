@@ -24,29 +24,29 @@ def create(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the batch has ended.")] = False,
 ) -> None:
     """Create a batch that answers every row of a file."""
-    own = context_of(context)
-    with own.client() as client:
-        batch = client.batches.create(input_file_id=file_id_of(own, client, prompts), endpoint=endpoint, model=model)
+    cli = context_of(context)
+    with cli.client() as client:
+        batch = client.batches.create(input_file_id=file_id_of(cli, client, prompts), endpoint=endpoint, model=model)
         if wait:
-            _wait(own, client, batch.id)
+            _wait(cli, client, batch.id)
         else:
-            own.output.one(batch)
+            cli.output.one(batch)
 
 
 @app.command()
 def wait(context: typer.Context, batch_id: str) -> None:
     """Wait until the batch has ended; the exit code is 4 unless the batch is completed and has answers."""
-    own = context_of(context)
-    with own.client() as client:
-        _wait(own, client, batch_id)
+    cli = context_of(context)
+    with cli.client() as client:
+        _wait(cli, client, batch_id)
 
 
 @app.command()
 def cancel(context: typer.Context, batch_id: str) -> None:
     """Cancel a batch; the answers so far are kept."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.batches.cancel(batch_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.batches.cancel(batch_id))
 
 
 @app.command()
@@ -58,13 +58,13 @@ def results(
     ] = False,
 ) -> None:
     """Print output rows in input order, one JSON object per line."""
-    own = context_of(context)
-    with own.client() as client:
+    cli = context_of(context)
+    with cli.client() as client:
         for row in client.batches.results(batch_id, follow=follow):
-            own.output.json(row)
+            cli.output.json(row)
 
 
-def _wait(own: Context, client: Client, batch_id: str) -> None:
-    with Watch(own.output) as watch:
+def _wait(cli: Context, client: Client, batch_id: str) -> None:
+    with Watch(cli.output) as watch:
         batch = client.batches.wait(batch_id, on_progress=watch.batch)
-    own.output.one(batch)
+    cli.output.one(batch)

@@ -18,31 +18,31 @@ def set_(
     hours: Annotated[int, typer.Option(min=1, help="Delete each request after this many hours.")] = 24,
 ) -> None:
     """Keep requests from now on, without their answers."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.captures.set(deployment_id, hours=hours))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.captures.set(deployment_id, hours=hours))
 
 
 @app.command()
 def show(context: typer.Context, deployment_id: str) -> None:
     """Show how many requests are kept."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.captures.retrieve(deployment_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.captures.retrieve(deployment_id))
 
 
 @app.command()
 def file(context: typer.Context, deployment_id: str) -> None:
     """Make a file of prompts from the kept requests, for `pipelines create`."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.captures.file(deployment_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.captures.file(deployment_id))
 
 
 @app.command()
 def end(context: typer.Context, deployment_id: str) -> None:
     """Stop keeping requests, and delete those that were kept."""
-    own = context_of(context)
-    with own.client() as client:
+    cli = context_of(context)
+    with cli.client() as client:
         client.captures.end(deployment_id)
-        own.output.one({"deployment_id": deployment_id, "deleted": True})
+        cli.output.one({"deployment_id": deployment_id, "deleted": True})

@@ -13,31 +13,31 @@ class Login:
 
 
 def config_path() -> Path:
-    """Returns `$XDG_CONFIG_HOME/slipstream/login.json`; XDG_CONFIG_HOME defaults to ~/.config. It need not exist."""
+    """Returns `$XDG_CONFIG_HOME/slipstream/login.json`, which need not exist. XDG_CONFIG_HOME defaults to ~/.config."""
     folder = os.environ.get("XDG_CONFIG_HOME")
     return (Path(folder) if folder else Path.home() / ".config") / "slipstream" / "login.json"
 
 
 def read_login() -> Login | None:
-    """Reads URL and key; each environment variable overrides the file.
+    """Reads URL and key from the file; SLIPSTREAM_BASE_URL and SLIPSTREAM_API_KEY override it.
 
     Returns: None if the URL or the key is missing. Raises: ValueError: the file is damaged.
     """
     path = config_path()
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        known = Login(str(stored["base_url"]), str(stored["api_key"]))
+        stored_login = Login(str(stored["base_url"]), str(stored["api_key"]))
     except FileNotFoundError:
-        known = Login("", "")
+        stored_login = Login("", "")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged; run `slipstream login` again") from error
-    base_url = os.environ.get("SLIPSTREAM_BASE_URL") or known.base_url
-    api_key = os.environ.get("SLIPSTREAM_API_KEY") or known.api_key
+    base_url = os.environ.get("SLIPSTREAM_BASE_URL") or stored_login.base_url
+    api_key = os.environ.get("SLIPSTREAM_API_KEY") or stored_login.api_key
     return Login(base_url, api_key) if base_url and api_key else None
 
 
 def write_login(login: Login) -> Path:
-    """Writes the file, which only its owner can read from the moment of its creation."""
+    """Writes the file; from its creation on, only its owner can read it."""
     path = config_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")

@@ -27,5 +27,5 @@ class Context:
 
 
 def context_of(context: typer.Context) -> Context:
-    found: Context = context.find_root().obj
-    return found
+    root: Context = context.find_root().obj
+    return root

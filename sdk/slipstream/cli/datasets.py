@@ -10,7 +10,7 @@ from slipstream.cli.context import context_of
 app = typer.Typer(no_args_is_help=True, help="Datasets: files of prompts, checked for errors.")
 
 INVALID = 4
-MOST_SHOWN = 10
+MAX_PRINTED_ERRORS = 10
 
 add_list(app, "datasets", ("id", "file_id", "status", "num_rows", "num_tokens", "created_at"))
 add_show(app, "datasets")
@@ -24,23 +24,23 @@ def check(
     model: Annotated[str | None, typer.Option(help="The model whose tokenizer counts the tokens.")] = None,
 ) -> None:
     """Check every line of a file, free of charge; the exit code is 4 if a line is bad."""
-    own = context_of(context)
-    with own.client() as client:
-        dataset = client.datasets.create(file_id=file_id_of(own, client, prompts), model=model)
-        own.output.one(dataset)
+    cli = context_of(context)
+    with cli.client() as client:
+        dataset = client.datasets.create(file_id=file_id_of(cli, client, prompts), model=model)
+        cli.output.one(dataset)
         if dataset.status != "valid":
-            for bad in dataset.errors["data"][:MOST_SHOWN]:
-                own.output.advice(f"line {bad['line']}: {bad['message']} [{bad['code']}]")
-            own.output.advice(f"`slipstream datasets errors {dataset.id}` lists the bad lines.")
+            for bad in dataset.errors["data"][:MAX_PRINTED_ERRORS]:
+                cli.output.advice(f"line {bad['line']}: {bad['message']} [{bad['code']}]")
+            cli.output.advice(f"`slipstream datasets errors {dataset.id}` lists the bad lines.")
             raise typer.Exit(INVALID)
 
 
 @app.command()
 def errors(context: typer.Context, dataset_id: str) -> None:
     """List the bad lines, up to 1,000."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.many(client.datasets.errors(dataset_id), ("line", "column", "code", "message"))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.many(client.datasets.errors(dataset_id), ("line", "column", "code", "message"))
 
 
 @app.command()
@@ -50,7 +50,7 @@ def preview(
     limit: Annotated[int, typer.Option(min=1, max=20)] = 5,
 ) -> None:
     """Print the first rows as the model will read them, one JSON object per line."""
-    own = context_of(context)
-    with own.client() as client:
+    cli = context_of(context)
+    with cli.client() as client:
         for row in client.datasets.preview(dataset_id, limit=limit):
-            own.output.json(row)
+            cli.output.json(row)

@@ -20,11 +20,11 @@ def metrics(
     bucket_width: Annotated[str, typer.Option(help="1m, 1h or 1d.")] = "1m",
 ) -> None:
     """Show acceptance, speed and latency over time, for intervals with requests."""
-    own = context_of(context)
-    with own.client() as client:
+    cli = context_of(context)
+    with cli.client() as client:
         intervals = client.deployments.metrics(deployment_id, bucket_width=bucket_width)
         columns = ("start_time", "num_requests", "acceptance_length", "tokens_per_second", "latency_seconds")
-        own.output.many((interval for interval in intervals if interval.num_requests), columns)
+        cli.output.many((interval for interval in intervals if interval.num_requests), columns)
 
 
 @deployments.command("adapters")
@@ -34,9 +34,9 @@ def serve_adapters(
     adapter_ids: Annotated[list[str] | None, typer.Argument(help="The complete new list; empty: no adapter.")] = None,
 ) -> None:
     """Replace a deployment's adapters; the endpoint drains and restarts."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.deployments.update(deployment_id, adapters=adapter_ids or []))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.deployments.update(deployment_id, adapters=adapter_ids or []))
 
 
 add_list(adapters, "adapters", ("id", "name", "model", "rank", "bytes", "created_at"))
@@ -47,9 +47,9 @@ add_delete(adapters, "adapters")
 @adapters.command()
 def upload(context: typer.Context, folder: Path, name: str, model: str) -> None:
     """Upload a folder written by peft."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.adapters.upload(folder, name=name, model=model))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.adapters.upload(folder, name=name, model=model))
 
 
 @rollouts.command("create")
@@ -59,36 +59,36 @@ def create_rollout(
     speculator_id: str,
     share: Annotated[int | None, typer.Option(help="Percent of the requests, 1 to 50.")] = None,
     min_requests: int | None = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is promoted or rolled back.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the rollout is promoted or rolled back.")] = False,
 ) -> None:
-    """Try another speculator on a share of the requests; the measured figures decide which one stays."""
-    own = context_of(context)
-    with own.client() as client:
-        made = client.rollouts.create(
+    """Try another speculator on a share of the requests; its measured figures decide whether it stays."""
+    cli = context_of(context)
+    with cli.client() as client:
+        rollout = client.rollouts.create(
             deployment_id, speculator_id=speculator_id, share_percent=share, min_requests=min_requests
         )
-        own.output.one(client.rollouts.wait(deployment_id, made.id) if wait else made)
+        cli.output.one(client.rollouts.wait(deployment_id, rollout.id) if wait else rollout)
 
 
 @rollouts.command("list")
 def list_rollouts(context: typer.Context, deployment_id: str) -> None:
     """List the rollouts of a deployment, newest first."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.many(client.rollouts.list(deployment_id), ("id", "speculator_id", "status", "reason", "created_at"))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.many(client.rollouts.list(deployment_id), ("id", "speculator_id", "status", "reason", "created_at"))
 
 
 @rollouts.command("show")
 def show_rollout(context: typer.Context, deployment_id: str, rollout_id: str) -> None:
     """Show all fields of a rollout."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.rollouts.retrieve(deployment_id, rollout_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.rollouts.retrieve(deployment_id, rollout_id))
 
 
 @rollouts.command("cancel")
 def cancel_rollout(context: typer.Context, deployment_id: str, rollout_id: str) -> None:
     """Cancel a rollout and return to the previous speculator."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.rollouts.cancel(deployment_id, rollout_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.rollouts.cancel(deployment_id, rollout_id))

@@ -20,19 +20,19 @@ def create(
     model: str,
     prompts: Annotated[str, typer.Argument(help="A local file, or the id of an uploaded file.")],
     quote_id: Annotated[str | None, typer.Option(help="The quote whose cap pauses the distillation.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the distillation has ended.")] = False,
 ) -> None:
     """Let the model answer the prompts, and keep the token ids."""
-    own = context_of(context)
-    with own.client() as client:
-        prompts_file = file_id_of(own, client, prompts)
-        made = client.distillations.create(model=model, prompts_file=prompts_file, quote_id=quote_id)
-        own.output.one(client.distillations.wait(made.id) if wait else made)
+    cli = context_of(context)
+    with cli.client() as client:
+        prompts_file = file_id_of(cli, client, prompts)
+        distillation = client.distillations.create(model=model, prompts_file=prompts_file, quote_id=quote_id)
+        cli.output.one(client.distillations.wait(distillation.id) if wait else distillation)
 
 
 @app.command()
 def cancel(context: typer.Context, distillation_id: str) -> None:
     """Cancel a distillation; the answers so far are kept."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.distillations.cancel(distillation_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.distillations.cancel(distillation_id))

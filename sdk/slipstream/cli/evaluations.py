@@ -35,75 +35,76 @@ def create(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the report is ready.")] = False,
 ) -> None:
     """Answer prompts with and without the speculator, and compare answers and speed."""
-    own = context_of(context)
-    with own.client() as client:
+    cli = context_of(context)
+    with cli.client() as client:
         evaluation = client.evaluations.create(
             speculator_id=speculator_id,
-            prompts_file=None if prompts is None else file_id_of(own, client, prompts),
+            prompts_file=None if prompts is None else file_id_of(cli, client, prompts),
             concurrencies=concurrency or None,
             max_tokens=max_tokens,
             price_per_gpu_hour=price_per_gpu_hour,
         )
         if wait:
-            _wait(own, client, evaluation.id)
+            _wait(cli, client, evaluation.id)
         else:
-            own.output.one(evaluation)
+            cli.output.one(evaluation)
 
 
 @app.command("list")
 def list_(
-    context: typer.Context, speculator_id: Annotated[str | None, typer.Option(help="Only of this speculator.")] = None
+    context: typer.Context,
+    speculator_id: Annotated[str | None, typer.Option(help="Only evaluations of this speculator.")] = None,
 ) -> None:
     """List evaluations, newest first."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.many(client.evaluations.list(speculator_id=speculator_id), _COLUMNS)
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.many(client.evaluations.list(speculator_id=speculator_id), _COLUMNS)
 
 
 @app.command()
 def wait(context: typer.Context, evaluation_id: str) -> None:
     """Wait until the report is ready; the exit code is 4 if the evaluation fails or is cancelled."""
-    own = context_of(context)
-    with own.client() as client:
-        _wait(own, client, evaluation_id)
+    cli = context_of(context)
+    with cli.client() as client:
+        _wait(cli, client, evaluation_id)
 
 
 @app.command()
 def cancel(context: typer.Context, evaluation_id: str) -> None:
     """Cancel an evaluation; there will be no report."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.evaluations.cancel(evaluation_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.evaluations.cancel(evaluation_id))
 
 
 @app.command()
 def certificate(context: typer.Context, evaluation_id: str, to: Path) -> None:
     """Save the signed certificate (JSON)."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one({"path": str(client.evaluations.save_certificate(evaluation_id, to))})
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one({"path": str(client.evaluations.save_certificate(evaluation_id, to))})
 
 
 @app.command()
 def plot(context: typer.Context, evaluation_id: str, to: Path) -> None:
     """Save the plot (PNG)."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one({"path": str(client.evaluations.plot(evaluation_id, to))})
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one({"path": str(client.evaluations.plot(evaluation_id, to))})
 
 
 @certificates.command()
 def key(
     context: typer.Context,
-    to: Annotated[Path | None, typer.Argument(help="Default: where `verify` looks for it.")] = None,
+    to: Annotated[Path | None, typer.Argument(help="Default: the file that `certificates verify` reads.")] = None,
 ) -> None:
     """Download the service's public key; this is needed once."""
-    own, path = context_of(context), to or _saved_key_path()
-    with own.client() as client:
+    cli, path = context_of(context), to or _saved_key_path()
+    with cli.client() as client:
         pem = client.evaluations.public_key()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(pem, encoding="ascii")
-    own.output.one({"path": str(path)})
+    cli.output.one({"path": str(path)})
 
 
 @certificates.command("verify")
@@ -114,7 +115,10 @@ def verify_(
         Path | None, typer.Option(help="PEM; default: the key that `certificates key` saved.")
     ] = None,
 ) -> None:
-    """Verify a certificate offline; the exit code is 1 if it is invalid, 4 if it says that answers differ."""
+    """Verify a certificate offline.
+
+    The exit code is 1 if the certificate is invalid, and 4 if the certificate says that answers differ.
+    """
     path = public_key or _saved_key_path()
     if not path.exists():
         raise CertificateError(f"there is no public key at {path}: run `slipstream certificates key` once")
@@ -122,10 +126,10 @@ def verify_(
     if not isinstance(content, dict):
         raise CertificateError("the file does not contain a certificate")
     statement = verify(content, path.read_bytes())
-    own = context_of(context)
-    own.output.one(statement)
+    cli = context_of(context)
+    cli.output.one(statement)
     if statement.get("result") != EQUAL:
-        own.output.note("The signature is valid, but the certificate says that answers differ.")
+        cli.output.note("The signature is valid, but the certificate says that answers differ.")
         raise typer.Exit(DIFFERENT)
 
 
@@ -133,7 +137,7 @@ def _saved_key_path() -> Path:
     return config_path().with_name("certificate_key.pem")
 
 
-def _wait(own: Context, client: Client, evaluation_id: str) -> None:
-    with Watch(own.output) as watch:
+def _wait(cli: Context, client: Client, evaluation_id: str) -> None:
+    with Watch(cli.output) as watch:
         evaluation = client.evaluations.wait(evaluation_id, on_progress=watch.evaluation)
-    own.output.one(evaluation)
+    cli.output.one(evaluation)

@@ -21,12 +21,12 @@ def upload(
     resume: Annotated[str | None, typer.Option(help="Continue the upload with this id.")] = None,
 ) -> None:
     """Upload a file; a large one is sent in parts."""
-    own = context_of(context)
-    with own.client() as client:
+    cli = context_of(context)
+    with cli.client() as client:
         if resume is None:
-            own.output.one(send(own, client, path, purpose=purpose))
+            cli.output.one(send(cli, client, path, purpose=purpose))
         else:
-            own.output.one(client.uploads.send(resume, path))
+            cli.output.one(client.uploads.send(resume, path))
 
 
 @app.command("list")
@@ -34,9 +34,9 @@ def list_(
     context: typer.Context, purpose: Annotated[str | None, typer.Option(help="Only files with this purpose.")] = None
 ) -> None:
     """List files, newest first."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.many(client.files.list(purpose=purpose), COLUMNS)
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.many(client.files.list(purpose=purpose), COLUMNS)
 
 
 add_show(app, "files")
@@ -45,9 +45,9 @@ add_show(app, "files")
 @app.command()
 def download(context: typer.Context, file_id: str, to: Path) -> None:
     """Download a file, which appears complete or not at all; an interrupted download is continued."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one({"path": str(client.files.download(file_id, to))})
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one({"path": str(client.files.download(file_id, to))})
 
 
 add_delete(app, "files")

@@ -16,17 +16,17 @@ add_show(app, "jobs")
 @app.command()
 def cancel(context: typer.Context, job_id: str) -> None:
     """Cancel a job; finished work is kept."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.jobs.cancel(job_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.jobs.cancel(job_id))
 
 
 @app.command("events")
 def job_events(context: typer.Context, job_id: str) -> None:
     """List the job's events, oldest first."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.many(client.jobs.events(job_id), ("created_at", "type", "data"))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.many(client.jobs.events(job_id), ("created_at", "type", "data"))
 
 
 def events(
@@ -38,11 +38,11 @@ def events(
     follow: Annotated[bool, typer.Option("--follow", help="Print new events as they happen, as JSON.")] = False,
 ) -> None:
     """List the organization's events, newest first."""
-    own = context_of(context)
-    with own.client() as client:
+    cli = context_of(context)
+    with cli.client() as client:
         if follow:
             for event in client.events.stream(types=types or (), object_id=object_id):
-                own.output.line(event)
+                cli.output.line(event)
         else:
-            found = client.events.list(types=types or (), object_id=object_id)
-            own.output.many(found, ("created_at", "type", "object_id", "id"))
+            listed = client.events.list(types=types or (), object_id=object_id)
+            cli.output.many(listed, ("created_at", "type", "object_id", "id"))

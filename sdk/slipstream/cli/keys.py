@@ -25,10 +25,10 @@ def create(
     project_id: Annotated[str | None, typer.Option(help="The project to which usage of the key is charged.")] = None,
 ) -> None:
     """Create a key; it is shown only once."""
-    own = context_of(context)
+    cli = context_of(context)
     expires_at = None if days is None else int((datetime.now(UTC) + timedelta(days=days)).timestamp())
-    with own.client() as client:
-        own.output.one(client.api_keys.create(name=name, scopes=scopes, project_id=project_id, expires_at=expires_at))
+    with cli.client() as client:
+        cli.output.one(client.api_keys.create(name=name, scopes=scopes, project_id=project_id, expires_at=expires_at))
 
 
 @app.command()
@@ -38,15 +38,15 @@ def rotate(
     grace_seconds: Annotated[int | None, typer.Option(min=0, help="The old key stays valid for this time.")] = None,
 ) -> None:
     """Replace a key by a new one with the same rights; the new key is shown only once."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.api_keys.rotate(key_id, grace_seconds=grace_seconds))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.api_keys.rotate(key_id, grace_seconds=grace_seconds))
 
 
 @app.command()
 def revoke(context: typer.Context, key_id: str) -> None:
     """Revoke a key permanently, from the next request on."""
-    own = context_of(context)
-    with own.client() as client:
+    cli = context_of(context)
+    with cli.client() as client:
         client.api_keys.revoke(key_id)
-        own.output.one({"id": key_id, "revoked": True})
+        cli.output.one({"id": key_id, "revoked": True})

@@ -53,8 +53,8 @@ class Reporting(TyperGroup):
         try:
             return super().invoke(ctx)
         except (SlipstreamError, OSError, ValueError) as error:
-            known = error if isinstance(error, APIStatusError) else None
-            code, request_id = (known.code, known.request_id) if known else (None, None)
+            status_error = error if isinstance(error, APIStatusError) else None
+            code, request_id = (status_error.code, status_error.request_id) if status_error else (None, None)
             ctx.obj.output.error(str(error), code=code, request_id=request_id)
             if advice := _advice(error):
                 ctx.obj.output.advice(advice)
@@ -115,29 +115,29 @@ def chat(
     temperature: float | None = None,
 ) -> None:
     """Ask one question; the answer is streamed."""
-    own = context_of(context)
+    cli = context_of(context)
     text = typer.get_text_stream("stdin").read() if prompt is None else prompt
     options = {"max_tokens": max_tokens, "temperature": temperature}
     given_options = {name: value for name, value in options.items() if value is not None}
     messages = [{"role": "user", "content": text}]
-    with own.client() as client:
-        if own.output.is_json:
-            own.output.one(client.chat.create(model=model, messages=messages, **given_options))
+    with cli.client() as client:
+        if cli.output.is_json:
+            cli.output.one(client.chat.create(model=model, messages=messages, **given_options))
             return
         for piece in client.chat.stream(model=model, messages=messages, **given_options):
-            own.output.text(piece.text, end="")
-        own.output.text("")
+            cli.output.text(piece.text, end="")
+        cli.output.text("")
 
 
 @app.command()
 def usage(
     context: typer.Context,
-    days: Annotated[int, typer.Option(min=1, max=366, help="The period up to now.")] = 30,
+    days: Annotated[int, typer.Option(min=1, max=366, help="Length of the period that ends now.")] = 30,
 ) -> None:
     """Show usage and its cost."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.usage.total(start_time=int(time.time()) - days * 86400))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.usage.total(start_time=int(time.time()) - days * 86400))
 
 
 def _advice(error: Exception) -> str | None:

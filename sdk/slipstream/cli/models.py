@@ -20,10 +20,10 @@ def register(
     context: typer.Context,
     name: str,
     source: Annotated[str, typer.Argument(help="A folder or s3://bucket/prefix that the operators allow.")],
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is ready or refused.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the model is ready or refused.")] = False,
 ) -> None:
-    """Register a folder of safetensors as a base model; it is checked first."""
-    own = context_of(context)
-    with own.client() as client:
-        made = client.base_models.create(name=name, source=source)
-        own.output.one(client.base_models.wait(made.id) if wait else made)
+    """Register a folder of safetensors as a base model, after checking the folder."""
+    cli = context_of(context)
+    with cli.client() as client:
+        model = client.base_models.create(name=name, source=source)
+        cli.output.one(client.base_models.wait(model.id) if wait else model)

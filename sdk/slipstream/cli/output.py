@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from slipstream.types import Batch, Evaluation, Pipeline
 
-WIDEST = 1000  # the width if standard output is not a terminal
+WIDTH_WITHOUT_TERMINAL = 1000
 
 
 class Output:
@@ -22,7 +22,7 @@ class Output:
         self.is_json = is_json
         self.console = Console(highlight=False)
         if not self.console.is_terminal:
-            self.console.width = WIDEST  # one line per row, for grep and awk
+            self.console.width = WIDTH_WITHOUT_TERMINAL  # one line per row, for grep and awk
         self.errors = Console(stderr=True, highlight=False)
 
     def one(self, value: Any) -> None:
@@ -32,7 +32,7 @@ class Output:
         self.console.print(_fields(_plain(value)))
 
     def many(self, values: Iterable[Any], columns: Sequence[str]) -> None:
-        """Prints a table of these columns; with --json, prints each object with all fields on a line as it arrives."""
+        """Prints a table of these columns. With --json, prints each object when it arrives: all fields, on one line."""
         if self.is_json:
             for value in values:
                 self.json(_plain(value))
@@ -57,7 +57,7 @@ class Output:
         self.errors.out(message, highlight=False)
 
     def error(self, message: str, **fields: object) -> None:
-        """Prints an error; with --json it is an object, so that programs need not parse sentences."""
+        """Prints an error; with --json, as an object, so that programs need not parse sentences."""
         if self.is_json:
             self.errors.out(json.dumps({"error": {"message": message, **fields}}, ensure_ascii=False), highlight=False)
         else:
@@ -103,8 +103,8 @@ class Watch:
 
     def evaluation(self, evaluation: Evaluation) -> None:
         done, total = (evaluation.progress.done, evaluation.progress.total) if evaluation.progress else (0, 0)
-        left = evaluation.metrics.get("eta_seconds")
-        unit = "answers" if left is None else f"answers, {left:.0f} s left"
+        seconds_left = evaluation.metrics.get("eta_seconds")
+        unit = "answers" if seconds_left is None else f"answers, {seconds_left:.0f} s left"
         self._show("evaluation", f"{evaluation.id} {evaluation.status}", done, total, unit)
 
     def _show(self, key: str, description: str, done: int, total: int, unit: str) -> None:
@@ -117,7 +117,7 @@ class Watch:
 
 
 def _table(columns: Sequence[str]) -> Table:
-    """Returns an empty table. A narrow terminal wraps its values and does not truncate them: ids can be copied."""
+    """Returns an empty table. A narrow terminal wraps values instead of truncating them, so that ids can be copied."""
     return Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False)
 
 
@@ -125,8 +125,8 @@ def _plain(value: Any) -> dict[str, Any]:
     """Returns an object's fields without internal ones (`repr=False`), such as the client in a `PipelineRun`."""
     if isinstance(value, dict):
         return value
-    shown = [field.name for field in dataclasses.fields(value) if field.repr]
-    return {name: _inner(getattr(value, name)) for name in shown}
+    names = [field.name for field in dataclasses.fields(value) if field.repr]
+    return {name: _inner(getattr(value, name)) for name in names}
 
 
 def _inner(value: Any) -> Any:
@@ -140,13 +140,13 @@ def _fields(values: Mapping[str, Any]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, field in values.items():
         if field not in (None, "", [], {}):
-            table.add_row(name, _shown(name, field))
+            table.add_row(name, _rendered(name, field))
     return table
 
 
-def _shown(name: str, value: object) -> RenderableType:
+def _rendered(name: str, value: object) -> RenderableType:
     """Formats a value; nested objects become tables, up to two levels deep. (`--json` shows all levels.)"""
-    if isinstance(value, dict) and not _is_figure(value):
+    if isinstance(value, dict) and not _is_single_value(value):
         return _fields({key: field for key, field in value.items() if not _is_nested(field)})
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
         columns = [key for key in value[0] if any(item.get(key) not in (None, [], {}) for item in value)]
@@ -160,11 +160,11 @@ def _shown(name: str, value: object) -> RenderableType:
 
 def _is_nested(value: object) -> bool:
     if isinstance(value, dict):
-        return not _is_figure(value)
+        return not _is_single_value(value)
     return isinstance(value, list) and any(isinstance(item, dict) for item in value)
 
 
-def _is_figure(value: Mapping[str, Any]) -> bool:
+def _is_single_value(value: Mapping[str, Any]) -> bool:
     """Whether the object is an amount of money or a `Progress`, which are shown as one value."""
     return value.keys() in ({"value", "currency"}, {"done", "total", "unit"})
 

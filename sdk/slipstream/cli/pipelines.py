@@ -13,7 +13,7 @@ from slipstream.client import Client
 app = typer.Typer(no_args_is_help=True, help="Pipelines: from prompts to a faster endpoint.")
 
 
-def _object(text: str) -> dict[str, Any]:
+def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -35,20 +35,20 @@ def create(
     prompts: Annotated[str, typer.Argument(help="A local file, a file id, or a distillation id.")],
     held_out: Annotated[int | None, typer.Option(help="Number of prompts for the evaluation.")] = None,
     held_out_file: Annotated[str | None, typer.Option(help="File id of prompts for the evaluation.")] = None,
-    training: Annotated[Any, typer.Option(parser=_object, metavar="JSON", help='{"kind": "eagle3", …}')] = None,
-    gate: Annotated[Any, typer.Option(parser=_object, metavar="JSON", help='{"min_speedup": 1.25, …}')] = None,
+    training: Annotated[Any, typer.Option(parser=_json_object, metavar="JSON", help='{"kind": "eagle3", …}')] = None,
+    gate: Annotated[Any, typer.Option(parser=_json_object, metavar="JSON", help='{"min_speedup": 1.25, …}')] = None,
     deploy: bool = True,
     quote_id: Annotated[str | None, typer.Option(help="The quote whose cap pauses the pipeline.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is live.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the pipeline has ended.")] = False,
 ) -> None:
     """Start a pipeline from prompts to an endpoint: distil, train, evaluate, gate, deploy."""
-    own = context_of(context)
+    cli = context_of(context)
     is_distilled = prompts.startswith("distill_")
-    with own.client() as client:
+    with cli.client() as client:
         pipeline = client.pipelines.create(
             name=name,
             model=model,
-            prompts_file=None if is_distilled else file_id_of(own, client, prompts),
+            prompts_file=None if is_distilled else file_id_of(cli, client, prompts),
             distillation_id=prompts if is_distilled else None,
             held_out=held_out,
             held_out_file=held_out_file,
@@ -58,36 +58,36 @@ def create(
             quote_id=quote_id,
         )
         if wait:
-            _wait(own, client, pipeline.id)
+            _wait(cli, client, pipeline.id)
         else:
-            own.output.one(pipeline)
+            cli.output.one(pipeline)
 
 
 @app.command()
 def wait(context: typer.Context, pipeline_id: str) -> None:
     """Wait until the pipeline is live; the exit code is 4 if it fails, is rejected or cancelled."""
-    own = context_of(context)
-    with own.client() as client:
-        _wait(own, client, pipeline_id)
+    cli = context_of(context)
+    with cli.client() as client:
+        _wait(cli, client, pipeline_id)
 
 
 @app.command()
 def cancel(context: typer.Context, pipeline_id: str) -> None:
     """Cancel a pipeline; finished stages are kept, and `resume` continues after them."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.pipelines.cancel(pipeline_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.pipelines.cancel(pipeline_id))
 
 
 @app.command()
 def resume(context: typer.Context, pipeline_id: str) -> None:
     """Continue a pipeline from the stage that failed or was cancelled."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.pipelines.resume(pipeline_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.pipelines.resume(pipeline_id))
 
 
-def _wait(own: Context, client: Client, pipeline_id: str) -> None:
-    with Watch(own.output) as watch:
+def _wait(cli: Context, client: Client, pipeline_id: str) -> None:
+    with Watch(cli.output) as watch:
         pipeline = client.pipelines.wait(pipeline_id, on_progress=watch.pipeline)
-    own.output.one(pipeline)
+    cli.output.one(pipeline)

@@ -27,10 +27,10 @@ def export(
     form: Annotated[str, typer.Option("--format", help="speculators, specforge, medusa, hugging_face or lorax.")],
 ) -> None:
     """Export a speculator for another engine, as a zip archive."""
-    own = context_of(context)
-    with own.client() as client:
+    cli = context_of(context)
+    with cli.client() as client:
         file = client.speculators.export(speculator_id, format=form)
-        own.output.one({"file_id": file.id, "path": str(client.files.download(file.id, to))})
+        cli.output.one({"file_id": file.id, "path": str(client.files.download(file.id, to))})
 
 
 @speculators.command("import")
@@ -42,21 +42,21 @@ def import_speculator(
     name: Annotated[str, typer.Option(help="An existing name gets a new version.")],
 ) -> None:
     """Create a speculator from another engine's folder."""
-    own = context_of(context)
-    with own.client() as client, tempfile.TemporaryDirectory() as folder:
+    cli = context_of(context)
+    with cli.client() as client, tempfile.TemporaryDirectory() as folder:
         archive = source
         if source.is_dir():
             archive = Path(shutil.make_archive(str(Path(folder) / source.name), "zip", source))
-        file = send(own, client, archive, purpose="user_data", mime_type="application/zip")
-        own.output.one(client.speculators.import_(file_id=file.id, format=form, model=model, name=name))
+        file = send(cli, client, archive, purpose="user_data", mime_type="application/zip")
+        cli.output.one(client.speculators.import_(file_id=file.id, format=form, model=model, name=name))
 
 
 @speculators.command()
 def plot(context: typer.Context, speculator_id: str, to: Path) -> None:
     """Save the plot of the latest evaluation (PNG)."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one({"path": str(client.speculators.plot(speculator_id, to))})
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one({"path": str(client.speculators.plot(speculator_id, to))})
 
 
 add_list(deployments, "deployments", ("id", "name", "model", "speculator_id", "state", "created_at"))
@@ -67,22 +67,22 @@ add_delete(deployments, "deployments")
 @deployments.command()
 def create(context: typer.Context, name: str, model: str, speculator_id: str | None = None) -> None:
     """Serve a model, with or without a speculator."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.deployments.create(name=name, model=model, speculator_id=speculator_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.deployments.create(name=name, model=model, speculator_id=speculator_id))
 
 
 @deployments.command()
 def start(context: typer.Context, deployment_id: str) -> None:
     """Start a stopped or failed deployment."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.deployments.start(deployment_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.deployments.start(deployment_id))
 
 
 @deployments.command()
 def stop(context: typer.Context, deployment_id: str) -> None:
     """Stop a deployment; current requests are finished, new ones are refused."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.deployments.stop(deployment_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.deployments.stop(deployment_id))

@@ -22,17 +22,17 @@ def create(
     project_id: Annotated[str | None, typer.Option(help="Default: the whole organization.")] = None,
 ) -> None:
     """Create a cap; work is paused when the month's spending reaches the amount."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.spend_caps.create(amount=amount, project_id=project_id))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.spend_caps.create(amount=amount, project_id=project_id))
 
 
 @caps.command()
 def change(context: typer.Context, cap_id: str, amount: float) -> None:
     """Change a cap; paused work that fits the new cap continues where it stopped."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.spend_caps.update(cap_id, amount=amount))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.spend_caps.update(cap_id, amount=amount))
 
 
 add_list(quotes, "quotes", ("id", "dataset_id", "basis", "status", "created_at"))
@@ -46,12 +46,14 @@ def create_quote(
     basis: Annotated[
         str, typer.Option(help="pilot: answer some of the rows first; history: use earlier batches.")
     ] = "pilot",
-    cap: Annotated[float | None, typer.Option(help="Pause the quote's work when it has cost this amount.")] = None,
+    cap: Annotated[
+        float | None, typer.Option(help="Pause work created with the quote when it has cost this amount.")
+    ] = None,
 ) -> None:
     """Estimate the cost of a batch of the dataset."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.quotes.create(dataset_id=dataset_id, basis=basis, cap=cap))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.quotes.create(dataset_id=dataset_id, basis=basis, cap=cap))
 
 
 @quotes.command("cap")
@@ -61,6 +63,6 @@ def cap_quote(
     amount: Annotated[float | None, typer.Argument(help="Default: no cap.")] = None,
 ) -> None:
     """Change or remove the cap of a quote."""
-    own = context_of(context)
-    with own.client() as client:
-        own.output.one(client.quotes.update(quote_id, cap=amount))
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.quotes.update(quote_id, cap=amount))

@@ -18,7 +18,7 @@ REACHED = "spend_cap_reached"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapReached:
-    """A cap that is reached. Jobs that it pauses show it in their field `paused`."""
+    """A cap that is reached. The field `paused` of a job that is paused for this reason has these values."""
 
     cap_id: str  # of a spend cap or a quote
     message: str

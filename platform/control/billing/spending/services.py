@@ -11,7 +11,10 @@ from control.tenants.audit.record import audited
 
 @audited("spend_cap.create")
 def spend_cap_create(*, organization: Organization, project: Project | None, nanousd: int) -> SpendCap:
-    """Creates a cap. Running jobs that exceed it are paused after a shard. Raises: ApiError: 409, a cap exists."""
+    """Creates a cap. Running jobs that exceed it are paused after their current shard.
+
+    Raises: ApiError: 409, a cap exists.
+    """
     try:
         with transaction.atomic():
             return SpendCap.objects.create(organization=organization, project=project, nanousd=nanousd)

@@ -36,7 +36,7 @@ class UsageRecord(models.Model):
 
 
 class Attribution(models.Model):
-    """The API key with which a job was requested; the job's usage is charged to it. A pipeline's jobs share its key."""
+    """The API key with which a job was requested and to which its usage is charged. A pipeline's jobs have one key."""
 
     job_id = models.CharField(primary_key=True, max_length=40, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")

@@ -5,7 +5,7 @@ import datetime as dt
 from django.http import QueryDict
 from django.utils import timezone
 
-from control.billing.usage.selectors import WIDTHS, Narrowing, Window
+from control.billing.usage.selectors import WIDTHS, UsageFilter, Window
 from control.core.api.errors import ApiError
 
 # Columns of `UsageRecord` by OpenAI's names.
@@ -46,26 +46,30 @@ def parse_window(params: QueryDict, *, widths: tuple[str, ...] = tuple(WIDTHS), 
     end = _integer(params, "end_time", 0, MAX_UNIX, default=int(timezone.now().timestamp()) + 1)
     start = _integer(params, "page", start, MAX_UNIX, default=start)
     start -= start % width.seconds
+    # `-end % width` rounds the end up to a boundary of buckets.
     end = min(end + -end % width.seconds, start + limit * width.seconds)
     return Window(
         start=dt.datetime.fromtimestamp(start, dt.UTC), end=dt.datetime.fromtimestamp(end, dt.UTC), width=width
     )
 
 
-def parse_group_by(params: QueryDict, known: dict[str, str]) -> list[str]:
-    """Returns columns of `UsageRecord`. Raises: ApiError: 400."""
+def parse_group_by(params: QueryDict, columns: dict[str, str]) -> list[str]:
+    """Returns columns of `UsageRecord`. Raises: ApiError: 400.
+
+    Args: columns: the allowed columns by OpenAI's names.
+    """
     names = list(dict.fromkeys(_list(params, "group_by") or ()))
-    if unknown := [name for name in names if name not in known]:
-        raise _invalid("group_by", f"must be one of {sorted(known)}, got {unknown[0][:40]!r}")
-    return [known[name] for name in names]
+    if unknown := [name for name in names if name not in columns]:
+        raise _invalid("group_by", f"must be one of {sorted(columns)}, got {unknown[0][:40]!r}")
+    return [columns[name] for name in names]
 
 
-def parse_narrowing(params: QueryDict) -> Narrowing:
+def parse_filter(params: QueryDict) -> UsageFilter:
     """Raises: ApiError: 400."""
     batch = params.get("batch")
     if batch not in (None, "true", "false"):
         raise _invalid("batch", f"must be true or false, got {str(batch)[:20]!r}")
-    return Narrowing(
+    return UsageFilter(
         models=_list(params, "models"),
         project_ids=_list(params, "project_ids"),
         api_key_ids=_list(params, "api_key_ids"),

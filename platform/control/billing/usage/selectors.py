@@ -17,8 +17,10 @@ COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "requests", "input_n
 
 @dataclass(frozen=True, slots=True)
 class Width:
+    """A width of buckets, and OpenAI's limits for the number of buckets in a response."""
+
     seconds: int
-    truncate: Any
+    truncate: Any  # database function that rounds a time down to the bucket's start
     default_limit: int
     max_limit: int
 
@@ -46,7 +48,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Narrowing:
+class UsageFilter:
     """Restricts usage records; None means no restriction."""
 
     models: Sequence[str] | None = None
@@ -82,12 +84,12 @@ class Bucket:
 
 
 def usage_buckets(
-    organization: Organization, *, window: Window, group_by: Sequence[str] = (), narrowing: Narrowing | None = None
+    organization: Organization, *, window: Window, group_by: Sequence[str] = (), usage_filter: UsageFilter | None = None
 ) -> list[Bucket]:
     """Returns all buckets of the window, including those without usage."""
     records = UsageRecord.objects.filter(organization=organization, minute__gte=window.start, minute__lt=window.end)
     rows = (
-        (narrowing or Narrowing())
+        (usage_filter or UsageFilter())
         .apply(records)
         .annotate(bucket=window.width.truncate("minute", tzinfo=dt.UTC))
         .values("bucket", *group_by)

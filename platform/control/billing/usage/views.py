@@ -8,8 +8,8 @@ from control.billing.usage.query import (
     MAX_COST_BUCKETS,
     USAGE_GROUPS,
     has_more,
+    parse_filter,
     parse_group_by,
-    parse_narrowing,
     parse_span,
     parse_window,
 )
@@ -32,7 +32,7 @@ class CompletionsUsageView(OrganizationView):
             self.organization,
             window=window,
             group_by=parse_group_by(params, USAGE_GROUPS),
-            narrowing=parse_narrowing(params),
+            usage_filter=parse_filter(params),
         )
         data = [UsageBucket.of(bucket) for bucket in buckets]
         return UsagePage.of(window, data, has_more=has_more(params, window))
@@ -51,7 +51,7 @@ class CostsView(OrganizationView):
             self.organization,
             window=window,
             group_by=parse_group_by(params, COST_GROUPS),
-            narrowing=parse_narrowing(params),
+            usage_filter=parse_filter(params),
         )
         data = [CostBucket.of(bucket) for bucket in buckets]
         return CostPage.of(window, data, has_more=has_more(params, window))

@@ -1,4 +1,4 @@
-"""Django imports this module to find the console's pages. Each module in `pages` registers its own."""
+"""Django imports this module to find the console's pages. Each module in `pages` registers its pages."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -17,7 +17,7 @@ from unfold.enums import ActionVariant
 from unfold.forms import BaseDialogForm
 
 from control.core.api.errors import ApiError
-from control.operations.console.rendering import page_of
+from control.operations.console.rendering import page_url
 
 
 class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
@@ -49,7 +49,7 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
 
 
 class CreatableAdmin(RowsAdmin):
-    """Pages with a form that creates a row. The service that `create` calls creates it from the form's values."""
+    """Pages with a form that creates a row. The service that `create` calls creates the row from the form's values."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")
@@ -74,10 +74,10 @@ def service_action(
     danger: bool = False,
     when: Callable[[Any], bool] = lambda row: True,
 ) -> Callable[[Callable[[Any, Any], str]], Any]:
-    """Decorates a method that takes a row, calls a service and returns the message to show. Makes it a button.
+    """Turns a method that takes a row, calls a service and returns the message to show into a button.
 
-    The button stands on the row's page and opens a dialog, which sends a POST with a CSRF token. (Another site could
-    make an operator follow a plain link.) `when` only hides the button; the service decides whether the transition is
+    The button stands on the row's page and opens a dialog, which sends a POST with a CSRF token. (With a plain link,
+    another site could trigger the action.) `when` only hides the button; the service decides whether the transition is
     legal.
     """
 
@@ -91,7 +91,7 @@ def service_action(
                 messages.error(request, error.message)
             return _to_page_of(request, row)
 
-        run.is_applicable = when  # type: ignore[attr-defined]  # kept by `wraps` within `action`
+        run.is_applicable = when  # type: ignore[attr-defined]  # `action` copies it to the button's method
         return action(
             run,
             description=title,
@@ -111,8 +111,8 @@ def _to_page_of(request: HttpRequest, row: Model) -> HttpResponse:
 
     Unfold's dialogs post by htmx, which needs a header to leave the dialog.
     """
-    is_there = row.pk is not None and type(row)._default_manager.filter(pk=row.pk).exists()
-    target = page_of(row) if is_there else reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_changelist")
+    exists = row.pk is not None and type(row)._default_manager.filter(pk=row.pk).exists()
+    target = page_url(row) if exists else reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_changelist")
     if "HX-Request" not in request.headers:
         return redirect(target)
     return HttpResponse(status=204, headers={"HX-Redirect": target})

@@ -20,10 +20,13 @@ class Line:
 
 
 def lines_of(entries: Iterable[tuple[float, Mapping[str, Any]]], names: Iterable[str]) -> list[Line]:
-    """Args: entries: pairs of a step and the metrics at that step. Returns: a line for each name found in them."""
+    """Args: entries: pairs of a step and the metrics at that step. Returns: a line for each name that has values."""
     rows = list(entries)
-    found = [Line(name.replace("_", " "), [(x, float(m[name])) for x, m in rows if name in m]) for name in names]
-    return [line for line in found if line.points]
+    lines = [
+        Line(name.replace("_", " "), [(step, float(metrics[name])) for step, metrics in rows if name in metrics])
+        for name in names
+    ]
+    return [line for line in lines if line.points]
 
 
 def charts(key: str, lines: Iterable[Line], *, unit: str) -> SafeString:
@@ -46,7 +49,7 @@ def _chart_context(line: Line) -> dict[str, Any]:
         "latest": number(ys[-1]),
         "low": number(min(ys)),
         "high": number(max(ys)),
-        "first": number(abs(round(xs[0]))),
+        "first": number(abs(round(xs[0]))),  # steps before now are negative; their unit is "minutes ago"
         "last": number(abs(round(xs[-1]))),
         "points": " ".join(f"{x:.1f},{y:.1f}" for x, y in points),
         "end": points[-1],

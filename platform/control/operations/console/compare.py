@@ -1,4 +1,4 @@
-"""Compares speculators side by side: one column for each, one line for each figure of their reports."""
+"""Compares speculators side by side: one column for each speculator, one line for each figure of the reports."""
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
@@ -13,14 +13,14 @@ FIRST = ("acceptance_length", "speedup", "outputs_equal", "prompts_held_out")  #
 
 
 def speculators_compare(request: HttpRequest) -> HttpResponse:
-    """The query parameter `ids` names the speculators, separated by commas. `urls` wraps the view in the sign-in."""
+    """The query parameter `ids` names the speculators, separated by commas. `urls` makes it require the sign-in."""
     if not request.user.has_perm("catalog.view_speculator"):
         raise PermissionDenied
     ids = request.GET.get("ids", "").split(",")[:MAX_SPECULATORS]
-    found = Speculator.objects.select_related("base_model", "organization").in_bulk(ids)
-    rows = [found[pk] for pk in ids if pk in found]
-    known = {name for row in rows for name, value in row.report.items() if not is_nested(value)}
-    names = [name for name in FIRST if name in known] + sorted(known.difference(FIRST))
+    by_id = Speculator.objects.select_related("base_model", "organization").in_bulk(ids)
+    rows = [by_id[pk] for pk in ids if pk in by_id]
+    reported = {name for row in rows for name, value in row.report.items() if not is_nested(value)}
+    names = [name for name in FIRST if name in reported] + sorted(reported.difference(FIRST))
     context = {
         **admin.site.each_context(request),
         "title": "Speculators side by side",

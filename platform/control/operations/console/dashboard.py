@@ -23,11 +23,16 @@ def dashboard(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cards() -> list[dict[str, Any]]:
-    kept = Deployment.objects.filter(deleted_at=None)
+    deployments = Deployment.objects.filter(deleted_at=None)
     jobs, pipelines, workers = Job.objects.all(), Pipeline.objects.all(), Worker.objects.all()
     queue = reverse("queue")
     return [
-        _card("Deployments ready", kept.filter(state="ready").count(), f"of {kept.count()}", "deployments_deployment"),
+        _card(
+            "Deployments ready",
+            deployments.filter(state="ready").count(),
+            f"of {deployments.count()}",
+            "deployments_deployment",
+        ),
         _card("Jobs running", jobs.filter(status="running").count(), f"of {jobs.count()}", "jobs_job"),
         _card("Jobs failed", jobs.filter(status="failed").count(), f"of {jobs.count()}", "jobs_job"),
         _card(

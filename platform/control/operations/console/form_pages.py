@@ -17,14 +17,14 @@ from control.core.api.errors import ApiError
 from control.core.api.forms import ConsoleForm
 from control.core.api.requests import parse_request
 from control.operations.console.base import RowsAdmin
-from control.operations.console.rendering import page_of
+from control.operations.console.rendering import page_url
 from control.operations.console.request_forms import RequestForm
 from control.tenants.accounts.models import Organization
 from control.tenants.row_security.scope import as_tenant
 
 
 class FormAdmin(RowsAdmin):
-    """Rows that operators create here with a form of the API's request. It needs Django's add permission."""
+    """Pages of rows that operators create with a form of the API's request, if they have Django's add permission."""
 
     create_form: ClassVar[ConsoleForm]
 
@@ -43,16 +43,16 @@ class FormAdmin(RowsAdmin):
         return _render(self, request, self.create_form.title, _OrganizationForm(), method="get")
 
 
-def form_action(name: str, declared: ConsoleForm, *, icon: str, when: Callable[[Any], bool]) -> Any:
-    """Returns a button on a row's page that opens a form about the row. `name`: the attribute of the admin class."""
+def form_action(name: str, console_form: ConsoleForm, *, icon: str, when: Callable[[Any], bool]) -> Any:
+    """Returns a button on a row's page that opens a form about the row. `name`: the button's attribute of the class."""
 
     def run(admin: RowsAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
         row = get_object_or_404(admin.model, pk=unquote(object_id))
-        return _form_page(admin, request, declared, row, row.organization)
+        return _form_page(admin, request, console_form, row, row.organization)
 
     run.__name__ = name
-    run.is_applicable = when  # type: ignore[attr-defined]  # kept by `wraps` within `action`
-    return action(run, description=declared.title, icon=icon, permissions=["operate"])
+    run.is_applicable = when  # type: ignore[attr-defined]  # `action` copies it to the button's method
+    return action(run, description=console_form.title, icon=icon, permissions=["operate"])
 
 
 def add_form_action(
@@ -74,22 +74,25 @@ class _OrganizationForm(forms.Form):
 
 
 def _form_page(
-    admin: RowsAdmin, request: HttpRequest, declared: ConsoleForm, subject: Any, organization: Organization
+    admin: RowsAdmin, request: HttpRequest, console_form: ConsoleForm, subject: Any, organization: Organization
 ) -> HttpResponse:
-    sent = (request.POST, request.FILES) if request.method == "POST" else (None, None)
+    submitted = (request.POST, request.FILES) if request.method == "POST" else (None, None)
     form = RequestForm(
-        declared.request, *sent, choices=declared.choices(organization), initial=declared.initial(subject)
+        console_form.request,
+        *submitted,
+        choices=console_form.choices(organization),
+        initial=console_form.initial(subject),
     )
     if form.is_valid():
         try:
             with as_tenant(organization.pk):
-                made = declared.run(subject, parse_request(declared.request, form.body()))
+                created = console_form.run(subject, parse_request(console_form.request, form.body()))
         except ApiError as error:
             form.refuse(error.message, error.param or "")
         else:
-            messages.success(request, f"{declared.title}: {made}.")
-            return redirect(page_of(made))
-    return _render(admin, request, declared.title, form, method="post", subject=subject, organization=organization)
+            messages.success(request, f"{console_form.title}: {created}.")
+            return redirect(page_url(created))
+    return _render(admin, request, console_form.title, form, method="post", subject=subject, organization=organization)
 
 
 def _render(admin: RowsAdmin, request: HttpRequest, title: str, form: forms.Form, **context: Any) -> HttpResponse:

@@ -18,7 +18,7 @@ MAX_LINES = 100
 
 
 def queue(request: HttpRequest) -> HttpResponse:
-    """`urls` wraps this view in the console's sign-in."""
+    """`urls` makes this view require the console's sign-in."""
     if not request.user.has_perm("jobs.view_job"):
         raise PermissionDenied
     now = timezone.now()
@@ -36,8 +36,8 @@ def queue(request: HttpRequest) -> HttpResponse:
 
 def _waiting(now: dt.datetime) -> list[dict[str, Any]]:
     rows = Job.objects.filter(is_waiting()).order_by().values("organization_id", "organization__name")
-    found = rows.annotate(num_jobs=Count("pk"), oldest=Min("created_at")).order_by("oldest")[:MAX_LINES]
-    return [{**row, "age": _seconds(now - row["oldest"])} for row in found]
+    groups = rows.annotate(num_jobs=Count("pk"), oldest=Min("created_at")).order_by("oldest")[:MAX_LINES]
+    return [{**row, "age": _seconds(now - row["oldest"])} for row in groups]
 
 
 def _running(now: dt.datetime) -> list[dict[str, Any]]:

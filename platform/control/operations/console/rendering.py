@@ -42,7 +42,8 @@ def progress_bar(row: Model, done: int, total: int, unit: str) -> SafeString:
 
 def table(row: Model, name: str, header: Iterable[str], lines: Iterable[Iterable[object]]) -> SafeString:
     return render_to_string(
-        "console/table.html", {"pk": row.pk, "name": name, "header": list(header), "lines": [list(x) for x in lines]}
+        "console/table.html",
+        {"pk": row.pk, "name": name, "header": list(header), "lines": [list(line) for line in lines]},
     )
 
 
@@ -53,7 +54,7 @@ def pairs(row: Model, name: str, values: Mapping[str, Any]) -> SafeString:
 
 
 def is_nested(value: object) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(x, dict | list) for x in value))
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict | list) for item in value))
 
 
 def number(value: object) -> str:
@@ -73,10 +74,10 @@ def link(row: Model | None, title: str = "") -> SafeString | str:
     """A link to a row's page."""
     if row is None:
         return "–"
-    return format_html('<a class="console-link" href="{}">{}</a>', page_of(row), title or str(row))
+    return format_html('<a class="console-link" href="{}">{}</a>', page_url(row), title or str(row))
 
 
-def page_of(row: Model) -> str:
+def page_url(row: Model) -> str:
     """The URL of a row's page. `quote` is needed because ids contain an underscore, which is `_5F` in such URLs."""
     return reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[quote(row.pk)])
 

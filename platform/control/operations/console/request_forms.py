@@ -1,7 +1,7 @@
 """Forms with the fields of the API's own requests.
 
-A form here checks nothing itself. It builds the body that a customer would send, which the API's request model and
-service then check; their error message is shown at the field that it names.
+A form here checks nothing itself. It builds the body that a customer would send. The API's request model and service
+check the body, and the error message is shown at the field that the error names.
 """
 
 import io
@@ -46,7 +46,7 @@ class Field:
     help: str = ""
 
     def as_django(self, choices: Choices | None, initial: Any) -> forms.Field:
-        """Never required here, because the API reports missing fields. `choices` None: free text."""
+        """Returns a field that is never required, because the API reports missing ones. `choices` None: free text."""
         words = self.path.removesuffix("_id").replace(".", ": ").replace("_", " ")
         label = words[0].upper() + words[1:] + (" *" if self.is_required else "")
         if self.kind == "file":
@@ -54,21 +54,23 @@ class Field:
         if choices is None:
             text = self.help or _HELP.get(self.kind, "")
             widget = UnfoldAdminTextareaWidget({"rows": 4}) if self.kind == "object" else UnfoldAdminTextInputWidget
-            return forms.CharField(label=label, required=False, initial=_shown(initial), help_text=text, widget=widget)
+            return forms.CharField(
+                label=label, required=False, initial=_as_text(initial), help_text=text, widget=widget
+            )
         if self.kind == "list":
-            several = UnfoldAdminSelectMultipleWidget
+            multiple = UnfoldAdminSelectMultipleWidget
             return forms.MultipleChoiceField(
-                label=label, required=False, choices=choices, initial=initial, widget=several
+                label=label, required=False, choices=choices, initial=initial, widget=multiple
             )
         offered = choices if self.default not in (_NOT_SET, None) else [("", "–"), *choices]
-        one = UnfoldAdminSelectWidget
-        return forms.ChoiceField(label=label, required=False, choices=offered, initial=_shown(initial), widget=one)
+        single = UnfoldAdminSelectWidget
+        return forms.ChoiceField(label=label, required=False, choices=offered, initial=_as_text(initial), widget=single)
 
-    def value(self, entered: Any) -> Any:
+    def value(self, submitted: Any) -> Any:
         """Returns the value for the body. Text that is not valid JSON stays as it is, and the API reports the error."""
-        if isinstance(entered, list) or self.kind in ("text", "file"):
-            return entered
-        return _parsed(f"[{entered}]" if self.kind == "list" else entered, otherwise=entered)
+        if isinstance(submitted, list) or self.kind in ("text", "file"):
+            return submitted
+        return _parsed(f"[{submitted}]" if self.kind == "list" else submitted, otherwise=submitted)
 
 
 class RequestForm(forms.Form):
@@ -83,21 +85,21 @@ class RequestForm(forms.Form):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._described = list(_fields_of_model(request))
-        for field in self._described:
-            given = initial.get(field.path, None if field.default is _NOT_SET else field.default)
-            self.fields[field.path] = field.as_django(choices.get(field.path, field.choices), given)
+        self._request_fields = list(_fields_of_model(request))
+        for field in self._request_fields:
+            current = initial.get(field.path, None if field.default is _NOT_SET else field.default)
+            self.fields[field.path] = field.as_django(choices.get(field.path, field.choices), current)
 
     def body(self) -> dict[str, Any]:
-        """Returns the body, once `is_valid`. An empty field is null if that is its default, and otherwise left out."""
+        """Returns the body of a valid form. An empty field is null if its default is null, and otherwise left out."""
         body: dict[str, Any] = {}
-        for field in self._described:
-            entered = self.cleaned_data[field.path]
-            if entered in ("", None):
+        for field in self._request_fields:
+            submitted = self.cleaned_data[field.path]
+            if submitted in ("", None):
                 if field.default is None:
                     _put(body, field.path, None)
             else:
-                _put(body, field.path, field.value(entered))
+                _put(body, field.path, field.value(submitted))
         return body
 
     def refuse(self, message: str, path: str) -> None:
@@ -108,19 +110,22 @@ class RequestForm(forms.Form):
 
 
 def _put(body: dict[str, Any], path: str, value: Any) -> None:
-    *around, name = path.split(".")
-    for part in around:
-        body = body.setdefault(part, {})
+    *parents, name = path.split(".")
+    for parent in parents:
+        body = body.setdefault(parent, {})
     if isinstance(value, dict) and isinstance(body.get(name), dict):
         body[name] |= value
     else:
         body[name] = value
 
 
-def _fields_of_model(model: type[BaseModel], around: str = "") -> Iterator[Field]:
-    """Yields the fields of nested models one by one; a nullable model, and additional keys, are one object field."""
+def _fields_of_model(model: type[BaseModel], prefix: str = "") -> Iterator[Field]:
+    """Yields a field for each field of the model and of its nested models.
+
+    A nullable nested model is one field of the kind `object`. So are the additional keys that a nested model allows.
+    """
     for name, info in model.model_fields.items():
-        path, types = f"{around}{name}", _types(info.annotation)
+        path, types = f"{prefix}{name}", _types(info.annotation)
         if len(types) == 1 and _is_a(types[0], BaseModel):
             yield from _fields_of_model(types[0], f"{path}.")
             if types[0].model_config.get("extra") == "allow":
@@ -137,13 +142,13 @@ def _fields_of_model(model: type[BaseModel], around: str = "") -> Iterator[Field
 
 
 def _kind(types: tuple[Any, ...]) -> Kind:
-    if any(_is_a(found, UploadedFile) for found in types):
+    if any(_is_a(member, UploadedFile) for member in types):
         return "file"
     if str in types:
         return "text"
-    if any(getattr(found, "__origin__", found) is list for found in types):
+    if any(getattr(member, "__origin__", member) is list for member in types):
         return "list"
-    if any(getattr(found, "__origin__", found) is dict or _is_a(found, BaseModel) for found in types):
+    if any(getattr(member, "__origin__", member) is dict or _is_a(member, BaseModel) for member in types):
         return "object"
     return "value"
 
@@ -155,17 +160,17 @@ def _choices(info: FieldInfo, types: tuple[Any, ...]) -> Choices | None:
     return [("true", "yes"), ("false", "no")] if bool in types else None
 
 
-def _is_a(found: Any, kind: type) -> bool:
-    return isinstance(found, type) and issubclass(found, kind)
+def _is_a(member: Any, kind: type) -> bool:
+    return isinstance(member, type) and issubclass(member, kind)
 
 
 def _types(annotation: Any) -> tuple[Any, ...]:
     """Returns the types of a union, without the metadata of `Annotated`."""
-    found = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    return tuple(getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind for kind in found)
+    members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return tuple(getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind for kind in members)
 
 
-def _shown(value: Any) -> Any:
+def _as_text(value: Any) -> Any:
     if isinstance(value, list):
         return ", ".join(json.dumps(item) for item in value)
     return json.dumps(value) if isinstance(value, bool) else value

@@ -44,12 +44,12 @@ def require_two_factor(site: AdminSite) -> None:
     site.__class__ = TwoFactorSite
     site.login_form = TwoFactorForm
     site.login_template = "console/login.html"
-    site.unregister(TOTPDevice)  # its pages show the secret
+    site.unregister(TOTPDevice)  # its pages would show the users' secrets
 
 
 @transaction.atomic
 def second_factor_renew(*, user: User) -> str:
-    """Replaces the user's secrets by a new one. Returns its `otpauth://` URL, which authenticator apps read."""
+    """Replaces the user's secrets by a new one. Returns the new one's `otpauth://` URL for authenticator apps."""
     TOTPDevice.objects.filter(user=user).delete()
     url: str = TOTPDevice.objects.create(user=user, name="authenticator app").config_url
     return url

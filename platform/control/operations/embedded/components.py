@@ -1,6 +1,7 @@
-"""One process of the embedded stack, which is restarted when it dies.
+"""A process of the embedded stack, which is restarted when it dies.
 
-Its parent is a keeper: a small process that ends it when the lifeline closes (see `workers.parent_death`).
+The parent of the process is a keeper: a small process that ends it when the lifeline, a pipe, closes (see
+`workers.parent_death`).
 """
 
 import subprocess
@@ -27,7 +28,7 @@ class Component:
     environment: Mapping[str, str]
     log_path: Path
     stop_seconds: float = 15.0  # between SIGTERM and SIGKILL
-    children_stay: bool = False  # if the process dies, its children continue: each of them watches the lifeline
+    children_stay: bool = False  # if the process dies, its children continue, and watch the lifeline themselves
     process: "subprocess.Popen[bytes] | None" = None
     deaths: int = 0  # deaths in a row, each after less than STEADY_SECONDS
     _started_at: float = field(default=0.0)

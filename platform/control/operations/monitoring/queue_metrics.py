@@ -42,7 +42,7 @@ class QueueMetrics(Collector):
 
 def _queue() -> Iterable[GaugeMetricFamily]:
     waiting = Job.objects.filter(is_waiting())
-    found = {
+    groups = {
         (row["kind"], row["priority"]): (row["number"], row["oldest"])
         for row in waiting.order_by().values("kind", "priority").annotate(number=Count("pk"), oldest=Min("created_at"))
     }
@@ -50,8 +50,8 @@ def _queue() -> Iterable[GaugeMetricFamily]:
     number = GaugeMetricFamily("slipstream_jobs_waiting", "Due jobs that no worker has claimed.", labels=labels)
     age = GaugeMetricFamily("slipstream_job_oldest_waiting_seconds", "Age of the oldest waiting job.", labels=labels)
     now = timezone.now()
-    for kind, priority in sorted({*found, *((str(kind), priority) for kind, priority in PRIORITIES.items())}):
-        num_jobs, oldest = found.get((kind, priority), (0, now))
+    for kind, priority in sorted({*groups, *((str(kind), priority) for kind, priority in PRIORITIES.items())}):
+        num_jobs, oldest = groups.get((kind, priority), (0, now))
         number.add_metric([kind, str(priority)], num_jobs)
         age.add_metric([kind, str(priority)], max(0.0, (now - oldest).total_seconds()))
     backing_off = Job.objects.filter(status=Job.Status.QUEUED).exclude(is_waiting())
@@ -77,10 +77,12 @@ def _workers() -> Iterable[GaugeMetricFamily]:
 
 def _outbox() -> Iterable[GaugeMetricFamily]:
     pending = WebhookDelivery.objects.filter(status=WebhookDelivery.Status.PENDING, endpoint__disabled="")
-    found = pending.aggregate(number=Count("pk"), oldest=Min("created_at"))
-    age = (timezone.now() - found["oldest"]).total_seconds() if found["oldest"] else 0.0
+    totals = pending.aggregate(number=Count("pk"), oldest=Min("created_at"))
+    age = (timezone.now() - totals["oldest"]).total_seconds() if totals["oldest"] else 0.0
     return (
-        GaugeMetricFamily("slipstream_webhooks_pending", "Deliveries to be sent or sent again.", value=found["number"]),
+        GaugeMetricFamily(
+            "slipstream_webhooks_pending", "Deliveries to be sent or sent again.", value=totals["number"]
+        ),
         GaugeMetricFamily(
             "slipstream_webhook_oldest_pending_seconds", "Age of the oldest pending delivery.", value=max(0.0, age)
         ),

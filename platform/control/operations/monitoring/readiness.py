@@ -1,7 +1,7 @@
 """Checks whether this process can serve requests, by calling its dependencies.
 
-    the database is unreachable         503: no request can be served; take the process out of rotation
-    Redis or storage is unreachable     200, degraded: other requests work, and other processes have the same problem
+the database is unreachable         503: no request can be served; take the process out of rotation
+Redis or storage is unreachable     200, degraded: most requests still work, and no other process would do better
 """
 
 import time
@@ -21,7 +21,7 @@ from control.core.settings.config import get_config
 log = structlog.get_logger(__name__)
 
 TIMEOUT_SECONDS = 2.0  # of one request to Redis or storage, which is not retried: the next probe follows in seconds
-WAIT_SECONDS = 3.0  # for all checks together, less than the prober's timeout; a check that takes longer has failed
+WAIT_SECONDS = 3.0  # for all checks together, less than the prober's timeout; a slower check counts as failed
 _REQUIRED = "database"
 _pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="readiness")
 

@@ -1,1 +1,1 @@
-"""The OpenAPI document: what every route takes and answers, in one table."""
+"""The OpenAPI document, generated from the operations that the views declare."""

@@ -11,7 +11,7 @@ from control.operations.openapi.schema import FAILURES
 
 
 class Completion(ResponseModel):
-    """OpenAI's, with `seed` and `metrics.speculative_decoding`."""
+    """OpenAI's object with two more members, `seed` and `metrics.speculative_decoding`."""
 
     model_config = {"extra": "allow"}
 
@@ -31,7 +31,7 @@ _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}
 
 
 def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """Hook of drf-spectacular. The body is described loosely: the gateway forwards it to the engine unchanged."""
+    """Hook of drf-spectacular. Describes the body loosely, because the gateway forwards it to the engine unchanged."""
     result["components"]["schemas"]["Completion"] = model_json_schema(Completion)
     for path, operation in OPERATIONS.items():
         prompt = _PROMPTS[path]
@@ -40,7 +40,7 @@ def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
             "required": ["model", prompt],
             "properties": {"model": {"type": "string", "description": "A deployment's name."}, prompt: {}},
         }
-        answer = {
+        content = {
             "application/json": {"schema": {"$ref": "#/components/schemas/Completion"}},
             EVENTS: {"schema": {"type": "string"}},
         }
@@ -52,7 +52,7 @@ def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
                 "requestBody": {"content": {"application/json": {"schema": body}}, "required": True},
                 "security": [{"key": []}],
                 "responses": {
-                    "200": {"content": answer, "description": "With `stream`, server-sent events."},
+                    "200": {"content": content, "description": "With `stream`, server-sent events."},
                     **{status: {"content": _ERROR, "description": text} for status, text in FAILURES.items()},
                 },
             }

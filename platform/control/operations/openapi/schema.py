@@ -24,7 +24,7 @@ class PatchExtension(PydanticExtension):  # type: ignore[no-untyped-call]
 
     target_class = "control.core.api.schemas.RequestModel"
     match_subclasses = True
-    priority = 1  # before the one for every model
+    priority = 1  # tried before `PydanticExtension`, which matches every model
 
     def map_serializer(self, auto_schema: AutoSchema, direction: str) -> Any:
         schema = super().map_serializer(auto_schema, direction)  # type: ignore[no-untyped-call]
@@ -55,7 +55,7 @@ class OperationSchema(AutoSchema):
         return [{"key": []}]
 
     def get_request_serializer(self) -> Any:
-        """For PATCH, a subclass: drf-spectacular sets `partial` on the class that it gets, which POST may share."""
+        """Returns a subclass for PATCH: drf-spectacular sets `partial` on the class, which a POST may use as well."""
         request = self._entry().request
         return type(request.__name__, (request,), {}) if request and self.method == "PATCH" else request
 
@@ -74,11 +74,11 @@ class OperationSchema(AutoSchema):
 
     def get_response_serializers(self) -> Any:
         entry = self._entry()
-        answers: dict[Any, Any] = {status: OpenApiResponse(Error, text) for status, text in FAILURES.items()}
+        responses: dict[Any, Any] = {status: OpenApiResponse(Error, text) for status, text in FAILURES.items()}
         if isinstance(entry.response, str):
-            answers[entry.status, entry.response] = OpenApiTypes.BINARY
+            responses[entry.status, entry.response] = OpenApiTypes.BINARY
         else:
-            answers[entry.status, "application/json"] = entry.response
+            responses[entry.status, "application/json"] = entry.response
         if entry.also is not None:
-            answers[entry.status, entry.also] = OpenApiTypes.STR
-        return answers
+            responses[entry.status, entry.also] = OpenApiTypes.STR
+        return responses

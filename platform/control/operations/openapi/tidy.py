@@ -16,18 +16,21 @@ def tidy(result: dict[str, Any], **_: Any) -> dict[str, Any]:
 
 
 def _without_null(member: dict[str, Any]) -> dict[str, Any]:
-    """{"anyOf": [{"type": X}, {"type": "null"}]} is {"type": [X, "null"]}."""
-    found = dict(member)
-    if found.get("default", ...) is None:
-        del found["default"]
-    if "anyOf" in found:
-        of_value, _ = found.pop("anyOf")
-        found |= {**of_value, "type": [of_value["type"], "null"]}
-    return found
+    """Replaces {"anyOf": [{"type": X}, {"type": "null"}]} by {"type": [X, "null"]}, and drops a default of null."""
+    result = dict(member)
+    if result.get("default", ...) is None:
+        del result["default"]
+    if "anyOf" in result:
+        of_value, _ = result.pop("anyOf")
+        result |= {**of_value, "type": [of_value["type"], "null"]}
+    return result
 
 
 def _drop(node: Any, *, names_members: bool = False) -> None:
-    """`names_members`: the keys of `node` are names of members, one of which may be `title`."""
+    """Drops generated titles and ids from a schema and all schemas within it.
+
+    Args: names_members: the keys of `node` are names of members; a member named `title` is kept.
+    """
     if isinstance(node, list):
         for item in node:
             _drop(item)

@@ -1,4 +1,4 @@
-"""GET /v1/openapi.json: open to everybody, as the documentation is."""
+"""GET /v1/openapi.json, which needs no API key."""
 
 from functools import lru_cache
 from typing import Any
@@ -14,5 +14,5 @@ def document(request: HttpRequest) -> JsonResponse:
 @lru_cache(maxsize=1)
 def generate() -> dict[str, Any]:
     """Routes do not change while a process runs."""
-    made: dict[str, Any] = SchemaGenerator().get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
-    return made
+    schema: dict[str, Any] = SchemaGenerator().get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
+    return schema

@@ -27,5 +27,5 @@ class CaptureObject(ResponseModel):
 
     @classmethod
     def of(cls, capture: Capture) -> Self:
-        kept = requests_kept(capture).aggregate(num_requests=Count("pk"), oldest_at=Min("created_at"))
-        return cls.from_row(capture, **kept)
+        counts = requests_kept(capture).aggregate(num_requests=Count("pk"), oldest_at=Min("created_at"))
+        return cls.from_row(capture, **counts)

@@ -1,4 +1,4 @@
-"""Readers of captured traffic."""
+"""Queries for captured traffic."""
 
 from django.db.models import QuerySet
 from django.db.models.expressions import Combinable
@@ -19,10 +19,10 @@ def capture_of(deployment: Deployment) -> Capture:
 
 
 def requests_kept(capture: Capture) -> QuerySet[CapturedRequest]:
-    """Leaves out requests that are too old but not deleted yet."""
+    """Returns the captured requests, without those that are too old but not deleted yet."""
     return CapturedRequest.objects.filter(deployment_id=capture.deployment_id, created_at__gt=oldest_kept(capture))
 
 
 def oldest_kept(capture: Capture) -> Combinable:
-    """The time at which the oldest requests that are still kept were made, as a database expression."""
+    """The time before which requests are too old to be kept, as a database expression."""
     return from_now(-3600.0 * capture.hours)

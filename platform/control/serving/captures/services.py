@@ -1,4 +1,4 @@
-"""Writers of captured traffic.
+"""Services that write captured traffic.
 
 After the opt-in, each request to the deployment is stored as a row for `hours`. `capture_export` writes the rows to a
 file of prompts for the next pipeline. All rows are deleted after the opt-out, or if the deployment is deleted.
@@ -49,7 +49,7 @@ def capture_end(*, capture: Capture) -> None:
 
 
 def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any]) -> bool:
-    """Keeps an answered request if the customer opted in. Returns whether it is kept."""
+    """Keeps an answered request if the customer opted in. Returns whether the request is kept."""
     capture = Capture.objects.filter(deployment_id=deployment_id).first()
     kept = {name: value for name, value in body.items() if name not in _NOT_KEPT}
     if capture is None or len(json.dumps(kept).encode()) > MAX_BODY_BYTES:
@@ -88,7 +88,7 @@ def capture_export(*, capture: Capture) -> File:
 
 
 def _rows(capture: Capture) -> Iterator[dict[str, Any]]:
-    """Newest first, without duplicates: a held-out prompt must not be among the training prompts under another id."""
+    """Yields rows of a batch, newest first, without duplicates, so that no held-out prompt is a training prompt too."""
     seen: set[bytes] = set()
     model = capture.deployment.base_model.name
     for request in requests_kept(capture).order_by("-id").iterator():
@@ -100,7 +100,7 @@ def _rows(capture: Capture) -> Iterator[dict[str, Any]]:
 
 
 def captures_prune() -> None:
-    """Deletes requests that are too old, more than `MAX_REQUESTS`, or of a deployment that is deleted."""
+    """Deletes requests that are too old, not among the newest `MAX_REQUESTS`, or of a deleted deployment."""
     Capture.objects.filter(deployment__deleted_at__isnull=False).delete()
     captures = Capture.objects.filter(deployment=OuterRef("deployment"))
     CapturedRequest.objects.filter(~Exists(captures)).delete()

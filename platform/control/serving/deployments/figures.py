@@ -1,4 +1,4 @@
-"""Metrics of a deployment over time: the figures of a period (`Stretch`), computed from samples of counters.
+"""Metrics of a deployment over time: the figures of each period, computed from samples of counters.
 
 acceptance length = 1 + accepted tokens / drafts       acceptance rate = accepted tokens / draft tokens
 tokens per second = generated tokens / seconds between the period's samples
@@ -14,15 +14,13 @@ from control.billing.usage.selectors import Window
 from control.serving.deployments.measuring import COUNTERS
 from control.serving.deployments.models import Deployment, DeploymentSample
 
-BEFORE = dt.timedelta(minutes=10)  # the first difference in a window may use a sample from this long before the window
+LOOKBACK = dt.timedelta(minutes=10)  # the first difference in a window may begin this long before the window
 
 
 @dataclass(slots=True)
-class Stretch:
-    """The figures of a period. `counts`: the increase of each counter; `seconds`: the time that the samples cover."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
+class PeriodFigures:
+    counts: Counter[str] = field(default_factory=Counter)  # the increase of each counter within the period
+    seconds: float = 0.0  # the time that the samples cover
 
     def add(self, counts: Counter[str], seconds: float) -> None:
         self.counts.update(counts)
@@ -47,7 +45,7 @@ class Stretch:
 
     @property
     def latency_seconds(self) -> float | None:
-        """Average latency of a request."""
+        """The mean over the requests."""
         return self._ratio("latency_seconds", "requests")
 
     @property
@@ -58,23 +56,23 @@ class Stretch:
         return self.counts[numerator] / self.counts[denominator] if self.counts[denominator] else None
 
 
-def stretches(deployment: Deployment, window: Window) -> dict[dt.datetime, Stretch]:
+def figures_by_bucket(deployment: Deployment, window: Window) -> dict[dt.datetime, PeriodFigures]:
     """Maps the start of each bucket of the window to its figures, also for buckets without samples."""
-    found = {start: Stretch() for start in window.starts()}
+    buckets = {start: PeriodFigures() for start in window.starts()}
     samples = DeploymentSample.objects.filter(
-        deployment=deployment, at__gte=window.start - BEFORE, at__lt=window.end
+        deployment=deployment, at__gte=window.start - LOOKBACK, at__lt=window.end
     ).order_by("at", "pk")
     width = window.width.seconds
     for at, counts, seconds in _differences(samples):
         begins = dt.datetime.fromtimestamp(at.timestamp() // width * width, dt.UTC)
-        if begins in found:
-            found[begins].add(counts, seconds)
-    return found
+        if begins in buckets:
+            buckets[begins].add(counts, seconds)
+    return buckets
 
 
-def stretch_since(deployment: Deployment, since: dt.datetime) -> Stretch:
-    """The sum of all differences between samples since then."""
-    whole = Stretch()
+def figures_since(deployment: Deployment, since: dt.datetime) -> PeriodFigures:
+    """Returns the figures of the time from `since` until the latest sample."""
+    whole = PeriodFigures()
     for _, counts, seconds in _differences(
         DeploymentSample.objects.filter(deployment=deployment, at__gte=since).order_by("at", "pk")
     ):
@@ -83,8 +81,8 @@ def stretch_since(deployment: Deployment, since: dt.datetime) -> Stretch:
 
 
 def _differences(samples: Iterable[DeploymentSample]) -> Iterator[tuple[dt.datetime, Counter[str], float]]:
-    """Yields for two successive samples of one process the time of the later one, the increase of the counters, and
-    the seconds between the two.
+    """Yields, for each pair of successive samples of one process, the time of the later sample, the increase of each
+    counter, and the seconds between the samples.
     """
     for before, after in pairwise(samples):
         if before.process == after.process:

@@ -12,10 +12,10 @@ PROBE_TIMEOUT_SECONDS = 5.0
 def probe(port: int, token: str) -> bool:
     try:
         with httpx2.Client(trust_env=False, timeout=PROBE_TIMEOUT_SECONDS) as client:
-            answer = client.get(f"http://127.0.0.1:{port}/health", headers={"Authorization": f"Bearer {token}"})
+            response = client.get(f"http://127.0.0.1:{port}/health", headers={"Authorization": f"Bearer {token}"})
     except httpx2.HTTPError:
         return False
-    return answer.status_code == 200
+    return response.status_code == 200
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class HealthWatch:
 
     interval_seconds: float
     failures: int = 0  # consecutive failed checks
-    last_good: float = field(default_factory=time.monotonic)  # time of the last good check; before it, of the creation
+    last_good: float = field(default_factory=time.monotonic)  # time of the last good check, or of the creation
     _pending: "Future[bool] | None" = None
     _next_at: float = 0.0
 

@@ -23,7 +23,7 @@ from control.models.catalog.drafters import drafter_of
 from control.models.catalog.folder import UnusableModel
 from control.models.catalog.sources import model_folder
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.processes import MARK, ProcessIdentity, process_started
+from control.serving.deployments.processes import DEPLOYMENT_ID_VARIABLE, ProcessIdentity, process_started
 from workers.parent_death import kept_command
 
 PROJECT_ROOT = Path(__file__).resolve().parents[4]
@@ -31,7 +31,7 @@ TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
 
 
 class LaunchError(Exception):
-    """The process could not be started, or it ended at once."""
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +51,19 @@ def stage(config: Config, deployment: Deployment) -> Path | None:
 
     Returns: the speculator's folder. Raises: StorageError, ClientError, BotoCoreError, OSError.
     """
-    with suppress(UnusableModel):  # `launch` reports it
+    with suppress(UnusableModel):  # `launch` reports the error
         model_folder(deployment.base_model)
     for adapter in deployment.adapters.all():  # prefetched: threads of the pool make no database queries
-        _copied(adapter.storage_prefix, adapter_dir(config, deployment, adapter))
+        _copy_unless_present(adapter.storage_prefix, adapter_dir(config, deployment, adapter))
     speculator = deployment.speculator
     if speculator is None:
         return None
-    return _copied(speculator.storage_prefix, config.data_dir / "deployments" / deployment.pk / speculator.pk)
+    return _copy_unless_present(
+        speculator.storage_prefix, config.data_dir / "deployments" / deployment.pk / speculator.pk
+    )
 
 
-def _copied(prefix: str, target: Path) -> Path:
+def _copy_unless_present(prefix: str, target: Path) -> Path:
     """Copies a folder from storage unless `target` exists. Returns `target`."""
     if target.is_dir():
         return target
@@ -79,7 +81,7 @@ def adapter_dir(config: Config, deployment: Deployment, adapter: Adapter) -> Pat
 
 
 def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | None, lifeline: int | None) -> Endpoint:
-    """Raises: LaunchError: the program cannot be run, or it ended at once."""
+    """Raises: LaunchError: the model is not available, the program cannot be run, or the process ended at once."""
     port, token = free_port(), secrets.token_urlsafe(32)
     try:
         command = _command(config, deployment, port=port, speculator_dir=speculator_dir)
@@ -92,7 +94,7 @@ def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | Non
             process = subprocess.Popen(
                 command if lifeline is None else kept_command(command, lifeline=lifeline),
                 cwd=PROJECT_ROOT,
-                env={**child_environment(), TOKEN_VARIABLE: token, MARK: deployment.pk},
+                env={**child_environment(), TOKEN_VARIABLE: token, DEPLOYMENT_ID_VARIABLE: deployment.pk},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from control.serving.deployments.models import Deployment, DeploymentSample
 
 TIMEOUT_SECONDS = 5.0
-KEPT = dt.timedelta(days=7)
+RETENTION = dt.timedelta(days=7)
 # Maps the name of a sample in Prometheus's text to the counter's name in `DeploymentSample.counters`.
 _COUNTED: Mapping[str, str] = {
     "vllm:prompt_tokens_total": "prompt_tokens",
@@ -47,14 +47,14 @@ def counters_of(text: str) -> dict[str, float]:
 def _read_counters(port: int, token: str) -> dict[str, float] | None:
     try:
         with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
-            answer = client.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"})
+            response = client.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"})
     except httpx2.HTTPError:
         return None
-    return counters_of(answer.text) if answer.status_code == 200 else None
+    return counters_of(response.text) if response.status_code == 200 else None
 
 
 @dataclass(slots=True)
-class Measuring:
+class CounterSampler:
     """Samples the counters of one process, from its launch or adoption on."""
 
     interval_seconds: float
@@ -74,8 +74,8 @@ class Measuring:
 
 
 def sample_keep(*, deployment: Deployment, counters: Mapping[str, float]) -> DeploymentSample:
-    """Effects: samples of the deployment that are older than `KEPT` are deleted."""
-    DeploymentSample.objects.filter(deployment=deployment, at__lt=timezone.now() - KEPT).delete()
+    """Effects: samples of the deployment that are older than `RETENTION` are deleted."""
+    DeploymentSample.objects.filter(deployment=deployment, at__lt=timezone.now() - RETENTION).delete()
     return DeploymentSample.objects.create(
         deployment=deployment,
         process=f"{deployment.pid}:{deployment.process_started}",

@@ -66,8 +66,8 @@ def deployment_crashed(*, deployment: Deployment, code: str, message: str) -> No
         to, not_before = State.FAILED, None
         message = f"{len(crashes)} crashes within 10 minutes. The last error: {message}"
         error = {"code": "crash_loop", "message": message}
-    found = {**NO_PROCESS, "crashes": crashes, "not_before": not_before, "error": error}
-    if transition(deployment, to, expected_generation=deployment.generation, **found) and to is State.FAILED:
+    changes = {**NO_PROCESS, "crashes": crashes, "not_before": not_before, "error": error}
+    if transition(deployment, to, expected_generation=deployment.generation, **changes) and to is State.FAILED:
         transaction.on_commit(partial(deployment_settled.send, Deployment, deployment_id=deployment.pk))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
-MARK = "SLIPSTREAM_DEPLOYMENT_ID"  # in the environment of every endpoint process
+DEPLOYMENT_ID_VARIABLE = "SLIPSTREAM_DEPLOYMENT_ID"  # in the environment of every endpoint process
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +50,20 @@ def process_started(pid: int) -> str | None:
 
 
 def _started_by_ps(pid: int) -> str | None:
-    found = subprocess.run(["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    state, _, started = found.stdout.strip().partition(" ")
+    listed = subprocess.run(["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    state, _, started = listed.stdout.strip().partition(" ")
     return None if not started or state.startswith("Z") else started.strip()
 
 
-def marked_processes() -> dict[int, str]:
+def endpoint_processes() -> dict[int, str]:
     """Maps the pid of each endpoint process of this user to its deployment's id. Empty on systems other than Linux."""
-    found: dict[int, str] = {}
+    deployment_ids: dict[int, str] = {}
     for folder in _PROC.glob("[0-9]*"):
         try:
             environment = folder.joinpath("environ").read_bytes()
         except OSError:
             continue  # the process belongs to another user or has ended
         for entry in environment.split(b"\0"):
-            if entry.startswith(MARK.encode() + b"="):
-                found[int(folder.name)] = entry.partition(b"=")[2].decode(errors="replace")
-    return found
+            if entry.startswith(DEPLOYMENT_ID_VARIABLE.encode() + b"="):
+                deployment_ids[int(folder.name)] = entry.partition(b"=")[2].decode(errors="replace")
+    return deployment_ids

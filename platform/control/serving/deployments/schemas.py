@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SkipValidation
 
 from control.core.api.schemas import Failure, OneOf, RequestModel, ResponseModel, Text, Unix
-from control.serving.deployments.figures import Stretch
+from control.serving.deployments.figures import PeriodFigures
 from control.serving.deployments.models import Deployment
 
 MAX_ADAPTERS = 32
@@ -73,14 +73,14 @@ class DeploymentMetrics(ResponseModel):
     time_to_first_token_seconds: float | None = Field(description="The mean over the requests.")
 
     @classmethod
-    def of(cls, start: dt.datetime, stretch: Stretch, *, seconds: int) -> Self:
+    def of(cls, start: dt.datetime, figures: PeriodFigures, *, seconds: int) -> Self:
         return cls.from_row(
-            stretch,
+            figures,
             start_time=start,
             end_time=start + dt.timedelta(seconds=seconds),
-            prompt_tokens=round(stretch.counts["prompt_tokens"]),
-            generation_tokens=round(stretch.counts["generation_tokens"]),
-            time_to_first_token_seconds=stretch.first_token_seconds,
+            prompt_tokens=round(figures.counts["prompt_tokens"]),
+            generation_tokens=round(figures.counts["generation_tokens"]),
+            time_to_first_token_seconds=figures.first_token_seconds,
         )
 
 

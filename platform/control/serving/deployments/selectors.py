@@ -41,7 +41,7 @@ def deployment_by_name(organization: Organization, name: str, *, only: Sequence[
     """
     own_name, _, adapter = name.partition(":")
     deployment = deployments_list(organization, only=only).filter(name=own_name).first()
-    if deployment is None or (adapter and adapter not in {known.name for known in deployment.adapters.all()}):
+    if deployment is None or (adapter and adapter not in {served.name for served in deployment.adapters.all()}):
         raise ApiError(404, _unknown(organization, name), "model_not_found", "model")
     return deployment
 

@@ -1,4 +1,4 @@
-"""Writers of a deployment's desired state, for customers and operators. `observations` writes the observed state."""
+"""Services that write the desired state of deployments. `observations` writes the observed state."""
 
 import re
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def deployment_update(
     """Changes the speculator and the adapters. The new generation makes a running endpoint drain and restart.
 
     Args:
-        speculator: None: serve without one.
+        speculator: None: serve without a speculator.
         adapters: the complete new list; None: leave the adapters as they are.
     Raises: ApiError: 409, as `deployment_create`, except for the name.
     """

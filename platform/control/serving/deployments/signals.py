@@ -1,4 +1,4 @@
-"""Signals of deployments, received by rooms that import this one."""
+"""Signals of deployments, for apps that `deployments` must not import."""
 
 from django.dispatch import Signal
 

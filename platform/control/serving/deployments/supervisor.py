@@ -10,8 +10,8 @@
     stopped   the process has ended           record stopped
 
 The supervisor keeps no state that it could not rebuild: pid, start time, port and token are in the row, so the next
-supervisor can adopt the process, which means to watch it without being its parent. It creates a new `_Watched` (timers,
-handle of the child) for an adopted process.
+supervisor can adopt the process, which means to watch it without being its parent. For an adopted process, the next
+supervisor creates a new `_Watched` (timers, handle of the child).
 """
 
 import os
@@ -32,9 +32,9 @@ from control.core.storage.backends import StorageError
 from control.serving.deployments import observations
 from control.serving.deployments.health import HealthWatch
 from control.serving.deployments.launcher import LaunchError, launch, stage
-from control.serving.deployments.measuring import Measuring
+from control.serving.deployments.measuring import CounterSampler
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.processes import ProcessIdentity, marked_processes
+from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.selectors import deployment_sessions, deployments_to_supervise
 from control.serving.deployments.states import State
 
@@ -59,7 +59,7 @@ class _Watched:
 
     identity: ProcessIdentity
     health: HealthWatch
-    measuring: Measuring
+    sampler: CounterSampler
     process: "subprocess.Popen[bytes] | None"  # None: adopted, so its exit code stays unknown
     drain_until: float | None = None
 
@@ -74,7 +74,7 @@ class Supervisor:
     Args:
         lifeline: the read end of a pipe (see `launcher`). The endpoints end when the process that holds the write end
             ends, and `stop` drains them. None: the endpoints keep serving when the supervisor ends.
-        drains: whether `stop` drains the endpoints also without a lifeline. Containers need it: they kill them anyway.
+        drains: whether `stop` drains the endpoints even without a lifeline, as in a container, whose end kills them.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class Supervisor:
 
         A supervisor that dies between launching a process and recording it leaves such a process behind.
         """
-        known = deployment_sessions()
-        for pid, deployment_id in marked_processes().items():
+        recorded = deployment_sessions()
+        for pid, deployment_id in endpoint_processes().items():
             try:
                 session = os.getsid(pid)
-                if deployment_id in known and session != known[deployment_id]:
+                if deployment_id in recorded and session != recorded[deployment_id]:
                     log.warning("killing a stray endpoint", deployment=deployment_id, pid=pid)
                     os.killpg(session, signal.SIGKILL)
             except ProcessLookupError:
@@ -195,7 +195,7 @@ class Supervisor:
 
     def _new_watch(self, identity: ProcessIdentity, process: "subprocess.Popen[bytes] | None") -> _Watched:
         health = HealthWatch(interval_seconds=self.timings.probe_seconds)
-        return _Watched(identity, health, Measuring(self.timings.sample_seconds), process)
+        return _Watched(identity, health, CounterSampler(self.timings.sample_seconds), process)
 
     def _drain(self, deployment: Deployment, watched: _Watched) -> None:
         now = time.monotonic()
@@ -210,7 +210,7 @@ class Supervisor:
     def _check(self, deployment: Deployment, watched: _Watched) -> None:
         assert deployment.port is not None
         if deployment.state == State.READY:
-            watched.measuring.poll(self._pool, deployment)
+            watched.sampler.poll(self._pool, deployment)
         healthy = watched.health.poll(self._pool, deployment.port, deployment.token)
         if healthy:
             if observations.deployment_observe(deployment=deployment, healthy=True):

@@ -9,7 +9,7 @@ from control.core.api.errors import ApiError
 from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Deleted, Page
-from control.serving.deployments.figures import stretches
+from control.serving.deployments.figures import figures_by_bucket
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.requests import create_from, update_from
 from control.serving.deployments.schemas import (
@@ -59,7 +59,7 @@ class DeploymentView(OneDeploymentView):
 
     @operation("deployments.update", request=DeploymentUpdateInput, response=DeploymentObject)
     def patch(self, request: Request, deployment_id: str, body: DeploymentUpdateInput) -> DeploymentObject:
-        """Serves with another speculator, or with none if it is null, or with other adapters.
+        """Replaces the speculator or the list of adapters. With a `speculator_id` of null, there is no speculator.
 
         The endpoint finishes its requests and restarts.
         """
@@ -94,15 +94,15 @@ class DeploymentMetricsView(OneDeploymentView):
         },
     )
     def get(self, request: Request, deployment_id: str) -> DeploymentMetricsPage:
-        """Figures over time, as the engine counted them. They are kept for 7 days."""
+        """Metrics over time. They are computed from the engine's counters, which are kept for 7 days."""
         deployment, params = self.deployment(deployment_id), request.query_params.copy()
         params.setdefault("bucket_width", "1m")
         params.setdefault("start_time", str(int(timezone.now().timestamp()) - 3600))
         window = parse_window(params)
-        found, seconds = stretches(deployment, window), window.width.seconds
+        buckets, seconds = figures_by_bucket(deployment, window), window.width.seconds
         more = has_more(params, window)
         return DeploymentMetricsPage(
-            data=[DeploymentMetrics.of(start, stretch, seconds=seconds) for start, stretch in found.items()],
+            data=[DeploymentMetrics.of(start, figures, seconds=seconds) for start, figures in buckets.items()],
             has_more=more,
             next_page=str(int(window.end.timestamp())) if more else None,
         )

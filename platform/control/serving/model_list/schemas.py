@@ -31,10 +31,10 @@ class ModelList(ResponseModel):
     @classmethod
     def of(cls, models: QuerySet[BaseModel], deployments: QuerySet[Deployment]) -> Self:
         """A base model with the name of a deployment is left out, because the name selects the deployment."""
-        named, data = {deployment.name for deployment in deployments}, []
+        deployment_names, data = {deployment.name for deployment in deployments}, []
         for deployment in deployments:
-            data.append(shown := ModelObject.of(deployment))
+            data.append(entry := ModelObject.of(deployment))
             served = [f"{deployment.name}:{adapter.name}" for adapter in deployment.adapters.all()]
-            data += [shown.model_copy(update={"id": name}) for name in served]
-        data += [ModelObject.of(model) for model in models if model.name not in named]
+            data += [entry.model_copy(update={"id": name}) for name in served]
+        data += [ModelObject.of(model) for model in models if model.name not in deployment_names]
         return cls(data=data)

@@ -26,6 +26,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
+    """The conditions under which the canary's speculator is accepted. Both limits are shares from 0 to 1."""
+
     min_requests: int
     max_acceptance_drop: float
     max_error_rate: float
@@ -40,16 +42,18 @@ class Decision:
 
 def decide(canary: Figures, stable: Figures, terms: Terms) -> Decision | None:
     """Returns None while the canary has too few requests to decide."""
-    enough = canary.num_requests + canary.num_failed >= terms.min_requests
-    allowed = max(terms.max_error_rate, stable.error_rate)
-    if canary.error_rate > allowed and (enough or canary.num_failed > terms.max_error_rate * terms.min_requests):
-        message = f"{canary.error_rate:.1%} of the canary's requests failed; at most {allowed:.1%} may fail."
+    has_enough = canary.num_requests + canary.num_failed >= terms.min_requests
+    max_error_rate = max(terms.max_error_rate, stable.error_rate)
+    # True if the canary would fail even if all further requests up to `min_requests` succeeded.
+    has_failed = canary.num_failed > terms.max_error_rate * terms.min_requests
+    if canary.error_rate > max_error_rate and (has_enough or has_failed):
+        message = f"{canary.error_rate:.1%} of the canary's requests failed; at most {max_error_rate:.1%} may fail."
         return Decision(False, "too_many_errors", message)
-    if not enough:
+    if not has_enough:
         return None
     new, current = canary.acceptance_length or 1.0, stable.acceptance_length or 1.0  # 1.0: plain decoding
-    least = current * (1.0 - terms.max_acceptance_drop)
+    required = current * (1.0 - terms.max_acceptance_drop)
     message = f"The canary's acceptance length is {new:.3f}, the current speculator's is {current:.3f}."
-    if new < least:
-        return Decision(False, "acceptance_dropped", f"{message} At least {least:.3f} is required.")
+    if new < required:
+        return Decision(False, "acceptance_dropped", f"{message} At least {required:.3f} is required.")
     return Decision(True, "accepted", message)

@@ -1,4 +1,4 @@
-"""Readers of rollouts."""
+"""Queries for rollouts."""
 
 from django.db.models import QuerySet
 

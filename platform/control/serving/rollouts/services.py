@@ -1,6 +1,6 @@
-"""Writers of rollouts. `rollouts_reconcile` makes the transitions of their status:
+"""Services that write rollouts. `rollouts_reconcile` makes the transitions of a rollout's status:
 
-starting ──canary ready──> canary ──decided──> promoting ──the deployment serves it──> promoted
+starting ──canary ready──> canary ──decided──> promoting ──the deployment has restarted──> promoted
     └───────────────────────┴──────────────────────┴──> rolled_back
 
 The canary is a deployment that the API does not list. It has a process of its own, to which the gateway sends a share
@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from control.core.api.errors import ApiError
 from control.models.catalog.models import Speculator
-from control.serving.deployments.figures import stretch_since
+from control.serving.deployments.figures import figures_since
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import canary_create, canary_share, deployment_delete, deployment_update
 from control.serving.rollouts.decision import Decision, Figures, Terms, decide
@@ -74,7 +74,7 @@ def rollout_cancel(*, rollout: Rollout) -> bool:
 
 
 def rollouts_reconcile() -> None:
-    """Advances all rollouts. Every worker calls it every few seconds; a compare-and-swap lets one of them succeed."""
+    """Advances all rollouts. Workers call this every few seconds; a compare-and-swap lets one make each transition."""
     for rollout in rollouts_active():
         try:
             with as_tenant(rollout.organization_id):
@@ -135,7 +135,7 @@ def _finish(rollout: Rollout) -> None:
 
 
 def _abort_if_obsolete(rollout: Rollout) -> bool:
-    """Rolls back if the deployment was stopped or changed, or the canary crashed. Returns whether it did."""
+    """Rolls back if the deployment was stopped or changed, or the canary crashed. Returns whether it rolled back."""
     deployment, canary = rollout.deployment, rollout.canary
     if deployment.deleted_at is not None or deployment.desired_state == Deployment.Desired.STOPPED:
         _roll_back(rollout, "deployment_stopped", "The deployment was stopped.")
@@ -149,11 +149,11 @@ def _abort_if_obsolete(rollout: Rollout) -> bool:
 
 
 def _figures(deployment: Deployment, since: dt.datetime, *, failed_before: int = 0) -> Figures:
-    stretch = stretch_since(deployment, since)
+    measured = figures_since(deployment, since)
     return Figures(
-        num_requests=stretch.num_requests,
+        num_requests=measured.num_requests,
         num_failed=deployment.num_failed - failed_before,
-        acceptance_length=stretch.acceptance_length,
+        acceptance_length=measured.acceptance_length,
     )
 
 
@@ -180,9 +180,7 @@ def _move(rollout: Rollout, to: Rollout.Status, **values: object) -> bool:
     with transaction.atomic():
         moved = Rollout.objects.filter(pk=rollout.pk, status=rollout.status).update(status=to, **values)
         if moved:
-            event_record(
-                organization_id=rollout.organization_id, type=f"rollout.{to.value}", object_id=rollout.pk
-            )
+            event_record(organization_id=rollout.organization_id, type=f"rollout.{to.value}", object_id=rollout.pk)
     return bool(moved)
 
 

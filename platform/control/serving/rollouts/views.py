@@ -20,7 +20,10 @@ class RolloutsView(OneDeploymentView):
 
     @operation("deployments.rollouts.create", request=RolloutInput, response=RolloutObject, status=201)
     def post(self, request: Request, deployment_id: str, body: RolloutInput) -> RolloutObject:
-        """A second process answers the share. Its acceptance length and errors decide whether it is promoted."""
+        """A second process with the new speculator answers a share of the requests.
+
+        The acceptance length and the errors of both processes decide whether the new speculator is kept.
+        """
         return RolloutObject.of(create_from(self.deployment(deployment_id), body))
 
 

@@ -42,10 +42,10 @@ def new_token() -> Token:
 
 def parse_token(text: str) -> Token:
     """Raises: MalformedKey."""
-    body, given = text[len(PREFIX) : -CHECKSUM_LENGTH], text[-CHECKSUM_LENGTH:]
+    body, given_checksum = text[len(PREFIX) : -CHECKSUM_LENGTH], text[-CHECKSUM_LENGTH:]
     if not text.startswith(PREFIX) or len(body) != ID_LENGTH + SECRET_LENGTH:
         raise MalformedKey("a key must consist of sk_live_ and 44 characters")
-    if not set(body) <= set(ALPHABET) or checksum(body) != given:
+    if not set(body) <= set(ALPHABET) or checksum(body) != given_checksum:
         raise MalformedKey("the key's checksum is wrong")
     return Token(id=body[:ID_LENGTH], secret=body[ID_LENGTH:])
 

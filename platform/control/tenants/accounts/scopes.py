@@ -1,4 +1,4 @@
-"""Scopes of API keys. Every view names its resource; the HTTP method decides whether it reads or writes.
+"""Scopes of API keys. Every view names its resource; the HTTP method decides between `read` and `write`.
 
 files:read     one action on one resource
 files:*        both actions
@@ -38,12 +38,12 @@ def full_access() -> list[str]:
 
 
 def scope_needed(scope: str, method: str) -> str:
-    """Returns the scope that a request with this method needs for a view with this scope."""
+    """Returns the scope that an API key needs for a request with this method to a view with this `scope`."""
     if scope not in RESOURCES:
         return scope
     return f"{scope}:{'read' if method in _READING else 'write'}"
 
 
-def is_granted(needed: str, held: Iterable[str]) -> bool:
-    """Returns whether a key with the scopes `held` has the scope `needed`. Only `files:*` and `*` include `files:*`."""
-    return not {needed, f"{needed.partition(':')[0]}:*", EVERYTHING}.isdisjoint(held)
+def is_granted(needed: str, granted: Iterable[str]) -> bool:
+    """Returns whether the scopes `granted` include the scope `needed`. Only `files:*` and `*` include `files:*`."""
+    return not {needed, f"{needed.partition(':')[0]}:*", EVERYTHING}.isdisjoint(granted)

@@ -18,13 +18,13 @@ def api_key_authenticate(token: str) -> ApiKey:
     message = "Incorrect API key provided. It is mistyped, revoked or expired."
     refused = ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     try:
-        given = parse_token(token)
+        parsed = parse_token(token)
     except MalformedKey:
         raise refused from None
     # The query filters by id and hash, so that an unknown id and a wrong secret take the same time. The comparison of
     # the hashes need not take constant time, because the position at which they differ says nothing about the secret.
     keys = ApiKey.objects.select_related("organization", "project")
-    key = keys.filter(pk=given.id, secret_sha256=given.secret_sha256).first()
+    key = keys.filter(pk=parsed.id, secret_sha256=parsed.secret_sha256).first()
     if key is None or not is_valid(key):
         raise refused
     api_key_touch(key=key, now=timezone.now())

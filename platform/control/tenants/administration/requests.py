@@ -13,7 +13,7 @@ from control.tenants.administration.signals import key_restricting
 
 
 def create_from(caller: ApiKey, body: ApiKeyInput) -> tuple[ApiKey, str]:
-    """Without `scopes`, the new key gets those of the caller's key, or `inference` if it is restricted to deployments.
+    """Without `scopes`, a key restricted to deployments gets `inference`, any other key the scopes of the caller's key.
 
     Raises: ApiError: 403, the caller's key lacks a scope; 404, no such project or deployment; 400, `expires_at` is in
         the past; and the errors of `api_key_create`.

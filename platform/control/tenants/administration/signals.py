@@ -1,4 +1,4 @@
-"""Signals of the administration of API keys, for apps that it must not import."""
+"""Signals of the administration of API keys, for apps that `administration` must not import."""
 
 from django.dispatch import Signal
 

@@ -38,11 +38,11 @@ def on_behalf_of(request: HttpRequest) -> Iterator[None]:
     try:
         yield
     finally:
-        _request.set(before)  # not `reset`: a request may begin in the context of one thread and end in a copy of it
+        _request.set(before)  # `reset` would fail if the request ends in a copy of the context in which it began
 
 
 def audited(action: str, *, records_itself: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorates a service. The event's object is the row that the service returns, or else its first row argument.
+    """Decorates a service. The event's object is the row that the service returns, or else the first row that it takes.
 
     A service that returns False has changed nothing, and no event is written.
     """
@@ -64,13 +64,13 @@ def audited(action: str, *, records_itself: bool = False) -> Callable[[Callable[
 
 
 def _recorded(service: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, Any], action: str) -> _R:
-    given = _first_row((*args, *kwargs.values()))
-    subject = None if given is None else _Subject.of(given)  # before the call: a deleted row has no key any more
+    argument = _first_row((*args, *kwargs.values()))
+    subject = None if argument is None else _Subject.of(argument)  # before the call: a deleted row has no key any more
     with transaction.atomic():
         result = service(*args, **kwargs)
-        made = _first_row(result if isinstance(result, tuple) else (result,))
-        if made is not None:
-            subject = _Subject.of(made)
+        returned = _first_row(result if isinstance(result, tuple) else (result,))
+        if returned is not None:
+            subject = _Subject.of(returned)
         assert subject is not None, f"{action} neither takes nor returns a row"
         if result is not False:
             _write(action, subject)

@@ -13,7 +13,7 @@ from control.tenants.accounts.models import ApiKey, Organization
 from control.tenants.accounts.scopes import is_granted, scope_needed
 from control.tenants.accounts.selectors import api_key_authenticate
 from control.tenants.authentication.rate_limits import request_count
-from control.tenants.row_security.scope import Across, across_tenants, enter_tenant
+from control.tenants.row_security.scope import Across, across_tenants, set_request_tenant
 
 
 def authenticate_request(request: HttpRequest) -> ApiKey:
@@ -28,7 +28,7 @@ def authenticate_request(request: HttpRequest) -> ApiKey:
         )
     with across_tenants(Across.AUTHENTICATION):
         key = api_key_authenticate(token.strip())
-    enter_tenant(key.organization_id)
+    set_request_tenant(key.organization_id)
     structlog.contextvars.bind_contextvars(organization_id=key.organization_id)
     request.META["SLIPSTREAM_API_KEY"] = key
     request_count(request, key.organization_id)

@@ -33,7 +33,7 @@ def set_caller(caller: Caller | None) -> None:
 
 @contextmanager
 def on_account_of(caller: Caller) -> Iterator[None]:
-    """Attributes objects created in the block to the caller's key, or, if it has none, to the current request's key."""
+    """Attributes objects created in the block to the caller's key, or else to the current request's key."""
     before = _caller.get()
     _caller.set(caller if caller.api_key_id else before)
     try:

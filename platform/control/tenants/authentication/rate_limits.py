@@ -68,11 +68,11 @@ def _count(item: RateLimitItemPerMinute, key: str) -> tuple[bool, Allowance]:
     url = get_config().redis_url
     if url is not None and time.monotonic() >= _redis_retry_at:
         try:
-            return _hit(_shared(url.get_secret_value()), item, key)
+            return _hit(_redis_limiter(url.get_secret_value()), item, key)
         except StorageError as error:
             _redis_retry_at = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
             log.warning("Redis not reachable; each process counts requests by itself", error=str(error))
-    return _hit(_local(), item, key)
+    return _hit(_memory_limiter(), item, key)
 
 
 def _hit(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItemPerMinute, key: str) -> tuple[bool, Allowance]:
@@ -83,7 +83,7 @@ def _hit(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItemPerMinute,
 
 
 @lru_cache(maxsize=1)
-def _shared(url: str) -> SlidingWindowCounterRateLimiter:
+def _redis_limiter(url: str) -> SlidingWindowCounterRateLimiter:
     pool = ConnectionPool.from_url(
         url, socket_timeout=TIMEOUT_SECONDS, socket_connect_timeout=TIMEOUT_SECONDS, retry=None
     )
@@ -92,7 +92,7 @@ def _shared(url: str) -> SlidingWindowCounterRateLimiter:
 
 
 @lru_cache(maxsize=1)
-def _local() -> SlidingWindowCounterRateLimiter:
+def _memory_limiter() -> SlidingWindowCounterRateLimiter:
     return SlidingWindowCounterRateLimiter(MemoryStorage())
 
 

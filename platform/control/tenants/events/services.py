@@ -33,7 +33,7 @@ def event_record(*, organization_id: str, type: str, object_id: str) -> Event:  
 
 
 def events_number(organization: Organization) -> None:
-    """Numbers committed events. Events of one object were written under the lock of its row, hence in order."""
+    """Numbers committed events. Those of one object were written in order, under the lock of the object's row."""
     unnumbered = Event.objects.filter(organization=organization, seq=None).order_by("number")
     if not unnumbered.exists():
         return

@@ -1,4 +1,4 @@
-"""The feed as server-sent events. Each has an id, so a client that lost the connection resumes after the last one.
+"""The feed as server-sent events. A client that lost the connection resumes after the last event's id.
 
 retry: 2000
 
@@ -29,7 +29,7 @@ from control.tenants.events.services import events_number
 from control.tenants.row_security.scope import as_tenant
 
 RETRY_MILLISECONDS = 2000
-BATCH = 100
+MAX_EVENTS_PER_QUERY = 100
 MAX_STREAMS = 10  # for each organization in each process
 
 _num_open: Counter[str] = Counter()
@@ -80,14 +80,14 @@ async def stream(subscription: Subscription, pace: Pace | None = None) -> AsyncI
             elif now - last_sent >= pace.heartbeat_seconds:
                 last_sent = now
                 yield b":\n\n"
-            if len(events) < BATCH:
+            if len(events) < MAX_EVENTS_PER_QUERY:
                 await asyncio.sleep(pace.poll_seconds)
     finally:
         _num_open[organization_id] -= 1
 
 
 def _new_events(subscription: Subscription, seq: int) -> list[Event] | None:
-    """Returns at most `BATCH` events after `seq`, or None if the key is no longer valid."""
+    """Returns at most `MAX_EVENTS_PER_QUERY` events after `seq`, or None if the key is no longer valid."""
     try:
         with as_tenant(subscription.organization.pk):
             key = ApiKey.objects.select_related("project").filter(pk=subscription.key.pk).first()
@@ -95,7 +95,7 @@ def _new_events(subscription: Subscription, seq: int) -> list[Event] | None:
                 return None
             events_number(subscription.organization)
             events = events_list(subscription.organization, types=subscription.types, object_id=subscription.object_id)
-            return list(events.filter(seq__gt=seq).order_by("seq")[:BATCH])
+            return list(events.filter(seq__gt=seq).order_by("seq")[:MAX_EVENTS_PER_QUERY])
     finally:
         if not connection.in_atomic_block:  # only tests run this in a transaction
             connection.close()  # an idle stream must not keep a connection open

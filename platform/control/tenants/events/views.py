@@ -32,7 +32,7 @@ class EventsView(OrganizationView):
         },
     )
     def get(self, request: Request) -> HttpResponseBase:
-        """A page of events, or with `Accept: text/event-stream` a stream of the events from now on.
+        """Returns a page of events, or with `Accept: text/event-stream` a stream of the events from now on.
 
         A stream that resumes sends the events after `Last-Event-ID`, or after `after`.
         """
@@ -64,11 +64,11 @@ class EventView(OrganizationView):
         return EventObject.of(event_get(self.organization, event_id))
 
 
-def _types(given: str | None) -> list[str] | None:
+def _types(text: str | None) -> list[str] | None:
     """Raises: ApiError: 400."""
-    if given is None:
+    if text is None:
         return None
-    names = given.split(",")
+    names = text.split(",")
     if unknown := [name for name in names if name not in patterns()]:
         raise ApiError(400, f"types must be names of events, got {unknown[0][:80]!r}", "invalid_value", "types")
     return [name for name in EVENT_TYPES if matches(name, names)]

@@ -39,7 +39,7 @@ Post = Callable[..., HttpResponseBase]
 
 
 def once(post: Post) -> Post:
-    """Wraps a view's `post`."""
+    """Decorates the `post` of a view: a request with an `Idempotency-Key` is executed only once."""
 
     @wraps(post)
     def post_once(self: IdempotentView, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -53,16 +53,16 @@ def once(post: Post) -> Post:
         )
         if isinstance(claim, StoredResponse):
             return _replay(claim)
-        return _work(claim, self.not_replayed, lambda: post(self, request, *args, **kwargs))
+        return _execute(claim, self.not_replayed, lambda: post(self, request, *args, **kwargs))
 
     return post_once
 
 
-def _work(claim: Claim, not_replayed: tuple[str, ...], work: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+def _execute(claim: Claim, not_replayed: tuple[str, ...], handle: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     is_stored = False
     try:
         with delete_stored_on_error(), transaction.atomic():
-            response = work()
+            response = handle()
             if isinstance(response, Response) and response.status_code < 400:
                 key_store(claim=claim, status=response.status_code, body=_stored_body(response, not_replayed))
                 is_stored = True
@@ -83,9 +83,9 @@ def _stored_body(response: Response, not_replayed: tuple[str, ...]) -> str:
     return rendered.decode()
 
 
-def _replay(answer: StoredResponse) -> HttpResponse:
+def _replay(stored: StoredResponse) -> HttpResponse:
     return HttpResponse(
-        answer.body, status=answer.status, content_type="application/json", headers={REPLAYED_HEADER: "true"}
+        stored.body, status=stored.status, content_type="application/json", headers={REPLAYED_HEADER: "true"}
     )
 
 

@@ -49,14 +49,14 @@ def key_claim(*, organization: Organization, route: str, key: str, fingerprint: 
         claim = _claim_new(organization, route, key, fingerprint) or _claim_free(row, fingerprint)
         if claim is not None:
             return claim
-        found = row.first()
-        if found is None:
+        existing = row.first()
+        if existing is None:
             continue
-        if found.fingerprint != fingerprint:
+        if existing.fingerprint != fingerprint:
             message = "This Idempotency-Key was used with a different request. A key may only repeat the same request."
             raise ApiError(422, message, "idempotency_key_reused")
-        if found.status is not None:
-            return StoredResponse(found.status, found.body)
+        if existing.status is not None:
+            return StoredResponse(existing.status, existing.body)
         break
     raise _in_use()
 
@@ -97,7 +97,7 @@ def _claim_free(row: QuerySet[IdempotencyKey], fingerprint: str) -> Claim | None
 
 def key_store(*, claim: Claim, status: int, body: str) -> None:
     """Call this in the transaction of the view's work. Raises: ApiError: 409, the key was claimed again meanwhile."""
-    assert transaction.get_connection().in_atomic_block, "the answer is stored with the work or not at all"
+    assert transaction.get_connection().in_atomic_block, "the response is stored with the work or not at all"
     if not _claimed_row(claim).update(status=status, body=body):
         raise _in_use()
 
@@ -119,5 +119,5 @@ def _claimed_row(claim: Claim) -> QuerySet[IdempotencyKey]:
 
 
 def _in_use() -> ApiError:
-    message = "A request with this Idempotency-Key is running. Send it again to get its answer."
+    message = "A request with this Idempotency-Key is running. Send it again to get its response."
     return ApiError(409, message, "idempotency_key_in_use", headers=RETRY_AFTER)

@@ -22,13 +22,13 @@ class Quota:
 
 
 def quota_of(organization_id: str) -> Quota:
-    own, config = Limits.objects.filter(pk=organization_id).first() or Limits(), get_config()
+    limits, config = Limits.objects.filter(pk=organization_id).first() or Limits(), get_config()
     return Quota(
-        queued_jobs=config.max_queued_jobs if own.queued_jobs is None else own.queued_jobs,
-        running_jobs=config.max_running_jobs if own.running_jobs is None else own.running_jobs,
-        storage_bytes=config.max_storage_bytes if own.storage_bytes is None else own.storage_bytes,
+        queued_jobs=config.max_queued_jobs if limits.queued_jobs is None else limits.queued_jobs,
+        running_jobs=config.max_running_jobs if limits.running_jobs is None else limits.running_jobs,
+        storage_bytes=config.max_storage_bytes if limits.storage_bytes is None else limits.storage_bytes,
         requests_per_minute=(
-            config.requests_per_minute if own.requests_per_minute is None else own.requests_per_minute
+            config.requests_per_minute if limits.requests_per_minute is None else limits.requests_per_minute
         ),
     )
 

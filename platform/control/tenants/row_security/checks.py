@@ -9,7 +9,7 @@ from django.db import connections
 
 @register(Tags.database)
 def check_role(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    return [found for alias in databases or () for found in _check(alias)]
+    return [message for alias in databases or () for message in _check(alias)]
 
 
 def _check(alias: str) -> list[CheckMessage]:
@@ -18,8 +18,8 @@ def _check(alias: str) -> list[CheckMessage]:
         return []
     with connection.cursor() as cursor:
         cursor.execute("SELECT rolname, rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user")
-        name, escapes = cursor.fetchone()
-    if not escapes:
+        name, bypasses = cursor.fetchone()
+    if not bypasses:
         return []
     hint = "Connect as a role that owns nothing, such as the one of SLIPSTREAM_DATABASE_ROLE; migrate as the owner."
     return [Warning(f"the role {name!r} bypasses row-level security", hint=hint, id="tenancy.W001")]

@@ -1,8 +1,8 @@
 """PostgreSQL's row-level security policies and privileges, derived from the models, so that no table can be forgotten.
 
-A row belongs to the organization to which its foreign key points, or to that of its parent row (a shard has a job).
-`migrate` ends by updating policies that have changed. They are forced (FORCE ROW LEVEL SECURITY): they also apply to
-the tables' owner, and only a superuser or a role with BYPASSRLS bypasses them.
+A row belongs to the organization to which its foreign key points, or to the organization of its parent row.
+`migrate` ends by updating policies that have changed. All policies are forced (FORCE ROW LEVEL SECURITY): they apply
+even to the tables' owner, and only a superuser or a role with BYPASSRLS bypasses them.
 """
 
 import hashlib
@@ -21,19 +21,19 @@ SHARED_TABLES = frozenset({"catalog_basemodel"})
 # The application may not change or delete rows of these tables.
 APPEND_ONLY_TABLES = frozenset({"audit_auditevent"})
 
-# It is a sub-select, so that PostgreSQL evaluates it once per statement and not once per row.
+# A sub-select, so that PostgreSQL reads the setting once per statement and not once per row.
 _TENANT = f"(SELECT current_setting('{SETTING}', true))"
 
 
 @dataclass(frozen=True, slots=True)
 class TenantTable:
     name: str
-    own: str  # SQL that is true for a row of the current tenant
+    condition: str  # SQL that is true for a row of the current tenant
 
     @property
     def policies(self) -> dict[str, str]:
         """Returns, by policy name, the SQL that follows `CREATE POLICY name ON table`."""
-        visible = f"({_TENANT} = '{ALL_TENANTS}' OR {self.own})"
+        visible = f"({_TENANT} = '{ALL_TENANTS}' OR {self.condition})"
         policies = {"tenant": f"USING {visible} WITH CHECK {visible}"}
         if self.name in SHARED_TABLES:
             policies["shared"] = "FOR SELECT USING (organization_id IS NULL)"
@@ -42,12 +42,15 @@ class TenantTable:
 
 def tenant_tables() -> list[TenantTable]:
     """Returns every table that refers to an organization, directly or through another table."""
-    found = [(model, _owner(model)) for model in apps.get_models(include_auto_created=True)]
-    return [TenantTable(model._meta.db_table, own) for model, own in found if own is not None]
+    models_and_conditions = [(model, _tenant_condition(model)) for model in apps.get_models(include_auto_created=True)]
+    return [TenantTable(model._meta.db_table, sql) for model, sql in models_and_conditions if sql is not None]
 
 
-def _owner(model: type[models.Model], below: tuple[type[models.Model], ...] = ()) -> str | None:
-    """Returns `TenantTable.own`, or None if the table belongs to no organization."""
+def _tenant_condition(model: type[models.Model], below: tuple[type[models.Model], ...] = ()) -> str | None:
+    """Returns `TenantTable.condition`, or None if the table belongs to no organization.
+
+    Args: below: the models through which this model was reached. They are not followed again.
+    """
     if model is Organization:
         return f"id = {_TENANT}"
     keys = [field for field in model._meta.concrete_fields if isinstance(field, models.ForeignKey)]
@@ -56,8 +59,8 @@ def _owner(model: type[models.Model], below: tuple[type[models.Model], ...] = ()
     for key in keys:
         parent = key.related_model
         assert not isinstance(parent, str), "models are loaded"
-        # Within the sub-select the policy of the other table applies.
-        if not key.null and parent not in (model, *below) and _owner(parent, (model, *below)) is not None:
+        # Within the sub-select, the policy of the parent's table applies.
+        if not key.null and parent not in (model, *below) and _tenant_condition(parent, (model, *below)) is not None:
             table, column = parent._meta.db_table, key.target_field.column
             joined = f'whole."{column}" = "{model._meta.db_table}"."{key.column}"'
             return f'EXISTS (SELECT 1 FROM "{table}" AS whole WHERE {joined})'  # noqa: S608  # names of our models

@@ -4,9 +4,9 @@
     across_tenants(reason)      rows of all organizations: only for the reasons listed in `Across`
     neither of them             no rows: code that forgets to set a tenant sees nothing
 
-PostgreSQL's policies (`policies`) compare each row with the setting `slipstream.tenant`. It is set for a transaction,
-never for a connection, because a pooler may give the connection to another client after the transaction. A statement
-outside of any transaction gets a transaction of its own.
+PostgreSQL's policies (`policies`) compare each row with the setting `slipstream.tenant`. The setting applies to a
+transaction, never to a connection, because a pooler may give the connection to another client after the transaction.
+A statement outside of any transaction gets a transaction of its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,12 +58,12 @@ def across_tenants(reason: Across) -> Iterator[None]:
 
 @contextmanager
 def without_tenant() -> Iterator[None]:
-    """For requests that are not authenticated yet. A tenant that `enter_tenant` sets within the block ends with it."""
+    """For requests that are not authenticated yet. `set_request_tenant` sets a tenant until the end of the block."""
     with _tenant_set_to(""):
         yield
 
 
-def enter_tenant(organization_id: str) -> None:
+def set_request_tenant(organization_id: str) -> None:
     """Sets the tenant of an authenticated request for the rest of the surrounding block."""
     assert organization_id not in ("", ALL_TENANTS), "a tenant is an organization's id"
     _tenant.set(organization_id)
@@ -76,7 +76,7 @@ def _tenant_set_to(tenant: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _tenant.set(before)  # not `reset`: a request may begin in the context of one thread and end in a copy of it
+        _tenant.set(before)  # `reset` would fail if the request ends in a copy of the context in which it began
 
 
 def install(connection: BaseDatabaseWrapper, **_: object) -> None:

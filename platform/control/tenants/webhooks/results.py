@@ -48,16 +48,16 @@ def delivery_attempted(*, delivery: WebhookDelivery, attempt: Attempt, now: dt.d
         if _end_claim(delivery, status=Status.FAILED, finished_at=now, history=history):
             _disable(delivery.endpoint_id, WebhookEndpoint.Disabled.GONE)
         return
-    then = next_attempt(attempts=delivery.attempt, now=now, retry_after=response.retry_after)
-    if then is not None:
-        _end_claim(delivery, next_attempt_at=then, history=history)
+    next_at = next_attempt(attempts=delivery.attempt, now=now, retry_after=response.retry_after)
+    if next_at is not None:
+        _end_claim(delivery, next_attempt_at=next_at, history=history)
     elif _end_claim(delivery, history=history):
         delivery_exhausted(delivery=delivery, now=now)
 
 
 @transaction.atomic
 def delivery_exhausted(*, delivery: WebhookDelivery, now: dt.datetime) -> None:
-    """Marks the delivery as failed. Disables the endpoint if no delivery has succeeded for days."""
+    """Marks the delivery as failed. Disables the endpoint if no delivery has succeeded for three days."""
     if not _end_claim(delivery, status=Status.FAILED, finished_at=now):
         return
     failing = WebhookEndpoint.objects.filter(pk=delivery.endpoint_id, failing_since__lte=now - FAILING_BEFORE_DISABLED)

@@ -1,4 +1,4 @@
-"""The retry schedule of deliveries. The documentation describes it: change both together."""
+"""The retry schedule of deliveries. `docs/account.md` lists the same pauses: change both together."""
 
 import datetime as dt
 import random

@@ -6,7 +6,7 @@
 
 A claim is a compare-and-swap and expires: if a sender dies, another one sends the delivery again with the same
 `webhook-id` (at-least-once delivery). Of the pending deliveries for one object to one endpoint, only the oldest can be
-due, so they arrive in order; the others wait for it.
+due. The others wait for it, so that they arrive in order.
 """
 
 import datetime as dt
@@ -29,7 +29,7 @@ from control.tenants.webhooks.schedule import PAUSES
 from control.tenants.webhooks.selectors import secrets_in_force
 from control.tenants.webhooks.transport import DEADLINE_SECONDS, ReceiverResponse, post
 
-CLAIM = dt.timedelta(seconds=4 * DEADLINE_SECONDS)
+CLAIM_DURATION = dt.timedelta(seconds=4 * DEADLINE_SECONDS)
 Status = WebhookDelivery.Status
 
 
@@ -84,12 +84,12 @@ def due(now: dt.datetime) -> QuerySet[WebhookDelivery]:
 
 
 def _claim(delivery: WebhookDelivery, now: dt.datetime) -> bool:
-    """Claims the delivery if no other sender has.
+    """Claims the delivery unless another sender has claimed it.
 
-    It filters by the row's own columns, not by `due`: after waiting for a row lock, PostgreSQL re-evaluates conditions
-    on the row, but not subqueries.
+    The UPDATE filters by the row's own columns, not by `due`: after waiting for a row lock, PostgreSQL re-evaluates
+    conditions on the row, but not subqueries.
     """
-    pending, until = WebhookDelivery.objects.filter(pk=delivery.pk, status=Status.PENDING), now + CLAIM
+    pending, until = WebhookDelivery.objects.filter(pk=delivery.pk, status=Status.PENDING), now + CLAIM_DURATION
     if not pending.filter(attempt=delivery.attempt).update(attempt=F("attempt") + 1, claimed_until=until):
         return False
     delivery.attempt += 1

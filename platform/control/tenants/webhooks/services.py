@@ -103,7 +103,7 @@ def endpoint_test(*, endpoint: WebhookEndpoint) -> WebhookDelivery:
 
 @audited("webhook_delivery.replay")
 def delivery_replay(*, delivery: WebhookDelivery) -> WebhookDelivery:
-    """Sends a delivery again, with the same `webhook-id`; its retry schedule restarts, even if it is still pending."""
+    """Sends a delivery again, with the same `webhook-id`. The retry schedule restarts, even that of a pending one."""
     now = timezone.now()
     WebhookDelivery.objects.filter(pk=delivery.pk).update(
         status=Status.PENDING, attempt=0, next_attempt_at=now, claimed_until=None, finished_at=None

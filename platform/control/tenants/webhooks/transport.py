@@ -63,7 +63,9 @@ class GuardedBackend(httpcore2.NetworkBackend):
             raise httpcore2.ConnectError("the name could not be resolved") from error
         if not addresses or not (self._allow_private or all(is_public(address) for address in addresses)):
             raise AddressRefused("the address is not on the public internet")
-        stream = self._sockets.connect_tcp(addresses[0], port, _left(self._deadline), local_address, socket_options)
+        stream = self._sockets.connect_tcp(
+            addresses[0], port, _seconds_left(self._deadline), local_address, socket_options
+        )
         return _DeadlineStream(stream, self._deadline)
 
     def connect_unix_socket(
@@ -73,17 +75,17 @@ class GuardedBackend(httpcore2.NetworkBackend):
 
 
 class _DeadlineStream(httpcore2.NetworkStream):
-    """Applies one deadline to all reads and writes: with a byte per second, no single read would time out."""
+    """Applies one deadline to all reads and writes: a timeout per read would never end a slow response."""
 
     def __init__(self, stream: httpcore2.NetworkStream, deadline: float) -> None:
         self._stream = stream
         self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _left(self._deadline))
+        return self._stream.read(max_bytes, _seconds_left(self._deadline))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, _left(self._deadline))
+        self._stream.write(buffer, _seconds_left(self._deadline))
 
     def close(self) -> None:
         self._stream.close()
@@ -91,14 +93,14 @@ class _DeadlineStream(httpcore2.NetworkStream):
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore2.NetworkStream:
-        stream = self._stream.start_tls(ssl_context, server_hostname, _left(self._deadline))
+        stream = self._stream.start_tls(ssl_context, server_hostname, _seconds_left(self._deadline))
         return _DeadlineStream(stream, self._deadline)
 
     def get_extra_info(self, info: str) -> object:
         return self._stream.get_extra_info(info)
 
 
-def _left(deadline: float) -> float:
+def _seconds_left(deadline: float) -> float:
     return max(0.001, deadline - time.monotonic())
 
 
@@ -107,11 +109,11 @@ def post(
 ) -> ReceiverResponse:
     """Sends the request; errors of the receiver, the name server or the network are returned and not raised."""
     backend = GuardedBackend(allow_private=allow_private, resolve=resolve)
-    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    raw_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
     try:
         with (
             httpcore2.ConnectionPool(network_backend=backend, max_keepalive_connections=0) as pool,
-            pool.stream("POST", url, headers=sent, content=body) as response,
+            pool.stream("POST", url, headers=raw_headers, content=body) as response,
         ):
             _drain(response)
             return ReceiverResponse(status=response.status, retry_after=_header(response, b"retry-after"))
@@ -127,7 +129,7 @@ def post(
 
 
 def _drain(response: httpcore2.Response) -> None:
-    """Reads up to `MAX_RESPONSE_BYTES`, so that only receivers of oversized responses see a broken connection."""
+    """Reads up to `MAX_RESPONSE_BYTES`, so that only a receiver with a larger response sees a broken connection."""
     read = 0
     for part in response.iter_stream():
         read += len(part)

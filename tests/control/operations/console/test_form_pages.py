@@ -131,7 +131,7 @@ def test_each_add_form_creates_an_object_of_the_organization_and_one_audit_event
     action, values_of = FORMS[model]
     values = values_of(world)
     # Without an organization in its path, the form first asks for the organization.
-    assert "Go on" in page(operator, reverse(f"admin:{model}_add"))
+    assert "Continue" in page(operator, reverse(f"admin:{model}_add"))
     page(operator, add_path(model, world.organization))
 
     redirected_to = submit_form(operator, add_path(model, world.organization), values)

@@ -8,8 +8,8 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from control.serving.deployments.figures import stretch_since
-from control.serving.deployments.measuring import COUNTERS, KEPT, counters_of, sample_keep
+from control.serving.deployments.figures import figures_since
+from control.serving.deployments.measuring import COUNTERS, RETENTION, counters_of, sample_keep
 from control.serving.deployments.models import Deployment, DeploymentSample
 from control.serving.deployments.services import deployment_create
 from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
@@ -95,12 +95,12 @@ def test_counters_that_restart_at_zero_do_not_distort_the_difference(deployment:
     sample(deployment, begin + dt.timedelta(minutes=2), requests=1)
     sample(deployment, begin + dt.timedelta(minutes=3), requests=6)
 
-    assert stretch_since(deployment, begin).num_requests == 3 + 5  # of the first process, and of the process "one"
+    assert figures_since(deployment, begin).num_requests == 3 + 5  # of the first process, and of the process "one"
 
 
 def test_samples_are_kept_for_a_week(deployment: Deployment) -> None:
-    sample(deployment, timezone.now() - KEPT - dt.timedelta(seconds=1))
-    sample(deployment, timezone.now() - KEPT + dt.timedelta(hours=1))
+    sample(deployment, timezone.now() - RETENTION - dt.timedelta(seconds=1))
+    sample(deployment, timezone.now() - RETENTION + dt.timedelta(hours=1))
 
     sample(deployment, timezone.now())
 

@@ -21,9 +21,9 @@ from tests.control.factories import client_of, make_organization
 @pytest.fixture(autouse=True)
 def _reset_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(limits, "_redis_retry_at", 0.0)
-    limits._local.cache_clear()
+    limits._memory_limiter.cache_clear()
     yield
-    limits._shared.cache_clear()
+    limits._redis_limiter.cache_clear()
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_requests_to_the_gateway_count_too(organization: Organization) -> None:
 def test_processes_share_the_counts_in_redis(organization: Organization, valkey: ValkeyServer) -> None:
     client = client_with_limit(organization, 3)
     assert statuses(client, 2) == [200, 200]
-    limits._shared.cache_clear()  # another process would start with an empty cache
+    limits._redis_limiter.cache_clear()  # another process would start with an empty cache
     assert statuses(client, 2) == [200, 429]
     assert redis.Redis(port=valkey.port).keys("slipstream.limits*")
 

@@ -14,7 +14,7 @@ from control.tenants.events.models import Event
 from control.tenants.events.services import event_record
 from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.tenants.webhooks.schedule import PAUSES, next_attempt
-from control.tenants.webhooks.sender import CLAIM, Sender
+from control.tenants.webhooks.sender import CLAIM_DURATION, Sender
 from control.tenants.webhooks.services import delivery_replay, endpoint_test, endpoint_update
 from control.tenants.webhooks.transport import ReceiverResponse
 from tests.control.tenants.webhooks.support import (
@@ -124,7 +124,7 @@ def test_ten_killed_senders_lose_no_event(
             send_due_deliveries(sender)
         except SenderKilled:
             continue
-        clock.now += CLAIM  # the claims of killed senders expire
+        clock.now += CLAIM_DURATION  # the claims of killed senders expire
 
     distinct_ids = list(dict.fromkeys(call.headers["webhook-id"] for call in receiver.received))
     assert num_kills == 10
@@ -316,7 +316,7 @@ def test_a_delivery_that_kills_its_sender_at_every_attempt_fails(
     for _ in PAUSES:
         with pytest.raises(SenderKilled):
             send_due_deliveries(sender)
-        clock.now += CLAIM
+        clock.now += CLAIM_DURATION
     send_due_deliveries(sender)
 
     assert (the_delivery().status, len(receiver.calls)) == ("failed", len(PAUSES))

@@ -29,7 +29,7 @@ from control.tenants.administration.services import (
 from control.tenants.audit.models import AuditEvent
 from control.tenants.quotas.models import Limits
 
-SHOWN_ONCE = 'The key, which is shown only once: <strong class="console-secret">{}</strong>'
+NEW_KEY_MESSAGE = 'The key, which is shown only once: <strong class="console-secret">{}</strong>'
 
 admin.site.unregister(Group)  # permissions are given to users, not to groups
 
@@ -80,8 +80,8 @@ class MemberAdmin(CreatableAdmin):
 
     @service_action("Change role", "An owner becomes a member, a member an owner.", icon="swap_horiz")
     def change_role(self, row: Member) -> str:
-        other = Member.Role.MEMBER if row.role == Member.Role.OWNER else Member.Role.OWNER
-        return f"{row.user} now has the role {member_change(member=row, role=other).role}."
+        new_role = Member.Role.MEMBER if row.role == Member.Role.OWNER else Member.Role.OWNER
+        return f"{row.user} now has the role {member_change(member=row, role=new_role).role}."
 
     @service_action(
         "Remove",
@@ -153,7 +153,7 @@ class ApiKeyAdmin(CreatableAdmin):
 
     def create(self, request: HttpRequest, values: dict[str, Any]) -> ApiKey:
         key, token = api_key_create(**values)
-        messages.warning(request, format_html(SHOWN_ONCE, token))
+        messages.warning(request, format_html(NEW_KEY_MESSAGE, token))
         return key
 
     @service_action(
@@ -175,7 +175,7 @@ class ApiKeyAdmin(CreatableAdmin):
     )
     def rotate(self, row: ApiKey) -> str:
         _, token = api_key_rotate(key=row, grace=DEFAULT_GRACE)
-        return format_html(SHOWN_ONCE, token)
+        return format_html(NEW_KEY_MESSAGE, token)
 
 
 @admin.register(User)

@@ -37,7 +37,9 @@ class AdapterAdmin(FormAdmin):
     @admin.display(description="served by")
     def served(self, row: Adapter) -> SafeString:
         serving = Deployment.objects.filter(adapters=row, deleted_at=None)
-        return table(row, "served", ["deployment", "state"], [(link(found), found.state) for found in serving])
+        return table(
+            row, "served", ["deployment", "state"], [(link(deployment), deployment.state) for deployment in serving]
+        )
 
     @service_action(
         "Delete",

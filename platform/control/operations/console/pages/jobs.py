@@ -78,8 +78,8 @@ class JobAdmin(RowsAdmin):
         owners: list[Model | None] = [batch, Evaluation.objects.filter(job=row).first()]
         stages = Q(training_job=row) | Q(evaluation_job=row) | Q(batch__job=row)
         owners += Pipeline.objects.filter(organization=row.organization_id).filter(stages)[:1]
-        found = [(owner._meta.verbose_name, link(owner)) for owner in owners if owner is not None]
-        return format_html_join(", ", "{} {}", found) or "–"
+        links = [(owner._meta.verbose_name, link(owner)) for owner in owners if owner is not None]
+        return format_html_join(", ", "{} {}", links) or "–"
 
     @admin.display
     def progress(self, row: Job) -> SafeString:

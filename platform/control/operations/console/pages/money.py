@@ -41,7 +41,7 @@ class SpendCapForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscripta
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.instance.nanousd is not None:
-            self.fields["usd"].initial = Decimal(self.instance.nanousd).scaleb(-9)  # exact, unlike the columns' `usd`
+            self.fields["usd"].initial = Decimal(self.instance.nanousd).scaleb(-9)  # exact; `usd` rounds
 
     def clean_project(self) -> Any:
         project, organization = self.cleaned_data["project"], self.cleaned_data.get("organization")
@@ -54,7 +54,7 @@ class SpendCapForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscripta
 class SpendCapAdmin(CreatableAdmin):
     sidebar = SidebarEntry("Tenants", 4, "Spend caps", "savings")
     form = SpendCapForm
-    list_display = ["organization", "project", "a_month", "spent", "created_at"]
+    list_display = ["organization", "project", "monthly_limit", "spent", "created_at"]
     list_filter = ["organization"]
     list_select_related = ["organization", "project"]
     actions_detail = ["remove"]
@@ -78,7 +78,7 @@ class SpendCapAdmin(CreatableAdmin):
         obj.__dict__.update(created.__dict__)
 
     @admin.display(description="USD a month", ordering="nanousd")
-    def a_month(self, row: SpendCap) -> str:
+    def monthly_limit(self, row: SpendCap) -> str:
         return usd(row.nanousd)
 
     @admin.display

@@ -19,7 +19,7 @@ from control.billing.usage.selectors import WIDTHS, Sums, Window, usage_buckets,
 from control.data.files.models import File
 from control.operations.console.base import CreatableAdmin
 from control.operations.console.pages.money import usd
-from control.operations.console.rendering import link, number, page_of, table
+from control.operations.console.rendering import link, number, page_url, table
 from control.operations.console.sidebar import SidebarEntry
 from control.queue.jobs.models import Job
 from control.tenants.accounts.models import ApiKey, Member, Organization, Project
@@ -41,8 +41,8 @@ class OrganizationAdmin(CreatableAdmin):
     fields = ["name"]
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
-        shown = ["usage", "quota", "keys", "projects", "members", "webhooks", "audit"]
-        return ["name"] if obj is None else ["name", "id", "created_at", *shown]
+        sections = ["usage", "quota", "keys", "projects", "members", "webhooks", "audit"]
+        return ["name"] if obj is None else ["name", "id", "created_at", *sections]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         return [] if obj is None else self.get_fields(request, obj)
@@ -50,7 +50,7 @@ class OrganizationAdmin(CreatableAdmin):
     def create(self, request: HttpRequest, values: dict[str, Any]) -> Organization:
         return organization_create(name=values["name"])
 
-    @admin.display(description=f"usage of {USAGE_DAYS} days")
+    @admin.display(description=f"usage of the last {USAGE_DAYS} days")
     def usage(self, row: Organization) -> SafeString:
         today = timezone.now().astimezone(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         end = today + dt.timedelta(days=1)
@@ -73,8 +73,8 @@ class OrganizationAdmin(CreatableAdmin):
         for cap in spend_caps_list(row).select_related("project"):
             title = f"USD this month, {cap.project or 'all projects'}"
             lines.append((link(cap, title), usd(spent_nanousd(cap)), usd(cap.nanousd)))
-        own = Limits.objects.filter(pk=row.pk).first()
-        page = page_of(own) if own else f"{reverse('admin:tenancy_limits_add')}?organization={row.pk}"
+        limits = Limits.objects.filter(pk=row.pk).first()
+        page = page_url(limits) if limits else f"{reverse('admin:tenancy_limits_add')}?organization={row.pk}"
         change = format_html('<p><a class="console-link" href="{}">Change limits</a></p>', page)
         return table(row, "limits", ["", "current", "limit"], lines) + change
 

@@ -44,7 +44,7 @@ class RolloutAdmin(RowsAdmin):
     @admin.display(description="figures of the decision")
     def compared(self, row: Rollout) -> SafeString:
         names = ("num_requests", "num_failed", "error_rate", "acceptance_length")
-        lines = [(side, *(number(found.get(name)) for name in names)) for side, found in row.figures.items()]
+        lines = [(process, *(number(figures.get(name)) for name in names)) for process, figures in row.figures.items()]
         return table(row, "compared", ["", "requests", "failed", "error rate", "acceptance length"], lines)
 
     @admin.display(description="deployment")

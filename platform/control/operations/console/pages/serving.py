@@ -25,7 +25,7 @@ from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.logs import log_tail
 from control.operations.console.rendering import badge, error_text, is_nested, link, number, pairs, table
 from control.operations.console.sidebar import SidebarEntry
-from control.serving.deployments.figures import stretches
+from control.serving.deployments.figures import figures_by_bucket
 from control.serving.deployments.launcher import log_path
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.requests import CHANGE_DEPLOYMENT, CREATE_DEPLOYMENT
@@ -137,8 +137,8 @@ class SpeculatorAdmin(FormAdmin):
     @admin.display
     def evaluations(self, row: Speculator) -> SafeString:
         """The latest evaluations, newest first, each with its job."""
-        found = row.evaluations.select_related("job", "speculator__base_model").order_by("-id")[:20]
-        lines = [(link(x), link(x.job), x.job.status, EvaluationObject.of(x).result or "–") for x in found]
+        latest = row.evaluations.select_related("job", "speculator__base_model").order_by("-id")[:20]
+        lines = [(link(run), link(run.job), run.job.status, EvaluationObject.of(run).result or "–") for run in latest]
         return table(row, "evaluations", ["evaluation", "job", "status", "outputs"], lines)
 
     @admin.display(description="training curves")
@@ -163,8 +163,8 @@ class SpeculatorAdmin(FormAdmin):
         when=_is_ready,
     )
     def evaluate(self, row: Speculator) -> str:
-        made = evaluation_create_from(row.organization, EvaluationRequest(speculator_id=row.pk))
-        return format_html("{} is queued.", link(made))
+        evaluation = evaluation_create_from(row.organization, EvaluationRequest(speculator_id=row.pk))
+        return format_html("{} is queued.", link(evaluation))
 
     export = form_action("export", EXPORT_SPECULATOR, icon="download", when=_is_ready)
 
@@ -234,10 +234,10 @@ class DeploymentAdmin(FormAdmin):
         end = timezone.now().astimezone(dt.UTC).replace(second=0, microsecond=0) + dt.timedelta(minutes=1)
         window = Window(start=end - dt.timedelta(hours=CHARTED_HOURS), end=end, width=minute)
         entries = []
-        for at, stretch in stretches(row, window).items():
-            figures = {name: getattr(stretch, name) for name in CHARTED}
-            known = {name: value for name, value in figures.items() if value is not None}
-            entries.append(((at - end).total_seconds() / minute.seconds, known))
+        for at, figures in figures_by_bucket(row, window).items():
+            values = {name: getattr(figures, name) for name in CHARTED}
+            measured = {name: value for name, value in values.items() if value is not None}
+            entries.append(((at - end).total_seconds() / minute.seconds, measured))
         return charts(f"{row.pk}-curves", lines_of(entries, CHARTED), unit="minutes ago:")
 
     @admin.display(description="history of states")

@@ -43,8 +43,11 @@ class WebhookEndpointAdmin(RowsAdmin):
     def deliveries(self, row: WebhookEndpoint) -> SafeString:
         """The latest deliveries, newest first."""
         latest = deliveries_list(row).order_by("-created_at", "-pk")[:LATEST]
-        lines = [(link(d, d.event.type), _badge(d), d.created_at, _answer(d.history), d.object_id) for d in latest]
-        return table(row, "deliveries", ["event", "status", "created", "last answer", "object"], lines)
+        lines = [
+            (link(sent, sent.event.type), _badge(sent), sent.created_at, _latest_result(sent.history), sent.object_id)
+            for sent in latest
+        ]
+        return table(row, "deliveries", ["event", "status", "created", "last response", "object"], lines)
 
     @service_action("Send a test", "Sends a test event to this endpoint only.", icon="send", when=_is_enabled)
     def test(self, row: WebhookEndpoint) -> str:
@@ -89,8 +92,11 @@ class WebhookDeliveryAdmin(RowsAdmin):
 
     @admin.display
     def attempts(self, row: WebhookDelivery) -> SafeString:
-        lines = [(a.get("at"), a.get("status_code") or "–", a.get("error") or "–") for a in reversed(row.history)]
-        return table(row, "attempts", ["at", "answer", "error"], lines)
+        lines = [
+            (attempt.get("at"), attempt.get("status_code") or "–", attempt.get("error") or "–")
+            for attempt in reversed(row.history)
+        ]
+        return table(row, "attempts", ["at", "status code", "error"], lines)
 
     @service_action("Replay", "Sends the event again, with the same webhook-id.", icon="replay")
     def replay(self, row: WebhookDelivery) -> str:
@@ -101,7 +107,7 @@ def _badge(row: WebhookDelivery) -> SafeString:
     return badge(row, row.status, active=row.status == WebhookDelivery.Status.PENDING)
 
 
-def _answer(history: list[dict[str, Any]]) -> str:
+def _latest_result(history: list[dict[str, Any]]) -> str:
     if not history:
         return "–"
     return str(history[-1].get("status_code") or history[-1].get("error") or "–")

@@ -167,8 +167,8 @@ class PipelineAdmin(FormAdmin):
     def stages(self, row: Pipeline) -> SafeString:
         lines = []
         for stage in StageObject.all_of(pipeline_fresh(row)):
-            done = stage.progress
-            amount = f"{done.done} / {done.total} {done.unit}" if done is not None and done.total else "–"
+            count = stage.progress
+            amount = f"{count.done} / {count.total} {count.unit}" if count is not None and count.total else "–"
             seconds = (stage.finished_at or 0) - (stage.started_at or 0)
             lines.append((stage.name, stage.status, amount, f"{seconds} s" if seconds > 0 else "–"))
         return table(row, "stages", ["stage", "status", "progress", "time"], lines)

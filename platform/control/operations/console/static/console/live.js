@@ -8,10 +8,10 @@
   async function refresh() {
     if (document.hidden || !document.querySelector('[data-live-active="yes"]')) return;
     const headers = version ? { "If-None-Match": version } : {};
-    const answer = await fetch(location.href, { credentials: "same-origin", cache: "no-store", headers });
-    if (!answer.ok || answer.redirected) return; // unchanged, signed out, or the row is deleted
-    version = answer.headers.get("ETag");
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const response = await fetch(location.href, { credentials: "same-origin", cache: "no-store", headers });
+    if (!response.ok || response.redirected) return; // unchanged, signed out, or the row is deleted
+    version = response.headers.get("ETag");
+    const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
     if (!fresh.querySelector('[data-live-active="yes"]')) {
       location.reload(); // the last active part has ended, which also changes the buttons; no further refresh follows
       return;

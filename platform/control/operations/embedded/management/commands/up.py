@@ -92,7 +92,7 @@ class Command(BaseCommand):
             self.stdout.write("Stopping ...")
             stack.stop()
         finally:
-            stack.cut()
+            stack.cut_lifeline()
 
     def _announce(self, ready: Ready, credentials: Credentials) -> None:
         lines = [f"Slipstream is ready.  API {ready.url}/v1  Console {ready.admin_url}"]

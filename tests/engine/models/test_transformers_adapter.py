@@ -1,4 +1,4 @@
-"""Models that run through transformers are served exactly, or refused with a reason."""
+"""The engine serves models of other families through transformers exactly, or refuses them with a reason."""
 
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,8 @@ from tests.tiny_model import make_tiny_model
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "n_inner": 128,
-        "scale_attn_by_inverse_layer_idx": True,
-    },  # learned positions, Conv1D, scaled attention scores
+    # learned positions, Conv1D, scaled attention scores
+    "gpt2": {"n_inner": 128, "scale_attn_by_inverse_layer_idx": True},
     "gpt_neox": {"num_key_value_heads": 4},  # partial rotary embedding, parallel attention and MLP
     "phi": {},  # biases, also on the head
     "granite": {"attention_multiplier": 0.1, "logits_scaling": 2.0, "embedding_multiplier": 3.0},
@@ -45,8 +43,8 @@ def test_answers_with_draft_trees_equal_answers_without_drafts(tmp_path: Path, f
     requests = [Request(f"r{i}", tuple(range(i + 1, 5 * i + 4)), params) for i in range(5)]
 
     plain = [generate(Engine(model, NoDrafter(), EngineConfig(max_batch_size=1)), [r])[0] for r in requests]
-    known = {answer.request_id: answer.token_ids for answer in plain}
-    oracle = OracleDrafter(known, max_depth=4, error=0.3, tree=True, vocab_size=model.config.vocab_size)
+    answers = {answer.request_id: answer.token_ids for answer in plain}
+    oracle = OracleDrafter(answers, max_depth=4, error=0.3, tree=True, vocab_size=model.config.vocab_size)
     drafted = generate(Engine(model, oracle, EngineConfig(max_batch_size=4, draft_budget=9)), requests)
 
     assert [(a.token_ids, a.logprobs) for a in drafted] == [(a.token_ids, a.logprobs) for a in plain]

@@ -63,17 +63,17 @@ def test_options_are_parsed_into_sampling_parameters(tokenizer: Tokenizer) -> No
     assert (parsed.sampling.repetition_penalty, parsed.sampling.presence_penalty) == (1.5, -1.0)
     assert (parsed.sampling.frequency_penalty, parsed.sampling.logit_bias) == (0.5, ((5, 1.5), (7, -100.0)))
     assert (parsed.sampling.top_p, parsed.sampling.top_k, parsed.sampling.min_p) == (0.9, 40, 0.1)
-    assert (parsed.sampling.seed, parsed.sampling.max_tokens) == (7, 3)  # the newer name wins
+    assert (parsed.sampling.seed, parsed.sampling.max_tokens) == (7, 3)  # max_completion_tokens, the newer name
     assert parsed.sampling.stop_token_ids == frozenset({5})
     assert parsed.sampling.ignore_eos
     assert (parsed.sampling.num_logprobs, parsed.stop) == (4, ("x",))
 
 
 def test_max_tokens_is_limited_to_the_rest_of_the_context(tokenizer: Tokenizer) -> None:
-    room = MAX_SEQ_LEN - 2
+    remaining = MAX_SEQ_LEN - 2  # the prompt "hi" has two tokens
 
-    assert complete(tokenizer).sampling.max_tokens == room
-    assert complete(tokenizer, max_tokens=10_000).sampling.max_tokens == room
+    assert complete(tokenizer).sampling.max_tokens == remaining
+    assert complete(tokenizer, max_tokens=10_000).sampling.max_tokens == remaining
 
 
 def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths(tokenizer: Tokenizer) -> None:

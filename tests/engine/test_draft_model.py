@@ -39,7 +39,7 @@ def identical_draft_model(model: Model) -> DraftModelDrafter:
 
 
 def make_requests(temperature: float) -> list[Request]:
-    """The prompts include equal ones, ones with a common prefix, one longer than a chunk, and one of a block of 16."""
+    """Some prompts are equal, some share a prefix, one exceeds a prefill chunk, and one fills a block of 16 tokens."""
     shared = tuple(range(40, 75))
     prompts = [(5,), shared, (*shared, 3, 4), shared, tuple(range(16)), tuple(i * 7 % 200 for i in range(90)), (5,)]
     max_tokens = 1 + (1 + DEPTH) * PASSES  # one token from prefill, then DEPTH accepted ones and a sampled one per pass

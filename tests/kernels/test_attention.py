@@ -84,11 +84,11 @@ def test_the_order_of_slots_in_the_cache_does_not_change_the_result(implementati
     scattered_k, scattered_v = torch.empty_like(k), torch.empty_like(v)
     scattered_k[order], scattered_v[order] = k, v
     q = torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(3))
-    straight = torch.arange(80, dtype=torch.int32).view(1, -1)
+    in_order = torch.arange(80, dtype=torch.int32).view(1, -1)
 
     actual = attention(q, scattered_k, scattered_v, make_rows(order.to(torch.int32).view(1, -1), [50, 17], [[], []]))
 
-    assert torch.equal(actual, attention(q, k, v, make_rows(straight, [50, 17], [[], []])))
+    assert torch.equal(actual, attention(q, k, v, make_rows(in_order, [50, 17], [[], []])))
 
 
 def test_a_rows_result_does_not_depend_on_the_other_rows(implementation: str) -> None:

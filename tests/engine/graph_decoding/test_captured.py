@@ -51,14 +51,14 @@ def make_requests() -> list[Request]:
     ]
 
 
-# The interpreter takes up to a minute per kind of drafter, so the other kinds run only with `-m soak`.
+# The interpreter takes up to a minute per kind of drafter, so all kinds but these run only with `-m soak`.
 IN_THE_SUITE = ("medusa",)
 
 
 @pytest.mark.parametrize(
     "kind", [kind if kind in IN_THE_SUITE else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
 )
-def test_captured_graphs_return_the_tokens_of_the_synchronous_step(
+def test_captured_graphs_return_the_tokens_of_synchronous_steps(
     tmp_path: Path, device: CapturingDevice, kind: str
 ) -> None:
     model = load_model(make_tiny_model(tmp_path, num_layers=4 if "eagle" in kind else 2), device="cpu")

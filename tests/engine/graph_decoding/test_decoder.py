@@ -1,4 +1,7 @@
-"""Graph decoding returns the tokens of the synchronous step, whatever is drafted, finished, cancelled or preempted."""
+"""Graph decoding returns the same tokens as synchronous steps, the engine steps without graphs.
+
+This holds whatever is drafted, and when requests finish, are cancelled or are preempted.
+"""
 
 import random
 from collections.abc import Callable
@@ -80,7 +83,7 @@ def is_empty(engine: Engine) -> bool:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_graph_decoding_returns_the_tokens_of_the_synchronous_step(
+def test_graph_decoding_returns_the_tokens_of_synchronous_steps(
     model: Model, device: LateDevice, kind: str, sampling: Sampling
 ) -> None:
     requests = requests_of(model, sampling)
@@ -133,9 +136,7 @@ def test_a_stop_token_inside_a_draft_ends_the_answer_and_drops_later_steps(model
         assert is_empty(engine)
 
 
-def test_a_switch_to_synchronous_steps_for_a_request_that_needs_the_host_does_not_change_tokens(
-    model: Model, device: LateDevice
-) -> None:
+def test_requests_that_force_synchronous_steps_do_not_change_tokens(model: Model, device: LateDevice) -> None:
     requests = requests_of(model, SAMPLINGS["T=0.8"], count=7)
     for index, change in ((2, {"num_logprobs": 2}), (4, {"presence_penalty": 0.7}), (6, {"min_tokens": 9})):
         sampling = replace(requests[index].sampling, **change)

@@ -34,7 +34,7 @@ def load(folder: Path, dtype: str = "float32") -> Deepseek:
 
 
 def add_mtp_module(folder: Path, reference: DeepseekV3ForCausalLM) -> MtpLayer:
-    """Adds a file with the random weights of an MTP module, under the published names; returns the reference module."""
+    """Adds a file with random weights of an MTP module, named as in DeepSeek's files. Returns transformers' module."""
     config = reference.config
     torch.manual_seed(1)
     module = MtpLayer(config, DeepseekV3DecoderLayer, DeepseekV3RMSNorm, config.num_hidden_layers)
@@ -71,7 +71,7 @@ YARN = {
         {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0},
         {"rope_parameters": YARN, "attention_bias": True},
     ],
-    ids=["as published", "no query rank, halves", "one group", "yarn, biases"],
+    ids=["as published", "no query rank, half-split rotary layout", "one group", "yarn, biases"],
 )
 def test_logits_agree_with_transformers(tmp_path: Path, overrides: dict[str, Any]) -> None:
     assert difference(make_tiny_model(tmp_path, "deepseek_v3", **overrides)) <= 1e-4
@@ -97,16 +97,16 @@ def test_tapped_hidden_states_equal_the_layer_outputs_of_transformers(tmp_path: 
     folder = make_tiny_model(tmp_path, "deepseek_v3")
     token_ids = torch.arange(20)
     reference = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    streams: list[Tensor] = []
+    outputs: list[Tensor] = []
     for layer in reference.model.layers:
-        layer.register_forward_hook(lambda _, __, out: streams.append(out[0]))
+        layer.register_forward_hook(lambda _, __, out: outputs.append(out[0]))
     reference(token_ids.unsqueeze(0))
 
-    taps = load(folder).hidden_states(token_ids, (2, 1)).taps
+    taps = load(folder).hidden_states(token_ids, (2, 1)).taps  # a tap is the output of the layer before
 
     assert taps is not None
-    assert (taps[:, 0] - streams[1]).abs().max() <= 1e-4
-    assert (taps[:, 1] - streams[0]).abs().max() <= 1e-4
+    assert (taps[:, 0] - outputs[1]).abs().max() <= 1e-4
+    assert (taps[:, 1] - outputs[0]).abs().max() <= 1e-4
 
 
 def test_float8_weights_are_multiplied_by_their_block_scales(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_the_mtp_module_agrees_with_transformers_on_target_states_and_on_its_own
         rotary = reference.model.rotary_emb(embedded, positions)
         return reference_module(embedded, hidden.unsqueeze(0), rotary, None, positions, None)[0]  # type: ignore[no-any-return]
 
-    once = actual_from(0, hidden)
-    twice = actual_from(1, once[:-1])
+    once = actual_from(0, hidden)  # from the target's states
+    twice = actual_from(1, once[:-1])  # from the module's own outputs
     with torch.inference_mode():
         expected_once = expected_from(0, hidden)
         expected_twice = expected_from(1, expected_once[:-1])

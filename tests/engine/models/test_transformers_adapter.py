@@ -55,16 +55,17 @@ def test_tapped_hidden_states_equal_the_layer_outputs_of_transformers(tmp_path: 
     folder = make_tiny_model(tmp_path, "granite")
     token_ids = torch.arange(20)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    streams: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     for layer in reference.model.layers:
-        layer.register_forward_hook(lambda _, __, out: streams.append(out[0]))
+        layer.register_forward_hook(lambda _, __, out: outputs.append(out[0]))
     reference(token_ids.unsqueeze(0))
 
-    taps = load_model(folder, dtype="float32").hidden_states(token_ids, (2, 1)).taps
+    model = load_model(folder, dtype="float32")
+    taps = model.hidden_states(token_ids, (2, 1)).taps  # a tap is the output of the layer before
 
     assert taps is not None
-    assert (taps[:, 0] - streams[1]).abs().max() <= 1e-4
-    assert (taps[:, 1] - streams[0]).abs().max() <= 1e-4
+    assert (taps[:, 0] - outputs[1]).abs().max() <= 1e-4
+    assert (taps[:, 1] - outputs[0]).abs().max() <= 1e-4
 
 
 def test_the_maximum_context_is_limited_by_the_sliding_window_and_the_rope_length(tmp_path: Path) -> None:

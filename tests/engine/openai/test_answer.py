@@ -19,7 +19,7 @@ def logprobs_of(ids: Sequence[int]) -> list[TokenLogprob]:
 
 
 def answer_in_steps(ids: Sequence[int], sizes: Sequence[int], reason: FinishReason, stop: Sequence[str]) -> Answer:
-    """Returns the answer to tokens that arrive in steps of these sizes; the streamed parts must add up to it."""
+    """Returns the answer that consists of the tokens `ids`, which arrive in steps of `sizes`."""
     stream = AnswerStream(BYTE_LEVEL, stop=stop, logprobs=True)
     pieces, start, text = pieces_of(ids, sizes), 0, ""
     logprobs: list[ShownLogprob] = []
@@ -28,7 +28,7 @@ def answer_in_steps(ids: Sequence[int], sizes: Sequence[int], reason: FinishReas
         step = stream.push(piece, logprobs_of(ids)[start : start + len(piece)], reason if last else None)
         text, logprobs, start = text + step.text, [*logprobs, *step.logprobs], start + len(piece)
     answer = stream.answer()
-    assert (answer.text, answer.logprobs) == (text, tuple(logprobs))
+    assert (answer.text, answer.logprobs) == (text, tuple(logprobs))  # the streamed parts add up to the answer
     return answer
 
 

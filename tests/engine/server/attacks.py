@@ -24,7 +24,7 @@ class Attack:
     name: str
     sent: tuple[bytes, ...]  # in pieces, with a pause between them
     read_bytes: int | None = None  # disconnect after this many bytes; None: read the whole response
-    whole: bool = True  # whether the request is surely complete; if not, the server may wait for more bytes
+    is_complete: bool = True  # False: the server may wait for more bytes of the request
     canary: bool = False  # a valid request, which must be answered with 200
 
 
@@ -203,7 +203,7 @@ def _wrong_headers(rng: Rng) -> Attack:
             "x: \x00\r\n",
         ]
     )
-    return Attack(name="wrong headers", sent=(request(_json(good_chat(rng)), headers=headers),), whole=False)
+    return Attack(name="wrong headers", sent=(request(_json(good_chat(rng)), headers=headers),), is_complete=False)
 
 
 def _hang_up(rng: Rng) -> Attack:
@@ -233,7 +233,7 @@ def _garbage(rng: Rng) -> Attack:
     pipelined = rng.choice(
         [first + noise, first * 5 + noise, noise, b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01" + noise]
     )
-    return Attack(name="garbage", sent=(pipelined,), read_bytes=rng.choice([0, 4000]), whole=False)
+    return Attack(name="garbage", sent=(pipelined,), read_bytes=rng.choice([0, 4000]), is_complete=False)
 
 
 def _wrong_routes(rng: Rng) -> Attack:

@@ -25,8 +25,8 @@ Servers = Callable[[str], Child]
 SERVERS = {
     "ngram": ("--drafter", "ngram"),
     "plain": ("--drafter", "none"),
-    "patient": (),
-    "impatient": ("--drain-seconds", "0.2"),
+    "default drain time": (),
+    "short drain time": ("--drain-seconds", "0.2"),
     "without a model": ("--model-dir", "nothing"),
 }
 
@@ -211,7 +211,7 @@ def test_an_answer_with_a_response_format_is_parsed_into_the_pydantic_model(clie
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_answers_match_vllms_structured_outputs(client: openai.OpenAI) -> None:
+def test_vllms_option_structured_outputs_constrains_answers(client: openai.OpenAI) -> None:
     choice = client.chat.completions.create(**CHAT, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
     regex = client.completions.create(
         model="tiny", prompt="hi", max_tokens=20, extra_body={"structured_outputs": {"regex": "[a-c]{3}"}}
@@ -271,13 +271,13 @@ def test_errors_are_raised_as_the_openai_packages_exceptions(server: Child, clie
         client.chat.completions.create(**CHAT, temperature=5)
     with pytest.raises(openai.BadRequestError) as unsupported:
         client.chat.completions.create(**CHAT, reasoning_effort="high")
-    with pytest.raises(openai.AuthenticationError) as foreign, client_of(server, api_key="wrong") as stranger:
-        stranger.models.list()
+    with pytest.raises(openai.AuthenticationError) as unauthorized, client_of(server, api_key="wrong") as wrong_client:
+        wrong_client.models.list()
 
     assert missing.value.code == "model_not_found"
     assert (bad.value.param, bad.value.code) == ("temperature", "invalid_value")
     assert (unsupported.value.param, unsupported.value.code) == ("reasoning_effort", "unsupported_parameter")
-    assert foreign.value.code == "invalid_api_key"
+    assert unauthorized.value.code == "invalid_api_key"
 
 
 def test_closing_a_stream_stops_the_generation(server: Child, client: openai.OpenAI) -> None:
@@ -309,8 +309,8 @@ def test_swapping_the_drafter_during_an_answer_does_not_change_its_tokens(
     plain = client.chat.completions.create(**options)
     server = servers("plain")
 
-    with client_of(server) as swapped, client_of(server, api_key=OPERATOR_TOKEN) as operator:
-        stream = swapped.chat.completions.create(**options, stream=True)
+    with client_of(server) as plain_client, client_of(server, api_key=OPERATOR_TOKEN) as operator:
+        stream = plain_client.chat.completions.create(**options, stream=True)
         chunks = [next(stream), next(stream)]
         installed = operator.post("/speculator", body={"drafter": "ngram"}, cast_to=dict[str, Any])
         chunks += stream
@@ -322,7 +322,7 @@ def test_swapping_the_drafter_during_an_answer_does_not_change_its_tokens(
 
 
 def test_sigterm_finishes_running_requests_and_refuses_new_ones(servers: Servers) -> None:
-    server = servers("patient")
+    server = servers("default drain time")
     with client_of(server) as client:
         stream = client.chat.completions.create(
             **CHAT, stream=True, max_tokens=800, seed=1, extra_body={"ignore_eos": True}
@@ -341,7 +341,7 @@ def test_sigterm_finishes_running_requests_and_refuses_new_ones(servers: Servers
 
 
 def test_a_stream_that_outlasts_the_drain_time_gets_an_error_event(servers: Servers) -> None:
-    server = servers("impatient")
+    server = servers("short drain time")
     with client_of(server) as client:
         stream = client.chat.completions.create(**CHAT, stream=True, extra_body={"ignore_eos": True})
         next(stream)

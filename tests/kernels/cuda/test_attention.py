@@ -54,7 +54,7 @@ def test_long_contexts_agree_with_the_formula(dtype: torch.dtype) -> None:
     k, v = make(3300, 1, 16, seed=1, dtype=dtype), make(3300, 1, 16, seed=2, dtype=dtype)
     q, table = make(3, 2, 16, seed=3).to(dtype).float(), shuffled_table(3300)
     lengths = [2111, 2112, 3200]
-    # Without the tail, 2048, 2048 and 3136 positions: 8 short splits of 256, and in the last row 2 long ones of 1024.
+    # Before the tail there are 1984, 2048 and 3136 positions: up to 8 splits of 256, then in the last row 2 of 1024.
 
     out = attend(q, k, v, table, lengths, [[], [], []])
 
@@ -81,11 +81,11 @@ def test_the_order_of_slots_in_the_cache_does_not_change_the_result(dtype: torch
     order = shuffled_table(300)
     scattered_k, scattered_v = torch.empty_like(k), torch.empty_like(v)
     scattered_k[order[0].long()], scattered_v[order[0].long()] = k, v
-    straight, q = torch.arange(300, dtype=torch.int32).view(1, -1), make(2, 9, 64, seed=3)
+    in_order, q = torch.arange(300, dtype=torch.int32).view(1, -1), make(2, 9, 64, seed=3)
 
     actual = attend(q, scattered_k, scattered_v, order, [250, 17], [[], []])
 
-    assert torch.equal(actual, attend(q, k, v, straight, [250, 17], [[], []]))
+    assert torch.equal(actual, attend(q, k, v, in_order, [250, 17], [[], []]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,6 +1,4 @@
-"""Losses computed from a few rows of logits at a time agree with autograd on all logits.
-
-Their gradients also agree with finite differences.
+"""The losses of an LM head, which are computed from a few rows of logits at a time, agree with autograd on all logits.
 
 M rows, V tokens in the vocabulary.
 """

@@ -1,6 +1,6 @@
 """Points Django at a temporary data folder, and skips test files that need packages which this machine lacks.
 
-SLIPSTREAM_TEST_DATABASE=postgres runs everything on PostgreSQL instead of SQLite.
+With SLIPSTREAM_TEST_DATABASE=postgres, all tests use PostgreSQL instead of SQLite.
 """
 
 import atexit

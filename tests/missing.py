@@ -1,4 +1,4 @@
-"""Finds the project's files that cannot be imported because a package is not installed, from the syntax trees.
+"""Finds, from syntax trees, the packages that a file of the project needs and that are not installed.
 
 A file needs the packages that it imports at the top, and the packages that the imported project files need in turn.
 Imports inside functions do not count.

@@ -2,7 +2,7 @@
 
 `a <- b` means that b may import a; `a -> b` means that a may import only b among the project's modules.
 
-    kernels  <-  engine  <-  workers.inference, workers.training   (the child process)
+    kernels  <-  engine  <-  workers.inference, workers.training   (run in a worker's child process)
     workers.contracts  <-  everything                              (specs, events, error codes)
     workers.kinds  <-  everything                                  (names of the kinds of speculators)
     control  ->  workers.contracts, .kinds, .hyperparameters,      (no torch in the web image)
@@ -40,7 +40,7 @@ EXPORTS = "workers.exports"  # conversions of speculators, made by the API on by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Modules that `module` and its submodules may import besides the standard library and themselves."""
+    """What `module` and its submodules may import, besides the standard library and each other."""
 
     module: str
     project: tuple[str, ...] = ()  # modules of this project, with their submodules

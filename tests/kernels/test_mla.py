@@ -29,9 +29,9 @@ def run(rows: Tensor, dtype: torch.dtype, num_drafted: int = 0) -> Tensor:
     key_up, value_up = random(HQ, N, R, seed=0).to(dtype), random(HQ, V, R, seed=1).to(dtype)
     slots = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(2))
     cache = torch.zeros(LENGTH, 1, R + P, dtype=dtype)
-    everything = torch.arange(LENGTH)
+    positions = torch.arange(LENGTH)
     norm = random(R, seed=3) + 1
-    latent_write(random(LENGTH, R + P, seed=4), norm, SHAPE, ROTATION, everything, slots, cache)
+    latent_write(random(LENGTH, R + P, seed=4), norm, SHAPE, ROTATION, positions, slots, cache)
     path_lens = torch.minimum(rows + 1, torch.tensor(num_drafted))
     paths = torch.zeros(len(rows), max(1, num_drafted), dtype=torch.int32)
     for index, (row, length) in enumerate(zip(rows.tolist(), path_lens.tolist(), strict=True)):
@@ -44,7 +44,7 @@ def run(rows: Tensor, dtype: torch.dtype, num_drafted: int = 0) -> Tensor:
 
 def test_the_absorbed_form_equals_attention_over_full_keys_and_values() -> None:
     latent, q = random(LENGTH, R + P, seed=4), random(LENGTH, HQ, N + P, seed=5)
-    # c, keys and values are those of the module docstring of kernels/mla.py.
+    # c is the normalised latent, as in the formulas of kernels/mla.py.
     c = latent[:, :R] * torch.rsqrt(latent[:, :R].pow(2).mean(-1, keepdim=True) + 1e-6) * (random(R, seed=3) + 1)
 
     def rotate(x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def test_the_absorbed_form_equals_attention_over_full_keys_and_values() -> None:
                       rotate(latent[:, R:].unsqueeze(1)).expand(-1, HQ, -1)), dim=-1)  # fmt: skip
     values = torch.einsum("lr,hvr->lhv", c, random(HQ, V, R, seed=1))
     scores = torch.einsum("mhd,lhd->hml", torch.cat((q[..., :N], rotate(q[..., N:])), dim=-1), keys) * SHAPE.scale
-    scores += torch.full((LENGTH, LENGTH), float("-inf")).triu(1)
+    scores += torch.full((LENGTH, LENGTH), float("-inf")).triu(1)  # the causal mask
     expected = torch.einsum("hml,lhv->mhv", scores.softmax(-1), values)
 
     torch.testing.assert_close(run(torch.arange(LENGTH), torch.float32), expected, atol=1e-4, rtol=1e-4)

@@ -39,10 +39,10 @@ def test_token_t_uses_word_t_mod_4_of_philox_block_t_div_4() -> None:
     tokens, zero = torch.tensor([0, 5, 5, 151_935, 49_150]), torch.zeros(5, dtype=torch.int64)
     # A block of four words has the noise of four tokens; 77 is the position.
     words = philox(2**63 + 9, (tokens // 4, zero + 77, zero, zero))
-    chosen = torch.stack(words)[tokens % 4, torch.arange(5)]
-    expected = -torch.log(-torch.log((chosen.double() + 0.5) / 2**32))
+    token_words = torch.stack(words)[tokens % 4, torch.arange(5)]
+    expected = -torch.log(-torch.log((token_words.double() + 0.5) / 2**32))
     torch.testing.assert_close(gumbel(2**63 + 9, 77, tokens), expected, rtol=1e-15, atol=1e-15)
-    assert vocabulary_words(2**63 + 9, 77, 151_936)[tokens].tolist() == chosen.tolist()
+    assert vocabulary_words(2**63 + 9, 77, 151_936)[tokens].tolist() == token_words.tolist()
 
 
 @pytest.mark.parametrize("size", [1, 4, 65_535, 65_537])  # both sides of numpy's block size
@@ -90,8 +90,8 @@ def test_sampled_tokens_equal_brute_force(
 ) -> None:
     logits = torch.tensor(values)
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    chosen = sample_token(logits, position=5, **options)  # type: ignore[arg-type]
-    assert chosen == brute_force(logits, **options)  # type: ignore[arg-type]
+    sampled = sample_token(logits, position=5, **options)  # type: ignore[arg-type]
+    assert sampled == brute_force(logits, **options)  # type: ignore[arg-type]
 
 
 # Vocabulary size and standard deviation of the logits: few, many or all tokens are likely enough to be sampled.
@@ -122,17 +122,17 @@ def test_tokens_excluded_by_a_grammar_are_never_chosen(filters: dict[str, float]
     logits = torch.full((300,), -math.inf)
     logits[[7, 250]] = torch.tensor([-500.0, -502.0])
     options = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, **filters}
-    chosen = {sample_token(logits, position=position, **options) for position in range(60)}  # type: ignore[arg-type]
+    sampled = {sample_token(logits, position=position, **options) for position in range(60)}  # type: ignore[arg-type]
     # Token 250 has exp(-2 / 2) = 0.37 of the probability of token 7, which min_p = 0.5 excludes.
-    assert chosen == ({7} if "min_p" in filters else {7, 250})
+    assert sampled == ({7} if "min_p" in filters else {7, 250})
 
 
 def test_filters_keep_the_lower_ids_of_equally_likely_tokens() -> None:
     logits = torch.zeros(8)
     for filters in ({"top_k": 3, "top_p": 1.0}, {"top_k": 0, "top_p": 0.375}, {"top_k": 6, "top_p": 0.5}):
         options = {"temperature": 1.0, "min_p": 0.0, "seed": 4, **filters}
-        chosen = {sample_token(logits, position=position, **options) for position in range(80)}  # type: ignore[arg-type]
-        assert chosen == {0, 1, 2}
+        sampled = {sample_token(logits, position=position, **options) for position in range(80)}  # type: ignore[arg-type]
+        assert sampled == {0, 1, 2}
 
 
 def test_greedy_decoding_takes_the_lowest_token_id_of_equal_logits() -> None:

@@ -1,4 +1,4 @@
-"""`top_k` finds the same columns and log-sum-exp of each row of logits as torch."""
+"""`top_k` returns the largest logits of each row and the row's log mass (log-sum-exp), as torch does."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ def make(rows: int, size: int) -> torch.Tensor:
     return 4.0 * torch.randn(rows, size, generator=torch.Generator().manual_seed(size))
 
 
-# both sides of a vector of 16 numbers, and of the 2**17 logits from which several threads share the rows
+# Both sides of a vector of 16 numbers, and of 2**17 logits in total, above which several threads divide the rows.
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 15), (2, 16), (5, 17), (4, 1809), (3, 43_690), (3, 43_691)])
 @pytest.mark.parametrize("count", [1, 6, 24])
 def test_the_best_columns_and_the_log_mass_equal_the_reference(rows: int, size: int, count: int) -> None:

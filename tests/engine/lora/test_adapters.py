@@ -141,7 +141,9 @@ def test_reloading_an_adapter_from_another_folder_changes_later_answers(base: Pa
     assert after == expected != before
 
 
-def test_a_running_request_keeps_its_adapter_after_it_is_unloaded(base: Path, adapters: dict[str, Path]) -> None:
+def test_a_running_request_keeps_its_adapter_after_the_adapter_is_unloaded(
+    base: Path, adapters: dict[str, Path]
+) -> None:
     engine = make_engine(base, adapters)
     request = make_requests()[1]
     (expected,) = generate(engine, [request])
@@ -162,11 +164,12 @@ def test_unsupported_or_damaged_adapters_are_refused(base: Path, adapters: dict[
     engine = make_engine(base, {})
 
     def assert_refused(
-        match: str, *, config: dict[str, object] | None = None, drop: str = "", shape: bool = False
+        match: str, *, config: dict[str, object] | None = None, left_out: str = "", wrong_shape: bool = False
     ) -> None:
         values = json.loads((adapters["all"] / "adapter_config.json").read_text()) | (config or {})
-        tensors = {k: v for k, v in load_file(adapters["all"] / "adapter_model.safetensors").items() if k != drop}
-        if shape:
+        tensors = load_file(adapters["all"] / "adapter_model.safetensors")
+        tensors.pop(left_out, None)
+        if wrong_shape:
             tensors = {name: tensor[:, :-1].contiguous() for name, tensor in tensors.items()}
         (tmp_path / "adapter_config.json").write_text(json.dumps(values))
         save_file(tensors, tmp_path / "adapter_model.safetensors")
@@ -175,8 +178,10 @@ def test_unsupported_or_damaged_adapters_are_refused(base: Path, adapters: dict[
 
     assert_refused("use_dora must be False", config={"use_dora": True})
     assert_refused("peft_type must be LORA", config={"peft_type": "VERA"})
-    assert_refused("only one of lora_A and lora_B", drop="base_model.model.model.layers.0.mlp.up_proj.lora_B.weight")
-    assert_refused(r"must have A \[r, 64\]", shape=True)
+    assert_refused(
+        "only one of lora_A and lora_B", left_out="base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
+    )
+    assert_refused(r"must have A \[r, 64\]", wrong_shape=True)
     with pytest.raises(AdapterNotLoadable, match="no readable LoRA adapter"):
         engine.adapters.load("x", tmp_path / "nowhere")
     assert engine.adapters.names == ()

@@ -19,8 +19,10 @@ OPERATOR_TOKEN = "secret-of-the-operator"
 
 @dataclass(frozen=True, slots=True)
 class Child:
+    """A server that is ready to serve, or that has failed to start."""
+
     process: subprocess.Popen[str]
-    ready: dict[str, Any]  # the first line that the process printed
+    ready: dict[str, Any]  # the first line that the process printed, which says whether the server is ready
 
     @property
     def port(self) -> int:
@@ -61,7 +63,7 @@ def running(model_dir: Path, *arguments: str) -> Iterator[Child]:
 
 @contextmanager
 def running_servers(model_dir: Path, servers: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str], Child]]:
-    """Starts all servers at once, because loading takes long. The returned function waits for a server by its name."""
+    """Starts all servers at once, because loading takes long. Yields a function that waits for the server of a name."""
     processes = {name: launch("--model-dir", str(model_dir), *options) for name, options in servers.items()}
 
     @cache

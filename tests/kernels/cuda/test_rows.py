@@ -17,7 +17,7 @@ from kernels.rope import HeadNorms, rope_write_reference
 from kernels.swiglu import swiglu_reference
 from tests.kernels.cuda.device import BFLOAT16, DEVICE, make, poisoned
 
-OUT = [torch.float32, BFLOAT16]
+OUT_DTYPES = [torch.float32, BFLOAT16]
 # float32: sqrt and exp differ between libraries. bfloat16: a result may be rounded to the neighbouring number.
 RTOL = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
@@ -35,14 +35,14 @@ def make_parts(splits: int, M: int, N: int, *, plain: bool = False) -> tuple[Par
     return Parts(sums=sums, scales=scales, bias=bias), sums.sum(0) * scales + bias
 
 
-@pytest.mark.parametrize("dtype", OUT)
+@pytest.mark.parametrize("dtype", OUT_DTYPES)
 @pytest.mark.parametrize("H", [1, 15, 64, 65, 576])
 def test_rms_norm_agrees_with_its_reference(dtype: torch.dtype, H: int) -> None:
     x, weight = make(5, H, seed=1), make(H, seed=2)
     assert_near(rms_norm(x, weight, 1e-5, dtype), rms_norm_reference(x, weight, 1e-5, dtype))
 
 
-@pytest.mark.parametrize("dtype", OUT)
+@pytest.mark.parametrize("dtype", OUT_DTYPES)
 @pytest.mark.parametrize("splits", [1, 4])
 def test_add_rms_norm_adds_the_product_to_the_residual_before_the_norm(dtype: torch.dtype, splits: int) -> None:
     parts, added = make_parts(splits, 5, 100)
@@ -55,7 +55,7 @@ def test_add_rms_norm_adds_the_product_to_the_residual_before_the_norm(dtype: to
     assert_near(out, rms_norm_reference(expected, weight, 1e-6, dtype))
 
 
-@pytest.mark.parametrize("dtype", OUT)
+@pytest.mark.parametrize("dtype", OUT_DTYPES)
 @pytest.mark.parametrize(("splits", "width"), [(1, 1), (2, 1023), (1, 1024), (3, 1025)])
 def test_swiglu_agrees_with_its_reference(dtype: torch.dtype, splits: int, width: int) -> None:
     parts, x = make_parts(splits, 3, 2 * width)
@@ -69,7 +69,7 @@ def test_swiglu_is_finite_for_extreme_gates() -> None:
     torch.testing.assert_close(out, torch.nn.functional.silu(gates), rtol=1e-6, atol=1e-30)
 
 
-@pytest.mark.parametrize("dtype", OUT)
+@pytest.mark.parametrize("dtype", OUT_DTYPES)
 @pytest.mark.parametrize(("splits", "normed"), [(1, False), (1, True), (3, True)])
 @pytest.mark.parametrize(("Hq", "Hkv", "D"), [(6, 2, 32), (0, 1, 16), (3, 1, 24)])
 def test_rope_write_agrees_with_its_reference(

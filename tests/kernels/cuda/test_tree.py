@@ -58,7 +58,7 @@ def test_the_reference_grows_the_same_tree_as_the_engine(coarse: bool) -> None:
 
 
 def accept_with_both(
-    trees: Trees, chosen: torch.Tensor
+    trees: Trees, target_tokens: torch.Tensor
 ) -> tuple[tuple[Accepted, torch.Tensor], tuple[Accepted, torch.Tensor]]:
     """Returns (result, slot tables) of the kernel, and the same of the reference."""
     B, N = trees.tokens.shape
@@ -70,7 +70,7 @@ def accept_with_both(
             positions=torch.arange(B, device=DEVICE) * 5 + 3,
             node_slots=torch.arange(B * N, dtype=torch.int32, device=DEVICE).view(B, N) + 1000,
         )
-        results.append((accept(chosen, trees, commit), commit.slot_tables))
+        results.append((accept(target_tokens, trees, commit), commit.slot_tables))
     return results[0], results[1]
 
 
@@ -86,9 +86,9 @@ def test_the_kernel_accepts_the_same_nodes_as_the_reference(N: int) -> None:
         torch.zeros(B, N, device=DEVICE),
         torch.randint(0, N + 1, (B,), generator=generator).to(DEVICE),
     )
-    chosen = torch.randint(0, 3, (B, N + 1), generator=generator).to(DEVICE)
+    target_tokens = torch.randint(0, 3, (B, N + 1), generator=generator).to(DEVICE)
 
-    (actual, table), (reference, reference_table) = accept_with_both(trees, chosen)
+    (actual, table), (reference, reference_table) = accept_with_both(trees, target_tokens)
 
     assert torch.equal(actual.counts, reference.counts)
     assert torch.equal(actual.nodes, reference.nodes)

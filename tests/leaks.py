@@ -11,8 +11,8 @@ from django.test.client import AsyncClientHandler, ClientHandler
 
 from tests.source_tree import ROOT
 
-# A complete API key or webhook secret. The fields `key` and `secret` are exempt, because the response that creates a
-# secret contains it there.
+# A complete API key or webhook secret. The fields `key` and `secret` are exempt, because a new secret is returned once
+# in one of these fields.
 SECRETS = re.compile(r'(?<!"key":")(?<!"secret":")\b(sk_live_[0-9A-Za-z]{44}|whsec_[0-9A-Za-z+/=]{32,})')
 INTERNALS = re.compile(
     r"Traceback \(most recent call last\)|\b(psycopg|sqlite3)\.|django\.db|"

@@ -22,7 +22,7 @@ def importable_names() -> list[str]:
 
 
 def test_import_platform_finds_the_standard_library() -> None:
-    """A new interpreter in the project's root looks there first, where the project has a folder `platform`."""
+    """A new interpreter in the project's root first looks for modules there, where a folder is called `platform`."""
     program = "import platform; print(platform.__file__); assert platform.system()"
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
 

@@ -72,7 +72,7 @@ def make_tiny_model(
 def _deepseek_sizes(hidden_size: int) -> dict[str, int]:
     """The first layer is dense, the others have 8 experts in 4 groups, of which a token uses 3 from 2 groups.
 
-    All widths differ, so that a confusion of two widths is noticed.
+    All widths differ, so that code which confuses two of them fails.
     """
     heads = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20}
     experts = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2}

@@ -65,7 +65,7 @@ class OracleDrafter(Drafter):
 
 
 class BrokenDrafter(Drafter):
-    """Alternates between raising and proposing invalid drafts."""
+    """Raises an error in two of three calls, and proposes invalid drafts in the third."""
 
     name = "broken"
     max_depth = 4

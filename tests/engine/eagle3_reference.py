@@ -1,6 +1,6 @@
 """A reference implementation of EAGLE-3 that recomputes all positions in float32, and small random EAGLE-3 modules.
 
-T positions, D head dimension, H hidden size. Both g and the embeddings are [T, H].
+T positions, D head dimension, H hidden size. g [T, H] is the drafter's input state at each position.
 """
 
 from typing import Any

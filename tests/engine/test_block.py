@@ -319,9 +319,8 @@ def learn(block: BlockModel, model: Decoder, completions: list[Completion]) -> N
     """Trains the block on completions: row `first_row + d` must predict the token d + 1 positions after the anchor."""
     texts = [torch.tensor(prompt + c.token_ids) for prompt, c in zip(PROMPTS, completions, strict=True)]
     taps = [model.hidden_states(text, block.config.tap_layers).taps for text in texts]
-    taps = [
-        tap.clone() for tap in taps if tap is not None
-    ]  # clones, because tensors made in inference mode cannot be used in training
+    # Tensors made in inference mode cannot be used in training, but their clones can.
+    taps = [tap.clone() for tap in taps if tap is not None]
     first, depths = block.config.first_row, block.config.max_depth
     optimizer = torch.optim.Adam(block.parameters(), lr=2e-3)
     for _ in range(60):

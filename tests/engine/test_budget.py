@@ -1,4 +1,4 @@
-"""`DraftBudget` verifies as many draft nodes as save time, and stops drafting if drafts save none."""
+"""`DraftBudget` verifies as many draft nodes as save time, and stops drafting if drafts save no time."""
 
 import pytest
 

@@ -60,6 +60,6 @@ def test_only_the_block_is_ended_however_the_threads_are_interleaved(eager_switc
         assert not thread.is_alive(), "the thread of a timer has not ended"
 
 
-def test_an_error_raised_inside_the_deadline_is_passed_on() -> None:
+def test_an_error_raised_inside_the_block_is_passed_on() -> None:
     with pytest.raises(KeyError), deadline(60):
         raise KeyError

@@ -111,7 +111,7 @@ def expected(model: Model) -> dict[tuple[int, ...], float]:
 
 
 def p_value(counts: Mapping[tuple[int, ...], int], expected: Mapping[tuple[int, ...], float]) -> float:
-    """Returns the p-value of Pearson's chi-square test; outcomes expected fewer than five times count as one."""
+    """Returns the p-value of Pearson's chi-square test; outcomes expected fewer than five times are merged."""
     total = sum(counts.values())
     often = [answer for answer, share in expected.items() if share * total >= 5.0]
     observed = [counts[answer] for answer in often]
@@ -136,7 +136,7 @@ def test_answers_are_draws_from_the_models_distribution(
 def test_the_statistical_test_detects_a_wrong_distribution(
     expected: dict[tuple[int, ...], float], plain: Answers
 ) -> None:
-    """Replaces one answer in ten by the likeliest, like a drafter whose drafts are accepted too easily."""
+    """Replaces one answer in ten by the likeliest answer, as if drafts were accepted too easily."""
     likeliest = max(expected, key=lambda answer: expected[answer])
     replaced = itertools.cycle([True] + 9 * [False])
     pairs = zip(plain.values(), replaced, strict=False)

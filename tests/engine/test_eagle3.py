@@ -101,7 +101,7 @@ def test_both_layouts_store_the_same_drafter(tmp_path: Path) -> None:
 
 def test_the_specforge_layout_numbers_a_tap_by_the_layer_before_it() -> None:
     values = make_config().to_values("specforge", base_model="", depth=5)
-    assert values["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 3]  # SGLang adds one
+    assert values["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 3]  # SGLang adds one to each
     assert Eagle3Config.from_values(values).tap_layers == (1, 2, 4)
 
 
@@ -170,9 +170,8 @@ def test_the_served_drafter_agrees_with_the_reference(
         drafter.observe(Pass(states.final[num_observed:end], states.taps[num_observed:end], (kept,)))
         num_observed = end
     (draft,) = drafter.propose([sequence], 64)
-    children = {
-        edge: node for node, edge in enumerate(zip(draft.parents, draft.tokens, strict=True))
-    }  # (parent, token)
+    edges = zip(draft.parents, draft.tokens, strict=True)
+    children = {(parent, token): node for node, (parent, token) in enumerate(edges)}
     for ranks in ([0, 0, 0], [1, 0]):
         with torch.no_grad():
             expected = reference_chain(module, target, tokens[:32], ranks)

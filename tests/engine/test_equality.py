@@ -70,7 +70,7 @@ def answers_only(completions: list[Completion]) -> list[tuple[object, ...]]:
 
 
 def random_medusa(model: Model) -> MedusaDrafter:
-    """Heads with random weights instead of trained ones. They share the target's lm_head, so it accepts some drafts."""
+    """Makes Medusa heads with random weights. They share the target's lm_head, so the target accepts some drafts."""
     torch.manual_seed(0)
     size = model.config.vocab_size
     config = MedusaConfig(hidden_size=model.config.hidden_size, num_heads=3, draft_vocab_size=size)

@@ -217,9 +217,8 @@ def learn(module: Mtp, model: Model, completions: list[Completion], *, num_steps
     depth = module.config.num_steps
     optimizer = torch.optim.Adam(module.parameters(), lr=2e-3)
     texts = [torch.tensor(prompt + c.token_ids) for prompt, c in zip(PROMPTS, completions, strict=True)]
-    states = [
-        model.hidden_states(text).final.clone() for text in texts
-    ]  # clones, because inference tensors cannot be trained on
+    # Tensors made in inference mode cannot be used in training, but their clones can.
+    states = [model.hidden_states(text).final.clone() for text in texts]
     for _ in range(num_steps):
         losses = []
         for text, state, prompt in zip(texts, states, PROMPTS, strict=True):

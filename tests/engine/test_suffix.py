@@ -38,7 +38,7 @@ def test_the_longest_context_is_found_with_its_true_continuation(
         part = context[-match_length:] + list(continuation)
         assert occurs(part, text)
         assert len(continuation) == depth or text[-len(part) :] == part, "only the end of the text cuts a continuation"
-    # Without the last token of the text, which has no continuation.
+    # A context that occurs only at the end of the text has no continuation, hence text[:-1].
     longest = max((n for n in CONTEXTS if n <= len(context) and occurs(context[-n:], text[:-1])), default=0)
     assert max((match_length for match_length, _ in matches), default=0) == longest
 

@@ -11,7 +11,7 @@ from kernels.linear import LinearWeight, linear, linear_reference, pack, pack_fp
 
 DTYPES = [torch.float32, torch.bfloat16]
 PACKS = [pack, pack_int8]
-# Both sides of a block of 32 outputs; odd numbers of rows; K that are no multiple of a vector's length.
+# Both sides of a block of 32 outputs; odd numbers of rows; values of K that are no multiple of a vector's length.
 SHAPES = [(1, 31, 10), (5, 32, 64), (8, 33, 18), (9, 64, 576), (17, 100, 130)]
 
 
@@ -68,17 +68,17 @@ def test_the_product_with_int8_weights_uses_the_rounded_weights(
 def test_the_rounding_error_of_an_int8_weight_is_at_most_half_its_scale(implementation: str) -> None:
     w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # the last output has only zero weights
     restored = linear(torch.eye(64), pack_int8(w)).T  # the product with the identity is the weight
-    assert bool(
-        ((restored - w).abs() <= w.abs().amax(1, keepdim=True) / 127 * 0.5001).all()
-    )  # 0.5 and rounding in float32
+    scales = w.abs().amax(1, keepdim=True) / 127
+    assert bool(((restored - w).abs() <= scales * 0.5001).all())  # half a scale, and rounding in float32
     assert bool((restored[40] == 0).all())
 
 
 def test_a_float8_weight_keeps_four_significant_bits() -> None:
     w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # the last output has only zero weights
     restored = linear(torch.eye(64), pack_fp8(w)).T  # the product with the identity is the weight
-    least = w.abs().amax(1, keepdim=True) / 448 / 2**9  # half a step between subnormal numbers; 448 is the maximum
-    assert bool(((restored - w).abs() <= torch.maximum(w.abs() / 16, least) * 1.0001).all())
+    # float8_e4m3fn has the maximum 448, and steps of 2**-9 between subnormal numbers.
+    smallest_step = w.abs().amax(1, keepdim=True) / 448 / 2**9
+    assert bool(((restored - w).abs() <= torch.maximum(w.abs() / 16, smallest_step) * 1.0001).all())
     assert bool((restored[40] == 0).all())
 
 

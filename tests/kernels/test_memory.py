@@ -8,7 +8,7 @@ from kernels.memory import empty
 
 
 def test_tensors_keep_their_values_when_others_are_written_or_freed() -> None:
-    shapes = [(3,), (1000, 7), (4 << 20,), (5, 1), (30 << 20,), (2, 2)]  # the last but one exceeds a mapping
+    shapes = [(3,), (1000, 7), (4 << 20,), (5, 1), (30 << 20,), (2, 2)]  # 30 << 20 elements exceed a mapping
     tensors = [empty(shape, torch.bfloat16).fill_(index) for index, shape in enumerate(shapes)]
     del tensors[2]
     gc.collect()  # must not free the mapping, which holds other tensors

@@ -1,7 +1,7 @@
 """A device that executes as late as possible: work stays in its queue until the host waits for a result.
 
-The host therefore never has results of the graph steps in flight when it schedules, as can happen with a GPU. Prefill
-passes run immediately, but only after the queue, because a CUDA stream would also run the queued work first.
+The host therefore never has results of the graph steps in flight when it schedules, which can also happen with a GPU.
+Prefill passes run immediately, after the work in the queue, because a CUDA stream keeps this order, too.
 """
 
 import time
@@ -70,7 +70,7 @@ class _LateCopy:
 
 
 class _FixedMark:
-    """A mark that reports the same time between any two marks."""
+    """Reports that one millisecond lies between any two marks."""
 
     def __init__(self) -> None:
         self._at = time.perf_counter()

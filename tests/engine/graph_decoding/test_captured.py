@@ -1,6 +1,6 @@
 """Graph decoding as on a GPU: CUDA kernels are captured once and replayed, one graph step ahead of the host.
 
-The kernels run in Triton's interpreter, and tests/engine/graph_decoding/captured.py imitates CUDA graphs. The tests
+The kernels run in Triton's interpreter, and tests/engine/graph_decoding/captured.py imitates CUDA graphs. Tests
 marked `gpu` use real graphs.
 """
 

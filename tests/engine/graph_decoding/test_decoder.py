@@ -194,7 +194,7 @@ def test_adding_or_cancelling_requests_during_a_step_does_not_change_other_answe
         if step == 20:
             engine.swap_drafter(OracleDrafter(expected, max_depth=5, error=0.1, tree=True, vocab_size=250))
         if step == 30:
-            engine.swap_drafter(random_medusa(model))  # an adaptive budget measures it while requests decode
+            engine.swap_drafter(random_medusa(model))  # its draft time is measured while requests decode
         for output in engine.step():
             answers[output.request_id] += output.token_ids
             if output.finish_reason:

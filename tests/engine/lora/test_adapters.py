@@ -25,7 +25,7 @@ from tests.tiny_model import make_tiny_model
 
 ALL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-# peft uses a name of transformers that is deprecated.
+# peft uses a deprecated name of transformers.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 

@@ -51,7 +51,7 @@ def test_an_answer_does_not_depend_on_how_steps_group_its_tokens(
 
 
 def test_the_token_that_ends_an_answer_is_counted_but_not_part_of_the_text() -> None:
-    ids = [*BYTE_LEVEL.encode("xy"), *BYTE_LEVEL.encode("c")]  # "c" is used as a stop token; it has a text of its own
+    ids = [*BYTE_LEVEL.encode("xy"), *BYTE_LEVEL.encode("c")]  # "c" is a stop token that has text
 
     answer = answer_in_steps(ids, [3], FinishReason.STOP, ())
 

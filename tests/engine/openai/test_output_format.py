@@ -1,4 +1,4 @@
-"""Parsing of the output formats in the parameters of OpenAI and vLLM."""
+"""Output formats in the parameters of OpenAI and vLLM are parsed into grammars."""
 
 import json
 from typing import Any

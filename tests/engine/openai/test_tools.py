@@ -1,4 +1,4 @@
-"""Parsing of a request's tools into the input of the chat template and the grammar for calls."""
+"""A request's tools are parsed into the input of the chat template and a grammar for calls."""
 
 import json
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_calls_of_strict_tools_match_the_schema_and_are_optional(tokenizer: Toke
     assert [tag["content"]["json_schema"] for tag in structure_format["tags"]] == [CITY, {"type": "object"}]
 
 
-def test_the_servers_call_format_overrides_the_templates(tokenizer: Tokenizer) -> None:
+def test_the_servers_call_format_overrides_the_format_of_the_chat_template(tokenizer: Tokenizer) -> None:
     parsed = chat(tokenizer, tools=[tool("f")], tool_choice="required", call_form=CallForm.LLAMA3_JSON)
 
     structure_format = structure(parsed)

@@ -25,7 +25,7 @@ class Attack:
     sent: tuple[bytes, ...]  # in pieces, with a pause between them
     read_bytes: int | None = None  # disconnect after this many bytes; None: read the whole response
     is_complete: bool = True  # False: the server may wait for more bytes of the request
-    canary: bool = False  # a valid request, which must be answered with 200
+    canary: bool = False  # a valid request, which must succeed or be refused because the queue is full
 
 
 Body = dict[str, Any]
@@ -95,7 +95,7 @@ def _junk(rng: Rng, depth: int = 0) -> Any:
     return rng.choice(simple)()
 
 
-_NAMES = sorted(  # of body fields that some route reads, and one that none reads
+_NAMES = sorted(  # names of body fields that some route reads, and a name that no route knows
     options.SAMPLING
     | output_format.NAMES
     | tools.NAMES

@@ -63,7 +63,7 @@ def running(model_dir: Path, *arguments: str) -> Iterator[Child]:
 
 @contextmanager
 def running_servers(model_dir: Path, servers: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str], Child]]:
-    """Starts all servers at once, because loading takes long. Yields a function that waits for the server of a name."""
+    """Starts all servers at once, because loading takes long. Yields a function that waits for one server by name."""
     processes = {name: launch("--model-dir", str(model_dir), *options) for name, options in servers.items()}
 
     @cache

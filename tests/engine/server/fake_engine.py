@@ -78,7 +78,7 @@ class FakeEngine:
         self._endless = endless
         self._requests: dict[str, Request] = {}
         self._done: dict[str, int] = {}  # number of tokens that each request has got
-        self._ended: list[StepOutput] = []  # of cancelled requests, for the next step
+        self._ended: list[StepOutput] = []  # last outputs of cancelled requests, which the next step returns
         self.counters = Counters()
         self.drafter: Drafter = NoDrafter()
         self.adapters = FakeAdapters()

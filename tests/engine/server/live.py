@@ -44,7 +44,7 @@ def serve(
     load_drafter: LoadDrafter = lambda kind, folder: NoDrafter(),
     **settings: Any,
 ) -> Iterator[Live]:
-    """Args: settings: fields of `ServerConfig` that replace the defaults of the tests."""
+    """Serves until the end of the block. Args: settings: fields of `ServerConfig` that replace the tests' defaults."""
     defaults: dict[str, Any] = {"model_name": MODEL, "token": TOKEN, "max_batch_size": 4, "max_waiting": 8}
     config = ServerConfig(**defaults | {"max_body_bytes": 4096} | settings)
     app = ServerApp(engine, tokenizer, config, load_drafter=load_drafter)
@@ -63,7 +63,7 @@ def serve(
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_seconds: float = 10.0) -> None:
-    """Waits until the condition holds, which depends on another thread or process."""
+    """Waits for a condition that another thread or process brings about."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition was not met in time"

@@ -96,7 +96,7 @@ def test_include_usage_adds_a_last_chunk_with_usage_and_speculation_statistics(l
     assert all(chunk["usage"] is None for chunk in before)
 
 
-def test_a_streamed_text_completion_has_the_same_text(live: Live) -> None:
+def test_a_streamed_text_completion_equals_the_unstreamed_completion(live: Live) -> None:
     whole = live.complete().json()
     chunks = events(live.complete(stream=True))
 
@@ -115,7 +115,7 @@ def test_streamed_log_probabilities_equal_those_of_an_unstreamed_response(live: 
     assert all(len(entry["top_logprobs"]) == 2 for entry in whole)
 
 
-def test_choices_are_ordered_by_index(live: Live) -> None:
+def test_the_choices_of_several_prompts_are_numbered_in_order(live: Live) -> None:
     body = live.complete(["a", "b"], n=2).json()
 
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
@@ -365,7 +365,7 @@ def test_a_broken_engine_makes_the_server_unhealthy(tokenizer: Tokenizer) -> Non
     assert "device is lost" in health.json()["reason"]
 
 
-def test_the_health_check_generates_a_token_if_no_request_did_recently(tokenizer: Tokenizer) -> None:
+def test_the_health_check_generates_a_token_if_the_engine_is_idle(tokenizer: Tokenizer) -> None:
     engine = FakeEngine()
     with serve(engine, tokenizer) as live:
         assert live.http.get("/health").status_code == 200

@@ -60,7 +60,7 @@ def get(live: Live, path: str) -> httpx2.Response:
     return live.http.get(path, headers={"authorization": f"Bearer {OPERATOR}"})
 
 
-def test_a_new_drafter_is_installed_and_its_acceptance_is_counted_from_then_on(live: Live, engine: FakeEngine) -> None:
+def test_after_a_swap_only_the_acceptance_of_the_new_drafter_is_reported(live: Live, engine: FakeEngine) -> None:
     live.complete("hello")
     before = get(live, "/v1/speculator").json()
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own, with a tiny model, called through the official `openai` package."""
+"""Tests a server in a separate process, with a tiny model, through the official `openai` package."""
 
 import json
 import signal

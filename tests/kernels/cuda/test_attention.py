@@ -93,7 +93,7 @@ def test_a_rows_result_does_not_depend_on_other_rows_of_any_sequence(dtype: torc
     k, v = make(700, 2, 32, seed=1, dtype=dtype), make(700, 2, 32, seed=2, dtype=dtype)
     tables = torch.arange(700, dtype=torch.int32).flip(0).view(2, 350).contiguous()
     seqs = [0] * 23 + [1] * 7  # 23 rows of sequence 0, 7 of sequence 1
-    lengths = [(37 * row) % 330 + 1 for row in range(30)]  # in no order
+    lengths = [(37 * row) % 330 + 1 for row in range(30)]  # not sorted
     q = make(30, 8, 32, seed=5)
 
     def select(part: slice) -> AttentionRows:

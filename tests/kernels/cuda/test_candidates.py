@@ -47,18 +47,15 @@ def test_the_kernel_ranks_candidates_as_its_reference_does(k: int) -> None:
     reference = candidates_reference(best_tokens(k, DEVICE), sampling(DEVICE))
     # Candidates with survival 0 may come in any order.
     assert torch.equal(actual.tokens * (reference.survival > 0), reference.tokens * (reference.survival > 0))
-    torch.testing.assert_close(
-        actual.survival, reference.survival, rtol=1e-5, atol=1e-7
-    )  # exp differs between libraries
+    # exp() differs between libraries.
+    torch.testing.assert_close(actual.survival, reference.survival, rtol=1e-5, atol=1e-7)
 
 
 def test_the_reference_ranks_candidates_as_the_drafters_do() -> None:
     host = torch.device("cpu")
     logits = 2.0 * torch.randn(len(PARAMS), 50, generator=torch.Generator().manual_seed(8))
-    actual, expected = (
-        candidates_reference(best_tokens(8, host), sampling(host)),
-        choose(logits, PARAMS, POSITIONS, count=8),
-    )
+    actual = candidates_reference(best_tokens(8, host), sampling(host))
+    expected = choose(logits, PARAMS, POSITIONS, count=8)
     # Candidates with survival 0 may come in any order.
     assert torch.equal(actual.tokens * (expected.survival > 0), expected.tokens * (expected.survival > 0))
     torch.testing.assert_close(actual.survival, expected.survival, rtol=1e-5, atol=1e-7)

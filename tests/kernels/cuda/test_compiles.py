@@ -66,7 +66,7 @@ def test_no_kernel_spills_registers_and_two_programs_fit_into_an_sm(compiled: Co
 
 def test_each_matrix_product_uses_one_instruction_for_any_number_of_rows(compiled: Compiled) -> None:
     """A row's bits may not depend on the number of rows, and another instruction could round its sums differently."""
-    # The operand that varies in size is named: n16 are 16 rows, m16 are 16 pairs of a row and a head.
+    # The right operand has 16 rows (n16), or the left one 16 pairs of a row and a head (m16).
     rows_as_right_operand = {"wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"}
     pairs_as_left_operand = {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"}
     for kernel in ("_product_kernel", "_sample_kernel", "_best_kernel"):

@@ -24,9 +24,8 @@ def adapters_of_rows(*runs: tuple[int, int]) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("R", "K", "N"), [(1, 16, 8), (16, 64, 64), (17, 511, 65), (64, 513, 130)])
 def test_each_row_gets_the_update_of_its_adapter(dtype: torch.dtype, R: int, K: int, N: int) -> None:
-    adapters = adapters_of_rows(
-        (2, 17), (-1, 3), (0, 1), (-1, 1), (1, 16)
-    )  # more and fewer rows than a tile of 16, and exactly 16
+    # Runs of fewer and more rows than a tile of 16, and of exactly 16.
+    adapters = adapters_of_rows((2, 17), (-1, 3), (0, 1), (-1, 1), (1, 16))
     M = len(adapters)
     stack, x, out = make_stack(3, R, K, N, dtype), make(M, K, seed=3, dtype=dtype), make(M, N, seed=4)
     expected = out.clone()

@@ -53,7 +53,7 @@ def reference_chain(module: Eagle3, model: Model, tokens: list[int], ranks: list
     g = module.fuse(taps.float())  # the fused tapped states, and later the drafter's own outputs
     for rank in ranks:
         out = reference_layer(module, g, model.weights.embedding[torch.tensor(tokens[1:])].float())
-        read, fed_back = module.split(out)
+        read, fed_back = module.split(out)  # what the LM head reads, and what becomes the next input state
         probabilities, best = module.lm_head(read[-1]).softmax(-1).sort(descending=True)
         tokens = [*tokens, int(module.draft_vocab[best[rank]])]
         chain.append((tokens[-1], float(probabilities[rank]) * (chain[-1][1] if chain else 1.0)))
@@ -70,9 +70,9 @@ def reference_layer(module: Eagle3, g: torch.Tensor, embeddings: torch.Tensor) -
 
     def heads(projected: torch.Tensor, *, rotated: bool) -> torch.Tensor:
         h = projected.view(T, -1, D).transpose(0, 1)  # [heads, T, D]
-        a, b = h.chunk(2, dim=-1)
+        first, second = h.chunk(2, dim=-1)  # the two halves of each rotary pair
         cosine, sine = angles.cos(), angles.sin()
-        return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1) if rotated else h
+        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1) if rotated else h
 
     attended = torch.nn.functional.scaled_dot_product_attention(
         heads(attention.q_proj(x), rotated=True).unsqueeze(0),

@@ -68,7 +68,7 @@ def test_drafting_resumes_once_drafts_save_time_again() -> None:
         if budget.nodes_to_request(1):
             drafted += 1
             budget.admit([chain([1, 2, 3], [0.9, 0.8, 0.7])], 0, draft_seconds=0.1)
-    assert drafted > 60
+    assert drafted > 60  # although some of the 200 steps belong to the last pauses
 
 
 def test_observed_passes_correct_the_cost_model() -> None:

@@ -165,7 +165,8 @@ def test_the_served_drafter_agrees_with_the_reference(
     cache.slot_tables[1, 28:] = 0
     num_observed = 0
     for end in (9, 20, 24, 31):  # two chunks of the prompt, then accepted tokens
-        sequence.tokens = tokens[: max(20, end) if end < 20 else end + 1]
+        # The whole prompt while it is prefilled, then the accepted tokens and the pending one.
+        sequence.tokens = tokens[: 20 if end < 20 else end + 1]
         kept = Kept(sequence, num_observed, tuple(range(end - num_observed)))
         drafter.observe(Pass(states.final[num_observed:end], states.taps[num_observed:end], (kept,)))
         num_observed = end

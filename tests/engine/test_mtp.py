@@ -73,7 +73,7 @@ def acceptance_length(completions: list[Completion]) -> float:
     return 1.0 + accepted / sum(completion.speculation.num_spec_steps for completion in completions)
 
 
-# Computes the module's outputs [T, H] from the hidden states [T, H] and the next tokens [T] of all positions.
+# Takes the hidden states [T, H] and the next tokens [T] of all positions; returns the module's outputs [T, H].
 AllRows = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -82,7 +82,7 @@ def chances_after(rows: AllRows, model: Model, text: Many[int], path: Many[int])
     hidden = model.hidden_states(torch.tensor(text[:-1])).final
     for length in range(len(path) + 1):
         outputs = rows(hidden, torch.tensor([*text[1:], *path[:length]]))
-        hidden = torch.cat([hidden, outputs[-1:]])
+        hidden = torch.cat([hidden, outputs[-1:]])  # the drafted token's state is the module's own output
     return model.logits(outputs[-1:])[0].softmax(-1)
 
 

@@ -89,7 +89,7 @@ def test_past_answers_are_used_for_drafts_until_newer_answers_displace_them() ->
     drafter.propose([first], 8)
     drafter.forget("first")
 
-    for number in range(10):
+    for number in range(10):  # 10 answers of 40 tokens displace the first one from 256 tokens
         drafter.propose([make_sequence(f"{number}", [5], list(range(1000 * number, 1000 * number + 40)))], 8)
         drafter.forget(f"{number}")
     (draft,) = drafter.propose([make_sequence("third", [7, 8], answer[:20])], 8)
@@ -115,7 +115,7 @@ def test_a_preempted_request_gets_the_same_draft_as_before() -> None:
     assert before[0].tokens[:2] == (6, 7)
     assert after.tokens[:2] == (6, 7)
     drafter.forget("a")
-    drafter.forget("a")
+    drafter.forget("a")  # a second time, without effect
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -135,9 +135,9 @@ def test_survivals_add_up_to_the_number_of_accepted_tokens(temperature: float) -
             a, b = sequence.tokens[-2:]
             following = numbers.choices(random.Random(20 * a + b).sample(range(20), 3), (6, 3, 1))[0]
             if request >= 4:  # the first requests only provide observations
-                first = [node for node in range(len(draft)) if draft.parents[node] == -1]
-                expected += sum(draft.survival[node] for node in first)
-                accepted += any(draft.tokens[node] == following for node in first)
+                root_nodes = [node for node in range(len(draft)) if draft.parents[node] == -1]
+                expected += sum(draft.survival[node] for node in root_nodes)
+                accepted += any(draft.tokens[node] == following for node in root_nodes)
             sequence.tokens.append(following)
         drafter.forget(f"{request}")
     assert expected == pytest.approx(accepted, rel=0.1)

@@ -92,7 +92,8 @@ def make_sequence(prompt: list[int], answer: list[int], **options: Any) -> Seque
 
 
 @given(
-    draft=st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 9)), max_size=10),
+    draft=st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 9)), max_size=10),  # (token, parent)
+    # one row for the root and each of at most 10 nodes
     logits=st.lists(st.lists(st.integers(-3, 3), min_size=6, max_size=6), min_size=11, max_size=11),
     answer=st.lists(st.integers(0, 5), max_size=5),
     temperature=st.sampled_from([0.0, 1.0]),

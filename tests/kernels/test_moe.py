@@ -15,6 +15,7 @@ E, H, INNER, K = 10, 48, 40, 3
 
 
 def make_routing(**changes: float) -> tuple[Routing, Tensor]:
+    """Returns a routing, and its weight [E, H] before packing."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(E, H, generator=generator) * 0.2
     settings = {"num_chosen": K, "num_groups": 5, "num_chosen_groups": 2, "normalized": True, "scale": 2.5} | changes
@@ -22,6 +23,7 @@ def make_routing(**changes: float) -> tuple[Routing, Tensor]:
 
 
 def make_experts(dtype: torch.dtype) -> tuple[tuple[Expert, ...], list[tuple[Tensor, Tensor]]]:
+    """Returns E experts, and their weights (gate_up, down) before packing."""
     generator = torch.Generator().manual_seed(1)
     weights = [
         ((torch.randn(2 * INNER, H, generator=generator) * 0.2).to(dtype), torch.randn(H, INNER).to(dtype))

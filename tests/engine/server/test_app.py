@@ -278,15 +278,15 @@ def test_a_full_queue_refuses_requests_with_a_retry_time(tokenizer: Tokenizer) -
     engine = endless_engine(tokenizer)
     with serve(engine, tokenizer, max_waiting=0) as live:  # at most 4 choices, all of them running
         engine.gate.clear()
-        with httpx2.Client(base_url=live.url, headers=live.http.headers) as other:
+        with httpx2.Client(base_url=live.url, headers=live.http.headers) as other_client:
             body = {"prompt": "a", "n": 3, "stream": True}
-            request = other.build_request("POST", "/v1/completions", json=body)
+            request = other_client.build_request("POST", "/v1/completions", json=body)
             with ThreadPoolExecutor() as pool:
-                waiting = pool.submit(other.send, request, stream=True)
+                waiting = pool.submit(other_client.send, request, stream=True)
                 wait_until(lambda: live.app.async_engine.num_open == 3)
 
                 refused = live.complete(n=2)
-                too_many = live.complete(n=5)
+                too_many = live.complete(n=5)  # more choices than the server could ever run
                 engine.gate.set()
                 waiting.result().close()
 

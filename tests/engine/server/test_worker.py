@@ -57,6 +57,7 @@ class Reader:
 
 @pytest.fixture
 def start() -> Iterator[Callable[[FakeEngine], Reader]]:
+    """Yields a function that starts a reader, which is closed after the test."""
     started: list[tuple[FakeEngine, Reader]] = []
 
     def _start(engine: FakeEngine) -> Reader:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.parametrize("database_kind", [needs_postgres("postgresq
 @pytest.fixture(autouse=True)
 def _started_afterwards(database_kind: str) -> Iterator[None]:
     yield
-    if not postgres_server()._answers():
+    if not postgres_server()._accepts_connections():
         postgres_server().start()
 
 

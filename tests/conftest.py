@@ -1,6 +1,6 @@
 """Points Django at a temporary data folder, and skips test files that need packages which this machine lacks.
 
-SLIPSTREAM_TEST_DATABASE=postgres runs everything on PostgreSQL instead of SQLite.
+With SLIPSTREAM_TEST_DATABASE=postgres, all tests use PostgreSQL instead of SQLite.
 """
 
 import atexit
@@ -79,7 +79,7 @@ if importlib.util.find_spec("django"):
     import django
 
     django.setup()
-    os.environ.pop("SLIPSTREAM_DATABASE_URL", None)  # processes started by a test get their own database
+    os.environ.pop("SLIPSTREAM_DATABASE_URL", None)  # a process that a test starts must not use this database
 
     from django.core.signals import request_finished, request_started
     from django.db import close_old_connections, connection
@@ -128,7 +128,7 @@ if importlib.util.find_spec("django"):
 
     @pytest.fixture
     def database_kind() -> str:
-        """The database of the whole run. A test that needs one database in particular overrides it by `parametrize`."""
+        """Returns the database of the run; a test that needs a certain one overrides this fixture in `parametrize`."""
         return str(connection.vendor)
 
 else:
@@ -138,6 +138,6 @@ if importlib.util.find_spec("hypothesis"):
     from hypothesis import HealthCheck, configuration, settings
 
     configuration.set_hypothesis_home_dir(f"{_temporary}/hypothesis")
-    # There is no deadline, because a test may be slow on a busy machine.
+    # No deadline per example, because examples may be slow on a busy machine.
     settings.register_profile("slipstream", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("slipstream")

@@ -21,19 +21,19 @@ _number = itertools.count(1)
 
 
 def needs_postgres(*values: str) -> Any:
-    """A test parameter that is skipped if PostgreSQL is not available."""
+    """Makes a test parameter whose tests are skipped if PostgreSQL is not available."""
     return pytest.param(*values, marks=pytest.mark.skipif(not is_available(), reason=UNAVAILABLE))
 
 
 @cache
 def postgres_server() -> PostgresServer:
-    """The server of the test run, started when the first test needs it."""
+    """Returns the server of the test run, which the first call starts."""
     return PostgresServer()
 
 
 @contextmanager
 def fresh_postgres() -> Iterator[str]:
-    """A migrated, empty database. Yields its URL for the application's role."""
+    """Creates a migrated, empty database. Yields the URL with which the application's role connects."""
     server, name = postgres_server(), f"slipstream_{next(_number)}"
     _make_template()
     server.create_database(name, template=_TEMPLATE)
@@ -59,7 +59,7 @@ def migrate(url: str) -> None:
 
 @contextmanager
 def connected_to(url: str | None, *, sqlite_path: Path | None = None) -> Iterator[None]:
-    """Connects this process's `default` connection, and those of new threads, to another database."""
+    """Connects the `default` connections of this thread and of new threads to another database."""
     from django.db import connections
 
     from control.core.settings.config import Config, database_settings

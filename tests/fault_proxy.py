@@ -13,7 +13,7 @@ _UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """The shares of requests with each fault."""
+    """For each fault, the share of requests that get it (0 to 1)."""
 
     errors: float = 0.0  # answered with 503 without reaching the server
     cuts: float = 0.0  # the connection is closed in the middle of the response
@@ -23,7 +23,7 @@ class Faults:
 
 @dataclass
 class FaultProxy:
-    """Listens from `start` to `stop`. It adds `Connection: close`, so that each connection carries one request."""
+    """Listens from `start` to `stop`. Adds `Connection: close` to requests, so that each has its own connection."""
 
     upstream_port: int
     faults: Faults
@@ -46,9 +46,9 @@ class FaultProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return  # `stop` has closed the listener
-            threading.Thread(target=self._serve, args=(client, self._draw()), daemon=True).start()
+            threading.Thread(target=self._serve, args=(client, self._draw_fault()), daemon=True).start()
 
-    def _draw(self) -> str:
+    def _draw_fault(self) -> str:
         drawn, faults = self._random.random(), self.faults
         for fault, share in (("error", faults.errors), ("cut", faults.cuts), ("delay", faults.delays)):
             if drawn < share:
@@ -93,11 +93,11 @@ def _head(client: socket.socket) -> bytes:
 def _body(client: socket.socket, head: bytes) -> bytes:
     lines, _, body = head.partition(b"\r\n\r\n")
     lengths = [line.split(b":")[1] for line in lines.split(b"\r\n") if line.lower().startswith(b"content-length:")]
-    wanted = int(lengths[0]) if lengths else 0
-    while len(body) < wanted:
+    num_bytes = int(lengths[0]) if lengths else 0
+    while len(body) < num_bytes:
         chunk = client.recv(CHUNK_BYTES)
         if not chunk:
-            raise ConnectionError("the client left in the middle of its request")
+            raise ConnectionError("the client disconnected in the middle of its request")
         body += chunk
     return body
 

@@ -11,8 +11,8 @@ from django.test.client import AsyncClientHandler, ClientHandler
 
 from tests.source_tree import ROOT
 
-# A complete API key or webhook secret. The values of the fields `key` and `secret` are exempt, because a response shows
-# a new secret once in them.
+# A complete API key or webhook secret. The fields `key` and `secret` are exempt, because a new secret is returned once
+# in one of these fields.
 SECRETS = re.compile(r'(?<!"key":")(?<!"secret":")\b(sk_live_[0-9A-Za-z]{44}|whsec_[0-9A-Za-z+/=]{32,})')
 INTERNALS = re.compile(
     r"Traceback \(most recent call last\)|\b(psycopg|sqlite3)\.|django\.db|"
@@ -35,7 +35,7 @@ def leaks_in(text: str) -> list[str]:
 
 def check_response(path: str, response: Any) -> None:
     if path.startswith("/admin") or response.streaming:
-        return  # operators may see internals; streams are files, or consist of content that is checked elsewhere
+        return  # operators may see internals; streamed content is a file, or is checked elsewhere
     headers = "\n".join(f"{name}: {value}" for name, value in response.items())
     leaks = leaks_in(f"{headers}\n{response.content.decode(errors='replace')}")
     assert leaks == [], f"the response of {path} contains {leaks}"
@@ -43,7 +43,7 @@ def check_response(path: str, response: Any) -> None:
 
 @contextmanager
 def responses_checked() -> Iterator[None]:
-    """Checks every response to a test's client within the context."""
+    """Within this context, checks every response that a Django test client receives."""
     original, original_async = ClientHandler.__call__, AsyncClientHandler.__call__
 
     def checked(self: Any, environ: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Finds the project's files that cannot be imported because a package is not installed, from the syntax trees.
+"""Finds, from syntax trees, the packages that a file of the project needs and that are not installed.
 
 A file needs the packages that it imports at the top, and the packages that the imported project files need in turn.
 Imports inside functions do not count.
@@ -16,26 +16,26 @@ _ROOTS = (ROOT, *(ROOT / folder for folder in SOURCE_FOLDERS))
 
 
 def missing(path: Path) -> frozenset[str]:
-    """Packages that a file of the project needs and that are not installed."""
-    found: set[str] = set()
-    seen: set[Path] = set()
+    """Returns the packages that a file of the project needs and that are not installed."""
+    packages: set[str] = set()
+    visited: set[Path] = set()
     pending = [path]
     while pending:
         file = pending.pop()
-        if file in seen:
+        if file in visited:
             continue
-        seen.add(file)
+        visited.add(file)
         for name in _imported(file):
-            ours = list(_our_files(name))
-            pending += ours
-            if not ours and not _is_installed(name.split(".")[0]):
-                found.add(name.split(".")[0])
-    return frozenset(found)
+            project_files = list(_project_files(name))
+            pending += project_files
+            if not project_files and not _is_installed(name.split(".")[0]):
+                packages.add(name.split(".")[0])
+    return frozenset(packages)
 
 
 @cache
 def _imported(file: Path) -> tuple[str, ...]:
-    """Dotted names; `from a import b` counts as `a.b`, since b may be a module."""
+    """Returns the dotted names that a file imports; `from a import b` counts as `a.b`, since b may be a module."""
     names: list[str] = []
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
@@ -46,8 +46,8 @@ def _imported(file: Path) -> tuple[str, ...]:
 
 
 @cache
-def _our_files(name: str) -> tuple[Path, ...]:
-    """The files of a module of the project, or of the module that contains the name; empty for other modules."""
+def _project_files(name: str) -> tuple[Path, ...]:
+    """Returns the file of a project module, or of the project module that defines the name; empty for other names."""
     parts = name.split(".")
     for root in _ROOTS:
         for count in (len(parts), len(parts) - 1):

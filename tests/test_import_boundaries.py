@@ -1,16 +1,16 @@
-"""The rule of imports, checked on the syntax trees, so that the test needs neither torch nor Django.
+"""Checks which modules may import which. Only the syntax trees are read, so neither torch nor Django is needed.
 
-`a <- b` means that b may import a; `a -> b` means that a may import b, and no other module of the project.
+`a <- b` means that b may import a; `a -> b` means that a may import only b among the project's modules.
 
-    kernels  <-  engine  <-  workers.inference, workers.training   (the child process)
+    kernels  <-  engine  <-  workers.inference, workers.training   (run in a worker's child process)
     workers.contracts  <-  everything                              (specs, events, error codes)
     workers.kinds  <-  everything                                  (names of the kinds of speculators)
     control  ->  workers.contracts, .kinds, .hyperparameters,      (no torch in the web image)
                  .exports, .model_folders, .parent_death
     workers.supervisor  ->  control services, workers.contracts    (no torch in the supervisor)
 
-The folders directly below `control` are called rooms. A room may import the rooms before it in ROOMS, but not those
-after it. Within a room, no cycle of imports joins more than two apps.
+The folders directly below `control` are called rooms. A room may import the rooms that precede it in ROOMS, but not
+the rooms that follow it. Within a room, a cycle of imports may have at most two apps.
 
 Imports inside functions, under TYPE_CHECKING and through `import_module("...")` count, too.
 """
@@ -25,7 +25,9 @@ import pytest
 
 from tests.source_tree import ROOT, SourceFile, source_files
 
-OURS = frozenset({"kernels", "engine", "workers", "control", "slipstream", "benchmarks", "examples", "tests", "manage"})
+PROJECT = frozenset(
+    {"kernels", "engine", "workers", "control", "slipstream", "benchmarks", "examples", "tests", "manage"}
+)
 SERVICES = frozenset({"django", "rest_framework", "unfold", "celery", "kombu", "redis", "boto3", "botocore", "psycopg"})
 TENSORS = frozenset({"torch", "triton", "transformers", "safetensors", "peft", "accelerate", "numpy"})
 CONTRACTS = "workers.contracts"
@@ -38,11 +40,11 @@ EXPORTS = "workers.exports"  # conversions of speculators, made by the API on by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Modules that `module` and its submodules may import besides the standard library and themselves."""
+    """What `module` and its submodules may import, besides the standard library and each other."""
 
     module: str
-    ours: tuple[str, ...] = ()  # including their submodules
-    others: frozenset[str] | None = None  # None: any package except those in `banned`
+    project: tuple[str, ...] = ()  # modules of this project, with their submodules
+    packages: frozenset[str] | None = None  # packages from elsewhere; None: all except those in `banned`
     banned: frozenset[str] = frozenset()
 
 
@@ -51,40 +53,42 @@ ENGINE = frozenset({"torch", "triton", "transformers", "safetensors", "numpy", "
 
 # A file belongs to the layer with the longest `module` that equals the file's module or contains it.
 LAYERS = (
-    Layer(module="kernels", others=frozenset({"torch", "triton", "numpy"})),
-    Layer(module="engine", ours=("kernels", CONTRACTS, KINDS), others=ENGINE),
+    Layer(module="kernels", packages=frozenset({"torch", "triton", "numpy"})),
+    Layer(module="engine", project=("kernels", CONTRACTS, KINDS), packages=ENGINE),
     Layer(
         module="engine.server",
-        ours=("engine", "kernels"),
-        others=ENGINE | {"starlette", "uvicorn", "prometheus_client"},
+        project=("engine", "kernels"),
+        packages=ENGINE | {"starlette", "uvicorn", "prometheus_client"},
     ),
-    Layer(module=CONTRACTS, others=frozenset()),
-    Layer(module=KINDS, others=frozenset()),
-    Layer(module=MODEL_FOLDERS, others=frozenset()),
-    Layer(module=PARENT_DEATH, others=frozenset()),
-    Layer(module=HYPERPARAMETERS, ours=(EXPORTS, KINDS), others=frozenset()),
-    Layer(module=EXPORTS, ours=(KINDS, MODEL_FOLDERS), others=frozenset()),
-    Layer(module="workers", ours=("kernels", "engine", CONTRACTS, HYPERPARAMETERS, KINDS), banned=SERVICES),
-    Layer(module="workers.supervisor", ours=("control", CONTRACTS, PARENT_DEATH, "workers.celery_app"), banned=TENSORS),
-    Layer(module="workers.celery_app", ours=("control", CONTRACTS, "workers.supervisor"), banned=TENSORS),
+    Layer(module=CONTRACTS, packages=frozenset()),
+    Layer(module=KINDS, packages=frozenset()),
+    Layer(module=MODEL_FOLDERS, packages=frozenset()),
+    Layer(module=PARENT_DEATH, packages=frozenset()),
+    Layer(module=HYPERPARAMETERS, project=(EXPORTS, KINDS), packages=frozenset()),
+    Layer(module=EXPORTS, project=(KINDS, MODEL_FOLDERS), packages=frozenset()),
+    Layer(module="workers", project=("kernels", "engine", CONTRACTS, HYPERPARAMETERS, KINDS), banned=SERVICES),
+    Layer(
+        module="workers.supervisor", project=("control", CONTRACTS, PARENT_DEATH, "workers.celery_app"), banned=TENSORS
+    ),
+    Layer(module="workers.celery_app", project=("control", CONTRACTS, "workers.supervisor"), banned=TENSORS),
     Layer(
         module="control",
-        ours=(CONTRACTS, HYPERPARAMETERS, EXPORTS, KINDS, MODEL_FOLDERS, PARENT_DEATH),
+        project=(CONTRACTS, HYPERPARAMETERS, EXPORTS, KINDS, MODEL_FOLDERS, PARENT_DEATH),
         banned=TENSORS,
     ),
-    Layer(module="slipstream", others=frozenset({"httpx2", "standardwebhooks"})),
-    Layer(module="slipstream.certificates", ours=("slipstream.errors",), others=frozenset({"cryptography"})),
-    Layer(module="slipstream.cli", ours=("slipstream",), others=frozenset({"typer", "rich"})),
-    Layer(module="examples", ours=("slipstream",), banned=SERVICES),
+    Layer(module="slipstream", packages=frozenset({"httpx2", "standardwebhooks"})),
+    Layer(module="slipstream.certificates", project=("slipstream.errors",), packages=frozenset({"cryptography"})),
+    Layer(module="slipstream.cli", project=("slipstream",), packages=frozenset({"typer", "rich"})),
+    Layer(module="examples", project=("slipstream",), banned=SERVICES),
     Layer(
         module="benchmarks",
-        ours=("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS, KINDS),
+        project=("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS, KINDS),
         banned=SERVICES,
     ),
-    Layer(module="benchmarks.job_claims", ours=("control",), banned=TENSORS),
-    Layer(module="benchmarks.datasets", ours=("control.workflows.datasets.validation",), others=frozenset()),
-    Layer(module="manage", others=frozenset({"django"})),
-    Layer(module="tests", ours=tuple(OURS)),
+    Layer(module="benchmarks.job_claims", project=("control",), banned=TENSORS),
+    Layer(module="benchmarks.datasets", project=("control.workflows.datasets.validation",), packages=frozenset()),
+    Layer(module="manage", packages=frozenset({"django"})),
+    Layer(module="tests", project=tuple(PROJECT)),
 )
 
 
@@ -123,20 +127,20 @@ def _is_import_call(node: ast.Call) -> bool:
 
 
 def reason_against(layer: Layer, imported: str) -> str | None:
-    """Why `layer` may not import `imported`, or None."""
+    """Returns why `layer` may not import `imported`; None if it may."""
     top = imported.split(".")[0]
     if imported.startswith("."):
         return "is relative: imports here are absolute"
-    if top in OURS:
+    if top in PROJECT:
         own = layer_of(imported) is layer
-        package_alone = any(below(name, imported) for name in layer.ours)  # `import workers` runs no code
-        if own or package_alone or any(below(imported, name) for name in layer.ours):
+        is_parent = any(below(name, imported) for name in layer.project)  # `import workers` runs no code
+        if own or is_parent or any(below(imported, name) for name in layer.project):
             return None
-        return f"may import of ours only itself and {layer.ours}"
+        return f"may import only itself and {layer.project} of this project"
     if top in sys.stdlib_module_names or top == "__future__":
         return None
-    if layer.others is not None and top not in layer.others:
-        return f"may import of others only {sorted(layer.others)}"
+    if layer.packages is not None and top not in layer.packages:
+        return f"may import only {sorted(layer.packages)} of other packages"
     return "is banned here" if top in layer.banned else None
 
 
@@ -162,7 +166,7 @@ def room_imports(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     for file in source_files(root):
         own = file.module.split(".")
         if own[0] != "control" or len(own) < 3 or file.is_migration:
-            continue  # `urls` and `asgi` belong to no room and may import every room
+            continue  # modules such as `control.urls` belong to no room and may import every room
         for line, name in imports(file):
             imported = name.split(".")
             if imported[0] == "control" and len(imported) > 2 and imported[1:3] != own[1:3]:
@@ -170,7 +174,7 @@ def room_imports(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def imports_of_later_rooms(root: Path) -> list[str]:
-    """Imports of modules in a later room."""
+    """Describes every import of a module in a later room."""
     return [
         f"{where} imports {'.'.join(imported)}"
         for where, own, imported in room_imports(root)
@@ -179,7 +183,7 @@ def imports_of_later_rooms(root: Path) -> list[str]:
 
 
 def long_cycles(root: Path) -> set[frozenset[str]]:
-    """Cycles of imports that join three or more apps of one room."""
+    """Returns the cycles of imports that have three or more apps of one room."""
     imported_apps: dict[str, set[str]] = {}
     for _, own, imported in room_imports(root):
         if own[1] == imported[1]:
@@ -206,7 +210,7 @@ def test_no_room_imports_a_later_room() -> None:
     assert imports_of_later_rooms(ROOT) == []
 
 
-def test_no_cycle_joins_more_than_two_apps_of_a_room() -> None:
+def test_no_cycle_of_imports_has_more_than_two_apps_of_a_room() -> None:
     assert long_cycles(ROOT) == set()
 
 
@@ -218,7 +222,7 @@ def test_no_cycle_joins_more_than_two_apps_of_a_room() -> None:
         ("serving/deployments/services.py", "def late() -> None:\n    from control.operations.console import base"),
     ],
 )
-def test_a_planted_import_of_a_later_room_is_found(tmp_path: Path, path: str, statement: str) -> None:
+def test_an_added_import_of_a_later_room_is_found(tmp_path: Path, path: str, statement: str) -> None:
     target = tmp_path / "platform" / "control" / path
     target.parent.mkdir(parents=True)
     target.write_text(statement + "\n")
@@ -226,7 +230,7 @@ def test_a_planted_import_of_a_later_room_is_found(tmp_path: Path, path: str, st
     assert len(imports_of_later_rooms(tmp_path)) == 1
 
 
-def test_a_planted_cycle_of_three_apps_is_found(tmp_path: Path) -> None:
+def test_an_added_cycle_of_three_apps_is_found(tmp_path: Path) -> None:
     for app, imported in (("files", "uploads"), ("uploads", "parts"), ("parts", "files")):
         folder = tmp_path / "platform" / "control" / "data" / app
         folder.mkdir(parents=True)
@@ -273,7 +277,7 @@ def test_every_import_is_allowed_by_its_layer() -> None:
         ("benchmarks/decode.py", "import django"),
     ],
 )
-def test_a_planted_forbidden_import_is_found(tmp_path: Path, path: str, statement: str) -> None:
+def test_an_added_forbidden_import_is_found(tmp_path: Path, path: str, statement: str) -> None:
     target = tmp_path / path
     target.parent.mkdir(parents=True)
     target.write_text(statement + "\n")

@@ -1,4 +1,4 @@
-"""Rules of the layout: `import platform` finds Python's module, `import kernels` ours, and importing has no effect."""
+"""Rules of the folder layout: no folder hides a module of the standard library, and importing has no effect."""
 
 import ast
 import importlib
@@ -14,7 +14,7 @@ PACKAGES = ("kernels", "engine", "workers", "control", "slipstream")
 
 
 def importable_names() -> list[str]:
-    """Names that `import NAME` finds in our folders if these come first in the path."""
+    """Returns the names that `import NAME` finds in the project's folders if these come first in the path."""
     roots = [ROOT, *(ROOT / folder for folder in SOURCE_FOLDERS)]
     modules = [path.stem for root in roots for path in root.glob("*.py")]
     packages = [path.parent.name for root in roots for path in root.glob("*/__init__.py")]
@@ -22,7 +22,7 @@ def importable_names() -> list[str]:
 
 
 def test_import_platform_finds_the_standard_library() -> None:
-    """Checked in a new interpreter in the project's root, where our folder of that name comes first in the path."""
+    """A new interpreter in the project's root first looks for modules there, where a folder is called `platform`."""
     program = "import platform; print(platform.__file__); assert platform.system()"
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
 
@@ -43,11 +43,11 @@ def test_packages_are_imported_from_this_checkout(name: str) -> None:
     module = importlib.import_module(name)
 
     assert module.__file__ is not None
-    assert Path(module.__file__).is_relative_to(ROOT), f"another package named {name!r} is installed beside us"
+    assert Path(module.__file__).is_relative_to(ROOT), f"another installed package named {name!r} was imported"
 
 
 def test_kernels_has_no_version() -> None:
-    """With a version, transformers would mistake our package `kernels` for the package of that name on PyPI."""
+    """With a version, transformers would mistake this package for the package `kernels` on PyPI."""
     assert not hasattr(importlib.import_module("kernels"), "__version__")
 
 
@@ -72,7 +72,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def test_every_folder_with_python_is_a_package() -> None:
-    """This includes tests, because test files with the same name in different folders would otherwise collide."""
+    """Test folders are packages, too; otherwise test files with the same name in different folders would collide."""
     folders = {
         parent
         for folder in TOP_LEVEL

@@ -1,4 +1,4 @@
-"""`missing` finds packages that the file imports, or that the project files which it imports need."""
+"""`missing` finds packages that are not installed and that a file needs, directly or through other project files."""
 
 from pathlib import Path
 

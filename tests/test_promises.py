@@ -1,4 +1,4 @@
-"""docs/reliability.md only names tests that exist."""
+"""Every promise in docs/reliability.md names a test, and all these tests exist."""
 
 import ast
 import re
@@ -22,6 +22,6 @@ def test_every_test_that_the_page_names_exists() -> None:
 
 
 def test_every_promise_names_a_test() -> None:
-    # A row without a test of its own says that it follows from the tests "of R1".
+    # A row that names no test refers to the tests "of R1" instead.
     rows = [line for line in PAGE.splitlines() if re.match(r"\| [REUSW]\d+ \|", line)]
     assert [row[:6] for row in rows if not NAMED.search(row) and "of R1" not in row] == []

@@ -1,4 +1,4 @@
-"""Promise S10 of docs/reliability.md: bandit's findings, and the headers of production responses."""
+"""Promise S10 of docs/reliability.md: bandit finds no severe issue, and production responses have security headers."""
 
 import json
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.source_tree import ROOT
 
 FOLDERS = ("engine", "kernels", "platform", "sdk", "workers", "manage.py")
-# Requests a path with and without TLS. No database is needed: the request without TLS is redirected, and the other one
-# is refused because it has no API key.
+# Requests a path with and without TLS. No database is needed: the request without TLS is redirected, and the request
+# with TLS is refused because it has no API key.
 SCRIPT = """
 import json
 from django.test import Client

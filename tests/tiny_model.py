@@ -1,7 +1,7 @@
-"""A causal model of a few thousand weights with a byte-level tokenizer, written to real files in less than a second.
+"""Writes a causal model of a few thousand weights, with a byte-level tokenizer, to files in less than a second.
 
-The weights are random but larger than usual, so that the distribution is far from flat: greedy answers differ from
-prompt to prompt, and the argmax never depends on rounding.
+The weights are random but larger than usual, so that the distribution of the next token is far from uniform: greedy
+answers differ from prompt to prompt, and rounding does not change which token is the likeliest.
 """
 
 from pathlib import Path
@@ -31,11 +31,13 @@ def make_tiny_model(
     dtype: torch.dtype = torch.float32,
     **overrides: Any,
 ) -> Path:
-    """Write config, safetensors, tokenizer and chat template into `directory` and return it.
+    """Writes config, weights, tokenizer and chat template into `directory`, and returns the directory.
 
-    architecture: a model_type of transformers. overrides: changes of its configuration.
+    The same arguments give the same bytes. The model rarely generates its end-of-sequence token, `<|end|>`.
 
-    The same arguments give the same bytes. `<|end|>` is the end-of-sequence token and rarely comes up by chance.
+    Args:
+        architecture: a model_type of transformers.
+        overrides: values that replace those of the model's configuration.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _byte_tokenizer()
@@ -59,7 +61,7 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)
-        if architecture == "deepseek_v3":  # the initial norm weights and routing corrections would all be equal
+        if architecture == "deepseek_v3":  # its initial norm weights and routing corrections are all equal
             for tensor in (*model.parameters(), *(b for name, b in model.named_buffers() if "correction" in name)):
                 if tensor.dim() == 1:
                     tensor.data += 0.3 * torch.randn_like(tensor)
@@ -68,14 +70,17 @@ def make_tiny_model(
 
 
 def _deepseek_sizes(hidden_size: int) -> dict[str, int]:
-    """One dense layer, then 8 experts in 4 groups. A token uses 3 experts from 2 groups. All widths differ."""
+    """The first layer is dense, the others have 8 experts in 4 groups, of which a token uses 3 from 2 groups.
+
+    All widths differ, so that code which confuses two of them fails.
+    """
     heads = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20}
     experts = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2}
     return heads | experts | {"moe_intermediate_size": hidden_size // 2, "first_k_dense_replace": 1}
 
 
 def _byte_tokenizer() -> PreTrainedTokenizerFast:
-    """256 bytes and three special tokens; no merges, so that any text has exactly one encoding."""
+    """Has a token for each byte and three special tokens. Without merges, a text has exactly one encoding."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -1,4 +1,4 @@
-"""Drafters for tests: one that knows the answers, and one that fails."""
+"""Drafters for tests: the first proposes the right answer with a given error rate, the second always fails."""
 
 import random
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from engine.sequence import Sequence
 
 
 class OracleDrafter(Drafter):
-    """Knows each request's answer and proposes it, but each token is wrong with probability `error`.
+    """Proposes each request's true answer, in which each token is replaced by a random one with probability `error`.
 
-    A tree has the answer as one branch and wrong siblings of each token, so that accepted nodes are not consecutive.
+    With `tree`, each token of the answer has two wrong siblings, so that the accepted nodes are not consecutive.
     """
 
     name = "oracle"
@@ -49,23 +49,23 @@ class OracleDrafter(Drafter):
         tokens: list[int] = []
         parents: list[int] = []
         survival: list[float] = []
-        trunk = -1
+        trunk = -1  # node of the previous token of the answer
         for token in continuation:
-            above = survival[trunk] if trunk >= 0 else 1.0
+            parent_survival = survival[trunk] if trunk >= 0 else 1.0
             guess, step = self._guess(token), self._random.randrange(1, self._vocab_size // 2)
-            siblings = (guess - step, guess, guess + step)  # distinct, since a duplicate would hide the other
+            siblings = (guess - step, guess, guess + step)  # distinct: of equal siblings only the first is accepted
             first = len(tokens)
             for sibling in siblings:
                 tokens.append(sibling % self._vocab_size)
                 parents.append(trunk)
-                survival.append(above * 0.8)
+                survival.append(parent_survival * 0.8)
             trunk = first + 1
         kept = range(min(budget, len(tokens)))
         return Draft(tuple(tokens), tuple(parents), tuple(survival)).only(kept)
 
 
 class BrokenDrafter(Drafter):
-    """Alternates between raising and proposing invalid drafts."""
+    """Raises an error in two of three calls, and proposes invalid drafts in the third."""
 
     name = "broken"
     max_depth = 4

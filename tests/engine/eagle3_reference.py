@@ -1,4 +1,7 @@
-"""A reference of EAGLE-3 for tests, which recomputes every position in float32, and small random modules."""
+"""A reference implementation of EAGLE-3 that recomputes all positions in float32, and small random EAGLE-3 modules.
+
+T positions, D head dimension, H hidden size. g [T, H] is the drafter's input state at each position.
+"""
 
 from typing import Any
 
@@ -36,18 +39,21 @@ def make_module(config: Eagle3Config, *, own_embedding: bool = False) -> Eagle3:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
         else:
             torch.nn.init.normal_(parameter, std=0.15)
-    return module.bfloat16().float()  # rounded as in the file
+    return module.bfloat16().float()  # rounded to bfloat16, as in a saved file
 
 
 def reference_chain(module: Eagle3, model: Model, tokens: list[int], ranks: list[int]) -> list[tuple[int, float]]:
-    """Follows the ranks (0: the likeliest token); returns the tokens and the probability of the path to each."""
+    """Drafts a chain that takes the token with the given rank (0: the likeliest) at each depth.
+
+    Returns: each token with the probability of the path to the token.
+    """
     chain: list[tuple[int, float]] = []
     taps = model.hidden_states(torch.tensor(tokens[:-1]), module.config.taps_of(4)).taps
     assert taps is not None
-    g = module.fuse(taps.float())
+    g = module.fuse(taps.float())  # the fused tapped states, and later the drafter's own outputs
     for rank in ranks:
         out = reference_layer(module, g, model.weights.embedding[torch.tensor(tokens[1:])].float())
-        read, fed_back = module.split(out)
+        read, fed_back = module.split(out)  # what the LM head reads, and what becomes the next input state
         probabilities, best = module.lm_head(read[-1]).softmax(-1).sort(descending=True)
         tokens = [*tokens, int(module.draft_vocab[best[rank]])]
         chain.append((tokens[-1], float(probabilities[rank]) * (chain[-1][1] if chain else 1.0)))
@@ -56,6 +62,7 @@ def reference_chain(module: Eagle3, model: Model, tokens: list[int], ranks: list
 
 
 def reference_layer(module: Eagle3, g: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+    """Returns the output of the drafter's layer [T, H], computed with full causal attention."""
     config, attention = module.config, module.layer.self_attn
     residual, x = module.read(g, embeddings)
     T, D = x.shape[0], config.head_dim
@@ -63,9 +70,9 @@ def reference_layer(module: Eagle3, g: torch.Tensor, embeddings: torch.Tensor) -
 
     def heads(projected: torch.Tensor, *, rotated: bool) -> torch.Tensor:
         h = projected.view(T, -1, D).transpose(0, 1)  # [heads, T, D]
-        a, b = h.chunk(2, dim=-1)
+        first, second = h.chunk(2, dim=-1)  # the two halves of each rotary pair
         cosine, sine = angles.cos(), angles.sin()
-        return torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1) if rotated else h
+        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1) if rotated else h
 
     attended = torch.nn.functional.scaled_dot_product_attention(
         heads(attention.q_proj(x), rotated=True).unsqueeze(0),

@@ -1,4 +1,8 @@
-"""The block drafter: its numerics, its files, and equality of its inputs in training and serving."""
+"""The block drafter computes the papers' formulas in training and serving, and reads the files of other trainers.
+
+S positions before the anchor, T tap layers, B rows of a block, H hidden size, D head dimension. The anchor is the last
+token of the text, after which the block drafts.
+"""
 
 import itertools
 import json
@@ -62,10 +66,11 @@ def dense_model(folder: Path) -> Decoder:
     return model
 
 
-def transcription(block: BlockModel, taps: Tensor, embeddings: Tensor) -> Tensor:
-    """Returns the last block [B, H] of a text, computed as in the papers with one attention matrix per head.
+def reference_block(block: BlockModel, taps: Tensor, embeddings: Tensor) -> Tensor:
+    """Returns the block [B, H] after a text, computed as in the papers with one attention matrix per head.
 
-    taps [S, T, H] of the positions before the anchor; embeddings [B, H].
+    taps: [S, T, H]. Tapped hidden states of the positions before the anchor.
+    embeddings: [B, H]. Embeddings of the block's tokens.
     """
     weights: dict[str, Tensor] = block.state_dict()
     config = block.config
@@ -78,38 +83,43 @@ def transcription(block: BlockModel, taps: Tensor, embeddings: Tensor) -> Tensor
         return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", torch.tensor(0.0))
 
     def rotated(x: Tensor, first: int) -> Tensor:
+        """Applies rotary embeddings to rows at the positions first, first + 1, ..."""
         pairs = torch.complex(x[:, : D // 2], x[:, D // 2 :])
         angles = torch.arange(first, first + len(x)).unsqueeze(1) * 500.0 ** (-torch.arange(D // 2) * 2.0 / D)
-        turned = pairs * torch.polar(torch.ones_like(angles), angles)
-        return torch.cat([turned.real, turned.imag], dim=1)
+        rotated_pairs = pairs * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([rotated_pairs.real, rotated_pairs.imag], dim=1)
 
     context = norm(linear(taps.flatten(1), "fc"), "hidden_norm")
     x = embeddings
     for index, attention in enumerate(config.attention):
-        at = f"layers.{index}"
-        normed = norm(x, f"{at}.input_layernorm")
-        both = torch.cat([context, normed])  # [S + B, H]
+        layer = f"layers.{index}"
+        normed = norm(x, f"{layer}.input_layernorm")
+        all_rows = torch.cat([context, normed])  # [S + B, H]
         heads = []
         for head in range(config.num_heads):
-            own, shared = slice(head * D, (head + 1) * D), head // (config.num_heads // config.num_kv_heads)
-            kept = slice(shared * D, (shared + 1) * D)
-            query = rotated(norm(linear(normed, f"{at}.self_attn.q_proj")[:, own], f"{at}.self_attn.q_norm"), S)
-            keys = rotated(norm(linear(both, f"{at}.self_attn.k_proj")[:, kept], f"{at}.self_attn.k_norm"), 0)
+            kv_head = head // (config.num_heads // config.num_kv_heads)
+            q_columns, kv_columns = slice(head * D, (head + 1) * D), slice(kv_head * D, (kv_head + 1) * D)
+            query = rotated(
+                norm(linear(normed, f"{layer}.self_attn.q_proj")[:, q_columns], f"{layer}.self_attn.q_norm"), S
+            )
+            keys = rotated(
+                norm(linear(all_rows, f"{layer}.self_attn.k_proj")[:, kv_columns], f"{layer}.self_attn.k_norm"), 0
+            )
             scores = query @ keys.T / D**0.5  # [B, S + B]
             for row, key in itertools.product(range(B), range(S + B)):
                 too_old = attention.window is not None and key < S - attention.window
                 if too_old or (attention.causal and key > S + row):
                     scores[row, key] = -torch.inf
-            heads.append(scores.softmax(-1) @ linear(both, f"{at}.self_attn.v_proj")[:, kept])
-        x = x + linear(torch.cat(heads, dim=1), f"{at}.self_attn.o_proj")
-        normed = norm(x, f"{at}.post_attention_layernorm")
-        gate = linear(normed, f"{at}.mlp.gate_proj")
-        x = x + linear(gate * gate.sigmoid() * linear(normed, f"{at}.mlp.up_proj"), f"{at}.mlp.down_proj")
+            heads.append(scores.softmax(-1) @ linear(all_rows, f"{layer}.self_attn.v_proj")[:, kv_columns])
+        x = x + linear(torch.cat(heads, dim=1), f"{layer}.self_attn.o_proj")
+        normed = norm(x, f"{layer}.post_attention_layernorm")
+        gate = linear(normed, f"{layer}.mlp.gate_proj")
+        x = x + linear(gate * gate.sigmoid() * linear(normed, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
     return norm(x, "norm")
 
 
 def taps_and_blocks(block: BlockModel, *lengths: int) -> tuple[list[Tensor], Tensor]:
-    """Returns taps of texts of these lengths, and a block for each."""
+    """Returns random taps of texts of these lengths, and the embeddings of the block after each text."""
     torch.manual_seed(1)
     taps = [torch.randn(length, len(block.config.tap_layers), block.config.hidden_size) for length in lengths]
     return taps, torch.randn(len(lengths), block.config.block_size, block.config.hidden_size)
@@ -121,20 +131,22 @@ def test_training_and_serving_compute_the_formulas_of_the_papers(model: Decoder,
     block = make_block(**changes)
     lengths = (11, 1, 4)
     taps, embeddings = taps_and_blocks(block, *lengths)
-    expected = torch.stack([transcription(block, t, e) for t, e in zip(taps, embeddings, strict=True)])
+    expected = torch.stack([reference_block(block, t, e) for t, e in zip(taps, embeddings, strict=True)])
 
     positions = torch.cat([torch.arange(length) for length in lengths])
-    text = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
-    trained = block(torch.cat(taps), positions, embeddings, torch.tensor(lengths), text == torch.arange(3).view(3, 1))
+    text_of_row = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    visible = text_of_row == torch.arange(3).view(3, 1)
+    trained = block(torch.cat(taps), positions, embeddings, torch.tensor(lengths), visible)
 
     layers = BlockLayers(block, model)
     cache = KVCache(model.config, num_slots=40, max_sequences=5, max_seq_len=16, dtype=model.dtype, device=model.device)
     slots = torch.randperm(40)[: sum(lengths)]
     sequences = []
-    for row, own in zip((4, 0, 2), slots.split(lengths), strict=True):
-        sequence = Sequence(Request("r", (1,), GREEDY), [1] * (len(own) + 1), None, SpeculationStats(), table_row=row)
-        sequence.slots, sequence.num_tabled = own.tolist(), len(own) // 2  # the others are not in the table yet
-        cache.slot_tables[row, : sequence.num_tabled] = own[: sequence.num_tabled].int()
+    for row, text_slots in zip((4, 0, 2), slots.split(lengths), strict=True):
+        tokens = [1] * (len(text_slots) + 1)
+        sequence = Sequence(Request("r", (1,), GREEDY), tokens, None, SpeculationStats(), table_row=row)
+        sequence.slots, sequence.num_tabled = text_slots.tolist(), len(text_slots) // 2  # half are in the slot table
+        cache.slot_tables[row, : sequence.num_tabled] = text_slots[: sequence.num_tabled].int()
         sequences.append(sequence)
     layers.prepare(cache)
     layers.write_contexts(torch.cat(taps), positions, slots)
@@ -153,8 +165,8 @@ def test_a_module_is_read_back_from_its_files_bit_for_bit(tmp_path: Path, heads:
     tensors["lm_head.weight"] = torch.randn(values["draft_vocab_size"], 64).to(torch.bfloat16)
     tensors["embed_tokens.weight"] = torch.randn(259, 64).to(torch.bfloat16)
     if reduced:
-        marked = (torch.arange(259) % 2 == 1) & (torch.arange(259) < 200)
-        tensors |= {"t2d": marked, "d2t": marked.nonzero().flatten() - torch.arange(100)}
+        in_draft = (torch.arange(259) % 2 == 1) & (torch.arange(259) < 200)  # 100 of the target's 259 tokens
+        tensors |= {"t2d": in_draft, "d2t": in_draft.nonzero().flatten() - torch.arange(100)}  # d2t: offsets
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
@@ -174,27 +186,29 @@ def test_a_module_is_read_back_from_its_files_bit_for_bit(tmp_path: Path, heads:
     assert BlockModel.load(second).config == loaded.config
 
 
-def specforge_values(**own: Any) -> dict[str, Any]:
-    section = {"mask_token_id": 7, "target_layer_ids": [0, 1], **own}
+def specforge_values(**changes: Any) -> dict[str, Any]:
+    """Returns config.json of a DFlash drafter as SpecForge writes it, for the drafter of `block_values`."""
+    section = {"mask_token_id": 7, "target_layer_ids": [0, 1], **changes}
     return transformer_values(architectures=["DFlashDraftModel"], block_size=5, dflash_config=section)
 
 
 def deepspec_values() -> dict[str, Any]:
-    own = {"target_layer_ids": [0, 1], "mask_token_id": 7, "block_size": 5, "num_anchors": 512, "markov_rank": 16}
+    """Returns config.json of a DSpark drafter as DeepSpec writes it."""
+    values = {"target_layer_ids": [0, 1], "mask_token_id": 7, "block_size": 5, "num_anchors": 512, "markov_rank": 16}
     heads = {"markov_head_type": "gated", "enable_confidence_head": True, "confidence_head_with_markov": True}
-    return transformer_values(architectures=["Qwen3DSparkModel"], **own, **heads)
+    return transformer_values(architectures=["Qwen3DSparkModel"], **values, **heads)
 
 
 def test_files_of_other_trainers_are_read_as_the_same_drafter() -> None:
-    ours = BlockConfig.from_values(block_values())
+    speculators = BlockConfig.from_values(block_values())
     dflash = BlockConfig.from_values(specforge_values())
     jetspec = BlockConfig.from_values(specforge_values(causal_head=True))
     heads = {"projector_type": "dspark", "markov_rank": 8, "confidence_head_alpha": 1.0}
     dspark = BlockConfig.from_values(specforge_values(**heads))
     deepspec = BlockConfig.from_values(deepspec_values())
 
-    assert dflash == ours
-    assert dflash.tap_layers == (1, 2)  # the outputs of layers 0 and 1
+    assert dflash == speculators
+    assert dflash.tap_layers == (1, 2)  # the inputs of layers 1 and 2 are the outputs of 0 and 1
     assert (dflash.max_depth, dflash.sample_from_anchor) == (4, False)
     assert jetspec.attention == (LayerAttention(causal=True),) * 3
     assert (dspark.max_depth, dspark.markov_rank, dspark.confidence) == (5, 8, True)
@@ -232,7 +246,7 @@ def test_a_drafter_for_another_model_is_refused(model: Decoder) -> None:
             BlockDrafter(make_block(**changes), model)
 
 
-PROMPTS = tuple(tuple((7 * i + 5 * j) % 259 for j in range(9 + 12 * i)) for i in range(2))  # one needs two chunks
+PROMPTS = tuple(tuple((7 * i + 5 * j) % 259 for j in range(9 + 12 * i)) for i in range(2))  # 21 tokens need two chunks
 
 
 def answers(model: Decoder, drafter: Drafter, sampling: dict[str, Any], *, budget: int) -> list[Completion]:
@@ -242,44 +256,46 @@ def answers(model: Decoder, drafter: Drafter, sampling: dict[str, Any], *, budge
 
 
 def acceptance_length(completions: list[Completion]) -> float:
-    accepted = sum(sum(n * c for n, c in enumerate(a.speculation.acceptance_histogram)) for a in completions)
-    return 1.0 + accepted / sum(a.speculation.num_spec_steps for a in completions)
+    """Returns the mean number of tokens per verify pass."""
+    histograms = [completion.speculation.acceptance_histogram for completion in completions]
+    accepted = sum(sum(length * passes for length, passes in enumerate(histogram)) for histogram in histograms)
+    return 1.0 + accepted / sum(completion.speculation.num_spec_steps for completion in completions)
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}])
-@pytest.mark.parametrize("anchor_guesses", [False, True])
+@pytest.mark.parametrize("sample_from_anchor", [False, True])
 def test_a_markov_head_with_the_targets_distribution_is_always_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], anchor_guesses: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], sample_from_anchor: bool
 ) -> None:
-    """An error of one position in the previous token, the depth or the noise would make acceptance impossible."""
+    """If the previous token, the depth or the noise were off by one position, nothing could be accepted."""
     model = dense_model(tmp_path)
     make_memoryless(model)
     plain = answers(model, NoDrafter(), sampling, budget=12)
     vocab = torch.tensor(sorted({token for c in plain for token in c.token_ids}))
     monkeypatch.setattr("engine.drafters.block_heads.PAIRED", len(vocab))
-    sizes = {"markov_rank": 259, "draft_vocab_size": len(vocab)}
-    block = make_block(**DSPARK | sizes, enable_confidence_head=False, sample_from_anchor=anchor_guesses)
+    sizes = {"markov_rank": 259, "draft_vocab_size": len(vocab)}  # rank 259: one-hot vectors of the tokens
+    block = make_block(**DSPARK | sizes, enable_confidence_head=False, sample_from_anchor=sample_from_anchor)
     block.draft_vocab.copy_(vocab)
     assert block.markov_head is not None
     with torch.no_grad():
-        block.norm.weight.zero_()
+        block.norm.weight.zero_()  # the logits consist only of the Markov head's correction
         block.markov_head.markov_w1.weight.copy_(torch.eye(259))
         block.markov_head.markov_w2.weight.copy_(next_token_logits(model).T[vocab])
 
     drafted = answers(model, BlockDrafter(block, model), sampling, budget=12)
 
     assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
-    assert acceptance_length(drafted) >= block.config.max_depth + 0.5  # the end of the answer cuts the last draft
+    assert acceptance_length(drafted) >= block.config.max_depth + 0.5  # the last draft is cut at the end of the answer
 
 
-@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("with_confidence", [False, True])
 @pytest.mark.parametrize("markov_type", ["vanilla", "gated"])
 @torch.no_grad()
-def test_a_nodes_survival_is_computed_from_the_heads(
-    model: Decoder, monkeypatch: pytest.MonkeyPatch, markov_type: str, trusted: bool
+def test_a_nodes_survival_follows_from_the_markov_and_confidence_heads(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch, markov_type: str, with_confidence: bool
 ) -> None:
     monkeypatch.setattr("engine.drafters.block_heads.PAIRED", 259)
-    block = make_block(**DSPARK, markov_head_type=markov_type, enable_confidence_head=trusted)
+    block = make_block(**DSPARK, markov_head_type=markov_type, enable_confidence_head=with_confidence)
     hidden = 4.0 * torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(2))
 
     (draft,) = BlockHeads(block, model).drafts(hidden, [Anchor(42, 9, GREEDY)], 30)
@@ -287,22 +303,24 @@ def test_a_nodes_survival_is_computed_from_the_heads(
     assert len(draft) == 30
     chances = {-1: 1.0}
     for node, (parent, depth) in enumerate(zip(draft.parents, draft.depths(), strict=True)):
-        before = torch.tensor(draft.tokens[parent] if parent >= 0 else 42)
-        p = block.logits(hidden[0, depth - 1], model.lm_head, before).softmax(-1)
+        previous = torch.tensor(draft.tokens[parent] if parent >= 0 else 42)
+        p = block.logits(hidden[0, depth - 1], model.lm_head, previous).softmax(-1)
         chance = p[draft.tokens[node]]
-        if trusted:
-            trust = block.confidence(hidden[0, depth - 1], before).sigmoid()
-            chance = trust if chance == p.max() else torch.minimum(trust, 1 - trust) * chance / (1 - p.max())
+        if with_confidence:
+            confidence = block.confidence(hidden[0, depth - 1], previous).sigmoid()
+            share = chance / (1 - p.max())  # of the probability that the best token is wrong
+            chance = confidence if chance == p.max() else torch.minimum(confidence, 1 - confidence) * share
         chances[node] = chances[parent] * float(chance)
         assert draft.survival[node] == pytest.approx(chances[node], rel=1e-3)
     assert max(draft.depths()) >= 3
 
 
 def learn(block: BlockModel, model: Decoder, completions: list[Completion]) -> None:
-    """Row `first_row + d` of a block must predict the token d + 1 after the anchor."""
+    """Trains the block on completions: row `first_row + d` must predict the token d + 1 positions after the anchor."""
     texts = [torch.tensor(prompt + c.token_ids) for prompt, c in zip(PROMPTS, completions, strict=True)]
     taps = [model.hidden_states(text, block.config.tap_layers).taps for text in texts]
-    taps = [tap.clone() for tap in taps if tap is not None]  # they were created in inference mode
+    # Tensors made in inference mode cannot be used in training, but their clones can.
+    taps = [tap.clone() for tap in taps if tap is not None]
     first, depths = block.config.first_row, block.config.max_depth
     optimizer = torch.optim.Adam(block.parameters(), lr=2e-3)
     for _ in range(60):
@@ -314,10 +332,11 @@ def learn(block: BlockModel, model: Decoder, completions: list[Completion]) -> N
             tokens[:, 0] = text[anchors]
             visible = positions < anchors.unsqueeze(1)
             hidden = block(tap, positions, model.weights.embedding[tokens], anchors, visible)
-            where = anchors.unsqueeze(1) + torch.arange(depths + 1)  # [A, depths + 1]
-            told = torch.nn.functional.pad(text, (0, depths), value=-1)[where]
-            logits = block.logits(hidden[:, first : first + depths], model.lm_head, told[:, :-1].clamp(min=0))
-            losses.append(functional.cross_entropy(logits.flatten(0, 1), told[:, 1:].flatten(), ignore_index=-1))
+            target_positions = anchors.unsqueeze(1) + torch.arange(depths + 1)  # [anchors, depths + 1]
+            padded = functional.pad(text, (0, depths), value=-1)  # the loss ignores -1, which stands beyond the text
+            targets = padded[target_positions]
+            logits = block.logits(hidden[:, first : first + depths], model.lm_head, targets[:, :-1].clamp(min=0))
+            losses.append(functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=-1))
         optimizer.zero_grad()
         torch.stack(losses).mean().backward()
         optimizer.step()
@@ -326,8 +345,8 @@ def learn(block: BlockModel, model: Decoder, completions: list[Completion]) -> N
 CAUSAL = {"transformer": transformer_values(is_causal=True), "sample_from_anchor": True}
 
 
-class Watched(BlockDrafter):
-    """Compares every block with the one of training for the same text."""
+class ComparingBlockDrafter(BlockDrafter):
+    """Checks that every served block equals the block that training computes for the same text."""
 
     def __init__(self, block: BlockModel, model: Decoder) -> None:
         super().__init__(block, model)
@@ -338,25 +357,25 @@ class Watched(BlockDrafter):
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         embeddings = self._embeddings([Anchor(s.tokens[-1], 0, GREEDY) for s in sequences])
         served = self.layers.blocks(embeddings.clone(), sequences)
-        for sequence, embedded, found in zip(sequences, embeddings, served, strict=True):
+        for sequence, embedded, served_block in zip(sequences, embeddings, served, strict=True):
             text = torch.tensor(sequence.tokens[:-1])
             taps = self.model.hidden_states(text, self.block.config.tap_layers).taps
             assert taps is not None
-            anchor, everything = torch.tensor([len(text)]), torch.ones(1, len(text), dtype=torch.bool)
-            trained = self.block(taps, torch.arange(len(text)), embedded.unsqueeze(0), anchor, everything)
-            torch.testing.assert_close(found, trained[0], rtol=1e-3, atol=1e-3)
+            anchor, all_visible = torch.tensor([len(text)]), torch.ones(1, len(text), dtype=torch.bool)
+            trained = self.block(taps, torch.arange(len(text)), embedded.unsqueeze(0), anchor, all_visible)
+            torch.testing.assert_close(served_block, trained[0], rtol=1e-3, atol=1e-3)
             self.num_compared += 1
         return super().propose(sequences, budget)
 
 
 @pytest.mark.parametrize("changes", [{}, CAUSAL])
 def test_memorized_answers_are_accepted(model: Decoder, changes: dict[str, Any]) -> None:
-    """Uses sampled answers, because greedy answers of a random model repeat themselves, which hides shifts."""
+    """Uses sampled answers: greedy answers of a random model repeat themselves, which would hide off-by-one errors."""
     sampling = {"temperature": 1.0, "seed": 1}
     plain = answers(model, NoDrafter(), sampling, budget=12)
     block = make_block(**changes)
     learn(block, model, plain)
-    drafter = Watched(block, model)
+    drafter = ComparingBlockDrafter(block, model)
 
     drafted = answers(model, drafter, sampling, budget=12)
 

@@ -1,4 +1,4 @@
-"""The budget drafts as many nodes as pay, and none if none pay."""
+"""`DraftBudget` verifies as many draft nodes as save time, and stops drafting if drafts save no time."""
 
 import pytest
 
@@ -7,19 +7,19 @@ from engine.cost import CostModel
 from engine.draft import EMPTY_DRAFT, chain
 
 
-def test_nodes_are_verified_only_while_they_save_time() -> None:
+def test_only_nodes_that_save_time_are_verified() -> None:
     # Up to 8 rows cost nothing extra; each further row costs as much as a whole pass.
     cost = CostModel((1, 8, 9, 64), (1.0, 1.0, 2.0, 57.0))
     budget = DraftBudget(cost, 20)
     good, bad = chain([1] * 10, [0.95**d for d in range(1, 11)]), chain([1] * 10, [0.01] * 10)
 
-    assert len(budget.admit([good], 0, 0.0)[0]) == 7
+    assert len(budget.admit([good], 0, 0.0)[0]) == 7  # the eighth row is the sequence's last token
     assert [len(draft) for draft in budget.admit([good, bad], 0, 0.0)] == [6, 0]
     assert [len(draft) for draft in budget.admit([good] * 8, 0, 0.0)] == [0] * 8
-    assert len(budget.admit([good], 7, 0.0)[0]) == 0
+    assert len(budget.admit([good], 7, 0.0)[0]) == 0  # 7 rows of the pass are prefill
 
 
-def test_survivals_of_an_overconfident_drafter_are_corrected_downwards() -> None:
+def test_survivals_of_an_overconfident_drafter_are_lowered() -> None:
     calibration = Calibration()
     before = calibration.corrected(0.85)
     for _ in range(200):
@@ -28,7 +28,7 @@ def test_survivals_of_an_overconfident_drafter_are_corrected_downwards() -> None
     assert calibration.corrected(0.85) < 0.15
 
 
-def test_a_fixed_budget_is_kept() -> None:
+def test_without_a_cost_model_the_budget_is_fixed() -> None:
     budget = DraftBudget(None, 3)
     assert budget.nodes_to_request(1) == budget.nodes_to_request(50) == 3
     draft = chain([1, 2, 3], [0.1, 0.1, 0.1])
@@ -39,15 +39,15 @@ def flat_cost() -> CostModel:
     return CostModel((1, 64), (1.0, 64.0))  # every row costs as much as the first, so no draft can pay
 
 
-def test_a_drafter_that_never_saves_time_is_called_ever_less_often() -> None:
+def test_pauses_grow_while_a_drafter_saves_no_time() -> None:
     budget = DraftBudget(flat_cost(), 8)
-    asked = []
+    drafting_steps = []
     for step in range(1000):
         if budget.nodes_to_request(2):
-            asked.append(step)
+            drafting_steps.append(step)
             budget.admit([chain([1], [0.9])] * 2, 0, draft_seconds=0.2)
-    assert len(asked) < 20
-    assert asked[-1] - asked[-2] > 100
+    assert len(drafting_steps) < 20
+    assert drafting_steps[-1] - drafting_steps[-2] > 100  # pauses grow
 
 
 def test_a_drafter_that_costs_no_time_is_called_in_every_step() -> None:
@@ -68,7 +68,7 @@ def test_drafting_resumes_once_drafts_save_time_again() -> None:
         if budget.nodes_to_request(1):
             drafted += 1
             budget.admit([chain([1, 2, 3], [0.9, 0.8, 0.7])], 0, draft_seconds=0.1)
-    assert drafted > 60
+    assert drafted > 60  # although some of the 200 steps belong to the last pauses
 
 
 def test_observed_passes_correct_the_cost_model() -> None:
@@ -78,7 +78,7 @@ def test_observed_passes_correct_the_cost_model() -> None:
         cost.observe(8, 4.8)
     assert cost.seconds(1) == pytest.approx(2.0, rel=0.1)
     assert cost.seconds(8) == pytest.approx(4.8, rel=0.1)
-    assert cost.seconds(64) > 12.0, "points no pass has visited follow the others"
+    assert cost.seconds(64) > 12.0, "points without real passes follow the average of the others"
     for _ in range(3):
         cost.observe(1, 1000.0)
-    assert cost.seconds(1) < 3.0, "a machine that was busy for three passes is no reason to believe in it"
+    assert cost.seconds(1) < 3.0, "three outliers change the prediction only slightly"

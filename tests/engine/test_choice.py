@@ -1,4 +1,4 @@
-"""Drafters turn logits into candidates with the right probabilities."""
+"""`choose` turns a drafter's logits into ranked candidates whose survival is their probability of acceptance."""
 
 import math
 
@@ -20,15 +20,15 @@ def random_logits(rows: int, size: int, *, scale: float = 3.0) -> torch.Tensor:
 @pytest.mark.parametrize("size", [5, 300, 16384])
 def test_greedy_candidates_are_the_likeliest_whatever_the_filters(size: int) -> None:
     logits = random_logits(3, size)
-    found = choose(logits, [GREEDY] * 3, [7, 8, 9], count=8)
+    candidates = choose(logits, [GREEDY] * 3, [7, 8, 9], count=8)
     best = logits.softmax(-1).topk(min(8, size))
-    assert torch.equal(found.tokens, best.indices)
-    torch.testing.assert_close(found.survival, best.values)
+    assert torch.equal(candidates.tokens, best.indices)
+    torch.testing.assert_close(candidates.survival, best.values)
 
 
 def test_candidates_are_token_ids_of_the_target() -> None:
-    found = choose(torch.tensor([[0.0, 2.0, 1.0]]), [GREEDY], [0], count=2, vocab=torch.tensor([10, 20, 30]))
-    assert found.tokens.tolist() == [[20, 30]]
+    candidates = choose(torch.tensor([[0.0, 2.0, 1.0]]), [GREEDY], [0], count=2, vocab=torch.tensor([10, 20, 30]))
+    assert candidates.tokens.tolist() == [[20, 30]]
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_candidates_are_token_ids_of_the_target() -> None:
 def test_a_drafter_with_the_targets_logits_ranks_the_targets_token_first(filters: dict[str, float]) -> None:
     params = SamplingParams(**{"max_tokens": 1, "temperature": 0.8, "seed": 5, **filters})  # type: ignore[arg-type]
     logits = random_logits(200, 40)
-    found = choose(logits, [params] * 200, list(range(200)), count=40)
-    for position, (row, guess) in enumerate(zip(logits, found.tokens[:, 0].tolist(), strict=True)):
+    candidates = choose(logits, [params] * 200, list(range(200)), count=40)
+    for position, (row, guess) in enumerate(zip(logits, candidates.tokens[:, 0].tolist(), strict=True)):
         token = sample_token(
             row,
             temperature=params.temperature,
@@ -53,35 +53,35 @@ def test_a_drafter_with_the_targets_logits_ranks_the_targets_token_first(filters
 
 def test_excluded_tokens_have_survival_zero() -> None:
     params = SamplingParams(max_tokens=1, temperature=1.0, top_k=2, seed=1)
-    found = choose(random_logits(4, 20), [params] * 4, [0, 1, 2, 3], count=6)
-    assert (found.survival[:, 2:] == 0.0).all()
-    assert (found.survival[:, :2] > 0.0).all()
+    candidates = choose(random_logits(4, 20), [params] * 4, [0, 1, 2, 3], count=6)
+    assert (candidates.survival[:, 2:] == 0.0).all()
+    assert (candidates.survival[:, :2] > 0.0).all()
 
 
-def test_survival_falls_and_stays_below_one() -> None:
+def test_survivals_are_sorted_and_add_up_to_at_most_one() -> None:
     mixed = [GREEDY, SamplingParams(max_tokens=1, temperature=0.9, seed=3)]
-    found = choose(random_logits(2, 500), mixed, [4, 4], count=8)
-    assert (found.survival.diff(dim=-1) <= 0.0).all()
-    assert (found.survival.sum(-1) <= 1.0).all()
-    assert torch.equal(found.tokens[0], random_logits(2, 500)[0].topk(8).indices)
+    candidates = choose(random_logits(2, 500), mixed, [4, 4], count=8)
+    assert (candidates.survival.diff(dim=-1) <= 0.0).all()
+    assert (candidates.survival.sum(-1) <= 1.0).all()
+    assert torch.equal(candidates.tokens[0], random_logits(2, 500)[0].topk(8).indices)
 
 
-def test_survival_equals_the_acceptance_rate_if_the_logits_are_right() -> None:
-    """If the drafter's logits have an error of one logit, the first candidate survives as often as predicted."""
+def test_the_first_candidate_is_accepted_as_often_as_its_survival_predicts() -> None:
+    """The target's logits differ from the drafter's by Gumbel noise of scale 1."""
     rows, params = 4000, SamplingParams(max_tokens=1, temperature=0.7, seed=9)
     logits = random_logits(rows, 12, scale=1.5)
-    found = choose(logits, [params] * rows, list(range(rows)), count=12)
+    candidates = choose(logits, [params] * rows, list(range(rows)), count=12)
     generator = torch.Generator().manual_seed(1)
-    error = -torch.log(-torch.log(torch.rand(rows, 12, generator=generator)))
+    difference = -torch.log(-torch.log(torch.rand(rows, 12, generator=generator)))
     noise = gumbel_rows([9] * rows, range(rows), torch.arange(12).expand(rows, -1))
-    picked = ((logits + error) / 0.7 + noise).argmax(-1)
-    kept = (picked == found.tokens[:, 0]).double().mean()
-    assert math.isclose(kept, found.survival[:, 0].mean(), abs_tol=0.025)  # three standard errors
+    target_tokens = ((logits + difference) / 0.7 + noise).argmax(-1)
+    acceptance_rate = (target_tokens == candidates.tokens[:, 0]).double().mean()
+    assert math.isclose(acceptance_rate, candidates.survival[:, 0].mean(), abs_tol=0.025)  # three standard errors
 
 
 def test_the_noise_of_a_row_does_not_depend_on_other_rows() -> None:
     tokens = torch.arange(12).view(3, 4) * 1000
     seeds, positions = (0, 2**63 + 5, 77), (0, 12, 2**20)
-    together = gumbel_rows(seeds, positions, tokens)
+    all_rows = gumbel_rows(seeds, positions, tokens)
     for row in range(3):
-        assert torch.equal(together[row], gumbel(seeds[row], positions[row], tokens[row]))
+        assert torch.equal(all_rows[row], gumbel(seeds[row], positions[row], tokens[row]))

@@ -1,4 +1,4 @@
-"""Combined drafters: no path is lost, each gets its own taps, and probabilities follow the observed acceptance."""
+"""A combined drafter keeps every path, gives each drafter its own taps, and calibrates survivals by acceptance."""
 
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -18,8 +18,8 @@ from tests.engine.test_suffix import make_sequence
 from tests.tiny_model import make_tiny_model
 
 
-class Scripted(Drafter):
-    """Proposes given trees."""
+class ScriptedDrafter(Drafter):
+    """Proposes the same draft for every sequence, or fails if the draft is None."""
 
     max_depth = 4
 
@@ -27,7 +27,7 @@ class Scripted(Drafter):
         self.name = "scripted"
         self.draft = draft
         self.tap_layers = tap_layers
-        self.seen: list[Pass] = []
+        self.observed: list[Pass] = []
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         if self.draft is None:
@@ -35,13 +35,13 @@ class Scripted(Drafter):
         return [self.draft] * len(sequences)
 
     def observe(self, done: Pass) -> None:
-        self.seen.append(done)
+        self.observed.append(done)
 
 
 @st.composite
 def trees(draw: st.DrawFn) -> Draft:
     nodes: dict[tuple[int, int], float] = {}  # (parent, token) -> survival
-    survivals = [1.0]
+    survivals = [1.0]  # of the root and then of each node
     for _ in range(draw(st.integers(0, 8))):
         node = (draw(st.integers(-1, len(nodes) - 1)), draw(st.integers(0, 3)))
         if node not in nodes:
@@ -57,25 +57,25 @@ def paths(draft: Draft) -> set[tuple[int, ...]]:
 @settings(deadline=None)
 @given(trees(), trees())
 def test_a_combined_draft_has_every_path_once(one: Draft, other: Draft) -> None:
-    combined = CombinedDrafter([Scripted(one), Scripted(other)])
+    combined = CombinedDrafter([ScriptedDrafter(one), ScriptedDrafter(other)])
     (merged,) = combined.propose([make_sequence("a", [1], [2])], 100)
     assert paths(merged) == paths(one) | paths(other)
     assert len(merged) == len(paths(merged))
-    (cut,) = combined.propose([make_sequence("b", [1], [2])], 3)
-    assert sorted(cut.survival) == pytest.approx(sorted(merged.survival, reverse=True)[:3][::-1])
+    (limited,) = combined.propose([make_sequence("b", [1], [2])], 3)
+    assert sorted(limited.survival) == pytest.approx(sorted(merged.survival)[-3:])  # the three likeliest nodes
 
 
 def test_each_drafter_observes_only_its_own_taps() -> None:
-    one, none, two = Scripted(chain([], []), (1, 5)), Scripted(chain([], [])), Scripted(chain([], []), (3,))
-    combined = CombinedDrafter([one, none, two])
+    first, without_taps, second = (ScriptedDrafter(chain([], []), layers) for layers in ((1, 5), (), (3,)))
+    combined = CombinedDrafter([first, without_taps, second])
     assert combined.tap_layers == (1, 5, 3)
-    taps = torch.arange(4 * 3 * 2.0).view(4, 3, 2)
+    taps = torch.arange(4 * 3 * 2.0).view(4, 3, 2)  # [rows, tap layers, hidden size]
     kept = (Kept(make_sequence("a", [1], [2]), 0, (0,)),)
 
     combined.observe(Pass(torch.zeros(4, 2), taps, kept))
 
-    seen = [drafter.seen[0].taps for drafter in (one, none, two)]
-    assert [None if part is None else part.tolist() for part in seen] == [
+    received = [drafter.observed[0].taps for drafter in (first, without_taps, second)]
+    assert [None if part is None else part.tolist() for part in received] == [
         taps[:, :2].tolist(),
         None,
         taps[:, 2:].tolist(),
@@ -83,14 +83,14 @@ def test_each_drafter_observes_only_its_own_taps() -> None:
 
 
 def test_a_failing_drafter_does_not_stop_the_other() -> None:
-    combined = CombinedDrafter([Scripted(None), Scripted(chain([7, 8], [0.9, 0.8]))])
+    combined = CombinedDrafter([ScriptedDrafter(None), ScriptedDrafter(chain([7, 8], [0.9, 0.8]))])
     (draft,) = combined.propose([make_sequence("a", [1], [2])], 8)
     assert draft.tokens == (7, 8)
 
 
-def test_probabilities_follow_observed_acceptance() -> None:
-    """One drafter is sure but wrong in three of four cases; the other is unsure but right in these cases."""
-    combined = CombinedDrafter([Scripted(chain([5], [0.95])), Scripted(chain([6], [0.3]))])
+def test_survivals_follow_the_observed_acceptance() -> None:
+    """One drafter claims 0.95 and is right in a quarter of the steps, the other claims 0.3 and is right in the rest."""
+    combined = CombinedDrafter([ScriptedDrafter(chain([5], [0.95])), ScriptedDrafter(chain([6], [0.3]))])
     sequence = make_sequence("a", [1], [2])
     for step in range(200):
         (draft,) = combined.propose([sequence], 8)
@@ -103,8 +103,8 @@ def test_probabilities_follow_observed_acceptance() -> None:
 
 
 def test_a_node_that_both_drafters_propose_has_a_higher_survival() -> None:
-    """Two drafters that are right in half of the cases when they disagree, and always when they agree."""
-    one, other = Scripted(None), Scripted(None)
+    """When the drafters agree, they are right; when they disagree, each of them is right in half of the cases."""
+    one, other = ScriptedDrafter(None), ScriptedDrafter(None)
     combined = CombinedDrafter([one, other])
     sequence = make_sequence("a", [1], [2])
     for step in range(200):
@@ -116,7 +116,7 @@ def test_a_node_that_both_drafters_propose_has_a_higher_survival() -> None:
             assert dict(zip(draft.tokens, draft.survival, strict=True)) == pytest.approx(expected, abs=0.1)
 
 
-def test_names_are_joined_by_a_plus(tmp_path: Path) -> None:
+def test_a_name_with_a_plus_loads_a_combined_drafter(tmp_path: Path) -> None:
     model = load_model(make_tiny_model(tmp_path))
     drafter = load_drafter("ngram+suffix", model, None)
     assert (drafter.name, drafter.max_depth) == ("ngram+suffix", 16)

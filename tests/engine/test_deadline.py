@@ -1,4 +1,4 @@
-"""Code that computes for too long is ended; code that does not is left alone, also later."""
+"""`deadline` ends a block of code that computes for too long, and never interrupts the code after the block."""
 
 import sys
 import threading
@@ -26,7 +26,7 @@ def compute(seconds: float) -> None:
         pass
 
 
-def test_a_statement_that_exceeds_the_deadline_is_ended() -> None:
+def test_a_block_that_exceeds_the_deadline_is_ended() -> None:
     began = time.monotonic()
     with pytest.raises(TooSlow), deadline(0.05):
         compute(60)
@@ -34,15 +34,15 @@ def test_a_statement_that_exceeds_the_deadline_is_ended() -> None:
     assert time.monotonic() - began < 60
 
 
-def test_a_statement_that_has_finished_is_not_interrupted() -> None:
+def test_code_after_the_block_is_not_interrupted() -> None:
     for seconds in (0.0, 0.0005, 0.001, 0.0015) * 50:
         with suppress(TooSlow), deadline(seconds):
             compute(0.001)
-    compute(0.05)  # an exception that is still on its way would end this
+    compute(0.05)  # a late exception would be raised here
 
 
-def test_only_the_statement_is_ended_however_the_threads_are_interleaved(eager_switches: None) -> None:
-    """The timer fires while it starts, in the block, at its end and after it."""
+def test_only_the_block_is_ended_however_the_threads_are_interleaved(eager_switches: None) -> None:
+    """The timer fires while the block is entered, within the block, at the end of the block and after the block."""
     outcomes = {"ended": 0, "done": 0}
     threads = set(threading.enumerate())
     for number in range(2000):
@@ -52,14 +52,14 @@ def test_only_the_statement_is_ended_however_the_threads_are_interleaved(eager_s
             outcomes["done"] += 1
         except TooSlow:
             outcomes["ended"] += 1
-        compute(1e-5)  # an exception that is still on its way would end the test here
+        compute(1e-5)  # a late exception would be raised here
 
     assert min(outcomes.values()) > 0, outcomes
     for thread in set(threading.enumerate()) - threads:
         thread.join(timeout=10)
-        assert not thread.is_alive(), "a timer does not end"
+        assert not thread.is_alive(), "the thread of a timer has not ended"
 
 
-def test_an_error_raised_inside_the_deadline_is_passed_on() -> None:
+def test_an_error_raised_inside_the_block_is_passed_on() -> None:
     with pytest.raises(KeyError), deadline(60):
         raise KeyError

@@ -1,8 +1,8 @@
 """With a temperature, answers are samples of the model's distribution, whatever the drafter.
 
 Every request has a different seed. Top-k leaves five tokens at each position, so that the first three tokens can be
-counted together. The counts would reveal a drafter that biases the answers, and noise that repeats along an accepted
-path.
+counted together. The counts would reveal a drafter that biases the answers, or noise that is the same for several
+tokens of an accepted path.
 """
 
 import itertools
@@ -111,13 +111,13 @@ def expected(model: Model) -> dict[tuple[int, ...], float]:
 
 
 def p_value(counts: Mapping[tuple[int, ...], int], expected: Mapping[tuple[int, ...], float]) -> float:
-    """The p-value of Pearson's chi-square test; outcomes expected fewer than five times are merged."""
+    """Returns the p-value of Pearson's chi-square test; outcomes expected fewer than five times are merged."""
     total = sum(counts.values())
     often = [answer for answer, share in expected.items() if share * total >= 5.0]
     observed = [counts[answer] for answer in often]
-    wanted = [expected[answer] * total for answer in often]
-    pairs = [*zip(observed, wanted, strict=True), (total - sum(observed), total - sum(wanted))]
-    chi_square = sum((have - want) ** 2 / want for have, want in pairs)
+    predicted = [expected[answer] * total for answer in often]
+    pairs = [*zip(observed, predicted, strict=True), (total - sum(observed), total - sum(predicted))]
+    chi_square = sum((actual - mean) ** 2 / mean for actual, mean in pairs)
     half_degrees = torch.tensor((len(pairs) - 1) / 2.0, dtype=torch.float64)
     return float(torch.special.gammaincc(half_degrees, torch.tensor(chi_square / 2.0, dtype=torch.float64)))
 
@@ -136,8 +136,9 @@ def test_answers_are_draws_from_the_models_distribution(
 def test_the_statistical_test_detects_a_wrong_distribution(
     expected: dict[tuple[int, ...], float], plain: Answers
 ) -> None:
-    """Replaces one answer in ten by the likeliest, like a drafter whose drafts are accepted too easily."""
+    """Replaces one answer in ten by the likeliest answer, as if drafts were accepted too easily."""
     likeliest = max(expected, key=lambda answer: expected[answer])
-    swayed = itertools.cycle([True] + 9 * [False])
-    counts = Counter(likeliest if sway else answer[:3] for answer, sway in zip(plain.values(), swayed, strict=False))
+    replaced = itertools.cycle([True] + 9 * [False])
+    pairs = zip(plain.values(), replaced, strict=False)
+    counts = Counter(likeliest if is_replaced else answer[:3] for answer, is_replaced in pairs)
     assert p_value(counts, expected) < 1e-3

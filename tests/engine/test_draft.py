@@ -1,4 +1,4 @@
-"""Trees are grown best first, contain all parents, and are verified like plain decoding."""
+"""Draft trees contain the likeliest nodes with all their parents, and verification follows the target's branch."""
 
 import itertools
 
@@ -31,7 +31,7 @@ def test_a_grown_tree_has_the_likeliest_nodes(depth: int, width: int, budget: in
 
     draft = grow_tree(tokens, probabilities.tolist(), budget)
 
-    everything = sorted(
+    all_survivals = sorted(
         (
             float(torch.prod(torch.stack([probabilities[d, k] for d, k in enumerate(ranks)])))
             for length in range(1, depth + 1)
@@ -39,12 +39,12 @@ def test_a_grown_tree_has_the_likeliest_nodes(depth: int, width: int, budget: in
         ),
         reverse=True,
     )
-    assert sorted(draft.survival, reverse=True) == pytest.approx(everything[:budget])
+    assert sorted(draft.survival, reverse=True) == pytest.approx(all_survivals[:budget])
     paths = {tuple(draft.tokens[n] for n in draft.path(node)) for node in range(len(draft))}
-    assert len(paths) == len(draft), "no path twice"
+    assert len(paths) == len(draft), "a path occurs twice"
 
 
-def test_a_draft_refuses_parents_that_come_later() -> None:
+def test_an_invalid_draft_is_refused() -> None:
     with pytest.raises(ValueError, match=r"parent of node 0 must be in -1\.\.-1, got 0"):
         Draft((5,), (0,), (0.5,))
     with pytest.raises(ValueError, match="node 1 can't be likelier than its parent 0"):
@@ -53,7 +53,7 @@ def test_a_draft_refuses_parents_that_come_later() -> None:
         Draft((5,), (), ())
 
 
-def test_cutting_a_draft_keeps_its_shape() -> None:
+def test_only_keeps_the_given_nodes_and_renumbers_their_parents() -> None:
     draft = Draft((1, 2, 3, 4, 5), (-1, -1, 0, 1, 3), (0.9, 0.5, 0.4, 0.3, 0.2))
     cut = draft.only([1, 3, 4])
     assert (cut.tokens, cut.parents) == ((2, 4, 5), (-1, 0, 1))
@@ -61,7 +61,7 @@ def test_cutting_a_draft_keeps_its_shape() -> None:
     assert cut.path(2) == [0, 1, 2]
 
 
-def test_the_likeliest_nodes_are_a_tree_too() -> None:
+def test_the_likeliest_nodes_of_a_draft_form_a_tree() -> None:
     draft = Draft((1, 2, 3, 4, 5), (-1, -1, 0, 1, 2), (0.5, 0.9, 0.5, 0.4, 0.5))
     cut = draft.likeliest(3)
     assert (cut.tokens, cut.parents, cut.survival) == ((1, 2, 3), (-1, -1, 0), (0.5, 0.9, 0.5))
@@ -80,11 +80,11 @@ def test_verification_accepts_the_branch_that_the_target_agrees_with() -> None:
     assert verdict.tokens == (2, 3, 9)
 
 
-def test_verification_without_a_draft_returns_the_plain_token() -> None:
+def test_verification_without_a_draft_returns_the_sampled_token() -> None:
     verdict = verify(logits_for([7]), EMPTY_DRAFT, greedy_sequence(), frozenset())
     assert (verdict.path, verdict.tokens) == ((), (7,))
 
 
-def test_a_chain_that_is_right_is_accepted_completely() -> None:
+def test_a_correct_chain_is_accepted_completely() -> None:
     verdict = verify(logits_for([4, 5, 6]), chain([4, 5], [0.9, 0.8]), greedy_sequence(), frozenset())
     assert (verdict.path, verdict.tokens) == ((0, 1), (4, 5, 6))

@@ -1,4 +1,7 @@
-"""A draft model equal to the target is never wrong, which needs every key, position and random draw to be right."""
+"""Drafts of a draft model that equals the target are always accepted.
+
+This holds only if the draft model's keys, positions and random draws are all correct.
+"""
 
 import shutil
 from collections.abc import Sequence as Many
@@ -31,15 +34,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load_model(make_tiny_model(tmp_path_factory.mktemp("model"), "llama"))
 
 
-def never_wrong(model: Model) -> DraftModelDrafter:
+def identical_draft_model(model: Model) -> DraftModelDrafter:
     return DraftModelDrafter(model, model, max_depth=DEPTH, candidates=model.config.vocab_size, least_survival=0.0)
 
 
 def make_requests(temperature: float) -> list[Request]:
-    """Texts with a common prefix, equal texts, texts longer than a chunk, and lengths around a block of 16."""
+    """Some prompts are equal, some share a prefix, one exceeds a prefill chunk, and one fills a block of 16 tokens."""
     shared = tuple(range(40, 75))
     prompts = [(5,), shared, (*shared, 3, 4), shared, tuple(range(16)), tuple(i * 7 % 200 for i in range(90)), (5,)]
-    max_tokens = 1 + (1 + DEPTH) * PASSES  # one token from the prompt's pass, then each pass accepts the whole trunk
+    max_tokens = 1 + (1 + DEPTH) * PASSES  # one token from prefill, then DEPTH accepted ones and a sampled one per pass
     return [
         Request(
             f"r{number}",
@@ -59,33 +62,33 @@ def test_drafts_of_a_model_equal_to_the_target_are_accepted_completely(
     config = EngineConfig(max_batch_size=batch_size, prefill_chunk=32, draft_budget=16)
     plain = generate(Engine(model, NoDrafter(), config), requests)
 
-    drafted = generate(Engine(model, never_wrong(model), config), requests)
+    drafted = generate(Engine(model, identical_draft_model(model), config), requests)
 
-    for ours, other in zip(drafted, plain, strict=True):
-        assert ours.token_ids == other.token_ids
-        assert ours.speculation.acceptance_histogram == [0] * DEPTH + [PASSES]
+    for actual, expected in zip(drafted, plain, strict=True):
+        assert actual.token_ids == expected.token_ids
+        assert actual.speculation.acceptance_histogram == [0] * DEPTH + [PASSES]
 
 
-def test_drafts_stay_right_when_requests_are_preempted_and_resumed(model: Model) -> None:
+def test_drafts_stay_correct_when_requests_are_preempted_and_resumed(model: Model) -> None:
     requests = make_requests(0.8)
     config = EngineConfig(max_batch_size=4, prefill_chunk=32, draft_budget=16)
     plain = {c.request_id: c.token_ids for c in generate(Engine(model, NoDrafter(), config), requests)}
-    drafter = never_wrong(model)
+    drafter = identical_draft_model(model)
     propose = drafter.propose
     wrong = []
 
     def checked(sequences: Many[Sequence], budget: int) -> list[Draft]:
         drafts = propose(sequences, budget)
         for sequence, draft in zip(sequences, drafts, strict=True):
-            inner = sorted(set(draft.parents))  # the best child comes first
-            best = [draft.tokens[draft.parents.index(node)] for node in inner]
-            coming = plain[sequence.request.request_id][sequence.num_generated :]
-            if tuple(best) != coming[: len(best)]:
-                wrong.append((best, coming))
+            parents = sorted(set(draft.parents))
+            best = [draft.tokens[draft.parents.index(parent)] for parent in parents]  # the first child is the likeliest
+            upcoming = plain[sequence.request.request_id][sequence.num_generated :]
+            if tuple(best) != upcoming[: len(best)]:
+                wrong.append((best, upcoming))
         return drafts
 
     drafter.propose = checked  # type: ignore[method-assign]
-    slot_bytes = 2 * KVCache.slot_bytes(model.config, model.dtype)
+    slot_bytes = 2 * KVCache.slot_bytes(model.config, model.dtype)  # of the target and of the draft model
     engine = Engine(model, drafter, replace(config, kv_cache_bytes=150 * slot_bytes))
 
     drafted = generate(engine, requests)
@@ -95,7 +98,7 @@ def test_drafts_stay_right_when_requests_are_preempted_and_resumed(model: Model)
     assert wrong == []
 
 
-def test_another_vocabulary_is_refused(model: Model, tmp_path: Path) -> None:
+def test_a_draft_model_with_another_vocabulary_is_refused(model: Model, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "same", "llama", seed=1, num_layers=1)
     assert load_drafter("draft_model", model, folder, model_dir=folder).name == "draft_model"
 

@@ -1,4 +1,4 @@
-"""EAGLE-3: its file layouts, its arithmetic in serving, and acceptance after training."""
+"""EAGLE-3: its file layouts, its computation in serving, its answers in the engine, and its growing tree."""
 
 import json
 import random
@@ -44,7 +44,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("layout", ["speculators", "specforge"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_a_checkpoint_keeps_its_bytes(tmp_path: Path, layout: Layout, options: dict[str, Any]) -> None:
+def test_a_loaded_checkpoint_is_saved_with_the_same_bytes(
+    tmp_path: Path, layout: Layout, options: dict[str, Any]
+) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
@@ -56,7 +58,7 @@ def test_a_checkpoint_keeps_its_bytes(tmp_path: Path, layout: Layout, options: d
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
-def test_names_and_shapes_are_the_public_ones(tmp_path: Path) -> None:
+def test_tensor_names_and_shapes_follow_the_speculators_layout(tmp_path: Path) -> None:
     make_module(make_config(), own_embedding=True).save(tmp_path, base_model="target")
     shapes = {name: list(tensor.shape) for name, tensor in load_file(tmp_path / WEIGHTS_FILE).items()}
     attention, mlp = "layers.0.self_attn", "layers.0.mlp"
@@ -83,25 +85,27 @@ def test_names_and_shapes_are_the_public_ones(tmp_path: Path) -> None:
     assert values["eagle_aux_hidden_state_layer_ids"] == [1, 2, 4]
 
 
-def test_both_layouts_hold_the_same_drafter(tmp_path: Path) -> None:
+def test_both_layouts_store_the_same_drafter(tmp_path: Path) -> None:
     module = make_module(make_config(fc_norm=True))
     layouts: tuple[Layout, ...] = ("speculators", "specforge")
     for layout in layouts:
         (tmp_path / layout).mkdir()
         module.save(tmp_path / layout, base_model="target", layout=layout)
     assert "midlayer.self_attn.q_proj.weight" in load_file(tmp_path / "specforge" / WEIGHTS_FILE)
-    ours, theirs = (Eagle3.load(tmp_path / layout) for layout in layouts)
-    assert ours.config == theirs.config
-    assert all(torch.equal(a, b) for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True))
+    first, second = (Eagle3.load(tmp_path / layout) for layout in layouts)
+    assert first.config == second.config
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
 
 
-def test_specforge_numbers_a_tap_by_the_layer_that_writes_it() -> None:
+def test_the_specforge_layout_numbers_a_tap_by_the_layer_before_it() -> None:
     values = make_config().to_values("specforge", base_model="", depth=5)
-    assert values["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 3]  # SGLang adds one
+    assert values["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 3]  # SGLang adds one to each
     assert Eagle3Config.from_values(values).tap_layers == (1, 2, 4)
 
 
-def test_missing_tap_layers_are_the_default_ones() -> None:
+def test_tap_layers_default_to_an_early_a_middle_and_a_late_layer() -> None:
     values = make_config(tap_layers=None).to_values("specforge", base_model="", depth=5)
     assert "eagle_config" not in values
     assert Eagle3Config.from_values(values).taps_of(32) == (2, 16, 29)
@@ -134,14 +138,17 @@ def test_a_drafter_of_another_model_is_refused(model: Model) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_the_served_drafter_computes_the_reference(
+def test_the_served_drafter_agrees_with_the_reference(
     tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]
 ) -> None:
-    """Likely chains are paths of the tree with the right probability, however the text before was split into passes."""
+    """The reference's likely chains are paths of the served tree, with the same probabilities.
+
+    The served drafter observes the text in several passes.
+    """
     target = load_model(make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4), dtype="float32")
     module = make_module(make_config(**options))
     with torch.no_grad():
-        module.lm_head.weight *= 3.0  # sharp enough that likely chains are deep
+        module.lm_head.weight *= 3.0  # sharper probabilities give deeper chains
     drafter = Eagle3Drafter(module, target)
     generator = random.Random(1)
     tokens = [generator.randrange(259) for _ in range(40)]
@@ -154,16 +161,18 @@ def test_the_served_drafter_computes_the_reference(
     sequence = Sequence(request, tokens[:20], None, SpeculationStats(), table_row=1, slots=slots)
     states = target.hidden_states(torch.tensor(tokens), drafter.tap_layers)
     assert states.taps is not None
-    sequence.num_tabled = 28  # slots accepted in the last pass are not in the table yet
+    sequence.num_tabled = 28  # the slots of the last pass are not in the slot table yet
     cache.slot_tables[1, 28:] = 0
-    known = 0
+    num_observed = 0
     for end in (9, 20, 24, 31):  # two chunks of the prompt, then accepted tokens
-        sequence.tokens = tokens[: max(20, end) if end < 20 else end + 1]
-        kept = Kept(sequence, known, tuple(range(end - known)))
-        drafter.observe(Pass(states.final[known:end], states.taps[known:end], (kept,)))
-        known = end
+        # The whole prompt while it is prefilled, then the accepted tokens and the pending one.
+        sequence.tokens = tokens[: 20 if end < 20 else end + 1]
+        kept = Kept(sequence, num_observed, tuple(range(end - num_observed)))
+        drafter.observe(Pass(states.final[num_observed:end], states.taps[num_observed:end], (kept,)))
+        num_observed = end
     (draft,) = drafter.propose([sequence], 64)
-    children = {place: node for node, place in enumerate(zip(draft.parents, draft.tokens, strict=True))}
+    edges = zip(draft.parents, draft.tokens, strict=True)
+    children = {(parent, token): node for node, (parent, token) in enumerate(edges)}
     for ranks in ([0, 0, 0], [1, 0]):
         with torch.no_grad():
             expected = reference_chain(module, target, tokens[:32], ranks)
@@ -185,14 +194,14 @@ def make_requests(*, temperature: float, count: int = 8) -> list[Request]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("batch_size", [1, 5])
-def test_answers_are_those_of_plain_decoding(model: Model, temperature: float, batch_size: int) -> None:
+def test_answers_equal_those_of_plain_decoding(model: Model, temperature: float, batch_size: int) -> None:
     config = EngineConfig(max_batch_size=batch_size, draft_budget=12, prefill_chunk=16)
     requests = make_requests(temperature=temperature)
     plain = generate(Engine(model, NoDrafter(), config), requests)
     drafter = Eagle3Drafter(make_module(make_config()), model)
-    ours = generate(Engine(model, drafter, config), requests)
-    assert [c.token_ids for c in ours] == [c.token_ids for c in plain]
-    assert sum(c.speculation.num_draft_tokens for c in ours) > 0
+    drafted = generate(Engine(model, drafter, config), requests)
+    assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
+    assert sum(c.speculation.num_draft_tokens for c in drafted) > 0
 
 
 def test_a_sequence_that_was_never_observed_gets_no_draft(model: Model) -> None:
@@ -204,7 +213,7 @@ def test_a_sequence_that_was_never_observed_gets_no_draft(model: Model) -> None:
 
 
 def test_drafts_are_valid_if_earlier_positions_were_never_observed(model: Model) -> None:
-    """For a cached prefix, the keys are zeros or those of another request, and always finite."""
+    """The drafter has not observed a cached prefix; its keys there are zeros or those of another request."""
     drafter = Eagle3Drafter(make_module(make_config()), model)
     cache = KVCache(model.config, num_slots=32, max_sequences=1, max_seq_len=32, dtype=model.dtype, device=model.device)
     drafter.prepare(cache)
@@ -235,10 +244,10 @@ def test_a_tree_keeps_the_likeliest_nodes_of_all_levels() -> None:
     assert draft.survival == pytest.approx((0.6, 0.3, 0.54, 0.15))
 
 
-def test_only_nodes_that_would_be_verified_are_run_again() -> None:
+def test_the_frontier_has_only_nodes_that_would_be_verified() -> None:
     tree = GrowingTree(budget=2)
     tree.offer(-1, [10, 11, 12], [0.5, 0.3, 0.2])
     assert [tree.token(node) for node in tree.frontier(4)] == [10, 11]
     tree.start_level()
-    tree.offer(0, [20], [0.2])  # less likely than both above
+    tree.offer(0, [20], [0.2])  # a survival of 0.1, less than the survival of both verified nodes
     assert tree.frontier(4) == []

@@ -49,7 +49,7 @@ def draft_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def make_requests(model: Model, sampling: Sampling, *, count: int = 10, max_tokens: int = 40) -> list[Request]:
-    """Prompts of 1 to 60 tokens, half of them repetitive, so that n-grams are found."""
+    """Makes prompts of 1 to 60 tokens, half of which repeat themselves, so that n-gram drafters find matches."""
     generator = random.Random(0)
     requests = []
     for index in range(count):
@@ -60,17 +60,17 @@ def make_requests(model: Model, sampling: Sampling, *, count: int = 10, max_toke
     return requests
 
 
-def answer(model: Model, drafter: Drafter, requests: list[Request], **config: int) -> list[Completion]:
+def complete(model: Model, drafter: Drafter, requests: list[Request], **config: int) -> list[Completion]:
     return generate(Engine(model, drafter, EngineConfig(**config)), requests)  # type: ignore[arg-type]
 
 
 def answers_only(completions: list[Completion]) -> list[tuple[object, ...]]:
-    """Token ids, exact log-probabilities, and finish reasons."""
+    """Returns what must not depend on drafts and batches: token ids, exact log probabilities and finish reasons."""
     return [(c.request_id, c.token_ids, c.logprobs, c.finish_reason) for c in completions]
 
 
 def random_medusa(model: Model) -> MedusaDrafter:
-    """Heads with random weights instead of trained ones. They share the target's lm_head, so it accepts some drafts."""
+    """Makes Medusa heads with random weights. They share the target's lm_head, so the target accepts some drafts."""
     torch.manual_seed(0)
     size = model.config.vocab_size
     config = MedusaConfig(hidden_size=model.config.hidden_size, num_heads=3, draft_vocab_size=size)
@@ -85,8 +85,8 @@ def test_answers_are_equal_with_every_drafter(
     model: Model, draft_model: Model, sampling: Sampling, batch_size: int, count: int
 ) -> None:
     requests = make_requests(model, sampling, count=count, max_tokens=24)
-    plain = answer(model, NoDrafter(), requests, max_batch_size=batch_size)
-    known = {c.request_id: c.token_ids for c in plain}
+    plain = complete(model, NoDrafter(), requests, max_batch_size=batch_size)
+    tokens_of = {c.request_id: c.token_ids for c in plain}
     vocab_size = model.config.vocab_size
     drafters: list[Drafter] = [
         NgramDrafter(),
@@ -97,47 +97,47 @@ def test_answers_are_equal_with_every_drafter(
         BlockDrafter(make_block(), model),
         BlockDrafter(make_block(speculators_model_type="dspark", markov_rank=8), model),
         MtpDrafter(DensePrediction(make_mtp(), model), model, max_depth=4),
-        OracleDrafter(known, max_depth=6, error=0.3, tree=False, vocab_size=vocab_size),
-        OracleDrafter(known, max_depth=5, error=0.2, tree=True, vocab_size=vocab_size),
+        OracleDrafter(tokens_of, max_depth=6, error=0.3, tree=False, vocab_size=vocab_size),
+        OracleDrafter(tokens_of, max_depth=5, error=0.2, tree=True, vocab_size=vocab_size),
         BrokenDrafter(),
     ]
     for drafter in drafters:
-        ours = answer(model, drafter, requests, max_batch_size=batch_size, draft_budget=15)
-        assert answers_only(ours) == answers_only(plain), drafter.name
+        drafted = complete(model, drafter, requests, max_batch_size=batch_size, draft_budget=15)
+        assert answers_only(drafted) == answers_only(plain), drafter.name
 
 
-def test_a_good_drafter_is_accepted_and_counted(model: Model) -> None:
+def test_tokens_of_a_correct_drafter_are_accepted_and_counted(model: Model) -> None:
     requests = make_requests(model, {"temperature": 0.8, "seed": 1, "ignore_eos": True}, max_tokens=41)
-    plain = answer(model, NoDrafter(), requests)
-    known = {c.request_id: c.token_ids for c in plain}
-    oracle = OracleDrafter(known, max_depth=4, error=0.0, tree=True, vocab_size=model.config.vocab_size)
+    plain = complete(model, NoDrafter(), requests)
+    tokens_of = {c.request_id: c.token_ids for c in plain}
+    oracle = OracleDrafter(tokens_of, max_depth=4, error=0.0, tree=True, vocab_size=model.config.vocab_size)
 
-    ours = answer(model, oracle, requests, draft_budget=15)
+    drafted = complete(model, oracle, requests, draft_budget=15)
 
-    assert answers_only(ours) == answers_only(plain)
-    for completion in ours:
-        # One token comes from the prompt's pass, and 40 more from passes of five tokens.
+    assert answers_only(drafted) == answers_only(plain)
+    for completion in drafted:
+        # One token comes from prefill, and 40 from 8 passes of five tokens.
         assert completion.speculation.num_spec_steps == 8
         assert completion.speculation.mean_acceptance_length == 5.0
         assert completion.speculation.acceptance_histogram == [0, 0, 0, 0, 8]
         assert completion.speculation.num_spec_tokens == 4
 
 
-def test_neither_batch_nor_chunks_of_the_prompt_change_an_answer(model: Model) -> None:
+def test_neither_batch_size_nor_prefill_chunk_changes_an_answer(model: Model) -> None:
     requests = make_requests(model, SAMPLINGS["T=0.8"])
-    plain = answers_only(answer(model, NoDrafter(), requests, max_batch_size=16))
+    plain = answers_only(complete(model, NoDrafter(), requests, max_batch_size=16))
     for max_batch_size, prefill_chunk in ((1, 256), (3, 5), (16, 1), (5, 16)):
-        ours = answer(model, NgramDrafter(), requests, max_batch_size=max_batch_size, prefill_chunk=prefill_chunk)
-        assert answers_only(ours) == plain, (max_batch_size, prefill_chunk)
-    backwards = answer(model, NoDrafter(), requests[::-1], max_batch_size=4)
-    assert answers_only(backwards)[::-1] == plain
+        drafted = complete(model, NgramDrafter(), requests, max_batch_size=max_batch_size, prefill_chunk=prefill_chunk)
+        assert answers_only(drafted) == plain, (max_batch_size, prefill_chunk)
+    in_reverse = complete(model, NoDrafter(), requests[::-1], max_batch_size=4)
+    assert answers_only(in_reverse)[::-1] == plain
 
 
 def test_an_answer_does_not_depend_on_other_requests_in_the_batch(model: Model) -> None:
     requests = make_requests(model, SAMPLINGS["greedy"])
-    together = answers_only(answer(model, NgramDrafter(), requests))
-    alone = [answers_only(answer(model, NoDrafter(), [request]))[0] for request in requests]
-    assert alone == together
+    batched = answers_only(complete(model, NgramDrafter(), requests))
+    single = [answers_only(complete(model, NoDrafter(), [request]))[0] for request in requests]
+    assert single == batched
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "top-p"])
@@ -147,37 +147,37 @@ def test_neither_preemption_nor_a_shared_prefix_changes_an_answer(model: Model, 
         Request(request.request_id, common[: 12 * (index % 4)] + request.prompt_token_ids, request.sampling)
         for index, request in enumerate(make_requests(model, SAMPLINGS[sampling]))
     ]
-    plain = [answers_only(answer(model, NoDrafter(), [request]))[0] for request in requests]
-    known = {request_id: token_ids for request_id, token_ids, _, _ in plain}
-    oracle = OracleDrafter(known, max_depth=5, error=0.2, tree=True, vocab_size=model.config.vocab_size)  # type: ignore[arg-type]
-    slots = 180 * KVCache.slot_bytes(model.config, model.dtype)
-    engine = Engine(model, oracle, EngineConfig(max_batch_size=8, kv_cache_bytes=slots, draft_budget=9))
+    plain = [answers_only(complete(model, NoDrafter(), [request]))[0] for request in requests]
+    tokens_of = {request_id: token_ids for request_id, token_ids, _, _ in plain}
+    oracle = OracleDrafter(tokens_of, max_depth=5, error=0.2, tree=True, vocab_size=model.config.vocab_size)  # type: ignore[arg-type]
+    cache_bytes = 180 * KVCache.slot_bytes(model.config, model.dtype)  # too few slots for 8 sequences
+    engine = Engine(model, oracle, EngineConfig(max_batch_size=8, kv_cache_bytes=cache_bytes, draft_budget=9))
 
-    ours = [answers_only(generate(engine, requests)) for _ in range(2)]
+    drafted = [answers_only(generate(engine, requests)) for _ in range(2)]
 
-    assert ours == [plain, plain]
+    assert drafted == [plain, plain]
     assert engine.counters.num_preemptions > 0
     assert engine.counters.prefix_hits > 0
 
 
 def test_training_and_serving_compute_bit_identical_hidden_states(model: Model) -> None:
     requests = make_requests(model, SAMPLINGS["greedy"], count=1)
-    seen: list[torch.Tensor] = []
+    observed: list[torch.Tensor] = []
 
-    class Spy(NoDrafter):
+    class ObservingDrafter(NoDrafter):
         max_depth = 1
 
         def observe(self, done: Pass) -> None:
-            seen.extend(done.hidden[kept.rows[-1]].clone() for kept in done.kept)
+            observed.extend(done.hidden[kept.rows[-1]].clone() for kept in done.kept)
 
-    (completion,) = answer(model, Spy(), requests, draft_budget=1)
+    (completion,) = complete(model, ObservingDrafter(), requests, draft_budget=1)
 
     tokens = (*requests[0].prompt_token_ids, *completion.token_ids)
     states = model.hidden_states(torch.tensor(tokens)).final
     first = len(requests[0].prompt_token_ids) - 1
-    assert len(seen) == len(completion.token_ids) - 1
-    for offset, tap in enumerate(seen):
-        assert torch.equal(tap, states[first + offset]), offset
+    assert len(observed) == len(completion.token_ids) - 1
+    for offset, hidden in enumerate(observed):
+        assert torch.equal(hidden, states[first + offset]), offset
 
 
 def test_answers_are_equal_without_compiled_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_answers_are_equal_without_compiled_kernels(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(f"kernels.{module}.library", lambda: None)
     model = load_model(make_tiny_model(tmp_path, "qwen3"), dtype="bfloat16")
     requests = make_requests(model, SAMPLINGS["top-p"], count=5, max_tokens=20)
-    plain = answers_only(answer(model, NoDrafter(), requests, max_batch_size=1))
-    known = {request_id: token_ids for request_id, token_ids, _, _ in plain}
-    oracle = OracleDrafter(known, max_depth=5, error=0.2, tree=True, vocab_size=model.config.vocab_size)  # type: ignore[arg-type]
-    assert answers_only(answer(model, oracle, requests, max_batch_size=4, draft_budget=12)) == plain
+    plain = answers_only(complete(model, NoDrafter(), requests, max_batch_size=1))
+    tokens_of = {request_id: token_ids for request_id, token_ids, _, _ in plain}
+    oracle = OracleDrafter(tokens_of, max_depth=5, error=0.2, tree=True, vocab_size=model.config.vocab_size)  # type: ignore[arg-type]
+    assert answers_only(complete(model, oracle, requests, max_batch_size=4, draft_budget=12)) == plain

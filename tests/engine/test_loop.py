@@ -1,4 +1,4 @@
-"""The engine handles ends, limits and cancellation, and never loses a slot."""
+"""The engine ends answers, applies limits, cancels requests, and always frees their cache slots."""
 
 from pathlib import Path
 
@@ -38,10 +38,10 @@ def test_an_answer_ends_at_a_stop_token_even_inside_a_draft(model: Model) -> Non
     oracle = OracleDrafter({"a": plain.token_ids}, max_depth=8, error=0.0, tree=False, vocab_size=300)
     engine = Engine(model, oracle, EngineConfig(draft_budget=8))
 
-    (ours,) = generate(engine, [make_request("a", stop_token_ids=frozenset([stop]))])
+    (drafted,) = generate(engine, [make_request("a", stop_token_ids=frozenset([stop]))])
 
-    assert ours.token_ids == plain.token_ids[: first + 1]
-    assert ours.finish_reason is FinishReason.STOP
+    assert drafted.token_ids == plain.token_ids[: first + 1]
+    assert drafted.finish_reason is FinishReason.STOP
     assert free_slots(engine) == engine.cache.num_slots
 
 
@@ -52,7 +52,7 @@ def test_a_finished_or_cancelled_request_frees_all_its_slots(model: Model) -> No
     for _ in range(3):
         engine.step()
     engine.cancel("r1")
-    engine.cancel("r5")  # still waiting
+    engine.cancel("r5")  # not admitted yet
     engine.cancel("nobody")
 
     reasons = {}
@@ -68,15 +68,15 @@ def test_a_finished_or_cancelled_request_frees_all_its_slots(model: Model) -> No
     assert engine.num_running == engine.num_waiting == 0
 
 
-def test_requests_beyond_the_cache_wait_for_room(model: Model) -> None:
-    engine_bytes = 40 * 2 * 2 * 2 * 16 * 4  # 40 slots of two layers, two KV heads of 16, float32
-    engine = Engine(model, NoDrafter(), EngineConfig(max_batch_size=8, kv_cache_bytes=engine_bytes))
+def test_requests_that_do_not_fit_into_the_cache_wait(model: Model) -> None:
+    cache_bytes = 40 * 2 * 2 * 2 * 16 * 4  # 40 slots of two layers, two KV heads of 16, float32
+    engine = Engine(model, NoDrafter(), EngineConfig(max_batch_size=8, kv_cache_bytes=cache_bytes))
     completions = generate(engine, [make_request(f"r{index}") for index in range(6)])
     assert [len(c.token_ids) for c in completions] == [12] * 6
     assert free_slots(engine) == 40
 
 
-def test_a_request_that_can_never_fit_is_refused_with_both_sides(model: Model) -> None:
+def test_a_request_that_is_too_long_or_invalid_is_refused_with_the_reason(model: Model) -> None:
     engine = Engine(model, NoDrafter(), EngineConfig(max_seq_len=32))
     with pytest.raises(RequestTooLong, match=r"may have 32 tokens, got 30 \+ 12"):
         engine.add(make_request("a", tuple(range(30))))
@@ -89,7 +89,7 @@ def test_a_request_that_can_never_fit_is_refused_with_both_sides(model: Model) -
         engine.add(make_request("a"))
 
 
-def test_one_token_answers_need_no_draft(model: Model) -> None:
+def test_an_answer_of_one_token_has_no_verify_pass(model: Model) -> None:
     engine = Engine(model, NgramDrafter(), EngineConfig(draft_budget=5))
     (completion,) = generate(engine, [make_request("a", (1, 2, 1, 2, 1, 2), max_tokens=1)])
     assert len(completion.token_ids) == 1
@@ -97,7 +97,7 @@ def test_one_token_answers_need_no_draft(model: Model) -> None:
     assert completion.speculation.mean_acceptance_length == 1.0
 
 
-def test_a_tiny_model_answers_from_a_folder_of_another_dtype(tmp_path: Path) -> None:
+def test_a_float32_model_can_be_served_in_bfloat16(tmp_path: Path) -> None:
     model = load_model(make_tiny_model(tmp_path, "qwen2"), dtype="bfloat16")
     assert len(generate(Engine(model, NoDrafter(), EngineConfig()), [make_request("a")])[0].token_ids) == 12
 
@@ -110,17 +110,17 @@ def test_equal_prefixes_are_computed_once(model: Model) -> None:
     (third,) = generate(engine, [make_request("c", prompt)])
 
     assert first.speculation.num_cached_tokens == 0
-    assert second.speculation.num_cached_tokens == third.speculation.num_cached_tokens == 48
+    assert second.speculation.num_cached_tokens == third.speculation.num_cached_tokens == 48  # 3 blocks of 16
     assert first.token_ids == third.token_ids
     assert (
         second.token_ids
         == generate(Engine(model, NoDrafter(), EngineConfig()), [make_request("b", (*prompt, 60, 61))])[0].token_ids
     )
     assert engine.counters.prefix_hits == 96
-    assert engine.counters.prefix_queries == 152
+    assert engine.counters.prefix_queries == 152  # prompt tokens: 50 + 52 + 50
 
 
-def test_swapping_the_drafter_changes_no_running_answer(model: Model) -> None:
+def test_swapping_the_drafter_does_not_change_running_answers(model: Model) -> None:
     requests = [make_request(f"r{index}", (1, 2, 3, 1, 2, 3, index), max_tokens=30) for index in range(4)]
     plain = [c.token_ids for c in generate(Engine(model, NoDrafter(), EngineConfig()), requests)]
     engine = Engine(model, NgramDrafter(), EngineConfig(draft_budget=6))

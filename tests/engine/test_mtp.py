@@ -1,4 +1,7 @@
-"""Multi-token prediction: its numerics along every path of a tree, its files, and acceptance after training."""
+"""Multi-token prediction: training and serving compute the papers' formulas, and memorized answers are accepted.
+
+T positions, H hidden size, D head dimension, V vocabulary.
+"""
 
 import json
 import math
@@ -43,7 +46,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", "head_dim": None},
 }
 GREEDY = {"temperature": 0.0}
-PROMPTS = tuple(tuple((7 * i + 5 * j) % 259 for j in range(9 + 12 * i)) for i in range(2))  # one needs two chunks
+PROMPTS = tuple(tuple((7 * i + 5 * j) % 259 for j in range(9 + 12 * i)) for i in range(2))  # 21 tokens need two chunks
 
 
 @pytest.fixture(scope="module")
@@ -64,24 +67,27 @@ def answers(
 
 
 def acceptance_length(completions: list[Completion]) -> float:
-    accepted = sum(sum(n * c for n, c in enumerate(a.speculation.acceptance_histogram)) for a in completions)
-    return 1.0 + accepted / sum(a.speculation.num_spec_steps for a in completions)
+    """Returns the mean number of tokens per verify pass."""
+    histograms = [completion.speculation.acceptance_histogram for completion in completions]
+    accepted = sum(sum(length * passes for length, passes in enumerate(histogram)) for histogram in histograms)
+    return 1.0 + accepted / sum(completion.speculation.num_spec_steps for completion in completions)
 
 
-AllRows = Callable[[Tensor, Tensor], Tensor]  # hidden states and next tokens of positions 0 .. T - 1 -> outputs
+# Takes the hidden states [T, H] and the next tokens [T] of all positions; returns the module's outputs [T, H].
+AllRows = Callable[[Tensor, Tensor], Tensor]
 
 
 def chances_after(rows: AllRows, model: Model, text: Many[int], path: Many[int]) -> Tensor:
-    """Returns probabilities [V] of the token after `text` and the draft `path`, recomputing all rows for each token."""
+    """Returns the probabilities [V] of the token after `text` and the drafted `path`, with all rows computed anew."""
     hidden = model.hidden_states(torch.tensor(text[:-1])).final
     for length in range(len(path) + 1):
         outputs = rows(hidden, torch.tensor([*text[1:], *path[:length]]))
-        hidden = torch.cat([hidden, outputs[-1:]])
+        hidden = torch.cat([hidden, outputs[-1:]])  # the drafted token's state is the module's own output
     return model.logits(outputs[-1:])[0].softmax(-1)
 
 
 def all_rows(module: Mtp, hidden: Tensor, embeddings: Tensor) -> Tensor:
-    """Returns [T, H], computed as in the paper with one attention matrix per head."""
+    """Returns the module's outputs [T, H], computed as in the paper with one attention matrix per head."""
     weights: dict[str, Tensor] = module.layer.state_dict()
     layer, T = module.config.layer, len(hidden)
     D, group = module.layer.self_attn.head_dim, layer.num_attention_heads // layer.num_key_value_heads
@@ -93,31 +99,31 @@ def all_rows(module: Mtp, hidden: Tensor, embeddings: Tensor) -> Tensor:
     def linear(x: Tensor, name: str) -> Tensor:
         return torch.as_tensor(x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", torch.tensor(0.0)))
 
-    def turned(x: Tensor) -> Tensor:
+    def rotated(x: Tensor) -> Tensor:
         pairs = torch.complex(x[:, : D // 2], x[:, D // 2 :])
         angles = torch.arange(T).unsqueeze(1) * 500.0 ** (-torch.arange(D // 2) * 2.0 / D)
-        found = pairs * torch.polar(torch.ones_like(angles), angles)
-        return torch.cat([found.real, found.imag], dim=1)
+        rotated_pairs = pairs * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([rotated_pairs.real, rotated_pairs.imag], dim=1)
 
-    both = torch.cat([norm(embeddings, "token_layernorm"), norm(hidden, "hidden_layernorm")], dim=1)
-    x = linear(both, "input_proj")
+    inputs = torch.cat([norm(embeddings, "token_layernorm"), norm(hidden, "hidden_layernorm")], dim=1)
+    x = linear(inputs, "input_proj")
     normed = norm(x, "input_layernorm")
-    mixed = []
+    heads = []
     for head in range(layer.num_attention_heads):
-        own, kept = slice(head * D, (head + 1) * D), slice(head // group * D, (head // group + 1) * D)
-        query = turned(norm(linear(normed, "self_attn.q_proj")[:, own], "self_attn.q_norm"))
-        keys = turned(norm(linear(normed, "self_attn.k_proj")[:, kept], "self_attn.k_norm"))
+        q_columns, kv_columns = slice(head * D, (head + 1) * D), slice(head // group * D, (head // group + 1) * D)
+        query = rotated(norm(linear(normed, "self_attn.q_proj")[:, q_columns], "self_attn.q_norm"))
+        keys = rotated(norm(linear(normed, "self_attn.k_proj")[:, kv_columns], "self_attn.k_norm"))
         scores = (query @ keys.T / D**0.5).masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
-        mixed.append(scores.softmax(-1) @ linear(normed, "self_attn.v_proj")[:, kept])
-    x = x + linear(torch.cat(mixed, dim=1), "self_attn.o_proj")
+        heads.append(scores.softmax(-1) @ linear(normed, "self_attn.v_proj")[:, kv_columns])
+    x = x + linear(torch.cat(heads, dim=1), "self_attn.o_proj")
     normed = norm(x, "post_attention_layernorm")
     gate = linear(normed, "mlp.gate_proj")
     x = x + linear(gate * gate.sigmoid() * linear(normed, "mlp.up_proj"), "mlp.down_proj")
     return norm(x, "final_layernorm")
 
 
-class Watched(MtpDrafter):
-    """Compares the survival of every node with the product of probabilities along its path."""
+class ComparingMtpDrafter(MtpDrafter):
+    """Checks that the survival of every node is the product of the probabilities along its path."""
 
     def __init__(self, module: PredictionModule, model: Model, rows: AllRows) -> None:
         super().__init__(module, model, max_depth=4)
@@ -131,7 +137,7 @@ class Watched(MtpDrafter):
         for sequence, draft in zip(sequences, drafts, strict=True):
             chances = {-1: 1.0}
             for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-                path = [draft.tokens[above] for above in draft.path(node)[:-1]]
+                path = [draft.tokens[ancestor] for ancestor in draft.path(node)[:-1]]
                 after = chances_after(self.rows, self.model, sequence.tokens, path)
                 chances[node] = chances[parent] * float(after[token])
                 assert math.isclose(draft.survival[node], chances[node], rel_tol=1e-3)
@@ -159,17 +165,17 @@ def test_every_nodes_survival_is_the_probability_of_its_path(model: Model, chang
     def rows(hidden: Tensor, tokens: Tensor) -> Tensor:
         return all_rows(module, hidden, model.weights.embedding[tokens])
 
-    drafter = Watched(DensePrediction(module, model), model, rows)
+    drafter = ComparingMtpDrafter(DensePrediction(module, model), model, rows)
 
     drafted = answers(model, drafter, GREEDY, budget=9, max_tokens=16)
 
     assert [c.token_ids for c in drafted] == [c.token_ids for c in greedy]
     assert drafter.num_compared == sum(c.speculation.num_spec_steps for c in drafted)
     assert drafter.depths.count(3) >= 5
-    assert acceptance_length(drafted) > 1.3  # so paths through accepted nodes were compared too
+    assert acceptance_length(drafted) > 1.3  # so that drafts after accepted nodes were compared, too
 
 
-def test_deepseeks_own_module_drafts_in_the_same_way(tmp_path: Path) -> None:
+def test_survival_is_also_the_probability_of_the_path_with_deepseeks_own_module(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3")
     add_mtp_module(folder, DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32))
     model = load_model(folder, dtype="float32")
@@ -179,11 +185,11 @@ def test_deepseeks_own_module_drafts_in_the_same_way(tmp_path: Path) -> None:
     module.weights.final_norm.mul_(8.0)  # sharper probabilities give deeper trees
 
     def rows(hidden: Tensor, tokens: Tensor) -> Tensor:
-        places = torch.arange(len(tokens))
-        of_text = DecoderRows(places, places, prefix_rows(places.int().view(1, -1), places))
-        return module.forward(hidden, tokens, of_text, module.make_keys(len(tokens)))
+        positions = torch.arange(len(tokens))
+        decoder_rows = DecoderRows(positions, positions, prefix_rows(positions.int().view(1, -1), positions))
+        return module.forward(hidden, tokens, decoder_rows, module.make_keys(len(tokens)))
 
-    drafter = Watched(module, model, rows)
+    drafter = ComparingMtpDrafter(module, model, rows)
     plain = answers(model, NoDrafter(), GREEDY, budget=9, max_tokens=12)
 
     drafted = answers(model, drafter, GREEDY, budget=9, max_tokens=12)
@@ -194,7 +200,7 @@ def test_deepseeks_own_module_drafts_in_the_same_way(tmp_path: Path) -> None:
 
 
 def test_memorized_answers_are_accepted(model: Model) -> None:
-    """Uses sampled answers, because greedy answers of a random model repeat themselves, which hides shifts."""
+    """Uses sampled answers: greedy answers of a random model repeat themselves, which would hide off-by-one errors."""
     sampling = {"temperature": 1.0, "seed": 1}
     plain = answers(model, NoDrafter(), sampling, budget=12)
     module = make_mtp()
@@ -207,11 +213,12 @@ def test_memorized_answers_are_accepted(model: Model) -> None:
 
 
 def learn(module: Mtp, model: Model, completions: list[Completion], *, num_steps: int) -> None:
-    """At step k, the row of position t reads token t + k + 1 and must predict token t + k + 2."""
+    """Trains the module: at step k, the row of position t reads token t + k + 1 and must predict token t + k + 2."""
     depth = module.config.num_steps
     optimizer = torch.optim.Adam(module.parameters(), lr=2e-3)
     texts = [torch.tensor(prompt + c.token_ids) for prompt, c in zip(PROMPTS, completions, strict=True)]
-    states = [model.hidden_states(text).final.clone() for text in texts]  # they were created in inference mode
+    # Tensors made in inference mode cannot be used in training, but their clones can.
+    states = [model.hidden_states(text).final.clone() for text in texts]
     for _ in range(num_steps):
         losses = []
         for text, state, prompt in zip(texts, states, PROMPTS, strict=True):
@@ -249,7 +256,7 @@ def test_a_module_is_read_back_from_its_files_bit_for_bit(tmp_path: Path, change
     assert {key: written[key] for key in values} == values
 
 
-def test_an_adapter_that_does_not_fit_the_model_is_refused(model: Model, tmp_path: Path) -> None:
+def test_an_mtp_module_that_does_not_fit_the_model_is_refused(model: Model, tmp_path: Path) -> None:
     for values in ({}, mtp_values() | {"num_nextn_predict_layers": 2}, mtp_values(model_type="mistral")):
         with pytest.raises(SpeculatorNotLoadable):
             MtpConfig.from_values(values)
@@ -262,7 +269,7 @@ def test_an_adapter_that_does_not_fit_the_model_is_refused(model: Model, tmp_pat
 
 
 @pytest.mark.parametrize(("steps", "refused"), [(64, False), (65, True)])
-def test_no_drafter_drafts_deeper_than_the_longest_path(
+def test_an_mtp_module_with_more_than_64_steps_is_refused(
     model: Model, tmp_path: Path, steps: int, refused: bool
 ) -> None:
     module = make_mtp()

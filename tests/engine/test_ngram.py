@@ -1,4 +1,4 @@
-"""Prompt lookup: the longest match wins, the latest among equals, and survivals follow the observed acceptance."""
+"""Prompt lookup uses the longest match, the latest of equally long ones, and adjusts survivals by acceptance."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from engine.drafters.ngram import NgramDrafter
 from tests.engine.test_suffix import make_sequence
 
 
-def test_the_longest_match_wins_over_a_later_one() -> None:
+def test_a_longer_match_wins_over_a_later_match() -> None:
     prompt = [1, 2, 3, 4, 50, 51, 52, 9, 4, 60, 61, 1, 2, 3]
     (draft,) = NgramDrafter().propose([make_sequence("a", prompt, [4])], 3)
     assert draft.tokens == (50, 51, 52)
@@ -33,6 +33,7 @@ def test_survival_follows_observed_acceptance(right: bool) -> None:
         (draft,) = drafter.propose([sequence], 4)
         survivals.append(draft.survival[0])
         following = draft.tokens[0]
+        # If the draft is wrong, another token follows, and then the prompt's tokens, which the drafter finds again.
         sequence.tokens += [following] if right else [1000 + following, *range(20), 0]
     assert (survivals[-1] > survivals[0]) == right
     assert survivals[-1] > 0.95 if right else survivals[-1] < 0.3

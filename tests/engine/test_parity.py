@@ -1,4 +1,4 @@
-"""The dense decoder gives the results of transformers."""
+"""The dense decoder computes the same logits as transformers, and refuses unsupported model folders."""
 
 import json
 from pathlib import Path
@@ -15,12 +15,13 @@ from tests.tiny_model import make_tiny_model
 
 
 def difference(folder: Path, length: int = 90) -> float:
+    """Returns the largest difference between our logits and those of transformers."""
     token_ids = torch.randint(0, 250, (length,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         expected = reference(token_ids.unsqueeze(0)).logits[0]
-        ours = load_model(folder, dtype="float32")
-        logits = ours.logits(ours.hidden_states(token_ids).final)
+        model = load_model(folder, dtype="float32")
+        logits = model.logits(model.hidden_states(token_ids).final)
     assert logits.abs().max() > 0.1, "logits that are all zero would agree with anything"
     return float((logits - expected).abs().max())
 
@@ -33,7 +34,7 @@ def edit_config(folder: Path, **values: Any) -> Path:
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_logits_agree(tmp_path: Path, architecture: str, tied: bool) -> None:
+def test_logits_agree_with_transformers(tmp_path: Path, architecture: str, tied: bool) -> None:
     assert difference(make_tiny_model(tmp_path, architecture, tie_word_embeddings=tied)) <= 1e-4
 
 
@@ -47,7 +48,7 @@ def test_logits_agree(tmp_path: Path, architecture: str, tied: bool) -> None:
     ],
     ids=lambda rope: rope["rope_type"],
 )  # fmt: skip
-def test_logits_agree_with_scaled_positions(tmp_path: Path, rope: dict[str, Any]) -> None:
+def test_logits_with_scaled_rotary_positions_agree_with_transformers(tmp_path: Path, rope: dict[str, Any]) -> None:
     assert difference(edit_config(make_tiny_model(tmp_path, "llama"), rope_parameters=rope)) <= 1e-4
 
 
@@ -77,14 +78,14 @@ def test_the_error_for_a_damaged_weight_file_gives_the_reason(tmp_path: Path) ->
         load_model(folder)
 
 
-def test_a_context_is_no_longer_than_an_attention_window(tmp_path: Path) -> None:
+def test_the_maximum_context_is_limited_by_the_attention_window(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "mistral", max_position_embeddings=64)
     assert load_model(folder).max_positions == 64
     assert load_model(edit_config(folder, sliding_window=48)).max_positions == 48
     assert load_model(edit_config(folder, sliding_window=None)).max_positions == 64
 
 
-def test_end_tokens_of_both_config_files_count(tmp_path: Path) -> None:
+def test_end_tokens_of_both_config_files_are_used(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "llama")
     edit_config(folder, eos_token_id=2)
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')

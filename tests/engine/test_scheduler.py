@@ -1,4 +1,4 @@
-"""Admission, waiting and preemption; each slot always has exactly one owner."""
+"""The scheduler admits and preempts sequences; each cache slot is free or belongs to one block or sequence."""
 
 from collections import Counter
 
@@ -21,7 +21,7 @@ def make_scheduler(num_slots: int, *, max_batch_size: int = 4, prefill_chunk: in
 
 
 def run_pass(scheduler: Scheduler, plan: Plan, *, num_drafted: int = 0, num_kept: int = 0) -> None:
-    """Executes a plan like the engine, with tokens that depend only on the text so far."""
+    """Executes a plan like the engine. Each new token depends only on the text before it."""
     for sequence, end in plan.prefills:
         if end == len(sequence.tokens):
             scheduler.commit(sequence, [next_token(sequence.tokens)], ())
@@ -47,13 +47,13 @@ def check_slots(scheduler: Scheduler) -> None:
     """Checks that each slot is free, in one block, or in one sequence, and that blocks count their users correctly."""
     pool = scheduler.pool
     blocks = list(pool._blocks.values())
-    places = list(pool._free) + [slot for block in blocks for slot in block.slots]
+    slots = list(pool._free) + [slot for block in blocks for slot in block.slots]
     users: Counter[int] = Counter()
     for sequence in scheduler.running.values():
         assert sequence.slots[: BLOCK * len(sequence.blocks)] == [s for b in sequence.blocks for s in b.slots]
-        places += sequence.slots[BLOCK * len(sequence.blocks) :] + sequence.draft_slots
+        slots += sequence.slots[BLOCK * len(sequence.blocks) :] + sequence.draft_slots
         users.update(id(block) for block in sequence.blocks)
-    assert sorted(places) == list(range(pool.num_slots))
+    assert sorted(slots) == list(range(pool.num_slots))
     assert all(block.num_users == users[id(block)] for block in blocks)
     assert set(pool._idle) == {block for block in blocks if block.num_users == 0}
 
@@ -65,8 +65,8 @@ def test_no_slot_is_lost_or_used_twice_and_every_request_finishes(data: st.DataO
     common = [1, 2, 3, 4] * 6
     lengths = data.draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(0, 24)), max_size=9))
     sequences = [
-        make_sequence(f"s{index}", common[:shared] + [index] * own, max_tokens=answer, root="ab"[index % 2])
-        for index, (own, answer, shared) in enumerate(lengths)
+        make_sequence(f"s{index}", common[:num_shared] + [index] * num_own, max_tokens=num_answer, root="ab"[index % 2])
+        for index, (num_own, num_answer, num_shared) in enumerate(lengths)
     ]
     for sequence in sequences:
         scheduler.add(sequence)
@@ -84,7 +84,7 @@ def test_no_slot_is_lost_or_used_twice_and_every_request_finishes(data: st.DataO
     assert scheduler.pool.num_available == scheduler.pool.num_slots
 
 
-def test_the_latest_sequence_is_preempted_and_continues_where_it_was() -> None:
+def test_the_latest_sequence_is_preempted_and_later_continues_its_answer() -> None:
     scheduler = make_scheduler(64)
     first, second = (make_sequence(name, [token] * 20, max_tokens=40) for name, token in (("a", 1), ("b", 2)))
     scheduler.add(first)
@@ -98,12 +98,12 @@ def test_the_latest_sequence_is_preempted_and_continues_where_it_was() -> None:
     while "b" not in scheduler.running:
         run_pass(scheduler, scheduler.schedule())
     assert second.tokens[: len(answer)] == answer
-    assert second.num_computed >= BLOCK, "its blocks were still there"
+    assert second.num_computed >= BLOCK, "its cached blocks are used again"
 
 
-def test_a_prefix_is_shared_only_under_one_root() -> None:
+def test_a_prefix_is_shared_only_by_sequences_with_the_same_root() -> None:
     scheduler = make_scheduler(400)
-    for name, root in (("a", None), ("b", None), ("c", "adapter")):
+    for name, root in (("a", None), ("b", None), ("c", "adapter")):  # adapters have different keys and values
         scheduler.add(make_sequence(name, [7] * 40, root=root))
         run_pass(scheduler, scheduler.schedule())
         run_pass(scheduler, scheduler.schedule())
@@ -113,18 +113,18 @@ def test_a_prefix_is_shared_only_under_one_root() -> None:
     assert (a.stats.num_cached_tokens, b.stats.num_cached_tokens, c.stats.num_cached_tokens) == (0, 32, 0)
 
 
-def test_sequences_that_compute_the_same_prefix_at_once_end_up_sharing_it() -> None:
+def test_sequences_that_compute_the_same_prefix_concurrently_share_it_afterwards() -> None:
     scheduler = make_scheduler(400)
     for name in "ab":
         scheduler.add(make_sequence(name, [7] * 31))
     run_pass(scheduler, scheduler.schedule())
     a, b = scheduler.running.values()
     assert a.slots[:16] == b.slots[:16]
-    assert b.num_tabled == 0, "the table has to be written anew"
+    assert b.num_tabled == 0, "the slot table must be written again"
     check_slots(scheduler)
 
 
-def test_chunks_end_at_fixed_positions_wherever_a_prefix_ends() -> None:
+def test_chunks_end_at_fixed_positions_wherever_the_cached_prefix_ends() -> None:
     scheduler = make_scheduler(400, prefill_chunk=24)
     scheduler.add(make_sequence("a", [7] * 20))
     run_pass(scheduler, scheduler.schedule())
@@ -134,4 +134,4 @@ def test_chunks_end_at_fixed_positions_wherever_a_prefix_ends() -> None:
         plan = scheduler.schedule()
         ends += [end for sequence, end in plan.prefills if sequence.request.request_id == "b"]
         run_pass(scheduler, plan)
-    assert ends == [24, 48, 60]
+    assert ends == [24, 48, 60]  # although 16 tokens are cached, chunks end at multiples of 24

@@ -1,4 +1,4 @@
-"""Suffix decoding: proposals occurred before, trees are valid, and claims are right as often as predicted."""
+"""Suffix decoding proposes only continuations that occurred before, and its survivals match the acceptance."""
 
 import random
 
@@ -34,12 +34,13 @@ def test_the_longest_context_is_found_with_its_true_continuation(
 
     matches = index.matches(context, depth)
 
-    for agreement, continuation in matches:
-        seen = context[-agreement:] + list(continuation)
-        assert occurs(seen, text)
-        assert len(continuation) == depth or text[-len(seen) :] == seen, "cut short only by the end of the text"
+    for match_length, continuation in matches:
+        part = context[-match_length:] + list(continuation)
+        assert occurs(part, text)
+        assert len(continuation) == depth or text[-len(part) :] == part, "only the end of the text cuts a continuation"
+    # A context that occurs only at the end of the text has no continuation, hence text[:-1].
     longest = max((n for n in CONTEXTS if n <= len(context) and occurs(context[-n:], text[:-1])), default=0)
-    assert max((agreement for agreement, _ in matches), default=0) == longest
+    assert max((match_length for match_length, _ in matches), default=0) == longest
 
 
 def test_a_full_index_has_the_latest_tokens() -> None:
@@ -48,18 +49,18 @@ def test_a_full_index_has_the_latest_tokens() -> None:
     text = [numbers.randrange(5) for _ in range(1000)]
     for start in range(0, len(text), 7):
         index.extend(text[start : start + 7])
-        for agreement, continuation in index.matches(text[: start + 7][-20:], 10):
-            recent = text[max(0, start + 7 - 128) : start + 7]
-            assert occurs(text[: start + 7][-agreement:] + list(continuation), recent)
+        for match_length, continuation in index.matches(text[: start + 7][-20:], 10):
+            recent = text[max(0, start + 7 - 128) : start + 7]  # 128: the capacity, rounded up to a power of two
+            assert occurs(text[: start + 7][-match_length:] + list(continuation), recent)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4), st.integers(1, 30), st.integers(1, 5))
-def test_every_path_of_a_draft_was_seen_after_the_last_token(
+def test_every_path_of_a_draft_has_followed_the_last_token_before(
     requests: list[tuple[list[int], list[int]]], budget: int, step: int
 ) -> None:
     drafter = SuffixDrafter(past_tokens=600)
-    known: list[list[int]] = []
+    past_texts: list[list[int]] = []
     for number, (prompt, answer) in enumerate(requests):
         sequence = make_sequence(f"{number}", prompt, [])
         for start in range(0, len(answer), step):
@@ -67,11 +68,11 @@ def test_every_path_of_a_draft_was_seen_after_the_last_token(
             (draft,) = drafter.propose([sequence], budget)  # Draft validates its parents and survivals
             assert len(draft) <= budget
             paths = [[draft.tokens[node] for node in draft.path(node)] for node in range(len(draft))]
-            assert len({tuple(path) for path in paths}) == len(paths), "no path twice"
+            assert len({tuple(path) for path in paths}) == len(paths), "a path occurs twice"
             for path in paths:
-                assert any(occurs([sequence.tokens[-1], *path], text) for text in (*known, sequence.tokens))
+                assert any(occurs([sequence.tokens[-1], *path], text) for text in (*past_texts, sequence.tokens))
         drafter.forget(f"{number}")
-        known.append(sequence.tokens)
+        past_texts.append(sequence.tokens)
 
 
 def test_past_answers_are_used_for_drafts_until_newer_answers_displace_them() -> None:
@@ -82,20 +83,20 @@ def test_past_answers_are_used_for_drafts_until_newer_answers_displace_them() ->
     drafter.forget("first")
 
     (draft,) = drafter.propose([make_sequence("second", [7, 8], answer[:20])], 8)
-    assert draft.tokens == tuple(answer[20:28]), "a chain: nothing else was ever seen"
+    assert draft.tokens == tuple(answer[20:28]), "the draft is a chain, because only one continuation has occurred"
     drafter.forget_past()
     assert len(drafter.propose([make_sequence("later", [7, 8], answer[:20])], 8)[0]) == 0
     drafter.propose([first], 8)
     drafter.forget("first")
 
-    for number in range(10):
+    for number in range(10):  # 10 answers of 40 tokens displace the first one from 256 tokens
         drafter.propose([make_sequence(f"{number}", [5], list(range(1000 * number, 1000 * number + 40)))], 8)
         drafter.forget(f"{number}")
     (draft,) = drafter.propose([make_sequence("third", [7, 8], answer[:20])], 8)
     assert len(draft) == 0
 
 
-def test_no_draft_reaches_from_one_answer_into_the_next() -> None:
+def test_no_draft_continues_from_the_end_of_one_answer_into_the_next() -> None:
     drafter = SuffixDrafter()
     for name, answer in (("a", [10, 11, 12]), ("b", [20, 21, 22])):
         drafter.propose([make_sequence(name, [1], answer)], 8)
@@ -105,7 +106,7 @@ def test_no_draft_reaches_from_one_answer_into_the_next() -> None:
     assert BREAK not in draft.tokens
 
 
-def test_a_preempted_request_continues_where_it_was() -> None:
+def test_a_preempted_request_gets_the_same_draft_as_before() -> None:
     drafter = SuffixDrafter()
     sequence = make_sequence("a", [4, 5, 6, 7], [4, 5])
     before = drafter.propose([sequence], 8)
@@ -114,15 +115,15 @@ def test_a_preempted_request_continues_where_it_was() -> None:
     assert before[0].tokens[:2] == (6, 7)
     assert after.tokens[:2] == (6, 7)
     drafter.forget("a")
-    drafter.forget("a")
+    drafter.forget("a")  # a second time, without effect
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_survivals_equal_the_observed_acceptance(temperature: float) -> None:
-    """The source's tokens depend on the previous two; there are three successors with unequal probabilities."""
+def test_survivals_add_up_to_the_number_of_accepted_tokens(temperature: float) -> None:
+    """The text is random: the previous two tokens determine three possible successors with unequal probabilities."""
     numbers = random.Random(1)
     drafter = SuffixDrafter()
-    claimed = came = 0.0
+    expected = accepted = 0.0
     for request in range(12):
         tokens = [numbers.randrange(20), numbers.randrange(20)]
         sequence = make_sequence(f"{request}", tokens, [0], temperature=temperature)
@@ -133,10 +134,10 @@ def test_survivals_equal_the_observed_acceptance(temperature: float) -> None:
             (draft,) = drafter.propose([sequence], 12)
             a, b = sequence.tokens[-2:]
             following = numbers.choices(random.Random(20 * a + b).sample(range(20), 3), (6, 3, 1))[0]
-            if request >= 4:
-                first = [node for node in range(len(draft)) if draft.parents[node] == -1]
-                claimed += sum(draft.survival[node] for node in first)
-                came += any(draft.tokens[node] == following for node in first)
+            if request >= 4:  # the first requests only provide observations
+                root_nodes = [node for node in range(len(draft)) if draft.parents[node] == -1]
+                expected += sum(draft.survival[node] for node in root_nodes)
+                accepted += any(draft.tokens[node] == following for node in root_nodes)
             sequence.tokens.append(following)
         drafter.forget(f"{request}")
-    assert claimed == pytest.approx(came, rel=0.1)
+    assert expected == pytest.approx(accepted, rel=0.1)

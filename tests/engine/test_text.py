@@ -1,4 +1,4 @@
-"""Incrementally decoded text equals the text decoded at once, however the ids are split."""
+"""Text decoded in pieces equals the text decoded at once, however the token ids are split into pieces."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ from transformers import PreTrainedTokenizerFast
 from engine.text import TextStream
 from engine.tokenizer import Tokenizer as EngineTokenizer
 
-unhurried = settings(deadline=None)  # a busy machine must not cause a failure
+without_deadline = settings(deadline=None)  # a busy machine must not cause a failure
 
 SPECIAL = ["<|end|>", "<|start|>"]
 
 
 def byte_level_tokenizer() -> EngineTokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("a", "b"), ("ab", "c"), ("Ã", "©"), ("ð", "Ł")]  # the last is half of an emoji
+    merges = [("a", "b"), ("ab", "c"), ("Ã", "©"), ("ð", "Ł")]  # the last has two of the four bytes of an emoji
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *alphabet, *("".join(pair) for pair in merges)])}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -29,7 +29,7 @@ def byte_level_tokenizer() -> EngineTokenizer:
 
 
 def byte_fallback_tokenizer() -> EngineTokenizer:
-    """Like Llama 2 and Mistral: "▁" for a space, raw bytes for characters that the vocabulary lacks."""
+    """Makes a tokenizer like that of Llama 2: "▁" is a space, and characters without a token are encoded as bytes."""
     pieces = ["a", "b", "▁", "▁a", "ab", "é"]
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *(f"<0x{i:02X}>" for i in range(256)), *pieces])}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("▁", "a")], byte_fallback=True))
@@ -50,27 +50,27 @@ BYTE_LEVEL = TOKENIZERS["byte level"]
 def ids_and_splits(draw: st.DrawFn) -> tuple[EngineTokenizer, list[int], list[int]]:
     tokenizer = TOKENIZERS[draw(st.sampled_from(sorted(TOKENIZERS)))]
     random_ids = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=24)
-    # Random ids are mostly broken characters; encoded text is mostly whole ones.
+    # Random ids mostly decode to broken characters, ids of encoded text to whole characters.
     texts = st.text("abc é漢👩‍👧\n", max_size=12).map(tokenizer.encode)
     ids = draw(st.one_of(random_ids, texts, st.tuples(texts, random_ids).map(lambda pair: pair[0] + pair[1])))
     return tokenizer, ids, draw(st.lists(st.integers(1, 5), min_size=len(ids), max_size=len(ids)))
 
 
 def pieces_of(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    pieces, at = [], 0
+    pieces, start = [], 0
     for size in sizes:
-        pieces.append(list(ids[at : at + size]))
-        at += size
+        pieces.append(list(ids[start : start + size]))
+        start += size
     return [piece for piece in pieces if piece]
 
 
 def stream_text(stream: TextStream, pieces: Sequence[Sequence[int]]) -> str:
-    shown = "".join(stream.push(piece) for piece in pieces)
-    return shown + stream.finish()
+    text = "".join(stream.push(piece) for piece in pieces)
+    return text + stream.finish()
 
 
 def cut_at_first_complete(text: str, stop: Sequence[str]) -> str:
-    """The specification of stop strings, one character at a time."""
+    """Cuts the text before the stop string that is completed first, as the definition says: character by character."""
     for end in range(1, len(text) + 1):
         complete = [s for s in stop if text[:end].endswith(s)]
         if complete:
@@ -78,35 +78,37 @@ def cut_at_first_complete(text: str, stop: Sequence[str]) -> str:
     return text
 
 
-@unhurried
+@without_deadline
 @given(ids_and_splits())
-def test_pieces_put_together_are_the_full_decoding(case: tuple[EngineTokenizer, list[int], list[int]]) -> None:
+def test_the_pieces_of_text_add_up_to_the_text_decoded_at_once(
+    case: tuple[EngineTokenizer, list[int], list[int]],
+) -> None:
     tokenizer, ids, sizes = case
     stream = TextStream(tokenizer)
 
-    shown = stream_text(stream, pieces_of(ids, sizes))
+    text = stream_text(stream, pieces_of(ids, sizes))
 
-    assert shown == tokenizer.decode(ids)
-    assert stream.text == shown
+    assert text == tokenizer.decode(ids)
+    assert stream.text == text
     assert stream.num_tokens == len(ids)
 
 
-@unhurried
+@without_deadline
 @given(ids_and_splits(), st.lists(st.text("abc é漢�", min_size=1, max_size=4), min_size=1, max_size=3))
-def test_text_ends_before_the_stop_string_complete_first(
+def test_text_ends_before_the_stop_string_that_is_completed_first(
     case: tuple[EngineTokenizer, list[int], list[int]], stop: list[str]
 ) -> None:
     tokenizer, ids, sizes = case
     stream = TextStream(tokenizer, stop=stop)
 
-    shown = stream_text(stream, pieces_of(ids, sizes))
+    text = stream_text(stream, pieces_of(ids, sizes))
 
-    assert shown == cut_at_first_complete(tokenizer.decode(ids), stop)
+    assert text == cut_at_first_complete(tokenizer.decode(ids), stop)
 
 
-@unhurried
+@without_deadline
 @given(ids_and_splits(), st.lists(st.text("abc é", min_size=1, max_size=3), min_size=1, max_size=2))
-def test_how_ids_are_split_changes_neither_the_tokens_taken_nor_where_they_start(
+def test_the_split_of_ids_changes_neither_the_number_of_tokens_nor_their_offsets(
     case: tuple[EngineTokenizer, list[int], list[int]], stop: list[str]
 ) -> None:
     tokenizer, ids, sizes = case
@@ -120,16 +122,16 @@ def test_how_ids_are_split_changes_neither_the_tokens_taken_nor_where_they_start
     assert in_pieces.stopped == one_by_one.stopped
 
 
-@unhurried
+@without_deadline
 @given(ids_and_splits())
 def test_returned_text_never_changes(case: tuple[EngineTokenizer, list[int], list[int]]) -> None:
     tokenizer, ids, sizes = case
-    stream, taken = TextStream(tokenizer), []
+    stream, pushed = TextStream(tokenizer), []
 
     for piece in pieces_of(ids, sizes):
         stream.push(piece)
-        taken += piece
-        assert tokenizer.decode(taken).startswith(stream.text)
+        pushed += piece
+        assert tokenizer.decode(pushed).startswith(stream.text)
 
 
 def test_an_incomplete_character_is_held_back() -> None:
@@ -140,30 +142,30 @@ def test_an_incomplete_character_is_held_back() -> None:
     assert [stream.push([token]) for token in emoji] == ["", "", "👩"]
 
 
-def test_an_answer_that_ends_within_a_character_shows_it_as_a_replacement() -> None:
+def test_an_incomplete_character_at_the_end_becomes_a_replacement_character() -> None:
     stream = TextStream(BYTE_LEVEL)
 
     assert stream.push(BYTE_LEVEL.encode("a👩")[:2]) == "a"
     assert stream.finish() == "\ufffd"
 
 
-def test_bytes_that_form_no_character_are_shown_except_for_the_last() -> None:
-    lone = BYTE_LEVEL.encode("👩")[-1]  # a continuation byte
+def test_invalid_bytes_become_replacement_characters_while_the_last_is_held_back() -> None:
+    lone = BYTE_LEVEL.encode("👩")[-1]  # a continuation byte without a first byte
     stream = TextStream(BYTE_LEVEL)
 
     assert stream.push([lone, lone, lone]) == "\ufffd\ufffd"
 
 
-def test_a_run_of_raw_bytes_waits_for_its_end() -> None:
+def test_with_byte_fallback_bytes_are_held_back_until_another_token_follows() -> None:
     tokenizer = TOKENIZERS["byte fallback"]
-    acute = [2 + byte for byte in "é".encode()]
+    acute = [2 + byte for byte in "é".encode()]  # the vocabulary begins with two special tokens
     stream = TextStream(tokenizer)
 
     assert [stream.push([token]) for token in acute] == ["", ""]
     assert stream.push(tokenizer.encode("b")) == "éb"
 
 
-def test_a_special_token_is_not_shown() -> None:
+def test_a_special_token_has_no_text() -> None:
     stream = TextStream(BYTE_LEVEL)
 
     assert stream.push([*BYTE_LEVEL.encode("a"), 1, *BYTE_LEVEL.encode("b")]) == "ab"
@@ -178,22 +180,22 @@ def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_ruled_out() -> 
     assert not stream.stopped
 
 
-def test_a_stop_string_across_pieces_ends_the_text() -> None:
+def test_a_stop_string_that_spans_several_pieces_ends_the_text() -> None:
     stream = TextStream(BYTE_LEVEL, stop=["b c"])
 
-    shown = stream_text(stream, [BYTE_LEVEL.encode(text) for text in ("xb", " ", "cde", "f")])
+    text = stream_text(stream, [BYTE_LEVEL.encode(piece) for piece in ("xb", " ", "cde", "f")])
 
-    assert shown == "x"
+    assert text == "x"
     assert stream.num_tokens == 4  # x, b, space, c; later tokens are not counted
 
 
-def test_of_stop_strings_complete_at_once_the_longest_is_cut() -> None:
+def test_of_stop_strings_completed_by_the_same_character_the_longest_is_cut_off() -> None:
     stream = TextStream(BYTE_LEVEL, stop=["c", "abc"])
 
     assert stream.push(BYTE_LEVEL.encode("xabcd")) == "x"
 
 
-def test_a_held_beginning_of_a_stop_string_is_shown_at_the_end() -> None:
+def test_the_beginning_of_a_stop_string_at_the_end_of_the_answer_is_returned() -> None:
     stream = TextStream(BYTE_LEVEL, stop=["stop"])
 
     assert stream.push(BYTE_LEVEL.encode("a sto")) == "a "

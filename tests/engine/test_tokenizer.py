@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder, and its chat template."""
+"""The tokenizer of a model folder encodes and decodes text, and renders chats with the folder's template."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def tokenizer(model_dir: Path) -> Tokenizer:
     return Tokenizer.load(model_dir)
 
 
-def shown(tokenizer: Tokenizer, ids: list[int]) -> str:
+def text_with_special_tokens(tokenizer: Tokenizer, ids: list[int]) -> str:
     return b"".join(tokenizer.token_bytes(i) for i in ids).decode()
 
 
@@ -32,13 +32,13 @@ def test_decoding_the_ids_of_a_text_returns_the_text(tokenizer: Tokenizer) -> No
 def test_a_chat_is_rendered_by_the_models_own_template(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_chat(USER_ASKS)
 
-    assert shown(tokenizer, ids) == "<|start|>user\nhé<|end|>\n<|start|>assistant\n"
+    assert text_with_special_tokens(tokenizer, ids) == "<|start|>user\nhé<|end|>\n<|start|>assistant\n"
 
 
 def test_the_generation_prompt_can_be_left_out(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_chat(USER_ASKS, add_generation_prompt=False)
 
-    assert shown(tokenizer, ids) == "<|start|>user\nhé<|end|>\n"
+    assert text_with_special_tokens(tokenizer, ids) == "<|start|>user\nhé<|end|>\n"
 
 
 def test_special_tokens_have_a_name_but_no_text(tokenizer: Tokenizer) -> None:
@@ -49,7 +49,7 @@ def test_special_tokens_have_a_name_but_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([end]) == ""
 
 
-def test_tokens_of_one_character_hold_its_bytes(tokenizer: Tokenizer) -> None:
+def test_the_tokens_of_a_character_have_its_bytes(tokenizer: Tokenizer) -> None:
     assert [tokenizer.token_bytes(i) for i in tokenizer.encode("é ")] == [b"\xc3", b"\xa9", b" "]
 
 
@@ -57,7 +57,7 @@ def test_an_id_beyond_the_vocabulary_has_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
 
 
-def test_end_tokens_of_the_generation_config_count_too(model_dir: Path, tmp_path: Path) -> None:
+def test_end_tokens_of_the_generation_config_are_used_too(model_dir: Path, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_bytes((model_dir / name).read_bytes())
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 2]}))
@@ -77,14 +77,14 @@ def folder_with_template(model_dir: Path, folder: Path, template: str | None) ->
     return folder
 
 
-def test_a_model_without_a_template_says_so(model_dir: Path, tmp_path: Path) -> None:
+def test_encoding_a_chat_without_a_template_raises_an_error(model_dir: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", None))
 
     with pytest.raises(ChatTemplateError, match="no chat template"):
         tokenizer.encode_chat(USER_ASKS)
 
 
-def test_a_template_that_refuses_the_messages_says_why(model_dir: Path, tmp_path: Path) -> None:
+def test_the_error_contains_a_templates_reason_for_refusing_the_messages(model_dir: Path, tmp_path: Path) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", template))
 
@@ -109,7 +109,7 @@ def test_a_template_cannot_escape_its_sandbox(model_dir: Path, tmp_path: Path, a
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(99) }}",
     ],
 )
-def test_a_template_that_computes_too_long_is_ended(
+def test_a_template_that_computes_for_too_long_is_stopped(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
     monkeypatch.setattr("engine.tokenizer.TEMPLATE_SECONDS", 0.1)
@@ -136,6 +136,6 @@ def test_a_template_reads_the_variables_of_a_request(model_dir: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "add_generation_prompt"])
-def test_a_variable_cannot_replace_what_the_server_decides(tokenizer: Tokenizer, name: str) -> None:
+def test_reserved_template_variables_cannot_be_set_by_a_request(tokenizer: Tokenizer, name: str) -> None:
     with pytest.raises(ChatTemplateError, match=f"{name}.*reserved"):
         tokenizer.encode_chat(USER_ASKS, template_variables={name: "x"})

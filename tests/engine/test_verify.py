@@ -1,4 +1,4 @@
-"""Verification keeps the tokens of plain decoding, with all adjustments at the right positions."""
+"""Verification yields the tokens of plain decoding, also with penalties, biases and a minimum length."""
 
 import math
 import random
@@ -37,7 +37,7 @@ ADJUSTMENTS: dict[str, dict[str, Any]] = {
     "presence": {"presence_penalty": 1.5},
     "frequency": {"frequency_penalty": 0.7},
     "bias": {"logit_bias": ((2, 4.0), (100, 8.0), (101, 7.9), (7, -50.0))},
-    "least length": {"min_tokens": 15, "logit_bias": ((2, 30.0),)},
+    "minimum length": {"min_tokens": 15, "logit_bias": ((2, 30.0),)},
     "all": {
         **{"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.4, "min_tokens": 9},
         **{"logit_bias": ((2, 6.0), (100, 3.0)), "top_p": 0.95, "min_p": 0.001, "top_k": 100},
@@ -59,10 +59,10 @@ def make_requests(model: Model, options: dict[str, Any]) -> list[Request]:
 
 def answers(model: Model, drafter: Drafter, requests: list[Request]) -> list[tuple[object, ...]]:
     engine = Engine(model, drafter, EngineConfig(max_batch_size=4, draft_budget=12))
-    return [seen(completion) for completion in generate(engine, requests)]
+    return [without_statistics(completion) for completion in generate(engine, requests)]
 
 
-def seen(completion: Completion) -> tuple[object, ...]:
+def without_statistics(completion: Completion) -> tuple[object, ...]:
     return completion.request_id, completion.token_ids, completion.logprobs, completion.finish_reason
 
 
@@ -73,12 +73,14 @@ def test_drafts_do_not_change_answers_with_adjusted_logits(
 ) -> None:
     requests = make_requests(model, {"temperature": temperature, **options})
     plain = answers(model, NoDrafter(), requests)
-    assert plain != answers(model, NoDrafter(), make_requests(model, {"temperature": temperature})), "without effect"
-    known: Any = {request_id: token_ids for request_id, token_ids, _, _ in plain}
+    assert plain != answers(model, NoDrafter(), make_requests(model, {"temperature": temperature})), (
+        "the adjustments have no effect"
+    )
+    tokens_of: Any = {request_id: token_ids for request_id, token_ids, _, _ in plain}
     vocab_size = model.config.vocab_size
     for drafter in (
-        OracleDrafter(known, max_depth=6, error=0.2, tree=False, vocab_size=vocab_size),
-        OracleDrafter(known, max_depth=4, error=0.1, tree=True, vocab_size=vocab_size),
+        OracleDrafter(tokens_of, max_depth=6, error=0.2, tree=False, vocab_size=vocab_size),
+        OracleDrafter(tokens_of, max_depth=4, error=0.1, tree=True, vocab_size=vocab_size),
         NgramDrafter(),
     ):
         assert answers(model, drafter, requests) == plain, drafter.name
@@ -90,7 +92,8 @@ def make_sequence(prompt: list[int], answer: list[int], **options: Any) -> Seque
 
 
 @given(
-    draft=st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 9)), max_size=10),
+    draft=st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 9)), max_size=10),  # (token, parent)
+    # one row for the root and each of at most 10 nodes
     logits=st.lists(st.lists(st.integers(-3, 3), min_size=6, max_size=6), min_size=11, max_size=11),
     answer=st.lists(st.integers(0, 5), max_size=5),
     temperature=st.sampled_from([0.0, 1.0]),
@@ -110,11 +113,12 @@ def test_verifying_a_tree_equals_verifying_its_tokens_one_by_one(
         tokens += verify(rows[row : row + 1], EMPTY_DRAFT, sequence, EOS).tokens
     assert verdict.tokens == tuple(tokens)
     assert [tree.tokens[node] for node in verdict.path] == tokens[:-1]
-    children = [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == node_of(verdict)]
-    assert tokens[-1] not in children
+    children = [token for token, parent in zip(tree.tokens, tree.parents, strict=True) if parent == last_node(verdict)]
+    assert tokens[-1] not in children  # otherwise the child would have been accepted
 
 
-def node_of(verdict: Any) -> int:
+def last_node(verdict: Any) -> int:
+    """Returns the last accepted node; -1 is the root."""
     return int(verdict.path[-1]) if verdict.path else -1
 
 
@@ -126,7 +130,7 @@ def adjusted(logits: Tensor, sequence: Sequence) -> Tensor:
     return Adjuster(sequence, EOS).adjust(logits)
 
 
-def test_repetition_bias_and_least_length_are_those_of_transformers() -> None:
+def test_repetition_penalty_bias_and_minimum_length_agree_with_transformers() -> None:
     prompt, answer, logits = [1, 5, 5, 30], [7, 5, 9], random_logits()
     bias = {8: 1.5, 9: -4.0, 2: 3.0}
     options = {"repetition_penalty": 1.7, "min_tokens": 4, "logit_bias": tuple(bias.items())}
@@ -143,23 +147,23 @@ def test_repetition_bias_and_least_length_are_those_of_transformers() -> None:
 
 def test_presence_and_frequency_penalties_count_only_the_answer() -> None:
     logits = random_logits()
-    ours = adjusted(logits, make_sequence([1, 1, 7], [7, 5, 7], presence_penalty=0.5, frequency_penalty=0.25))
+    actual = adjusted(logits, make_sequence([1, 1, 7], [7, 5, 7], presence_penalty=0.5, frequency_penalty=0.25))
     expected = logits.clone()
     expected[7] -= 0.5 + 2 * 0.25
     expected[5] -= 0.5 + 0.25
-    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(actual, expected)
 
 
-def test_an_answer_may_end_once_it_is_long_enough() -> None:
+def test_end_and_stop_tokens_are_allowed_once_the_answer_has_min_tokens() -> None:
     logits = random_logits()
-    for length, ends in ((3, False), (4, True)):
+    for length, is_allowed in ((3, False), (4, True)):
         sequence = make_sequence([1], [5] * length, min_tokens=4, stop_token_ids=frozenset({9}))
-        assert bool(adjusted(logits, sequence)[[2, 9]].isfinite().all()) is ends
-    heedless = make_sequence([1], [5], min_tokens=4, ignore_eos=True)
-    assert torch.equal(adjusted(logits, heedless), logits)
+        assert bool(adjusted(logits, sequence)[[2, 9]].isfinite().all()) is is_allowed
+    without_end_tokens = make_sequence([1], [5], min_tokens=4, ignore_eos=True)
+    assert torch.equal(adjusted(logits, without_end_tokens), logits)
 
 
-def test_the_models_own_logits_stay_as_they_are() -> None:
+def test_verification_does_not_modify_the_models_logits() -> None:
     logits = torch.stack([random_logits(), random_logits()])
     before = logits.clone()
     options = {"repetition_penalty": 2.0, "presence_penalty": 2.0, "min_tokens": 3, "logit_bias": ((4, 100.0),)}

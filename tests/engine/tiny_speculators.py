@@ -42,7 +42,10 @@ def block_values(transformer: dict[str, Any] | None = None, **changes: Any) -> d
 
 
 def make_block(*, seed: int = 0, **changes: Any) -> BlockModel:
-    """Uses random weights, also for norms, large enough that every part matters. `changes`: values of config.json."""
+    """Makes a block drafter with random weights, also of norms, so large that every part affects the output.
+
+    Args: changes: values of config.json.
+    """
     config = BlockConfig.from_values(block_values(**changes))
     vocab = None if config.draft_vocab_size == 259 else torch.arange(3, 3 + config.draft_vocab_size)
     block = BlockModel(config, vocab)
@@ -67,7 +70,7 @@ def mtp_values(**changes: Any) -> dict[str, Any]:
 
 
 def make_mtp(*, seed: int = 0, **changes: Any) -> Mtp:
-    """Uses random weights like `make_block`. `changes`: values of the layer's config."""
+    """Makes an MTP module with random weights as in `make_block`. Args: changes: values of the layer's config."""
     module = Mtp(MtpConfig.from_values(mtp_values(**changes)))
     randomize(module, seed)
     return module
@@ -82,7 +85,7 @@ def randomize(module: nn.Module, seed: int) -> None:
 
 
 def make_memoryless(model: Decoder) -> None:
-    """Scales down the layers' outputs, so that the next token depends only on the last one, with high probability."""
+    """Sets the layers' outputs to zero, so that the next token depends only on the last, and sharpens the logits."""
     model.weights.final_norm.mul_(6.0)
     for layer in model.weights.layers:
         for weight in (layer.output, layer.down):
@@ -90,7 +93,7 @@ def make_memoryless(model: Decoder) -> None:
 
 
 def next_token_logits(model: Decoder) -> torch.Tensor:
-    """Returns logits [V, V] float32 of a memoryless target: row v follows token v."""
+    """Returns logits [V, V] float32 of a memoryless target: row v has the logits after token v."""
     embedding = model.weights.embedding.float()
     norm = model.weights.final_norm
     hidden = embedding * torch.rsqrt(embedding.pow(2).mean(-1, keepdim=True) + model.config.norm_eps) * norm

@@ -1,4 +1,4 @@
-"""All tests in this folder need a GPU; without one they are skipped."""
+"""Marks all tests in this folder as tests that need a GPU, and skips them on machines without a GPU."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 _HERE = Path(__file__).parent
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest evaluates -m
+@pytest.hookimpl(tryfirst=True)  # the mark must be set before pytest evaluates -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE in item.path.parents:

@@ -1,4 +1,4 @@
-"""The engine on CUDA gives the answers of transformers with any draft or batch size, with or without graphs."""
+"""On CUDA the engine gives the same answers as transformers, for any draft and batch size, with and without graphs."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ SAMPLED = SamplingParams(max_tokens=40, temperature=0.9, seed=7, ignore_eos=True
 
 def prompts(count: int) -> list[tuple[int, ...]]:
     generator = torch.Generator().manual_seed(1)
-    lengths = [9 + 41 * number for number in range(count)]  # both sides of a tail's blocks
+    lengths = [9 + 41 * number for number in range(count)]  # on both sides of 64 and 128, the attention kernel's blocks
     return [tuple(torch.randint(3, 250, (length,), generator=generator).tolist()) for length in lengths]
 
 
@@ -38,8 +38,8 @@ def answers(
 ) -> dict[str, tuple[int, ...]]:
     config = EngineConfig(max_batch_size=batch, max_seq_len=512, draft_budget=8, graph_decoding=graph_decoding)
     engine = Engine(model, drafter or NoDrafter(), config)
-    work = [Request(str(number), prompt, sampling) for number, prompt in enumerate(prompts(5))]
-    return {done.request_id: done.token_ids for done in generate(engine, work)}
+    requests = [Request(str(number), prompt, sampling) for number, prompt in enumerate(prompts(5))]
+    return {completion.request_id: completion.token_ids for completion in generate(engine, requests)}
 
 
 @pytest.fixture(scope="module")
@@ -53,24 +53,24 @@ def test_greedy_answers_equal_those_of_transformers(tmp_path: Path, architecture
     folder = make_tiny_model(tmp_path, architecture)
     reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     reference.to("cuda")
-    ours = answers(load_model(folder, dtype="float32", device="cuda"), GREEDY)
+    actual = answers(load_model(folder, dtype="float32", device="cuda"), GREEDY)
     for number, prompt in enumerate(prompts(5)):
         ids = torch.tensor([prompt], device="cuda")
         mask = torch.ones_like(ids)
-        whole = reference.generate(ids, attention_mask=mask, max_new_tokens=40, min_new_tokens=40, do_sample=False)
-        assert ours[str(number)] == tuple(whole[0, len(prompt) :].tolist())
+        expected = reference.generate(ids, attention_mask=mask, max_new_tokens=40, min_new_tokens=40, do_sample=False)
+        assert actual[str(number)] == tuple(expected[0, len(prompt) :].tolist())
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "warm"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_answers_with_and_without_graphs_are_equal(
     model: Model, sampling: SamplingParams, caplog: pytest.LogCaptureFixture
 ) -> None:
-    without = answers(model, sampling, graph_decoding="off")
-    assert answers(model, sampling, graph_decoding="on") == without
+    without_graphs = answers(model, sampling, graph_decoding="off")
+    assert answers(model, sampling, graph_decoding="on") == without_graphs
     assert "can't be captured" not in caplog.text
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "warm"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("batch", [1, 3, 5])
 def test_answers_with_any_draft_and_batch_size_equal_plain_decoding(

@@ -1,4 +1,7 @@
-"""Attention is correct, and bitwise equal for chains, trees and plain decoding."""
+"""Attention agrees with the formula, and gives the same bits for chains, trees and plain decoding.
+
+Hq query heads and Hkv KV heads of dimension D, L keys.
+"""
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 @pytest.fixture(params=["compiled", "reference"])
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test with the compiled kernel and with the reference, which is used if there is no compiled library."""
     if request.param == "reference":
         monkeypatch.setattr("kernels.attention.library", lambda: None)
     return str(request.param)
@@ -23,6 +27,7 @@ def make_caches(num_slots: int, Hkv: int, D: int, dtype: torch.dtype) -> tuple[T
 
 
 def make_rows(table: Tensor, prefix_lens: list[int], paths: list[list[int]]) -> AttentionRows:
+    """Makes one row of a single sequence for each prefix length and path of slots. table: [1, L], the slot table."""
     width = max(1, *map(len, paths))
     padded = [path + [0] * (width - len(path)) for path in paths]
     return AttentionRows(
@@ -47,7 +52,7 @@ def float64_attention(q: Tensor, k: Tensor, v: Tensor, slots: list[int]) -> Tens
 def test_attention_agrees_with_the_formula(implementation: str, dtype: torch.dtype, Hq: int, Hkv: int, D: int) -> None:
     k, v = make_caches(64, Hkv, D, dtype)
     table = torch.randperm(64, generator=torch.Generator().manual_seed(1)).to(torch.int32).view(1, -1)
-    lengths = [1, 2, 15, 16, 17, 31, 32, 33, 48]  # both sides of the block of 16
+    lengths = [1, 2, 15, 16, 17, 31, 32, 33, 48]  # both sides of the multiples of 16, the kernel's block size
     paths = [[], [60], [61, 62], [], [63], [], [60, 61], [], []]
     q = torch.randn(len(lengths), Hq, D, generator=torch.Generator().manual_seed(2))
 
@@ -55,12 +60,14 @@ def test_attention_agrees_with_the_formula(implementation: str, dtype: torch.dty
 
     for row, (length, path) in enumerate(zip(lengths, paths, strict=True)):
         expected = float64_attention(q[row], k, v, table[0, :length].tolist() + path)
-        tolerance = 1e-5 if dtype == torch.float32 else 2e-2  # bfloat16: the output's own rounding, values up to 4
+        tolerance = 1e-5 if dtype == torch.float32 else 2e-2  # bfloat16: rounding of outputs up to 4
         torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_committed_chain_and_tree_keys_give_the_same_bits(implementation: str, dtype: torch.dtype) -> None:
+def test_keys_in_the_slot_table_and_keys_on_the_path_give_the_same_bits(
+    implementation: str, dtype: torch.dtype
+) -> None:
     k, v = make_caches(80, 3, 64, dtype)
     table = torch.arange(80, dtype=torch.int32).view(1, -1)
     q = torch.randn(1, 9, 64, generator=torch.Generator().manual_seed(3))
@@ -71,29 +78,29 @@ def test_committed_chain_and_tree_keys_give_the_same_bits(implementation: str, d
         assert torch.equal(attention(q, k, v, make_rows(table, [prefix_len], [path])), plain), prefix_len
 
 
-def test_scattered_slots_give_the_same_bits(implementation: str) -> None:
+def test_the_order_of_slots_in_the_cache_does_not_change_the_result(implementation: str) -> None:
     k, v = make_caches(80, 3, 64, torch.bfloat16)
     order = torch.randperm(80, generator=torch.Generator().manual_seed(4))
     scattered_k, scattered_v = torch.empty_like(k), torch.empty_like(v)
     scattered_k[order], scattered_v[order] = k, v
     q = torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(3))
-    straight = torch.arange(80, dtype=torch.int32).view(1, -1)
+    in_order = torch.arange(80, dtype=torch.int32).view(1, -1)
 
-    ours = attention(q, scattered_k, scattered_v, make_rows(order.to(torch.int32).view(1, -1), [50, 17], [[], []]))
+    actual = attention(q, scattered_k, scattered_v, make_rows(order.to(torch.int32).view(1, -1), [50, 17], [[], []]))
 
-    assert torch.equal(ours, attention(q, k, v, make_rows(straight, [50, 17], [[], []])))
+    assert torch.equal(actual, attention(q, k, v, make_rows(in_order, [50, 17], [[], []])))
 
 
-def test_a_row_has_the_same_bits_among_any_rows(implementation: str) -> None:
+def test_a_rows_result_does_not_depend_on_the_other_rows(implementation: str) -> None:
     k, v = make_caches(80, 3, 64, torch.bfloat16)
     table = torch.arange(80, dtype=torch.int32).view(1, -1)
     q = torch.randn(20, 9, 64, generator=torch.Generator().manual_seed(5))
     lengths = [(7 * row) % 70 + 1 for row in range(20)]
-    together = attention(q, k, v, make_rows(table, lengths, [[]] * 20))
+    whole = attention(q, k, v, make_rows(table, lengths, [[]] * 20))
 
     for row in range(20):
-        alone = attention(q[row : row + 1].contiguous(), k, v, make_rows(table, [lengths[row]], [[]]))
-        assert torch.equal(alone[0], together[row]), row
+        single = attention(q[row : row + 1].contiguous(), k, v, make_rows(table, [lengths[row]], [[]]))
+        assert torch.equal(single[0], whole[row]), row
 
 
 def test_the_error_names_the_expected_and_the_given_shape_of_q() -> None:

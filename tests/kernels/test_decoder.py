@@ -1,4 +1,7 @@
-"""The compiled pass gives the bits of the single operations, for any mixture of rows."""
+"""The compiled decoder gives the same bits as its operations called one by one, for any number of rows.
+
+M rows, HQ query heads and HKV KV heads of dimension D, hidden size H, and INNER the intermediate size of the MLP.
+"""
 
 import pytest
 import torch
@@ -40,7 +43,7 @@ def make_layers(dtype: torch.dtype, *, head_norms: bool, bias: bool, int8: bool 
 
 
 def make_rows(M: int) -> DecoderRows:
-    """A chain of M rows after 20 committed positions."""
+    """Makes a drafted chain of M rows that follows 20 committed positions."""
     positions = torch.arange(20, 20 + M)
     attention = AttentionRows(
         slot_tables=torch.arange(SLOTS, dtype=torch.int32).view(1, -1),
@@ -57,11 +60,11 @@ def make_rows(M: int) -> DecoderRows:
 @pytest.mark.parametrize(
     ("head_norms", "bias", "int8"), [(False, False, False), (True, True, False), (True, True, True)]
 )
-def test_the_compiled_pass_gives_the_bits_of_single_operations(
+def test_the_compiled_decoder_gives_the_same_bits_as_single_operations(
     dtype: torch.dtype, M: int, head_norms: bool, bias: bool, int8: bool
 ) -> None:
     layers = make_layers(dtype, head_norms=head_norms, bias=bias, int8=int8)
-    assert layers.structure is not None
+    assert layers.structure is not None  # the compiled decoder can run these layers
     residual = torch.randn(M, H, generator=torch.Generator().manual_seed(1))
     results = []
     for function in (decoder, decoder_reference):
@@ -73,14 +76,14 @@ def test_the_compiled_pass_gives_the_bits_of_single_operations(
         assert taps is not None
         results.append((hidden, taps, *keys, *values))
 
-    for ours, reference in zip(*results, strict=True):
-        assert torch.equal(ours, reference)
-    assert results[0][0].float().abs().max() > 0.1
+    for actual, reference in zip(*results, strict=True):
+        assert torch.equal(actual, reference)
+    assert results[0][0].float().abs().max() > 0.1  # the comparison is not between zeros
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("int8", [False, True])
-def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: torch.dtype, int8: bool) -> None:
+def test_a_rows_result_does_not_depend_on_the_number_of_rows(dtype: torch.dtype, int8: bool) -> None:
     layers = make_layers(dtype, head_norms=True, bias=True, int8=int8)
     residual = torch.randn(40, H, generator=torch.Generator().manual_seed(1))
 
@@ -90,21 +93,21 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: torch.dtype, in
         assert taps is not None
         return [hidden, *taps.unbind(1)]
 
-    together = run(40)
-    assert torch.equal(together[1], residual.to(dtype))
+    whole = run(40)
+    assert torch.equal(whole[1], residual.to(dtype))  # the tap of layer 0 is the input
     for M in (*range(1, 26), 31, 32, 33):
-        for alone, among in zip(run(M), together, strict=True):
-            assert torch.equal(alone, among[:M]), M
+        for few_rows, all_rows in zip(run(M), whole, strict=True):
+            assert torch.equal(few_rows, all_rows[:M]), M
 
 
-def test_a_cache_of_another_shape_is_refused() -> None:
+def test_a_kv_cache_of_the_wrong_shape_is_refused() -> None:
     layers = make_layers(torch.float32, head_norms=False, bias=False)
     caches = [torch.zeros(SLOTS, HKV, D + 1) for _ in layers.layers]
     with pytest.raises(ValueError, match=r"cache must be torch.float32 \[64, 2, 16\], got torch.float32 \[64, 2, 17\]"):
         decoder(layers, torch.zeros(1, H), make_rows(1), caches, caches)
 
 
-def test_a_tap_layer_that_the_decoder_does_not_have_is_refused() -> None:
+def test_a_tap_layer_above_the_number_of_layers_is_refused() -> None:
     layers = make_layers(torch.float32, head_norms=False, bias=False)
     caches = [torch.zeros(SLOTS, HKV, D) for _ in layers.layers]
     with pytest.raises(ValueError, match=r"tap_layers must be in 0..3, got \[1, 4\]"):

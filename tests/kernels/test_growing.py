@@ -1,4 +1,7 @@
-"""Trees grown level by level on the device equal those grown on the host."""
+"""Trees grown level by level on the device equal those grown on the host.
+
+B trees; each level runs W nodes and adds K candidates as children of each of them.
+"""
 
 import torch
 
@@ -13,19 +16,19 @@ def test_trees_grown_on_the_device_equal_trees_grown_on_the_host() -> None:
     tokens = torch.randint(0, 99, (DEPTHS, B, W, K), generator=generator)
     chances = (0.4 + 0.6 * torch.rand(DEPTHS, B, W, K, generator=generator)).sort(-1, descending=True).values
     pool = Pool.empty(B, K + (DEPTHS - 1) * W * K, torch.device("cpu"))
-    hosts = [GrowingTree(10**6) for _ in range(B)]  # without a budget, its frontier equals the device's
-    nodes, first = None, 0
+    hosts = [GrowingTree(10**6) for _ in range(B)]  # a huge budget, because no budget limits the device's frontier
+    frontier, level_start = None, 0  # [B, W], and the pool index of the level's first candidate
     for depth in range(DEPTHS):
         width = W if depth else 1
-        pool.add_level(first, nodes, tokens[depth, :, :width], chances[depth, :, :width])
+        pool.add_level(level_start, frontier, tokens[depth, :, :width], chances[depth, :, :width])
         for b, host in enumerate(hosts):
-            parents = [-1] if nodes is None else nodes[b].tolist()
+            parents = [-1] if frontier is None else frontier[b].tolist()
             host.start_level()
             for index, node in enumerate(parents):
                 host.offer(node, tokens[depth, b, index].tolist(), chances[depth, b, index].tolist())
-        nodes = pool.frontier(first, width * K, W)
-        first += width * K
-        assert all(host.frontier(W) == nodes[b].tolist() for b, host in enumerate(hosts))
+        frontier = pool.frontier(level_start, width * K, W)
+        level_start += width * K
+        assert all(host.frontier(W) == frontier[b].tolist() for b, host in enumerate(hosts))
 
     for b, host in enumerate(hosts):
         expected = host.draft().likeliest(12)
@@ -36,9 +39,10 @@ def test_trees_grown_on_the_device_equal_trees_grown_on_the_host() -> None:
         torch.testing.assert_close(trees.survival[b], torch.tensor(expected.survival))
 
 
-def test_unlikely_nodes_and_their_descendants_are_in_no_tree() -> None:
+def test_nodes_with_a_survival_below_one_percent_are_left_out_with_their_descendants() -> None:
     pool = Pool.empty(1, 6, torch.device("cpu"))
-    pool.add_level(0, None, torch.tensor([[[5, 6]]]), torch.tensor([[[0.5, 0.001]]]))
+    pool.add_level(0, None, torch.tensor([[[5, 6]]]), torch.tensor([[[0.5, 0.001]]]))  # token 6 is too unlikely
+    # Tokens 7 and 8 are children of node 1 (token 6), tokens 9 and 10 of node 0 (token 5).
     pool.add_level(
         2, torch.tensor([[1, 0]]), torch.tensor([[[7, 8], [9, 10]]]), torch.tensor([[[1.0, 1.0], [0.5, 0.5]]])
     )

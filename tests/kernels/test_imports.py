@@ -1,4 +1,4 @@
-"""Without a GPU, triton is not loaded."""
+"""Importing the kernels for the CPU does not load triton, which machines without a GPU may lack."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_only_the_kernels_for_cuda_load_triton() -> None:
+def test_modules_outside_kernels_cuda_do_not_load_triton() -> None:
     modules = [f"kernels.{file.stem}" for file in (ROOT / "kernels").glob("*.py") if file.stem != "__init__"]
     program = f"import sys, {', '.join(modules)}; sys.exit('triton' in sys.modules)"
     assert len(modules) > 10

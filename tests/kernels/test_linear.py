@@ -1,4 +1,4 @@
-"""linear is correct, and its rows do not depend on each other."""
+"""The linear layer agrees with float64. M rows of K columns, N outputs; no row depends on another row."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from kernels.linear import LinearWeight, linear, linear_reference, pack, pack_fp
 
 DTYPES = [torch.float32, torch.bfloat16]
 PACKS = [pack, pack_int8]
-# Both sides of the block of 32 outputs; odd rows; a K that no vector length divides.
+# Both sides of a block of 32 outputs; odd numbers of rows; values of K that are no multiple of a vector's length.
 SHAPES = [(1, 31, 10), (5, 32, 64), (8, 33, 18), (9, 64, 576), (17, 100, 130)]
 
 
@@ -41,7 +41,7 @@ def test_the_product_agrees_with_float64(
     out = linear(x, pack(w, bias))
 
     assert out.dtype == torch.float32
-    # float32 sums of K terms of size 1; the reference in bfloat16 also rounds its result to 8 bits
+    # Rounding of float32 sums of K products near 1; the reference in bfloat16 also rounds its result to 8 bits.
     tolerance = 0.02 * K**0.5 if implementation == "reference" and dtype == torch.bfloat16 else 1e-5 * K
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
 
@@ -49,7 +49,7 @@ def test_the_product_agrees_with_float64(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("M", "N", "K"), SHAPES)
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_int8_is_the_product_with_rounded_weights(
+def test_the_product_with_int8_weights_uses_the_rounded_weights(
     implementation: str, dtype: torch.dtype, M: int, N: int, K: int, with_bias: bool
 ) -> None:
     x, w = make((M, K), dtype, 1), make((N, K), dtype, 2)
@@ -60,48 +60,50 @@ def test_int8_is_the_product_with_rounded_weights(
 
     out = linear(x, pack_int8(w, bias))
 
-    # the same tolerance as above
+    # the tolerance of test_the_product_agrees_with_float64
     tolerance = 0.02 * K**0.5 if implementation == "reference" and dtype == torch.bfloat16 else 1e-5 * K
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
 
 
-def test_an_int8_weight_is_off_by_half_a_scale_at_most(implementation: str) -> None:
+def test_the_rounding_error_of_an_int8_weight_is_at_most_half_its_scale(implementation: str) -> None:
     w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # the last output has only zero weights
-    restored = linear(torch.eye(64), pack_int8(w)).T
-    assert bool(((restored - w).abs() <= w.abs().amax(1, keepdim=True) / 127 * 0.5001).all())
+    restored = linear(torch.eye(64), pack_int8(w)).T  # the product with the identity is the weight
+    scales = w.abs().amax(1, keepdim=True) / 127
+    assert bool(((restored - w).abs() <= scales * 0.5001).all())  # half a scale, and rounding in float32
     assert bool((restored[40] == 0).all())
 
 
-def test_a_float8_weight_keeps_four_binary_digits() -> None:
+def test_a_float8_weight_keeps_four_significant_bits() -> None:
     w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # the last output has only zero weights
-    restored = linear(torch.eye(64), pack_fp8(w)).T
-    least = w.abs().amax(1, keepdim=True) / 448 / 2**9  # the step size is constant below the smallest normal number
-    assert bool(((restored - w).abs() <= torch.maximum(w.abs() / 16, least) * 1.0001).all())
+    restored = linear(torch.eye(64), pack_fp8(w)).T  # the product with the identity is the weight
+    # float8_e4m3fn has the maximum 448, and steps of 2**-9 between subnormal numbers.
+    smallest_step = w.abs().amax(1, keepdim=True) / 448 / 2**9
+    assert bool(((restored - w).abs() <= torch.maximum(w.abs() / 16, smallest_step) * 1.0001).all())
     assert bool((restored[40] == 0).all())
 
 
-def test_int8_takes_half_the_memory() -> None:
+def test_an_int8_weight_takes_half_the_memory_of_bfloat16() -> None:
     w = make((64, 576), torch.bfloat16, 1)
     assert pack_int8(w).data.nbytes == pack(w).data.nbytes // 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pack", PACKS)
-def test_a_row_has_the_same_bits_among_any_number_of_rows(
+def test_a_rows_result_does_not_depend_on_the_number_of_rows(
     implementation: str, dtype: torch.dtype, pack: Callable[[Tensor], LinearWeight]
 ) -> None:
     x, weight = make((70, 576), dtype, 4), pack(make((200, 576), dtype, 5))
-    all_rows = linear(x, weight)
+    whole = linear(x, weight)
 
     for M in (*range(1, 34), 47, 48, 64):
-        assert torch.equal(linear(x[:M], weight), all_rows[:M]), M
+        assert torch.equal(linear(x[:M], weight), whole[:M]), M
     for first in (1, 5, 19):
-        assert torch.equal(linear(x[first:].contiguous(), weight), all_rows[first:]), first
+        assert torch.equal(linear(x[first:].contiguous(), weight), whole[first:]), first
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pack", PACKS)
-def test_adds_to_a_residual_in_place(
+def test_the_product_is_added_to_a_residual_in_place(
     implementation: str, dtype: torch.dtype, pack: Callable[[Tensor], LinearWeight]
 ) -> None:
     x, w, residual = make((6, 64), dtype, 1), make((40, 64), dtype, 2), make((6, 40), torch.float32, 3)

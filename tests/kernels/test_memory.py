@@ -1,4 +1,4 @@
-"""Tensors in huge pages are independent, even if they share a mapping."""
+"""Tensors in huge pages do not overlap, although several share a memory mapping of 32 MiB."""
 
 import gc
 
@@ -7,11 +7,11 @@ import torch
 from kernels.memory import empty
 
 
-def test_tensors_do_not_overlap_and_outlive_each_other() -> None:
-    shapes = [(3,), (1000, 7), (4 << 20,), (5, 1), (30 << 20,), (2, 2)]  # within one mapping, and larger than it
+def test_tensors_keep_their_values_when_others_are_written_or_freed() -> None:
+    shapes = [(3,), (1000, 7), (4 << 20,), (5, 1), (30 << 20,), (2, 2)]  # 30 << 20 elements exceed a mapping
     tensors = [empty(shape, torch.bfloat16).fill_(index) for index, shape in enumerate(shapes)]
     del tensors[2]
-    gc.collect()
+    gc.collect()  # must not free the mapping, which holds other tensors
     tensors.insert(2, empty(shapes[2], torch.bfloat16).fill_(2))
 
     for index, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True)):
@@ -22,7 +22,7 @@ def test_tensors_do_not_overlap_and_outlive_each_other() -> None:
 
 
 def test_many_small_tensors_fill_more_than_one_mapping() -> None:
-    tensors = [empty((1 << 20,), torch.float32).fill_(index) for index in range(20)]
+    tensors = [empty((1 << 20,), torch.float32).fill_(index) for index in range(20)]  # 4 MiB each
     assert all(bool((tensor == index).all()) for index, tensor in enumerate(tensors))
 
 

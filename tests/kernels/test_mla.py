@@ -1,4 +1,7 @@
-"""The absorbed form agrees with attention over full keys and values, and rows depend only on their path."""
+"""Latent attention in its absorbed form agrees with attention over full keys and values, and rows are independent.
+
+HQ heads, R rank of the latent, N and P parts of a query without and with rotary embedding, V values per head.
+"""
 
 import pytest
 import torch
@@ -19,16 +22,16 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def run(rows: Tensor, dtype: torch.dtype, num_drafted: int = 0) -> Tensor:
-    """Runs attention for rows (positions) [M] of a text with all latents in the cache.
+    """Runs latent attention for the rows at these positions [M]; the cache has the latents of all LENGTH positions.
 
-    The last `num_drafted` keys of each row are given as a path, the others by the slot table.
+    A path locates the last `num_drafted` keys of each row, the slot table the others.
     """
     key_up, value_up = random(HQ, N, R, seed=0).to(dtype), random(HQ, V, R, seed=1).to(dtype)
     slots = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(2))
     cache = torch.zeros(LENGTH, 1, R + P, dtype=dtype)
-    everything = torch.arange(LENGTH)
+    positions = torch.arange(LENGTH)
     norm = random(R, seed=3) + 1
-    latent_write(random(LENGTH, R + P, seed=4), norm, SHAPE, ROTATION, everything, slots, cache)
+    latent_write(random(LENGTH, R + P, seed=4), norm, SHAPE, ROTATION, positions, slots, cache)
     path_lens = torch.minimum(rows + 1, torch.tensor(num_drafted))
     paths = torch.zeros(len(rows), max(1, num_drafted), dtype=torch.int32)
     for index, (row, length) in enumerate(zip(rows.tolist(), path_lens.tolist(), strict=True)):
@@ -41,6 +44,7 @@ def run(rows: Tensor, dtype: torch.dtype, num_drafted: int = 0) -> Tensor:
 
 def test_the_absorbed_form_equals_attention_over_full_keys_and_values() -> None:
     latent, q = random(LENGTH, R + P, seed=4), random(LENGTH, HQ, N + P, seed=5)
+    # c is the normalised latent, as in the formulas of kernels/mla.py.
     c = latent[:, :R] * torch.rsqrt(latent[:, :R].pow(2).mean(-1, keepdim=True) + 1e-6) * (random(R, seed=3) + 1)
 
     def rotate(x: Tensor) -> Tensor:
@@ -50,24 +54,24 @@ def test_the_absorbed_form_equals_attention_over_full_keys_and_values() -> None:
                       rotate(latent[:, R:].unsqueeze(1)).expand(-1, HQ, -1)), dim=-1)  # fmt: skip
     values = torch.einsum("lr,hvr->lhv", c, random(HQ, V, R, seed=1))
     scores = torch.einsum("mhd,lhd->hml", torch.cat((q[..., :N], rotate(q[..., N:])), dim=-1), keys) * SHAPE.scale
-    scores += torch.full((LENGTH, LENGTH), float("-inf")).triu(1)
+    scores += torch.full((LENGTH, LENGTH), float("-inf")).triu(1)  # the causal mask
     expected = torch.einsum("hml,lhv->mhv", scores.softmax(-1), values)
 
     torch.testing.assert_close(run(torch.arange(LENGTH), torch.float32), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_in_any_batch_and_on_any_path(dtype: torch.dtype) -> None:
-    together = run(torch.arange(LENGTH), dtype)
+def test_a_rows_result_does_not_depend_on_other_rows_or_on_which_keys_are_drafted(dtype: torch.dtype) -> None:
+    whole = run(torch.arange(LENGTH), dtype)
     for rows in ([0], [36], [15, 16, 17], list(range(20, 37))):
         for num_drafted in (0, 1, 9):
-            assert torch.equal(run(torch.tensor(rows), dtype, num_drafted), together[rows]), (rows, num_drafted)
+            assert torch.equal(run(torch.tensor(rows), dtype, num_drafted), whole[rows]), (rows, num_drafted)
 
 
 def test_interleaved_and_half_split_layouts_give_the_same_rotation() -> None:
     x = random(5, 2, P, seed=6)
-    neighbours = torch.stack(x.chunk(2, dim=-1), dim=-1).flatten(-2)
+    interleaved = torch.stack(x.chunk(2, dim=-1), dim=-1).flatten(-2)
     args = ROTATION.cosines[:5], ROTATION.sines[:5]
     assert torch.equal(
-        rotate_reference(x, *args, interleaved=False), rotate_reference(neighbours, *args, interleaved=True)
+        rotate_reference(x, *args, interleaved=False), rotate_reference(interleaved, *args, interleaved=True)
     )

@@ -1,4 +1,7 @@
-"""Experts are chosen and mixed as in the paper, and a row's result does not depend on other rows."""
+"""Experts are chosen and mixed as in the DeepSeek-V3 paper, and a row's result does not depend on other rows.
+
+E experts of which K are chosen for a row, hidden size H, INNER the intermediate size of an expert.
+"""
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ E, H, INNER, K = 10, 48, 40, 3
 
 
 def make_routing(**changes: float) -> tuple[Routing, Tensor]:
+    """Returns a routing, and its weight [E, H] before packing."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(E, H, generator=generator) * 0.2
     settings = {"num_chosen": K, "num_groups": 5, "num_chosen_groups": 2, "normalized": True, "scale": 2.5} | changes
@@ -19,6 +23,7 @@ def make_routing(**changes: float) -> tuple[Routing, Tensor]:
 
 
 def make_experts(dtype: torch.dtype) -> tuple[tuple[Expert, ...], list[tuple[Tensor, Tensor]]]:
+    """Returns E experts, and their weights (gate_up, down) before packing."""
     generator = torch.Generator().manual_seed(1)
     weights = [
         ((torch.randn(2 * INNER, H, generator=generator) * 0.2).to(dtype), torch.randn(H, INNER).to(dtype))
@@ -42,12 +47,13 @@ def test_the_best_experts_of_the_best_groups_are_chosen(changes: dict[str, float
         best = sorted(allowed, key=lambda e: -float(ranked[e]))[:K]
         expected = scores[best] / (scores[best].sum() if routing.normalized else 1.0) * routing.scale
         assert chosen[row].tolist() == best
-        torch.testing.assert_close(weights[row], expected, atol=1e-5, rtol=1e-5)  # one rounding per term
+        torch.testing.assert_close(weights[row], expected, atol=1e-5, rtol=1e-5)  # rounding of sums
 
 
 def test_the_output_is_the_weighted_sum_of_the_experts() -> None:
     experts, weights = make_experts(torch.float32)
-    x, chosen, shares = torch.randn(5, H), torch.randint(3, (5, 1)) + torch.tensor([[0, 3, 6]]), torch.rand(5, K)
+    x, shares = torch.randn(5, H), torch.rand(5, K)
+    chosen = torch.randint(3, (5, 1)) + torch.tensor([[0, 3, 6]])  # [5, K], three different experts for each row
 
     out = mix_experts(x, chosen, shares, experts)
 
@@ -60,7 +66,7 @@ def test_the_output_is_the_weighted_sum_of_the_experts() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
+def test_a_rows_result_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
     routing, _ = make_routing()
     experts, _ = make_experts(dtype)
     x = torch.randn(37, H, generator=torch.Generator().manual_seed(2)).to(dtype)
@@ -69,10 +75,10 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
         chosen, weights = route(rows.float(), routing)
         return chosen, weights, mix_experts(rows, chosen, weights, experts)
 
-    together = run(x)
+    whole = run(x)
     for start, end in (*((row, row + 1) for row in range(37)), (3, 20), (20, 37)):
-        for part, whole in zip(run(x[start:end].contiguous()), together, strict=True):
-            assert torch.equal(part, whole[start:end])
+        for part, all_rows in zip(run(x[start:end].contiguous()), whole, strict=True):
+            assert torch.equal(part, all_rows[start:end])
 
 
 def test_an_input_without_rows_gives_an_output_without_rows() -> None:

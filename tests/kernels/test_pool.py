@@ -1,4 +1,4 @@
-"""Any number of threads gives the same bits."""
+"""The results of the CPU kernels do not depend on the number of threads."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def digest() -> str:
-    """A hash of large and small products in many consecutive phases."""
+    """Returns a hash of the result of 200 products, each of which reads the result of the previous one."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(9, 256, generator=generator)
     weights = [pack(torch.randn(256, 256, generator=generator) / 16) for _ in range(4)]
@@ -24,7 +24,7 @@ def digest() -> str:
     return hashlib.sha256(x.numpy().tobytes()).hexdigest()
 
 
-def test_any_number_of_threads_gives_the_same_bits() -> None:
+def test_the_number_of_threads_does_not_change_a_result() -> None:
     command = [sys.executable, "-c", "from tests.kernels.test_pool import digest; print(digest())"]
     processes = {
         number: subprocess.Popen(
@@ -32,5 +32,5 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         )
         for number in ("1", "2", "3", "7")
     }
-    found = {number: process.communicate(timeout=120)[0].strip() for number, process in processes.items()}
-    assert found == dict.fromkeys(processes, digest())
+    digests = {number: process.communicate(timeout=120)[0].strip() for number, process in processes.items()}
+    assert digests == dict.fromkeys(processes, digest())

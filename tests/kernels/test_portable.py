@@ -1,4 +1,4 @@
-"""The kernels for processors without AVX-512."""
+"""The CPU kernels pass their tests when they are compiled for a processor without AVX-512."""
 
 import os
 import platform
@@ -16,28 +16,34 @@ from tests.kernels import test_attention, test_decoder, test_linear
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def check_all() -> None:
-    """Runs the tests of the other files, once for each code path."""
+def run_kernel_tests() -> None:
+    """Runs tests of the other files with one set of parameters for each path through the kernels."""
     assert library() is not None
     for dtype in (torch.float32, torch.bfloat16):
         test_attention.test_attention_agrees_with_the_formula("compiled", dtype, 9, 3, 64)
-        test_attention.test_committed_chain_and_tree_keys_give_the_same_bits("compiled", dtype)
+        test_attention.test_keys_in_the_slot_table_and_keys_on_the_path_give_the_same_bits("compiled", dtype)
         test_linear.test_the_product_agrees_with_float64("compiled", dtype, 17, 100, 130, True)
-        test_linear.test_int8_is_the_product_with_rounded_weights("compiled", dtype, 17, 100, 130, True)
+        test_linear.test_the_product_with_int8_weights_uses_the_rounded_weights("compiled", dtype, 17, 100, 130, True)
         for packed in (pack, pack_int8):
-            test_linear.test_a_row_has_the_same_bits_among_any_number_of_rows("compiled", dtype, packed)
+            test_linear.test_a_rows_result_does_not_depend_on_the_number_of_rows("compiled", dtype, packed)
         for int8 in (False, True):
-            test_decoder.test_the_compiled_pass_gives_the_bits_of_single_operations(dtype, 9, True, True, int8)
-            test_decoder.test_a_row_has_the_same_bits_among_any_number_of_rows(dtype, int8)
+            test_decoder.test_the_compiled_decoder_gives_the_same_bits_as_single_operations(dtype, 9, True, True, int8)
+            test_decoder.test_a_rows_result_does_not_depend_on_the_number_of_rows(dtype, int8)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors always use the portable kernels")
-def test_all_kernel_tests_pass_without_avx512(tmp_path: Path) -> None:
+def test_kernel_tests_pass_without_avx512(tmp_path: Path) -> None:
     compiler = tmp_path / "cc-without-avx512"
     compiler.write_text('#!/bin/sh\nexec cc "$@" -mno-avx512f\n')
     compiler.chmod(0o755)
     environment = os.environ | {"CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", "-c", "from tests.kernels.test_portable import check_all; check_all()"]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-c",
+        "from tests.kernels.test_portable import run_kernel_tests as run; run()",
+    ]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert list((tmp_path / "slipstream" / "kernels").glob("cpu-*.so"))

@@ -1,4 +1,4 @@
-"""Operations on single rows agree with their references."""
+"""RMS norm, SwiGLU and RoPE agree with their references. M rows, Hq query and Hkv KV heads of dimension D."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from kernels.rope import HeadNorms, rope_write, rope_write_reference
 from kernels.swiglu import swiglu, swiglu_reference
 
 DTYPES = [torch.float32, torch.bfloat16]
-# A bfloat16 result may round differently, by one unit in 2**-8.
+# A bfloat16 result may be rounded to the neighbouring number, which is up to 2**-7 away relative to its size.
 RTOL = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 
-def assert_near(ours: Tensor, reference: Tensor) -> None:
-    torch.testing.assert_close(ours, reference, rtol=RTOL[ours.dtype], atol=2e-6)
+def assert_near(actual: Tensor, reference: Tensor) -> None:
+    torch.testing.assert_close(actual, reference, rtol=RTOL[actual.dtype], atol=2e-6)
 
 
 def make(*shape: int, seed: int = 0) -> Tensor:
@@ -36,7 +36,7 @@ def test_swiglu_agrees_with_its_reference(dtype: torch.dtype, width: int) -> Non
     assert_near(swiglu(x, dtype), swiglu_reference(x, dtype))
 
 
-def test_swiglu_handles_extreme_gates() -> None:
+def test_swiglu_is_finite_for_extreme_gates() -> None:
     gates = torch.tensor([[-1e4, -90.0, -87.0, 0.0, 87.0, 90.0, 1e4, 3.0] * 2])
     out = swiglu(torch.cat((gates, torch.ones_like(gates)), dim=1), torch.float32)
     torch.testing.assert_close(out, torch.nn.functional.silu(gates), rtol=1e-6, atol=1e-30)
@@ -57,6 +57,6 @@ def test_rope_write_agrees_with_its_reference(dtype: torch.dtype, normed: bool) 
         function(rows, angles.cos(), angles.sin(), positions, slots, k, v, norms)
         results.append((rows[:, : Hq * D], k, v))
 
-    for ours, reference in zip(*results, strict=True):
-        assert_near(ours, reference)
+    for actual, reference in zip(*results, strict=True):
+        assert_near(actual, reference)
     assert not results[0][1][[4, 6, 7]].any(), "unused slots must not be written"

@@ -1,4 +1,4 @@
-"""Philox agrees with published vectors, and sampling with brute force and with the softmax distribution."""
+"""Philox gives the published random words; sampling agrees with brute force and follows the softmax distribution."""
 
 import math
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.philox import MAX_GUMBEL, MIN_GUMBEL, gumbel, gumbel_rows, gumbel_rows_reference, philox, vocabulary_words
 from kernels.sampling import greedy_tokens, kept_tokens, sample_token, sample_token_reference
 
-# kat_vectors of Random123: counter, key, result
+# From the file kat_vectors of the Random123 library: counter, key, result.
 VECTORS = [
     ((0, 0, 0, 0), 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((0xFFFFFFFF,) * 4, 0xFFFFFFFFFFFFFFFF, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
@@ -29,37 +29,38 @@ def test_philox_gives_the_published_words(counter: tuple[int, ...], seed: int, e
     assert tuple(int(word) for word in philox(seed, (c0, c1, c2, c3))) == expected
 
 
-def test_the_bounds_of_the_noise_are_tight() -> None:
+def test_the_bounds_of_the_noise_enclose_its_extremes_closely() -> None:
     extremes = [-math.log(-math.log((word + 0.5) / 2**32)) for word in (0, 2**32 - 1)]
     assert MIN_GUMBEL < extremes[0] < MIN_GUMBEL + 1e-3
     assert MAX_GUMBEL - 1e-3 < extremes[1] < MAX_GUMBEL
 
 
-def test_the_noise_of_a_token_comes_from_its_word_of_a_philox_block() -> None:
+def test_token_t_uses_word_t_mod_4_of_philox_block_t_div_4() -> None:
     tokens, zero = torch.tensor([0, 5, 5, 151_935, 49_150]), torch.zeros(5, dtype=torch.int64)
+    # A block of four words has the noise of four tokens; 77 is the position.
     words = philox(2**63 + 9, (tokens // 4, zero + 77, zero, zero))
-    chosen = torch.stack(words)[tokens % 4, torch.arange(5)]
-    expected = -torch.log(-torch.log((chosen.double() + 0.5) / 2**32))
+    token_words = torch.stack(words)[tokens % 4, torch.arange(5)]
+    expected = -torch.log(-torch.log((token_words.double() + 0.5) / 2**32))
     torch.testing.assert_close(gumbel(2**63 + 9, 77, tokens), expected, rtol=1e-15, atol=1e-15)
-    assert vocabulary_words(2**63 + 9, 77, 151_936)[tokens].tolist() == chosen.tolist()
+    assert vocabulary_words(2**63 + 9, 77, 151_936)[tokens].tolist() == token_words.tolist()
 
 
 @pytest.mark.parametrize("size", [1, 4, 65_535, 65_537])  # both sides of numpy's block size
 def test_noise_of_the_whole_vocabulary_equals_noise_computed_per_token(size: int) -> None:
     tokens = torch.arange(size)
-    words = torch.from_numpy(vocabulary_words(3, 4, size))
+    words = torch.from_numpy(vocabulary_words(3, 4, size))  # seed 3, position 4
     noise = -torch.log(-torch.log((words.double() + 0.5) / 2**32))
     torch.testing.assert_close(noise, gumbel_rows_reference([3], [4], tokens[None])[0], rtol=1e-15, atol=1e-15)
 
 
 def test_the_noise_of_rows_equals_the_reference() -> None:
     tokens, seeds, positions = torch.randint(0, 10**6, (3, 50)), (0, 2**64 - 1, 12345), (0, 2**31 - 1, 7)
-    ours, reference = gumbel_rows(seeds, positions, tokens), gumbel_rows_reference(seeds, positions, tokens)
-    torch.testing.assert_close(ours, reference, rtol=1e-15, atol=1e-15)  # logarithms differ between libraries
+    actual, reference = gumbel_rows(seeds, positions, tokens), gumbel_rows_reference(seeds, positions, tokens)
+    torch.testing.assert_close(actual, reference, rtol=1e-15, atol=1e-15)  # logarithms differ between libraries
 
 
 def brute_force(logits: Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> int:
-    """Samples with the noise of every token, and filters according to their definitions."""
+    """Applies the definitions of the filters one after the other, and adds noise to every token."""
     scaled = [value / temperature for value in logits.tolist()]
     ranked = sorted(range(len(scaled)), key=lambda token: (-scaled[token], token))
     ranked = ranked[:top_k] if top_k else ranked
@@ -89,11 +90,12 @@ def test_sampled_tokens_equal_brute_force(
 ) -> None:
     logits = torch.tensor(values)
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    chosen = sample_token(logits, position=5, **options)  # type: ignore[arg-type]
-    assert chosen == brute_force(logits, **options)  # type: ignore[arg-type]
+    sampled = sample_token(logits, position=5, **options)  # type: ignore[arg-type]
+    assert sampled == brute_force(logits, **options)  # type: ignore[arg-type]
 
 
-LARGE = [  # size, spread: peaked and flat, so that few, many or all tokens are candidates
+# Vocabulary size and standard deviation of the logits: few, many or all tokens are likely enough to be sampled.
+LARGE = [
     (5000, 6.0),
     (5000, 1.5),
     (5000, 0.01),
@@ -108,9 +110,11 @@ def test_sampled_tokens_of_large_vocabularies_equal_the_reference(
 ) -> None:
     logits = spread * torch.randn(3, size, generator=torch.Generator().manual_seed(size))
     options = {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 2**40 + 1, **filters}
-    for position, row in enumerate((*logits, logits[0].round(), logits[1].masked_fill(logits[1] < spread, -math.inf))):
-        ours = sample_token(row, position=position, **options)  # type: ignore[arg-type]
-        assert ours == sample_token_reference(row, position=position, **options), position  # type: ignore[arg-type]
+    rounded = logits[0].round()  # many equal logits
+    masked = logits[1].masked_fill(logits[1] < spread, -math.inf)
+    for position, row in enumerate((*logits, rounded, masked)):
+        actual = sample_token(row, position=position, **options)  # type: ignore[arg-type]
+        assert actual == sample_token_reference(row, position=position, **options), position  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.5}])
@@ -118,19 +122,20 @@ def test_tokens_excluded_by_a_grammar_are_never_chosen(filters: dict[str, float]
     logits = torch.full((300,), -math.inf)
     logits[[7, 250]] = torch.tensor([-500.0, -502.0])
     options = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, **filters}
-    chosen = {sample_token(logits, position=position, **options) for position in range(60)}  # type: ignore[arg-type]
-    assert chosen == ({7} if "min_p" in filters else {7, 250})
+    sampled = {sample_token(logits, position=position, **options) for position in range(60)}  # type: ignore[arg-type]
+    # Token 250 has exp(-2 / 2) = 0.37 of the probability of token 7, which min_p = 0.5 excludes.
+    assert sampled == ({7} if "min_p" in filters else {7, 250})
 
 
 def test_filters_keep_the_lower_ids_of_equally_likely_tokens() -> None:
     logits = torch.zeros(8)
     for filters in ({"top_k": 3, "top_p": 1.0}, {"top_k": 0, "top_p": 0.375}, {"top_k": 6, "top_p": 0.5}):
         options = {"temperature": 1.0, "min_p": 0.0, "seed": 4, **filters}
-        chosen = {sample_token(logits, position=position, **options) for position in range(80)}  # type: ignore[arg-type]
-        assert chosen == {0, 1, 2}
+        sampled = {sample_token(logits, position=position, **options) for position in range(80)}  # type: ignore[arg-type]
+        assert sampled == {0, 1, 2}
 
 
-def test_greedy_rows_take_the_lowest_of_equal_tokens() -> None:
+def test_greedy_decoding_takes_the_lowest_token_id_of_equal_logits() -> None:
     assert greedy_tokens(torch.tensor([[1.0, 3.0, 3.0], [5.0, 5.0, 0.0]])) == [1, 0]
 
 
@@ -152,6 +157,6 @@ def test_temperature_zero_selects_the_argmax() -> None:
     assert sample_token(torch.tensor([0.0, 5.0, 4.9]), temperature=0.0, **options) == 1  # type: ignore[arg-type]
 
 
-def test_the_best_token_survives_every_filter() -> None:
+def test_filters_always_keep_the_likeliest_token() -> None:
     kept = kept_tokens(torch.tensor([0.0, 9.0, 1.0]), top_k=1, top_p=0.01, min_p=1.0)
     assert kept.tolist() == [False, True, False]

@@ -1,4 +1,4 @@
-"""The best columns of a row agree with torch's."""
+"""`top_k` returns the largest logits of each row and the row's log mass (log-sum-exp), as torch does."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ def make(rows: int, size: int) -> torch.Tensor:
     return 4.0 * torch.randn(rows, size, generator=torch.Generator().manual_seed(size))
 
 
-# both sides of the vector size, and of the size from which threads share rows
+# Both sides of a vector of 16 numbers, and of 2**17 logits in total, above which several threads divide the rows.
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 15), (2, 16), (5, 17), (4, 1809), (3, 43_690), (3, 43_691)])
 @pytest.mark.parametrize("count", [1, 6, 24])
 def test_the_best_columns_and_the_log_mass_equal_the_reference(rows: int, size: int, count: int) -> None:
@@ -23,7 +23,7 @@ def test_the_best_columns_and_the_log_mass_equal_the_reference(rows: int, size: 
     torch.testing.assert_close(log_masses, reference, rtol=2e-6, atol=2e-6)
 
 
-def test_of_equal_logits_the_lower_column_comes_first() -> None:
+def test_equal_logits_are_ordered_by_column() -> None:
     logits = torch.zeros(2, 40)
     logits[1, [30, 7]] = 1.0
     assert top_k(logits, 3)[1].tolist() == [[0, 1, 2], [7, 30, 0]]

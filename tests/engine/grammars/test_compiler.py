@@ -43,7 +43,7 @@ PERSON = {
     "required": ["name", "age", "tags", "born"],
     "additionalProperties": False,
 }
-LIST = {
+LINKED_LIST = {
     "$defs": {
         "node": {
             "type": "object",
@@ -72,11 +72,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    # None: without the trial process, to save time
     return GrammarCompiler(tokenizer, tokenizer.eos_token_ids, trial_seconds=None)
 
 
 def make_requests(tokenizer: Tokenizer, grammar: Grammar, temperature: float, **options: Any) -> list[Request]:
-    # Random weights would generate long answers, so blanks are excluded and null is preferred to another list node.
+    # The model's random weights would generate long answers, so whitespace is excluded, and "{", which begins another
+    # node of the linked list, is made unlikely.
     bias = [(tokenizer.encode(blank)[0], -100.0) for blank in " \n\t\r"] + [(tokenizer.encode("{")[0], -8.0)]
     params = SamplingParams(
         max_tokens=300, temperature=temperature, seed=3, grammar=grammar, logit_bias=tuple(bias), **options
@@ -90,12 +92,13 @@ def complete(model: Model, drafter: Drafter, requests: list[Request]) -> list[Co
     return generate(Engine(model, drafter, EngineConfig(max_batch_size=3, draft_budget=10)), requests)
 
 
-def texts(tokenizer: Tokenizer, completions: list[Completion]) -> list[str]:
+def complete_texts(tokenizer: Tokenizer, completions: list[Completion]) -> list[str]:
+    """Returns the texts of answers, and checks that the grammar ended each of them."""
     assert {completion.finish_reason for completion in completions} == {FinishReason.STOP}
     return [tokenizer.decode(completion.token_ids) for completion in completions]
 
 
-@pytest.mark.parametrize("schema", [PERSON, LIST, ARRAY], ids=["object", "recursive", "array"])
+@pytest.mark.parametrize("schema", [PERSON, LINKED_LIST, ARRAY], ids=["object", "recursive", "array"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_json_answers_match_their_schema_and_do_not_depend_on_drafts(
     model: Model, tokenizer: Tokenizer, compiler: GrammarCompiler, schema: Any, temperature: float
@@ -103,13 +106,13 @@ def test_json_answers_match_their_schema_and_do_not_depend_on_drafts(
     grammar = compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
     requests = make_requests(tokenizer, grammar, temperature, presence_penalty=0.5)
     plain = complete(model, NoDrafter(), requests)
-    for text in texts(tokenizer, plain):
+    for text in complete_texts(tokenizer, plain):
         jsonschema.validate(json.loads(text), schema)
-    known: Any = {completion.request_id: completion.token_ids for completion in plain}
+    answers: Any = {completion.request_id: completion.token_ids for completion in plain}
     vocab_size = model.config.vocab_size
     for drafter in (
-        OracleDrafter(known, max_depth=6, error=0.3, tree=False, vocab_size=vocab_size),
-        OracleDrafter(known, max_depth=3, error=0.2, tree=True, vocab_size=vocab_size),
+        OracleDrafter(answers, max_depth=6, error=0.3, tree=False, vocab_size=vocab_size),
+        OracleDrafter(answers, max_depth=3, error=0.2, tree=True, vocab_size=vocab_size),
         NgramDrafter(),
     ):
         drafted = complete(model, drafter, requests)
@@ -134,7 +137,7 @@ def test_answers_match_their_grammar(
     model: Model, tokenizer: Tokenizer, compiler: GrammarCompiler, kind: GrammarKind, source: str, pattern: str
 ) -> None:
     grammar = compiler.compile(Grammar(kind, source))
-    answers = texts(tokenizer, complete(model, NoDrafter(), make_requests(tokenizer, grammar, 1.0)))
+    answers = complete_texts(tokenizer, complete(model, NoDrafter(), make_requests(tokenizer, grammar, 1.0)))
     assert all(re.fullmatch(pattern, answer) for answer in answers), answers
 
 
@@ -169,20 +172,22 @@ def test_a_complete_match_ends_the_answer_before_min_tokens(
 ) -> None:
     grammar = compiler.compile(Grammar(GrammarKind.REGEX, "abc?"))
     requests = make_requests(tokenizer, grammar, 1.0, min_tokens=50)
-    assert set(texts(tokenizer, complete(model, NoDrafter(), requests))) == {"abc"}  # "c" is the only option
+    assert set(complete_texts(tokenizer, complete(model, NoDrafter(), requests))) == {"abc"}  # "c" is the only option
 
 
-def test_the_constraint_state_depends_only_on_the_answer(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+def test_the_tokens_that_a_constraint_allows_depend_only_on_the_answer_so_far(
+    tokenizer: Tokenizer, compiler: GrammarCompiler
+) -> None:
     grammar = compiler.compile(Grammar(GrammarKind.REGEX, "ab*[cd]|xy"))
-    walked, answer = grammar.start(), encode(tokenizer, "abbb")
+    constraint, answer = grammar.start(), encode(tokenizer, "abbb")
     for token in answer:
-        walked.accept(token)
-    replayed = grammar.start()
-    replayed.follow(answer)
-    walked.follow(answer)
-    assert allowed_texts(tokenizer, replayed) == allowed_texts(tokenizer, walked) == {"b", "c", "d"}
-    walked.follow(encode(tokenizer, "x"))  # another answer, as after a request was cancelled and added again
-    assert allowed_texts(tokenizer, walked) == {"y"}
+        constraint.accept(token)
+    new_constraint = grammar.start()
+    new_constraint.follow(answer)
+    constraint.follow(answer)
+    assert allowed_texts(tokenizer, new_constraint) == allowed_texts(tokenizer, constraint) == {"b", "c", "d"}
+    constraint.follow(encode(tokenizer, "x"))  # a different answer, as after a request was cancelled and added again
+    assert allowed_texts(tokenizer, constraint) == {"y"}
 
 
 def test_draft_nodes_that_a_grammar_excludes_are_removed(tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
@@ -190,8 +195,8 @@ def test_draft_nodes_that_a_grammar_excludes_are_removed(tokenizer: Tokenizer, c
     request = Request("r", (5,), SamplingParams(max_tokens=9, grammar=grammar))
     tokens = [5, *encode(tokenizer, "a")]
     sequence = Sequence(request, tokens, root=None, stats=SpeculationStats(), constraint=grammar.start())
-    #            b ─ c ─ e      b ─ d        x ─ e, and e under b
-    #            and finally a special token and a token that is not in the tokenizer's vocabulary
+    # The draft after "a" begins with b (node 0) or x (node 1). The children of b are c (node 2), d, e, a special token
+    # and a token outside of the vocabulary; x and c have a child e each.
     guesses = (*encode(tokenizer, "bxcdeee"), 1, tokenizer.vocab_size)
     draft = Draft(guesses, (-1, -1, 0, 0, 2, 1, 0, 0, 0), (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1))
     kept = without_excluded(draft, sequence)
@@ -234,7 +239,7 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=40, deadline=None)
 @given(schema=SCHEMAS, seed=st.integers(0, 10**6))
-def test_random_answers_that_a_schema_grammar_allows_are_valid(
+def test_any_answer_that_a_schemas_grammar_allows_matches_the_schema(
     tokenizer: Tokenizer, compiler: GrammarCompiler, schema: Any, seed: int
 ) -> None:
     constraint = compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))).start()
@@ -242,8 +247,8 @@ def test_random_answers_that_a_schema_grammar_allows_are_valid(
     closing = {*encode(tokenizer, '"}]:,'), *tokenizer.eos_token_ids}
     for step in range(400):
         tokens = [int(token) for token in constraint.allowed().nonzero()[0]]
-        wanted = [token for token in tokens if token in closing] if step > 20 else []
-        answer.append(generator.choice(wanted or tokens))
+        preferred = [token for token in tokens if token in closing] if step > 20 else []  # so that the answer ends
+        answer.append(generator.choice(preferred or tokens))
         if answer[-1] in tokenizer.eos_token_ids:
             jsonschema.validate(json.loads(tokenizer.decode(answer)), schema)
             return
@@ -251,13 +256,13 @@ def test_random_answers_that_a_schema_grammar_allows_are_valid(
 
 
 @pytest.fixture(scope="module")
-def strict_compiler(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
+def compiler_with_trial(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
     compiler = GrammarCompiler(tokenizer, tokenizer.eos_token_ids, trial_seconds=1)
     yield compiler
     compiler.close()
 
 
-REFUSED = [
+REFUSED = [  # (kind, source, error message); ".*" in a message stands for any text
     ("json_schema", '{"type": ', "must be JSON: Expecting value"),
     ("json_schema", '{"type": "strng"}', "must have a type at # out of .*, got 'strng'"),
     ("json_schema", '{"type": "array", "uniqueItems": true}', "has ['uniqueItems'] at # beside ['type'], which is not"),
@@ -288,20 +293,21 @@ REFUSED = [
 
 @pytest.mark.parametrize(("kind", "source", "message"), REFUSED)
 def test_an_invalid_grammar_is_refused_with_a_reason(
-    strict_compiler: GrammarCompiler, kind: str, source: str, message: str
+    compiler_with_trial: GrammarCompiler, kind: str, source: str, message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        strict_compiler.compile(Grammar(GrammarKind(kind), source), param="response_format")
+        compiler_with_trial.compile(Grammar(GrammarKind(kind), source), param="response_format")
     words = re.escape(message).replace(r"\.\*", ".*")
     assert re.match(f"the {kind} {words}", refusal.value.message), refusal.value.message
     assert (refusal.value.param, refusal.value.code) == ("response_format", "invalid_grammar")
 
 
-def test_a_grammar_that_takes_too_long_to_compile_is_refused(strict_compiler: GrammarCompiler) -> None:
-    endless = 'root ::= (([a-z]{1,3000} | [a-z0-9]{1,3000}){1,3000} "b"){1,3000}'
+def test_a_grammar_that_takes_too_long_to_compile_is_refused(compiler_with_trial: GrammarCompiler) -> None:
+    slow = 'root ::= (([a-z]{1,3000} | [a-z0-9]{1,3000}){1,3000} "b"){1,3000}'
     with pytest.raises(InvalidRequest, match="the ebnf takes more than 1 s to compile"):
-        strict_compiler.compile(Grammar(GrammarKind.EBNF, endless))
-    assert strict_compiler.compile(Grammar(GrammarKind.REGEX, "as before")).compiled is not None
+        compiler_with_trial.compile(Grammar(GrammarKind.EBNF, slow))
+    later = compiler_with_trial.compile(Grammar(GrammarKind.REGEX, "as before"))
+    assert later.compiled is not None
 
 
 def test_the_trial_process_is_restarted_after_it_was_killed(tokenizer: Tokenizer) -> None:
@@ -320,7 +326,7 @@ def test_matching_beyond_the_time_limit_raises_grammar_too_slow(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constraint = compiler.compile(Grammar(GrammarKind.REGEX, "slow")).start()
-    monkeypatch.setattr("engine.grammars.compiler._SLOW_SECONDS", -1.0)
+    monkeypatch.setattr("engine.grammars.compiler._SLOW_SECONDS", -1.0)  # every token takes longer than that
     with pytest.raises(GrammarTooSlow, match="for a token: it is too ambiguous"):
         constraint.allowed()
 

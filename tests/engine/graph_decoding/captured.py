@@ -1,9 +1,9 @@
 """Imitates CUDA graphs without a GPU: it records the operations and kernels of a program once and replays them.
 
 As in a CUDA graph, a replay runs the recorded operations on the recorded tensors, with the recorded grids and numbers,
-and does not call the function again. Values that the function reads on the host, such as a Python number or a changing
-shape, are therefore frozen, and tokens become wrong if the function depends on them. During the recording, nothing may
-wait for a value and no tensor may be created from host numbers, because a real capture would fail there.
+and does not call the function again. A Python number or a shape that changes from call to call therefore keeps its
+recorded value, and a program that depends on such a value returns wrong tokens. During the recording, the program may
+neither wait for a value nor create a tensor from host numbers, because a real capture would fail there.
 """
 
 from collections.abc import Sequence as Many
@@ -25,9 +25,9 @@ from kernels.linear import LinearWeight
 from kernels.lm_head import BestTokens, Head
 from tests.engine.graph_decoding.late_device import LateDevice
 
-_WAITS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
-_FROM_HOST = ("lift_fresh",)
-_launch = GridExecutor.__call__
+_WAITING_OPERATIONS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
+_COPYING_OPERATIONS = ("lift_fresh",)
+_launch = GridExecutor.__call__  # how Triton's interpreter launches a kernel
 
 
 class _Recorder(TorchDispatchMode):
@@ -39,8 +39,8 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func.name().removeprefix("aten::").split(".")[0]
-        assert name not in _WAITS, f"{name} waits for the device"
-        assert name not in _FROM_HOST, "a tensor is created from host numbers"
+        assert name not in _WAITING_OPERATIONS, f"{name} waits for the device"
+        assert name not in _COPYING_OPERATIONS, "a tensor is created from host numbers"
         result = func(*args, **(kwargs or {}))
         if name not in ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"):
             input_storages = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
@@ -58,6 +58,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _replay(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, input_storages: set[int]) -> None:
+    """Runs an operation again and copies its results into the recorded tensors, except into views of its inputs."""
     for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
         if isinstance(old, Tensor) and _storage(old) not in input_storages:
             old.copy_(new)
@@ -97,11 +98,11 @@ class CapturingDevice(LateDevice):
 
     @property
     def num_replays(self) -> int:
-        return sum(max(0, program._runs - 2) for program in self.programs)
+        return sum(max(0, program._runs - 2) for program in self.programs)  # the first two runs are no replays
 
 
-def through_cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sends CPU tensors through the CUDA kernels, in Triton's interpreter."""
+def use_cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the engine call the CUDA kernels for tensors on the CPU, in Triton's interpreter."""
     for module in ("linear", "norm", "swiglu", "rope", "attention", "decoder"):
         monkeypatch.setattr(f"kernels.{module}.library", lambda: None)
     monkeypatch.setattr("kernels.cuda.decoder.attention", attention.attention)
@@ -147,5 +148,5 @@ def _medusa_heads(x: Tensor, weight: LinearWeight, num_heads: int) -> Tensor:
 
 
 def _best(head: CandidateHead, x: Tensor, count: int) -> BestTokens:
-    own = Head(data=head.weight.data, scales=head.weight.scales, vocab=head.vocab)
-    return lm_head.best_tokens(x, own, min(count, head.weight.out_features), None)
+    kernel_head = Head(data=head.weight.data, scales=head.weight.scales, vocab=head.vocab)
+    return lm_head.best_tokens(x, kernel_head, min(count, head.weight.out_features), None)

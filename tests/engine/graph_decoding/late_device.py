@@ -1,7 +1,7 @@
 """A device that executes as late as possible: work stays in its queue until the host waits for a result.
 
-The host therefore never has results of the graph steps in flight when it schedules, as can happen with a GPU. Prefill
-passes run immediately, so they first execute the queue, as the order of a CUDA stream requires.
+The host therefore never has results of the graph steps in flight when it schedules, which can also happen with a GPU.
+Prefill passes run immediately, after the work in the queue, because a CUDA stream keeps this order, too.
 """
 
 import time
@@ -19,7 +19,7 @@ from engine.rows import RowBuilder
 class LateDevice(HostDevice):
     def __init__(self) -> None:
         self._queue: deque[Program] = deque()
-        self.most_queued = 0  # maximum number of copies to the host that were requested and not executed
+        self.most_queued = 0  # maximum number of copies to the host that were in the queue at the same time
         self._requested = self._executed = 0
 
     def program(self, function: Program) -> Program:
@@ -43,13 +43,13 @@ class LateDevice(HostDevice):
     def mark(self) -> Mark:
         return _FixedMark()
 
-    def work(self, until: "_LateCopy | None" = None) -> None:
-        """Executes the queue, or its programs up to the copy `until`."""
+    def execute_queue(self, until: "_LateCopy | None" = None) -> None:
+        """Executes the whole queue, or its entries up to the copy `until`."""
         with torch.inference_mode():
             while self._queue and (until is None or until.values is None):
                 self._queue.popleft()()
 
-    def executed(self) -> None:
+    def count_executed_copy(self) -> None:
         self._executed += 1
 
 
@@ -61,15 +61,17 @@ class _LateCopy:
 
     def execute(self) -> None:
         self.values = self._source.clone()
-        self._device.executed()
+        self._device.count_executed_copy()
 
     def wait(self) -> Tensor:
-        self._device.work(self)
+        self._device.execute_queue(self)
         assert self.values is not None
         return self.values
 
 
 class _FixedMark:
+    """Reports that one millisecond lies between any two marks."""
+
     def __init__(self) -> None:
         self._at = time.perf_counter()
 
@@ -82,12 +84,12 @@ def install(monkeypatch: pytest.MonkeyPatch, device: LateDevice) -> None:
     build, write_tables = RowBuilder.build, KVCache.write_tables
 
     def late_build(builder: RowBuilder) -> object:
-        device.work()
+        device.execute_queue()
         return build(builder)
 
     def late_write_tables(cache: KVCache, rows: list[int], positions: list[int], slots: list[int]) -> None:
         if slots:
-            device.work()
+            device.execute_queue()
         write_tables(cache, rows, positions, slots)
 
     monkeypatch.setattr("engine.graph_decoding.setup.device_of", lambda _: device)

@@ -1,6 +1,6 @@
-"""Graph decoding as on a GPU: CUDA kernels, captured once and replayed, one graph step ahead of the host.
+"""Graph decoding as on a GPU: CUDA kernels are captured once and replayed, one graph step ahead of the host.
 
-The kernels run in Triton's interpreter, and tests/engine/graph_decoding/captured.py imitates CUDA graphs. The tests
+The kernels run in Triton's interpreter, and tests/engine/graph_decoding/captured.py imitates CUDA graphs. Tests
 marked `gpu` use real graphs.
 """
 
@@ -17,7 +17,7 @@ from engine.load import load_model
 from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Request, SamplingParams
-from tests.engine.graph_decoding.captured import CapturingDevice, through_cuda_kernels
+from tests.engine.graph_decoding.captured import CapturingDevice, use_cuda_kernels
 from tests.engine.graph_decoding.late_device import install
 from tests.engine.graph_decoding.test_drafts import DRAFTERS
 from tests.kernels.cuda.device import HAS_GPU
@@ -32,33 +32,39 @@ KINDS: dict[str, Callable[[Model], Drafter]] = {"none": lambda _: NoDrafter(), *
 def device(monkeypatch: pytest.MonkeyPatch) -> CapturingDevice:
     device = CapturingDevice()
     install(monkeypatch, device)
-    through_cuda_kernels(monkeypatch)
+    use_cuda_kernels(monkeypatch)
     return device
 
 
 def make_requests() -> list[Request]:
-    """A greedy request and a shorter one with top-p, so that steps of both kinds and batch sizes run three times."""
+    """Makes a greedy request and a shorter one with top-p.
+
+    Their lengths are such that the graph of both requests and the graph of the greedy one run three times each; a graph
+    is replayed from its third run.
+    """
     params = (
         SamplingParams(max_tokens=7, temperature=0.0, ignore_eos=True),
         SamplingParams(max_tokens=4, temperature=0.8, top_p=0.9, seed=2**63 + 5, ignore_eos=True),
     )
-    return [Request(f"r{index}", tuple(range(9 * index, 9 * index + 5)), one) for index, one in enumerate(params)]
+    return [
+        Request(f"r{index}", tuple(range(9 * index, 9 * index + 5)), sampling) for index, sampling in enumerate(params)
+    ]
 
 
-# The interpreter takes up to a minute per kind, so the other kinds run in the soak.
+# The interpreter takes up to a minute per kind of drafter, so all kinds but these run only with `-m soak`.
 IN_THE_SUITE = ("medusa",)
 
 
 @pytest.mark.parametrize(
     "kind", [kind if kind in IN_THE_SUITE else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
 )
-def test_captured_graphs_return_the_tokens_of_the_synchronous_step(
+def test_captured_graphs_return_the_tokens_of_synchronous_steps(
     tmp_path: Path, device: CapturingDevice, kind: str
 ) -> None:
     model = load_model(make_tiny_model(tmp_path, num_layers=4 if "eagle" in kind else 2), device="cpu")
     plain = generate(Engine(model, NoDrafter(), EngineConfig(graph_decoding="off")), make_requests())
     engine = Engine(model, KINDS[kind](model), EngineConfig(graph_decoding="on", draft_budget=3, max_batch_size=2))
-    ours = generate(engine, make_requests())
-    assert [c.token_ids for c in ours] == [c.token_ids for c in plain]
+    actual = generate(engine, make_requests())
+    assert [c.token_ids for c in actual] == [c.token_ids for c in plain]
     assert device.num_replays > 1
     assert engine.scheduler.pool.num_available == engine.cache.num_slots

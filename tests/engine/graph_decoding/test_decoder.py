@@ -1,4 +1,7 @@
-"""Graph decoding returns the tokens of the synchronous step, whatever is drafted, finished, cancelled or preempted."""
+"""Graph decoding returns the same tokens as synchronous steps, the engine steps without graphs.
+
+This holds whatever is drafted, and when requests finish, are cancelled or are preempted.
+"""
 
 import random
 from collections.abc import Callable
@@ -41,7 +44,8 @@ DRAFTERS: dict[str, Callable[[Model], Drafter]] = {
     "ngram": lambda _: NgramDrafter(),
     "broken": lambda _: BrokenDrafter(),
 }
-LATE = ["none", *ON_DEVICE]  # read one graph step late
+# With these drafters, the host launches a graph step before it has read the tokens of the previous one.
+LAUNCHED_AHEAD = ["none", *ON_DEVICE]
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +61,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
 
 
 def requests_of(model: Model, sampling: Sampling, *, count: int = 5, max_tokens: int = 16) -> list[Request]:
-    made = make_requests(model, sampling, count=count, max_tokens=max_tokens)
-    return [replace(request, sampling=replace(request.sampling, num_logprobs=None)) for request in made]
+    """Makes requests without log probabilities, which graph decoding does not support."""
+    requests = make_requests(model, sampling, count=count, max_tokens=max_tokens)
+    return [replace(request, sampling=replace(request.sampling, num_logprobs=None)) for request in requests]
 
 
 def graph_engine(model: Model, drafter: Drafter, **config: int) -> Engine:
@@ -72,12 +77,13 @@ def plain_answers(model: Model, requests: list[Request]) -> list[tuple[object, .
 
 
 def is_empty(engine: Engine) -> bool:
+    """Returns whether no request is left and every cache slot is free."""
     return engine.scheduler.pool.num_available == engine.cache.num_slots and not engine.has_work
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_graph_decoding_returns_the_tokens_of_the_synchronous_step(
+def test_graph_decoding_returns_the_tokens_of_synchronous_steps(
     model: Model, device: LateDevice, kind: str, sampling: Sampling
 ) -> None:
     requests = requests_of(model, sampling)
@@ -85,11 +91,13 @@ def test_graph_decoding_returns_the_tokens_of_the_synchronous_step(
     engine = graph_engine(model, DRAFTERS[kind](model), max_batch_size=3, draft_budget=7)
     assert answers_only(generate(engine, requests)) == plain
     assert is_empty(engine)
-    assert device.most_queued == (2 if kind in LATE else 1)
+    assert device.most_queued == (2 if kind in LAUNCHED_AHEAD else 1)
 
 
 @pytest.mark.parametrize(("batch_size", "budget"), [(1, 1), (1, 15), (8, 2), (2, 0)])
-def test_no_batch_shape_changes_a_token(model: Model, device: LateDevice, batch_size: int, budget: int) -> None:
+def test_tokens_do_not_depend_on_batch_size_and_draft_budget(
+    model: Model, device: LateDevice, batch_size: int, budget: int
+) -> None:
     requests = requests_of(model, SAMPLINGS["T=0.8"])
     engine = graph_engine(model, random_medusa(model), max_batch_size=batch_size, draft_budget=budget)
     assert answers_only(generate(engine, requests)) == plain_answers(model, requests)
@@ -98,18 +106,18 @@ def test_no_batch_shape_changes_a_token(model: Model, device: LateDevice, batch_
 def test_drafts_of_the_device_are_accepted_and_counted(model: Model, device: LateDevice) -> None:
     requests = requests_of(model, SAMPLINGS["greedy"], max_tokens=40)
     synchronous = generate(Engine(model, random_medusa(model), EngineConfig(draft_budget=7)), requests)
-    ours = generate(graph_engine(model, random_medusa(model), draft_budget=7), requests)
-    assert sum(c.speculation.num_accepted_draft_tokens for c in ours) > 0
-    for completion, expected in zip(ours, synchronous, strict=True):
+    actual = generate(graph_engine(model, random_medusa(model), draft_budget=7), requests)
+    assert sum(c.speculation.num_accepted_draft_tokens for c in actual) > 0
+    for completion, expected in zip(actual, synchronous, strict=True):
         assert completion.speculation.acceptance_histogram == expected.speculation.acceptance_histogram
         assert completion.speculation.num_cached_tokens == expected.speculation.num_cached_tokens
 
 
-def test_the_budget_learns_from_graph_steps_and_changes_no_token(model: Model, device: LateDevice) -> None:
+def test_an_adaptive_draft_budget_does_not_change_tokens(model: Model, device: LateDevice) -> None:
     requests = requests_of(model, SAMPLINGS["T=0.8"], max_tokens=40)
     plain = plain_answers(model, requests)
-    known = {str(request_id): tokens for request_id, tokens, _, _ in plain}
-    oracle = OracleDrafter(known, max_depth=5, error=0.1, tree=True, vocab_size=250)  # type: ignore[arg-type]
+    answers = {str(request_id): tokens for request_id, tokens, _, _ in plain}
+    oracle = OracleDrafter(answers, max_depth=5, error=0.1, tree=True, vocab_size=250)  # type: ignore[arg-type]
     for drafter in (random_medusa(model), oracle):
         engine = graph_engine(model, drafter, max_batch_size=3)
         assert answers_only(generate(engine, requests)) == plain
@@ -122,15 +130,13 @@ def test_a_stop_token_inside_a_draft_ends_the_answer_and_drops_later_steps(model
     for stop in tokens[::6]:
         sampling = replace(request.sampling, stop_token_ids=frozenset([stop]))
         engine = graph_engine(model, random_medusa(model), draft_budget=7)
-        (ours,) = generate(engine, [replace(request, sampling=sampling)])
-        assert ours.token_ids == tokens[: tokens.index(stop) + 1]
-        assert ours.finish_reason is FinishReason.STOP
+        (actual,) = generate(engine, [replace(request, sampling=sampling)])
+        assert actual.token_ids == tokens[: tokens.index(stop) + 1]
+        assert actual.finish_reason is FinishReason.STOP
         assert is_empty(engine)
 
 
-def test_a_request_that_needs_the_host_moves_all_to_the_synchronous_step_and_changes_no_token(
-    model: Model, device: LateDevice
-) -> None:
+def test_requests_that_force_synchronous_steps_do_not_change_tokens(model: Model, device: LateDevice) -> None:
     requests = requests_of(model, SAMPLINGS["T=0.8"], count=7)
     for index, change in ((2, {"num_logprobs": 2}), (4, {"presence_penalty": 0.7}), (6, {"min_tokens": 9})):
         sampling = replace(requests[index].sampling, **change)
@@ -151,28 +157,32 @@ def test_neither_preemption_nor_a_shared_prefix_changes_an_answer(model: Model, 
     ]
     plain = plain_answers(model, requests)
     drafter = DRAFTERS[kind](model)
-    slots = 130 * (KVCache.slot_bytes(model.config, model.dtype) + drafter.slot_bytes)
-    engine = graph_engine(model, drafter, max_batch_size=8, kv_cache_bytes=slots, draft_budget=5)
+    cache_bytes = 130 * (KVCache.slot_bytes(model.config, model.dtype) + drafter.slot_bytes)  # too few slots for all
+    engine = graph_engine(model, drafter, max_batch_size=8, kv_cache_bytes=cache_bytes, draft_budget=5)
     assert [answers_only(generate(engine, requests)) for _ in range(2)] == [plain, plain]
     assert engine.counters.num_preemptions > 0
     assert engine.counters.prefix_hits > 0
     assert is_empty(engine)
 
 
-def test_equal_concurrent_answers_share_blocks_while_steps_are_in_flight(model: Model, device: LateDevice) -> None:
+def test_sharing_cache_blocks_between_equal_concurrent_answers_does_not_change_them(
+    model: Model, device: LateDevice
+) -> None:
     (request,) = requests_of(model, SAMPLINGS["T=0.8"], count=1, max_tokens=70)
     requests = [replace(request, request_id=name) for name in ("a", "b", "c")]
     plain = plain_answers(model, requests)
-    for kind in LATE:
+    for kind in LAUNCHED_AHEAD:
         engine = graph_engine(model, DRAFTERS[kind](model), max_batch_size=3, draft_budget=7)
         assert answers_only(generate(engine, requests)) == plain
 
 
-def test_arrivals_and_cancellations_while_a_step_is_in_flight_change_no_other(model: Model, device: LateDevice) -> None:
+def test_adding_or_cancelling_requests_during_a_step_does_not_change_other_answers(
+    model: Model, device: LateDevice
+) -> None:
     requests = requests_of(model, SAMPLINGS["T=0.8"], count=12, max_tokens=30)
     plain = {str(name): tokens for name, tokens, _, _ in plain_answers(model, requests)}
     engine = graph_engine(model, NoDrafter(), max_batch_size=4)
-    known = {name: list(tokens) for name, tokens in plain.items()}  # type: ignore[call-overload]
+    expected = {name: list(tokens) for name, tokens in plain.items()}  # type: ignore[call-overload]
     answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
     reasons: dict[str, FinishReason] = {}
     waiting = list(requests)
@@ -180,11 +190,11 @@ def test_arrivals_and_cancellations_while_a_step_is_in_flight_change_no_other(mo
         if waiting and step % 3 == 0:
             engine.add(waiting.pop(0))
         if step in (4, 11):
-            engine.cancel(f"r{step // 4}")
+            engine.cancel(f"r{step // 4}")  # r1, then r2
         if step == 20:
-            engine.swap_drafter(OracleDrafter(known, max_depth=5, error=0.1, tree=True, vocab_size=250))
+            engine.swap_drafter(OracleDrafter(expected, max_depth=5, error=0.1, tree=True, vocab_size=250))
         if step == 30:
-            engine.swap_drafter(random_medusa(model))  # with an adaptive budget it is measured while others decode
+            engine.swap_drafter(random_medusa(model))  # its draft time is measured while requests decode
         for output in engine.step():
             answers[output.request_id] += output.token_ids
             if output.finish_reason:
@@ -193,7 +203,7 @@ def test_arrivals_and_cancellations_while_a_step_is_in_flight_change_no_other(mo
             break
     cancelled = {name for name, reason in reasons.items() if reason is FinishReason.CANCELLED}
     assert len(reasons) == 12
-    assert {"r1", "r2"} >= cancelled != set()
+    assert {"r1", "r2"} >= cancelled != set()  # one of them may have ended before it was cancelled
     for name, tokens in answers.items():
         assert tuple(tokens) == plain[name][: len(tokens)]  # type: ignore[index]
         assert name in cancelled or tuple(tokens) == plain[name]
@@ -206,13 +216,13 @@ def test_an_answer_may_end_at_the_models_last_position(tmp_path: Path, device: L
     sampling = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
     request = Request("a", tuple(index % 250 for index in range(length - 14)), sampling)
     plain = plain_answers(model, [request])
-    for kind in LATE:
+    for kind in LAUNCHED_AHEAD:
         engine = graph_engine(model, DRAFTERS[kind](model), draft_budget=7)
         assert answers_only(generate(engine, [request])) == plain
         assert is_empty(engine)
 
 
-def test_graph_steps_are_timed_with_the_programs_that_serve(model: Model) -> None:
+def test_graph_steps_can_be_timed_between_requests(model: Model) -> None:
     engine = graph_engine(model, random_medusa(model), max_batch_size=4, draft_budget=7)
     times = engine.time_graph_step(3, 7, context=40, repeats=3)
     assert times.verify_seconds > 0.0

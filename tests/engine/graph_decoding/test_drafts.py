@@ -1,4 +1,4 @@
-"""The device drafts the same likeliest paths as the host would from the same observations."""
+"""A drafter on the device drafts the same likeliest paths as the same drafter on the host."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ BUDGET = 15
 
 
 def eagle3(model: Model, **options: bool) -> Drafter:
-    """Sharpened like the others, so that there are likely nodes at every depth."""
+    """Like the factories below, scales the logits of random weights so that there are likely nodes at every depth."""
     drafter = Eagle3Drafter(make_module(make_config(**options)), model)
     drafter.layer.lm_head.data.mul_(20.0)
     return drafter
@@ -68,8 +68,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return model
 
 
-def decoded_in_graphs(model: Model, drafter: Drafter, sampling: SamplingParams) -> tuple[Engine, Sequence]:
-    """An engine in the middle of an answer, with no graph step in flight."""
+def engine_within_an_answer(model: Model, drafter: Drafter, sampling: SamplingParams) -> tuple[Engine, Sequence]:
+    """Returns an engine that has decoded 20 tokens in graphs and has no graph step in flight, and its sequence."""
     engine = Engine(model, drafter, EngineConfig(graph_decoding="on", draft_budget=BUDGET))
     engine.add(Request("r", tuple(range(7, 20)), sampling))
     while engine.scheduler.waiting or next(iter(engine.scheduler.running.values())).num_generated < 20:
@@ -79,7 +79,7 @@ def decoded_in_graphs(model: Model, drafter: Drafter, sampling: SamplingParams) 
 
 
 def host_draft(model: Model, drafter: Drafter, tokens: list[int], sampling: SamplingParams) -> Draft:
-    """The draft of a host drafter that observed the same text in one pass."""
+    """Returns the draft of this drafter on the host, after it has observed the tokens in one pass."""
     length = len(tokens)
     sizes = {"num_slots": length, "max_sequences": 1, "max_seq_len": length}
     cache = KVCache(model.config, dtype=model.dtype, device=model.device, **sizes)
@@ -95,7 +95,8 @@ def host_draft(model: Model, drafter: Drafter, tokens: list[int], sampling: Samp
     return draft
 
 
-def paths(draft: Draft) -> dict[tuple[int, ...], float]:
+def survival_by_path(draft: Draft) -> dict[tuple[int, ...], float]:
+    """Returns the survival of each node, by the tokens on the path to the node."""
     return {tuple(draft.tokens[n] for n in draft.path(node)): draft.survival[node] for node in range(len(draft))}
 
 
@@ -103,7 +104,7 @@ def paths(draft: Draft) -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_the_device_drafts_the_same_trees_as_the_host(model: Model, kind: str, sampling: dict[str, float]) -> None:
     params = SamplingParams(max_tokens=60, ignore_eos=True, **sampling)  # type: ignore[arg-type]
-    engine, sequence = decoded_in_graphs(model, DRAFTERS[kind](model), params)
+    engine, sequence = engine_within_an_answer(model, DRAFTERS[kind](model), params)
     assert isinstance(engine._graph_setup, GraphDecodingSetup)
     state = engine._graph_setup.batch_slots.state(torch.tensor([sequence.table_row]))
     assert state.lengths.tolist() == [len(sequence.tokens)]
@@ -113,14 +114,15 @@ def test_the_device_drafts_the_same_trees_as_the_host(model: Model, kind: str, s
     with torch.inference_mode():
         trees = engine._graph_decoder.drafter.draft(state, BUDGET)
     count = int(trees.counts[0])
-    columns = (trees.tokens[0, :count], trees.parents[0, :count], trees.survival[0, :count])
-    ours = paths(Draft(*(tuple(column.tolist()) for column in columns)))
-    expected = paths(host_draft(model, DRAFTERS[kind](model), list(sequence.tokens), params))
+    values = (trees.tokens[0, :count], trees.parents[0, :count], trees.survival[0, :count])
+    actual = survival_by_path(Draft(*(tuple(tensor.tolist()) for tensor in values)))
+    expected = survival_by_path(host_draft(model, DRAFTERS[kind](model), list(sequence.tokens), params))
 
+    # Drafters leave out nodes with a survival below 1 %, so only clearly likelier paths are compared.
     likeliest = sorted((path for path in expected if expected[path] >= 0.02), key=lambda path: -expected[path])[:5]
     assert likeliest
     for path in likeliest:
-        assert ours[path] == pytest.approx(expected[path], rel=1e-3)
+        assert actual[path] == pytest.approx(expected[path], rel=1e-3)
 
 
 def test_a_batch_slot_without_drafter_state_gets_no_draft(model: Model, tmp_path: Path) -> None:

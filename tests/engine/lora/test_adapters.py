@@ -23,9 +23,9 @@ from tests.engine.drafters import OracleDrafter
 from tests.engine.graph_decoding.late_device import LateDevice, install
 from tests.tiny_model import make_tiny_model
 
-ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ALL_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-# peft uses a name of transformers that is deprecated.
+# peft uses a deprecated name of transformers.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 
@@ -35,7 +35,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_adapter(base: Path, folder: Path, modules: list[str], *, rank: int, seed: int = 0) -> Path:
-    """Makes an adapter whose matrices B are not zero, like those of a trained adapter."""
+    """Makes an adapter whose matrices B are not zero, like those of a trained adapter; with rank 5 it uses rsLoRA."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LoraConfig(r=rank, lora_alpha=3 * rank, target_modules=modules, use_rslora=rank == 5)
@@ -51,7 +51,7 @@ def make_adapter(base: Path, folder: Path, modules: list[str], *, rank: int, see
 def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("adapters")
     return {
-        "all": make_adapter(base, folder / "all", ALL, rank=4),
+        "all": make_adapter(base, folder / "all", ALL_MODULES, rank=4),
         "few": make_adapter(base, folder / "few", ["q_proj", "v_proj", "up_proj"], rank=5, seed=1),
     }
 
@@ -73,7 +73,7 @@ def make_requests() -> list[Request]:
     return requests
 
 
-def shown(completions: list[Completion]) -> list[tuple[object, ...]]:
+def answers_of(completions: list[Completion]) -> list[tuple[object, ...]]:
     return [(c.request_id, c.token_ids, c.logprobs) for c in completions]
 
 
@@ -82,34 +82,34 @@ def test_log_probabilities_agree_with_peft(base: Path, adapters: dict[str, Path]
     prompt = tuple(range(30, 60))
     sampling = SamplingParams(max_tokens=8, temperature=0.0, num_logprobs=0, ignore_eos=True)
     engine = make_engine(base, adapters)
-    (ours,) = generate(engine, [Request("r", prompt, sampling, name)])
+    (actual,) = generate(engine, [Request("r", prompt, sampling, name)])
     (plain,) = generate(engine, [Request("r", prompt, sampling)])
 
     reference = AutoModelForCausalLM.from_pretrained(base)
     reference.load_adapter(str(adapters[name]))
     with torch.inference_mode():
-        logits = reference(torch.tensor([prompt + ours.token_ids])).logits[0, len(prompt) - 1 : -1]
-    expected = logits.log_softmax(-1).gather(1, torch.tensor(ours.token_ids).unsqueeze(1)).squeeze(1)
+        logits = reference(torch.tensor([prompt + actual.token_ids])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(actual.token_ids).unsqueeze(1)).squeeze(1)
 
-    assert ours.logprobs is not None
+    assert actual.logprobs is not None
     assert plain.logprobs is not None
-    assert [p.logprob for p in ours.logprobs] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert [p.logprob for p in actual.logprobs] == pytest.approx(expected.tolist(), abs=1e-4)
     assert [p.logprob for p in plain.logprobs] != pytest.approx(expected.tolist(), abs=1e-2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_batching_and_drafts_do_not_change_answers(base: Path, adapters: dict[str, Path], dtype: str) -> None:
     requests = make_requests()
-    alone = [shown(generate(make_engine(base, adapters, dtype), [request]))[0] for request in requests]
+    expected = [answers_of(generate(make_engine(base, adapters, dtype), [request]))[0] for request in requests]
     engine = make_engine(base, adapters, dtype, max_batch_size=5, draft_budget=10)
-    together = generate(engine, requests)
-    assert shown(together) == alone
+    batched = generate(engine, requests)
+    assert answers_of(batched) == expected
 
-    known = {completion.request_id: completion.token_ids for completion in together}
+    answers = {completion.request_id: completion.token_ids for completion in batched}
     vocab_size = engine.model.config.vocab_size
-    engine.swap_drafter(OracleDrafter(known, max_depth=4, error=0.2, tree=True, vocab_size=vocab_size))
+    engine.swap_drafter(OracleDrafter(answers, max_depth=4, error=0.2, tree=True, vocab_size=vocab_size))
     drafted = generate(engine, requests)
-    assert shown(drafted) == alone
+    assert answers_of(drafted) == expected
     assert max(c.speculation.mean_acceptance_length for c in drafted) > 1.5
 
 
@@ -120,28 +120,30 @@ def test_each_adapter_of_a_batch_uses_its_own_drafter(base: Path, adapters: dict
     vocab_size = engine.model.config.vocab_size
 
     def oracle(*names: str | None) -> OracleDrafter:
-        known = {r.request_id: c.token_ids for r, c in zip(requests, plain, strict=True) if r.adapter in names}
-        return OracleDrafter(known, max_depth=4, error=0.0, tree=False, vocab_size=vocab_size)
+        answers = {r.request_id: c.token_ids for r, c in zip(requests, plain, strict=True) if r.adapter in names}
+        return OracleDrafter(answers, max_depth=4, error=0.0, tree=False, vocab_size=vocab_size)
 
     engine.swap_drafter(PerAdapterDrafter(oracle(None, "few"), {"all": oracle("all")}))
     drafted = generate(engine, requests)
 
-    assert shown(drafted) == shown(plain)
-    # There are 23 tokens after the first, five per pass. An oracle raises if it gets a request of another adapter.
+    assert answers_of(drafted) == answers_of(plain)
+    # After the first token, 23 follow, and a pass yields five. An oracle raises if it gets another adapter's request.
     assert {c.speculation.num_spec_steps for c in drafted} == {5}
 
 
 def test_reloading_an_adapter_from_another_folder_changes_later_answers(base: Path, adapters: dict[str, Path]) -> None:
     engine = make_engine(base, adapters)
     request = make_requests()[1]
-    (before,) = shown(generate(engine, [request]))
+    (before,) = answers_of(generate(engine, [request]))
     engine.adapters.load("all", adapters["few"])
-    (after,) = shown(generate(engine, [request]))
-    (expected,) = shown(generate(engine, [replace(request, adapter="few")]))
+    (after,) = answers_of(generate(engine, [request]))
+    (expected,) = answers_of(generate(engine, [replace(request, adapter="few")]))
     assert after == expected != before
 
 
-def test_a_running_request_keeps_its_adapter_after_it_is_unloaded(base: Path, adapters: dict[str, Path]) -> None:
+def test_a_running_request_keeps_its_adapter_after_the_adapter_is_unloaded(
+    base: Path, adapters: dict[str, Path]
+) -> None:
     engine = make_engine(base, adapters)
     request = make_requests()[1]
     (expected,) = generate(engine, [request])
@@ -161,20 +163,25 @@ def test_a_running_request_keeps_its_adapter_after_it_is_unloaded(base: Path, ad
 def test_unsupported_or_damaged_adapters_are_refused(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
     engine = make_engine(base, {})
 
-    def refused(match: str, *, config: dict[str, object] | None = None, drop: str = "", shape: bool = False) -> None:
+    def assert_refused(
+        match: str, *, config: dict[str, object] | None = None, left_out: str = "", wrong_shape: bool = False
+    ) -> None:
         values = json.loads((adapters["all"] / "adapter_config.json").read_text()) | (config or {})
-        tensors = {k: v for k, v in load_file(adapters["all"] / "adapter_model.safetensors").items() if k != drop}
-        if shape:
+        tensors = load_file(adapters["all"] / "adapter_model.safetensors")
+        tensors.pop(left_out, None)
+        if wrong_shape:
             tensors = {name: tensor[:, :-1].contiguous() for name, tensor in tensors.items()}
         (tmp_path / "adapter_config.json").write_text(json.dumps(values))
         save_file(tensors, tmp_path / "adapter_model.safetensors")
         with pytest.raises(AdapterNotLoadable, match=match):
             engine.adapters.load("x", tmp_path)
 
-    refused("use_dora must be False", config={"use_dora": True})
-    refused("peft_type must be LORA", config={"peft_type": "VERA"})
-    refused("only one of lora_A and lora_B", drop="base_model.model.model.layers.0.mlp.up_proj.lora_B.weight")
-    refused(r"must have A \[r, 64\]", shape=True)
+    assert_refused("use_dora must be False", config={"use_dora": True})
+    assert_refused("peft_type must be LORA", config={"peft_type": "VERA"})
+    assert_refused(
+        "only one of lora_A and lora_B", left_out="base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
+    )
+    assert_refused(r"must have A \[r, 64\]", wrong_shape=True)
     with pytest.raises(AdapterNotLoadable, match="no readable LoRA adapter"):
         engine.adapters.load("x", tmp_path / "nowhere")
     assert engine.adapters.names == ()
@@ -183,7 +190,10 @@ def test_unsupported_or_damaged_adapters_are_refused(base: Path, adapters: dict[
 def test_stacked_adapters_give_the_same_answers_with_and_without_graph_decoding(
     base: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Uses stacks as on CUDA: they are rebuilt when an adapter is first needed, even during graph steps in flight."""
+    """As on CUDA, stacks hold the weights of adapters.
+
+    The stacks are rebuilt when an adapter is first needed, even while graph steps are in flight.
+    """
     for module in ("linear", "norm", "swiglu", "rope", "attention", "decoder"):
         monkeypatch.setattr(f"kernels.{module}.library", lambda: None)
     sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 agrees with transformers, and the results of a row do not depend on other rows of a pass."""
+"""DeepSeek-V3 agrees with transformers; its answers do not depend on drafts, on the batch or on prefill chunks."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def load(folder: Path, dtype: str = "float32") -> Deepseek:
 
 
 def add_mtp_module(folder: Path, reference: DeepseekV3ForCausalLM) -> MtpLayer:
-    """Writes random weights to a separate file under the published names."""
+    """Adds a file with random weights of an MTP module, named as in DeepSeek's files. Returns transformers' module."""
     config = reference.config
     torch.manual_seed(1)
     module = MtpLayer(config, DeepseekV3DecoderLayer, DeepseekV3RMSNorm, config.num_hidden_layers)
@@ -71,7 +71,7 @@ YARN = {
         {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "routed_scaling_factor": 1.0},
         {"rope_parameters": YARN, "attention_bias": True},
     ],
-    ids=["as published", "no query rank, halves", "one group", "yarn, biases"],
+    ids=["as published", "no query rank, half-split rotary layout", "one group", "yarn, biases"],
 )
 def test_logits_agree_with_transformers(tmp_path: Path, overrides: dict[str, Any]) -> None:
     assert difference(make_tiny_model(tmp_path, "deepseek_v3", **overrides)) <= 1e-4
@@ -84,8 +84,8 @@ def test_draft_trees_batching_and_prefill_chunks_do_not_change_answers(tmp_path:
     requests = [Request(f"r{i}", tuple(range(i + 1, 5 * i + 4)), params) for i in range(5)]
 
     plain = [generate(Engine(model, NoDrafter(), EngineConfig(max_batch_size=1)), [r])[0] for r in requests]
-    known = {answer.request_id: answer.token_ids for answer in plain}
-    oracle = OracleDrafter(known, max_depth=4, error=0.3, tree=True, vocab_size=model.config.vocab_size)
+    answers = {answer.request_id: answer.token_ids for answer in plain}
+    oracle = OracleDrafter(answers, max_depth=4, error=0.3, tree=True, vocab_size=model.config.vocab_size)
     config = EngineConfig(max_batch_size=4, draft_budget=9, prefill_chunk=7)
     drafted = generate(Engine(model, oracle, config), requests)
 
@@ -97,22 +97,22 @@ def test_tapped_hidden_states_equal_the_layer_outputs_of_transformers(tmp_path: 
     folder = make_tiny_model(tmp_path, "deepseek_v3")
     token_ids = torch.arange(20)
     reference = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    streams: list[Tensor] = []
+    outputs: list[Tensor] = []
     for layer in reference.model.layers:
-        layer.register_forward_hook(lambda _, __, out: streams.append(out[0]))
+        layer.register_forward_hook(lambda _, __, out: outputs.append(out[0]))
     reference(token_ids.unsqueeze(0))
 
-    taps = load(folder).hidden_states(token_ids, (2, 1)).taps
+    taps = load(folder).hidden_states(token_ids, (2, 1)).taps  # a tap is the output of the layer before
 
     assert taps is not None
-    assert (taps[:, 0] - streams[1]).abs().max() <= 1e-4
-    assert (taps[:, 1] - streams[0]).abs().max() <= 1e-4
+    assert (taps[:, 0] - outputs[1]).abs().max() <= 1e-4
+    assert (taps[:, 1] - outputs[0]).abs().max() <= 1e-4
 
 
 def test_float8_weights_are_multiplied_by_their_block_scales(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3", hidden_size=192)
     tensors = load_file(folder / "model.safetensors")
-    name = "model.layers.0.mlp.gate_proj.weight"  # [384, 192]: the last blocks are incomplete
+    name = "model.layers.0.mlp.gate_proj.weight"  # [384, 192]: the second block of 128 columns is incomplete
     factors = torch.rand(3, 2) + 0.5
     scales = factors.repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :192]
     float8 = (tensors[name] / scales).to(torch.float8_e4m3fn)
@@ -129,30 +129,30 @@ def test_float8_weights_are_multiplied_by_their_block_scales(tmp_path: Path) -> 
 def test_the_mtp_module_agrees_with_transformers_on_target_states_and_on_its_own_output(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3")
     reference = DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    theirs = add_mtp_module(folder, reference)
+    reference_module = add_mtp_module(folder, reference)
     token_ids = torch.randint(0, 250, (51,), generator=torch.Generator().manual_seed(1))
     model = load(folder)
     module = MtpModule.load(model)
     hidden = model.hidden_states(token_ids[:-1]).final
 
-    def ours_from(first: int, hidden: Tensor) -> Tensor:
-        """Runs the module over positions `first` .. 49, in the first slots."""
+    def actual_from(first: int, hidden: Tensor) -> Tensor:
+        """Runs our module over the positions `first` .. 49, which use the first cache slots."""
         slots = torch.arange(50 - first)
         table = slots.int().view(1, -1)
         rows = DecoderRows(slots + first, slots, prefix_rows(table, slots))
         return module.forward(hidden, token_ids[first + 1 :], rows, module.make_keys(50))
 
-    def theirs_from(first: int, hidden: Tensor) -> Tensor:
+    def expected_from(first: int, hidden: Tensor) -> Tensor:
         embedded = reference.model.embed_tokens(token_ids[first + 1 :]).unsqueeze(0)
         positions = torch.arange(first, 50).unsqueeze(0)
         rotary = reference.model.rotary_emb(embedded, positions)
-        return theirs(embedded, hidden.unsqueeze(0), rotary, None, positions, None)[0]  # type: ignore[no-any-return]
+        return reference_module(embedded, hidden.unsqueeze(0), rotary, None, positions, None)[0]  # type: ignore[no-any-return]
 
-    once = ours_from(0, hidden)
-    twice = ours_from(1, once[:-1])
+    once = actual_from(0, hidden)  # from the target's states
+    twice = actual_from(1, once[:-1])  # from the module's own outputs
     with torch.inference_mode():
-        expected_once = theirs_from(0, hidden)
-        expected_twice = theirs_from(1, expected_once[:-1])
+        expected_once = expected_from(0, hidden)
+        expected_twice = expected_from(1, expected_once[:-1])
         expected_logits = reference.lm_head(expected_twice)
 
     assert (once - expected_once).abs().max() <= 1e-4

@@ -19,13 +19,15 @@ def test_tapped_hidden_states_agree_with_transformers(tmp_path: Path) -> None:
         expected = reference(token_ids.unsqueeze(0), output_hidden_states=True).hidden_states
         model = load_model(folder, dtype="float32")
         assert isinstance(model, Decoder)
-        hidden = model.hidden_states(token_ids, (2, 0, 3, 1))
+        hidden = model.hidden_states(token_ids, (2, 0, 3, 1))  # taps[:, 0] belongs to layer 2, and so on
         assert hidden.taps is not None
-        last = rms_norm_reference(hidden.taps[:, 2], model.weights.final_norm, model.config.norm_eps, torch.float32)
+        normed_tap_3 = rms_norm_reference(
+            hidden.taps[:, 2], model.weights.final_norm, model.config.norm_eps, torch.float32
+        )
 
     assert hidden.taps.shape == (90, 4, 64)
     for index, layer in ((0, 2), (1, 0), (3, 1)):
         torch.testing.assert_close(hidden.taps[:, index], expected[layer][0], rtol=0, atol=1e-4)
-    # transformers returns the last hidden state after the final norm
-    torch.testing.assert_close(last, expected[3][0], rtol=0, atol=1e-4)
+    # transformers applies the final norm to the hidden state of the last layer, number 3.
+    torch.testing.assert_close(normed_tap_3, expected[3][0], rtol=0, atol=1e-4)
     torch.testing.assert_close(hidden.final, expected[3][0], rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Models that run through transformers are served exactly, or refused with a reason."""
+"""The engine serves models of other families through transformers exactly, or refuses them with a reason."""
 
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,8 @@ from tests.tiny_model import make_tiny_model
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "n_inner": 128,
-        "scale_attn_by_inverse_layer_idx": True,
-    },  # learned positions, Conv1D, scaled attention scores
+    # learned positions, Conv1D, scaled attention scores
+    "gpt2": {"n_inner": 128, "scale_attn_by_inverse_layer_idx": True},
     "gpt_neox": {"num_key_value_heads": 4},  # partial rotary embedding, parallel attention and MLP
     "phi": {},  # biases, also on the head
     "granite": {"attention_multiplier": 0.1, "logits_scaling": 2.0, "embedding_multiplier": 3.0},
@@ -45,8 +43,8 @@ def test_answers_with_draft_trees_equal_answers_without_drafts(tmp_path: Path, f
     requests = [Request(f"r{i}", tuple(range(i + 1, 5 * i + 4)), params) for i in range(5)]
 
     plain = [generate(Engine(model, NoDrafter(), EngineConfig(max_batch_size=1)), [r])[0] for r in requests]
-    known = {answer.request_id: answer.token_ids for answer in plain}
-    oracle = OracleDrafter(known, max_depth=4, error=0.3, tree=True, vocab_size=model.config.vocab_size)
+    answers = {answer.request_id: answer.token_ids for answer in plain}
+    oracle = OracleDrafter(answers, max_depth=4, error=0.3, tree=True, vocab_size=model.config.vocab_size)
     drafted = generate(Engine(model, oracle, EngineConfig(max_batch_size=4, draft_budget=9)), requests)
 
     assert [(a.token_ids, a.logprobs) for a in drafted] == [(a.token_ids, a.logprobs) for a in plain]
@@ -57,16 +55,17 @@ def test_tapped_hidden_states_equal_the_layer_outputs_of_transformers(tmp_path: 
     folder = make_tiny_model(tmp_path, "granite")
     token_ids = torch.arange(20)
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    streams: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     for layer in reference.model.layers:
-        layer.register_forward_hook(lambda _, __, out: streams.append(out[0]))
+        layer.register_forward_hook(lambda _, __, out: outputs.append(out[0]))
     reference(token_ids.unsqueeze(0))
 
-    taps = load_model(folder, dtype="float32").hidden_states(token_ids, (2, 1)).taps
+    model = load_model(folder, dtype="float32")
+    taps = model.hidden_states(token_ids, (2, 1)).taps  # a tap is the output of the layer before
 
     assert taps is not None
-    assert (taps[:, 0] - streams[1]).abs().max() <= 1e-4
-    assert (taps[:, 1] - streams[0]).abs().max() <= 1e-4
+    assert (taps[:, 0] - outputs[1]).abs().max() <= 1e-4
+    assert (taps[:, 1] - outputs[0]).abs().max() <= 1e-4
 
 
 def test_the_maximum_context_is_limited_by_the_sliding_window_and_the_rope_length(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ TOKEN_IDS = torch.randint(0, 250, (60,), generator=torch.Generator().manual_seed
 
 
 def logits(folder: Path, dtype: str, weights: str, *, tokens: int = 60) -> torch.Tensor:
+    """Returns the logits [tokens, V] of the first tokens of TOKEN_IDS."""
     model = load_model(folder, dtype=dtype, weights=weights)
     return model.logits(model.hidden_states(TOKEN_IDS[:tokens]).final).clone()
 

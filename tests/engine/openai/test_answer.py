@@ -1,4 +1,4 @@
-"""An answer depends on its tokens and not on how steps group them."""
+"""The text, log probabilities and statistics of an answer do not depend on how engine steps group its tokens."""
 
 from collections.abc import Sequence
 
@@ -15,19 +15,20 @@ END = 0  # BYTE_LEVEL's end-of-sequence token
 
 
 def logprobs_of(ids: Sequence[int]) -> list[TokenLogprob]:
-    return [TokenLogprob(token, -0.25 * at, ((token, -0.25 * at),)) for at, token in enumerate(ids)]
+    return [TokenLogprob(token, -0.25 * index, ((token, -0.25 * index),)) for index, token in enumerate(ids)]
 
 
 def answer_in_steps(ids: Sequence[int], sizes: Sequence[int], reason: FinishReason, stop: Sequence[str]) -> Answer:
+    """Returns the answer that consists of the tokens `ids`, which arrive in steps of `sizes`."""
     stream = AnswerStream(BYTE_LEVEL, stop=stop, logprobs=True)
-    pieces, at, text = pieces_of(ids, sizes), 0, ""
-    shown: list[AnswerLogprob] = []
+    pieces, start, text = pieces_of(ids, sizes), 0, ""
+    logprobs: list[AnswerLogprob] = []
     for number, piece in enumerate(pieces):
         last = number == len(pieces) - 1
-        step = stream.push(piece, logprobs_of(ids)[at : at + len(piece)], reason if last else None)
-        text, shown, at = text + step.text, [*shown, *step.logprobs], at + len(piece)
+        step = stream.push(piece, logprobs_of(ids)[start : start + len(piece)], reason if last else None)
+        text, logprobs, start = text + step.text, [*logprobs, *step.logprobs], start + len(piece)
     answer = stream.answer()
-    assert (answer.text, answer.logprobs) == (text, tuple(shown))  # the stream equals the whole answer
+    assert (answer.text, answer.logprobs) == (text, tuple(logprobs))  # the streamed parts add up to the answer
     return answer
 
 
@@ -49,7 +50,7 @@ def test_an_answer_does_not_depend_on_how_steps_group_its_tokens(
     assert in_steps == answer_in_steps(ids, [1] * len(ids), reason, stop)
 
 
-def test_the_token_that_ends_an_answer_is_counted_and_not_shown() -> None:
+def test_the_token_that_ends_an_answer_is_counted_but_not_part_of_the_text() -> None:
     ids = [*BYTE_LEVEL.encode("xy"), *BYTE_LEVEL.encode("c")]  # "c" is a stop token that has text
 
     answer = answer_in_steps(ids, [3], FinishReason.STOP, ())

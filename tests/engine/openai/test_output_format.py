@@ -1,4 +1,4 @@
-"""Parsing of the output formats in the parameters of OpenAI and vLLM."""
+"""Output formats in the parameters of OpenAI and vLLM are parsed into grammars."""
 
 import json
 from typing import Any
@@ -16,8 +16,8 @@ def json_schema(schema: Any, **more: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema} | more}}
 
 
-def structured(**wanted: Any) -> dict[str, Any]:
-    return {"structured_outputs": wanted}
+def structured(**options: Any) -> dict[str, Any]:
+    return {"structured_outputs": options}
 
 
 @pytest.mark.parametrize(

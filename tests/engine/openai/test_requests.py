@@ -1,4 +1,4 @@
-"""Parsing of JSON bodies into engine requests, and the errors of invalid ones."""
+"""JSON bodies are parsed into engine requests, and invalid bodies are refused with an error that names the field."""
 
 from typing import Any
 
@@ -63,17 +63,17 @@ def test_options_are_parsed_into_sampling_parameters(tokenizer: Tokenizer) -> No
     assert (parsed.sampling.repetition_penalty, parsed.sampling.presence_penalty) == (1.5, -1.0)
     assert (parsed.sampling.frequency_penalty, parsed.sampling.logit_bias) == (0.5, ((5, 1.5), (7, -100.0)))
     assert (parsed.sampling.top_p, parsed.sampling.top_k, parsed.sampling.min_p) == (0.9, 40, 0.1)
-    assert (parsed.sampling.seed, parsed.sampling.max_tokens) == (7, 3)  # the newer name wins
+    assert (parsed.sampling.seed, parsed.sampling.max_tokens) == (7, 3)  # max_completion_tokens overrides max_tokens
     assert parsed.sampling.stop_token_ids == frozenset({5})
     assert parsed.sampling.ignore_eos
     assert (parsed.sampling.num_logprobs, parsed.stop) == (4, ("x",))
 
 
 def test_max_tokens_is_limited_to_the_rest_of_the_context(tokenizer: Tokenizer) -> None:
-    room = MAX_SEQ_LEN - 2
+    remaining = MAX_SEQ_LEN - 2  # the prompt "hi" has two tokens
 
-    assert complete(tokenizer).sampling.max_tokens == room
-    assert complete(tokenizer, max_tokens=10_000).sampling.max_tokens == room
+    assert complete(tokenizer).sampling.max_tokens == remaining
+    assert complete(tokenizer, max_tokens=10_000).sampling.max_tokens == remaining
 
 
 def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths(tokenizer: Tokenizer) -> None:
@@ -184,7 +184,7 @@ def test_unsupported_options_are_refused_by_name(tokenizer: Tokenizer, name: str
     assert name in caught.value.message
 
 
-def test_an_unknown_name_is_refused(tokenizer: Tokenizer) -> None:
+def test_an_unknown_option_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="max_token") as caught:
         chat(tokenizer, max_token=5)
     assert (caught.value.param, caught.value.code) == ("max_token", "unknown_parameter")
@@ -209,7 +209,7 @@ def test_an_unknown_name_is_refused(tokenizer: Tokenizer) -> None:
         ("seed", 1.5, "got 1.5"),
         ("stop", ["a"] * 17, "at most 16"),
         ("stop", [""], "1 to 256 characters, got the string ''"),
-        ("min_tokens", 10_000, "0..79, got 10000"),
+        ("min_tokens", 10_000, "0..79, got 10000"),  # the prompt takes 21 of the 100 tokens
         ("repetition_penalty", 0, r"\(0, 10\], got 0"),
         ("presence_penalty", 2.5, r"\[-2, 2\], got 2.5"),
         ("frequency_penalty", -3, r"\[-2, 2\], got -3"),

@@ -30,7 +30,7 @@ CALL = Call("get_weather", ARGUMENTS)
         ('<tool_call>{"name": "f"}</tool_call>', "", [Call("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [Call("f", "null")]),
         ('<tool_call>{"name": "f", "id": [1, {"name": "g"}], "arguments": {}}', "", [Call("f", "{}")]),
-        ('<tool_call>{"name": "f", "arguments": {"a": "cut', "", [Call("f", '{"a": "cut')]),  # by max_tokens
+        ('<tool_call>{"name": "f", "arguments": {"a": "cut', "", [Call("f", '{"a": "cut')]),  # cut off by max_tokens
         ('<tool_call>{"name": "f', '<tool_call>{"name": "f', []),
         ("<tool_call>no object</tool_call>", "<tool_call>no object</tool_call>", []),
         ('<tool_call>{"name": "nobody", "arguments": {}}', '<tool_call>{"name": "nobody", "arguments": {}}', []),
@@ -68,16 +68,16 @@ TEXTS = st.lists(st.sampled_from(PARTS), max_size=8).map("".join)
 @settings(deadline=None)
 @given(TEXTS, st.lists(st.integers(1, 9), min_size=80, max_size=80), st.sampled_from([HERMES, LLAMA]))
 def test_streamed_text_gives_the_same_calls_as_the_whole_text(text: str, sizes: list[int], style: CallStyle) -> None:
-    stream, at = CallStream(style), 0
-    settled: list[str | CallPiece] = []
+    stream, start = CallStream(style), 0
+    outputs: list[str | CallPiece] = []
     for size in sizes:
-        settled += stream.push(text[at : at + size])
-        at += size
-    settled += [*stream.push(text[at:]), *stream.finish()]
+        outputs += stream.push(text[start : start + size])
+        start += size
+    outputs += [*stream.push(text[start:]), *stream.finish()]
 
     remaining_text, calls = read_calls(style, text)
-    pieces = [piece for piece in settled if isinstance(piece, CallPiece)]
-    assert "".join(piece for piece in settled if isinstance(piece, str)) == remaining_text
+    pieces = [piece for piece in outputs if isinstance(piece, CallPiece)]
+    assert "".join(piece for piece in outputs if isinstance(piece, str)) == remaining_text
     assert [piece.name for piece in pieces if piece.name is not None] == [call.name for call in calls]
     for index, call in enumerate(calls):
         assert "".join(piece.arguments for piece in pieces if piece.index == index) == call.arguments

@@ -1,4 +1,4 @@
-"""Parsing of a request's tools into the input of the chat template and the grammar for calls."""
+"""A request's tools are parsed into the input of the chat template and a grammar for calls."""
 
 import json
 from pathlib import Path
@@ -30,6 +30,7 @@ def prompt(tokenizer: Tokenizer, parsed: ParsedRequest) -> str:
 
 
 def structure(parsed: ParsedRequest) -> dict[str, Any]:
+    """Returns the format of the structural tag that constrains the answer."""
     grammar = parsed.sampling.grammar
     assert grammar is not None
     assert grammar.kind is GrammarKind.STRUCTURAL_TAG
@@ -41,8 +42,8 @@ def structure(parsed: ParsedRequest) -> dict[str, Any]:
 def test_the_prompt_contains_the_tool_definitions(tokenizer: Tokenizer) -> None:
     parsed = chat(tokenizer, tools=[tool("get_weather", strict=True)])
 
-    shown = json.loads(prompt(tokenizer, parsed).splitlines()[0])
-    assert shown == [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}]
+    definitions = json.loads(prompt(tokenizer, parsed).splitlines()[0])
+    assert definitions == [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}]
     assert parsed.calls is not None
     assert (parsed.calls.form, parsed.calls.names) == (CallForm.HERMES, frozenset({"get_weather"}))
 
@@ -88,11 +89,11 @@ def test_a_named_tool_choice_constrains_the_answer_to_one_call_of_this_function(
 
 
 def test_parallel_tool_calls_false_limits_the_answer_to_one_call(tokenizer: Tokenizer) -> None:
-    free = structure(chat(tokenizer, tools=[tool("f")], parallel_tool_calls=False))
+    auto = structure(chat(tokenizer, tools=[tool("f")], parallel_tool_calls=False))
     required = structure(chat(tokenizer, tools=[tool("f")], parallel_tool_calls=False, tool_choice="required"))
 
-    assert (free["type"], free["at_least_one"], free["stop_after_first"]) == ("triggered_tags", False, True)
-    assert free["tags"][0]["content"]["json_schema"] == {"type": "object"}  # not strict
+    assert (auto["type"], auto["at_least_one"], auto["stop_after_first"]) == ("triggered_tags", False, True)
+    assert auto["tags"][0]["content"]["json_schema"] == {"type": "object"}  # any object, because the tool is not strict
     assert (required["at_least_one"], required["stop_after_first"]) == (True, True)
 
 
@@ -107,14 +108,12 @@ def test_calls_of_strict_tools_match_the_schema_and_are_optional(tokenizer: Toke
     assert [tag["content"]["json_schema"] for tag in structure_format["tags"]] == [CITY, {"type": "object"}]
 
 
-def test_the_servers_call_format_overrides_the_templates(tokenizer: Tokenizer) -> None:
+def test_the_servers_call_format_overrides_the_format_of_the_chat_template(tokenizer: Tokenizer) -> None:
     parsed = chat(tokenizer, tools=[tool("f")], tool_choice="required", call_form=CallForm.LLAMA3_JSON)
 
     structure_format = structure(parsed)
-    assert (structure_format["triggers"], structure_format["stop_after_first"]) == (
-        ['{"name": "'],
-        True,
-    )  # Llama makes one call
+    # Llama's format allows only one call.
+    assert (structure_format["triggers"], structure_format["stop_after_first"]) == (['{"name": "'], True)
     assert structure_format["tags"][0]["begin"] == '{"name": "f", "parameters": '
 
 

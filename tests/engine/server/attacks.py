@@ -1,6 +1,6 @@
 """Hostile requests that a client may send by mistake or on purpose, each generated from a seed.
 
-An attack consists of the bytes to send and the time of disconnecting. The server may return any response except an
+An attack says which bytes are sent and when the client disconnects. The server may return any response except an
 internal error.
 """
 
@@ -24,8 +24,8 @@ class Attack:
     name: str
     sent: tuple[bytes, ...]  # in pieces, with a pause between them
     read_bytes: int | None = None  # disconnect after this many bytes; None: read the whole response
-    whole: bool = True  # whether the request is complete; if False, the server may wait for more bytes
-    canary: bool = False  # a valid request, which must be answered with 200
+    is_complete: bool = True  # False: the server may wait for more bytes of the request
+    canary: bool = False  # a valid request, which must succeed or be refused because the queue is full
 
 
 Body = dict[str, Any]
@@ -95,7 +95,7 @@ def _junk(rng: Rng, depth: int = 0) -> Any:
     return rng.choice(simple)()
 
 
-_NAMES = sorted(
+_NAMES = sorted(  # names of body fields that some route reads, and a name that no route knows
     options.SAMPLING
     | output_format.NAMES
     | tools.NAMES
@@ -106,7 +106,7 @@ _NAMES = sorted(
 
 
 def _wrong_types(rng: Rng) -> Attack:
-    path = rng.choice(_PATHS[:7])
+    path = rng.choice(_PATHS[:7])  # the routes that accept a body
     body = good_body(rng, path)
     for _ in range(rng.randint(1, 3)):
         body[rng.choice(_NAMES)] = _junk(rng)
@@ -203,7 +203,7 @@ def _wrong_headers(rng: Rng) -> Attack:
             "x: \x00\r\n",
         ]
     )
-    return Attack(name="wrong headers", sent=(request(_json(good_chat(rng)), headers=headers),), whole=False)
+    return Attack(name="wrong headers", sent=(request(_json(good_chat(rng)), headers=headers),), is_complete=False)
 
 
 def _hang_up(rng: Rng) -> Attack:
@@ -233,10 +233,10 @@ def _garbage(rng: Rng) -> Attack:
     pipelined = rng.choice(
         [first + noise, first * 5 + noise, noise, b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01" + noise]
     )
-    return Attack(name="garbage", sent=(pipelined,), read_bytes=rng.choice([0, 4000]), whole=False)
+    return Attack(name="garbage", sent=(pipelined,), read_bytes=rng.choice([0, 4000]), is_complete=False)
 
 
-def _wrong_ways(rng: Rng) -> Attack:
+def _wrong_routes(rng: Rng) -> Attack:
     method = rng.choice(
         ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "CONNECT", "FOO", "post", "G" * 900]
     )
@@ -244,11 +244,11 @@ def _wrong_ways(rng: Rng) -> Attack:
         [*_PATHS, "/", "//", "/v1/../v1/models", "/%ff%00", "/v1/models/" + "%F0" * 200, "*", "/" + "a" * 9000]
     )
     token = rng.choice([None, "wrong", "", "é" * 20, TOKEN[:-1], OPERATOR_TOKEN])
-    return Attack(name="wrong ways", sent=(request(b"", path=path, method=method, token=token),))
+    return Attack(name="wrong routes", sent=(request(b"", path=path, method=method, token=token),))
 
 
 def _hostile_grammars(rng: Rng) -> Attack:
-    wanted = rng.choice(
+    options = rng.choice(
         [
             {"regex": "(a{1,999}){1,999}"},
             {"regex": "(" * 500},
@@ -267,7 +267,7 @@ def _hostile_grammars(rng: Rng) -> Attack:
             {"choice": ["\x00", "💥"]},
         ]
     )
-    return Attack(name="hostile grammars", sent=(request(_json(good_chat(rng) | {"structured_outputs": wanted})),))
+    return Attack(name="hostile grammars", sent=(request(_json(good_chat(rng) | {"structured_outputs": options})),))
 
 
 def _hostile_tools(rng: Rng) -> Attack:
@@ -307,9 +307,9 @@ def _canary(rng: Rng) -> Attack:
     return Attack(name="canary", sent=(request(_json(body)),), canary=True)
 
 
-_KINDS: tuple[Callable[[Rng], Attack], ...] = (
+_KINDS: tuple[Callable[[Rng], Attack], ...] = (  # repeated kinds are chosen more often
     *(_wrong_types,) * 4,
     *(_hang_up, _half_sent, _broken_json, _canary) * 2,
     *(_huge_numbers, _endless_stops, _deep_nesting, _giant_bodies, _bad_unicode, _wrong_headers, _slow, _garbage),
-    *(_wrong_ways, _hostile_grammars, _hostile_tools, _hostile_folders),
+    *(_wrong_routes, _hostile_grammars, _hostile_tools, _hostile_folders),
 )

@@ -1,4 +1,4 @@
-"""A server in a separate process, for tests and commands."""
+"""Starts engine servers in separate processes, for tests and for the commands `hostile` and `soak`."""
 
 import json
 import os
@@ -19,8 +19,10 @@ OPERATOR_TOKEN = "secret-of-the-operator"
 
 @dataclass(frozen=True, slots=True)
 class Child:
+    """A server that is ready to serve, or that has failed to start."""
+
     process: subprocess.Popen[str]
-    ready: dict[str, Any]  # the first line that the process printed
+    ready: dict[str, Any]  # the first line that the process printed, which says whether the server is ready
 
     @property
     def port(self) -> int:
@@ -54,14 +56,14 @@ def launch(*arguments: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def running(model_dir: Path, *arguments: str) -> Iterator[Child]:
-    """Ends the process at the end of the block."""
-    with side_by_side(model_dir, {"one": arguments}) as servers:
+    """Runs one server, which is killed at the end of the block."""
+    with running_servers(model_dir, {"one": arguments}) as servers:
         yield servers("one")
 
 
 @contextmanager
-def side_by_side(model_dir: Path, servers: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str], Child]]:
-    """Starts all servers at once, because loading takes long, and waits only for those that are used."""
+def running_servers(model_dir: Path, servers: Mapping[str, Sequence[str]]) -> Iterator[Callable[[str], Child]]:
+    """Starts all servers at once, because loading takes long. Yields a function that waits for one server by name."""
     processes = {name: launch("--model-dir", str(model_dir), *options) for name, options in servers.items()}
 
     @cache

@@ -20,7 +20,7 @@ def echo(request: Request) -> Sequence[int]:
 
 
 class FakeAdapters:
-    """Reads any folder that is not called "broken"."""
+    """Loads an adapter from any folder, except from a folder that is called "broken"."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, LoraAdapter] = {}
@@ -44,8 +44,9 @@ class FakeAdapters:
 class FakeEngine:
     """Returns `tokens_per_step` tokens of each answer in each step.
 
-    `poison`: a step raises if a request with this token in its prompt has `poison_at` tokens.
-    `gate`: steps wait while it is cleared. `endless`: answers repeat their last token until they are cancelled.
+    poison: a step raises if a request with this token in its prompt has an answer of at least `poison_at` tokens.
+    gate: steps wait while this event is cleared.
+    endless: answers repeat their last token until they are cancelled.
     """
 
     max_seq_len = 512
@@ -76,8 +77,8 @@ class FakeEngine:
         self._poison_at = poison_at
         self._endless = endless
         self._requests: dict[str, Request] = {}
-        self._done: dict[str, int] = {}
-        self._ended: list[StepOutput] = []
+        self._done: dict[str, int] = {}  # number of tokens that each request has got
+        self._ended: list[StepOutput] = []  # last outputs of cancelled requests, which the next step returns
         self.counters = Counters()
         self.drafter: Drafter = NoDrafter()
         self.adapters = FakeAdapters()

@@ -1,7 +1,7 @@
 """`python -m tests.engine.server.hostile --requests 10000`: hostile requests against a live server with a tiny model.
 
-The run passes if the server returns no internal error, valid requests among the hostile ones are answered, the server
-is healthy and idle afterwards, and its memory does not grow from the first to the second half of the requests.
+The run passes if the server returns no internal error, answers the valid requests among the hostile ones, is healthy
+and idle afterwards, and needs no more memory in the second half of the requests than in the first.
 """
 
 import argparse
@@ -21,7 +21,8 @@ from tests.engine.server.child import Child, running
 
 CONCURRENCY = 16
 ANSWER_SECONDS = 60.0
-GROWTH_BYTES = 64 << 20  # memory that allocators may keep after requests of all sizes
+GROWTH_BYTES = 64 << 20  # growth that allocators may cause without a leak
+# A response with one of these error codes is a fault of the server.
 _FAULTS = (b'"code":"internal_error"', b'"code":"generation_failed"', b'"code":"engine_unavailable"')
 _OPTIONS = ("--drafter", "ngram", "--max-body-bytes", "262144", "--max-batch-size", "8", "--max-waiting", "24")
 
@@ -57,11 +58,11 @@ async def _try_each(server: Child, seeds: Iterator[int], outcome: Outcome) -> No
 async def _try(server: Child, seed: int, outcome: Outcome) -> None:
     planned = attack(seed)
     try:
-        async with asyncio.timeout(ANSWER_SECONDS if planned.whole else 0.5):
+        async with asyncio.timeout(ANSWER_SECONDS if planned.is_complete else 0.5):
             response = await _exchange(server.port, planned)
     except TimeoutError:
-        outcome.statuses[f"{planned.name}: hung up after a while"] += 1
-        if planned.whole:
+        outcome.statuses[f"{planned.name}: disconnected after a while"] += 1
+        if planned.is_complete:
             outcome.faults.append(f"seed {seed} ({planned.name}): no answer within {ANSWER_SECONDS:.0f} s")
         return
     status = response[9:12].decode("latin-1") if response.startswith(b"HTTP/1.1 ") else "none"
@@ -112,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.engine.server.hostile", description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the first request; the following requests have the following seeds"
+        "--seed", type=int, default=0, help="seed of the first request; each further request has the next seed"
     )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, start(Path(folder)) as server:

@@ -44,9 +44,9 @@ def serve(
     load_drafter: LoadDrafter = lambda kind, folder: NoDrafter(),
     **settings: Any,
 ) -> Iterator[Live]:
-    """`settings`: fields of `ServerConfig` that differ from the tests' defaults."""
-    ours: dict[str, Any] = {"model_name": MODEL, "token": TOKEN, "max_batch_size": 4, "max_waiting": 8}
-    config = ServerConfig(**ours | {"max_body_bytes": 4096} | settings)
+    """Serves until the end of the block. Args: settings: fields of `ServerConfig` that replace the tests' defaults."""
+    defaults: dict[str, Any] = {"model_name": MODEL, "token": TOKEN, "max_batch_size": 4, "max_waiting": 8}
+    config = ServerConfig(**defaults | {"max_body_bytes": 4096} | settings)
     app = ServerApp(engine, tokenizer, config, load_drafter=load_drafter)
     listener = socket.create_server(("127.0.0.1", 0))
     options: dict[str, Any] = {"log_level": "error", "lifespan": "on", "timeout_graceful_shutdown": 2}
@@ -63,8 +63,8 @@ def serve(
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_seconds: float = 10.0) -> None:
-    """Waits for a condition that another thread causes."""
+    """Waits for a condition that another thread or process brings about."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.005)

@@ -1,9 +1,8 @@
-"""`python -m tests.engine.server.soak --seconds 300 --streams 64`: many concurrent streams for a long time, and memory
-use.
+"""`python -m tests.engine.server.soak --seconds 300 --streams 64` reads many concurrent streams for a long time.
 
-Every client sends another prompt as soon as its answer ends; one in sixteen disconnects in the middle. The soak passes
-if each answer that is read to its end is complete, and if the server's memory in the last quarter of the time equals
-that in the second, except for memory that allocators keep.
+Every client sends its next prompt as soon as its answer ends, and disconnects in the middle of every sixteenth answer.
+The soak passes if each answer that is read to its end is complete, and if the server's memory in the last quarter of
+the time exceeds its memory in the second quarter by no more than allocators may keep.
 """
 
 import argparse
@@ -126,11 +125,11 @@ def main() -> None:
     with _server(args.model_dir, args.streams, args.drafter) as server:
         tally = asyncio.run(soak(server, num_streams=args.streams, seconds=args.seconds, max_tokens=args.max_tokens))
     sizes = tally.resident_bytes
-    shown = ", ".join(f"{size >> 20}" for size in sizes[:: max(1, len(sizes) // 20)])
+    samples = ", ".join(f"{size >> 20}" for size in sizes[:: max(1, len(sizes) // 20)])
     print(f"{args.streams} streams for {args.seconds:.0f} s: {tally.num_answers} answers read to their end,")
-    print(f"{tally.num_disconnected} left in the middle, {tally.num_chunks} chunks; resident MiB over time: {shown}")
+    print(f"{tally.num_disconnected} disconnected early, {tally.num_chunks} chunks; resident MiB over time: {samples}")
     problems = problems_of(tally)
-    print("\n".join(problems) or "flat, and no fault")
+    print("\n".join(problems) or "no growth and no fault")
     sys.exit(bool(problems))
 
 

@@ -96,7 +96,7 @@ def test_include_usage_adds_a_last_chunk_with_usage_and_speculation_statistics(l
     assert all(chunk["usage"] is None for chunk in before)
 
 
-def test_a_streamed_text_completion_has_the_same_text(live: Live) -> None:
+def test_a_streamed_text_completion_equals_the_unstreamed_completion(live: Live) -> None:
     whole = live.complete().json()
     chunks = events(live.complete(stream=True))
 
@@ -115,7 +115,7 @@ def test_streamed_log_probabilities_equal_those_of_an_unstreamed_response(live: 
     assert all(len(entry["top_logprobs"]) == 2 for entry in whole)
 
 
-def test_choices_are_ordered_by_index(live: Live) -> None:
+def test_the_choices_of_several_prompts_are_numbered_in_order(live: Live) -> None:
     body = live.complete(["a", "b"], n=2).json()
 
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
@@ -270,23 +270,23 @@ def test_metrics_have_vllms_names_and_count_requests_and_tokens(tokenizer: Token
         assert line in text.splitlines()
 
 
-def endless(tokenizer: Tokenizer) -> FakeEngine:
+def endless_engine(tokenizer: Tokenizer) -> FakeEngine:
     return FakeEngine(lambda _: tokenizer.encode("x"), tokens_per_step=1, endless=True)
 
 
 def test_a_full_queue_refuses_requests_with_a_retry_time(tokenizer: Tokenizer) -> None:
-    engine = endless(tokenizer)
-    with serve(engine, tokenizer, max_waiting=0) as live:
+    engine = endless_engine(tokenizer)
+    with serve(engine, tokenizer, max_waiting=0) as live:  # at most 4 choices, all of them running
         engine.gate.clear()
-        with httpx2.Client(base_url=live.url, headers=live.http.headers) as other:
+        with httpx2.Client(base_url=live.url, headers=live.http.headers) as other_client:
             body = {"prompt": "a", "n": 3, "stream": True}
-            request = other.build_request("POST", "/v1/completions", json=body)
+            request = other_client.build_request("POST", "/v1/completions", json=body)
             with ThreadPoolExecutor() as pool:
-                waiting = pool.submit(other.send, request, stream=True)
+                waiting = pool.submit(other_client.send, request, stream=True)
                 wait_until(lambda: live.app.async_engine.num_open == 3)
 
                 refused = live.complete(n=2)
-                too_many = live.complete(n=5)
+                too_many = live.complete(n=5)  # more choices than the server could ever run
                 engine.gate.set()
                 waiting.result().close()
 
@@ -301,12 +301,12 @@ def test_a_full_queue_refuses_requests_with_a_retry_time(tokenizer: Tokenizer) -
 
 
 def test_disconnecting_during_a_stream_cancels_the_engine_requests(tokenizer: Tokenizer) -> None:
-    engine = endless(tokenizer)
+    engine = endless_engine(tokenizer)
     with serve(engine, tokenizer) as live:
         body = {"prompt": "a", "n": 2, "stream": True}
         with live.http.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
-            engine.gate.clear()  # so that the generation can't end
+            engine.gate.clear()  # so that the generation cannot end before the client disconnects
         wait_until(lambda: live.app.async_engine.num_open == 0)
         engine.gate.set()
 
@@ -316,7 +316,7 @@ def test_disconnecting_during_a_stream_cancels_the_engine_requests(tokenizer: To
 
 
 def test_disconnecting_before_the_response_cancels_the_engine_request(tokenizer: Tokenizer) -> None:
-    engine = endless(tokenizer)
+    engine = endless_engine(tokenizer)
     with serve(engine, tokenizer) as live:
         engine.gate.clear()
         with pytest.raises(httpx2.ReadTimeout):
@@ -365,13 +365,13 @@ def test_a_broken_engine_makes_the_server_unhealthy(tokenizer: Tokenizer) -> Non
     assert "device is lost" in health.json()["reason"]
 
 
-def test_the_health_check_generates_a_token_if_no_request_did_recently(tokenizer: Tokenizer) -> None:
+def test_the_health_check_generates_a_token_if_the_engine_is_idle(tokenizer: Tokenizer) -> None:
     engine = FakeEngine()
     with serve(engine, tokenizer) as live:
         assert live.http.get("/health").status_code == 200
         assert live.http.get("/health").status_code == 200
 
-    assert len(engine.added) == 1  # the second check used the first one's token
+    assert len(engine.added) == 1  # the second check relies on the token of the first
     assert engine.added[0].startswith("health-")
 
 

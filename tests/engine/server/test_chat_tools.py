@@ -1,4 +1,4 @@
-"""Tools through the whole server with a fake engine: whole answers and streams."""
+"""Tool calls in whole and streamed responses of the server, with a fake engine."""
 
 import json
 from collections.abc import Iterator

@@ -35,14 +35,14 @@ def test_the_retry_time_follows_from_the_rate_at_which_choices_ended() -> None:
     assert queue.seconds_until(3, now=0.0) == 1  # there are no observations
 
     for second in range(0, 40, 4):
-        queue.choice_ended(float(second))
+        queue.choice_ended(float(second))  # one choice every 4 seconds
 
     assert queue.seconds_until(1, now=40.0) == 4
     assert queue.seconds_until(5, now=40.0) == 20
-    assert queue.seconds_until(500, now=40.0) == 60
+    assert queue.seconds_until(500, now=40.0) == 60  # the maximum
 
 
-def output(*token_ids: int, finish_reason: FinishReason | None = None) -> Report:
+def make_report(*token_ids: int, finish_reason: FinishReason | None = None) -> Report:
     logprobs = tuple(TokenLogprob(token, -0.5, ()) for token in token_ids)
     return Report("r", StepOutput("r", token_ids, logprobs, finish_reason, None))
 
@@ -51,11 +51,11 @@ def test_unread_output_of_a_slow_client_is_merged() -> None:
     async def read() -> tuple[StepOutput, StepOutput]:
         async_engine = AsyncEngine(FakeEngine(), max_open=1)
         generation = async_engine.open([Request("r", (1,), SamplingParams(max_tokens=9))])
-        for report in (output(1, 2), output(3), output()):
+        for report in (make_report(1, 2), make_report(3), make_report()):
             generation.on_report(report)
         _, first = await generation.next()
-        generation.on_report(output(4))
-        generation.on_report(output(5, finish_reason=FinishReason.STOP))
+        generation.on_report(make_report(4))
+        generation.on_report(make_report(5, finish_reason=FinishReason.STOP))
         _, second = await generation.next()
         return first, second
 
@@ -66,22 +66,22 @@ def test_unread_output_of_a_slow_client_is_merged() -> None:
     assert [logprob.token_id for logprob in second.logprobs or ()] == [4, 5]
 
 
-def test_the_stall_limit_is_short_only_for_decoding_steps_of_known_duration() -> None:
+def test_the_stall_limit_is_short_only_for_decoding_steps_after_enough_measurements() -> None:
     worker = EngineWorker(FakeEngine(), deliver=lambda reports: None)
     worker.longest_step_seconds = 0.2
-    assert stall_limit(worker) == 60.0  # there were too few steps
+    assert stall_limit(worker) == 60.0  # too few steps have been measured
 
     worker.num_steps = MIN_OBSERVED_STEPS
-    assert stall_limit(worker) == 10.0
+    assert stall_limit(worker) == 10.0  # the minimum
     worker.longest_step_seconds = 1.0
-    assert stall_limit(worker) == 20.0
+    assert stall_limit(worker) == 20.0  # 20 times the longest step
     worker.reads_prompts = True
     assert stall_limit(worker) == 60.0
     worker.reads_prompts, worker.in_call = False, True
     assert stall_limit(worker) == 60.0
 
 
-def test_a_call_returns_its_result_or_raises_its_error_to_the_caller() -> None:
+def test_a_call_on_the_engines_thread_returns_its_result_or_its_error() -> None:
     engine = FakeEngine()
     worker = EngineWorker(engine, deliver=lambda reports: None)
     worker.start()

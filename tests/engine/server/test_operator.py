@@ -1,4 +1,4 @@
-"""Operators swap drafters and adapters while requests run."""
+"""Routes for operators, who swap the drafter and load or unload adapters while the server runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +60,7 @@ def get(live: Live, path: str) -> httpx2.Response:
     return live.http.get(path, headers={"authorization": f"Bearer {OPERATOR}"})
 
 
-def test_a_new_drafter_is_installed_and_its_acceptance_is_counted_from_then_on(live: Live, engine: FakeEngine) -> None:
+def test_after_a_swap_only_the_acceptance_of_the_new_drafter_is_reported(live: Live, engine: FakeEngine) -> None:
     live.complete("hello")
     before = get(live, "/v1/speculator").json()
 
@@ -151,7 +151,7 @@ def test_unloading_an_unknown_adapter_gets_404(live: Live) -> None:
     assert (refused.status_code, error_of(refused)["code"]) == (404, "adapter_not_found")
 
 
-def test_each_token_is_valid_only_for_its_own_routes(live: Live) -> None:
+def test_the_operators_and_the_clients_token_are_valid_only_for_their_own_routes(live: Live) -> None:
     assert post(live, "/v1/speculator", token=TOKEN, drafter="none").status_code == 401
     assert post(live, "/v1/load_lora_adapter", token="wrong", lora_name="a").status_code == 401
     assert get(live, "/v1/models").status_code == 401
@@ -160,26 +160,27 @@ def test_each_token_is_valid_only_for_its_own_routes(live: Live) -> None:
 def test_without_an_operator_token_there_are_no_operator_routes(tokenizer: Tokenizer) -> None:
     with serve(FakeEngine(), tokenizer) as live:
         assert post(live, "/v1/speculator", token=TOKEN, drafter="none").status_code == 404
-        assert (
-            post(live, "/v1/speculator", drafter="none").status_code == 401
-        )  # like other unknown paths for a wrong token
+        # A wrong token gets 401 for unknown routes, too.
+        assert post(live, "/v1/speculator", drafter="none").status_code == 401
 
 
 def test_without_a_root_no_speculator_folder_can_be_loaded(tokenizer: Tokenizer) -> None:
     with serve(FakeEngine(), tokenizer, load_drafter=load_drafter, operator_token=OPERATOR) as live:
         refused = post(live, "/v1/speculator", drafter="medusa", path="one")
-        without = post(live, "/v1/speculator", drafter="ngram")
+        without_folder = post(live, "/v1/speculator", drafter="ngram")
 
     assert "--speculator-root" in error_of(refused)["message"]
-    assert without.status_code == 200
+    assert without_folder.status_code == 200
 
 
 def test_swapping_the_drafter_during_a_stream_does_not_change_its_text(engine: FakeEngine, live: Live) -> None:
     with live.http.stream("POST", "/v1/completions", json={"prompt": "hello", "stream": True}) as response:
         lines = response.iter_lines()
-        seen = [next(lines)]
+        received = [next(lines)]
         assert post(live, "/v1/speculator", drafter="ngram").status_code == 200
-        seen += lines
+        received += lines
 
-    text = "".join(httpx2.Response(200, content=line[6:]).json()["choices"][0]["text"] for line in seen if "{" in line)
+    text = "".join(
+        httpx2.Response(200, content=line[6:]).json()["choices"][0]["text"] for line in received if "{" in line
+    )
     assert text == "hello"

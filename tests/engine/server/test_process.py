@@ -1,4 +1,4 @@
-"""The server's process with a tiny model, called through the official `openai` package."""
+"""Tests a server in a separate process, with a tiny model, through the official `openai` package."""
 
 import json
 import signal
@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.engine.openai.tool_model import make_tool_model, tool
-from tests.engine.server.child import OPERATOR_TOKEN, TOKEN, Child, side_by_side
+from tests.engine.server.child import OPERATOR_TOKEN, TOKEN, Child, running_servers
 from tests.engine.server.live import wait_until
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "one two one two one"}]}
@@ -25,8 +25,8 @@ Servers = Callable[[str], Child]
 SERVERS = {
     "ngram": ("--drafter", "ngram"),
     "plain": ("--drafter", "none"),
-    "patient": (),
-    "impatient": ("--drain-seconds", "0.2"),
+    "default drain time": (),
+    "short drain time": ("--drain-seconds", "0.2"),
     "without a model": ("--model-dir", "nothing"),
 }
 
@@ -38,7 +38,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(model_dir: Path) -> Iterator[Servers]:
-    with side_by_side(model_dir, SERVERS) as servers:
+    with running_servers(model_dir, SERVERS) as servers:
         yield servers
 
 
@@ -185,12 +185,12 @@ def test_a_named_tool_choice_gives_a_streamed_call_of_this_function(client: open
 def test_tools_are_optional_with_auto_and_tool_results_are_accepted(client: openai.OpenAI) -> None:
     auto = client.chat.completions.create(**CHAT, tools=TOOLS, max_tokens=5)
     call: Any = {"id": "c1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
-    later: Any = [
+    history: Any = [
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "noon"},
     ]
     answered = client.chat.completions.create(
-        model="tiny", messages=[*CHAT["messages"], *later], tools=TOOLS, max_tokens=5
+        model="tiny", messages=[*CHAT["messages"], *history], tools=TOOLS, max_tokens=5
     )
 
     assert (auto.choices[0].finish_reason, auto.choices[0].message.tool_calls) == ("length", None)
@@ -211,7 +211,7 @@ def test_an_answer_with_a_response_format_is_parsed_into_the_pydantic_model(clie
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_answers_match_vllms_structured_outputs(client: openai.OpenAI) -> None:
+def test_vllms_option_structured_outputs_constrains_answers(client: openai.OpenAI) -> None:
     choice = client.chat.completions.create(**CHAT, extra_body={"structured_outputs": {"choice": ["yes", "no"]}})
     regex = client.completions.create(
         model="tiny", prompt="hi", max_tokens=20, extra_body={"structured_outputs": {"regex": "[a-c]{3}"}}
@@ -231,21 +231,22 @@ def test_an_invalid_grammar_is_refused(client: openai.OpenAI) -> None:
 
 def test_logit_bias_and_min_tokens_are_applied(client: openai.OpenAI) -> None:
     biased = client.completions.create(model="tiny", prompt="hi", max_tokens=4, logit_bias={"70": 100})
-    ended: Any = {"logit_bias": {"2": 100}, "extra_body": {"min_tokens": 3}}
-    least = client.completions.create(model="tiny", prompt="hi", max_tokens=9, **ended)
+    biased_to_end: Any = {"logit_bias": {"2": 100}, "extra_body": {"min_tokens": 3}}  # 2: the end token
+    ended = client.completions.create(model="tiny", prompt="hi", max_tokens=9, **biased_to_end)
 
     assert len(set(biased.choices[0].text)) == 1
-    assert least.usage is not None
-    assert (least.usage.completion_tokens, least.choices[0].finish_reason) == (4, "stop")
+    assert ended.usage is not None
+    assert (ended.usage.completion_tokens, ended.choices[0].finish_reason) == (4, "stop")  # 3 and the end token
 
 
 def test_cached_prompt_tokens_are_counted_in_the_usage(client: openai.OpenAI) -> None:
-    ask: Any = {"model": "tiny", "prompt": "the same beginning of both, " * 8, "max_tokens": 3}
-    client.completions.create(**ask)
-    usage = client.completions.create(**ask).usage
+    options: Any = {"model": "tiny", "prompt": "the same beginning of both, " * 8, "max_tokens": 3}
+    client.completions.create(**options)
+    usage = client.completions.create(**options).usage
 
     assert usage is not None
     assert usage.prompt_tokens_details is not None
+    # The cache holds whole blocks, so the end of the prompt is computed again.
     assert usage.prompt_tokens // 2 < (usage.prompt_tokens_details.cached_tokens or 0) < usage.prompt_tokens
 
 
@@ -259,7 +260,7 @@ def test_continuous_usage_stats_adds_the_usage_so_far_to_every_chunk(client: ope
     assert len(counts) >= 3
 
 
-def test_models_are_listed(client: openai.OpenAI) -> None:
+def test_the_served_model_is_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
 
 
@@ -270,13 +271,13 @@ def test_errors_are_raised_as_the_openai_packages_exceptions(server: Child, clie
         client.chat.completions.create(**CHAT, temperature=5)
     with pytest.raises(openai.BadRequestError) as unsupported:
         client.chat.completions.create(**CHAT, reasoning_effort="high")
-    with pytest.raises(openai.AuthenticationError) as foreign, client_of(server, api_key="wrong") as stranger:
-        stranger.models.list()
+    with pytest.raises(openai.AuthenticationError) as unauthorized, client_of(server, api_key="wrong") as wrong_client:
+        wrong_client.models.list()
 
     assert missing.value.code == "model_not_found"
     assert (bad.value.param, bad.value.code) == ("temperature", "invalid_value")
     assert (unsupported.value.param, unsupported.value.code) == ("reasoning_effort", "unsupported_parameter")
-    assert foreign.value.code == "invalid_api_key"
+    assert unauthorized.value.code == "invalid_api_key"
 
 
 def test_closing_a_stream_stops_the_generation(server: Child, client: openai.OpenAI) -> None:
@@ -308,20 +309,20 @@ def test_swapping_the_drafter_during_an_answer_does_not_change_its_tokens(
     plain = client.chat.completions.create(**options)
     server = servers("plain")
 
-    with client_of(server) as swapped, client_of(server, api_key=OPERATOR_TOKEN) as operator:
-        stream = swapped.chat.completions.create(**options, stream=True)
+    with client_of(server) as plain_client, client_of(server, api_key=OPERATOR_TOKEN) as operator:
+        stream = plain_client.chat.completions.create(**options, stream=True)
         chunks = [next(stream), next(stream)]
-        present = operator.post("/speculator", body={"drafter": "ngram"}, cast_to=dict[str, Any])
+        installed = operator.post("/speculator", body={"drafter": "ngram"}, cast_to=dict[str, Any])
         chunks += stream
         statistics = operator.get("/speculator", cast_to=dict[str, Any])["metrics"]["speculative_decoding"]
 
-    assert present["drafter"] == "ngram"
+    assert installed["drafter"] == "ngram"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text_of(plain)
     assert statistics["num_spec_steps"] > 0  # steps of this answer after the swap
 
 
 def test_sigterm_finishes_running_requests_and_refuses_new_ones(servers: Servers) -> None:
-    server = servers("patient")
+    server = servers("default drain time")
     with client_of(server) as client:
         stream = client.chat.completions.create(
             **CHAT, stream=True, max_tokens=800, seed=1, extra_body={"ignore_eos": True}
@@ -340,7 +341,7 @@ def test_sigterm_finishes_running_requests_and_refuses_new_ones(servers: Servers
 
 
 def test_a_stream_that_outlasts_the_drain_time_gets_an_error_event(servers: Servers) -> None:
-    server = servers("impatient")
+    server = servers("short drain time")
     with client_of(server) as client:
         stream = client.chat.completions.create(**CHAT, stream=True, extra_body={"ignore_eos": True})
         next(stream)

@@ -1,4 +1,4 @@
-"""The engine's thread with the real engine: recomputed answers are equal, and no cache slot is lost."""
+"""When a step of the real engine raises, recomputed answers are equal, and all cache slots are free in the end."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -31,7 +31,7 @@ def make_requests() -> list[Request]:
 
 
 def make_request_fail(engine: Engine, monkeypatch: pytest.MonkeyPatch, request_id: str, *, after: int) -> None:
-    """Makes passes with this request raise, after `after` passes."""
+    """Makes forward passes raise once the engine has run `after` passes with this request."""
     forward = engine.model.forward
     num_passes = 0
 

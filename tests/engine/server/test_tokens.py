@@ -42,13 +42,13 @@ def test_messages_are_rendered_by_the_chat_template_and_tokenized(live: Live, to
     messages = [{"role": "user", "content": "hi"}]
 
     whole = post(live, "/tokenize", messages=messages, tools=[tool("f")])
-    bare = post(live, "/tokenize", messages=messages, add_generation_prompt=False)
+    without_generation_prompt = post(live, "/tokenize", messages=messages, add_generation_prompt=False)
 
-    shown = tokenizer.decode(whole["tokens"])
-    assert '"name": "f"' in shown
-    assert shown.endswith("\nuser:hi\nassistant:")
-    assert tokenizer.decode(bare["tokens"]) == "user:hi\n"
-    assert bare["token_strs"] is None
+    rendered = tokenizer.decode(whole["tokens"])
+    assert '"name": "f"' in rendered
+    assert rendered.endswith("\nuser:hi\nassistant:")
+    assert tokenizer.decode(without_generation_prompt["tokens"]) == "user:hi\n"
+    assert without_generation_prompt["token_strs"] is None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def make_request(request_id: str, *prompt: int) -> Request:
 
 
 class Reader:
-    """Collects reports until every request it waits for has ended."""
+    """Runs an engine worker and collects the tokens and the end of each request from its reports."""
 
     def __init__(self, engine: Engine) -> None:
         self.worker = EngineWorker(engine, deliver=self._deliver)
@@ -42,7 +42,7 @@ class Reader:
 
     def _take(self) -> None:
         report = self._reports.get(timeout=10)
-        assert report.request_id not in self.ends, "a report after the last"
+        assert report.request_id not in self.ends, "a report after the end of the request"
         if report.failure is not None:
             self.ends[report.request_id] = report.failure
             return
@@ -57,6 +57,7 @@ class Reader:
 
 @pytest.fixture
 def start() -> Iterator[Callable[[FakeEngine], Reader]]:
+    """Yields a function that starts a reader, which is closed after the test."""
     started: list[tuple[FakeEngine, Reader]] = []
 
     def _start(engine: FakeEngine) -> Reader:
@@ -121,7 +122,7 @@ def test_cancelling_a_finished_request_changes_nothing(start: Start) -> None:
 
 
 def start_with(start: Start, engine: FakeEngine, *requests: Request) -> Reader:
-    """Starts a reader with these requests, which are all in the engine before the second step begins."""
+    """Starts a reader and submits the requests, all of which reach the engine before its second step."""
     reader = start(engine)
     engine.gate.clear()
     for request in requests:

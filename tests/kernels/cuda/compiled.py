@@ -1,8 +1,11 @@
 """Compiles the kernels for an H100 on a machine without a GPU.
 
-A fake driver replaces CUDA's and launches nothing. Tensors have the shapes of real models; they are never written and
-so take no memory. Prints one line of JSON per kernel with its name, shared memory, registers and stack. The argument
-selects the kernels, "layers" or "other kernels", so that two processes can share the work.
+A fake driver replaces the driver of CUDA and launches nothing. Tensors have the shapes of real models. The large ones
+are never written, so the system gives them no memory. The program prints one line of JSON per kernel with its name,
+shared memory, registers and stack. Its argument selects the kernels ("layers" or "other kernels"), so that two
+processes can compile at the same time.
+
+M rows, H hidden size, V vocabulary, K columns of a weight, Hq query heads and Hkv KV heads of dimension D.
 """
 
 import json
@@ -47,6 +50,8 @@ _BF16 = torch.bfloat16
 
 
 class _Utils:
+    """Triton's access to a device. Loading a compiled kernel prints its record and returns made-up handles."""
+
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(binary)
@@ -56,7 +61,7 @@ class _Utils:
         words = dict(word.split(":", 1) for word in usage.split() if word.startswith(("REG:", "STACK:")))
         record = {"name": name, "shared": shared, "registers": int(words["REG"]), "stack": int(words["STACK"])}
         print(json.dumps(record), flush=True)
-        return 0, 0, 0, 0, 1024
+        return 0, 0, 0, 0, 1024  # module, function, registers, spills, threads per block
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {"max_shared_mem": H100_SHARED_BYTES}
@@ -69,7 +74,7 @@ class _Driver:
         return lambda *_: None
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", 90, 32)  # compute capability 9.0, warps of 32 threads
 
     def get_current_device(self) -> int:
         return 0
@@ -82,104 +87,104 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def integers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+def zero_integers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-def attend(M: int, Hq: int, Hkv: int, D: int) -> None:
+def compile_attention(M: int, Hq: int, Hkv: int, D: int) -> None:
     rows = AttentionRows(
-        integers(8, 32_768, dtype=torch.int32),
-        integers(M),
-        integers(M),
-        integers(M, 16, dtype=torch.int32),
-        integers(M),
+        slot_tables=zero_integers(8, 32_768, dtype=torch.int32),
+        seqs=zero_integers(M),
+        prefix_lens=zero_integers(M),
+        paths=zero_integers(M, 16, dtype=torch.int32),
+        path_lens=zero_integers(M),
     )
-    cache = empty(40_000, Hkv, D, dtype=_BF16)
+    cache = empty(40_000, Hkv, D, dtype=_BF16)  # 40,000 slots
     attention(empty(M, Hq, D), cache, cache, rows)
 
 
-def layer(M: int, H: int, Hq: int, Hkv: int, D: int, inner: int) -> None:
-    """Compiles a layer's operations in bfloat16 at a model's shapes."""
+def compile_layer(M: int, H: int, Hq: int, Hkv: int, D: int, inner: int) -> None:
+    """Compiles the operations of a decoder layer in bfloat16. `inner` is the intermediate size of the MLP."""
     product = linear_parts(empty(M, H, dtype=_BF16), empty((Hq + 2 * Hkv) * D, H, dtype=_BF16))
-    tables = (empty(40_000, D // 2), empty(40_000, D // 2), integers(M), integers(M))
+    tables = (empty(40_000, D // 2), empty(40_000, D // 2), zero_integers(M), zero_integers(M))
     cache, norms = empty(40_000, Hkv, D, dtype=_BF16), HeadNorms(empty(D), empty(D), 1e-6)
     rope_write(product, *tables, cache, cache, norms, empty(M, Hq * D))
-    attend(M, Hq, Hkv, D)
+    compile_attention(M, Hq, Hkv, D)
     output = linear_parts(empty(M, Hq * D, dtype=_BF16), empty(H, Hq * D, dtype=_BF16))
     add_rms_norm(output, empty(M, H), empty(H), 1e-5, _BF16)
     activated = swiglu(linear_parts(empty(M, H, dtype=_BF16), empty(2 * inner, H, dtype=_BF16)), _BF16)
     linear_parts(activated, empty(H, inner, dtype=_BF16))
 
 
-def heads(M: int, V: int, K: int) -> None:
+def compile_lm_head(M: int, V: int, K: int) -> None:
     x, head = empty(M, K, dtype=_BF16), Head(data=empty(V, K, dtype=_BF16))
-    sample_rows(x, head, SampledRows(empty(M, dtype=torch.float64), integers(M), integers(M)), None)
+    sample_rows(x, head, SampledRows(empty(M, dtype=torch.float64), zero_integers(M), zero_integers(M)), None)
     best_tokens(x, head, 8, None)
 
 
-def trees_and_sampling() -> None:
-    """Compiles the kernels for trees, from candidates to acceptance, and for sampling."""
-    trees = grow_trees(integers(8, 16, 8), empty(8, 16, 8), 64)
+def compile_trees_and_sampling() -> None:
+    """Compiles the kernels that grow, lay out and accept trees, rank candidates, and sample with filters."""
+    trees = grow_trees(zero_integers(8, 16, 8), empty(8, 16, 8), 64)
     tables = Commit(
-        slot_tables=integers(8, 32_768, dtype=torch.int32),
-        table_rows=integers(8),
-        positions=integers(8),
-        node_slots=integers(8, 64, dtype=torch.int32),
+        slot_tables=zero_integers(8, 32_768, dtype=torch.int32),
+        table_rows=zero_integers(8),
+        positions=zero_integers(8),
+        node_slots=zero_integers(8, 64, dtype=torch.int32),
     )
-    accept_trees(integers(8, 65), trees, tables)
+    accept_trees(zero_integers(8, 65), trees, tables)
     tree_rows(
         trees,
         Roots(
             slot_tables=tables.slot_tables,
-            table_rows=integers(8),
-            lengths=integers(8),
-            tokens=integers(8),
-            slots=integers(8, 65, dtype=torch.int32),
+            table_rows=zero_integers(8),
+            lengths=zero_integers(8),
+            tokens=zero_integers(8),
+            slots=zero_integers(8, 65, dtype=torch.int32),
         ),
         depth=16,
         last_position=40_000,
     )
     sampling = RowSampling(
         temperatures=empty(16, dtype=torch.float64),
-        seeds=integers(16),
-        positions=integers(16),
-        top_ks=integers(16),
+        seeds=zero_integers(16),
+        positions=zero_integers(16),
+        top_ks=zero_integers(16),
         top_ps=empty(16, dtype=torch.float64),
         min_ps=empty(16, dtype=torch.float64),
     )
-    candidates(BestTokens(empty(16, 8), integers(16, 8), empty(16)), sampling)
+    candidates(BestTokens(empty(16, 8), zero_integers(16, 8), empty(16)), sampling)
     sample_filtered_rows(torch.zeros(16, 4096), sampling)
 
 
-def layers() -> None:
-    layer(1, 4096, 32, 8, 128, 14_336)  # Llama-3.1-8B
-    layer(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B
-    layer(128, 4096, 32, 8, 128, 12_288)  # Qwen3-8B
-    attend(16, 28, 4, 128)  # seven heads per group
-    attend(16, 16, 8, 256)
+def compile_layers() -> None:
+    compile_layer(1, 4096, 32, 8, 128, 14_336)  # Llama-3.1-8B
+    compile_layer(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B
+    compile_layer(128, 4096, 32, 8, 128, 12_288)  # Qwen3-8B
+    compile_attention(16, 28, 4, 128)  # seven query heads per KV head
+    compile_attention(16, 16, 8, 256)  # wide heads
 
 
-def other_kernels() -> None:
+def compile_other_kernels() -> None:
     for dtype in (torch.int8, torch.float8_e4m3fn):
         linear(empty(16, 4096, dtype=_BF16), empty(6144, 4096, dtype=dtype), empty(6144), None, empty(16, 6144))
     for M in (1, 128):
-        heads(M, 128_256, 4096)
+        compile_lm_head(M, 128_256, 4096)
     stacked_lora(
         empty(16, 4096, dtype=_BF16),
         empty(16, 6144),
-        integers(16),
+        zero_integers(16),
         LoraStack(empty(4, 64, 4096, dtype=_BF16), empty(4, 6144, 64, dtype=_BF16)),
     )
     x = empty(16, 4096, dtype=_BF16)
     medusa_heads(x, linear_parts(x, empty(4 * 4096, 4096, dtype=_BF16)), 4)
-    trees_and_sampling()
-    blend = Blend(integers(64), empty(2, 128_256), integers(64), 0.5)
+    compile_trees_and_sampling()
+    blend = Blend(zero_integers(64), empty(2, 128_256), zero_integers(64), 0.5)
     blend_rows(empty(64, 128_256), blend, gradient=True)
     for kind in Loss:
-        against = integers(64) if kind is Loss.CROSS_ENTROPY else empty(64, 128_256)
+        against = zero_integers(64) if kind is Loss.CROSS_ENTROPY else empty(64, 128_256)
         loss_rows(kind, empty(64, 128_256), against, empty(64))
 
 
 if __name__ == "__main__":
     driver.set_active(_Driver())
-    {"layers": layers, "other kernels": other_kernels}[sys.argv[1]]()
+    {"layers": compile_layers, "other kernels": compile_other_kernels}[sys.argv[1]]()

@@ -1,4 +1,6 @@
-"""Without a GPU, the kernels run in the interpreter (kernels/cuda/interpreter.py); without triton, no test runs."""
+"""Without a GPU, the kernels run in Triton's interpreter (kernels/cuda/interpreter.py); without triton, no test is
+collected.
+"""
 
 import importlib.util
 

@@ -7,17 +7,17 @@ from torch import Tensor
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 
-# The interpreter has no product of bfloat16, see kernels/cuda/interpreter.py.
+# The interpreter cannot multiply bfloat16 (kernels/cuda/interpreter.py), so tests in bfloat16 need a GPU.
 _ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")]
 BFLOAT16 = pytest.param(torch.bfloat16, marks=_ON_GPU)
 DTYPES = [torch.float32, BFLOAT16]
 
 
 def make(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normally distributed numbers."""
+    """Returns a tensor of normally distributed numbers on the device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """An output tensor filled with NaN, which must be overwritten and never read."""
+    """Returns a tensor filled with NaN, in which numbers that a kernel failed to write are noticed."""
     return torch.full(shape, torch.nan, device=DEVICE).to(dtype)

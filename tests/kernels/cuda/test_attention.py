@@ -1,4 +1,7 @@
-"""Attention on CUDA is correct, and bitwise equal for chains, trees and plain decoding."""
+"""Attention on CUDA agrees with the formula, and gives the same bits for chains, trees and plain decoding.
+
+Hq query heads and Hkv KV heads of dimension D.
+"""
 
 import pytest
 import torch
@@ -20,11 +23,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: list[int], p
     return attention(q, k, v, on_device(make_rows(table, lengths, paths)))
 
 
-def shuffled(count: int) -> Tensor:
+def shuffled_table(count: int) -> Tensor:
+    """Returns a slot table [1, count] of one sequence, whose positions lie in the cache in random order."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(1)).to(torch.int32).view(1, -1)
 
 
-# Both sides of the tail's blocks of 64 and of the first splits of 256 prefix positions, with and without a path.
+# Prefix lengths on both sides of the tail's blocks of 64 positions, and of the prefix's first splits of 256; some rows
+# have a path. PATHS has the slots of each row's path.
 LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 383, 384, 385, 10]
 PATHS = [[], [60], [61, 62], [], [63], [], [60, 61], [], list(range(64)), [], [5], list(range(40)), [], [400]]
 
@@ -33,22 +38,23 @@ PATHS = [[], [60], [61, 62], [], [63], [], [60, 61], [], list(range(64)), [], [5
 @pytest.mark.parametrize(("Hq", "Hkv", "D"), [(9, 3, 64), (4, 4, 128), (7, 1, 16), (4, 2, 8), (20, 1, 24)])
 def test_attention_agrees_with_the_formula(dtype: torch.dtype, Hq: int, Hkv: int, D: int) -> None:
     k, v = make(410, Hkv, D, seed=1, dtype=dtype), make(410, Hkv, D, seed=2, dtype=dtype)
-    q, table = make(len(LENGTHS), Hq, D, seed=3).to(dtype).float(), shuffled(410)
+    q, table = make(len(LENGTHS), Hq, D, seed=3).to(dtype).float(), shuffled_table(410)
 
     out = attend(q, k, v, table, LENGTHS, PATHS)
 
     assert out.dtype == dtype
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2  # bfloat16: weights and output rounded, values up to 4
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2  # bfloat16: rounding of weights and of outputs up to 4
     for row, (length, path) in enumerate(zip(LENGTHS, PATHS, strict=True)):
         expected = float64_attention(q[row], k, v, table[0, :length].tolist() + path)
         torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_contexts_with_short_and_long_splits_agree_with_the_formula(dtype: torch.dtype) -> None:
+def test_long_contexts_agree_with_the_formula(dtype: torch.dtype) -> None:
     k, v = make(3300, 1, 16, seed=1, dtype=dtype), make(3300, 1, 16, seed=2, dtype=dtype)
-    q, table = make(3, 2, 16, seed=3).to(dtype).float(), shuffled(3300)
-    lengths = [2111, 2112, 3200]  # prefixes of 2048, 2048 and 3136; the last has a second long split
+    q, table = make(3, 2, 16, seed=3).to(dtype).float(), shuffled_table(3300)
+    lengths = [2111, 2112, 3200]
+    # Before the tail there are 1984, 2048 and 3136 positions: up to 8 splits of 256, then in the last row 2 of 1024.
 
     out = attend(q, k, v, table, lengths, [[], [], []])
 
@@ -59,55 +65,56 @@ def test_contexts_with_short_and_long_splits_agree_with_the_formula(dtype: torch
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [45, 150, 384])
-def test_committed_chain_and_tree_keys_give_the_same_bits(dtype: torch.dtype, length: int) -> None:
+def test_keys_in_the_slot_table_and_keys_on_the_path_give_the_same_bits(dtype: torch.dtype, length: int) -> None:
     k, v = make(400, 3, 64, seed=1, dtype=dtype), make(400, 3, 64, seed=2, dtype=dtype)
     table, q = torch.arange(400, dtype=torch.int32).view(1, -1), make(1, 9, 64, seed=3)
     plain = attend(q, k, v, table, [length], [[]])
 
-    for on_path in (1, 5, 31, 44):
-        path = list(range(length - on_path, length))
-        assert torch.equal(attend(q, k, v, table, [length - on_path], [path]), plain), on_path
+    for path_len in (1, 5, 31, 44):
+        path = list(range(length - path_len, length))
+        assert torch.equal(attend(q, k, v, table, [length - path_len], [path]), plain), path_len
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scattered_slots_give_the_same_bits(dtype: torch.dtype) -> None:
+def test_the_order_of_slots_in_the_cache_does_not_change_the_result(dtype: torch.dtype) -> None:
     k, v = make(300, 3, 64, seed=1, dtype=dtype), make(300, 3, 64, seed=2, dtype=dtype)
-    order = shuffled(300)
+    order = shuffled_table(300)
     scattered_k, scattered_v = torch.empty_like(k), torch.empty_like(v)
     scattered_k[order[0].long()], scattered_v[order[0].long()] = k, v
-    straight, q = torch.arange(300, dtype=torch.int32).view(1, -1), make(2, 9, 64, seed=3)
+    in_order, q = torch.arange(300, dtype=torch.int32).view(1, -1), make(2, 9, 64, seed=3)
 
-    ours = attend(q, scattered_k, scattered_v, order, [250, 17], [[], []])
+    actual = attend(q, scattered_k, scattered_v, order, [250, 17], [[], []])
 
-    assert torch.equal(ours, attend(q, k, v, straight, [250, 17], [[], []]))
+    assert torch.equal(actual, attend(q, k, v, in_order, [250, 17], [[], []]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_among_any_rows_of_any_sequences(dtype: torch.dtype) -> None:
+def test_a_rows_result_does_not_depend_on_other_rows_of_any_sequence(dtype: torch.dtype) -> None:
     k, v = make(700, 2, 32, seed=1, dtype=dtype), make(700, 2, 32, seed=2, dtype=dtype)
     tables = torch.arange(700, dtype=torch.int32).flip(0).view(2, 350).contiguous()
-    seqs = [0] * 23 + [1] * 7
-    lengths = [(37 * row) % 330 + 1 for row in range(30)]
+    seqs = [0] * 23 + [1] * 7  # 23 rows of sequence 0, 7 of sequence 1
+    lengths = [(37 * row) % 330 + 1 for row in range(30)]  # not sorted
     q = make(30, 8, 32, seed=5)
 
-    def rows(some: slice) -> AttentionRows:
+    def select(part: slice) -> AttentionRows:
         return AttentionRows(
             tables,
-            torch.tensor(seqs[some]),
-            torch.tensor(lengths[some]),
-            torch.zeros(len(seqs[some]), 1, dtype=torch.int32),
-            torch.zeros(len(seqs[some]), dtype=torch.int64),
+            torch.tensor(seqs[part]),
+            torch.tensor(lengths[part]),
+            torch.zeros(len(seqs[part]), 1, dtype=torch.int32),
+            torch.zeros(len(seqs[part]), dtype=torch.int64),
         )
 
-    together = attention(q, k, v, on_device(rows(slice(30))))
+    whole = attention(q, k, v, on_device(select(slice(30))))
 
-    for some in (slice(0, 1), slice(20, 25), slice(29, 30), slice(3, 20)):
-        alone = attention(q[some].contiguous(), k, v, on_device(rows(some)))
-        assert torch.equal(alone, together[some]), some
+    for part in (slice(0, 1), slice(20, 25), slice(29, 30), slice(3, 20)):
+        partial = attention(q[part].contiguous(), k, v, on_device(select(part)))
+        assert torch.equal(partial, whole[part]), part
 
 
-def test_rows_of_a_pass_larger_than_one_launch_have_the_same_bits_as_alone() -> None:
-    k, v, q = make(100, 1, 16, seed=1), make(100, 1, 16, seed=2), make(258, 1, 16, seed=3)
+def test_splitting_a_pass_into_several_launches_does_not_change_its_rows() -> None:
+    k, v = make(100, 1, 16, seed=1), make(100, 1, 16, seed=2)
+    q = make(258, 1, 16, seed=3)  # a launch has at most 256 rows
     table = torch.arange(100, dtype=torch.int32).view(1, -1)
     lengths = [row % 100 + 1 for row in range(258)]
     out = attend(q, k, v, table, lengths, [[]] * 258)
@@ -115,9 +122,9 @@ def test_rows_of_a_pass_larger_than_one_launch_have_the_same_bits_as_alone() -> 
         assert torch.equal(attend(q[row : row + 1], k, v, table, [lengths[row]], [[]])[0], out[row]), row
 
 
-def test_slots_beyond_two_to_the_31_numbers_are_reached() -> None:
-    far = 2**27 + 3  # of 16 numbers each
-    cache = torch.empty(far + 2, 1, 16, device=DEVICE)  # untouched memory costs nothing
+def test_slots_at_offsets_above_2_to_the_31_are_addressed_correctly() -> None:
+    far = 2**27 + 3  # slots of 16 numbers each: the offset of this slot exceeds 2**31
+    cache = torch.empty(far + 2, 1, 16, device=DEVICE)  # the system gives no memory to pages that are never written
     cache[far:] = make(2, 1, 16, seed=1)
     table, q = torch.tensor([[far, far + 1]], dtype=torch.int32), make(1, 1, 16, seed=2)
     out = attend(q, cache, cache, table, [1], [[far + 1]])
@@ -142,6 +149,6 @@ def test_a_path_of_more_than_64_nodes_is_refused() -> None:
     ],
 )
 def test_tiles_contain_adjacent_rows_with_the_same_key(keys: list[int], rows: int, tiles: list[list[int]]) -> None:
-    found = row_tiles(torch.tensor(keys, device=DEVICE), rows, 4).tolist()
-    assert found[: len(tiles)] == tiles
-    assert all(count == 0 for _, count in found[len(tiles) :])
+    actual = row_tiles(torch.tensor(keys, device=DEVICE), rows, 4).tolist()
+    assert actual[: len(tiles)] == tiles
+    assert all(count == 0 for _, count in actual[len(tiles) :])  # unused tiles have no rows

@@ -1,6 +1,6 @@
-"""Properties that the interpreter cannot check.
+"""Tests what Triton's interpreter cannot show: the kernels compile for an H100 and fit into its shared memory.
 
-Kernels compile for an H100, fit its shared memory, and each uses a single matrix instruction.
+Each kernel also uses a single kind of matrix instruction, whatever the number of rows.
 """
 
 import json
@@ -20,12 +20,12 @@ ROOT = Path(__file__).resolve().parents[3]
 @dataclass(frozen=True, slots=True)
 class Compiled:
     kernels: list[dict[str, Any]]
-    folder: Path  # the compiler's output, with a folder for each variant of a kernel
+    folder: Path  # the compiler's output, one folder for each variant of a kernel
 
-    def products(self, kernel: str) -> set[str]:
-        """The instructions that all variants of a kernel use to multiply matrices."""
+    def matrix_instructions(self, kernel: str) -> set[str]:
+        """Returns the PTX instructions with which any variant of the kernel multiplies matrices."""
         sources = [file.read_text(encoding="utf-8") for file in self.folder.glob(f"*/{kernel}.ptx")]
-        return {found for source in sources for found in re.findall(r"\b(?:wgmma\.mma_async|mma)\.sync[\w.]+", source)}
+        return {match for source in sources for match in re.findall(r"\b(?:wgmma\.mma_async|mma)\.sync[\w.]+", source)}
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +58,18 @@ def test_every_kernel_compiles_for_an_h100(compiled: Compiled) -> None:
     assert {kernel["name"] for kernel in compiled.kernels} == names
 
 
-def test_no_kernel_spills_and_two_programs_fit_an_sm(compiled: Compiled) -> None:
-    # triton 3.6 uses 8 bytes of stack where 3.7 uses none; only spills inside loops matter
+def test_no_kernel_spills_registers_and_two_programs_fit_into_an_sm(compiled: Compiled) -> None:
+    # A few bytes outside loops cost no time: triton 3.6 uses 8 bytes of stack where 3.7 uses none.
     assert [kernel for kernel in compiled.kernels if kernel["stack"] > 8] == []
-    assert [kernel for kernel in compiled.kernels if kernel["shared"] > 113 * 1024] == []
+    assert [kernel for kernel in compiled.kernels if kernel["shared"] > 113 * 1024] == []  # half of an SM
 
 
 def test_each_matrix_product_uses_one_instruction_for_any_number_of_rows(compiled: Compiled) -> None:
-    """Row invariance requires this, because another instruction may round sums differently."""
+    """A row's bits may not depend on the number of rows, and another instruction could round its sums differently."""
+    # The right operand has 16 rows (n16), or the left one 16 pairs of a row and a head (m16).
     rows_as_right_operand = {"wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"}
     pairs_as_left_operand = {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"}
     for kernel in ("_product_kernel", "_sample_kernel", "_best_kernel"):
-        assert compiled.products(kernel) == rows_as_right_operand, kernel
+        assert compiled.matrix_instructions(kernel) == rows_as_right_operand, kernel
     for kernel in ("_prefix_kernel", "_tail_kernel"):
-        assert compiled.products(kernel) == pairs_as_left_operand, kernel
+        assert compiled.matrix_instructions(kernel) == pairs_as_left_operand, kernel

@@ -1,4 +1,4 @@
-"""A decoder's layers on CUDA have the bits of the single operations, and agree with the CPU within a tolerance."""
+"""The CUDA decoder gives the same bits as its operations called one by one, and agrees with the reference."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -42,8 +42,8 @@ def _swiglu(x: Tensor, dtype: torch.dtype) -> Tensor:
     return swiglu.swiglu(parts.Parts(sums=x.unsqueeze(0)), dtype)
 
 
-def interpret_single_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU, CPU tensors use the CUDA kernels in the interpreter."""
+def use_cuda_kernels_in_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, makes the reference call the CUDA kernels in Triton's interpreter instead of the CPU kernels."""
     if not HAS_GPU:
         for name, operation in (
             ("linear", _linear),
@@ -55,20 +55,23 @@ def interpret_single_operations(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(f"kernels.decoder.{name}", operation)
 
 
-def moved(value: Any) -> Any:
-    """Returns a record with its tensors on the device."""
+def on_device_record(value: Any) -> Any:
+    """Returns a copy of a record whose tensors are on the device."""
     if isinstance(value, Tensor):
         return value.to(DEVICE)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{field.name: moved(getattr(value, field.name)) for field in fields(value)})
+        return replace(value, **{field.name: on_device_record(getattr(value, field.name)) for field in fields(value)})
     return value
 
 
 def unpacked_layers(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, *, int8: bool) -> DecoderLayers:
+    """Makes layers whose weights are plain matrices on the device, without the CPU library's packing in blocks."""
     monkeypatch.setattr("kernels.linear.library", lambda: None)
     layers = make_layers(dtype, head_norms=True, bias=True, int8=int8)
     tables = (layers.final_norm, layers.cosines, layers.sines)
-    return DecoderLayers(layers.shape, tuple(map(moved, layers.layers)), *(table.to(DEVICE) for table in tables))
+    return DecoderLayers(
+        layers.shape, tuple(map(on_device_record, layers.layers)), *(table.to(DEVICE) for table in tables)
+    )
 
 
 def run(function: Decoder, layers: DecoderLayers, M: int) -> list[Tensor]:
@@ -82,33 +85,35 @@ def run(function: Decoder, layers: DecoderLayers, M: int) -> list[Tensor]:
     rows = DecoderRows(host.positions.to(DEVICE), host.slots.to(DEVICE), on_device(host.attention))
     hidden, taps = function(layers, residual, rows, keys, values, (3, 0, 1), qkv_prefix=None)
     assert taps is not None
-    return [hidden, taps, *keys, *values]
+    return [hidden, taps, *keys, *values]  # the caches, to which the pass has written
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("int8", [False, True])
-def test_the_pass_has_the_bits_of_single_operations(
+def test_the_decoder_gives_the_same_bits_as_its_operations_called_one_by_one(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, int8: bool
 ) -> None:
     layers = unpacked_layers(monkeypatch, dtype, int8=int8)
-    interpret_single_operations(monkeypatch)
+    use_cuda_kernels_in_reference(monkeypatch)
     monkeypatch.setattr("kernels.cuda.decoder.attention", attention.attention)
-    for ours, single in zip(run(decoder, layers, 5), run(decoder_reference, layers, 5), strict=True):
-        assert torch.equal(ours, single)
+    for actual, single in zip(run(decoder, layers, 5), run(decoder_reference, layers, 5), strict=True):
+        assert torch.equal(actual, single)
 
 
-def test_the_pass_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_decoder_agrees_with_the_reference_within_a_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = unpacked_layers(monkeypatch, torch.float32, int8=False)
     reference = run(decoder_reference, layers, 17)
     monkeypatch.setattr("kernels.cuda.decoder.attention", attention.attention)
-    for ours, expected in zip(run(decoder, layers, 17), reference, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+    for actual, expected in zip(run(decoder, layers, 17), reference, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_has_the_same_bits_among_any_number_of_rows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_a_rows_result_does_not_depend_on_the_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     layers = unpacked_layers(monkeypatch, dtype, int8=False)
     monkeypatch.setattr("kernels.cuda.decoder.attention", attention.attention)
-    together, alone = run(decoder, layers, 17)[:2], run(decoder, layers, 1)[:2]
-    for ours, all_rows in zip(alone, together, strict=True):
-        assert torch.equal(ours, all_rows[:1])
+    whole, single = run(decoder, layers, 17)[:2], run(decoder, layers, 1)[:2]
+    for one_row, all_rows in zip(single, whole, strict=True):
+        assert torch.equal(one_row, all_rows[:1])

@@ -1,4 +1,4 @@
-"""Filtered sampling of rows gives the tokens of sampling row by row on the host."""
+"""Sampling with top-k, top-p and min-p on CUDA gives the same tokens as sampling row by row on the host."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from kernels.cuda.filtered import sample_filtered_rows
 from kernels.sampling import sample_token
 from tests.kernels.cuda.device import DEVICE
 
-FILTERS = [
+FILTERS = [  # (top_k, top_p, min_p) of each row; the values that switch a filter off are 0, 1.0 and 0.0
     (0, 0.9, 0.0),
     (0, 0.2, 0.0),
     (3, 1.0, 0.0),
@@ -22,6 +22,7 @@ FILTERS = [
 def rows_of(filters: list[tuple[int, float, float]], temperature: float) -> RowSampling:
     top_ks, top_ps, min_ps = zip(*filters, strict=True)
     count = len(filters)
+    # Row i has the seed i - 3 and the position 7 i. A negative int64 holds the bits of a uint64 seed of 2**63 or more.
     return RowSampling(
         temperatures=torch.full((count,), temperature, dtype=torch.float64, device=DEVICE),
         seeds=torch.arange(-3, count - 3, device=DEVICE),
@@ -36,8 +37,8 @@ def rows_of(filters: list[tuple[int, float, float]], temperature: float) -> RowS
 @pytest.mark.parametrize("V", [5, 1023, 1025, 3000])
 def test_sampled_tokens_equal_the_tokens_sampled_on_the_host(V: int, temperature: float) -> None:
     logits = 3.0 * torch.randn(len(FILTERS), V, generator=torch.Generator().manual_seed(V))
-    logits[:, 1] = logits[:, 3]  # of equal logits the lower token comes first
-    ours = sample_filtered_rows(logits.to(DEVICE), rows_of(FILTERS, temperature)).tolist()
+    logits[:, 1] = logits[:, 3]  # equal logits: the lower token id ranks first
+    actual = sample_filtered_rows(logits.to(DEVICE), rows_of(FILTERS, temperature)).tolist()
     expected = [
         sample_token(
             row,
@@ -50,9 +51,9 @@ def test_sampled_tokens_equal_the_tokens_sampled_on_the_host(V: int, temperature
         )
         for index, (row, (top_k, top_p, min_p)) in enumerate(zip(logits, FILTERS, strict=True))
     ]
-    assert ours == expected
+    assert actual == expected
 
 
-def test_rows_at_temperature_0_get_a_token_of_the_vocabulary() -> None:
-    ours = sample_filtered_rows(torch.zeros(7, 11, device=DEVICE), rows_of(FILTERS, 0.0))
-    assert ((ours >= 0) & (ours < 11)).all()
+def test_rows_with_temperature_0_get_a_valid_token_id() -> None:
+    actual = sample_filtered_rows(torch.zeros(7, 11, device=DEVICE), rows_of(FILTERS, 0.0))
+    assert ((actual >= 0) & (actual < 11)).all()

@@ -1,4 +1,7 @@
-"""The product of Triton's interpreter: the right numbers, and the same bits wherever a row stands in a tile."""
+"""Tests `dot`, which replaces the matrix product of Triton's interpreter (kernels/cuda/interpreter.py).
+
+The result of `dot` agrees with float64, and a row's bits do not depend on the row's index in a tile.
+"""
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ def normal(*shape: int, seed: int) -> np.ndarray:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def multiply(a_ptr, b_ptr, out_ptr, SIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out = a @ b, of squares."""
+    """out = a @ b for square matrices [SIDE, SIDE]."""
     offsets = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
     product = tl.dot(tl.load(a_ptr + offsets), tl.load(b_ptr + offsets), input_precision="ieee")
     tl.store(out_ptr + offsets, product)
@@ -31,22 +34,22 @@ def test_the_product_agrees_with_float64(M: int, K: int, N: int) -> None:
 
     expected = total + a.astype(np.float64) @ b.astype(np.float64)
     assert out.dtype == np.float32
-    np.testing.assert_allclose(out, expected, atol=1e-5 * K)  # float32 sums of K products of size 1
+    np.testing.assert_allclose(out, expected, atol=1e-5 * K)  # rounding of float32 sums of K products near 1
 
 
 @pytest.mark.parametrize("side", ["rows", "columns"])
-def test_a_row_or_column_has_the_same_bits_at_any_index_of_a_tile(side: str) -> None:
+def test_the_index_of_a_row_or_column_in_a_tile_does_not_change_its_result(side: str) -> None:
     a, b, total = normal(64, 96, seed=1), normal(96, 64, seed=2), normal(64, 64, seed=3)
-    together = dot(a, b, total)
+    whole = dot(a, b, total)
 
-    for some in (slice(0, 1), slice(5, 21), slice(20, 25), slice(17, 64), slice(63, 64)):
+    for part in (slice(0, 1), slice(5, 21), slice(20, 25), slice(17, 64), slice(63, 64)):
         if side == "rows":
-            assert np.array_equal(dot(a[some], b, total[some]), together[some]), some
+            assert np.array_equal(dot(a[part], b, total[part]), whole[part]), part
         else:
-            assert np.array_equal(dot(a, b[:, some], total[:, some]), together[:, some]), some
+            assert np.array_equal(dot(a, b[:, part], total[:, part]), whole[:, part]), part
 
 
-def test_the_layout_in_memory_does_not_change_the_bits() -> None:
+def test_row_and_column_major_operands_give_the_same_bits() -> None:
     a, b, total = normal(16, 32, seed=1), normal(32, 16, seed=2), normal(16, 16, seed=3)
 
     transposed = dot(np.asfortranarray(a), np.asfortranarray(b), np.asfortranarray(total))
@@ -54,7 +57,7 @@ def test_the_layout_in_memory_does_not_change_the_bits() -> None:
     assert np.array_equal(transposed, dot(a, b, total))
 
 
-def test_tiles_may_have_leading_dimensions() -> None:
+def test_operands_may_be_stacks_of_tiles() -> None:
     a, b, total = normal(3, 8, 16, seed=1), normal(3, 16, 4, seed=2), normal(3, 8, 4, seed=3)
 
     out = dot(a, b, total)
@@ -63,7 +66,7 @@ def test_tiles_may_have_leading_dimensions() -> None:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="the kernel runs on the GPU")
-def test_interpreted_kernels_use_this_product() -> None:
+def test_interpreted_kernels_use_dot() -> None:
     a, b = normal(32, 32, seed=1), normal(32, 32, seed=2)
     out = torch.empty(32, 32)
 

@@ -1,4 +1,4 @@
-"""Products on CUDA are correct, and their rows do not depend on each other."""
+"""The linear layer on CUDA agrees with float64. M rows of K columns, N outputs; no row depends on another row."""
 
 import pytest
 import torch
@@ -6,12 +6,13 @@ import torch
 from kernels.cuda.linear import add_up, linear, linear_parts, num_splits
 from tests.kernels.cuda.device import DEVICE, DTYPES, make
 
-# Both sides of the blocks of 16 rows, 64 outputs and 64 columns, of eight row tiles, and of a split of K.
+# Both sides of a tile of 16 rows, of 8 such tiles, of a block of 64 outputs or columns, and of the 512 columns from
+# which K is split.
 SHAPES = [(1, 63, 16), (15, 64, 63), (16, 65, 64), (17, 100, 65), (127, 64, 192), (129, 66, 511), (33, 1, 513)]
 
 
 def tolerance(K: int) -> float:
-    return 1e-5 * K  # float32 sums of K products of size 1; products of two bfloat16 are exact in float32
+    return 1e-5 * K  # rounding of float32 sums of K products near 1; a product of two bfloat16 is exact in float32
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -25,7 +26,9 @@ def test_the_product_agrees_with_float64(dtype: torch.dtype, M: int, N: int, K: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
-def test_one_byte_weights_give_the_product_of_their_values(dtype: torch.dtype, kind: torch.dtype) -> None:
+def test_the_product_with_int8_or_float8_weights_uses_their_scaled_values(
+    dtype: torch.dtype, kind: torch.dtype
+) -> None:
     M, N, K = 17, 70, 130
     data = (torch.randn(N, K) * 40).clamp(-127, 127).to(kind).to(DEVICE)
     x, scales, add_to = make(M, K, seed=1, dtype=dtype), make(N, seed=2).abs() / 40, make(M, N, seed=3)
@@ -39,29 +42,31 @@ def test_one_byte_weights_give_the_product_of_their_values(dtype: torch.dtype, k
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [None, torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("K", [200, 768])  # without and with splits
-def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: torch.dtype, kind: torch.dtype | None, K: int) -> None:
+@pytest.mark.parametrize("K", [200, 768])  # 768 columns are split
+def test_a_rows_result_does_not_depend_on_the_number_of_rows(
+    dtype: torch.dtype, kind: torch.dtype | None, K: int
+) -> None:
     x, w = make(130, K, seed=4, dtype=dtype), make(70, K, seed=5, dtype=dtype)
     data = w if kind is None else (w * 20).to(kind)
-    all_rows = linear(x, data, None, None)
+    whole = linear(x, data, None, None)
 
     for M in (1, 16, 17, 33, 128):
-        assert torch.equal(linear(x[:M], data, None, None), all_rows[:M]), M
+        assert torch.equal(linear(x[:M], data, None, None), whole[:M]), M
     for first in (1, 19, 129):
-        assert torch.equal(linear(x[first:].contiguous(), data, None, None), all_rows[first:]), first
+        assert torch.equal(linear(x[first:].contiguous(), data, None, None), whole[first:]), first
 
 
 def test_narrow_weights_get_more_splits_so_that_the_product_fills_the_device() -> None:
     assert [num_splits(N, K) for N, K in ((6144, 4096), (4096, 14336), (28672, 4096), (128_256, 4096))] == [4, 4, 1, 1]
-    assert num_splits(1024, 128) == 1
+    assert num_splits(1024, 128) == 1  # too few columns
 
 
-def test_parts_are_added_from_the_first_to_the_last() -> None:
+def test_splits_are_added_in_ascending_order() -> None:
     parts = linear_parts(make(3, 1100, seed=1), make(40, 1100, seed=2))
     expected = parts.sums[0]
     for part in parts.sums[1:]:
         expected = expected + part
-    assert parts.sums.shape[0] > 2
+    assert parts.sums.shape[0] > 2  # the order of two summands would not matter
     assert torch.equal(add_up(parts), expected)
 
 

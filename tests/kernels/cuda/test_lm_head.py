@@ -1,4 +1,7 @@
-"""The LM head on CUDA gives the reference's tokens and noise, and its rows do not depend on each other."""
+"""The LM head on CUDA samples and ranks tokens as its reference does, and its rows do not depend on each other.
+
+M rows of K hidden values, V tokens in the vocabulary.
+"""
 
 import pytest
 import torch
@@ -17,7 +20,7 @@ SEEDS = [0, 1, 2**63 + 9, 2**64 - 1, 12345]
 
 
 def rows_for(M: int, temperature: float | None = None) -> SampledRows:
-    """Every third row is greedy, unless `temperature` is given for all rows."""
+    """Makes sampling parameters of M rows: temperatures 0, 0.7 and 1.3 in turn, or `temperature` for all rows."""
     temperatures = [(0.0, 0.7, 1.3)[m % 3] if temperature is None else temperature for m in range(M)]
     return SampledRows.of(temperatures, [SEEDS[m % 5] for m in range(M)], [m * 977 for m in range(M)], DEVICE)
 
@@ -75,7 +78,7 @@ def test_the_reference_samples_the_same_tokens_as_the_engine() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_base_logits_are_added_before_sampling(dtype: torch.dtype) -> None:
     x, weight = quarters(make(5, 16, seed=1)).to(dtype), quarters(make(130, 16, seed=2)).to(dtype)
-    base = quarters(make(5, 3, 130, seed=3))[:, 1]  # strided rows
+    base = quarters(make(5, 3, 130, seed=3))[:, 1]  # [5, 130], not contiguous
     rows = rows_for(5)
     assert torch.equal(sample_rows(x, Head(data=weight), rows, base), exact_tokens(x, weight, rows, base))
 
@@ -85,14 +88,14 @@ def test_with_a_reduced_vocabulary_noise_is_keyed_by_token_id(dtype: torch.dtype
     x, weight, rows = make(4, 16, seed=1, dtype=dtype), make(70, 16, seed=2, dtype=dtype), rows_for(4, 1.0)
     vocab = torch.randperm(5000, generator=torch.Generator().manual_seed(1))[:70].sort().values.to(DEVICE)
     head = Head(data=weight, vocab=vocab)
-    found = sample_rows(x, head, rows, None)
-    assert torch.isin(found, vocab).all()
-    assert torch.equal(found, sample_rows_reference(x.float(), Head(data=weight.float(), vocab=vocab), rows))
+    sampled = sample_rows(x, head, rows, None)
+    assert torch.isin(sampled, vocab).all()
+    assert torch.equal(sampled, sample_rows_reference(x.float(), Head(data=weight.float(), vocab=vocab), rows))
 
 
 def test_ties_go_to_the_lowest_token_id() -> None:
     weight = torch.zeros(200, 16, device=DEVICE)
-    weight[[70, 71, 150]] = 1.0
+    weight[[70, 71, 150]] = 1.0  # these three tokens have the highest logit, all others a lower one
     x = torch.ones(2, 16, device=DEVICE)
     assert sample_rows(x, Head(data=weight), rows_for(2, 0.0), None).tolist() == [70, 70]
     assert best_tokens(x, Head(data=weight), 4, None).tokens.tolist() == [[70, 71, 150, 0]] * 2
@@ -106,14 +109,14 @@ def test_the_best_tokens_and_the_log_sum_exp_equal_the_reference(
     monkeypatch.setattr("kernels.cuda.lm_head._CHUNK", 64)  # small chunks, so that merging takes two rounds
     x, weight = quarters(make(3, 16, seed=1)).to(dtype), quarters(make(V, 16, seed=2)).to(dtype)
     vocab = torch.arange(V, device=DEVICE) * 3 + 1
-    ours = best_tokens(x, Head(data=weight, vocab=vocab), count, None)
+    actual = best_tokens(x, Head(data=weight, vocab=vocab), count, None)
     reference = best_tokens_reference(x.float(), Head(data=weight.float(), vocab=vocab), count)
-    assert torch.equal(ours.tokens, reference.tokens)
-    torch.testing.assert_close(ours.values, reference.values, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(ours.log_sums, reference.log_sums, rtol=1e-6, atol=1e-6)
+    assert torch.equal(actual.tokens, reference.tokens)
+    torch.testing.assert_close(actual.values, reference.values, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(actual.log_sums, reference.log_sums, rtol=1e-6, atol=1e-6)
 
 
-def test_one_byte_heads_are_scaled() -> None:
+def test_logits_of_an_int8_head_are_multiplied_by_its_scales() -> None:
     x, scales = quarters(make(3, 16, seed=1)), torch.arange(1, 71, device=DEVICE) / 64
     data = (make(70, 16, seed=2) * 20).to(torch.int8)
     head = Head(data=data, scales=scales)
@@ -123,17 +126,17 @@ def test_one_byte_heads_are_scaled() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_gets_the_same_tokens_in_any_batch(dtype: torch.dtype) -> None:
+def test_the_tokens_of_a_row_do_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
     x, head, rows = make(35, 64, seed=1, dtype=dtype), Head(data=make(130, 64, seed=2, dtype=dtype)), rows_for(35)
     sampled, best = sample_rows(x, head, rows, None), best_tokens(x, head, 4, None)
-    for some in (slice(0, 1), slice(34, 35), slice(3, 20)):
-        part = SampledRows(rows.temperatures[some], rows.seeds[some], rows.positions[some])
-        assert torch.equal(sample_rows(x[some], head, part, None), sampled[some])
-        alone = best_tokens(x[some], head, 4, None)
-        assert torch.equal(alone.values, best.values[some])
-        assert torch.equal(alone.log_sums, best.log_sums[some])
+    for part in (slice(0, 1), slice(34, 35), slice(3, 20)):
+        part_rows = SampledRows(rows.temperatures[part], rows.seeds[part], rows.positions[part])
+        assert torch.equal(sample_rows(x[part], head, part_rows, None), sampled[part])
+        part_best = best_tokens(x[part], head, 4, None)
+        assert torch.equal(part_best.values, best.values[part])
+        assert torch.equal(part_best.log_sums, best.log_sums[part])
 
 
-def test_a_count_above_the_vocabulary_is_refused() -> None:
+def test_a_count_above_the_vocabulary_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"count must be in 1..5, got 6"):
         checked_best_tokens(make(1, 8, seed=1), Head(data=make(5, 8, seed=2)), 6)

@@ -1,4 +1,7 @@
-"""Chunked losses of a head agree with autograd on whole logits, and gradients with finite differences."""
+"""The losses of an LM head, which are computed from a few rows of logits at a time, agree with autograd on all logits.
+
+M rows, V tokens in the vocabulary.
+"""
 
 import pytest
 import torch
@@ -19,7 +22,8 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return str(request.param)
 
 
-def problem(kind: Loss, M: int, V: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | Teacher, Tensor]:
+def make_inputs(kind: Loss, M: int, V: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | Teacher, Tensor]:
+    """Returns hidden [M, 6], weight [V, 6], what the loss compares with (labels or a teacher), and row scales [M]."""
     hidden, weight = make(M, 6, seed=1, dtype=dtype), make(V, 6, seed=2, dtype=dtype)
     scale = make(M, seed=3).abs()
     if kind is Loss.CROSS_ENTROPY:
@@ -27,8 +31,8 @@ def problem(kind: Loss, M: int, V: int, dtype: torch.dtype) -> tuple[Tensor, Ten
     return hidden, weight, Teacher(make(M, 4, seed=4, dtype=dtype), make(V, 4, seed=5, dtype=dtype)), scale
 
 
-def plain(kind: Loss, hidden: Tensor, weight: Tensor, against: Tensor | Teacher) -> Tensor:
-    """The losses [M], from whole logits."""
+def losses_of_all_logits(kind: Loss, hidden: Tensor, weight: Tensor, against: Tensor | Teacher) -> Tensor:
+    """Returns the losses [M], computed by torch from the logits [M, V]."""
     log_p = (hidden @ weight.T).log_softmax(-1)
     if not isinstance(against, Teacher):
         return functional.nll_loss(log_p, against, reduction="none")
@@ -40,7 +44,7 @@ def plain(kind: Loss, hidden: Tensor, weight: Tensor, against: Tensor | Teacher)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_agree_with_finite_differences(implementation: str, kind: Loss) -> None:
-    hidden, weight, against, scale = problem(kind, 3, 5, torch.float64)
+    hidden, weight, against, scale = make_inputs(kind, 3, 5, torch.float64)
 
     def loss(hidden: Tensor, weight: Tensor) -> Tensor:
         return linear_loss(kind, hidden, weight, against, scale, num_rows=2)[0]
@@ -50,31 +54,31 @@ def test_gradients_agree_with_finite_differences(implementation: str, kind: Loss
 
 @pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("V", [1, 63, 4096, 4097, 9000])  # both sides of the block of 4096
-def test_loss_and_gradients_agree_with_whole_logits(
+@pytest.mark.parametrize("V", [1, 63, 4096, 4097, 9000])  # both sides of the kernel's block of 4096 tokens
+def test_loss_and_gradients_agree_with_autograd_on_all_logits(
     implementation: str, kind: Loss, V: int, dtype: torch.dtype
 ) -> None:
-    hidden, weight, against, scale = problem(kind, 5, V, dtype)
+    hidden, weight, against, scale = make_inputs(kind, 5, V, dtype)
     hidden.requires_grad_(), weight.requires_grad_()
     loss, rows = linear_loss(kind, hidden, weight, against, scale, num_rows=3)
-    ours = torch.autograd.grad(2 * loss, (hidden, weight))
+    actual = torch.autograd.grad(2 * loss, (hidden, weight))  # 2: the backward pass must scale the stored gradient
 
     exact_hidden, exact_weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
     if isinstance(against, Teacher):
         against = Teacher(against.hidden.double(), against.weight.double())
-    exact = plain(kind, exact_hidden, exact_weight, against)
+    exact = losses_of_all_logits(kind, exact_hidden, exact_weight, against)
     gradients = torch.autograd.grad(2 * (exact * scale.double()).sum(), (exact_hidden, exact_weight))
 
-    # float32 logits of size 10; in bfloat16 they are rounded to 8 bits, and so are the gradients
+    # Logits reach about 10. In bfloat16 logits and gradients are rounded to 8 significant bits.
     tolerance = 2e-5 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(rows.double(), exact, rtol=tolerance, atol=tolerance)
-    for gradient_of_ours, gradient in zip(ours, gradients, strict=True):
-        torch.testing.assert_close(gradient_of_ours.double(), gradient, rtol=tolerance, atol=tolerance)
+    for gradient, expected in zip(actual, gradients, strict=True):
+        torch.testing.assert_close(gradient.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_of_scale_zero_gets_no_gradient(implementation: str, kind: Loss) -> None:
-    hidden, weight, against, scale = problem(kind, 4, 9, torch.float32)
+def test_a_row_with_scale_zero_has_a_zero_gradient(implementation: str, kind: Loss) -> None:
+    hidden, weight, against, scale = make_inputs(kind, 4, 9, torch.float32)
     scale[2] = 0.0
     loss, _ = linear_loss(kind, hidden.requires_grad_(), weight, against, scale)
     (gradient,) = torch.autograd.grad(loss, hidden)
@@ -90,8 +94,8 @@ def test_tokens_with_teacher_probability_zero_add_nothing_to_the_kl_loss(impleme
     torch.testing.assert_close(rows, expected)
 
 
-def test_refuses_a_target_of_the_wrong_kind() -> None:
-    hidden, weight, labels, scale = problem(Loss.CROSS_ENTROPY, 3, 5, torch.float32)
+def test_a_distillation_loss_refuses_labels_instead_of_a_teacher() -> None:
+    hidden, weight, labels, scale = make_inputs(Loss.CROSS_ENTROPY, 3, 5, torch.float32)
     with pytest.raises(ValueError, match="KL does not accept Tensor"):
         linear_loss(Loss.KL, hidden, weight, labels, scale)
 
@@ -108,15 +112,14 @@ def test_a_blend_of_labels_and_probabilities_agrees_with_the_reference(V: int, s
         soft_weight=soft_weight,
     )
     logits = make(6, V, seed=V)
-    logits[0, blend.labels[0]] = 9.0  # a correct prediction
+    logits[0, blend.labels[0]] = 9.0  # at least one correct prediction
     for gradient in (True, False):
-        ours, theirs = logits.clone(), logits.clone()
-        sums, expected = (
-            blend_rows(ours, blend, gradient=gradient),
-            blend_rows_reference(theirs, blend, gradient=gradient),
-        )
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        # With `gradient`, the logits are overwritten by their gradient.
+        in_place, expected_in_place = logits.clone(), logits.clone()
+        sums = blend_rows(in_place, blend, gradient=gradient)
+        expected = blend_rows_reference(expected_in_place, blend, gradient=gradient)
+        torch.testing.assert_close(in_place, expected_in_place, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(sums.loss, expected.loss, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(sums.nats, expected.nats, rtol=1e-5, atol=1e-5)
         assert int(sums.correct) == int(expected.correct) >= 1
-    assert torch.equal(ours, logits)
+    assert torch.equal(in_place, logits)  # of the last round, without a gradient

@@ -1,11 +1,14 @@
-"""Medusa heads in one product, on CUDA and in the reference, agree with a computation head by head."""
+"""Medusa heads computed in a single matrix product agree with a computation head by head, on CUDA and on the CPU.
+
+M rows of K columns, of which the first H are the hidden state.
+"""
 
 import pytest
 import torch
 from torch.nn import functional
 
 from kernels.cuda.linear import linear_parts
-from kernels.cuda.medusa import medusa_heads as on_device
+from kernels.cuda.medusa import medusa_heads as cuda_medusa_heads
 from kernels.linear import pack
 from kernels.medusa import medusa_heads
 from tests.kernels.cuda.device import DTYPES, make
@@ -13,21 +16,23 @@ from tests.kernels.cuda.device import DTYPES, make
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("M", "heads", "H", "K"), [(1, 1, 16, 16), (5, 3, 24, 24), (17, 4, 300, 364)])
-def test_each_head_adds_its_product_to_the_row(dtype: torch.dtype, M: int, heads: int, H: int, K: int) -> None:
+def test_each_head_adds_the_silu_of_its_product_to_the_hidden_state(
+    dtype: torch.dtype, M: int, heads: int, H: int, K: int
+) -> None:
     x, weight, bias = make(M, K, seed=1, dtype=dtype), make(heads, H, K, seed=2, dtype=dtype), make(heads, H, seed=3)
-    out = on_device(x, linear_parts(x, weight.view(-1, K), None, bias.view(-1)), heads)
+    out = cuda_medusa_heads(x, linear_parts(x, weight.view(-1, K), None, bias.view(-1)), heads)
     for head in range(heads):
         expected = x[:, :H].double() + functional.silu(x.double() @ weight[head].double().T + bias[head])
-        tolerance = 1e-4 if dtype == torch.float32 else 0.4  # bfloat16: the output's own rounding, values up to 50
+        tolerance = 1e-4 if dtype == torch.float32 else 0.4  # bfloat16: rounding of outputs up to 50
         torch.testing.assert_close(out[:, head].double(), expected, rtol=0, atol=tolerance)
 
 
-def test_the_kernel_equals_the_reference() -> None:
+def test_cuda_and_cpu_agree() -> None:
     x, weight, bias = make(5, 40, seed=1), make(3 * 24, 40, seed=2), make(3 * 24, seed=3)
-    ours = on_device(x, linear_parts(x, weight, None, bias), 3)
-    torch.testing.assert_close(medusa_heads(x, pack(weight, bias), 3), ours, rtol=1e-5, atol=1e-5)
+    actual = cuda_medusa_heads(x, linear_parts(x, weight, None, bias), 3)
+    torch.testing.assert_close(medusa_heads(x, pack(weight, bias), 3), actual, rtol=1e-5, atol=1e-5)
 
 
-def test_refuses_heads_that_do_not_fit() -> None:
+def test_a_weight_that_is_narrower_than_its_heads_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\[3 H, K >= H\], got \[8, 4\]"):
         medusa_heads(torch.ones(1, 4), pack(torch.ones(8, 4)), 3)

@@ -1,4 +1,8 @@
-"""Operations on single rows on CUDA agree with their references, for whole products and for splits."""
+"""RMS norm, SwiGLU and RoPE on CUDA agree with their references.
+
+Their input is a matrix product that may come in several splits, which these operations add first. M rows, N or H
+columns, Hq query heads and Hkv KV heads of dimension D.
+"""
 
 import pytest
 import torch
@@ -13,32 +17,32 @@ from kernels.rope import HeadNorms, rope_write_reference
 from kernels.swiglu import swiglu_reference
 from tests.kernels.cuda.device import BFLOAT16, DEVICE, make, poisoned
 
-OUT = [torch.float32, BFLOAT16]
-# float32: roots and exponentials differ between libraries; bfloat16: a result may round differently.
+OUT_DTYPES = [torch.float32, BFLOAT16]
+# float32: sqrt and exp differ between libraries. bfloat16: a result may be rounded to the neighbouring number.
 RTOL = {torch.float32: 2e-6, torch.bfloat16: 8e-3}
 
 
-def assert_near(ours: Tensor, reference: Tensor) -> None:
-    torch.testing.assert_close(ours, reference, rtol=RTOL[ours.dtype], atol=4e-6)
+def assert_near(actual: Tensor, reference: Tensor) -> None:
+    torch.testing.assert_close(actual, reference, rtol=RTOL[actual.dtype], atol=4e-6)
 
 
-def make_parts(splits: int, M: int, N: int, *, whole: bool = False) -> tuple[Parts, Tensor]:
-    """A product in splits, and its sum."""
+def make_parts(splits: int, M: int, N: int, *, plain: bool = False) -> tuple[Parts, Tensor]:
+    """Returns a product in splits and the sum that it stands for [M, N]; plain: without scales and bias."""
     sums = make(splits, M, N, seed=1)
-    if whole:
+    if plain:
         return Parts(sums=sums), sums.sum(0)
     scales, bias = make(N, seed=2), make(N, seed=3)
     return Parts(sums=sums, scales=scales, bias=bias), sums.sum(0) * scales + bias
 
 
-@pytest.mark.parametrize("dtype", OUT)
+@pytest.mark.parametrize("dtype", OUT_DTYPES)
 @pytest.mark.parametrize("H", [1, 15, 64, 65, 576])
 def test_rms_norm_agrees_with_its_reference(dtype: torch.dtype, H: int) -> None:
     x, weight = make(5, H, seed=1), make(H, seed=2)
     assert_near(rms_norm(x, weight, 1e-5, dtype), rms_norm_reference(x, weight, 1e-5, dtype))
 
 
-@pytest.mark.parametrize("dtype", OUT)
+@pytest.mark.parametrize("dtype", OUT_DTYPES)
 @pytest.mark.parametrize("splits", [1, 4])
 def test_add_rms_norm_adds_the_product_to_the_residual_before_the_norm(dtype: torch.dtype, splits: int) -> None:
     parts, added = make_parts(splits, 5, 100)
@@ -51,21 +55,21 @@ def test_add_rms_norm_adds_the_product_to_the_residual_before_the_norm(dtype: to
     assert_near(out, rms_norm_reference(expected, weight, 1e-6, dtype))
 
 
-@pytest.mark.parametrize("dtype", OUT)
+@pytest.mark.parametrize("dtype", OUT_DTYPES)
 @pytest.mark.parametrize(("splits", "width"), [(1, 1), (2, 1023), (1, 1024), (3, 1025)])
 def test_swiglu_agrees_with_its_reference(dtype: torch.dtype, splits: int, width: int) -> None:
     parts, x = make_parts(splits, 3, 2 * width)
     assert_near(swiglu(parts, dtype), swiglu_reference(x, dtype))
 
 
-@pytest.mark.filterwarnings("ignore:overflow")  # numpy's warning in the interpreter: exp(1e4) is infinite, as intended
-def test_swiglu_handles_extreme_gates() -> None:
+@pytest.mark.filterwarnings("ignore:overflow")  # from numpy in the interpreter: exp(1e4) is infinite, as intended
+def test_swiglu_is_finite_for_extreme_gates() -> None:
     gates = torch.tensor([[-1e4, -90.0, -87.0, 0.0, 87.0, 90.0, 1e4, 3.0] * 2], device=DEVICE)
     out = swiglu(Parts(sums=torch.cat((gates, torch.ones_like(gates)), dim=1).unsqueeze(0)), torch.float32)
     torch.testing.assert_close(out, torch.nn.functional.silu(gates), rtol=1e-6, atol=1e-30)
 
 
-@pytest.mark.parametrize("dtype", OUT)
+@pytest.mark.parametrize("dtype", OUT_DTYPES)
 @pytest.mark.parametrize(("splits", "normed"), [(1, False), (1, True), (3, True)])
 @pytest.mark.parametrize(("Hq", "Hkv", "D"), [(6, 2, 32), (0, 1, 16), (3, 1, 24)])
 def test_rope_write_agrees_with_its_reference(
@@ -80,7 +84,7 @@ def test_rope_write_agrees_with_its_reference(
     tables = (angles.cos(), angles.sin(), positions, slots)
     k, v = poisoned(10, Hkv, D, dtype=dtype), poisoned(10, Hkv, D, dtype=dtype)
     k_reference, v_reference = k.clone(), v.clone()
-    queries = poisoned(M, Hq * D + 8)
+    queries = poisoned(M, Hq * D + 8)  # 8 columns more than are written
 
     rope_write(parts, *tables, k, v, norms, queries)
     rope_write_reference(qkv, *tables, k_reference, v_reference, norms)
@@ -92,8 +96,8 @@ def test_rope_write_agrees_with_its_reference(
     assert k[[4, 6, 7]].isnan().all(), "unused slots must not be written"
 
 
-def test_rope_write_may_write_the_queries_into_its_input() -> None:
-    parts, qkv = make_parts(1, 3, 4 * 16, whole=True)
+def test_rope_write_may_overwrite_its_input_with_the_queries() -> None:
+    parts, qkv = make_parts(1, 3, 4 * 16, plain=True)
     cosines, sines, positions = make(9, 8, seed=6), make(9, 8, seed=7), torch.arange(3, device=DEVICE)
     k, v = poisoned(3, 1, 16), poisoned(3, 1, 16)
     rope_write_reference(qkv, cosines, sines, positions, positions, k.clone(), v.clone(), None)
@@ -101,20 +105,20 @@ def test_rope_write_may_write_the_queries_into_its_input() -> None:
     assert_near(parts.sums[0], qkv)
 
 
-def test_a_row_has_the_same_bits_alone() -> None:
+def test_a_rows_result_does_not_depend_on_the_other_rows() -> None:
     parts, _ = make_parts(3, 9, 200)
-    alone = Parts(sums=parts.sums[:, 4:5].contiguous(), scales=parts.scales, bias=parts.bias)
+    row_parts = Parts(sums=parts.sums[:, 4:5].contiguous(), scales=parts.scales, bias=parts.bias)  # row 4 only
     residual, weight = make(9, 200, seed=4), make(200, seed=5)
-    one = residual[4:5].clone()
-    assert torch.equal(swiglu(parts, torch.float32)[4:5], swiglu(alone, torch.float32))
-    together = add_rms_norm(parts, residual, weight, 1e-6, torch.float32)
-    assert torch.equal(together[4:5], add_rms_norm(alone, one, weight, 1e-6, torch.float32))
+    row_residual = residual[4:5].clone()
+    assert torch.equal(swiglu(parts, torch.float32)[4:5], swiglu(row_parts, torch.float32))
+    whole = add_rms_norm(parts, residual, weight, 1e-6, torch.float32)
+    assert torch.equal(whole[4:5], add_rms_norm(row_parts, row_residual, weight, 1e-6, torch.float32))
 
 
-def test_slots_beyond_two_to_the_31_numbers_are_reached() -> None:
-    far = 2**27 + 3  # of 16 numbers each
-    cache = torch.empty(far + 1, 1, 16, device=DEVICE)  # untouched memory costs nothing
+def test_slots_at_offsets_above_2_to_the_31_are_addressed_correctly() -> None:
+    far = 2**27 + 3  # slots of 16 numbers each: the offset of this slot exceeds 2**31
+    cache = torch.empty(far + 1, 1, 16, device=DEVICE)  # the system gives no memory to pages that are never written
     qkv, positions = make(1, 16, seed=1).repeat(1, 3), torch.zeros(1, dtype=torch.int64, device=DEVICE)
     ones, zeros = torch.ones(1, 8, device=DEVICE), torch.zeros(1, 8, device=DEVICE)
     rope_write(Parts(sums=qkv.unsqueeze(0)), ones, zeros, positions, positions + far, cache, cache, None, qkv)
-    assert torch.equal(cache[far, 0], qkv[0, 32:])
+    assert torch.equal(cache[far, 0], qkv[0, 32:])  # the value, which is written after the key into the same cache

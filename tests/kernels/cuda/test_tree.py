@@ -1,4 +1,7 @@
-"""Trees on CUDA equal those of the references, which equal the engine's."""
+"""Draft trees grown and accepted on CUDA equal those of the references; grown trees also equal those of the engine.
+
+B sequences with k candidates at each depth, or with N nodes.
+"""
 
 import pytest
 import torch
@@ -10,7 +13,10 @@ from tests.kernels.cuda.device import DEVICE
 
 
 def candidates(B: int, depths: int, k: int, *, coarse: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """coarse: chances whose products contain equal values."""
+    """Returns tokens and their chances of acceptance [B, depths, k].
+
+    coarse: the chances are multiples of 1/4, so that many nodes have the same survival.
+    """
     generator = torch.Generator().manual_seed(B * 100 + depths * 10 + k)
     tokens = torch.randint(0, 9, (B, depths, k), generator=generator)
     chances = torch.rand(B, depths, k, generator=generator)
@@ -18,28 +24,31 @@ def candidates(B: int, depths: int, k: int, *, coarse: bool) -> tuple[torch.Tens
     return tokens.to(DEVICE), chances.sort(-1, descending=True).values.to(DEVICE)
 
 
+# (B, depths, k, budget). The kernel rounds budget + 1 up to a power of two, so 15 and 16 give different block sizes.
 SIZES = [(1, 1, 1, 1), (2, 3, 2, 5), (2, 4, 3, 15), (1, 4, 3, 16), (2, 6, 5, 64), (1, 2, 2, 20)]
 
 
 @pytest.mark.parametrize("coarse", [False, True])
 @pytest.mark.parametrize(("B", "depths", "k", "budget"), SIZES)
-def test_the_grown_tree_equals_the_reference(B: int, depths: int, k: int, budget: int, coarse: bool) -> None:
+def test_the_kernel_grows_the_same_tree_as_the_reference(
+    B: int, depths: int, k: int, budget: int, coarse: bool
+) -> None:
     tokens, chances = candidates(B, depths, k, coarse=coarse)
-    ours, reference = grow_trees(tokens, chances, budget), grow_trees_reference(tokens, chances, budget)
-    assert torch.equal(ours.counts, reference.counts)
-    for b, count in enumerate(ours.counts.tolist()):
-        assert torch.equal(ours.tokens[b, :count], reference.tokens[b, :count])
-        assert torch.equal(ours.parents[b], reference.parents[b])
-        assert torch.equal(ours.survival[b], reference.survival[b])
+    actual, reference = grow_trees(tokens, chances, budget), grow_trees_reference(tokens, chances, budget)
+    assert torch.equal(actual.counts, reference.counts)
+    for b, count in enumerate(actual.counts.tolist()):
+        assert torch.equal(actual.tokens[b, :count], reference.tokens[b, :count])
+        assert torch.equal(actual.parents[b], reference.parents[b])
+        assert torch.equal(actual.survival[b], reference.survival[b])
 
 
-def test_a_tree_has_at_most_as_many_nodes_as_there_are_paths() -> None:
+def test_a_tree_has_all_possible_nodes_if_the_budget_exceeds_their_number() -> None:
     tokens, chances = candidates(1, 2, 2, coarse=False)
-    assert grow_trees(tokens, chances, 20).counts.tolist() == [6]
+    assert grow_trees(tokens, chances, 20).counts.tolist() == [6]  # 2 nodes at depth 1, and 2 children of each
 
 
 @pytest.mark.parametrize("coarse", [False, True])
-def test_the_reference_tree_equals_the_engines(coarse: bool) -> None:
+def test_the_reference_grows_the_same_tree_as_the_engine(coarse: bool) -> None:
     tokens, chances = candidates(2, 5, 4, coarse=coarse)
     trees = grow_trees_reference(tokens, chances, 40)
     for b in range(2):
@@ -49,9 +58,9 @@ def test_the_reference_tree_equals_the_engines(coarse: bool) -> None:
 
 
 def accept_with_both(
-    trees: Trees, chosen: torch.Tensor
+    trees: Trees, target_tokens: torch.Tensor
 ) -> tuple[tuple[Accepted, torch.Tensor], tuple[Accepted, torch.Tensor]]:
-    """Returns the results and slot tables of kernel and reference."""
+    """Returns (result, slot tables) of the kernel, and the same of the reference."""
     B, N = trees.tokens.shape
     results = []
     for accept in (accept_trees, accept_trees_reference):
@@ -61,33 +70,33 @@ def accept_with_both(
             positions=torch.arange(B, device=DEVICE) * 5 + 3,
             node_slots=torch.arange(B * N, dtype=torch.int32, device=DEVICE).view(B, N) + 1000,
         )
-        results.append((accept(chosen, trees, commit), commit.slot_tables))
+        results.append((accept(target_tokens, trees, commit), commit.slot_tables))
     return results[0], results[1]
 
 
 @pytest.mark.parametrize("N", [1, 7, 8, 15, 16, 60])
-def test_accepts_the_same_nodes_as_the_reference(N: int) -> None:
+def test_the_kernel_accepts_the_same_nodes_as_the_reference(N: int) -> None:
     B = 6
     generator = torch.Generator().manual_seed(N)
     parents = torch.stack([torch.randint(-1, max(node, 1), (B,), generator=generator) for node in range(N)], 1)
-    parents = torch.minimum(parents, torch.arange(N) - 1)
+    parents = torch.minimum(parents, torch.arange(N) - 1)  # a parent comes before its child
     trees = Trees(
-        torch.randint(0, 3, (B, N), generator=generator).to(DEVICE),  # siblings may be equal
+        torch.randint(0, 3, (B, N), generator=generator).to(DEVICE),  # siblings may have the same token
         parents.to(DEVICE),
         torch.zeros(B, N, device=DEVICE),
         torch.randint(0, N + 1, (B,), generator=generator).to(DEVICE),
     )
-    chosen = torch.randint(0, 3, (B, N + 1), generator=generator).to(DEVICE)
+    target_tokens = torch.randint(0, 3, (B, N + 1), generator=generator).to(DEVICE)
 
-    (ours, table), (reference, reference_table) = accept_with_both(trees, chosen)
+    (actual, table), (reference, reference_table) = accept_with_both(trees, target_tokens)
 
-    assert torch.equal(ours.counts, reference.counts)
-    assert torch.equal(ours.nodes, reference.nodes)
-    assert torch.equal(ours.tokens, reference.tokens)
+    assert torch.equal(actual.counts, reference.counts)
+    assert torch.equal(actual.nodes, reference.nodes)
+    assert torch.equal(actual.tokens, reference.tokens)
     assert torch.equal(table, reference_table)
 
 
-def test_a_whole_chain_is_accepted_and_its_slots_follow_the_committed_ones() -> None:
+def test_the_slots_of_an_accepted_chain_are_appended_to_the_slot_table() -> None:
     N = 16
     trees = Trees(
         torch.arange(N, device=DEVICE).unsqueeze(0),
@@ -95,8 +104,9 @@ def test_a_whole_chain_is_accepted_and_its_slots_follow_the_committed_ones() -> 
         torch.ones(1, N, device=DEVICE),
         torch.tensor([N], device=DEVICE),
     )
-    (ours, table), _ = accept_with_both(trees, torch.arange(N + 1, device=DEVICE).unsqueeze(0))
-    assert ours.counts.tolist() == [N]
-    assert ours.tokens.tolist() == [list(range(N + 1))]
+    (actual, table), _ = accept_with_both(trees, torch.arange(N + 1, device=DEVICE).unsqueeze(0))
+    assert actual.counts.tolist() == [N]
+    assert actual.tokens.tolist() == [list(range(N + 1))]
+    # `accept_with_both` gives the sequence row 1 of the table, the position 3 and the slots from 1000.
     assert table[1, 3 : 3 + N].tolist() == list(range(1000, 1000 + N))
     assert (table[1, 3 + N :] == -7).all()

@@ -1,4 +1,4 @@
-"""The layout of the rows of a verify pass equals the reference's, and the engine's on the host."""
+"""The rows of a verify pass laid out on CUDA equal those of the reference, and the reference agrees with `Draft`."""
 
 from dataclasses import replace
 
@@ -14,15 +14,15 @@ from tests.kernels.cuda.device import DEVICE
 LAST_POSITION = 40
 
 
-def make(B: int, N: int, *, depth: int) -> tuple[Trees, Roots]:
-    """Random trees no deeper than `depth`; entries beyond a count are invalid."""
+def make_trees(B: int, N: int, *, depth: int) -> tuple[Trees, Roots]:
+    """Returns random trees of B sequences, of at most N nodes and this depth; unused nodes have the token -7."""
     generator = torch.Generator().manual_seed(B * 1000 + N)
     counts = torch.randint(0, N + 1, (B,), generator=generator)
     parents = torch.full((B, N), -2)
     for b in range(B):
-        depths = {-1: 0}
+        depths = {-1: 0}  # depth of each node; -1 is the root
         for node in range(int(counts[b])):
-            allowed = [above for above, at in depths.items() if at < depth]
+            allowed = [candidate for candidate, its_depth in depths.items() if its_depth < depth]
             parent = allowed[int(torch.randint(0, len(allowed), (1,), generator=generator))]
             parents[b, node], depths[node] = parent, depths[parent] + 1
     tokens = torch.randint(1, 99, (B, N), generator=generator)
@@ -38,7 +38,8 @@ def make(B: int, N: int, *, depth: int) -> tuple[Trees, Roots]:
     return trees, roots
 
 
-def flat(rows: TreeRows) -> list[torch.Tensor]:
+def comparable_tensors(rows: TreeRows) -> list[torch.Tensor]:
+    """Returns all tensors of the rows, with zeros in place of undefined path entries."""
     attention = rows.rows.attention
     used = torch.arange(attention.paths.shape[1], device=DEVICE) < attention.path_lens.unsqueeze(1)
     paths = torch.where(used, attention.paths, 0)
@@ -47,24 +48,24 @@ def flat(rows: TreeRows) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("B", "N", "depth"), [(1, 0, 1), (3, 0, 4), (1, 1, 1), (2, 7, 3), (3, 15, 15), (2, 63, 8)])
-def test_the_layout_equals_the_reference(B: int, N: int, depth: int) -> None:
-    trees, roots = make(B, N, depth=depth)
-    others = replace(roots, slot_tables=roots.slot_tables.clone())
-    ours = flat(tree_rows(trees, roots, depth=depth, last_position=LAST_POSITION))
-    reference = flat(tree_rows_reference(trees, others, depth=depth, last_position=LAST_POSITION))
-    for one, other in zip(ours, reference, strict=True):
-        assert torch.equal(one, other)
+def test_the_kernel_lays_out_rows_as_its_reference_does(B: int, N: int, depth: int) -> None:
+    trees, roots = make_trees(B, N, depth=depth)
+    roots_copy = replace(roots, slot_tables=roots.slot_tables.clone())  # the kernel writes to the slot tables
+    result = comparable_tensors(tree_rows(trees, roots, depth=depth, last_position=LAST_POSITION))
+    reference = comparable_tensors(tree_rows_reference(trees, roots_copy, depth=depth, last_position=LAST_POSITION))
+    for actual, expected in zip(result, reference, strict=True):
+        assert torch.equal(actual, expected)
 
 
-def test_the_reference_layout_equals_the_engines() -> None:
-    trees, roots = make(3, 15, depth=5)
+def test_the_reference_lays_out_rows_as_the_draft_on_the_host() -> None:
+    trees, roots = make_trees(3, 15, depth=5)
     rows = tree_rows_reference(trees, roots, depth=5, last_position=1000)
     attention = rows.rows.attention
     for b, (count, length) in enumerate(zip(trees.counts.tolist(), roots.lengths.tolist(), strict=True)):
         draft = Draft(tuple(trees.tokens[b, :count].tolist()), tuple(trees.parents[b, :count].tolist()), (0.0,) * count)
         assert roots.slot_tables[roots.table_rows[b], length - 1] == roots.slots[b, 0]
         for node, depth in enumerate(draft.depths()):
-            row = b * 16 + 1 + node
+            row = b * 16 + 1 + node  # 1 + 15 rows for each sequence, the first for its last token
             path = [int(roots.slots[b, 1 + above]) for above in draft.path(node)]
             assert attention.paths[row, : attention.path_lens[row]].tolist() == path
             assert rows.rows.positions[row] == length - 1 + depth

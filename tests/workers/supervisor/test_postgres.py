@@ -22,7 +22,7 @@ pytestmark = pytest.mark.parametrize("database_kind", [needs_postgres("postgresq
 def _server_runs_afterwards(database_kind: str) -> Iterator[None]:
     """Starts the server if a test that failed has not restarted it."""
     yield
-    if not postgres_server()._answers():
+    if not postgres_server()._accepts_connections():
         postgres_server().start()
 
 

@@ -70,7 +70,7 @@ def _attend(q, k, v, attends, scale, top, total, out):
 
 
 @triton.jit(do_not_specialize=["M"])
-def _prefix_kernel(  # long, because a kernel cannot be divided: each tile has five variables in registers
+def _prefix_kernel(  # long: a kernel cannot be divided, because each tile has five variables in registers
     q_ptr,
     k_ptr,
     v_ptr,

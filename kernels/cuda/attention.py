@@ -156,7 +156,7 @@ def _prefix_kernel(  # long: a kernel cannot be divided, because each tile has f
 
 
 @triton.jit(do_not_specialize=["M"])
-def _tail_kernel(  # long, because one launch combines the splits and adds the tail in the same registers
+def _tail_kernel(  # long: one launch combines the splits and adds the tail in the same registers
     q_ptr,
     k_ptr,
     v_ptr,

@@ -12,13 +12,13 @@ _COMMON = frozenset({"model", "return_token_strs"})
 _TEXT = _COMMON | {"prompt", "add_special_tokens"}
 _CHAT = _COMMON | {"messages", "add_generation_prompt", "chat_template_kwargs", "tools"}
 
-CheckModel = Callable[[str], object]  # raises InvalidRequest
+CheckModel = Callable[[str], object]  # raises InvalidRequest if the server has no model of this name
 
 
 def tokenize(
     body: Mapping[str, Any], *, tokenizer: Tokenizer, max_seq_len: int, check_model: CheckModel
 ) -> dict[str, Any]:
-    """Tokenizes a text like the prompt of a text completion, or messages like those of a chat completion.
+    """Tokenizes `prompt` exactly as a text completion does, or `messages` as a chat completion does.
 
     Raises: InvalidRequest
     """
@@ -27,8 +27,8 @@ def tokenize(
     check_model(fields.string("model", ""))
     if "messages" in body:
         add_prompt = fields.boolean("add_generation_prompt", True)
-        use = parse_tools(fields)
-        ids = [*encode_messages(fields, tokenizer=tokenizer, use=use, add_generation_prompt=add_prompt)]
+        tool_use = parse_tools(fields)
+        ids = [*encode_messages(fields, tokenizer=tokenizer, use=tool_use, add_generation_prompt=add_prompt)]
     else:
         prompt = fields.get("prompt")
         if not isinstance(prompt, str):
@@ -41,7 +41,7 @@ def tokenize(
 
 
 def detokenize(body: Mapping[str, Any], *, tokenizer: Tokenizer, check_model: CheckModel) -> dict[str, Any]:
-    """The text includes special tokens, as in vLLM.
+    """Decodes token ids to a text that includes special tokens, as in vLLM.
 
     Raises: InvalidRequest
     """

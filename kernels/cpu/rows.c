@@ -35,7 +35,8 @@ void slipstream_rms_norm(const float *x, const float *weight, void *out, int64_t
         rms_norm_row(x + m * H, weight, (char *)out + m * H * (dtype == BF16 ? 2 : 4), H, eps, dtype);
 }
 
-/* head: [D] float32, rotated in place; cosine and sine: [D / 2]. The halves form pairs, as in Llama's weights. */
+/* head: [D] float32, rotated in place; cosine and sine: [D / 2]. head[i] is rotated with head[i + D / 2], as in
+ * Hugging Face's Llama. */
 ALWAYS void rotate(float *head, const float *cosine, const float *sine, int64_t D) {
     for (int64_t i = 0; i < D / 2; i++) {
         float a = head[i], b = head[i + D / 2];

@@ -85,6 +85,7 @@ def test_secrets_are_references_and_only_migrations_connect_as_the_owner(name: s
 
 @pytest.mark.parametrize(("name", "pod"), [*pods()])
 def test_a_pods_grace_period_exceeds_its_drain_time(name: str, pod: dict[str, Any]) -> None:
+    # Seconds of the preStop hook (10, if there is one) and until the process has finished its requests or shards.
     drain_seconds = {"slipstream-web": 10 + 60, "slipstream-gateway": 120, "slipstream-worker": 10 + 2}
     assert pod.get("terminationGracePeriodSeconds", 30) > drain_seconds.get(name, 0)
 

@@ -1,4 +1,7 @@
-"""Checks a model that a customer registers, without a child process, because neither the model nor torch is loaded."""
+"""Checks the folder of a model that a customer registers.
+
+The check runs in the supervisor, not in a child process, because it only reads files and does not load the model.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +15,7 @@ from workers.supervisor.attempt import Attempt, Ending
 
 
 class ModelCheckHandler:
-    """`params`: base_model_id."""
+    """Handles jobs that check a model. The `params` of such a job contain `base_model_id`."""
 
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
         base_model = _base_model(attempt)

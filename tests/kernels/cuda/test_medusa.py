@@ -1,6 +1,6 @@
-"""Medusa heads computed in a single matrix product agree with a computation head by head, on CUDA and on the CPU.
+"""The CUDA kernel, which computes all Medusa heads in one matrix product, agrees with a computation head by head.
 
-M rows of K columns, of which the first H are the hidden state.
+The input x has M rows and K columns; its first H columns are the hidden state.
 """
 
 import pytest
@@ -23,16 +23,23 @@ def test_each_head_adds_the_silu_of_its_product_to_the_hidden_state(
     out = cuda_medusa_heads(x, linear_parts(x, weight.view(-1, K), None, bias.view(-1)), heads)
     for head in range(heads):
         expected = x[:, :H].double() + functional.silu(x.double() @ weight[head].double().T + bias[head])
-        tolerance = 1e-4 if dtype == torch.float32 else 0.4  # bfloat16: rounding of outputs up to 50
+        tolerance = 1e-4 if dtype == torch.float32 else 0.4  # bfloat16 rounds the outputs, whose magnitude reaches 50
         torch.testing.assert_close(out[:, head].double(), expected, rtol=0, atol=tolerance)
 
 
-def test_cuda_and_cpu_agree() -> None:
+def test_the_cuda_kernel_and_the_cpu_kernel_agree() -> None:
     x, weight, bias = make(5, 40, seed=1), make(3 * 24, 40, seed=2), make(3 * 24, seed=3)
     actual = cuda_medusa_heads(x, linear_parts(x, weight, None, bias), 3)
     torch.testing.assert_close(medusa_heads(x, pack(weight, bias), 3), actual, rtol=1e-5, atol=1e-5)
 
 
-def test_a_weight_that_is_narrower_than_its_heads_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\[3 H, K >= H\], got \[8, 4\]"):
-        medusa_heads(torch.ones(1, 4), pack(torch.ones(8, 4)), 3)
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        pytest.param(8, 4, id="rows are not a multiple of the heads"),
+        pytest.param(15, 4, id="fewer columns than the hidden size 5"),
+    ],
+)
+def test_a_weight_whose_shape_does_not_fit_three_heads_is_refused(rows: int, columns: int) -> None:
+    with pytest.raises(ValueError, match=rf"\[3 H, K >= H\], got \[{rows}, {columns}\]"):
+        medusa_heads(torch.ones(1, columns), pack(torch.ones(rows, columns)), 3)

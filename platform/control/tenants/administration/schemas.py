@@ -75,13 +75,13 @@ class ApiKeyObject(ResponseModel):
     last_used_at: Unix | None
 
     @classmethod
-    def of(cls, row: ApiKey, **members: Any) -> Self:
+    def of(cls, row: ApiKey, **fields: Any) -> Self:
         hint = f"{PREFIX}{row.pk}…{row.last4}"
-        return cls.from_row(row, hint=hint, rotated_from=row.rotated_from_id, **members)
+        return cls.from_row(row, hint=hint, rotated_from=row.rotated_from_id, **fields)
 
 
 class NewApiKeyObject(ApiKeyObject):
-    key: str | None = Field(description="Shown only once. Null if the response is repeated for an Idempotency-Key.")
+    key: str | None = Field(description="Shown only once. Null in a response that is replayed for an Idempotency-Key.")
 
 
 class MemberObject(ResponseModel):

@@ -13,7 +13,7 @@ from control.core.storage.upload import StagedUpload
 
 
 def fingerprint(request: Request) -> str:
-    """Reads the body and returns a hexadecimal SHA-256. Raises: ApiError and rest_framework's errors of parsing."""
+    """Reads the body and returns a hexadecimal SHA-256. Raises: ApiError, and the parse errors of REST framework."""
     values = {"query": _form(request.query_params), "body": _body(request)}
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -22,7 +22,7 @@ def fingerprint(request: Request) -> str:
 def _body(request: Request) -> Any:
     try:
         data = request.data
-    except UnsupportedMediaType:  # such as a form sent to a route that ignores the body
+    except UnsupportedMediaType:  # the route has no parser for this content type, so the raw bytes are compared
         return hashlib.sha256(request._request.body).hexdigest()
     return _form(data) if isinstance(data, QueryDict) else data
 

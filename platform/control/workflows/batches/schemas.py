@@ -36,7 +36,7 @@ class LineError(ResponseModel):
 class LineErrors(ResponseModel):
     object: Literal["list"] = "list"
     data: SkipValidation[list[LineError]]
-    total_count: int = Field(description="Our addition: the number of all bad lines. `data` holds at most 1,000.")
+    total_count: int = Field(description="Our addition: the total number of bad lines. `data` contains the first 1,000.")
 
     @classmethod
     def of(cls, batch: Batch) -> Self | None:
@@ -55,7 +55,7 @@ class RequestCounts(ResponseModel):
 
     @classmethod
     def of(cls, batch: Batch) -> Self:
-        """While the batch runs, the counts are sums over its finished shards, which `batches_list` annotates."""
+        """While the batch runs, the counts are the sums over its finished shards, which only `batches_list` computes."""
         is_over = batch.status in TERMINAL
         completed = batch.completed if is_over else getattr(batch, "shards_completed", 0)
         failed = batch.failed if is_over else getattr(batch, "shards_failed", 0)
@@ -122,17 +122,17 @@ class BatchObject(ResponseModel):
         description="Our addition: why the batch is paused. `status` stays `in_progress`."
     )
     cost: Amount = Field(description="Our addition: the cost so far.")
-    quote_id: str | None = Field(description="Our addition: the quote whose cap pauses the batch.")
+    quote_id: str | None = Field(description="Our addition: the quote. The batch is paused when the cost reaches the cap of the quote.")
     errors_by_code: SkipValidation[dict[str, int]] = Field(
-        description="Our addition: the number of rows in the error file, by code."
+        description="Our addition: the number of rows in the error file, by error code."
     )
     warnings: SkipValidation[list[Any]] = Field(
-        description="Our addition: problems of the input file that did not make it invalid."
+        description="Our addition: problems in the input file that do not prevent the batch from running."
     )
 
     @classmethod
     def of(cls, batch: Batch) -> Self:
-        """A batch with finished shards that has not ended must come from `batches_list`, which annotates its counts."""
+        """While the batch runs, its row must come from `batches_list`. Otherwise the counts of finished rows are 0."""
         return cls.from_row(
             batch,
             model=None if batch.base_model is None else batch.base_model.name,

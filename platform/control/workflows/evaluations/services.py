@@ -68,7 +68,8 @@ def evaluation_start(
 
     Args:
         settings: concurrencies, max_tokens, repeats, price_per_gpu_hour; each is optional.
-    Raises: ApiError: 429, as `job_submit`.
+        is_continuation: the evaluation belongs to a pipeline that has been accepted, so the job quota does not apply.
+    Raises: ApiError: 429, the organization has too many queued jobs.
     """
     price = settings.get("price_per_gpu_hour")
     all_settings = {
@@ -83,6 +84,7 @@ def evaluation_start(
         "speculator_id": speculator.pk,
         "rows_key": rows_key,
         "drafter": drafter_of(speculator),
+        # the time to answer the prompts and to train, failed attempts included
         "training_seconds": None if pipeline is None else round(creation_seconds(pipeline), 1),
         **all_settings,
     }

@@ -30,7 +30,7 @@ from tests.control.world import World
 from tests.tiny_model import make_tiny_model
 from tests.workers.exports.speculators import write_speculator
 
-# Maps the model in the path of an add form to the action that is audited, and to valid values of the form.
+# By the name of the table in the URL of an add form: the audit action of the form, and valid values for its fields.
 FORMS: dict[str, tuple[str, Callable[[World], dict[str, Any]]]] = {
     "deployments_deployment": (
         "deployment.create",
@@ -230,7 +230,7 @@ def test_a_deleted_deployment_cannot_be_changed(operator: Client, world: World) 
     assert "No such deployment" in response.context["form"].non_field_errors()[0]
 
 
-def test_a_speculator_is_rolled_out_on_a_share_of_the_requests(operator: Client, world: World) -> None:
+def test_a_speculator_is_rolled_out_to_a_share_of_the_requests(operator: Client, world: World) -> None:
     path = button_path("deployments_deployment", world.deployment.pk, "roll_out")
     refused = operator.post(path, {"speculator_id": world.speculator.pk, "share_percent": "90"})
     assert "less than or equal to 50" in refused.context["form"].errors["share_percent"][0]

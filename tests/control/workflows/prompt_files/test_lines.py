@@ -21,7 +21,7 @@ class SlowStream:
 
 
 class LongLine:
-    """A stream of `num_bytes` bytes without a newline, which are never in memory at the same time."""
+    """A stream of `num_bytes` bytes without a newline. Each read creates the bytes that it returns."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_left = num_bytes
@@ -33,7 +33,7 @@ class LongLine:
 
 
 @given(st.lists(st.sampled_from([b"", b"a", b"bc", b"def", b"ghijk"])), st.booleans(), st.integers(1, 9))
-def test_the_lines_equal_those_of_bytes_split_whatever_the_size_of_a_read(
+def test_read_lines_agrees_with_bytes_split_for_any_read_size(
     lines: list[bytes], ends_with_newline: bool, size: int
 ) -> None:
     content = b"\n".join(lines) + (b"\n" if ends_with_newline else b"")
@@ -57,4 +57,4 @@ def test_a_line_of_300_mb_takes_no_more_memory_than_a_short_one() -> None:
         tracemalloc.stop()
 
     assert (line.content, line.size_bytes) == (None, 300_000_000)
-    assert peak_bytes < 4_000_000  # a line within the limit may be in memory twice, which takes 2 MiB
+    assert peak_bytes < 4_000_000  # the limit of a line is 1 MiB, and a line may be in memory twice

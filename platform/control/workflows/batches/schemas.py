@@ -36,7 +36,7 @@ class LineError(ResponseModel):
 class LineErrors(ResponseModel):
     object: Literal["list"] = "list"
     data: SkipValidation[list[LineError]]
-    total_count: int = Field(description="Our addition: the total number of bad lines. `data` contains the first 1,000.")
+    total_count: int = Field(description="Our addition: the number of bad lines. `data` contains the first 1,000.")
 
     @classmethod
     def of(cls, batch: Batch) -> Self | None:
@@ -55,7 +55,7 @@ class RequestCounts(ResponseModel):
 
     @classmethod
     def of(cls, batch: Batch) -> Self:
-        """While the batch runs, the counts are the sums over its finished shards, which only `batches_list` computes."""
+        """While the batch runs, the counts are sums over its finished shards, which only `batches_list` computes."""
         is_over = batch.status in TERMINAL
         completed = batch.completed if is_over else getattr(batch, "shards_completed", 0)
         failed = batch.failed if is_over else getattr(batch, "shards_failed", 0)
@@ -122,7 +122,9 @@ class BatchObject(ResponseModel):
         description="Our addition: why the batch is paused. `status` stays `in_progress`."
     )
     cost: Amount = Field(description="Our addition: the cost so far.")
-    quote_id: str | None = Field(description="Our addition: the quote. The batch is paused when the cost reaches the cap of the quote.")
+    quote_id: str | None = Field(
+        description="Our addition: the quote. The batch is paused when the cost reaches the cap of the quote."
+    )
     errors_by_code: SkipValidation[dict[str, int]] = Field(
         description="Our addition: the number of rows in the error file, by error code."
     )

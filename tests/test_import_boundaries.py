@@ -82,6 +82,7 @@ LAYERS = (
         banned=SERVICES,
     ),
     Layer(module="benchmarks.job_claims", ours=("control",), banned=TENSORS),
+    Layer(module="benchmarks.gateway", ours=("control",), banned=TENSORS),
     Layer(module="benchmarks.datasets", ours=("control.workflows.datasets.validation",), others=frozenset()),
     Layer(module="manage", others=frozenset({"django"})),
     Layer(module="tests", ours=tuple(OURS)),

@@ -22,7 +22,12 @@ class Quota:
 
 
 def quota_of(organization_id: str) -> Quota:
-    own, config = Limits.objects.filter(pk=organization_id).first() or Limits(), get_config()
+    return quota_with(Limits.objects.filter(pk=organization_id).first())
+
+
+def quota_with(limits: Limits | None) -> Quota:
+    """Args: limits: the organization's own; None: it has none."""
+    own, config = limits or Limits(), get_config()
     return Quota(
         queued_jobs=config.max_queued_jobs if own.queued_jobs is None else own.queued_jobs,
         running_jobs=config.max_running_jobs if own.running_jobs is None else own.running_jobs,

@@ -33,7 +33,7 @@ test: check
 	$(BIN)/python -m pytest
 
 test-wide: $(STAMP)
-	SLIPSTREAM_TEST_DATABASE=postgres $(BIN)/python -m pytest tests/control --ignore tests/control/test_fuzz.py
+	SLIPSTREAM_TEST_DATABASE=postgres $(BIN)/python -m pytest tests/control -m 'not soak' --ignore tests/control/test_fuzz.py
 	$(BIN)/python -m tests.processors
 
 check: $(STAMP)

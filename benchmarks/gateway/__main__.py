@@ -3,11 +3,11 @@
     python -m benchmarks.gateway [--database-url postgresql://ROLE@HOST/NAME] [--streams 500]
 
 The database must be empty; the command migrates it and does not clean it up. The default is SQLite in a temporary
-folder. The gateway is one process of uvicorn with its real database; callers and the pretended engine are in this
-process. Prints one line of JSON:
+folder. The gateway is one process of uvicorn with its real database; the pretended engine and the callers that hold
+streams open are other processes. Prints one line of JSON:
 
     added_ms_p50, added_ms_p99      time to the first event through the gateway, less the median time without it
-    events_per_core_second          events that one core of the gateway passes on
+    events_per_core_second          events that the gateway passes on in a second of processor time, each by itself
     bytes_per_stream                growth of the gateway's memory, divided by the number of open streams
     threads, files, connections, mib   of the gateway while the streams are open
     alone_ms_p95, beside_ms_p95     time to the first event, and of a read of the API, for another organization: without
@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import json
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -26,13 +25,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.gateway.engine import pretended_engine
-from benchmarks.gateway.load import Address, completion, num_events, open_streams, read, seconds_to_first_byte
-from benchmarks.gateway.server import ROOT, Process, gateway
+from benchmarks.gateway.load import Address, completion, num_events, read, seconds_to_first_byte
+from benchmarks.gateway.server import ROOT, Process, gateway, helper, raise_file_limit
 
 NUM_REQUESTS = 500
 NUM_READS = 200
-NUM_BURSTS, BURST_EVENTS = 32, 2_000
+PACED_STREAMS, PACED_EVENTS, PACE_MS = 50, 150, 20  # slow enough that no two events of a stream arrive together
 MODEL = "bench"
 
 
@@ -41,8 +39,7 @@ def main() -> int:
     parser.add_argument("--database-url", help="an empty PostgreSQL database (default: SQLite)")
     parser.add_argument("--streams", type=int, default=500)
     options = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_file_limit()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= _variables(Path(folder), options.database_url)
         sys.path.insert(0, str(ROOT / "platform"))
@@ -66,10 +63,10 @@ def _variables(folder: Path, database_url: str | None) -> dict[str, str]:
 
 
 async def _measure(folder: Path, database_url: str | None, num_streams: int) -> dict[str, Any]:
-    async with pretended_engine() as engine_port:
-        first, second = await asyncio.to_thread(_fill, engine_port)
+    async with helper("engine") as engine_port:
+        first, second = await asyncio.to_thread(_fill, int(engine_port))
         async with gateway(dict(os.environ), folder / "gateway.log") as (port, process):
-            direct = Address(port=engine_port, token="t")
+            direct = Address(port=int(engine_port), token="t")
             ours, theirs = Address(port=port, token=first), Address(port=port, token=second)
             return {
                 "database": "sqlite" if database_url is None else "postgresql",
@@ -94,9 +91,9 @@ async def _latency(direct: Address, ours: Address) -> dict[str, float]:
 
 async def _throughput(ours: Address, process: Process) -> dict[str, float]:
     before = process.cpu_seconds
-    request = completion(ours, model=MODEL, num_events=BURST_EVENTS)
-    passed = sum(await asyncio.gather(*(num_events(ours, request) for _ in range(NUM_BURSTS))))
-    assert passed == NUM_BURSTS * (BURST_EVENTS + 1), "events were lost"
+    request = completion(ours, model=MODEL, num_events=PACED_EVENTS, pause_ms=PACE_MS)
+    passed = sum(await asyncio.gather(*(num_events(ours, request) for _ in range(PACED_STREAMS))))
+    assert passed == PACED_STREAMS * (PACED_EVENTS + 1), "events were lost"
     return {"events_per_core_second": round(passed / (process.cpu_seconds - before))}
 
 
@@ -104,7 +101,7 @@ async def _streams(
     ours: Address, theirs: Address, process: Process, num_streams: int, folder: Path, database_url: str | None
 ) -> dict[str, Any]:
     alone, before = await _p95(theirs), process.rss_bytes
-    async with open_streams(ours, completion(ours, model=MODEL, num_events=0, pause_ms=1000), count=num_streams):
+    async with helper("crowd", ours.port, ours.token, MODEL, num_streams):
         await asyncio.sleep(1.0)  # until the records of opened streams are written
         used = {
             "streams": num_streams,

@@ -1,26 +1,26 @@
 """A pretended engine: a real HTTP server that streams events without a model.
 
+    python -m benchmarks.gateway.engine     prints its port, and ends when its standard input is closed
+
 The request decides what it sends: `max_tokens` events, with a pause of `seed` milliseconds after each. With 0
 tokens the stream sends one event and then a comment every `seed` milliseconds, until the caller disconnects.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import os
+import sys
+from contextlib import suppress
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 _DONE = b"data: [DONE]\n\n"
 
 
-@asynccontextmanager
-async def pretended_engine() -> AsyncIterator[int]:
-    """Yields the port."""
+async def main() -> None:
     server = await asyncio.start_server(_serve, "127.0.0.1", 0, backlog=1024)
-    try:
-        yield int(server.sockets[0].getsockname()[1])
-    finally:
-        server.close()
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    os._exit(0)  # streams that are still open need no orderly end
 
 
 def event(number: int) -> bytes:
@@ -64,3 +64,7 @@ async def _stream(writer: asyncio.StreamWriter, *, num_events: int, pause_second
         await asyncio.sleep(pause_seconds)
     writer.write(_DONE)
     await writer.drain()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

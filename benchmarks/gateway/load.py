@@ -36,7 +36,7 @@ def _request(address: Address, line: str, body: dict[str, Any] | None) -> bytes:
 
 
 @asynccontextmanager
-async def _connection(address: Address, request: bytes) -> AsyncIterator[asyncio.StreamReader]:
+async def connection(address: Address, request: bytes) -> AsyncIterator[asyncio.StreamReader]:
     """Sends the request, and reads the response up to the first byte of its body. The status must be 200."""
     reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
     try:
@@ -54,7 +54,7 @@ async def _connection(address: Address, request: bytes) -> AsyncIterator[asyncio
 async def seconds_to_first_byte(address: Address, request: bytes) -> float:
     """Returns the time until the body's first byte, from before the connection is opened."""
     began = time.perf_counter()
-    async with _connection(address, request) as reader:
+    async with connection(address, request) as reader:
         await reader.read(1)
         seconds = time.perf_counter() - began
         await reader.read()
@@ -63,33 +63,5 @@ async def seconds_to_first_byte(address: Address, request: bytes) -> float:
 
 async def num_events(address: Address, request: bytes) -> int:
     """Reads a stream to its end. Returns: the number of its events."""
-    async with _connection(address, request) as reader:
+    async with connection(address, request) as reader:
         return (await reader.read()).count(b"data: ")
-
-
-@asynccontextmanager
-async def open_streams(address: Address, request: bytes, *, count: int) -> AsyncIterator[None]:
-    """Holds streams open within the block. Each has received its first event, and reads what follows."""
-    stop, begun = asyncio.Event(), asyncio.Semaphore(0)
-    opening = asyncio.Semaphore(16)  # how many connections are opened at the same time
-
-    async def hold() -> None:
-        async with opening:
-            connection = _connection(address, request)
-            reader = await connection.__aenter__()
-            await reader.readuntil(b"data: ")
-        begun.release()
-        try:
-            reading = asyncio.create_task(reader.read())
-            await stop.wait()
-            reading.cancel()
-        finally:
-            await connection.__aexit__(None, None, None)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(count):
-            group.create_task(hold())
-        for _ in range(count):
-            await begun.acquire()
-        yield
-        stop.set()

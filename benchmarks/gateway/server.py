@@ -1,7 +1,8 @@
-"""The process of the gateway that is measured, and what it uses."""
+"""Processes of the measurement: the gateway, with what it uses, and its surroundings."""
 
 import asyncio
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -13,6 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
+
+
+def raise_file_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,24 @@ async def gateway(environment: dict[str, str], log: Path) -> AsyncIterator[tuple
     finally:
         process.terminate()
         await asyncio.to_thread(process.wait)
+
+
+@asynccontextmanager
+async def helper(module: str, *arguments: object) -> AsyncIterator[str]:
+    """Runs a module of this package until the block ends. Yields the first line that it prints."""
+    command = [sys.executable, "-m", f"benchmarks.gateway.{module}", *map(str, arguments)]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        line = (await process.stdout.readline()).decode().strip()
+        if not line:
+            raise RuntimeError(f"benchmarks.gateway.{module} failed; its error is above")
+        yield line
+    finally:
+        process.stdin.close()
+        await process.wait()
 
 
 async def _is_listening(port: int) -> bool:

@@ -97,8 +97,9 @@ def test_a_commit_with_an_unknown_outcome_is_not_repeated(
     assert write([ended(organization)]) == []
 
 
-def test_one_organizations_error_does_not_keep_others_from_being_counted(organization: Organization) -> None:
-    deleted = make_organization()
+@pytest.mark.django_db(transaction=True)
+def test_one_organizations_error_does_not_keep_others_from_being_counted() -> None:
+    organization, deleted = make_organization(), make_organization()
     request = ended(deleted)
     deleted.delete()
 

@@ -26,14 +26,6 @@ _PART_PATH = re.compile(r"/v1/uploads/[^/]+/parts")
 _MULTIPART_OVERHEAD_BYTES = MIB
 
 
-class _Refused(Exception):
-    """The body was refused while Django was still reading it, so no response has been started."""
-
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
 class BodyLimit:
     """ASGI middleware. It also counts the bytes that arrive, because a chunked body has no Content-Length."""
 
@@ -49,30 +41,34 @@ class BodyLimit:
         limit = self._limit(scope["path"])
         received, is_known = 0, False
 
-        async def check(num_bytes: int) -> None:
+        async def refusal(num_bytes: int) -> ApiError | None:
             nonlocal is_known
             if num_bytes > limit:
-                raise _Refused(too_large(limit))
+                return too_large(limit)
             if num_bytes > UNKNOWN_CALLER_BYTES and not is_known:
                 try:
                     await self.authenticate(scope)
                 except ApiError as error:
-                    raise _Refused(error) from None
+                    return error
                 is_known = True
-
-        async def counting() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            await check(received)
-            return message
+            return None
 
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        try:
-            await check(int(announced) if announced.isdigit() else 0)
-            await self.application(scope, counting, send)
-        except _Refused as refused:
-            await _refuse(send, refused.error)
+        refused = await refusal(int(announced) if announced.isdigit() else 0)
+        if refused is not None:
+            await _refuse(send, refused)
+            return
+
+        async def counting() -> Message:
+            nonlocal received, refused
+            message = await receive()
+            received += len(message.get("body", b""))
+            refused = refused or await refusal(received)
+            return message if refused is None else {"type": "http.disconnect"}  # Django stops and removes its file
+
+        await self.application(scope, counting, send)
+        if refused is not None:
+            await _refuse(send, refused)
 
     def _limit(self, path: str) -> int:
         if path in _UPLOAD_PATHS or _PART_PATH.fullmatch(path):

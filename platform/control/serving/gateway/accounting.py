@@ -33,7 +33,7 @@ from control.tenants.row_security.scope import as_tenant
 log = structlog.get_logger(__name__)
 
 WRITE_SECONDS = 0.25
-CLOSE_SECONDS = 10.0  # how long the last write may be tried again at shutdown
+CLOSE_SECONDS = 5.0  # how long the last write may be tried again at shutdown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

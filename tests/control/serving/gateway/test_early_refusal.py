@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import httpx2
@@ -28,10 +29,11 @@ class Caller:
         self.socket.sendall("\r\n".join((*lines, "", "")).encode())
 
     def response(self) -> str:
-        """Reads until the server closes the connection."""
+        """Reads until the server closes the connection, or resets it because it has not read all of the body."""
         parts = []
-        while part := self.socket.recv(65536):
-            parts.append(part)
+        with self.socket, suppress(ConnectionResetError):
+            while part := self.socket.recv(65536):
+                parts.append(part)
         return b"".join(parts).decode()
 
 

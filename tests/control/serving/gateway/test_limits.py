@@ -30,7 +30,9 @@ def open_stream(client: httpx2.Client, opened: ExitStack, **values: Any) -> None
     """Opens a stream that lasts until `opened` ends."""
     body = chat("linger", stream=True, **values)
     response = opened.enter_context(client.stream("POST", "/chat/completions", json=body))
-    assert "token0" in next(response.iter_text())
+    chunks = response.iter_text()
+    opened.callback(chunks.close)  # type: ignore[attr-defined]  # a generator; without it, the stream would end here
+    assert "token0" in next(chunks)
 
 
 @pytest.mark.usefixtures("deployment")

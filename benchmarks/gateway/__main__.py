@@ -78,7 +78,8 @@ async def _measure(folder: Path, database_url: str | None, num_streams: int) -> 
 
 async def _latency(direct: Address, ours: Address) -> dict[str, float]:
     """Requests come one after the other, with and without the gateway in turn."""
-    plain, through = [], []
+    plain: list[float] = []
+    through: list[float] = []
     for number in range(NUM_REQUESTS + 20):
         for seconds, address in ((plain, direct), (through, ours)):
             took = await seconds_to_first_byte(address, completion(address, model=MODEL, num_events=1))

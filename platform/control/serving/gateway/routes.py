@@ -121,7 +121,7 @@ def route_read(key: ApiKey, model: str) -> Route:
             raise ApiError(429, reached.message, reached.code, type="insufficient_quota", headers=headers)
         deployment = deployment_by_name(key.organization, model, only=key.deployment_ids)
         canary = canary_of(deployment)
-        main_process, canary_process = _process(deployment), canary and _process(canary)
+        main_process, canary_process = _process(deployment), None if canary is None else _process(canary)
         if main_process is None and canary_process is None:
             raise _not_ready(deployment)
         price = price_of(model)

@@ -32,7 +32,7 @@ from control.serving.gateway.costs import cost_bound
 from control.serving.gateway.event_stream import EventStream
 from control.serving.gateway.meter import UsageOptions, metered, metered_request, tokens_of
 from control.serving.gateway.open_requests import OpenRequests
-from control.serving.gateway.routes import Call, Process, Route, Routes
+from control.serving.gateway.routes import Process, Route, Routes
 from control.serving.gateway.upstream import Answer, NotConnected, Target, forward
 from control.tenants.accounts.models import ApiKey
 from control.tenants.accounts.scopes import INFERENCE
@@ -43,9 +43,11 @@ from control.tenants.authentication.caller import Caller
 class Backend(Protocol):
     """The parts of the process that serves the request."""
 
-    call: Call
     routes: Routes
     open_requests: OpenRequests
+
+    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls the function where it may use the database."""
 
     async def read_body(self) -> bytes:
         """Raises: ApiError: 413."""

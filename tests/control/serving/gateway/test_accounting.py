@@ -91,7 +91,7 @@ def test_a_commit_with_an_unknown_outcome_is_not_repeated(
         yield
         raise OperationalError("the connection was lost")
 
-    monkeypatch.setattr(accounting.transaction, "atomic", lost_at_commit)
+    monkeypatch.setattr("control.serving.gateway.accounting.transaction.atomic", lost_at_commit)
     monkeypatch.setattr(accounting, "usage_add_all", lambda usage: 0)
 
     assert write([ended(organization)]) == []

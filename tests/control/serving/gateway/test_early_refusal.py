@@ -79,9 +79,11 @@ def test_a_client_that_sends_a_large_body_without_a_key_gets_the_error(base_url:
 
 def test_a_large_body_with_a_valid_key_is_read(base_url: str, token: str) -> None:
     headers = {"Authorization": f"Bearer {token}"}
-    files = {"file": ("rows.jsonl", b"x" * MIB), "purpose": (None, "batch")}
+    files = {"file": ("rows.jsonl", b"x" * MIB)}
 
-    response = httpx2.post(f"{base_url}/files", files=files, headers=headers, trust_env=False)
+    response = httpx2.post(
+        f"{base_url}/files", data={"purpose": "batch"}, files=files, headers=headers, trust_env=False
+    )
 
     assert (response.status_code, response.json()["bytes"]) == (200, MIB)
 

@@ -61,6 +61,16 @@ def test_refused_and_failed_requests_no_longer_count_as_open(client: httpx2.Clie
     assert client.post("/chat/completions", json=chat("hello")).status_code == 200
 
 
+@pytest.mark.usefixtures("deployment")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_caller_who_disconnects_no_longer_counts(client: httpx2.Client, settings: Settings, stream: bool) -> None:
+    settings.SLIPSTREAM = get_config().model_copy(update={"max_open_completions": 1})
+    with pytest.raises(httpx2.ReadTimeout):
+        client.post("/chat/completions", json=chat("linger", stream=stream), timeout=0.5)
+
+    wait_for(lambda: client.post("/chat/completions", json=chat("hello")).status_code == 200)
+
+
 @pytest.fixture
 def cap(caller: Organization) -> SpendCap:
     """Of 10 USD, while an output token costs 1 USD and the tokens of prompts nothing."""

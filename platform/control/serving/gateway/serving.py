@@ -34,6 +34,7 @@ from control.serving.gateway.meter import UsageOptions, metered, metered_request
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Process, Route, Routes
 from control.serving.gateway.upstream import Answer, NotConnected, Target, forward
+from control.tenants.accounts.keys import KEY_META
 from control.tenants.accounts.models import ApiKey
 from control.tenants.accounts.scopes import INFERENCE
 from control.tenants.authentication.api_keys import authenticate_request, enter_organization, require_scope
@@ -65,9 +66,7 @@ async def serve(request: HttpRequest, backend: Backend) -> HttpResponseBase:
             raise ApiError(
                 405, f'Method "{request.method}" not allowed.', "method_not_allowed", headers={"Allow": "POST"}
             )
-        # First of all: a caller without a key must learn nothing, not even that its body is malformed.
-        key: ApiKey = await backend.call(_authenticate, request)
-        enter_organization(key)
+        key = await _authenticate(request, backend)
         with ExitStack() as until_complete:
             until_complete.enter_context(backend.open_requests.one_more(key.organization_id))
             return await _serve(request, backend, key, until_complete)
@@ -75,15 +74,26 @@ async def serve(request: HttpRequest, backend: Backend) -> HttpResponseBase:
         return error_response(error)
 
 
-def _authenticate(request: HttpRequest) -> ApiKey:
-    key = authenticate_request(request)
-    require_scope(key, INFERENCE, str(request.method))
+async def _authenticate(request: HttpRequest, backend: Backend) -> ApiKey:
+    """Comes first: a caller without a key must learn nothing, not even that its body is malformed.
+
+    Raises: ApiError: 401, 403 or 429.
+    """
+
+    def authenticate() -> ApiKey:
+        key = authenticate_request(request)
+        require_scope(key, INFERENCE, str(request.method))
+        return key
+
+    try:
+        key: ApiKey = await backend.call(authenticate)
+    finally:
+        if found := request.META.get(KEY_META):  # also of a refused request; the call ran in a copy of this context
+            enter_organization(found)
     return key
 
 
-async def _serve(
-    request: HttpRequest, backend: Backend, key: ApiKey, until_complete: ExitStack
-) -> HttpResponseBase:
+async def _serve(request: HttpRequest, backend: Backend, key: ApiKey, until_complete: ExitStack) -> HttpResponseBase:
     """Args: until_complete: contexts that end with the last byte of the answer."""
     raw = await backend.read_body()
     body, caller = parse_body(raw), Caller.of(key)
@@ -113,9 +123,7 @@ async def _serve(
     return EventStream(stream, status=answer.status, headers=headers)
 
 
-async def _reserve(
-    backend: Backend, caller: Caller, route: Route, body: dict[str, Any], num_bytes: int
-) -> str | None:
+async def _reserve(backend: Backend, caller: Caller, route: Route, body: dict[str, Any], num_bytes: int) -> str | None:
     """Returns the reservation's id, or None if no spend cap applies. Raises: ApiError: 429."""
     if not route.is_capped:
         return None

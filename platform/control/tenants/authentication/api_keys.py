@@ -9,6 +9,7 @@ from rest_framework import authentication, permissions
 from rest_framework.request import Request
 
 from control.core.api.errors import ApiError
+from control.tenants.accounts.keys import KEY_META
 from control.tenants.accounts.models import ApiKey, Organization
 from control.tenants.accounts.scopes import is_granted, scope_needed
 from control.tenants.accounts.selectors import api_key_authenticate
@@ -20,7 +21,7 @@ def authenticate_request(request: HttpRequest) -> ApiKey:
     """Authenticates and counts a request. Raises: ApiError: 401; 429, the organization has reached its rate limit."""
     key = key_of(request.headers.get("Authorization", ""))
     enter_organization(key)
-    request.META["SLIPSTREAM_API_KEY"] = key
+    request.META[KEY_META] = key
     request_count(request, key.organization)
     return key
 

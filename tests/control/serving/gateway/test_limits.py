@@ -143,3 +143,14 @@ def test_the_reserved_cost_covers_every_answer_of_a_request(body: dict[str, Any]
 
 def test_a_prompt_is_never_reserved_as_longer_than_the_context() -> None:
     assert cost_bound({"max_tokens": 1}, num_bytes=10**6, route=ROUTE) == 100 + 1000
+
+
+def test_the_log_names_the_organization_of_a_refused_request(
+    client: httpx2.Client, caller: Organization, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.SLIPSTREAM = get_config().model_copy(update={"requests_per_minute": 1})
+    statuses = [client.post("/chat/completions", json=chat("hello")).status_code for _ in range(2)]
+
+    assert statuses[1] == 429
+    lines = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
+    assert [line["organization_id"] for line in lines if line.get("status") == 429] == [caller.pk]

@@ -65,7 +65,9 @@ def running_server() -> Iterator[str]:
     The server's threads share the test's connection, in which the SQLite database lives.
     """
     connection.inc_thread_sharing()
-    config = uvicorn.Config(application, host="127.0.0.1", port=0, log_level="warning", lifespan="on", ws="none")
+    config = uvicorn.Config(
+        application, host="127.0.0.1", port=0, log_level="error", lifespan="on", ws="none", timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

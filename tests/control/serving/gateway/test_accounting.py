@@ -120,6 +120,20 @@ def test_a_shutdown_writes_usage_at_once(token: str, monkeypatch: pytest.MonkeyP
     assert UsageRecord.objects.get().requests == 2
 
 
+@pytest.mark.usefixtures("deployment")
+def test_a_stream_that_a_shutdown_cuts_off_is_counted(token: str) -> None:
+    with httpx2.Client(headers={"Authorization": f"Bearer {token}"}, trust_env=False) as client:
+        with running_server() as url:
+            request = client.build_request("POST", f"{url}/chat/completions", json=chat("linger", stream=True))
+            response = client.send(request, stream=True)
+            chunks = response.iter_text()
+            while "token1" not in next(chunks):
+                pass
+
+        response.close()
+    assert list(UsageRecord.objects.values_list("requests", "output_tokens")) == [(1, 2)]
+
+
 def test_failures_of_engines_are_counted(token: str, deployment: Deployment) -> None:
     with running_server() as url:
         headers = {"Authorization": f"Bearer {token}"}

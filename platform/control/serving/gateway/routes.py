@@ -8,11 +8,11 @@ ready is reached by the next request.
 import asyncio
 import json
 import random
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from control.billing.spending.selectors import cap_reached, caps_of
@@ -88,14 +88,14 @@ class Routes:
         only = None if key.deployment_ids is None else tuple(key.deployment_ids)
         wanted = _Wanted(Caller.of(key), model, only)
         entry = self._entries.get(wanted)
-        if entry is None or time.monotonic() - entry.read_at >= CACHE_SECONDS or _is(entry.reading, newer_than):
+        if entry is None or monotonic() - entry.read_at >= CACHE_SECONDS or _is(entry.reading, newer_than):
             entry = self._read(wanted, key)
         return await asyncio.shield(entry.reading)  # a caller who disconnects must not end the others' reading
 
     def _read(self, wanted: _Wanted, key: ApiKey) -> _Entry:
         if len(self._entries) >= _MAX_ROUTES:
             self._entries.clear()
-        entry = _Entry(asyncio.ensure_future(self._call(route_read, key, wanted.model)), time.monotonic())
+        entry = _Entry(asyncio.ensure_future(self._call(route_read, key, wanted.model)), monotonic())
         self._entries[wanted] = entry
         entry.reading.add_done_callback(partial(self._drop_refusal, wanted))
         return entry

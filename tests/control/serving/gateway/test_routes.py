@@ -10,7 +10,6 @@ import pytest
 from control.core.api.errors import ApiError
 from control.core.processes.ports import free_port
 from control.serving.deployments.models import Deployment
-from control.serving.gateway import routes
 from control.serving.gateway.routes import Process, Route, Routes
 from control.serving.gateway.upstream import Target
 from control.tenants.accounts.models import ApiKey
@@ -46,7 +45,7 @@ class Reads:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(routes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("control.serving.gateway.routes.monotonic", lambda: now[0])
     return now
 
 

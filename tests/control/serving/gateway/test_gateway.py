@@ -249,3 +249,17 @@ def test_a_stopped_deployment_receives_no_request_after_a_second(
 
     deployment_delete(deployment=deployment)
     assert post(client, chat("hello")).status_code == 404
+
+
+def test_responses_of_the_gateway_have_the_security_headers_of_the_rest_of_the_api(client: httpx2.Client) -> None:
+    names = ("x-content-type-options", "x-frame-options", "referrer-policy", "cross-origin-opener-policy")
+    api, gateway = client.get("/models"), post(client, chat("hello"))
+
+    assert [gateway.headers[name] for name in names] == [api.headers[name] for name in names]
+    assert "ratelimit" in gateway.headers
+
+
+def test_a_request_for_another_host_is_refused(client: httpx2.Client) -> None:
+    response = client.post("/chat/completions", json=chat("hello"), headers={"Host": "other.example"})
+
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_request")

@@ -86,6 +86,7 @@ LAYERS = (
         banned=SERVICES,
     ),
     Layer(module="benchmarks.job_claims", project=("control",), banned=TENSORS),
+    Layer(module="benchmarks.gateway", project=("control",), banned=TENSORS),
     Layer(module="benchmarks.datasets", project=("control.workflows.datasets.validation",), packages=frozenset()),
     Layer(module="manage", packages=frozenset({"django"})),
     Layer(module="tests", project=tuple(PROJECT)),

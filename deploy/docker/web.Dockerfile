@@ -29,5 +29,5 @@ EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
   CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/livez', timeout=4)"]
 # On SIGTERM uvicorn accepts no more connections and has a minute to finish its requests.
-CMD ["uvicorn", "control.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--lifespan", "off", \
+CMD ["uvicorn", "control.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--lifespan", "on", \
      "--ws", "none", "--no-server-header", "--timeout-graceful-shutdown", "60"]

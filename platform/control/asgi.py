@@ -1,4 +1,8 @@
-"""The ASGI application that uvicorn serves: API, gateway and console, behind a limit on the size of request bodies."""
+"""The ASGI application that uvicorn serves.
+
+/v1/chat/completions, /v1/completions     the gateway, which holds no thread while an engine answers
+everything else                           Django: API and console, behind a limit on the size of request bodies
+"""
 
 import os
 from typing import Any
@@ -9,9 +13,16 @@ import django
 from django.core.handlers.asgi import ASGIHandler
 
 from control.core.api.body_limit import BodyLimit
+from control.core.database_threads import DatabaseThreads
 from control.core.settings.config import get_config
 
 django.setup(set_prefix=False)
+
+from control.core.processes.files import raise_file_limit  # noqa: E402  # needs the apps
+from control.serving.gateway.application import PATHS, Gateway  # noqa: E402  # needs the apps
+from control.tenants.authentication.large_bodies import caller_check  # noqa: E402  # needs the apps
+
+DATABASE_THREADS = 8  # each with a connection to the database; for the gateway and for callers of large bodies
 
 
 class _Django(ASGIHandler):
@@ -26,5 +37,31 @@ class _Django(ASGIHandler):
         return super().create_request(scope, body_file)
 
 
-_django = _Django()
-application = BodyLimit(_django, get_config())
+class _Application:
+    def __init__(self) -> None:
+        self._threads = DatabaseThreads(DATABASE_THREADS)
+        self._gateway = Gateway(self._threads)
+        self._django = BodyLimit(_Django(), get_config(), self._check_caller)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http" and scope["path"] in PATHS:
+            await self._gateway(scope, receive, send)
+        else:
+            await self._django(scope, receive, send)
+
+    async def _check_caller(self, scope: Any) -> None:
+        await self._threads.run(caller_check, scope)
+
+    async def _live(self, receive: Any, send: Any) -> None:
+        """Handles the start and the end of the process. At the end, nothing is left unrecorded."""
+        while (await receive())["type"] == "lifespan.startup":
+            raise_file_limit()
+            await send({"type": "lifespan.startup.complete"})
+        await self._gateway.close()
+        await self._threads.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+application = _Application()

@@ -92,6 +92,10 @@ def spend_cap_id() -> str:
     return new_id("cap_")
 
 
+def spend_reservation_id() -> str:
+    return new_id("hold_")
+
+
 def distillation_id() -> str:
     return new_id("distill_")
 

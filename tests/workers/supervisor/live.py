@@ -106,7 +106,7 @@ class LiveStack:
     ) -> Iterator[str]:
         """Runs the API in a process of its own, which is killed at the end. Yields its URL."""
         port = port or free_port()
-        command = [sys.executable, "-m", "uvicorn", application, "--port", str(port), "--lifespan", "off"]
+        command = [sys.executable, "-m", "uvicorn", application, "--port", str(port), "--lifespan", "on"]
         with (self.data_dir / "worker-api.log").open("ab") as log:
             server = subprocess.Popen(
                 command, cwd=ROOT, env={**self.environment, **environment}, stdout=log, stderr=subprocess.STDOUT

@@ -2,7 +2,7 @@
 
 from django.db import models
 
-from control.core.ids import spend_cap_id
+from control.core.ids import spend_cap_id, spend_reservation_id
 from control.tenants.accounts.models import Organization, Project
 
 
@@ -30,3 +30,19 @@ class SpendCap(models.Model):
 
     def __str__(self) -> str:
         return f"{self.nanousd / 1e9:g} USD a month"
+
+
+class SpendReservation(models.Model):
+    """The most that a request in progress can cost. It counts as spent until the request's usage is written.
+
+    The gateway extends `expires_at` while the request runs, so the reservation of a process that died expires.
+    """
+
+    id = models.CharField(primary_key=True, max_length=40, default=spend_reservation_id, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    project_id = models.CharField(max_length=40, blank=True)
+    nanousd = models.BigIntegerField()
+    expires_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.nanousd / 1e9:g} USD until {self.expires_at:%Y-%m-%d %H:%M:%S}"

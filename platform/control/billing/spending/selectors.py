@@ -4,11 +4,11 @@ import datetime as dt
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from control.billing.spending.models import SpendCap
-from control.billing.usage.models import UsageRecord
+from control.billing.usage.models import MonthlySpend
 from control.core.api.lookup import one_of
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
@@ -43,22 +43,29 @@ def month_start() -> dt.datetime:
 
 def spent_nanousd(cap: SpendCap) -> int:
     """Returns the amount spent this month: the cost of committed shards and of completed answers of endpoints."""
-    used = UsageRecord.objects.filter(organization_id=cap.organization_id, minute__gte=month_start())
-    if cap.project_id is not None:
-        used = used.filter(project_id=cap.project_id)
-    return used.aggregate(sum=Sum(F("input_nanousd") + F("output_nanousd")))["sum"] or 0
+    month = month_start().date()
+    counters = MonthlySpend.objects.filter(organization_id=cap.organization_id, project_id=cap.project_id or "")
+    return counters.filter(month=month).values_list("nanousd", flat=True).first() or 0
+
+
+def caps_of(caller: Caller) -> QuerySet[SpendCap]:
+    """Returns the caps of the caller's organization and of its project."""
+    applies = Q(project=None) | Q(project_id=caller.project_id or None)
+    return SpendCap.objects.filter(applies, organization_id=caller.organization_id).order_by("pk")
 
 
 def cap_reached(caller: Caller) -> CapReached | None:
     """Returns a cap of the caller's organization or project that is reached, or None."""
-    applies = Q(project=None) | Q(project_id=caller.project_id or None)
-    for cap in SpendCap.objects.filter(applies, organization_id=caller.organization_id).order_by("pk"):
+    for cap in caps_of(caller):
         spent = spent_nanousd(cap)
         if spent >= cap.nanousd:
-            whose = "Your organization" if cap.project_id is None else "The project"
-            message = f"{whose} has spent {format_usd(spent)}; its cap for this month is {format_usd(cap.nanousd)}."
-            return CapReached(cap_id=cap.pk, message=message)
+            return CapReached(cap_id=cap.pk, message=f"{describe(cap, spent)}.")
     return None
+
+
+def describe(cap: SpendCap, spent: int) -> str:
+    whose = "Your organization" if cap.project_id is None else "The project"
+    return f"{whose} has spent {format_usd(spent)}; its cap for this month is {format_usd(cap.nanousd)}"
 
 
 def format_usd(nanousd: int) -> str:

@@ -1,4 +1,4 @@
-"""Usage counters by the minute, the API keys that jobs are billed to, and prices."""
+"""Usage counters by the minute, amounts spent by the month, the API keys that jobs are billed to, and prices."""
 
 from django.db import models
 
@@ -33,6 +33,27 @@ class UsageRecord(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model} {self.minute:%Y-%m-%d %H:%M}"
+
+
+class MonthlySpend(models.Model):
+    """The cost of an organization's usage in one month (UTC), in total and for each project.
+
+    The transaction that writes usage also increases these counters, so that a check of a spend cap reads one row
+    instead of a month of usage records.
+    """
+
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    project_id = models.CharField(max_length=40, blank=True, help_text="Empty: of the whole organization.")
+    month = models.DateField(help_text="Its first day.")
+    nanousd = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["organization", "project_id", "month"], name="spend_once_a_month")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.organization_id} {self.project_id} {self.month:%Y-%m}".replace("  ", " ")
 
 
 class Attribution(models.Model):

@@ -1,4 +1,8 @@
-"""Refuses a request body that is too large before Django reads it: Django would first write all of it to disk."""
+"""Refuses request bodies that are too large, or of callers without a key, before Django reads them.
+
+Django writes a body to disk before it looks at the API key. Therefore only the first `UNKNOWN_CALLER_BYTES` are read
+before the caller of a request with a larger body is authenticated.
+"""
 
 import json
 import re
@@ -14,46 +18,57 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Any, Any, Any], Awaitable[None]]
+Authenticate = Callable[[Scope], Awaitable[None]]  # raises ApiError
 
+UNKNOWN_CALLER_BYTES = 64 * 1024
 _UPLOAD_PATHS = frozenset({"/v1/files", "/admin/files/file/add/"})
 _PART_PATH = re.compile(r"/v1/uploads/[^/]+/parts")
 _MULTIPART_OVERHEAD_BYTES = MIB
 
 
-class _TooLarge(Exception):
-    """The body exceeded its limit while Django was still reading it, so no response has been started."""
-
-
 class BodyLimit:
     """ASGI middleware. It also counts the bytes that arrive, because a chunked body has no Content-Length header."""
 
-    def __init__(self, application: Application, config: Config) -> None:
+    def __init__(self, application: Application, config: Config, authenticate: Authenticate) -> None:
         self.application = application
         self.config = config
+        self.authenticate = authenticate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.application(scope, receive, send)
             return
         limit = self._limit(scope["path"])
+        received, is_known = 0, False
+
+        async def refusal(num_bytes: int) -> ApiError | None:
+            nonlocal is_known
+            if num_bytes > limit:
+                return too_large(limit)
+            if num_bytes > UNKNOWN_CALLER_BYTES and not is_known:
+                try:
+                    await self.authenticate(scope)
+                except ApiError as error:
+                    return error
+                is_known = True
+            return None
+
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > limit:
-            await _refuse(send, limit)
+        refused = await refusal(int(announced) if announced.isdigit() else 0)
+        if refused is not None:
+            await _refuse(send, refused)
             return
-        received = 0
 
         async def receive_and_count() -> Message:
-            nonlocal received
+            nonlocal received, refused
             message = await receive()
             received += len(message.get("body", b""))
-            if received > limit:
-                raise _TooLarge
-            return message
+            refused = refused or await refusal(received)
+            return message if refused is None else {"type": "http.disconnect"}  # Django stops and removes its file
 
-        try:
-            await self.application(scope, receive_and_count, send)
-        except _TooLarge:
-            await _refuse(send, limit)
+        await self.application(scope, receive_and_count, send)
+        if refused is not None:
+            await _refuse(send, refused)
 
     def _limit(self, path: str) -> int:
         if path in _UPLOAD_PATHS or _PART_PATH.fullmatch(path):
@@ -61,12 +76,17 @@ class BodyLimit:
         return self.config.max_body_bytes
 
 
-async def _refuse(send: Send, limit: int) -> None:
-    error = ApiError(413, f"The request body must be at most {limit:,} bytes.", "request_too_large")
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"connection", b"close"),  # the rest of the body is not read
-        (b"x-request-id", f"req_{secrets.token_hex(16)}".encode()),
-    ]
-    await send({"type": "http.response.start", "status": 413, "headers": headers})
+def too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The request body must be at most {limit:,} bytes.", "request_too_large")
+
+
+async def _refuse(send: Send, error: ApiError) -> None:
+    headers = {
+        "content-type": "application/json",
+        "connection": "close",  # the rest of the body is not read
+        "x-request-id": f"req_{secrets.token_hex(16)}",
+        **error.headers,
+    }
+    encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": encoded})
     await send({"type": "http.response.body", "body": json.dumps(error.body()).encode()})

@@ -12,11 +12,12 @@ from control.core.api.middleware import make_middleware
 log = structlog.get_logger(__name__)
 
 
-def _respond(request: HttpRequest, error: Exception) -> HttpResponse | None:
+def response_to_outage(request: HttpRequest, error: Exception) -> HttpResponse | None:
+    """Returns None if the error is not an outage."""
     if not isinstance(error, OperationalError | InterfaceError) or request.path.startswith("/admin/"):
         return None
     log.error("database not reachable", exc_info=error)
     return error_response(database_unavailable())
 
 
-OutageMiddleware = make_middleware(lambda request: nullcontext(), on_exception=_respond)
+OutageMiddleware = make_middleware(lambda request: nullcontext(), on_exception=response_to_outage)

@@ -39,6 +39,8 @@ class Config(BaseSettings):
     max_running_jobs: Annotated[int, Field(ge=1)] | None = None  # none: no limit
     max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # total size of the organization's files
     requests_per_minute: Annotated[int, Field(ge=0)] = 6_000  # 0: no limit
+    # Requests to models in progress, streamed or not: of one organization in each process of the gateway.
+    max_open_completions: Annotated[int, Field(ge=1)] = 512
 
     # Comma-separated folders and s3://bucket/prefix from which customers may register models; `{organization}` stands
     # for the id of the caller's organization. Empty: customers may not register models.

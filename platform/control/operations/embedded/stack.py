@@ -47,7 +47,7 @@ class Stack:
         endpoints += ["--drain-seconds", str(ENDPOINT_DRAIN_SECONDS)]
         jobs = [python, "-m", "celery", "-A", "workers.celery_app", "worker", "--loglevel", "INFO"]
         api = [python, "-m", "uvicorn", "control.asgi:application", "--host", self._host, "--port", str(self._port)]
-        api += ["--lifespan", "off", "--ws", "none", "--timeout-graceful-shutdown", "10"]
+        api += ["--lifespan", "on", "--ws", "none", "--timeout-graceful-shutdown", "10"]
         self._add("endpoints", endpoints, stop_seconds=ENDPOINT_DRAIN_SECONDS + 5.0, children_stay=True)
         self._add("jobs", jobs if has_queue else [*manage, "runworker"], stop_seconds=30.0)
         self._add("api", api)

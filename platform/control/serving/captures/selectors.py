@@ -1,5 +1,8 @@
 """Queries for captured traffic."""
 
+from collections.abc import Collection
+from datetime import datetime
+
 from django.db.models import QuerySet
 from django.db.models.expressions import Combinable
 
@@ -16,6 +19,11 @@ def capture_of(deployment: Deployment) -> Capture:
         message = f"Requests to deployment {deployment.pk} are not kept."
         raise ApiError(404, message, "capture_not_found", "deployment_id")
     return capture
+
+
+def captures_since(deployment_ids: Collection[str]) -> dict[str, datetime]:
+    """Maps those of the deployments whose requests are kept to the time of the opt-in."""
+    return dict(Capture.objects.filter(deployment_id__in=deployment_ids).values_list("deployment_id", "created_at"))
 
 
 def requests_kept(capture: Capture) -> QuerySet[CapturedRequest]:

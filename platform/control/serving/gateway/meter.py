@@ -7,7 +7,8 @@ because clients add up all usage that they see.
 """
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -61,19 +62,20 @@ def tokens_of(answer: bytes) -> Tokens | None:
         return None
 
 
-async def metered(stream: AsyncIterator[bytes], *, options: UsageOptions, count: Count) -> AsyncIterator[bytes]:
+async def metered(stream: AsyncGenerator[bytes], *, options: UsageOptions, count: Count) -> AsyncGenerator[bytes]:
     """Passes events on. When the engine or the caller ends the stream, calls `count` with the last usage in it."""
     last = b""
     try:
-        async for events in stream:
-            passed_on = []
-            for event in events.removesuffix(_END_OF_EVENT).split(_END_OF_EVENT):
-                if b'"usage"' in event:
-                    last = event
-                if (visible := _without_extra_usage(event, options)) is not None:
-                    passed_on.append(visible + _END_OF_EVENT)
-            if passed_on:
-                yield b"".join(passed_on)
+        async with aclosing(stream):  # when the caller ends this stream, the engine's ends at once
+            async for events in stream:
+                passed_on = []
+                for event in events.removesuffix(_END_OF_EVENT).split(_END_OF_EVENT):
+                    if b'"usage"' in event:
+                        last = event
+                    if (visible := _without_extra_usage(event, options)) is not None:
+                        passed_on.append(visible + _END_OF_EVENT)
+                if passed_on:
+                    yield b"".join(passed_on)
     finally:
         tokens = tokens_of(last.removeprefix(_DATA))
         await count(tokens or Tokens())

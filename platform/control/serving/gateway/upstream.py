@@ -7,7 +7,7 @@ ends without `[DONE]` gets a last event with the code `upstream_terminated`.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,10 @@ _DONE = b"data: [DONE]"
 _ERROR = b'data: {"error"'
 
 
+class NotConnected(ApiError):
+    """The engine did not accept the connection, so it did nothing: the request may be sent to another process."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     port: int
@@ -36,13 +40,13 @@ class Answer:
     status: int
     content_type: str
     retry_after: str | None
-    body: bytes | AsyncIterator[bytes]  # an iterator if the answer is an event stream
+    body: bytes | AsyncGenerator[bytes]  # a generator if the answer is an event stream
 
 
 async def forward(target: Target, path: str, body: bytes, *, request_id: str) -> Answer:
     """Returns once the whole answer or the first event of a stream has arrived.
 
-    Raises: ApiError: 502, the engine failed before then.
+    Raises: ApiError: 502, the engine failed before then; NotConnected: before it got the request.
     """
     client = _client()
     request = client.build_request(
@@ -59,7 +63,8 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str) ->
         response = await client.send(request, stream=True)
         content = await _begin(response)
     except httpx2.HTTPError as error:
-        raise ApiError(502, "The model's process did not answer. Try again.", "upstream_unavailable") from error
+        kind = NotConnected if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) else ApiError
+        raise kind(502, "The model's process did not answer. Try again.", "upstream_unavailable") from error
     return Answer(
         status=response.status_code,
         content_type=response.headers.get("content-type", "application/json"),
@@ -68,7 +73,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str) ->
     )
 
 
-async def _begin(response: httpx2.Response) -> bytes | AsyncIterator[bytes]:
+async def _begin(response: httpx2.Response) -> bytes | AsyncGenerator[bytes]:
     """Reads the whole answer or the first event. Raises: httpx2.HTTPError; the connection is then closed."""
     try:
         if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
@@ -83,7 +88,7 @@ async def _begin(response: httpx2.Response) -> bytes | AsyncIterator[bytes]:
     return _stream(response, first, events)
 
 
-async def _stream(response: httpx2.Response, first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _stream(response: httpx2.Response, first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     last = first
     try:
         yield first
@@ -97,7 +102,7 @@ async def _stream(response: httpx2.Response, first: bytes, events: AsyncIterator
         yield _terminated()
 
 
-async def _events(response: httpx2.Response) -> AsyncIterator[bytes]:
+async def _events(response: httpx2.Response) -> AsyncGenerator[bytes]:
     """Yields whole events only, because half a line of JSON would break the caller's parser and hide the failure."""
     buffer = b""
     async for part in response.aiter_bytes():

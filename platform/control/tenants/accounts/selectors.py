@@ -11,7 +11,7 @@ from control.tenants.accounts.services import api_key_touch
 
 
 def api_key_authenticate(token: str) -> ApiKey:
-    """Returns the key with its organization, and records its use.
+    """Returns the key with its organization and the organization's limits, and records its use.
 
     Raises: ApiError: 401. Every cause has the same message, so that a caller learns nothing about existing keys.
     """
@@ -23,7 +23,7 @@ def api_key_authenticate(token: str) -> ApiKey:
         raise refused from None
     # The query filters by id and hash, so that an unknown id and a wrong secret take the same time. The comparison of
     # the hashes need not take constant time, because the position at which they differ says nothing about the secret.
-    keys = ApiKey.objects.select_related("organization", "project")
+    keys = ApiKey.objects.select_related("organization__limits", "project")
     key = keys.filter(pk=parsed.id, secret_sha256=parsed.secret_sha256).first()
     if key is None or not is_valid(key):
         raise refused

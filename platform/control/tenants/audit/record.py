@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 from django.db import models, transaction
 from django.http import HttpRequest
 
+from control.tenants.accounts.keys import KEY_META
 from control.tenants.accounts.models import ApiKey, Organization, User
 from control.tenants.audit.models import AuditEvent
 from control.tenants.row_security.scope import ALL_TENANTS, current_tenant
@@ -119,7 +120,7 @@ def _write(action: str, subject: _Subject) -> None:
 
 
 def _actor(request: HttpRequest) -> tuple[AuditEvent.Actor, str]:
-    key = request.META.get("SLIPSTREAM_API_KEY")
+    key = request.META.get(KEY_META)
     if isinstance(key, ApiKey):
         return AuditEvent.Actor.API_KEY, key.pk
     user = getattr(request, "user", None)

@@ -22,7 +22,8 @@ from redis import ConnectionPool
 from control.core.api.errors import ApiError
 from control.core.api.middleware import make_middleware
 from control.core.settings.config import get_config
-from control.tenants.quotas.quota import quota_of
+from control.tenants.accounts.models import Organization
+from control.tenants.quotas.quota import quota_with
 
 log = structlog.get_logger(__name__)
 
@@ -51,12 +52,12 @@ class Allowance:
         }
 
 
-def request_count(request: HttpRequest, organization_id: str) -> None:
+def request_count(request: HttpRequest, organization: Organization) -> None:
     """Counts a request. Raises: ApiError: 429. Effects: the response gets rate limit headers, whatever its status."""
-    limit = quota_of(organization_id).requests_per_minute
+    limit = quota_with(getattr(organization, "limits", None)).requests_per_minute
     if limit == 0:
         return
-    allowed, allowance = _count(RateLimitItemPerMinute(limit), organization_id)
+    allowed, allowance = _count(RateLimitItemPerMinute(limit), organization.pk)
     request.META[_META] = allowance
     if not allowed:
         message = f"Your organization may make {limit:,} requests a minute. Try again in {allowance.reset_seconds} s."

@@ -22,7 +22,12 @@ class Quota:
 
 
 def quota_of(organization_id: str) -> Quota:
-    limits, config = Limits.objects.filter(pk=organization_id).first() or Limits(), get_config()
+    return quota_with(Limits.objects.filter(pk=organization_id).first())
+
+
+def quota_with(limits: Limits | None) -> Quota:
+    """Args: limits: None if the organization has no limits of its own."""
+    limits, config = limits or Limits(), get_config()
     return Quota(
         queued_jobs=config.max_queued_jobs if limits.queued_jobs is None else limits.queued_jobs,
         running_jobs=config.max_running_jobs if limits.running_jobs is None else limits.running_jobs,

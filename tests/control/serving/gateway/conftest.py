@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,11 +58,16 @@ def deployment(supervisor: Supervisor, caller: Organization, tmp_path: Path) -> 
     return deployment
 
 
-@pytest.fixture
-def base_url(transactional_db: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
-    """Address of the API. Its threads share the test's connection, in which the SQLite database lives."""
+@contextmanager
+def running_server() -> Iterator[str]:
+    """Runs the application in a thread, whose end is the orderly shutdown of a server. Yields the address of the API.
+
+    The server's threads share the test's connection, in which the SQLite database lives.
+    """
     connection.inc_thread_sharing()
-    config = uvicorn.Config(application, host="127.0.0.1", port=0, log_level="warning", lifespan="off", ws="none")
+    config = uvicorn.Config(
+        application, host="127.0.0.1", port=0, log_level="error", lifespan="on", ws="none", timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -70,7 +76,16 @@ def base_url(transactional_db: None, django_db_blocker: DjangoDbBlocker) -> Iter
         assert time.monotonic() < deadline, "uvicorn did not start"
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}/v1"
-    server.should_exit = True
-    thread.join(timeout=10)
-    connection.dec_thread_sharing()
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        connection.dec_thread_sharing()
+
+
+@pytest.fixture
+def base_url(transactional_db: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """Address of the API."""
+    with running_server() as url:
+        yield url

@@ -12,6 +12,7 @@ from django.db import OperationalError
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_delete, deployment_stop
 from control.serving.deployments.states import State
+from control.serving.gateway.routes import CACHE_SECONDS
 from control.tenants.accounts.models import ApiKey, Organization
 from control.tenants.administration.services import api_key_revoke
 from tests.control.factories import make_base_model, make_key, make_organization
@@ -127,7 +128,7 @@ def test_a_locked_database_does_not_hide_that_the_engine_failed(
     def as_tenant(organization_id: str) -> NoReturn:
         raise OperationalError("database is locked")
 
-    monkeypatch.setattr("control.serving.gateway.views.as_tenant", as_tenant)
+    monkeypatch.setattr("control.serving.gateway.accounting.as_tenant", as_tenant)
 
     assert post(client, chat("die at once")).status_code == 502
 
@@ -238,9 +239,25 @@ def test_the_error_for_a_stopped_or_failed_deployment_says_not_to_retry(
     assert (response.status_code, response.headers["x-should-retry"]) == (503, "false")
 
 
-def test_a_stopped_deployment_stops_receiving_requests_at_once(client: httpx2.Client, deployment: Deployment) -> None:
+def test_a_stopped_deployment_receives_no_request_after_a_second(client: httpx2.Client, deployment: Deployment) -> None:
+    assert post(client, chat("hello")).status_code == 200
     deployment_stop(deployment=deployment)
+    time.sleep(CACHE_SECONDS)
     assert post(client, chat("hello")).status_code == 503
 
     deployment_delete(deployment=deployment)
     assert post(client, chat("hello")).status_code == 404
+
+
+def test_responses_of_the_gateway_have_the_security_headers_of_the_rest_of_the_api(client: httpx2.Client) -> None:
+    names = ("x-content-type-options", "x-frame-options", "referrer-policy", "cross-origin-opener-policy")
+    api, gateway = client.get("/models"), post(client, chat("hello"))
+
+    assert [gateway.headers[name] for name in names] == [api.headers[name] for name in names]
+    assert "ratelimit" in gateway.headers
+
+
+def test_a_request_for_another_host_is_refused(client: httpx2.Client) -> None:
+    response = client.post("/chat/completions", json=chat("hello"), headers={"Host": "other.example"})
+
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_request")

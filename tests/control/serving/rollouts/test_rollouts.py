@@ -14,13 +14,13 @@ from control.models.catalog.models import Speculator
 from control.serving.deployments.measuring import COUNTERS, sample_keep
 from control.serving.deployments.models import Deployment, DeploymentSample
 from control.serving.deployments.services import deployment_stop, deployment_update
-from control.serving.gateway.views import _select_process
+from control.serving.gateway.routes import Route, route_read
 from control.serving.rollouts.decision import Figures, Terms, decide
 from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.services import rollouts_reconcile
 from control.tenants.accounts.models import Organization
 from control.tenants.events.models import Event
-from tests.control.factories import make_base_model
+from tests.control.factories import make_base_model, make_key
 from tests.control.serving.deployments.support import make_speculator
 
 State = Deployment.State
@@ -104,6 +104,10 @@ def start_canary(client: Client, deployment: Deployment, new_speculator: Specula
     return made, canary
 
 
+def route_of(deployment: Deployment) -> Route:
+    return route_read(make_key(deployment.organization)[0], deployment.name)
+
+
 def get_rollout(client: Client, made: Any) -> Any:
     return client.get(f"/v1/deployments/{made['deployment_id']}/rollouts/{made['id']}").json()
 
@@ -123,7 +127,8 @@ def test_a_better_speculator_is_promoted_without_an_interruption(
     deployment.refresh_from_db()
     assert (deployment.speculator, deployment.generation) == (new_speculator, 2)
     restarting = update_deployment(deployment, state=State.PROVISIONING, port=None)
-    assert _select_process(restarting) == canary, "the canary gets all requests while the deployment restarts"
+    answering = route_of(restarting).choose().deployment_id
+    assert answering == canary.pk, "the canary gets all requests while the deployment restarts"
 
     update_deployment(deployment, state=State.READY, port=3, observed_generation=2)
     rollouts_reconcile()
@@ -148,7 +153,7 @@ def test_a_worse_speculator_is_rolled_back_and_the_deployment_is_unchanged(
     before = deployment.generation
     deployment.refresh_from_db()
     assert (deployment.generation, deployment.speculator_id) == (before, made["previous_speculator_id"])
-    assert _select_process(deployment) == deployment
+    assert route_of(deployment).choose().deployment_id == deployment.pk
     assert start_rollout(client, deployment, new_speculator)["status"] == "starting"
 
 
@@ -187,11 +192,13 @@ def test_the_canary_gets_its_share_of_the_requests(
 ) -> None:
     _, canary = start_canary(client, deployment, new_speculator)
 
-    chosen = [_select_process(deployment) for _ in range(1000)]
+    route = route_of(deployment)
+    chosen = [route.choose().deployment_id for _ in range(1000)]
 
-    assert 130 < chosen.count(canary) < 270  # 20 % of the 1000 requests, plus or minus 5 standard deviations
+    assert 130 < chosen.count(canary.pk) < 270  # 20 % of the 1000 requests, plus or minus 5 standard deviations
     degraded = update_deployment(canary, state=State.DEGRADED, port=None)
-    assert degraded not in [_select_process(deployment) for _ in range(50)]
+    route = route_of(deployment)
+    assert degraded.pk not in [route.choose().deployment_id for _ in range(50)]
 
 
 def test_a_canary_is_hidden_from_the_customers_deployments(

@@ -38,6 +38,8 @@ def _value(field: Any, organization: Organization) -> Any:
             return secrets.token_hex(32)[: field.max_length or 64]
         case models.DateTimeField():
             return timezone.now()
+        case models.DateField():
+            return timezone.now().date()
         case models.GenericIPAddressField():
             return "192.0.2.1"
         case models.JSONField():

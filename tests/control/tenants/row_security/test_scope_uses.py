@@ -7,6 +7,7 @@ from tests.source_tree import source_files
 
 ALLOWED = {
     ("control.tenants.authentication.api_keys", "AUTHENTICATION"),
+    ("control.billing.usage.migrations.0003_fill_monthly_spend", "COMMAND"),
     ("control.serving.deployments.management.commands.supervise_deployments", "SUPERVISION"),
     ("control.operations.embedded.management.commands.base_model_register", "COMMAND"),
     ("control.operations.embedded.management.commands.up", "COMMAND"),

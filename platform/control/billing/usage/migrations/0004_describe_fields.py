@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('usage', '0001_initial'),
+        ('usage', '0003_fill_monthly_spend'),
     ]
 
     operations = [

@@ -8,7 +8,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('accounts', '0005_describe_fields'),
-        ('spending', '0001_initial'),
+        ('spending', '0002_reservations'),
     ]
 
     operations = [

@@ -1,0 +1,1 @@
+"""Measures the gateway alone, with a pretended engine."""

@@ -1,0 +1,155 @@
+"""Measures what the gateway adds to an engine, with a pretended engine in its place.
+
+    python -m benchmarks.gateway [--database-url postgresql://ROLE@HOST/NAME] [--streams 500]
+
+The database must be empty; the command migrates it and does not clean it up. The default is SQLite in a temporary
+folder. The gateway is one process of uvicorn with its real database; the pretended engine and the callers that hold
+streams open are other processes. Prints one line of JSON:
+
+    added_ms_p50, added_ms_p99      time to the first event through the gateway, less the median time without it
+    events_per_core_second          events that the gateway passes on in a second of processor time, each by itself
+    bytes_per_stream                growth of the gateway's memory, divided by the number of open streams
+    threads, files, connections, mib   of the gateway while the streams are open
+    alone_ms_p95, beside_ms_p95     time to the first event, and of a read of the API, for another organization: without
+                                    and with the open streams
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.gateway.load import Address, completion, num_events, read, seconds_to_first_byte
+from benchmarks.gateway.server import ROOT, Process, gateway, helper, raise_file_limit
+
+NUM_REQUESTS = 500
+NUM_READS = 200
+PACED_STREAMS, PACED_EVENTS, PACE_MS = 50, 150, 20  # slow enough that no two events of a stream arrive together
+MODEL = "bench"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--database-url", help="an empty PostgreSQL database (default: SQLite)")
+    parser.add_argument("--streams", type=int, default=500)
+    options = parser.parse_args()
+    raise_file_limit()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= _variables(Path(folder), options.database_url)
+        sys.path.insert(0, str(ROOT / "platform"))
+        import django
+
+        django.setup()
+        print(json.dumps(asyncio.run(_measure(Path(folder), options.database_url, options.streams))))
+    return 0
+
+
+def _variables(folder: Path, database_url: str | None) -> dict[str, str]:
+    url = {} if database_url is None else {"SLIPSTREAM_DATABASE_URL": database_url}
+    return url | {
+        "SLIPSTREAM_DATA_DIR": str(folder),
+        "SLIPSTREAM_REQUESTS_PER_MINUTE": "0",
+        "SLIPSTREAM_MAX_OPEN_COMPLETIONS": "10000",
+        "SLIPSTREAM_LOG_LEVEL": "WARNING",
+        "DJANGO_SETTINGS_MODULE": "control.core.settings.embedded",
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "platform"))),
+    }
+
+
+async def _measure(folder: Path, database_url: str | None, num_streams: int) -> dict[str, Any]:
+    async with helper("engine") as engine_port:
+        first, second = await asyncio.to_thread(_fill, int(engine_port))
+        async with gateway(dict(os.environ), folder / "gateway.log") as (port, process):
+            direct = Address(port=int(engine_port), token="t")
+            ours, theirs = Address(port=port, token=first), Address(port=port, token=second)
+            return {
+                "database": "sqlite" if database_url is None else "postgresql",
+                **await _latency(direct, ours),
+                **await _throughput(ours, process),
+                **await _streams(ours, theirs, process, num_streams, folder, database_url),
+            }
+
+
+async def _latency(direct: Address, ours: Address) -> dict[str, float]:
+    """Requests come one after the other, with and without the gateway in turn."""
+    plain: list[float] = []
+    through: list[float] = []
+    for number in range(NUM_REQUESTS + 20):
+        for seconds, address in ((plain, direct), (through, ours)):
+            took = await seconds_to_first_byte(address, completion(address, model=MODEL, num_events=1))
+            if number >= 20:  # the first requests open connections and load code
+                seconds.append(1000 * took)
+    added = [took - statistics.median(plain) for took in through]
+    quantiles = statistics.quantiles(added, n=100)
+    return {"added_ms_p50": round(statistics.median(added), 2), "added_ms_p99": round(quantiles[98], 2)}
+
+
+async def _throughput(ours: Address, process: Process) -> dict[str, float]:
+    before = process.cpu_seconds
+    request = completion(ours, model=MODEL, num_events=PACED_EVENTS, pause_ms=PACE_MS)
+    passed = sum(await asyncio.gather(*(num_events(ours, request) for _ in range(PACED_STREAMS))))
+    assert passed == PACED_STREAMS * (PACED_EVENTS + 1), "events were lost"
+    return {"events_per_core_second": round(passed / (process.cpu_seconds - before))}
+
+
+async def _streams(
+    ours: Address, theirs: Address, process: Process, num_streams: int, folder: Path, database_url: str | None
+) -> dict[str, Any]:
+    alone, before = await _p95(theirs), process.rss_bytes
+    async with helper("crowd", ours.port, ours.token, MODEL, num_streams):
+        await asyncio.sleep(1.0)  # until the records of opened streams are written
+        used = {
+            "streams": num_streams,
+            "bytes_per_stream": round((process.rss_bytes - before) / num_streams),
+            "threads": process.num_threads,
+            "files": process.num_files,
+            "connections": process.num_connections(sqlite_path=folder / "slipstream.sqlite3")
+            if database_url is None
+            else process.num_connections(port=urlsplit(database_url).port or 5432),
+            "mib": round(process.rss_bytes / 2**20),
+        }
+        return {**used, "alone_ms_p95": alone, "beside_ms_p95": await _p95(theirs)}
+
+
+async def _p95(address: Address) -> dict[str, float]:
+    requests = {
+        "first event": completion(address, model=MODEL, num_events=1),
+        "read": read(address, "/v1/deployments"),
+    }
+    found = {}
+    for name, request in requests.items():
+        took = [1000 * await seconds_to_first_byte(address, request) for _ in range(NUM_READS)]
+        found[name] = round(statistics.quantiles(took, n=20)[-1], 1)
+    return found
+
+
+def _fill(engine_port: int) -> list[str]:
+    """Makes two organizations with a deployment each, which the pretended engine serves. Returns: their keys."""
+    from django.core.management import call_command
+
+    from control.models.catalog.models import BaseModel
+    from control.serving.deployments.models import Deployment
+    from control.serving.deployments.services import deployment_create
+    from control.tenants.administration.services import api_key_create, organization_create
+    from control.tenants.row_security.scope import Across, across_tenants
+
+    call_command("migrate", verbosity=0)
+    tokens = []
+    with across_tenants(Across.COMMAND):
+        model = BaseModel.objects.create(name="pretended", path="", revision="0" * 64)
+        for name in ("first", "second"):
+            organization = organization_create(name=name)
+            deployment = deployment_create(organization=organization, name=MODEL, base_model=model)
+            Deployment.objects.filter(pk=deployment.pk).update(state="ready", port=engine_port, token="t")
+            tokens.append(api_key_create(organization=organization, name="bench")[1])
+    return tokens
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""A pretended engine: a real HTTP server that streams events without a model.
+
+    python -m benchmarks.gateway.engine     prints its port, and ends when its standard input is closed
+
+The request decides what it sends: `max_tokens` events, with a pause of `seed` milliseconds after each. With 0
+tokens the stream sends one event and then a comment every `seed` milliseconds, until the caller disconnects.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import suppress
+
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+_DONE = b"data: [DONE]\n\n"
+
+
+async def main() -> None:
+    server = await asyncio.start_server(_serve, "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    os._exit(0)  # streams that are still open need no orderly end
+
+
+def event(number: int) -> bytes:
+    """An event as large as those of the engine, with usage as the gateway requests it."""
+    chunk = {
+        "id": "chatcmpl-0123456789abcdef0123456789abcdef",
+        "object": "chat.completion.chunk",
+        "created": 1_780_000_000,
+        "model": "bench",
+        "choices": [{"index": 0, "delta": {"content": "token "}, "finish_reason": None, "logprobs": None}],
+        "usage": {
+            "prompt_tokens": 7,
+            "completion_tokens": number,
+            "total_tokens": 7 + number,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError, asyncio.IncompleteReadError):
+        head = await reader.readuntil(b"\r\n\r\n")
+        lines = head.lower().split(b"\r\n")
+        length = next(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:"))
+        body = json.loads(await reader.readexactly(length))
+        writer.write(_HEAD)
+        await _stream(writer, num_events=body["max_tokens"], pause_seconds=body.get("seed", 0) / 1000)
+    writer.close()
+
+
+async def _stream(writer: asyncio.StreamWriter, *, num_events: int, pause_seconds: float) -> None:
+    for number in range(max(1, num_events)):
+        writer.write(event(number + 1))
+        await writer.drain()
+        if pause_seconds:
+            await asyncio.sleep(pause_seconds)
+    while not num_events:
+        writer.write(b":\n\n")
+        await writer.drain()
+        await asyncio.sleep(pause_seconds)
+    writer.write(_DONE)
+    await writer.drain()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,67 @@
+"""Callers that measure: HTTP over plain sockets, because a client library would need more time than the gateway."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    port: int
+    token: str
+
+
+def completion(address: Address, *, model: str, num_events: int, pause_ms: int = 0) -> bytes:
+    """A request for a stream, in the terms of the pretended engine."""
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"model": model, "messages": messages, "stream": True, "max_tokens": num_events, "seed": pause_ms}
+    return _request(address, "POST /v1/chat/completions", body)
+
+
+def read(address: Address, path: str) -> bytes:
+    return _request(address, f"GET {path}", None)
+
+
+def _request(address: Address, line: str, body: dict[str, Any] | None) -> bytes:
+    content = b"" if body is None else json.dumps(body).encode()
+    head = (
+        f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {address.token}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+@asynccontextmanager
+async def connection(address: Address, request: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """Sends the request, and reads the response up to the first byte of its body. The status must be 200."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
+    try:
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"{head.splitlines()[0].decode()}: {(await reader.read(500)).decode()}")
+        yield reader
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def seconds_to_first_byte(address: Address, request: bytes) -> float:
+    """Returns the time until the body's first byte, from before the connection is opened."""
+    began = time.perf_counter()
+    async with connection(address, request) as reader:
+        await reader.read(1)
+        seconds = time.perf_counter() - began
+        await reader.read()
+    return seconds
+
+
+async def num_events(address: Address, request: bytes) -> int:
+    """Reads a stream to its end. Returns: the number of its events."""
+    async with connection(address, request) as reader:
+        return (await reader.read()).count(b"data: ")

@@ -1,0 +1,187 @@
+"""Records requests that have ended: their usage, the release of their reservations, failures and captured requests.
+
+The records of `WRITE_SECONDS` are written together, in one transaction for each organization. Usage that cannot be
+written because the database is unreachable is kept and tried again. At shutdown all of it is written.
+
+A gateway that is killed (`kill -9`) loses the usage of requests that ended in its last `WRITE_SECONDS` and during the
+write that it was killed in, and that of streams that had not ended. Their reservations expire.
+"""
+
+import asyncio
+import datetime as dt
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+
+import structlog
+from django.db import DatabaseError, InterfaceError, OperationalError, transaction
+from django.db.models import F
+
+from control.billing.spending.reservations import RENEW_SECONDS, reservations_release, reservations_renew
+from control.billing.usage.services import Tokens, Used, minute_of, usage_add_all
+from control.core.api.json_body import parse_json
+from control.core.database_threads import DatabaseThreads
+from control.serving.captures.selectors import captures_since
+from control.serving.captures.services import request_capture
+from control.serving.deployments.models import Deployment
+from control.tenants.authentication.caller import Caller
+from control.tenants.row_security.scope import as_tenant
+
+log = structlog.get_logger(__name__)
+
+WRITE_SECONDS = 0.25
+CLOSE_SECONDS = 5.0  # how long the last write may be tried again at shutdown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A request that has ended."""
+
+    caller: Caller
+    model: str  # as the request names it
+    at: dt.datetime
+    tokens: Tokens | None  # None: it is not counted, because the engine refused it or failed before its answer
+    reservation_id: str | None  # None: no spend cap applies
+    failed_id: str | None = None  # the deployment whose process failed
+    named_id: str = ""  # the deployment that `model` names
+    endpoint: str = ""
+    body: bytes | None = None  # None: too long to be captured
+
+
+class Accounts:
+    """Collects ended requests and writes them from a task of the event loop."""
+
+    def __init__(self, threads: DatabaseThreads) -> None:
+        self._threads = threads
+        self._ended: list[Ended] = []
+        self._reservations: dict[str, str] = {}  # of requests in progress: organization by reservation
+        self._renewed_at = time.monotonic()
+        self._is_closing = asyncio.Event()
+        self._task = asyncio.create_task(self._write_until_closed())
+
+    def begin(self, caller: Caller, reservation_id: str) -> None:
+        self._reservations[reservation_id] = caller.organization_id
+
+    def end(self, ended: Ended) -> None:
+        """Never waits, so that a cancelled request can call it."""
+        if ended.reservation_id is not None:
+            self._reservations.pop(ended.reservation_id, None)
+        self._ended.append(ended)
+
+    async def close(self) -> None:
+        """Writes everything. Call it when no request is in progress."""
+        self._is_closing.set()
+        await self._task
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._ended and time.monotonic() < deadline:
+            await self._write()
+            if self._ended:
+                await asyncio.sleep(WRITE_SECONDS)
+        for ended in self._ended:
+            log.error("usage not counted", organization_id=ended.caller.organization_id, tokens=ended.tokens)
+
+    async def _write_until_closed(self) -> None:
+        while not self._is_closing.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_closing.wait(), WRITE_SECONDS)
+            try:
+                await self._write()
+                await self._renew()
+            except Exception:
+                log.exception("requests not recorded")
+
+    async def _write(self) -> None:
+        if self._ended:
+            ended, self._ended = self._ended, []
+            self._ended += await self._threads.run(write, ended)
+
+    async def _renew(self) -> None:
+        if self._reservations and time.monotonic() - self._renewed_at >= RENEW_SECONDS:
+            self._renewed_at = time.monotonic()
+            await self._threads.run(_renew, dict(self._reservations))
+
+
+def write(ended: Iterable[Ended]) -> list[Ended]:
+    """Returns the requests that could not be recorded because the database is unreachable; nothing of them is."""
+    remaining: list[Ended] = []
+    in_order = sorted(ended, key=lambda one: one.caller.organization_id)
+    for organization_id, group in groupby(in_order, key=lambda one: one.caller.organization_id):
+        requests = list(group)
+        if not _write_group(organization_id, requests):
+            remaining += requests
+    return remaining
+
+
+def _write_group(organization_id: str, ended: Sequence[Ended]) -> bool:
+    """Returns whether the caller is done with these requests; if not, it must try again."""
+    is_committing = False
+    try:
+        with as_tenant(organization_id), transaction.atomic():
+            _record(ended)
+            is_committing = True
+    except (OperationalError, InterfaceError):
+        if not is_committing:
+            log.exception("the database cannot be reached; usage will be written later", num_requests=len(ended))
+            return False
+        # The database may have committed. A second attempt could charge the customer twice.
+        log.exception("usage may not be counted", organization_id=organization_id, used=str(_summed(ended)))
+    except DatabaseError:  # such as: the organization has been deleted
+        log.exception("usage not counted", organization_id=organization_id, used=str(_summed(ended)))
+    else:
+        _capture(organization_id, ended)
+    return True
+
+
+def _record(ended: Sequence[Ended]) -> None:
+    usage_add_all(_summed(ended))
+    if reservations := [one.reservation_id for one in ended if one.reservation_id is not None]:
+        reservations_release(reservations)
+    failures = Counter(one.failed_id for one in ended if one.failed_id is not None)
+    for deployment_id, count in sorted(failures.items()):
+        Deployment.objects.filter(pk=deployment_id).update(num_failed=F("num_failed") + count)
+
+
+def _summed(ended: Sequence[Ended]) -> list[Used]:
+    """One record for each key, model and minute."""
+    sums: dict[tuple[Caller, str, dt.datetime], Used] = {}
+    for one in ended:
+        if one.tokens is None:
+            continue
+        key = (one.caller, one.model, minute_of(one.at))
+        before = sums.get(key)
+        tokens, num_requests = (before.tokens, before.num_requests) if before else (Tokens(), 0)
+        tokens = Tokens(
+            input=tokens.input + one.tokens.input,
+            cached=tokens.cached + one.tokens.cached,
+            output=tokens.output + one.tokens.output,
+        )
+        caller, model, minute = key
+        sums[key] = Used(
+            caller=caller, model=model, minute=minute, tokens=tokens, num_requests=num_requests + 1, is_batch=False
+        )
+    return list(sums.values())
+
+
+def _capture(organization_id: str, ended: Sequence[Ended]) -> None:
+    """Keeps requests that ended after the owner of the deployment had opted in."""
+    candidates = [(one.body, one) for one in ended if one.body is not None and one.tokens is not None]
+    if not candidates:
+        return
+    try:
+        with as_tenant(organization_id):
+            since = captures_since({one.named_id for _, one in candidates})
+            for body, one in candidates:
+                if one.named_id in since and one.at >= since[one.named_id]:
+                    request_capture(deployment_id=one.named_id, endpoint=one.endpoint, body=parse_json(body))
+    except DatabaseError as error:
+        log.warning("could not keep requests", organization_id=organization_id, error=str(error))
+
+
+def _renew(reservations: dict[str, str]) -> None:
+    for organization_id in set(reservations.values()):
+        mine = [reservation for reservation, owner in reservations.items() if owner == organization_id]
+        with as_tenant(organization_id):
+            reservations_renew(mine)

@@ -1,0 +1,82 @@
+"""The gateway as an ASGI application.
+
+The state of the process: its cached routes, its count of open requests, and the records that are not yet written. It
+belongs to one event loop and is created by the first request after `close`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from django.http.response import HttpResponseBase
+
+from control.core.api.body_limit import Receive, Scope, Send
+from control.core.database_threads import DatabaseThreads
+from control.core.settings.config import get_config
+from control.serving.gateway.accounting import Accounts, Ended
+from control.serving.gateway.handler import UnreadHandler, UnreadRequest
+from control.serving.gateway.open_requests import OpenRequests
+from control.serving.gateway.routes import Routes
+from control.serving.gateway.serving import serve
+from control.tenants.authentication.caller import Caller
+
+PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+CLOSE_SECONDS = 5.0  # for requests that the server has cancelled
+
+
+class Gateway:
+    def __init__(self, threads: DatabaseThreads) -> None:
+        self._threads = threads
+        self._handler = UnreadHandler(self._view)
+        self._state: _State | None = None
+        self._requests: set[asyncio.Task[Any]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests.add(task)
+        try:
+            await self._handler(scope, receive, send)
+        finally:
+            self._requests.discard(task)
+
+    async def close(self) -> None:
+        """Records all requests. The server calls this after it has ended or cancelled them."""
+        if self._requests:
+            await asyncio.wait(self._requests, timeout=CLOSE_SECONDS)
+        if self._state is not None:
+            await self._state.accounts.close()
+        self._state = None
+
+    async def _view(self, request: UnreadRequest) -> HttpResponseBase:
+        if self._state is None:
+            self._state = _State(self._threads)
+        return await serve(request, _Backend(self._state, request))
+
+
+class _State:
+    def __init__(self, threads: DatabaseThreads) -> None:
+        self.threads = threads
+        self.routes = Routes(threads.run)
+        self.open_requests = OpenRequests()
+        self.accounts = Accounts(threads)
+
+
+class _Backend:
+    """A `serving.Backend` for one request."""
+
+    def __init__(self, state: _State, request: UnreadRequest) -> None:
+        self._state, self._request = state, request
+        self.routes, self.open_requests = state.routes, state.open_requests
+
+    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await self._state.threads.run(function, *args, **kwargs)
+
+    async def read_body(self) -> bytes:
+        return await self._request.read_body(get_config().max_body_bytes)
+
+    def begin(self, caller: Caller, reservation_id: str) -> None:
+        self._state.accounts.begin(caller, reservation_id)
+
+    async def end(self, ended: Ended) -> None:
+        self._state.accounts.end(ended)

@@ -1,0 +1,168 @@
+"""Finds the engine that answers a request, and the facts that decide whether it may.
+
+A route is read from the database at most once a second, not for every request. A change of a deployment, of a price or
+of whether there are spend caps therefore takes effect within a second. A refusal is not kept: a deployment that becomes
+ready is reached by the next request.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from control.billing.spending.selectors import cap_reached, caps_of
+from control.billing.usage.selectors import price_of
+from control.core.api.errors import ApiError
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.selectors import canary_of, deployment_by_name
+from control.serving.gateway.upstream import Target
+from control.tenants.accounts.models import ApiKey
+from control.tenants.authentication.caller import Caller
+from control.tenants.row_security.scope import as_tenant
+
+RETRY_AFTER_SECONDS = 5
+CACHE_SECONDS = 1.0
+DEFAULT_CONTEXT_TOKENS = 131_072  # of a model whose configuration cannot be read
+_MAX_ROUTES = 10_000
+_UP = frozenset({Deployment.State.READY, Deployment.State.DEGRADED})
+
+Call = Callable[..., Awaitable[Any]]  # calls a function with its arguments where it may use the database
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    deployment_id: str  # of the named deployment, or of its canary
+    target: Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    named_id: str  # the deployment that `model` names
+    main: Process | None  # at least one of main and canary is up
+    canary: Process | None
+    canary_percent: int
+    is_capped: bool  # whether spend caps apply to the caller
+    input_nanousd: int  # a token's price
+    output_nanousd: int
+    context_tokens: int
+
+    def choose(self) -> Process:
+        """Selects the canary for its share of the requests. If only one process is up, it gets all requests."""
+        chosen = self.main or self.canary
+        if self.canary is not None and self.main is not None and random.random() * 100 < self.canary_percent:
+            chosen = self.canary
+        assert chosen is not None, "one of them is up"
+        return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    caller: Caller
+    model: str
+    only: tuple[str, ...] | None  # the deployments to which the key is restricted
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    reading: asyncio.Task[Route]
+    read_at: float
+
+
+class Routes:
+    """Of concurrent requests for one route, only the first reads it; the others wait for the result."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._entries: dict[_Wanted, _Entry] = {}
+
+    async def find(self, key: ApiKey, model: str, *, newer_than: Route | None = None) -> Route:
+        """Args: newer_than: a route that did not work and must not be returned from the cache again.
+
+        Raises: ApiError: 404, 503, or 429 if a spend cap is reached.
+        """
+        only = None if key.deployment_ids is None else tuple(key.deployment_ids)
+        wanted = _Wanted(Caller.of(key), model, only)
+        entry = self._entries.get(wanted)
+        if entry is None or monotonic() - entry.read_at >= CACHE_SECONDS or _is(entry.reading, newer_than):
+            entry = self._read(wanted, key)
+        return await asyncio.shield(entry.reading)  # a caller who disconnects must not end the others' reading
+
+    def _read(self, wanted: _Wanted, key: ApiKey) -> _Entry:
+        if len(self._entries) >= _MAX_ROUTES:
+            self._entries.clear()
+        entry = _Entry(asyncio.ensure_future(self._call(route_read, key, wanted.model)), monotonic())
+        self._entries[wanted] = entry
+        entry.reading.add_done_callback(partial(self._drop_refusal, wanted))
+        return entry
+
+    def _drop_refusal(self, wanted: _Wanted, reading: asyncio.Task[Route]) -> None:
+        is_refusal = reading.cancelled() or reading.exception() is not None
+        entry = self._entries.get(wanted)
+        if is_refusal and entry is not None and entry.reading is reading:
+            del self._entries[wanted]
+
+
+def _is(reading: asyncio.Task[Route], route: Route | None) -> bool:
+    return route is not None and reading.done() and reading.result() is route
+
+
+def route_read(key: ApiKey, model: str) -> Route:
+    """Reads a route from the database. Raises: ApiError."""
+    caller = Caller.of(key)
+    with as_tenant(caller.organization_id):
+        is_capped = caps_of(caller).exists()
+        if is_capped and (reached := cap_reached(caller)):
+            headers = {"x-should-retry": "false"}
+            raise ApiError(429, reached.message, reached.code, type="insufficient_quota", headers=headers)
+        deployment = deployment_by_name(key.organization, model, only=key.deployment_ids)
+        canary = canary_of(deployment)
+        main_process, canary_process = _process(deployment), None if canary is None else _process(canary)
+        if main_process is None and canary_process is None:
+            raise _not_ready(deployment)
+        price = price_of(model)
+    return Route(
+        named_id=deployment.pk,
+        main=main_process,
+        canary=canary_process,
+        canary_percent=0 if canary is None else canary.canary_percent,
+        is_capped=is_capped,
+        input_nanousd=price.input_nanousd,
+        output_nanousd=price.output_nanousd,
+        context_tokens=_context_tokens(deployment.base_model.path, deployment.base_model.revision),
+    )
+
+
+def _process(deployment: Deployment) -> Process | None:
+    """The deployment's process if it is up."""
+    if deployment.state not in _UP or deployment.port is None:
+        return None
+    return Process(deployment_id=deployment.pk, target=Target(port=deployment.port, token=deployment.token))
+
+
+@lru_cache(maxsize=1024)
+def _context_tokens(path: str, revision: str) -> int:
+    """`revision` makes a model that was registered again a new entry of the cache."""
+    try:
+        return int(json.loads((Path(path) / "config.json").read_bytes())["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return DEFAULT_CONTEXT_TOKENS
+
+
+def _not_ready(deployment: Deployment) -> ApiError:
+    """`x-should-retry` tells OpenAI's client not to retry by itself if the deployment has stopped or failed."""
+    is_starting = deployment.state == Deployment.State.PROVISIONING
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} | ({} if is_starting else {"x-should-retry": "false"})
+    code = "deployment_not_ready" if is_starting else f"deployment_{deployment.state}"
+    start = f"POST /v1/deployments/{deployment.pk}/start starts it."
+    advice = {
+        Deployment.State.PROVISIONING: "Try again in some seconds.",
+        Deployment.State.STOPPED: start,
+        Deployment.State.FAILED: f"{(deployment.error or {}).get('message', '').rstrip('.')}. {start}".lstrip(". "),
+    }.get(Deployment.State(deployment.state), "")
+    message = f"The deployment {deployment.name!r} is {deployment.state}. {advice}".rstrip()
+    return ApiError(503, message, code, headers=headers)

@@ -1,0 +1,226 @@
+"""Serves a request for a completion: the only way to an endpoint.
+
+    key → organization → its deployment named `model` → the engine's port, with the engine's own token
+
+The gateway checks only `model` in the body and passes the rest on, so the API accepts every parameter that the engine
+accepts. In requests for a stream, it also switches on usage (`meter`). A request reads the database once, for its key;
+its route is read at most once a second. Only under a spend cap it also reserves its cost. No connection of the database
+is held while the engine answers. When the caller disconnects, the request is cancelled, which closes the connection to
+the engine and so ends its work.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.utils import timezone
+from opentelemetry.trace import Span, SpanKind
+
+from control.billing.spending.reservations import spend_reserve
+from control.billing.usage.services import Tokens
+from control.core.api.errors import ApiError, error_response
+from control.core.api.json_body import is_text, parse_json
+from control.core.api.request_id import request_id
+from control.core.observability import metrics, tracing
+from control.serving.captures.services import MAX_BODY_BYTES
+from control.serving.gateway.accounting import Ended
+from control.serving.gateway.costs import cost_bound
+from control.serving.gateway.event_stream import EventStream
+from control.serving.gateway.meter import UsageOptions, metered, metered_request, tokens_of
+from control.serving.gateway.open_requests import OpenRequests
+from control.serving.gateway.routes import Process, Route, Routes
+from control.serving.gateway.upstream import Answer, NotConnected, Target, forward
+from control.tenants.accounts.keys import KEY_META
+from control.tenants.accounts.models import ApiKey
+from control.tenants.accounts.scopes import INFERENCE
+from control.tenants.authentication.api_keys import authenticate_request, enter_organization, require_scope
+from control.tenants.authentication.caller import Caller
+
+
+class Backend(Protocol):
+    """The parts of the process that serves the request."""
+
+    routes: Routes
+    open_requests: OpenRequests
+
+    async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls the function where it may use the database."""
+
+    async def read_body(self) -> bytes:
+        """Raises: ApiError: 413."""
+
+    def begin(self, caller: Caller, reservation_id: str) -> None:
+        """A request that has reserved its cost is in progress."""
+
+    async def end(self, ended: Ended) -> None:
+        """Records the request. It is called exactly once for each request that was sent to an engine."""
+
+
+async def serve(request: HttpRequest, backend: Backend) -> HttpResponseBase:
+    try:
+        if request.method != "POST":
+            raise ApiError(
+                405, f'Method "{request.method}" not allowed.', "method_not_allowed", headers={"Allow": "POST"}
+            )
+        key = await _authenticate(request, backend)
+        with ExitStack() as until_complete:
+            until_complete.enter_context(backend.open_requests.one_more(key.organization_id))
+            return await _serve(request, backend, key, until_complete)
+    except ApiError as error:
+        return error_response(error)
+
+
+async def _authenticate(request: HttpRequest, backend: Backend) -> ApiKey:
+    """Comes first: a caller without a key must learn nothing, not even that its body is malformed.
+
+    Raises: ApiError: 401, 403 or 429.
+    """
+
+    def authenticate() -> ApiKey:
+        key = authenticate_request(request)
+        require_scope(key, INFERENCE, str(request.method))
+        return key
+
+    try:
+        key: ApiKey = await backend.call(authenticate)
+    finally:
+        if found := request.META.get(KEY_META):  # also of a refused request; the call ran in a copy of this context
+            enter_organization(found)
+    return key
+
+
+async def _serve(request: HttpRequest, backend: Backend, key: ApiKey, until_complete: ExitStack) -> HttpResponseBase:
+    """Args: until_complete: contexts that end with the last byte of the answer."""
+    raw = await backend.read_body()
+    body, caller = parse_body(raw), Caller.of(key)
+    route = await backend.routes.find(key, body["model"])
+    reservation_id = await _reserve(backend, caller, route, body, len(raw))
+    exchange = _Exchange(
+        backend=backend,
+        caller=caller,
+        model=body["model"],
+        path=request.path,
+        named_id=route.named_id,
+        captured=raw if len(raw) <= MAX_BODY_BYTES else None,
+        reservation_id=reservation_id,
+        span=_begin_span(body["model"], request.path),
+    )
+    send = partial(forward, path=request.path, body=metered_request(body) or raw, request_id=request_id(request))
+    answer = await exchange.send(send, key, route)
+    headers = {"Content-Type": answer.content_type}
+    if answer.retry_after is not None:
+        headers["Retry-After"] = answer.retry_after
+    if isinstance(answer.body, bytes):
+        await exchange.end_complete(answer.status, answer.body)
+        return HttpResponse(answer.body, status=answer.status, headers=headers)
+    headers |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the latter: nginx passes events on at once
+    count = partial(exchange.end_stream, until_complete.pop_all())
+    stream = metered(answer.body, options=UsageOptions.of(body), count=count)
+    return EventStream(stream, status=answer.status, headers=headers)
+
+
+async def _reserve(backend: Backend, caller: Caller, route: Route, body: dict[str, Any], num_bytes: int) -> str | None:
+    """Returns the reservation's id, or None if no spend cap applies. Raises: ApiError: 429."""
+    if not route.is_capped:
+        return None
+    bound = cost_bound(body, num_bytes=num_bytes, route=route)
+    # If the caller disconnects during this call, nobody releases the reservation, and it expires.
+    reservation_id: str = await backend.call(spend_reserve, caller=caller, nanousd=bound)
+    backend.begin(caller, reservation_id)
+    return reservation_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchange:
+    """A request that is sent to an engine, until its end is recorded. A stream holds it for as long as it lasts."""
+
+    backend: Backend
+    caller: Caller
+    model: str
+    path: str
+    named_id: str
+    captured: bytes | None  # the body, which is kept if the deployment's owner has opted in; None: it is too long
+    reservation_id: str | None
+    span: Span
+
+    async def send(self, send: Callable[[Target], Awaitable[Answer]], key: ApiKey, route: Route) -> Answer:
+        """Raises: ApiError: 502, the engine failed; 503, the deployment has been stopped."""
+        process = route.choose()
+        try:
+            try:
+                answer = await send(process.target)
+            except NotConnected:  # the process may have been replaced since the route was read
+                route = await self.backend.routes.find(key, self.model, newer_than=route)
+                if process in (route.main, route.canary):
+                    raise
+                process = route.choose()
+                answer = await send(process.target)
+        except BaseException as error:
+            await self._end_failed(error, process)
+            raise
+        return answer
+
+    async def end_complete(self, status: int, answer: bytes) -> None:
+        if status == 200:
+            await self._count(tokens_of(answer) or Tokens())
+            return
+        tracing.fail(self.span, str(status))
+        self.span.end()
+        await self.backend.end(self._ended(None))
+
+    async def end_stream(self, until_complete: ExitStack, tokens: Tokens) -> None:
+        with until_complete:
+            await self._count(tokens)
+
+    async def _count(self, tokens: Tokens) -> None:
+        """Records the tokens under the model name in the request."""
+        self.span.set_attribute(tracing.INPUT_TOKENS, tokens.input)
+        self.span.set_attribute(tracing.OUTPUT_TOKENS, tokens.output)
+        self.span.end()
+        metrics.tokens.labels("endpoint", "input").inc(tokens.input)
+        metrics.tokens.labels("endpoint", "output").inc(tokens.output)
+        await self.backend.end(self._ended(tokens))
+
+    async def _end_failed(self, error: BaseException, process: Process) -> None:
+        is_failure = isinstance(error, ApiError)  # otherwise the caller has disconnected
+        tracing.fail(self.span, str(error.code) if isinstance(error, ApiError) else type(error).__name__)
+        self.span.end()
+        await self.backend.end(self._ended(None, failed_id=process.deployment_id if is_failure else None))
+
+    def _ended(self, tokens: Tokens | None, *, failed_id: str | None = None) -> Ended:
+        return Ended(
+            caller=self.caller,
+            model=self.model,
+            at=timezone.now(),
+            tokens=tokens,
+            reservation_id=self.reservation_id,
+            failed_id=failed_id,
+            named_id=self.named_id,
+            endpoint=self.path,
+            body=self.captured,
+        )
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """The body as an object whose `model` is a string. Raises: ApiError."""
+    body = parse_json(raw)
+    if not isinstance(body, dict):
+        raise ApiError(400, "The request body must be a JSON object.", "invalid_json")
+    model = body.get("model")
+    if model is None:
+        raise ApiError(400, "model: this parameter is required.", "missing_required_parameter", "model")
+    if not isinstance(model, str) or not is_text(model):
+        raise ApiError(400, "model must be a string.", "invalid_type", "model")
+    return body
+
+
+def _begin_span(model: str, path: str) -> Span:
+    """The caller must end the span after the last byte of the answer."""
+    operation = path.removeprefix("/v1/").partition("/")[0]
+    operation = "text_completion" if operation == "completions" else operation  # the convention's name
+    about = {tracing.OPERATION: operation, tracing.PROVIDER: "slipstream", tracing.REQUEST_MODEL: model}
+    return tracing.start_span(f"{operation} {model}", about, kind=SpanKind.CLIENT)

@@ -1,0 +1,154 @@
+"""Limits of the requests that an organization has in progress: their number, and what they may cost."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx2
+import pytest
+from pytest_django import Settings
+
+from control.billing.spending.models import SpendCap, SpendReservation
+from control.billing.usage.models import UsageRecord
+from control.billing.usage.services import price_set
+from control.core.settings.config import get_config
+from control.serving.gateway.costs import cost_bound
+from control.serving.gateway.routes import Route
+from control.tenants.accounts.models import Organization
+from tests.control.serving.gateway.test_gateway import chat, wait_for
+
+USD = 10**9
+
+
+@pytest.fixture
+def client(base_url: str, token: str) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=base_url, headers={"Authorization": f"Bearer {token}"}, trust_env=False) as client:
+        yield client
+
+
+def open_stream(client: httpx2.Client, opened: ExitStack, **values: Any) -> None:
+    """Opens a stream that lasts until `opened` ends."""
+    body = chat("linger", stream=True, **values)
+    response = opened.enter_context(client.stream("POST", "/chat/completions", json=body))
+    chunks = response.iter_text()
+    opened.callback(chunks.close)  # type: ignore[attr-defined]  # a generator; without it, the stream would end here
+    assert "token0" in next(chunks)
+
+
+@pytest.mark.usefixtures("deployment")
+def test_an_organization_has_a_limited_number_of_open_streams(client: httpx2.Client, settings: Settings) -> None:
+    settings.SLIPSTREAM = get_config().model_copy(update={"max_open_completions": 2})
+    with ExitStack() as opened:
+        for _ in range(2):
+            open_stream(client, opened)
+
+        refused = client.post("/chat/completions", json=chat("hello", stream=True))
+
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["code"] == "too_many_streams"
+        assert "2 requests to models in progress" in refused.json()["error"]["message"]
+    wait_for(lambda: client.post("/chat/completions", json=chat("hello")).status_code == 200)
+
+
+@pytest.mark.usefixtures("deployment")
+def test_refused_and_failed_requests_no_longer_count_as_open(client: httpx2.Client, settings: Settings) -> None:
+    settings.SLIPSTREAM = get_config().model_copy(update={"max_open_completions": 1})
+    for content, status in (("refuse", 400), ("hello", 200), ("hang up", 502), ("hello", 200)):
+        stream = content != "hello"
+        assert client.post("/chat/completions", json=chat(content, stream=stream)).status_code == status
+    assert client.post("/chat/completions", json=chat("hello", model="unknown")).status_code == 404
+    assert client.post("/chat/completions", content=b"{").status_code == 400
+    assert client.post("/chat/completions", json=chat("hello")).status_code == 200
+
+
+@pytest.mark.usefixtures("deployment")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_caller_who_disconnects_no_longer_counts(client: httpx2.Client, settings: Settings, stream: bool) -> None:
+    settings.SLIPSTREAM = get_config().model_copy(update={"max_open_completions": 1})
+    with pytest.raises(httpx2.ReadTimeout):
+        client.post("/chat/completions", json=chat("linger", stream=stream), timeout=0.5)
+
+    wait_for(lambda: client.post("/chat/completions", json=chat("hello")).status_code == 200)
+
+
+@pytest.fixture
+def cap(caller: Organization) -> SpendCap:
+    """Of 10 USD, while an output token costs 1 USD and the tokens of prompts nothing."""
+    price_set(model="", input_nanousd=0, output_nanousd=USD)
+    return SpendCap.objects.create(organization=caller, nanousd=10 * USD)
+
+
+@pytest.mark.usefixtures("deployment", "cap")
+def test_concurrent_requests_reserve_their_max_tokens_under_a_spend_cap(client: httpx2.Client) -> None:
+    with ExitStack() as opened:
+        open_stream(client, opened, max_tokens=6)
+
+        refused = client.post("/chat/completions", json=chat("hello", max_tokens=5))
+        admitted = client.post("/chat/completions", json=chat("hello", max_tokens=4))
+
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "spend_cap_reserved")
+        assert refused.headers["retry-after"] == "1"
+        assert admitted.status_code == 200
+
+    wait_for(lambda: not SpendReservation.objects.exists())
+    assert sum(UsageRecord.objects.values_list("output_tokens", flat=True)) == 4, "two tokens of each request"
+    assert client.post("/chat/completions", json=chat("hello", max_tokens=6)).status_code == 200
+
+
+@pytest.mark.usefixtures("deployment", "cap")
+@pytest.mark.parametrize(("content", "status"), [("refuse", 400), ("hang up", 502)])
+def test_a_request_without_an_answer_releases_its_reservation(client: httpx2.Client, content: str, status: int) -> None:
+    body = chat(content, stream=True, max_tokens=10)
+    assert client.post("/chat/completions", json=body).status_code == status
+
+    wait_for(lambda: not SpendReservation.objects.exists())
+    assert client.post("/chat/completions", json=chat("hello", max_tokens=10)).status_code == 200
+
+
+@pytest.mark.usefixtures("deployment", "cap")
+def test_a_request_that_does_not_fit_under_a_spend_cap_is_told_to_lower_max_tokens(client: httpx2.Client) -> None:
+    refused = client.post("/chat/completions", json=chat("hello"))
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "spend_cap_reached")
+    assert refused.headers["x-should-retry"] == "false"
+    assert "a lower max_tokens" in refused.json()["error"]["message"]
+
+
+ROUTE = Route(
+    named_id="d", main=None, canary=None, canary_percent=0, is_capped=True, input_nanousd=1, output_nanousd=1000,
+    context_tokens=100,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "output_tokens"),
+    [
+        ({}, 100),
+        ({"max_tokens": 7}, 7),
+        ({"max_tokens": 7, "max_completion_tokens": 9}, 9),
+        ({"max_tokens": 1000}, 100),
+        ({"max_tokens": "7"}, 100),
+        ({"max_tokens": 7, "n": 3}, 21),
+        ({"max_tokens": 7, "n": 0}, 7),
+        ({"max_tokens": 7, "prompt": [1, 2, 3]}, 7),
+        ({"max_tokens": 7, "prompt": ["a", "b"], "n": 2}, 28),
+        ({"max_tokens": 7, "prompt": [[1, 2], [3]]}, 14),
+    ],
+)
+def test_the_reserved_cost_covers_every_answer_of_a_request(body: dict[str, Any], output_tokens: int) -> None:
+    assert cost_bound(body, num_bytes=50, route=ROUTE) == 50 + 1000 * output_tokens
+
+
+def test_a_prompt_is_never_reserved_as_longer_than_the_context() -> None:
+    assert cost_bound({"max_tokens": 1}, num_bytes=10**6, route=ROUTE) == 100 + 1000
+
+
+def test_the_log_names_the_organization_of_a_refused_request(
+    client: httpx2.Client, caller: Organization, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.SLIPSTREAM = get_config().model_copy(update={"requests_per_minute": 1})
+    statuses = [client.post("/chat/completions", json=chat("hello")).status_code for _ in range(2)]
+
+    assert statuses[1] == 429
+    lines = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
+    assert [line["organization_id"] for line in lines if line.get("status") == 429] == [caller.pk]

@@ -1,0 +1,115 @@
+"""Of two organizations one opens 500 streams: what they use in the gateway's process, and what the other one notices.
+
+The gateway, its database and all sockets are real. The engine is pretended (`benchmarks.gateway.engine`), so that only
+the gateway is measured, and the crowd of callers is a process of its own.
+"""
+
+import statistics
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import connection
+
+from benchmarks.gateway.load import Address, completion, read, seconds_to_first_byte
+from benchmarks.gateway.server import Process, gateway, helper
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.services import deployment_create
+from tests.control.factories import make_key, make_organization
+from tests.workers.supervisor.conftest import migrated_database as migrated_database
+from tests.workers.supervisor.conftest import stack as stack
+from tests.workers.supervisor.live import LiveStack
+
+NUM_STREAMS = 500
+MAX_THREADS, MAX_CONNECTIONS, MAX_BYTES = 32, 16, 300 * 10**6
+NUM_REQUESTS, ATTEMPTS = 150, 3
+SMALL_SECONDS = 0.005  # below this, a ratio of two times says more about the machine than about the gateway
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Seconds of the quiet organization's requests, at the 95th percentile."""
+
+    first_token: float
+    reading: float
+
+
+@pytest.fixture
+def tokens(stack: LiveStack) -> list[str]:
+    """Keys of the loud and of the quiet organization. Each has a deployment `m`."""
+    stack.environment |= {"SLIPSTREAM_REQUESTS_PER_MINUTE": "0", "SLIPSTREAM_LOG_LEVEL": "WARNING"}
+    made = []
+    for _ in range(2):
+        organization = make_organization()
+        deployment_create(organization=organization, name="m", base_model=stack.base_model)
+        made.append(make_key(organization)[1])
+    return made
+
+
+@asynccontextmanager
+async def serving(stack: LiveStack) -> AsyncIterator[tuple[int, Process]]:
+    """Yields the gateway's port and its process."""
+    async with helper("engine") as engine_port:
+        ready = {"state": "ready", "port": int(engine_port), "token": "t"}
+        await sync_to_async(Deployment.objects.update)(**ready)
+        async with gateway(stack.environment, stack.data_dir / "worker-gateway.log") as running:
+            yield running
+
+
+async def p95(address: Address) -> Measured:
+    async def measure(request: bytes) -> float:
+        seconds = [await seconds_to_first_byte(address, request) for _ in range(NUM_REQUESTS)]
+        return statistics.quantiles(seconds, n=20)[-1]
+
+    return Measured(
+        first_token=await measure(completion(address, model="m", num_events=1)),
+        reading=await measure(read(address, "/v1/deployments")),
+    )
+
+
+def num_connections(process: Process, stack: LiveStack) -> int:
+    if connection.vendor == "sqlite":
+        return process.num_connections(sqlite_path=stack.data_dir / "slipstream.sqlite3")
+    return process.num_connections(port=urlsplit(stack.environment["SLIPSTREAM_DATABASE_URL"]).port)
+
+
+def test_500_open_streams_need_few_threads_connections_and_little_memory(stack: LiveStack, tokens: list[str]) -> None:
+    async def measure() -> tuple[int, int, int]:
+        async with serving(stack) as (port, process), helper("crowd", port, tokens[0], "m", NUM_STREAMS):
+            return process.num_threads, num_connections(process, stack), process.rss_bytes
+
+    threads, connections, num_bytes = async_to_sync(measure)()
+
+    assert threads <= MAX_THREADS
+    assert 1 <= connections <= MAX_CONNECTIONS
+    assert num_bytes <= MAX_BYTES
+
+
+@pytest.mark.wide
+def test_500_streams_of_one_organization_at_most_double_the_times_of_another(
+    stack: LiveStack, tokens: list[str]
+) -> None:
+    """Each attempt measures both cases on the same server; of three attempts, one must hold on a busy machine."""
+
+    async def measure() -> list[tuple[Measured, Measured]]:
+        found: list[tuple[Measured, Measured]] = []
+        async with serving(stack) as (port, _):
+            quiet = Address(port=port, token=tokens[1])
+            await p95(quiet)  # warms up
+            while len(found) < ATTEMPTS and not any(at_most_doubled(*pair) for pair in found):
+                alone = await p95(quiet)
+                async with helper("crowd", port, tokens[0], "m", NUM_STREAMS):
+                    found.append((alone, await p95(quiet)))
+        return found
+
+    found = async_to_sync(measure)()
+
+    assert any(at_most_doubled(*pair) for pair in found), found
+
+
+def at_most_doubled(alone: Measured, beside: Measured) -> bool:
+    pairs = ((alone.first_token, beside.first_token), (alone.reading, beside.reading))
+    return all(after <= 2 * max(before, SMALL_SECONDS) for before, after in pairs)

@@ -1,0 +1,115 @@
+"""Routes are read from the database at most once a second, and a route that no longer works is read again."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from control.core.api.errors import ApiError
+from control.core.processes.ports import free_port
+from control.serving.deployments.models import Deployment
+from control.serving.gateway.routes import Process, Route, Routes
+from control.serving.gateway.upstream import Target
+from control.tenants.accounts.models import ApiKey
+from tests.control.serving.gateway.test_gateway import chat
+
+KEY = ApiKey(id="k", organization_id="org")
+
+
+def make_route(port: int) -> Route:
+    main = Process(deployment_id="d", target=Target(port=port, token="t"))
+    return Route(
+        named_id="d", main=main, canary=None, canary_percent=0, is_capped=False, input_nanousd=0, output_nanousd=0,
+        context_tokens=1,
+    )  # fmt: skip
+
+
+class Reads:
+    """Stands for the threads that read routes: the results of `answers` in order."""
+
+    def __init__(self, *answers: Route | ApiError) -> None:
+        self.answers = list(answers)
+        self.num_reads = 0
+
+    async def __call__(self, function: Callable[..., Any], *args: Any) -> Route:
+        self.num_reads += 1
+        await asyncio.sleep(0)
+        answer = self.answers.pop(0)
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr("control.serving.gateway.routes.monotonic", lambda: now[0])
+    return now
+
+
+def test_concurrent_requests_read_a_route_once(clock: list[float]) -> None:
+    async def run() -> int:
+        reads = Reads(make_route(1))
+        found = Routes(reads)
+        await asyncio.gather(*(found.find(KEY, "m") for _ in range(100)))
+        return reads.num_reads
+
+    assert asyncio.run(run()) == 1
+
+
+def test_a_route_is_read_again_after_a_second(clock: list[float]) -> None:
+    async def run() -> list[int]:
+        found, ports = Routes(Reads(make_route(1), make_route(2))), []
+        for seconds in (0.0, 0.9, 0.2):
+            clock[0] += seconds
+            ports.append((await found.find(KEY, "m")).choose().target.port)
+        return ports
+
+    assert asyncio.run(run()) == [1, 1, 2]
+
+
+def test_keys_with_other_rights_and_other_models_have_routes_of_their_own(clock: list[float]) -> None:
+    async def run() -> int:
+        reads = Reads(*(make_route(number) for number in range(4)))
+        found = Routes(reads)
+        restricted = ApiKey(id="k", organization_id="org", deployment_ids=["d"])
+        for key, model in ((KEY, "m"), (KEY, "n"), (restricted, "m"), (ApiKey(id="k", organization_id="other"), "m")):
+            await found.find(key, model)
+        return reads.num_reads
+
+    assert asyncio.run(run()) == 4
+
+
+def test_a_refusal_is_not_kept(clock: list[float]) -> None:
+    async def run() -> int:
+        found = Routes(Reads(ApiError(503, "It is starting."), make_route(1)))
+        with pytest.raises(ApiError):
+            await found.find(KEY, "m")
+        return (await found.find(KEY, "m")).choose().target.port
+
+    assert asyncio.run(run()) == 1
+
+
+def test_a_caller_who_disconnects_does_not_end_the_reading_for_others(clock: list[float]) -> None:
+    async def run() -> int:
+        found = Routes(Reads(make_route(1)))
+        first, second = (asyncio.create_task(found.find(KEY, "m")) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        return (await second).choose().target.port
+
+    assert asyncio.run(run()) == 1
+
+
+@pytest.mark.usefixtures("deployment")
+def test_a_request_reaches_an_engine_that_moved_while_its_route_was_cached(base_url: str, token: str) -> None:
+    port = Deployment.objects.get().port
+    Deployment.objects.update(port=free_port())
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx2.Client(base_url=base_url, headers=headers, trust_env=False) as client:
+        assert client.post("/chat/completions", json=chat("hello")).status_code == 502
+        Deployment.objects.update(port=port)
+
+        assert client.post("/chat/completions", json=chat("hello")).status_code == 200

@@ -13,7 +13,7 @@
 
 #define BLOCK LANES
 #define MAX_D 576 /* width of DeepSeek-V3's latent together with its rotary part */
-#define MAX_HEADS 4 /* heads that are processed together, so that their queries, and later their sums, stay in registers */
+#define MAX_HEADS 4 /* heads processed together: their queries, and later their sums, must fit into the registers */
 
 /* The keys of one row and one KV head. */
 struct keys {

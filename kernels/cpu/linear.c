@@ -149,7 +149,7 @@ static struct table int8_table(void) {
                           {_mm512_loadu_si512(high), _mm512_loadu_si512(high + 64)}};
 }
 
-/* Loads two weights of each of 32 outputs. With int8, the outputs are permuted; `in_order` later reorders their sums. */
+/* Loads two weights of each of 32 outputs. With int8 the outputs are permuted; `in_order` later reorders their sums. */
 ALWAYS void load_pair(const void *w, int64_t k, const int format, const struct table *table, __m512bh *w0,
                       __m512bh *w1) {
     if (format == BF16) {

@@ -27,8 +27,8 @@ int64_t linear_blocks(const struct linear *l);
 struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M);
 /* The number of rows per tile if there are M rows: at most LINEAR_ROWS. */
 int64_t linear_height(int64_t M);
-/* Computes one block of outputs for at most LINEAR_ROWS rows. `out` points to the first output of the block. The rows of
- * `out` are `stride` floats apart. */
+/* Computes one block of outputs for at most LINEAR_ROWS rows. `out` points to the first output of the block. The rows
+ * of `out` are `stride` floats apart. */
 void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t rows, float *out, int64_t stride,
                  int dtype, enum output output, struct ahead *ahead);
 /* Computes one block for all M rows. x [M, K] in `dtype`, out [M, N] float32. */

@@ -17,7 +17,7 @@
 
 #define SPINS 600 /* about 10 microseconds on an AMD EPYC at 2.6 GHz */
 
-static pthread_mutex_t callers = PTHREAD_MUTEX_INITIALIZER; /* held during `team_run`, so only one call runs at a time */
+static pthread_mutex_t callers = PTHREAD_MUTEX_INITIALIZER; /* held during `team_run`: one call runs at a time */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static pid_t team_pid; /* the process that started the team; a forked child has no threads, so it starts a new team */

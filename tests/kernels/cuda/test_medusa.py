@@ -1,6 +1,6 @@
-"""Medusa heads computed in a single matrix product agree with a computation head by head, on CUDA and on the CPU.
+"""Medusa heads computed with a single matrix product agree with heads computed one by one, on CUDA and on the CPU.
 
-M rows of K columns, of which the first H are the hidden state.
+The input has M rows and K columns. Its first H columns are the hidden state.
 """
 
 import pytest
@@ -27,12 +27,12 @@ def test_each_head_adds_the_silu_of_its_product_to_the_hidden_state(
         torch.testing.assert_close(out[:, head].double(), expected, rtol=0, atol=tolerance)
 
 
-def test_cuda_and_cpu_agree() -> None:
+def test_the_cuda_kernel_and_the_cpu_agree() -> None:
     x, weight, bias = make(5, 40, seed=1), make(3 * 24, 40, seed=2), make(3 * 24, seed=3)
     actual = cuda_medusa_heads(x, linear_parts(x, weight, None, bias), 3)
     torch.testing.assert_close(medusa_heads(x, pack(weight, bias), 3), actual, rtol=1e-5, atol=1e-5)
 
 
-def test_a_weight_that_is_narrower_than_its_heads_is_refused() -> None:
+def test_medusa_weights_with_8_rows_for_3_heads_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[3 H, K >= H\], got \[8, 4\]"):
         medusa_heads(torch.ones(1, 4), pack(torch.ones(8, 4)), 3)

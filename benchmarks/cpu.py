@@ -1,4 +1,4 @@
-"""Compares the speed of our engine with that of other engines, which are called its peers.
+"""Compares the speed of our engine with the speed of other engines, which are called peers.
 
     python -m benchmarks.cpu [--peers vllm,transformers,llama.cpp] [--speculator DIR] [--prompts FILE.jsonl]
 

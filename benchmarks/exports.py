@@ -1,4 +1,4 @@
-"""Compares the acceptance length of a speculator in our engine with that of its export in vLLM.
+"""Exports a speculator to vLLM, and compares its acceptance length there with that in our engine.
 
     python -m benchmarks.exports --speculator DIR [--speculator DIR] [--prompts FILE.jsonl]
 

@@ -106,7 +106,7 @@ def _philox_numpy(seeds: Sequence[int], positions: Sequence[int], blocks: Ids) -
     multipliers = np.array(_MULTIPLIERS, np.uint64)[:, None, None]
     even, odd = np.zeros((2, 2, *blocks.shape), np.uint32)
     even[0], odd[0] = blocks, np.array(positions)[:, None]
-    # Two buffers in turn: `odd` of the next round is a view of the low halves of this round's products.
+    # Two buffers alternate, because `odd` of the next round is a view of this round's products.
     products = [np.empty((2, *blocks.shape), np.uint64) for _ in range(2)]
     for i, round_key in enumerate(keys):
         # The two products are exchanged. On little-endian CPUs, the low half of a product comes first.

@@ -34,7 +34,7 @@ class Poisoned(TorchFunctionMode):
         found = []
         for memory, size in self._guarded:
             before, behind = memory[:_GUARD] != _GUARD_BYTE, memory[_GUARD + size :] != _GUARD_BYTE
-            # Offsets count from the start of the tensor: those of the first guard are negative.
+            # Offsets count from the start of the tensor, so offsets in the first guard are negative.
             offsets = torch.cat((before.nonzero().flatten() - _GUARD, behind.nonzero().flatten() + size))
             if offsets.numel():
                 found.append(f"{offsets.numel()} bytes around {size}, the first at {int(offsets[0])}")

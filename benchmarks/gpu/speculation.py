@@ -23,7 +23,7 @@ from engine.request import Completion, Request, SamplingParams
 
 _ROUNDS = 3
 _BUDGET = 16
-_CONTEXT = 256  # context length at which graph steps are timed; about that of a prompt with its answer
+_CONTEXT = 256  # context length at which graph steps are timed; prompts with answers have about this length
 
 
 def arms_of(speculators: Sequence[Path]) -> list[tuple[str, Path | None]]:

@@ -73,7 +73,7 @@ ALWAYS void attend(const struct keys *keys, const float *q, void *out, const int
         }
         for (int64_t i = 0; i < lanes && in_pairs(D, dtype); i += 2) vf_unzip(&query[g][i], &query[g][i + 1]);
     }
-    int64_t block_offsets[2][BLOCK]; /* of this block and of the next one, in turn */
+    int64_t block_offsets[2][BLOCK]; /* the two arrays alternate: one for this block, the other for the next */
     int next_count = locate(keys, 0, D, dtype, block_offsets[0]);
     for (int64_t start = 0; start < keys->total; start += BLOCK) {
         const int64_t *offsets = block_offsets[start / BLOCK % 2];

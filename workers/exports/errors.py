@@ -2,7 +2,7 @@
 
 
 class ExchangeError(ValueError):
-    """A speculator cannot be exported or imported. `code` is an error code of the API; the message is for the user."""
+    """A speculator cannot be exported or imported. `code` never changes, because API clients rely on it."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -51,7 +51,8 @@ def run_training(
         model_dir=Path(spec.model_dir),
         target=target,
         corpus=corpus,
-        cache=output_dir.with_name(f"{output_dir.name}.cache.{processes.rank}"),  # beside output_dir, which is uploaded
+        # The cache is not in output_dir, because that folder is uploaded.
+        cache=output_dir.with_name(f"{output_dir.name}.cache.{processes.rank}"),
         seed=spec.seed,
         emit=emit if processes.is_first else lambda event: None,
         processes=processes,

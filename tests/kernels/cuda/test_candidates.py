@@ -21,9 +21,7 @@ POSITIONS = [3, 1, 4, 1000, 5]
 
 
 def sampling(device: torch.device) -> RowSampling:
-    seeds = [
-        params.seed - (params.seed >> 63 << 64) for params in PARAMS
-    ]  # converts uint64 to int64 with the same bits
+    seeds = [params.seed - (params.seed >> 63 << 64) for params in PARAMS]  # uint64 to int64 with the same bits
     integers = torch.tensor([seeds, POSITIONS, [params.top_k for params in PARAMS]], device=device)
     names = ("temperature", "top_p", "min_p")
     floats = torch.tensor([[getattr(p, name) for p in PARAMS] for name in names], dtype=torch.float64, device=device)

@@ -87,7 +87,7 @@ class Killed(Exception):
 
 
 class KillAfter:
-    """Ends the loop with an exception at the progress event after `num_steps` such events."""
+    """An `emit` function that raises `Killed` after `num_steps` progress events."""
 
     def __init__(self, num_steps: int) -> None:
         self._steps_left = num_steps

@@ -33,16 +33,16 @@ class Unroll:
         keys = self._rotate(keys, batch.positions)
         residual, x = residual[batch.anchors], x[batch.anchors]
         prefix = Prefix(keys[batch.keys], values[batch.keys], batch.num_keys)
-        own: list[tuple[Tensor, Tensor]] = []
+        added: list[tuple[Tensor, Tensor]] = []
         fed_back = residual
         for step in range(steps):
             positions = batch.positions[batch.anchors] + step
             if step:
                 residual, x = module.read(fed_back, self._embed(batch.input_tokens[:, step]))
                 key = self._rotate(self._heads(attention.k_proj(x)), positions)
-                own.append((key, self._heads(attention.v_proj(x))))
+                added.append((key, self._heads(attention.v_proj(x))))
             query = self._rotate(self._heads(attention.q_proj(x)), positions)
-            features, fed_back = module.split(module.finish(residual, prefix.attend(query, own, batch.grid_index)))
+            features, fed_back = module.split(module.finish(residual, prefix.attend(query, added, batch.grid_index)))
             yield features
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -68,23 +68,23 @@ class Prefix:
         self._bias = torch.where(masked, float("-inf"), 0.0)[:, None, None]
         self._grid = (*num_keys.shape,)
 
-    def attend(self, query: Tensor, own: list[tuple[Tensor, Tensor]], grid_index: Tensor) -> Tensor:
+    def attend(self, query: Tensor, added: list[tuple[Tensor, Tensor]], grid_index: Tensor) -> Tensor:
         """query [A, Hq, D] -> attention output [A, Hq * D].
 
-        own: the key and value, [A, Hkv, D] each, that every step from 1 to the current one added for each anchor.
+        added: the key and value, [A, Hkv, D] each, that every step from 1 to the current one added for each anchor.
         """
         A, Hq, D = query.shape
         num_kv_heads, L = self._keys.shape[1], self._keys.shape[-1]
         query = query.view(A, num_kv_heads, -1, D) * D**-0.5  # [A, Hkv, G, D]
         scores = self._to_grid(query, grid_index) @ self._keys + self._bias  # [B, Hkv, G, Amax, L]
-        if own:
-            own_scores = torch.stack([(query * key.unsqueeze(2)).sum(-1) for key, _ in own], dim=-1)  # [A, Hkv, G, s]
-            scores = torch.cat([scores, self._to_grid(own_scores, grid_index)], dim=-1)
+        if added:
+            new_scores = torch.stack([(query * key.unsqueeze(2)).sum(-1) for key, _ in added], dim=-1)  # [A, Hkv, G, s]
+            scores = torch.cat([scores, self._to_grid(new_scores, grid_index)], dim=-1)
         weights = scores.softmax(-1)
         out = self._from_grid(weights[..., :L] @ self._values, grid_index)  # [A, Hkv, G, D]
-        if own:
+        if added:
             shares = self._from_grid(weights[..., L:], grid_index)  # [A, Hkv, G, s]
-            for step, (_, value) in enumerate(own):
+            for step, (_, value) in enumerate(added):
                 out = out + shares[..., step, None] * value.unsqueeze(2)
         return out.reshape(A, Hq * D)
 

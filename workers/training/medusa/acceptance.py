@@ -1,7 +1,7 @@
 """Simulates the acceptance of Medusa heads on stored answers, from the target's hidden states for these answers.
 
 Medusa drafts from a single hidden state, so the tree at a row does not depend on the passes before it. The candidates
-of all rows are therefore computed in one call of the served drafter.
+of all rows of an answer are therefore computed in one call of the served drafter.
 """
 
 import torch

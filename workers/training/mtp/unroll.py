@@ -33,7 +33,7 @@ class MtpUnroll:
         keys = self._rotate(keys, batch.positions)
         prefix = Prefix(keys[batch.keys], values[batch.keys], batch.num_keys)
         residual, x = residual[batch.anchors], x[batch.anchors]
-        own: list[tuple[Tensor, Tensor]] = []
+        added: list[tuple[Tensor, Tensor]] = []
         output = residual
         for step in range(steps):
             positions = batch.positions[batch.anchors] + step
@@ -41,9 +41,9 @@ class MtpUnroll:
                 residual = layer.read(output, self._embed(batch.input_tokens[:, step]))
                 x = layer.input_layernorm(residual)
                 key, value = attention.keys_values(x)
-                own.append((self._rotate(key, positions), value))
+                added.append((self._rotate(key, positions), value))
             query = self._rotate(attention.query(x), positions)
-            output = layer.finish(residual, attention.o_proj(prefix.attend(query, own, batch.grid_index)))
+            output = layer.finish(residual, attention.o_proj(prefix.attend(query, added, batch.grid_index)))
             yield output
 
     def _embed(self, tokens: Tensor) -> Tensor:

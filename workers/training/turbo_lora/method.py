@@ -107,7 +107,7 @@ class TurboLoraMethod:
         return simulate_heads(drafter, answers, budget=self._parameters.loop.draft_budget)
 
     def _loss(self, source: TapRows, conversations: list[int]) -> tuple[Tensor, list[Sums]]:
-        """Returns the loss (in validation only that of the heads), and the sums of each head."""
+        """Returns the loss and the sums of each head. In validation, the loss does not include the adapter's part."""
         parameters = self._parameters
         batch = make_batch(source, conversations)
         with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):

@@ -1,9 +1,9 @@
-"""The arms of a comparison. An arm is an engine with a drafting method and a weight format, in its own process.
+"""The arms of a comparison. An arm is an engine with a drafting method and a weight format; it runs in one process.
 
 slipstream   plain · ngram · suffix · each trained speculator, with and without suffix · plain with int8 weights
 vllm         plain · ngram · suffix          bf16 weights, like ours
 transformers plain · prompt lookup           bf16 weights, one prompt at a time
-llama.cpp    plain · ngram                   Q4_1 weights; no claim compares it, because it reads a quarter of the bytes
+llama.cpp    plain · ngram                   Q4_1 weights, which have a quarter of the bytes, so no claim includes it
 """
 
 import json
@@ -54,7 +54,7 @@ class Arm:
 
 
 def our_arms(model: Path, speculators: Sequence[Path]) -> list[Arm]:
-    """Returns our arms, whose draft budgets adapt as in serving.
+    """Returns the arms of our engine. Their draft budgets are adaptive, as in serving.
 
     Raises: WorkloadError: a folder does not contain a speculator.
     """
@@ -72,7 +72,7 @@ def _ours(model: Path, label: str, drafter: str, speculator: Path | None = None)
 
 
 def vllm_arms(model: Path) -> list[Arm]:
-    """vLLM with a thread on every core, and with its default, which keeps one core free for its scheduler."""
+    """Returns vLLM's arms with threads on all cores, and on all cores but one, which is vLLM's default."""
     plain: dict[str, Any] = {"model": str(model)}
     ngram, suffix = plain | {"speculation": _VLLM_NGRAM}, plain | {"speculation": {"method": "suffix"}}
     cores = sorted(os.sched_getaffinity(0))
@@ -82,7 +82,7 @@ def vllm_arms(model: Path) -> list[Arm]:
 
 
 def _vllm(drafter: str, settings: dict[str, Any], cores: list[int], variant: str = "") -> Arm:
-    """Binds threads to cores and sets how they wait, as vLLM does with Intel's OpenMP (its ompmultiprocessing.py)."""
+    """Returns an arm with one thread per core. The OpenMP settings are those of vLLM's ompmultiprocessing.py."""
     affinity = f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]"
     return Arm(
         engine="vllm",
@@ -140,7 +140,7 @@ def llama_cpp_arms() -> list[Arm]:
 
 
 class Process:
-    """The process of an arm's runner. Between jobs it waits without using the processor, while other arms run."""
+    """The process in which the runner of an arm answers jobs. While other arms run, it waits for its next job."""
 
     def __init__(self, arm: Arm, settings: dict[str, Any], log_path: Path) -> None:
         """Starts the runner and waits until its model is loaded.

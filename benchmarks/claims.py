@@ -1,4 +1,4 @@
-"""Our claims about the engine's speed, each of which has a threshold for the ratio of two speeds."""
+"""Our claims about the engine's speed. A claim passes if the ratio of two speeds reaches a threshold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from benchmarks.arms import OURS, PLAIN
 from benchmarks.samples import Samples, Spread
 from benchmarks.workload import WITHOUT_WEIGHTS
 
-_SMALL_UNCERTAINTY = 0.01  # relative to the ratio; a ratio that is known so precisely needs no more rounds
+_SMALL_UNCERTAINTY = 0.01  # relative to the ratio; with a smaller uncertainty, no more rounds are needed
 OUR_PLAIN = f"{OURS} {PLAIN}"
 
 
@@ -15,19 +15,19 @@ OUR_PLAIN = f"{OURS} {PLAIN}"
 class Claim:
     text: str
     batch_size: int
-    at_least: float  # threshold of the ratio of speeds
-    arms: tuple[str, ...]  # the numerator of the ratio is the speed of one of these arms
-    over: tuple[str, ...]  # arms to compare with; the speed of the fastest of them is the denominator
-    each: bool = False  # whether every arm must reach the threshold, or only the fastest
-    aim: float | None = None  # a higher ratio that is desired but not required
+    at_least: float  # the threshold
+    arms: tuple[str, ...]  # the arms whose speeds are numerators of the ratio
+    over: tuple[str, ...]  # the fastest of these arms is the denominator
+    each: bool = False  # True: all of `arms` must reach the threshold; False: only the fastest of them
+    aim: float | None = None  # a higher ratio, which we want to reach, but which the claim does not require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     claim: Claim
-    arm: str | None  # the arm that decides the claim: the fastest, or the slowest if each must reach the threshold
-    over: str | None  # the arm with which `arm` is compared
-    ratio: Spread | None  # None: an arm is missing
+    arm: str | None  # the numerator: the fastest of the claim's arms, or the slowest if each must reach the threshold
+    over: str | None  # the denominator
+    ratio: Spread | None  # None if an arm was not measured
 
     @property
     def status(self) -> str:

@@ -1,14 +1,14 @@
-"""Compares our engine with other engines, its peers, on the same prompts, model and machine, in alternating rounds.
+"""Compares the speed of our engine with the speed of other engines, which are called peers.
 
     python -m benchmarks.cpu [--peers vllm,transformers,llama.cpp] [--speculator DIR] [--prompts FILE.jsonl]
 
-writes table.md, results.json and plot.png and prints the table. The exit code is 1 if a claim fails, 0 if none does,
-2 if nothing could be measured. docs/benchmarks.md explains the figures.
+writes table.md, results.json and plot.png and prints the table. The exit code is 0 if no claim fails, 1 if a claim
+fails, and 2 if nothing could be measured. docs/benchmarks.md explains the figures.
 
 An arm is an engine with a drafting method (benchmarks/arms.py). In a round, all arms answer the same prompts in turn,
 at one batch size. Every round has new prompts, so that no engine can reuse an earlier answer. Rounds are repeated until
-every claim (benchmarks/claims.py) is settled or the time is over. A claim is settled if more rounds would hardly change
-its status.
+every claim (benchmarks/claims.py) is settled or --minutes have passed. A claim is settled if more rounds would hardly
+change its status.
 """
 
 import argparse
@@ -57,11 +57,11 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, int]:
-        """The settings common to all runners."""
+        """Returns the settings that all runners have in common."""
         return {"max_batch_size": max(self.batch_sizes), "max_seq_len": _MAX_PROMPT_LEN + self.max_tokens + 32}
 
     def num_prompts(self, batch_size: int) -> int:
-        """The number of prompts in a round: enough that the batch is full for most of the time."""
+        """Returns the number of prompts in a round. It is large enough that the batch is full most of the time."""
         return max(8, 2 * batch_size)
 
     @property
@@ -71,7 +71,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class RunningArms:
-    """The processes of the arms. An arm that fails is removed, and `missing` gives the reason."""
+    """The processes of the arms. If an arm fails, it is removed, and the reason is added to `missing`."""
 
     processes: dict[Arm, Process]
     missing: dict[str, str] = field(default_factory=dict)  # name of an arm -> why it does not run
@@ -86,7 +86,7 @@ class RunningArms:
 
 
 def measure(plan: Plan, arms: RunningArms, all_claims: Sequence[Claim], prompts: Iterator[list[int]]) -> Samples:
-    """The remaining time is divided equally among the remaining batch sizes."""
+    """Runs the rounds of all batch sizes. Each batch size gets an equal share of the remaining time."""
     samples = Samples()
     for num_done, batch_size in enumerate(plan.batch_sizes):
         claims_of_size = [claim for claim in all_claims if claim.batch_size == batch_size]
@@ -108,14 +108,14 @@ def _undecided_arms(claims_of_size: Sequence[Claim], samples: Samples) -> set[st
 
 
 def _warm_up(batch_size: int, arms: RunningArms, prompts: Iterator[list[int]]) -> None:
-    """Runs each arm once, because first passes allocate and compile, and draft budgets adapt."""
+    """Runs each arm once before it is measured: the first passes allocate memory and compile, and budgets adapt."""
     job = Job(list(islice(prompts, batch_size)), _WARM_UP_TOKENS, batch_size)
     for arm in [arm for arm in arms.processes if batch_size <= arm.largest_batch]:
         arms.answer(arm, job)
 
 
 def _round(number: int, job: Job, arms: RunningArms, wanted: set[str] | None, samples: Samples) -> None:
-    """Runs the wanted arms (None: all). Every second round has the reverse order, so that drift affects all equally."""
+    """Runs the arms in `wanted`, or all if it is None. The order is reversed in every second round."""
     turns = [
         arm for arm in arms.processes if job.concurrency <= arm.largest_batch and (wanted is None or arm.name in wanted)
     ]
@@ -231,7 +231,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers", type=_peers, default=ENGINES[1:], metavar="A,B", help="default: all; or 'none'")
     parser.add_argument("--batch-sizes", type=_sizes, default=(1, 4, 8, 16, 32), metavar="1,4,8")
     parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="longest answer (default 128)")
-    parser.add_argument("--min-rounds", type=int, default=3, metavar="N", help="rounds of every arm (default 3)")
+    parser.add_argument(
+        "--min-rounds", type=int, default=3, metavar="N", help="minimum rounds of every arm (default 3)"
+    )
     parser.add_argument("--max-rounds", type=int, default=9, metavar="N", help="limit of rounds (default 9)")
     parser.add_argument("--minutes", type=float, default=60.0, metavar="M", help="start no round after M (default 60)")
     parser.add_argument("--out", type=Path, default=Path("build/bench-cpu"), metavar="DIR")

@@ -1,14 +1,14 @@
-"""Measures how fast the engine answers, how many drafted tokens are accepted, and where the time is spent.
+"""Measures how fast the engine answers prompts, how many draft tokens are accepted, and how long each phase takes.
 
     python -m benchmarks.decode --prompts FILE.jsonl --drafter ngram --batch-size 1 --max-tokens 128
 
 prints one line of JSON:
 
-    tokens_per_second           generated tokens / wall time, prefill included; the median of --repeats
-    decode_tokens_per_second    the same, but the wall time excludes prefill
-    acceptance_length           generated tokens per verify pass of an answer: 1 + accepted / passes
-    acceptance_rate_per_position  entry i is the share of passes that accepted more than i drafted tokens
-    phase_seconds               wall time of the run with the median time, by phase of the engine's step
+    tokens_per_second           generated tokens / wall time with prefill, of the run with the median time of --repeats
+    decode_tokens_per_second    generated tokens / wall time without prefill, of the same run
+    acceptance_length           generated tokens per verify pass: 1 + accepted draft tokens / passes
+    acceptance_rate_per_position  entry i is the share of passes that accepted more than i draft tokens
+    phase_seconds               wall time of each phase of the engine's step, in the same run
 
 The model is loaded and warmed up first. To compare two drafters, alternate between them (A B A B) on an idle machine.
 
@@ -59,11 +59,12 @@ class Measurement:
 
 
 def acceptance(completions: Sequence[Completion]) -> tuple[float, list[float]]:
-    """Returns the acceptance length, and for each i the share of passes that accepted more than i drafted tokens."""
+    """Returns the acceptance length, and a list: entry i is the share of passes that accepted more than i tokens."""
     num_passes = sum(completion.speculation.num_spec_steps for completion in completions)
     accepted = sum(completion.speculation.num_accepted_draft_tokens for completion in completions)
     longest = max((len(completion.speculation.acceptance_histogram) for completion in completions), default=0)
-    num_accepted_more = [  # entry i: passes that accepted more than i tokens; entry j of a histogram counts exactly j
+    # Entry i of a histogram is the number of passes that accepted exactly i tokens.
+    num_accepted_more = [  # entry i: number of passes that accepted more than i tokens
         sum(sum(completion.speculation.acceptance_histogram[i + 1 :]) for completion in completions)
         for i in range(longest - 1)
     ]
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     measure(engine, requests[: args.batch_size])  # warm-up: first passes allocate, and the draft budget adapts
     runs = []
     for _ in range(args.repeats):
-        engine.drafter.forget_past()  # otherwise the drafter could copy the previous run's answers to the same prompts
+        engine.drafter.forget_past()  # otherwise the drafter could draft the answers of the previous run
         runs.append(measure(engine, requests))
     runs.sort(key=lambda run: run.seconds)
     median = runs[len(runs) // 2]

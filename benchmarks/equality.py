@@ -1,17 +1,17 @@
-"""Compares, for every available drafter, the answers with the drafter to those without it, token for token.
+"""Checks that answers are equal with and without each drafter, token for token.
 
     python -m benchmarks.equality [--speculator DIR ...] [--prompts FILE.jsonl]
 
-Plain answers are generated without a drafter, once for each sampling method, in shuffled order and with a batch size
-that no arm uses. An arm is a combination of drafter, sampling method, batch size (16 or 1) and shape: chains within a
-fixed draft budget, or trees within an adaptive one. Every arm answers the same prompts. Prints a line of JSON per arm:
+An arm is a combination of drafter, sampling method, batch size (16 or 1) and shape: chains with a fixed draft budget,
+or trees with an adaptive one. For each sampling method, plain answers to the same prompts are generated once without a
+drafter, in shuffled order and with another batch size. Prints a line of JSON per arm:
 
     {"drafter": "ngram", "sampling": "greedy", "batch_size": 16, "shape": "tree", "budget": null,
      "prompts": 200, "equal": 200, "first_divergence": [], "accepted": 3120, ...}
 
 and a summary in the last line. `first_divergence` lists {"custom_id", "position"} of every answer that differs, where
-`position` is the index of the first different token. `accepted` is the number of drafted tokens that were accepted; if
-it is small, equal answers prove little. The exit code is 0 only if all answers of all arms are equal.
+`position` is the index of the first different token. `accepted` is the number of accepted draft tokens. If it is small,
+speculation was hardly tested. The exit code is 0 only if all answers of all arms are equal.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from engine.request import Completion, Request, SamplingParams
 from engine.tokenizer import Tokenizer
 from examples.prepare_model import ModelNotFoundError, prepare
 
-SAMPLINGS = {  # each request replaces max_tokens and adds a seed
+SAMPLINGS = {  # requests get another max_tokens, and a seed
     "greedy": SamplingParams(max_tokens=1, temperature=0.0),
     "T=0.8": SamplingParams(max_tokens=1, temperature=0.8),
     "top-p 0.9": SamplingParams(max_tokens=1, temperature=0.8, top_p=0.9),
@@ -65,7 +65,7 @@ class Arm:
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Returns the first index at which the sequences differ; the end of the shorter one counts as a difference."""
+    """Returns the first index at which the sequences differ, or at which only one of them has ended."""
     for position, (left_token, right_token) in enumerate(zip_longest(left, right)):
         if left_token != right_token:
             return position
@@ -89,7 +89,7 @@ def compare(prompts: Sequence[Prompt], plain: Sequence[Completion], drafted: Seq
 
 
 class Trial:
-    """A model with its prompts and its plain answers."""
+    """Runs arms with one model, and compares their answers with the plain answers."""
 
     def __init__(self, args: argparse.Namespace, model_dir: Path, model: Model) -> None:
         self._args, self._model_dir, self._model = args, model_dir, model
@@ -156,7 +156,7 @@ def arms(args: argparse.Namespace) -> Iterator[Arm]:
 
 def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Raises: WorkloadError, EngineError, ModelNotFoundError: prompts, model or a speculator cannot be used."""
-    all_arms = list(arms(args))  # before the model is loaded, because the arguments may be wrong
+    all_arms = list(arms(args))  # before the model is loaded, so that wrong arguments are reported at once
     model_dir = args.model or prepare()
     model = load_model(model_dir, dtype=args.dtype, device=args.device, weights=args.weights)
     trial = Trial(args, model_dir, model)

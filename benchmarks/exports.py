@@ -1,12 +1,12 @@
-"""Compares the acceptance of an exported speculator in vLLM with that in our engine.
+"""Exports a speculator to vLLM, and compares its acceptance length there with that in our engine.
 
     python -m benchmarks.exports --speculator DIR [--speculator DIR] [--prompts FILE.jsonl]
 
-exports each speculator in every format that vLLM reads. vLLM and our engine answer the same prompts greedily and draft
-a chain of the same number of tokens per pass. Prints a line of JSON for each format:
+exports each speculator in every format that vLLM reads. vLLM and our engine answer the same prompts greedily. In every
+pass both draft a chain with the same number of tokens. Prints a line of JSON for each format:
 
-    acceptance_length       tokens per pass in our engine, without the first token of each answer
-    peer_acceptance_length  the same in vLLM
+    acceptance_length       tokens per pass in our engine; the first token and pass of each answer are not counted
+    peer_acceptance_length  tokens per pass in vLLM, counted in the same way
     ratio                   peer_acceptance_length / acceptance_length
     equal_answers           number of equal answers; in bfloat16 some differ, because the two engines round differently
     error                   replaces the other values if vLLM cannot run the speculator
@@ -37,16 +37,16 @@ from engine.request import Request, SamplingParams
 from engine.tokenizer import Tokenizer
 from examples.prepare_model import ModelNotFoundError, prepare
 
-FORMATS = {  # formats of each kind that vLLM reads
+FORMATS = {  # by kind: the export formats that vLLM reads
     "eagle3": ("speculators", "specforge"),
     "block": ("speculators",),
     "medusa": ("medusa",),
     "draft_model": ("hugging_face",),
 }
 _METHODS = {"eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft_model"}  # vLLM's names of the kinds
-_DEPTH = 5  # tokens drafted per pass, for speculators whose configuration names no number
+_DEPTH = 5  # draft tokens per pass, for speculators whose configuration does not limit them
 _BATCH_SIZE, _MAX_SEQ_LEN = 16, 1024
-# Our drafters propose trees. These settings of their modules reduce a tree to a chain of the best token at each depth.
+# Our drafters propose trees. With these values of module constants, they propose a chain of the best tokens instead.
 _CHAIN_SETTINGS: dict[str, dict[str, Any]] = {
     "engine.drafters.eagle3": {"WIDTH": 1, "_CANDIDATES": 1, "_LEAST_GAIN": 0.0},
     "engine.drafters.medusa": {"CANDIDATES": 1},
@@ -92,7 +92,7 @@ def export(speculator: Path, form: str, model: Path, out: Path) -> None:
 
 
 def drafted_tokens(config: dict[str, Any]) -> int:
-    """The number of tokens that an exported speculator drafts per pass."""
+    """Returns the number of tokens that both engines draft per pass with this speculator."""
     if "num_heads" in config:
         return int(config["num_heads"])
     if "block_size" in config:

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Everything that needs an NVIDIA GPU, in under 9 minutes: tests, kernels, decoding by shape, speculation on a real model.
+# Runs everything that needs an NVIDIA GPU in less than 9 minutes: GPU tests, and the benchmarks of kernels, of decoding
+# with the shapes of published models, and of speculation with a real model.
 #
 #   benchmarks/gpu.sh [FOLDER]        results go to FOLDER/<GPU>, by default benchmarks/results
 #
 #   PYTHON      interpreter with torch, triton, transformers and pytest (python3)
-#   MODEL       folder of a real model, with PROMPTS, a file of prompts, and SPECULATORS, folders of speculators trained
-#               for it; without a model the speculation part is skipped
+#   MODEL       folder of a real model; without it, the benchmark of speculation is skipped
+#   PROMPTS     file of prompts for MODEL
+#   SPECULATORS folders of speculators that were trained for MODEL
 #   SLIPSTREAM_COMMIT   the commit to record if the tree has no Git history
 #   LOGS        folder for the logs of the parts (build/gpu)
 #
@@ -33,8 +35,8 @@ part() {
     fi
 }
 
-# Kernels take longer to compile than to run. These processes compile the kernels while the tests run, so that the timed
-# runs find them in the compiler's cache. Their exit codes are ignored, because the timed run repeats all checks.
+# Kernels take longer to compile than to run. While the tests run, these processes compile the kernels into the
+# compiler's cache. Their exit codes are ignored, because the part "kernels" repeats all checks.
 warmers=()
 for share in 0 1 2 3; do
     timeout --kill-after=10 90 "$python" -m benchmarks.kernels --warm "$share/4" >"$logs/warm-$share.log" 2>&1 &

@@ -4,11 +4,12 @@
 
     correctness     Each kernel is compared with a float64 reference on random inputs. Before the call, its outputs are
                     filled with NaN and placed between guard bytes (benchmarks/gpu/poison.py).
-    row invariance  Rows of a pass over 128 rows must have the same bits as in passes over only the first n, the last n
-                    or a single row. Rows of a draft tree must have the same bits as plain decoding of their paths.
+    row invariance  The rows of a pass over 128 rows must have the same bits in a pass over only the first n rows, over
+                    only the last n rows, and over a single row. The rows of a draft tree must have the same bits as in
+                    plain decoding of their paths.
     speed           Each kernel, and torch's implementation if there is one, is timed in a CUDA graph with a cold L2
-                    cache. The time is reported relative to the bandwidth of a copy and the rate of a matrix product.
-                    These are measured before and after the kernels, and the better value counts.
+                    cache. The time is compared with a lower bound (benchmarks/gpu/ceilings.py). Its ceilings are
+                    measured before and after the kernels, and the higher values are used.
 
 Writes `kernels.json` to the folder --results/<GPU's name> and prints a table. The exit code is 1 if a check fails.
 `--device cpu` rehearses the whole run with tiny sizes in Triton's interpreter, and writes a file only with --results.
@@ -35,11 +36,11 @@ from kernels.losses import Loss
 _REPEATS = 30
 _NUM_COMPARED_ROWS = 128
 _COMPARED_CONTEXT = 3000  # keys; attention then has short and long splits and a tail (kernels/cuda/attention.py)
-MakeCase = Callable[[], Case]  # makes the inputs of the case only when it is called
+MakeCase = Callable[[], Case]  # makes a case; its inputs use no memory before the call
 
 
 def layer_case_makers(inputs: Inputs, model: str, row_counts: Sequence[int]) -> Iterator[MakeCase]:
-    """Yields the cases of a model's matrix products, and those of the operations between the products at 16 rows."""
+    """Yields cases for the matrix products of a layer, and for the operations between them with 16 rows."""
     sizes = Sizes.of(model)
     for name, (N, K) in layer_cases.weights_of(sizes).items():
         for M in row_counts:
@@ -82,7 +83,7 @@ def loss_case_makers(inputs: Inputs, model: str, num_rows: int) -> Iterator[Make
 
 
 def all_case_makers(inputs: Inputs, *, rehearsal: bool) -> list[MakeCase]:
-    """Returns functions that make the cases, the most important first, because the time may run out."""
+    """Returns functions that make the cases. The most important are first, as the time may be too short for all."""
     if rehearsal:
         return [
             *layer_case_makers(inputs, "tiny", (1, 17)),
@@ -134,7 +135,7 @@ def examined(
             return
         try:
             yield examine(make, clock, repeats)
-        except Exception as error:  # other cases may still work; this one is reported as failed
+        except Exception as error:  # reported as a failed case, so that the other cases still run
             traceback.print_exc()
             yield {"operation": "failed", "shape": f"{type(error).__name__}: {error}"[:300], "passed": False}
 
@@ -206,7 +207,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, metavar="S", help="default: the clock")
     parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="start no case after this time")
     parser.add_argument(
-        "--warm", type=part_of, metavar="I/N", help="only compile and check every N-th case, for the compiler's cache"
+        "--warm",
+        type=part_of,
+        metavar="I/N",
+        help="only compile and check every N-th case, from case I on, to fill the compiler's cache",
     )
     args = parser.parse_args(argv)
     try:

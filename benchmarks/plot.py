@@ -1,4 +1,4 @@
-"""A figure with three plots: speed by batch size, speedup by speculation, and all arms at the smallest batch size."""
+"""Draws the figure of `benchmarks.cpu`: speed by batch size, speedup by speculation, and speed at the smallest size."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def draw(samples: Samples, title: str, path: Path) -> None:
 
 
 def _style(arm: str, arms: list[str]) -> dict[str, str]:
-    """The engine determines the color; the arm's index among the engine's arms determines line style and marker."""
+    """Returns an arm's line style. Arms of the same engine have the same color and different lines and markers."""
     engine = arm.partition(" ")[0]
     index = [other for other in arms if other.partition(" ")[0] == engine].index(arm)
     return {

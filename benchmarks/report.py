@@ -1,4 +1,4 @@
-"""The results of a run of `benchmarks.cpu`: a table, all samples, and a plot."""
+"""Writes the results of `benchmarks.cpu`: a table, a file with all samples, and a plot."""
 
 import json
 import os
@@ -47,7 +47,7 @@ class Report:
     versions: dict[str, str]
     model: str
     prompts: str
-    num_prompts: int  # available prompts; when all were used, rounds start again with the first
+    num_prompts: int  # number of available prompts; if rounds need more, prompts are used again
     max_tokens: int
     missing: dict[str, str]
     samples: Samples

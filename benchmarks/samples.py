@@ -1,7 +1,7 @@
 """The measurements of a run of `benchmarks.cpu`, and their uncertainty.
 
-An arm is an engine with a drafting method. In a round, all arms answer the same prompts in turn. Ratios of speeds are
-computed within a round, so that slow changes of the machine's speed affect numerator and denominator equally.
+An arm is an engine with a drafting method. In a round, all arms answer the same prompts in turn. A ratio of speeds is
+computed for each round, because the speed of the machine changes less within a round than between rounds.
 """
 
 import math
@@ -15,7 +15,7 @@ class Sample:
     """The measurement of one arm in one round at one batch size."""
 
     arm: str
-    own_plain: str  # the arm with the same engine and weights but without speculation, possibly this arm itself
+    own_plain: str  # the arm with the same engine and weights but without speculation, which may be this arm
     weights: str
     batch_size: int
     round: int
@@ -26,7 +26,7 @@ class Sample:
     prefill_seconds: float | None
     acceptance_length: float | None
     prompts: int
-    equal: int | None  # answers equal to the plain arm's; None if that arm did not run in this round
+    equal: int | None  # number of answers equal to those of `own_plain`; None if that arm did not run in this round
     load_average: float  # one-minute load average when the arm started
 
     @property
@@ -52,7 +52,7 @@ class Spread:
 
     @property
     def uncertainty(self) -> float:
-        """Half the width of the median's 95 % confidence interval.
+        """Returns half the width of the 95 % confidence interval of the median.
 
         Source: McGill, Tukey and Larsen 1978, notched box plots.
         """

@@ -1,7 +1,7 @@
-"""Turns the drafts of any drafter into chains or trees, so that the verification of both is tested with each drafter.
+"""Turns the drafts of any drafter into chains or trees, so that `benchmarks.equality` tests both with every drafter.
 
-chain   the path from the root to the deepest node; if there are several, to the likeliest of them
-tree    the draft, to which a sibling with another token is added for every node
+chain   only the path to the deepest node; to the likeliest one if several nodes are equally deep
+tree    the draft, in which every node gets a sibling with another token
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ def as_chain(draft: Draft) -> Draft:
 
 
 def as_tree(draft: Draft) -> Draft:
-    """Adds to every node a sibling leaf with the next token id and half the node's survival probability.
+    """Adds a sibling for every node. Its token is the next id, and its survival is half of the node's.
 
-    With this probability, some siblings fit into the draft budget.
+    With this survival, some siblings are likely enough to be verified within the draft budget.
     """
     tokens, parents, survival = list(draft.tokens), list(draft.parents), list(draft.survival)
     existing = set(zip(parents, tokens, strict=True))
@@ -40,7 +40,7 @@ def as_tree(draft: Draft) -> Draft:
 
 class Shaped(Drafter):
     def __init__(self, drafter: Drafter, shape: Callable[[Draft], Draft], drafter_budget: Callable[[int], int]) -> None:
-        """`drafter_budget` maps the draft budget to the number of nodes requested from the drafter."""
+        """drafter_budget: takes the draft budget and returns the number of nodes to request from the drafter."""
         self.name, self.max_depth = drafter.name, drafter.max_depth
         self.tap_layers, self.slot_bytes = drafter.tap_layers, drafter.slot_bytes
         self._drafter, self._shape, self._drafter_budget = drafter, shape, drafter_budget
@@ -60,5 +60,5 @@ class Shaped(Drafter):
 
 SHAPES: dict[str, Callable[[Drafter], Drafter]] = {
     "chain": lambda drafter: Shaped(drafter, as_chain, lambda budget: budget),
-    "tree": lambda drafter: Shaped(drafter, as_tree, lambda budget: (budget + 1) // 2),  # the other half for siblings
+    "tree": lambda drafter: Shaped(drafter, as_tree, lambda budget: (budget + 1) // 2),  # leaves room for siblings
 }

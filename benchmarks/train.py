@@ -1,18 +1,18 @@
-"""Trains a speculator on a given number of answers for some minutes, and measures its acceptance length.
+"""Trains a speculator with a given number of answers and a given time, and measures its acceptance length.
 
     python -m benchmarks.train --kind eagle3 --rows 300 --minutes 5 --prompts FILE.jsonl
 
-The model answers `--rows` training prompts and the held-out prompts. The speculator is trained on the answers to the
-training prompts, as `python -m workers.training` does, and evaluated on the held-out ones. Prints one line of JSON:
+The model answers `--rows` training prompts and `--held-out` other prompts. `python -m workers.training` then trains the
+speculator on the training answers and evaluates it on the held-out ones. Prints one line of JSON:
 
     rows, tokens                         number of training answers and of their tokens
     minutes                              processor time of the training loop; unlike wall time, it does not depend on
                                          other work on the machine
     simulated_acceptance_length          computed by the training program from the held-out answers
-    served_acceptance_length             measured in the engine with the held-out prompts; should equal the simulated
+    served_acceptance_length             measured by answering the held-out prompts; should equal the simulated length
 
-The held-out questions are the same for any number of rows. Answers are generated once, for all kinds and numbers of
-rows, and kept in --folder. docs/metrics.md defines the acceptance length. The temperature is 0.
+The held-out prompts do not depend on --rows. Answers are stored in --folder, and later runs of any kind use them again.
+docs/metrics.md defines the acceptance length. The temperature is 0.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from workers.training.data import split_key
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LOG_LINES = 5
-_NUM_GENERATED = 2048  # word problems from which the held-out ones are drawn
+_NUM_GENERATED = 2048  # number of word problems that are generated if no --prompts are given
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "max_seconds": 60 * args.minutes,
         "epochs": 10_000,  # --minutes ends the training
         "patience": 0,
-        # Training rounds the number of validation answers up: to `held_out`.
+        # Training rounds the resulting number of validation answers up, which gives `held_out`.
         "validation_fraction": (args.held_out - 0.5) / (args.rows + args.held_out),
         "draft_budget": args.draft_budget,
         **args.hyperparameters,
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _questions(path: Path | None, rows: int, held_out: int) -> tuple[list[str], list[str]]:
-    """Splits questions. Returns: the questions that the training program will hold out, and the first `rows` others.
+    """Returns the questions that the training program will hold out, and `rows` other questions.
 
     Raises: WorkloadError: there are too few questions, or a line is not {"question": ...}.
     """
@@ -104,7 +104,10 @@ def _row_id(question: str) -> str:
 
 
 def write_answers(model: Path, questions: Sequence[str], path: Path, *, kept: Path, max_tokens: int) -> None:
-    """Writes training rows to `path`. Effects: missing answers are generated and stored in the folder `kept`."""
+    """Writes the training rows of the questions to `path`.
+
+    Effects: answers that are not in the folder `kept` are generated and stored there.
+    """
     stored = _StoredAnswers(kept / f"{model.name}-{max_tokens}.jsonl")
     missing = [question for question in questions if _row_id(question) not in stored.rows]
     if missing:
@@ -118,7 +121,7 @@ def write_answers(model: Path, questions: Sequence[str], path: Path, *, kept: Pa
 
 
 class _StoredAnswers:
-    """Generated training rows by custom_id, and the file that stores them."""
+    """The file of generated training rows, with the rows by custom_id."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -151,7 +154,7 @@ def _train(kind: str, model: Path, answers: Path, hyperparameters: dict[str, Any
 
 
 def _held_out(answers: Path, ids: set[str]) -> list[Request]:
-    """Returns requests for the held-out prompts, whose answers have at most the length of the stored answers."""
+    """Returns requests for the held-out prompts. `max_tokens` is the length of the stored answer."""
     rows = (json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines())
     return [
         Request(

@@ -17,7 +17,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
     matplotlib.use("Agg")
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     kinds, rows = figure.subplots(1, 2)
-    # The kinds are compared at the number of rows for which most kinds were trained.
+    # The left plot compares the kinds at the number of rows for which the most kinds were trained.
     compared = max(sorted({p[1] for p in points}), key=[p[1] for p in points].count)
     _draw_kinds(kinds, sorted((p for p in points if p[1] == compared), key=lambda p: -p[3]), compared)
     _draw_rows(rows, points)

@@ -1,11 +1,11 @@
-"""Compares all kinds of speculators: the results of `benchmarks.train` as a table and a plot.
+"""Runs `benchmarks.train` for all kinds of speculators, and writes the results as a table and a plot.
 
     python -m benchmarks.train_table --prompts FILE.jsonl
 
-Trains every kind on 300 answers, then the two best kinds on 100 and on 1,000 answers. After each training, its result
-is added to the folder --results with the machine, the date and the commit, and table and plot are updated. A second run
-makes only the trainings whose results are missing. turbo_lora is never among the best kinds, because its adapter
-changes the answers, so that its acceptance length cannot be compared.
+Trains every kind on 300 answers, then the two best kinds on 100 and on 1,000 answers. After each training, the files in
+the folder --results are updated, which include the machine, the date and the commit. A second run makes only the
+trainings whose results are missing. turbo_lora never counts as one of the best kinds: its adapter changes the answers,
+so its acceptance length cannot be compared with that of other kinds.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from workers.kinds import TRAINED_KINDS
 
 _ROOT = Path(__file__).resolve().parents[1]
 _ROWS, _OTHER_ROWS = 300, (100, 1000)
-_SHARE_OF_MINUTES = {100: 0.5, 300: 1.0, 1000: 4.0}  # by rows: more answers need more time
+_SHARE_OF_MINUTES = {100: 0.5, 300: 1.0, 1000: 4.0}  # rows -> factor of --minutes
 _NUM_BEST = 2
 _LINES_FILE = "results.json"
 _KINDS_THAT_CHANGE_ANSWERS = ("turbo_lora",)
@@ -53,7 +53,7 @@ class Line:
 
 
 def run(args: argparse.Namespace) -> list[Line]:
-    """Makes the missing trainings. Effects: the files in args.results are written after each training."""
+    """Runs the trainings whose results are missing. Effects: writes the files in args.results after each training."""
     lines = read(args.results)
     for kind in TRAINED_KINDS:
         _add(lines, kind, _ROWS, args)
@@ -69,7 +69,7 @@ def read(folder: Path) -> list[Line]:
 
 
 def write(lines: Sequence[Line], folder: Path) -> None:
-    """Writes the files of lines, table and plot."""
+    """Writes the results as JSON, as a table and as a plot."""
     folder.mkdir(parents=True, exist_ok=True)
     values = {"lines": [asdict(line) for line in lines]}
     (folder / _LINES_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
@@ -111,7 +111,7 @@ def _add(lines: list[Line], kind: str, rows: int, args: argparse.Namespace) -> N
 
 
 def _commit() -> str:
-    """Returns the checkout's commit, with the suffix "-dirty" if files have been changed since."""
+    """Returns the commit of the Git checkout, with the suffix "-dirty" if there are uncommitted changes."""
     describe = ("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     done = subprocess.run(describe, cwd=_ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
@@ -130,7 +130,7 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def _circumstances(lines: Sequence[Line]) -> list[str]:
-    """Returns the lines below the table that describe the conditions of all trainings."""
+    """Returns the lines below the table: how the acceptance was measured, on which machine and with which versions."""
     budgets = sorted({line.found["draft_budget"] for line in lines})
     held_out = sorted({line.found["held_out"] for line in lines})
     machines = sorted({line.machine for line in lines})

@@ -1,6 +1,6 @@
-"""Prompts as token ids, and the arguments that the benchmarks share.
+"""Reads prompts for benchmarks, and defines their common arguments.
 
-Importing this module sets OpenMP to passive waiting, which has to happen before torch is first imported.
+Importing this module sets OMP_WAIT_POLICY=PASSIVE, which has an effect only before torch is imported.
 """
 
 import os
@@ -22,7 +22,7 @@ WITHOUT_WEIGHTS = ("ngram", "suffix")  # drafters that need no speculator
 
 
 class WorkloadError(ValueError):
-    """The prompts file or the speculator cannot be used; the message says which and why."""
+    """The prompts file or the speculator cannot be used. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,11 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def read_prompts(path: Path | None, tokenizer: Tokenizer, *, max_seq_len: int, limit: int) -> list[Prompt]:
-    """Returns the first `limit` prompts of a file, whose sampling parameters are ignored, or generated word problems.
+    """Returns the first `limit` prompts of a file, or generated word problems if `path` is None.
 
-    Raises: WorkloadError: the file has no rows, a line of another form, or a request that cannot be made to this model.
+    Sampling parameters in the file are ignored.
+
+    Raises: WorkloadError: the file has no rows, or a line that is neither a question nor a valid request to this model.
     """
     if path is None:
         questions = prompt_sets(0, limit, seed=PROBLEMS_SEED).held_out
@@ -88,7 +90,7 @@ def _prompt(row: dict[str, Any], name: str, tokenizer: Tokenizer, max_seq_len: i
 
 
 def _question(question: str, name: str, tokenizer: Tokenizer, max_seq_len: int) -> Prompt:
-    """Returns a prompt that asks the question like the demo does (examples/prompts.py)."""
+    """Returns a chat prompt with the question, in the form that the demo uses (examples/prompts.py)."""
     try:
         token_ids = tokenizer.encode_chat(messages(question))
     except ChatTemplateError as error:
@@ -99,7 +101,7 @@ def _question(question: str, name: str, tokenizer: Tokenizer, max_seq_len: int) 
 
 
 def speculator_kind(folder: Path) -> str:
-    """The kind of the speculator in a folder, from its config.json. Raises: WorkloadError."""
+    """Returns the kind of the speculator in a folder, according to config.json. Raises: WorkloadError."""
     try:
         values = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:

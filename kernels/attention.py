@@ -1,9 +1,9 @@
 """Paged tree attention whose rows (query tokens) depend only on their own keys.
 
-A slot is an index into the KV cache. Row m at position p attends to p + 1 keys: the sequence's slot table locates the
-first `prefix_lens[m]` of them; the row's path through the draft tree (its ancestors, then itself) locates the rest.
-Keys are processed in position order, so plain decoding, chains and trees perform their additions in the same order.
-The online softmax uses blocks of positions counted from position 0.
+A slot is an index into the KV cache. A row at position p attends to the p + 1 keys at the positions 0 .. p. The slots
+of the first keys are in the sequence's slot table. The slots of the others are in the row's path, which lists the row's
+ancestors in the draft tree and then the row itself. Keys are always processed in blocks of 16 positions from position
+0, so plain decoding, chains and trees perform their additions in the same order.
 
 M rows, S sequences of at most L positions, paths of at most P nodes, Hq query heads and Hkv KV heads of dimension D.
 
@@ -19,8 +19,8 @@ from kernels.checks import check_tensor, dtype_code
 from kernels.cpu.library import library
 
 _BLOCK = 16  # keys per step of the online softmax, as in cpu/attention.c
-_MAX_HEAD_DIM = 576  # cpu/attention.c keeps a head in registers and on the stack
-_MAX_CUDA_HEAD_DIM = 256  # cuda/attention.py keeps blocks of 64 keys and values on the chip
+_MAX_HEAD_DIM = 576  # largest D of cpu/attention.c, which stores a head on the stack
+_MAX_CUDA_HEAD_DIM = 256  # largest D of cuda/attention.py, which stores 64 keys and values in shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def has_compiled_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> 
 def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Computes one row's attention: query [Hq, D], keys and values [p + 1, Hkv, D], all float32 -> [Hq, D].
 
-    The last block is padded, because torch may add in another order for another shape.
+    The last block is padded to 16 keys, because torch's order of additions depends on the shape.
     """
     num_kv_heads, D = keys.shape[1:]
     query = query.view(num_kv_heads, -1, D) * D**-0.5  # [Hkv, G, D] with G query heads per KV head
@@ -92,7 +92,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def attention_reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
-    """Reference of `attention`, which processes row by row."""
+    """Reference of `attention`. It computes each row separately."""
     out = torch.empty(q.shape, dtype=k_cache.dtype, device=q.device)
     for row in range(q.shape[0]):
         slots = rows.slots(row)

@@ -1,13 +1,13 @@
-"""Ranks the best tokens of each drafter row with the target's sampling noise, and estimates their survival.
+"""Ranks draft tokens with the noise that the target will use for sampling, and estimates how likely each is accepted.
 
-The survival of a token is the probability that the target model accepts it. It follows from value_i, the drafter's
-logit of token i, log_sum, the log-sum-exp of all logits of the row, and T, the request's temperature:
+The survival of a token is the estimated probability that the target accepts it. value_i is the drafter's logit of token
+i, log_sum the log-sum-exp of all the row's logits, and T the request's temperature:
 
     T = 0   survival_i = exp(value_i - log_sum)
     T > 0   score_i = value_i + T gumbel(seed, position, token_i), or -inf if the request's filters exclude token i;
             survival_i = sum_j exp(value_j - log_sum) * softmax_i(score)
 
-Candidates are sorted by value (T = 0) or score (T > 0), the best first; equal candidates keep their order.
+Candidates are sorted in descending order of value (T = 0) or score (T > 0). Equal candidates keep their order.
 
 Source: Gumbel coupling, Daliri, Musco and Suresh 2024, arXiv:2408.07978.
 """
@@ -59,7 +59,8 @@ def candidates_reference(best: BestTokens, rows: RowSampling) -> Candidates:
     greedy = (rows.temperatures == 0.0).unsqueeze(-1)
     temperature = torch.where(greedy, 1.0, rows.temperatures.unsqueeze(-1)).float()
     probabilities = torch.softmax(values / temperature, dim=-1)
-    kept = probabilities.cumsum(-1) - probabilities < rows.top_ps.unsqueeze(-1).float()  # less than top_p precedes it
+    # A token is kept if the tokens before it have a total probability of less than top_p.
+    kept = probabilities.cumsum(-1) - probabilities < rows.top_ps.unsqueeze(-1).float()
     kept &= probabilities >= rows.min_ps.unsqueeze(-1).float() * probabilities[:, :1]
     rank = torch.arange(values.shape[1], device=device)
     kept &= (rows.top_ks.unsqueeze(-1) == 0) | (rank < rows.top_ks.unsqueeze(-1))
@@ -72,7 +73,7 @@ def candidates_reference(best: BestTokens, rows: RowSampling) -> Candidates:
 
 
 def candidates(best: BestTokens, rows: RowSampling) -> Candidates:
-    """Ranks the best tokens of M rows, at most 32 per row, which are given best first.
+    """Returns the candidates of M rows. best: at most 32 tokens per row, sorted by descending logit.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

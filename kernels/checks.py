@@ -1,4 +1,4 @@
-"""Argument checks that all launchers share, and the numbers that stand for dtypes in calls of the C kernels."""
+"""Argument checks that all launchers use, and the dtype numbers of the C kernels."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def dtype_code(tensor: Tensor, name: str) -> int:
-    """Returns the C kernels' number of the dtype. Raises: ValueError: the dtype is neither float32 nor bfloat16."""
+    """Returns the number that C kernels use for the dtype. Raises: ValueError: neither float32 nor bfloat16."""
     try:
         return DTYPE_CODES[tensor.dtype]
     except KeyError:

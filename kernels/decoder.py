@@ -1,15 +1,15 @@
-"""All layers of a dense decoder over M rows (tokens of one forward pass), with the final norm.
+"""Runs all layers of a dense decoder and the final norm over M rows, which are the input tokens of a forward pass.
 
     each layer:  residual += output(attention(rope(qkv(norm(residual)))))
                  residual += down(swiglu(gate_up(norm(residual))))
     hidden = norm(residual)
 
-Some drafters read intermediate hidden states. The code calls them taps: a tap is the residual stream at the input of a
-layer, and `tap_layers` lists the indices of these layers.
+Some drafters read intermediate hidden states, which are called taps: a tap is the residual stream at the input of a
+layer. `tap_layers` lists the indices of these layers.
 
-The residual stream is float32; inputs of matrix products have the weights' dtype. The reference calls the operations
-one by one. The compiled pass calls the same C functions in the same order without returning to Python, and so gives the
-same bits.
+The residual stream is float32. It is cast to the weights' dtype for matrix products. The reference calls one operation
+after the other. The compiled pass calls the same C functions in the same order without returning to Python, so it gives
+the same bits.
 
 H is the hidden size, Hq and Hkv are the numbers of query and KV heads, and D is the head dimension.
 """
@@ -63,8 +63,9 @@ class DecoderShape:
 class DecoderRows:
     """M rows of one pass.
 
-    positions: [M] int64. slots: [M] int64, distinct; the KV-cache entry that each row writes.
-    attention: the keys of each row, including its own.
+    positions: [M] int64.
+    slots: [M] int64. The entry of the KV cache that each row writes; no two rows may have the same.
+    attention: the keys that each row attends to, which include the row's key.
     """
 
     positions: Tensor
@@ -125,7 +126,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 class _Caches:
-    """Addresses of the layers' KV caches, stored between passes because the caches rarely change."""
+    """Addresses of the layers' KV caches. They are stored between passes, because the caches are rarely replaced."""
 
     def __init__(self, shape: DecoderShape, num_layers: int) -> None:
         self._shape = shape
@@ -217,7 +218,7 @@ def decoder_reference(
     qkv_prefix: Tensor | None = None,
     stacked: StackedRows | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Reference of `decoder`, which calls one operation after the other."""
+    """Reference of `decoder`. It calls one operation after the other."""
     shape = layers.shape
     M, D, num_heads = residual.shape[0], shape.head_dim, shape.num_heads
     taps: dict[int, Tensor] = {}
@@ -268,13 +269,13 @@ def decoder(
         keys, values: per layer [slots, Hkv, D] in the layers' dtype.
         tap_layers: T layer indices. Index i requests the input of layer i; the number of layers requests the output of
             the last layer before the final norm.
-        lora_runs: runs of rows with low-rank updates. A pass with such runs calls the operations one by one.
+        lora_runs: runs of rows with an adapter. A pass with adapters uses the reference, which calls `lora`.
         qkv_prefix: [M, Kp] in the layers' dtype. Additional input of the qkv product, whose weight then has Kp + H
             columns; the normed residual follows it.
-        stacked: low-rank updates on CUDA; such a pass also calls the operations one by one.
+        stacked: the adapter of each row, on CUDA. A pass with adapters uses the reference, which calls `stacked_lora`.
 
     Returns: hidden states [M, H] after the final norm, and the inputs [M, T, H] of the layers in `tap_layers`, or None
-        if `tap_layers` is empty; both in the layers' dtype, cast once.
+        if `tap_layers` is empty. Both are in the layers' dtype.
     Raises:
         ValueError: shapes or dtypes do not fit, or a layer in `tap_layers` does not exist.
         MemoryError: there is no memory for intermediate results.

@@ -1,10 +1,9 @@
-"""Samples a token from each row of logits with filters and noise keyed by the position, without waiting for the host.
+"""Samples a token from each row of logits with the filters top_k, top_p and min_p, without waiting for the host.
 
     token = argmax_{v kept} logits[v] / T + gumbel(seed, position, v)
 
-As in kernels/sampling.py, top_k keeps the k best tokens, top_p the smallest set of the remaining tokens with at least p
-of their probability mass, and min_p the remaining tokens that are at least min_p times as probable as the best. The
-kept tokens are therefore the first ones when all tokens are sorted by descending logit.
+The filters and the noise are defined in kernels/sampling.py. Each filter keeps the best tokens, so the kept tokens are
+the first ones when all tokens are sorted by descending logit.
 """
 
 import torch
@@ -16,7 +15,7 @@ from kernels.sampling import sample_token_reference
 
 
 def sample_filtered_rows_reference(logits: Tensor, rows: RowSampling) -> Tensor:
-    """Reference of `sample_filtered_rows`, which samples row by row."""
+    """Reference of `sample_filtered_rows`. It samples each row separately."""
     names = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions")
     tokens = [
         sample_token_reference(
@@ -36,7 +35,7 @@ def sample_filtered_rows_reference(logits: Tensor, rows: RowSampling) -> Tensor:
 
 
 def sample_filtered_rows(logits: Tensor, rows: RowSampling) -> Tensor:
-    """Samples from logits [M, V] float32 -> tokens [M] int64. Rows at temperature 0 get an arbitrary valid token.
+    """Samples from logits [M, V] float32 -> tokens [M] int64. At temperature 0 the token is valid but arbitrary.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

@@ -1,12 +1,12 @@
-"""Draft trees that grow level by level on the device, for drafters that must run once per level.
+"""Builds draft trees level by level on the device, for drafters that must run once per level.
 
-A pool stores all C candidates of each of B trees. A candidate's survival is the product of the probabilities along its
-path. Each level adds K candidates as children of each of W nodes. The likeliest W of these candidates are the nodes
-that the drafter runs next, and the likeliest N of the whole pool become the tree. A candidate is never likelier than
-its parent, so the likeliest candidates of a pool always form a tree.
+A pool stores all C candidates for each of B trees. The survival of a candidate is the product of the probabilities
+along its path. On each level the drafter runs W nodes, and the pool gets K children of each. The W likeliest of these
+candidates are the nodes that the drafter runs on the next level. At the end, the N likeliest candidates of the whole
+pool become the tree. They always form a tree, because a candidate is never likelier than its parent.
 
-A level takes about a dozen small operations of PyTorch without synchronization with the host. Their time is negligible
-compared with the level's matrix products, which read a layer and a head.
+The pool needs about a dozen small PyTorch operations per level, which do not wait for the host. They take little time
+compared with the drafter's matrix products.
 
 Source: Li et al. 2024, arXiv:2406.16858 (EAGLE-2).
 """
@@ -19,14 +19,15 @@ from torch.nn.functional import pad
 
 from kernels.tree import Trees
 
-_LEAST_SURVIVAL = 0.01  # less likely nodes are never verified
+_LEAST_SURVIVAL = 0.01  # candidates with a smaller survival are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """tokens, parents: [B, C] int64; a parent is an index in the pool, -1 for the last token. survival: [B, C] float32.
-
-    A survival of 0 marks an empty entry.
+    """
+    tokens: [B, C] int64.
+    parents: [B, C] int64. Index of the parent in the pool; -1 if the parent is the last token of the sequence.
+    survival: [B, C] float32; 0 for empty entries.
     """
 
     tokens: Tensor
@@ -42,8 +43,9 @@ class Pool:
         """Adds a level's candidates to the pool, from index `first` on.
 
         Args:
-            nodes: [B, W] int64, indices in the pool; None for the first level, whose only node is the last token.
-            tokens: [B, W, K] int64. chances: [B, W, K] float32, probability of each candidate given its node.
+            nodes: [B, W] int64, the parents' indices in the pool; None for the first level, whose only parent is the
+                last token of the sequence.
+            tokens: [B, W, K] int64. chances: [B, W, K] float32, probability of each candidate after its parent.
         """
         B, W, K = tokens.shape
         level = slice(first, first + W * K)
@@ -59,14 +61,14 @@ class Pool:
         return first + self.survival[:, first : first + count].topk(width, dim=1).indices
 
     def trees(self, budget: int) -> Trees:
-        """Returns the trees of the `budget` likeliest candidates; of equally likely ones the one added first.
+        """Returns the trees of the `budget` likeliest candidates. Among equally likely ones, the first added win.
 
-        The nodes are sorted by their index in the pool, so that parents come before their children. The index C stands
-        for an empty entry of the tree.
+        Nodes have the order of the pool, so parents come before their children.
         """
         B, C = self.tokens.shape
         ranked = self.survival.argsort(dim=1, descending=True, stable=True)[:, :budget]
-        selected = torch.where(self.survival.gather(1, ranked) > 0.0, ranked, C).sort(dim=1).values  # [B, N]
+        # [B, N], where the index C stands for an empty entry
+        selected = torch.where(self.survival.gather(1, ranked) > 0.0, ranked, C).sort(dim=1).values
         counts = (selected < C).sum(1)
         nodes = torch.arange(selected.shape[1], device=selected.device).expand(selected.shape)
         node_of = selected.new_full((B, C + 1), -1).scatter_(1, selected, nodes)  # pool index -> node of the tree

@@ -1,13 +1,13 @@
-"""Linear layer whose rows do not depend on the number of rows.
+"""A linear layer whose result for a row does not depend on the number of rows.
 
     out[m, n] = (sum_k x[m, k] weight[n, k]) scale[n] + bias[n], accumulated in float32 and returned as float32
 
-Prefill, decoding, and verification of chains and trees all use this operation, so a row has the same bits in each of
-them. If the model is bfloat16, the operation that reads `out` rounds it.
+Prefill, decoding and verification all use this operation, so a token has the same bits in each of them. `out` is never
+rounded to bfloat16 here: if the model needs that, the operation that reads `out` does it.
 
-x has M rows of K columns, the weight has N rows (outputs). A weight has the dtype of x, or is int8 or float8_e4m3fn
-with one scale per output (symmetric; x is not quantized). int8 and float8 numbers are exact in bfloat16, so the product
-is computed as with a bfloat16 weight, and then multiplied by the scale.
+x is [M, K] and the weight [N, K]. The weight has the dtype of x, or it is int8 or float8_e4m3fn with one scale per
+output. x is never quantized. bfloat16 represents all int8 and float8 numbers exactly, so the product is computed as
+with a bfloat16 weight and then multiplied by the scale.
 """
 
 from dataclasses import dataclass
@@ -45,9 +45,9 @@ class LinearWeight:
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-    """Packs [N, K] float32 or bfloat16 for the available kernel. The caller should then drop the original weight.
+    """Converts a weight [N, K], float32 or bfloat16, to the layout of the kernel for its device.
 
-    Raises: ValueError: other dtype, or an odd K in bfloat16.
+    Raises: ValueError: another dtype, or an odd K in bfloat16.
     """
     dtype_code(weight, "weight")
     if weight.dtype == torch.bfloat16:
@@ -63,9 +63,9 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 
 
 def pack_int8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-    """Rounds [N, K] to int8, for x in the weight's dtype: half the memory of bfloat16.
+    """Quantizes a weight [N, K] to int8. x must have the original dtype of the weight.
 
-    scale[n] = max_k |weight[n, k]| / 127, so the error of a weight is at most half a scale.
+    scale[n] = max_k |weight[n, k]| / 127, so the error of a weight is at most half of its scale.
 
     Raises: ValueError: neither float32 nor bfloat16, or an odd K.
     """
@@ -78,7 +78,7 @@ def pack_int8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 
 
 def pack_fp8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-    """Rounds [N, K] to float8_e4m3fn, for x in the weight's dtype. scale[n] = max_k |weight[n, k]| / 448.
+    """Quantizes a weight [N, K] to float8_e4m3fn, as `pack_int8` does. scale[n] = max_k |weight[n, k]| / 448.
 
     Only CUDA has a kernel for these weights; other devices use the reference.
 
@@ -91,7 +91,7 @@ def pack_fp8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 
 
 def _scales(weight: Tensor, largest: float) -> Tensor:
-    """Returns [N]: for each output, the scale that turns `largest` into the output's largest absolute weight."""
+    """Returns [N]: for each output, its largest absolute weight divided by `largest`."""
     return weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / largest
 
 
@@ -113,7 +113,7 @@ def _check_even(weight: Tensor) -> None:
 
 
 def _padded(weight: Tensor) -> Tensor:
-    """[N, K] -> [ceil(N / 32), 32, K]; the outputs that N lacks are zeros."""
+    """[N, K] -> [ceil(N / 32), 32, K], padded with outputs of zeros."""
     N, K = weight.shape
     blocks = -(-N // _BLOCK)
     return functional.pad(weight, (0, 0, 0, blocks * _BLOCK - N)).view(blocks, _BLOCK, K)

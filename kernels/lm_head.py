@@ -1,10 +1,11 @@
-"""Selects tokens of each of M rows from its hidden state [K], without storing the logits [M, V].
+"""Selects tokens from the logits of M hidden states, without storing the logits [M, V].
 
     sample_rows:   argmax_v logits[m, v] / T_m + gumbel(seed_m, position_m, v)          (T = 0: argmax logits)
     best_tokens:   the `count` largest logits, their tokens, and log sum_v exp(logits[m, v])
 
-logits[m, v] = x[m] weight[v] scales[v] + base[m, v]. A Markov head uses the same formula: x[m] is the row of its
-embedding W1 for the last token, `weight` is its output matrix W2, and base[m] are the logits of the drafter.
+logits[m, v] = x[m] data[v] scales[v] + base[m, v], where x[m] is the hidden state of row m and base is usually absent.
+A Markov head uses the same formula: x[m] is the embedding (W1) of the last token, data is the head's output matrix
+(W2), and base[m] are the logits of the drafter.
 
 Source: Gumbel coupling as in kernels/sampling.py; Markov head: DSpark, arXiv:2607.05147.
 """
@@ -19,8 +20,8 @@ from kernels.checks import check_tensor
 from kernels.linear import linear_reference
 from kernels.philox import gumbel_rows_reference
 
-MAX_COUNT = 32
-_SIGN = 2**63  # maps unsigned seeds to int64 with the same bits
+MAX_COUNT = 32  # maximum `count` of `best_tokens`
+_SIGN = 2**63  # for conversion of unsigned seeds to int64 with the same bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +74,11 @@ def sample_rows_reference(x: Tensor, head: Head, rows: SampledRows, base: Tensor
 
 
 def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = None) -> Tensor:
-    """Returns the token of each row; of tokens with equal scores, the first one in the head.
+    """Samples a token for each row. Among tokens with equal scores, the first in the head is chosen.
 
     Args:
         x: [M, K] contiguous, float32 or bfloat16.
-        base: [M, V] float32, rows may be strided.
+        base: [M, V] float32. Each row must be contiguous.
 
     Returns: [M] int64.
     Raises: ValueError: shapes or dtypes do not fit.
@@ -95,9 +96,9 @@ def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None = 
 
 @dataclass(frozen=True, slots=True)
 class BestTokens:
-    """The k best tokens of each of M rows, best first; tokens with equal logits in the order of the head's rows.
+    """The k best tokens of each of M rows, best first. Tokens with equal logits have the order of the head's rows.
 
-    values: [M, k] float32 logits. tokens: [M, k] int64. log_sums: [M] float32, log-sum-exp of all the row's logits.
+    values: [M, k] float32, the logits. tokens: [M, k] int64. log_sums: [M] float32, log-sum-exp of all logits of a row.
     """
 
     values: Tensor

@@ -1,9 +1,9 @@
-"""Low-rank updates of linear layers, where each row may have a different adapter.
+"""Adds LoRA updates to the results of linear layers. Each row may have a different adapter, or none.
 
-    out[m] += up_a (down_a x[m])     for every row m with an adapter a; rows without an adapter are not changed
+    out[m] += up_a (down_a x[m])     for every row m with an adapter a
 
-`linear` computes both products, so an updated row has the same bits in any batch. `stacked_lora`, for CUDA, handles all
-adapters of a batch in two launches; it reads the adapters' weights from one stacked tensor per product.
+`lora` calls `linear` for both products, so a row has the same bits in any batch. `stacked_lora` is for CUDA: it reads
+the weights of all adapters from one tensor, and updates all rows of a batch in two launches.
 
 Source: Hu et al. 2021, arXiv:2106.09685; many adapters in a batch: Punica, arXiv:2310.18547.
 """
@@ -29,7 +29,7 @@ class LoraWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraLayer:
-    """An adapter's updates of a decoder layer's products; None for products without an update."""
+    """The updates of one decoder layer by an adapter. A product is None if the adapter does not update it."""
 
     qkv: LoraWeight | None = None
     output: LoraWeight | None = None
@@ -100,7 +100,7 @@ class StackedRows:
     """The adapter of each row of a pass, and the stacked weights of all adapters.
 
     adapters: [M] int64, -1 for rows without an adapter.
-    num_runs: maximum number of runs; a run is a sequence of adjacent rows with the same adapter, or without one.
+    num_runs: maximum number of runs. A run consists of adjacent rows that have the same adapter, or none.
     layers: the stacks of each decoder layer, by the product's name in `LoraLayer`.
     """
 
@@ -110,7 +110,7 @@ class StackedRows:
 
 
 def stacked_lora_reference(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack) -> None:
-    """Reference of `stacked_lora`, which processes row by row."""
+    """Reference of `stacked_lora`. It updates each row separately."""
     for row, adapter in enumerate(adapters.tolist()):
         if adapter >= 0:
             inner = (x[row].float() @ stack.down[adapter].float().T).to(x.dtype)
@@ -123,7 +123,7 @@ def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, *, 
     Args:
         x: [M, K] contiguous. out: [M, N] float32.
         adapters: [M] int64, -1 for rows without an adapter.
-        num_runs: see `StackedRows`. None: each adapter has at most one run, and so have the rows without an adapter.
+        num_runs: see `StackedRows`. None: the rows of each adapter form one run, as do the rows without an adapter.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

@@ -1,17 +1,17 @@
-"""Losses of an LM head over a large vocabulary, forward and backward; only the logits of some rows exist at a time.
+"""Losses of an LM head with a large vocabulary. The logits are computed in parts, so they are never all in memory.
 
-s = hidden weight^T are the logits, p = softmax(s), q are the teacher's probabilities, ds is the loss's gradient with
-respect to s, and [v = label] is 1 at the label and 0 elsewhere:
+s = hidden weight^T are the logits and p = softmax(s). q are the teacher's probabilities. ds is the gradient of the loss
+with respect to s. [v = label] is 1 at the label and 0 elsewhere:
 
     cross entropy     -log p[label]                ds = p - [v = label]
     kl                sum_v q_v log(q_v / p_v)     ds = p - q
     total variation   1/2 sum_v |p_v - q_v|        ds = p (g - sum_v p_v g_v),  g = 1/2 sign(p - q)
     blend             -sum_v w_v log p_v           ds = p - w,  w_v = (1 - b) [v = label] + b q_v
 
-For kl and total variation, q = softmax(teacher hidden teacher weight^T) is computed here; for blend, q and its weight b
-are given. M is the number of rows, C the number of rows in memory at a time, V the vocabulary.
+For kl and total variation, q is computed here from the teacher's hidden states and weight. For blend, the caller gives
+q and its weight b. M is the number of rows, C the number of rows of a part, V the size of the vocabulary.
 
-The forward pass computes the loss and its gradient together; the backward pass only scales the gradient.
+The forward pass computes the loss and its gradient. The backward pass only scales this gradient.
 
 Source: Liger-Kernel, arXiv:2410.10989. Total variation is one minus the probability of acceptance: Leviathan et al.
 2023, arXiv:2211.17192.
@@ -37,7 +37,7 @@ class Loss(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """The teacher's logits, as hidden [M, Ht] and weight [V, Ht], which get no gradient."""
+    """The factors of the teacher's logits: hidden [M, Ht] and weight [V, Ht]. They get no gradient."""
 
     hidden: Tensor
     weight: Tensor
@@ -69,7 +69,7 @@ def loss_rows_reference(kind: Loss, logits: Tensor, target: Tensor, scale: Tenso
 
 
 def loss_rows(kind: Loss, logits: Tensor, target: Tensor, scale: Tensor) -> Tensor:
-    """See `loss_rows_reference`."""
+    """Does the same as `loss_rows_reference`, with a kernel on CUDA."""
     if logits.is_cuda:
         from kernels.cuda.losses import loss_rows as launch  # imported here, because triton requires CUDA
 
@@ -79,10 +79,11 @@ def loss_rows(kind: Loss, logits: Tensor, target: Tensor, scale: Tensor) -> Tens
 
 @dataclass(frozen=True, slots=True)
 class Blend:
-    """Targets of C rows: a label, blended with a teacher's probabilities, which have the weight `soft_weight`.
+    """The targets of C rows: a label with weight 1 - soft_weight, and a teacher's probabilities with `soft_weight`.
 
-    labels: [C] int64. probabilities: [R, V] float32, None if `soft_weight` is 0.
-    probability_rows: [C] int64, the row of `probabilities` for each row of logits.
+    labels: [C] int64.
+    probabilities: [R, V] float32; None if `soft_weight` is 0.
+    probability_rows: [C] int64. For each row of logits, the row of `probabilities`.
     """
 
     labels: Tensor
@@ -125,7 +126,7 @@ def blend_rows_reference(logits: Tensor, blend: Blend, *, gradient: bool) -> Ble
 
 
 def blend_rows(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
-    """Computes the sums for logits [C, V] float32, and if `gradient`, overwrites logits with their gradient.
+    """Computes the sums for logits [C, V] float32. If `gradient` is true, overwrites the logits with their gradient.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """
@@ -193,13 +194,13 @@ def linear_loss(
     *,
     num_rows: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes a head's loss over M rows.
+    """Computes the loss of M rows without storing all their logits.
 
     Args:
         hidden: [M, H]. weight: [V, H] in the same dtype. Both may require gradients.
         target: labels [M] int64 for cross entropy, else a teacher.
         scale: [M]; 0 excludes a row. It gets no gradient.
-        num_rows: rows whose logits exist at a time; None for as many as fit into 64 MiB of float32.
+        num_rows: number of rows whose logits are in memory at a time; None: as many as fit into 64 MiB of float32.
 
     Returns: sum_m scale[m] loss[m], and the losses [M] without gradient, in nats (total variation has no unit).
     Raises: ValueError: shapes or dtypes do not fit, or `target` does not belong to this loss.

@@ -1,8 +1,8 @@
-"""Medusa heads, computed in one product with the stacked weights of all heads.
+"""Computes all Medusa heads with one matrix product, whose weight consists of the weights of all heads.
 
     out[m, h] = x[m, :H] + silu(W_h x[m] + b_h)        for row m and head h
 
-x[m] has K numbers. The first H are the hidden state; heads may also read the last token's embedding, which follows.
+The first H of the K columns of x are the hidden state. Some drafters append the embedding of the last token.
 
 Source: Cai et al. 2024, arXiv:2401.10774; one product for all heads: LoRAX.
 """
@@ -15,7 +15,7 @@ from kernels.linear import LinearWeight, linear
 
 
 def medusa_heads_reference(x: Tensor, product: Tensor, num_heads: int) -> Tensor:
-    """Computes activation and residual: x [M, K], product [M, heads * H] float32 -> [M, heads, H] in the dtype of x."""
+    """Reference of what follows the product: x [M, K], product [M, heads * H] float32 -> [M, heads, H], dtype of x."""
     inner = product.view(x.shape[0], num_heads, -1)
     return (x[:, None, : inner.shape[-1]].float() + functional.silu(inner)).to(x.dtype)
 

@@ -3,9 +3,9 @@
     cached per position j:   [c_j | k_j],  c_j = RMSNorm(latent_j),  k_j = rope(key_j)              R + P numbers
     score_hj = [q_h W_h^UK | rope(q'_h)] . [c_j | k_j] * scale;   out_h = (sum_j softmax_j(score_hj) c_j) W_h^UV
 
-q_h (N numbers) and q'_h (P numbers) are the parts of head h's query without and with rotary embedding. W_h^UK and
-W_h^UV map c to the head's keys and values (V numbers). Instead of mapping every c, the absorbed form applies W_h^UK to
-the query and W_h^UV to the result, head by head through `linear`, so that only the latent (c, k) is stored and read.
+The query of head h has N numbers q_h without rotary embedding and P numbers q'_h with it. W_h^UK and W_h^UV map c to
+the keys (N numbers) and values (V numbers) of the head. The absorbed form does not compute these keys and values. It
+applies W_h^UK to the query and W_h^UV to the result instead, so that only [c | k] is stored and read.
 
 Source: DeepSeek-V2, arXiv:2405.04434, section 2.1; rotary pairs as in DeepSeek's published weights.
 """
@@ -23,7 +23,11 @@ from kernels.norm import rms_norm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentShape:
-    """rank, nope_dim, rope_dim and value_dim are R, N, P and V of the module's formulas."""
+    """The sizes of the attention: rank is R, nope_dim is N, rope_dim is P, and value_dim is V.
+
+    interleaved: see `rotate_reference`.
+    scale: the factor of the scores.
+    """
 
     rank: int
     nope_dim: int
@@ -45,8 +49,8 @@ class Rotation:
 def rotate_reference(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool) -> Tensor:
     """Rotates n heads of M rows: x [M, n, P] float32, cosine and sine [M, P / 2] -> [M, n, P].
 
-    interleaved: whether the two numbers of a pair are adjacent in x; otherwise they are P / 2 apart. In the result they
-    are always P / 2 apart. This changes no score, because queries and keys get the same layout.
+    interleaved: whether the two numbers of a rotated pair are adjacent in x; otherwise they are P / 2 apart. In the
+    result they are always P / 2 apart. This changes no score, because queries and keys get the same layout.
     """
     a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     cosine, sine = cosine.unsqueeze(1), sine.unsqueeze(1)  # [M, 1, P / 2]
@@ -66,7 +70,7 @@ def latent_write(
 
     Args:
         latent: [M, R + P] float32. norm: [R] float32.
-        positions, slots: [M] int64, slots distinct.
+        positions, slots: [M] int64. No two rows may have the same slot.
         cache: [slots, 1, R + P] in the model's dtype.
 
     Raises: ValueError: shapes or dtypes do not fit.
@@ -108,7 +112,7 @@ def latent_attention(
         query[:, head, :R] = linear(nope[:, head].to(dtype).contiguous(), weight)
     cosine, sine = rotation.cosines[positions], rotation.sines[positions]
     query[..., R:] = rotate_reference(rope, cosine, sine, interleaved=shape.interleaved)
-    query *= shape.scale * query.shape[-1] ** 0.5  # `attention` divides by the root of the query's width
+    query *= shape.scale * query.shape[-1] ** 0.5  # cancels the division by the root of the width in `attention`
     out = torch.empty(M, Hq, shape.value_dim, dtype=dtype, device=q.device)
     # The cache also serves as the values. The result's columns beyond R come from the rotary keys and are dropped.
     attended = attention(query, cache, cache, rows)[..., :R]  # [M, Hq, R]

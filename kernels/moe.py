@@ -1,12 +1,11 @@
-"""Mixture of experts whose rows do not depend on other rows.
+"""A mixture of experts whose result for a row does not depend on other rows.
 
-    s = sigmoid(x W_r)                          one score for each of E experts, which form groups of equal size
+    s = sigmoid(x W_r)                          the scores of the E experts, which form groups of equal size
     out = sum_k weight_k expert_k(x)            over the K experts with the largest s + bias in the best groups
     expert(x) = down(swiglu(gate_up(x)))        weight_k is s_k, optionally normalised to a sum of 1, then scaled
 
-A group is ranked by the sum of its two largest s + bias. Rows are gathered by expert, but the result of `linear` for a
-row does not depend on other rows, and a row's experts are added in ascending order of their indices, so a row has the
-same bits in any batch.
+The best groups are those with the largest sum of their two largest s + bias. A row has the same bits in any batch:
+`linear` does not depend on the other rows, and the experts of a row are added in ascending order of their indices.
 
 Source: DeepSeek-V3, arXiv:2412.19437, section 2.1.2 (auxiliary-loss-free balancing).
 """
@@ -23,7 +22,11 @@ from kernels.swiglu import swiglu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """weight: [E, H] float32. bias: [E] float32, added only for the choice of experts, not to their weights."""
+    """How experts are chosen. num_chosen is K.
+
+    weight: [E, H] float32.
+    bias: [E] float32. It affects which experts are chosen, but not their weights.
+    """
 
     weight: LinearWeight
     bias: Tensor
@@ -55,7 +58,8 @@ def route(x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     """
     M, groups = x.shape[0], routing.num_groups
     logits = linear(x, routing.weight)  # [M, E]
-    # Row by row, because torch rounds the elements that do not fill a vector register differently from the others.
+    # sigmoid is called for each row, because torch rounds the last elements of a tensor, which do not fill a vector
+    # register, differently from the others.
     scores = torch.stack([row.sigmoid() for row in logits]) if M else logits
     ranked = scores + routing.bias
     if routing.num_chosen_groups < groups:

@@ -1,6 +1,6 @@
 """RMSNorm.
 
-    out[m] = x[m] / sqrt(mean(x[m]^2) + eps) * weight, in float32, cast once at the end
+    out[m] = x[m] / sqrt(mean(x[m]^2) + eps) * weight, computed in float32 and then cast to the output's dtype
 
 Source: Zhang and Sennrich 2019, arXiv:1910.07467.
 """

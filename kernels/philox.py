@@ -1,10 +1,10 @@
-"""Philox 4x32-10, a counter-based random generator: the same bits for (seed, position, token) everywhere.
+"""Gumbel noise from Philox 4x32-10, a counter-based random generator. It depends only on seed, position and token.
 
-    words = philox(key = seed, counter = (token // 4, position, 0, 0))      one block of 4 words for 4 tokens
+    words = philox(key = seed, counter = (token // 4, position, 0, 0))      a block of 4 words is used for 4 tokens
     u = (words[token % 4] + 1/2) / 2^32 in (0, 1)      gumbel = -log(-log(u))
 
-On the CPU, numpy is faster than torch: 64 tokens take 42 us instead of 220, and a vocabulary of 49152 takes 0.25 ms
-instead of 10 (AMD EPYC, one core).
+On the CPU, numpy is used because it is faster than torch: 64 tokens take 42 us instead of 220, and a vocabulary of
+49152 takes 0.25 ms instead of 10 (AMD EPYC, one core).
 
 Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
 """
@@ -24,16 +24,16 @@ _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
-# More blocks would not stay in the processor's cache between numpy's operations; fewer blocks have more overhead.
+# Between two numpy operations, this many blocks stay in the processor's cache. Fewer blocks have more overhead.
 _BLOCKS_AT_A_TIME = 16_384
 
-# -log(-log(u)) at the largest and the smallest u: the noise of every token is within these bounds.
+# Bounds of the noise: -log(-log(u)) at the largest and at the smallest u.
 MAX_GUMBEL = 22.874
 MIN_GUMBEL = -3.13
 
 
 def philox(seed: int, counter: _Counter) -> _Counter:
-    """Returns four 32-bit words as int64 tensors of the counters' shape. `seed` has 64 bits."""
+    """Returns four 32-bit words for each counter, as four int64 tensors. seed: below 2**64."""
     words = torch.stack(counter)
     key = torch.tensor([seed & _MASK, seed >> 32], device=words.device)
     return _philox(key.view(2, *[1] * (words.dim() - 1)), words)
@@ -99,17 +99,18 @@ def vocabulary_words(seed: int, position: int, size: int) -> Words:
 
 
 def _philox_numpy(seeds: Sequence[int], positions: Sequence[int], blocks: Ids) -> Words:
-    """blocks [M, n] -> [M, n, 4]. The even and the odd words of a counter go through a round together, [2, M, n]."""
+    """blocks [M, n] -> words [M, n, 4]. Words 0 and 2 of the counters are in `even`, words 1 and 3 in `odd`."""
     key = np.array([(seed & _MASK, seed >> 32) for seed in seeds], np.uint64).T  # [2, M]
     weyl = np.arange(_ROUNDS, dtype=np.uint64)[:, None] * np.array(_WEYL, np.uint64)
     keys = (key + weyl[..., None]).astype(np.uint32)[..., None]  # [rounds, 2, M, 1], cut to 32 bits
     multipliers = np.array(_MULTIPLIERS, np.uint64)[:, None, None]
     even, odd = np.zeros((2, 2, *blocks.shape), np.uint32)
     even[0], odd[0] = blocks, np.array(positions)[:, None]
-    # Two buffers in turn: `odd` of the next round is a view of the low halves of this round's products.
+    # Two buffers alternate, because `odd` of the next round is a view of this round's products.
     products = [np.empty((2, *blocks.shape), np.uint64) for _ in range(2)]
     for i, round_key in enumerate(keys):
-        halves = products[i % 2].view(np.uint32)[::-1]  # products exchanged; low half first, as on little-endian CPUs
+        # The two products are exchanged. On little-endian CPUs, the low half of a product comes first.
+        halves = products[i % 2].view(np.uint32)[::-1]
         np.multiply(even, multipliers, out=products[i % 2])
         np.bitwise_xor(halves[..., 1::2], odd, out=even)
         np.bitwise_xor(even, round_key, out=even)

@@ -1,7 +1,8 @@
-"""QK-norm, rotary position embedding and the write to the KV cache, in one pass over a row.
+"""QK-norm, rotary position embedding and the write to the KV cache, as one operation.
 
-Each head of q and k is normed (only in models with QK-norm, such as Qwen3) and then rotated: its halves (a, b) become
-(a cos - b sin, b cos + a sin) of the row's position. k and v are cast once and written to the row's slot of the cache.
+In models with QK-norm, such as Qwen3, each head of q and k is first normalized. Then it is rotated: its halves a and b
+become a cos - b sin and b cos + a sin, with the cosine and sine of the row's position. Finally, k and v are cast to the
+cache's dtype and written to the row's slot.
 
 Source: Su et al. 2021, arXiv:2104.09864, in the half-split layout of Llama's published weights.
 """
@@ -72,7 +73,7 @@ def rope_write(
     Args:
         qkv: [M, (Hq + 2 Hkv) D] float32: Hq query heads, then Hkv key and Hkv value heads. Hq may be 0.
         cosines, sines: [P, D / 2] float32.
-        positions, slots: [M] int64; positions below P, slots distinct.
+        positions: [M] int64, below P. slots: [M] int64; no two rows may have the same slot.
         k_cache, v_cache: [slots, Hkv, D] float32 or bfloat16.
 
     Raises: ValueError: shapes or dtypes do not fit.

@@ -1,12 +1,12 @@
-"""Position-keyed sampling: the token at a position is determined by the logits, the seed and the position.
+"""Samples a token from logits. The result depends only on the logits, the request's parameters, and the position.
 
     token = argmax_{v kept by the filters} logits[v] / T + gumbel(seed, position, v)      (T = 0: argmax logits)
 
-By the Gumbel-max trick this is a draw from softmax(logits / T) restricted to the kept tokens. Sampling has no other
+By the Gumbel-max trick this is a draw from softmax(logits / T) restricted to the kept tokens. There is no other random
 state, so the answer to a request is the same with any drafter and in any batch.
 
-On the CPU only tokens whose logits are close to the largest one are sorted. This range is extended as long as the
-filters or the noise could select a token outside it.
+Sorting the whole vocabulary is slow. On the CPU, only tokens whose logits are within some range below the largest one
+are sorted. The range is extended if the filters could keep a token outside it.
 
 Source: Gumbel coupling for speculative decoding, Daliri, Musco and Suresh 2024, arXiv:2408.07978.
 """
@@ -31,15 +31,15 @@ from kernels.philox import (
 _Values = NDArray[np.float32]
 _Scaled = NDArray[np.float64]
 
-# Tokens are sorted down to this many nats below the largest logits / T; 8 nats include at most a few hundred tokens.
+# The ranges of logits / T below the largest one, which are tried in turn. 8 usually includes a few hundred tokens.
 _RANGES = (8.0, 16.0, math.inf)
-_SPARSE = 8  # for less than 1 / 8 of the vocabulary, noise per token is cheaper than noise for all tokens
-_LOWEST = -3.4e38  # just above the smallest float32, so that it excludes -inf
+_SPARSE = 8  # noise is computed for the whole vocabulary if at least 1 / 8 of the tokens need it
+_LOWEST = -3.4e38  # lower than any logit except -inf
 _MASS_ERROR = 1e-4  # relative error bound of a sum of exponentials in float32
 
 
 def kept_tokens(scaled: Tensor, *, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """Marks the tokens that all filters keep: scaled [V] = logits / T -> [V] bool.
+    """Returns [V] bool: the tokens that all filters keep. scaled: [V], logits / T.
 
     The filters are applied in turn, each to the tokens that the previous one kept. top_k keeps the k best tokens (0:
     all); top_p the smallest set of best tokens with at least p of the probability mass; min_p the tokens that are at
@@ -105,7 +105,7 @@ def greedy_tokens(logits: Tensor) -> list[int]:
 def _within(values: _Values, temperature: float, nats: float) -> tuple[Ids, _Scaled]:
     """Returns the tokens whose logits / T are at most `nats` below the largest, and their logits / T.
 
-    The limit is slightly lower than that, so that rounding excludes no such token.
+    The limit is lowered slightly, so that no such token is lost because of rounding.
     """
     cut = float(values.max()) - nats * temperature
     return _above(values, temperature, cut - 1e-6 * abs(cut))
@@ -137,7 +137,7 @@ def _best(values: _Values, temperature: float, *, top_k: int, top_p: float) -> t
 
 
 def _least_of_best(values: _Values, count: int) -> float:
-    """Returns a number that at least `count` of the values reach: the `count`-th largest of the maxima of chunks."""
+    """Returns a lower bound of the `count`-th largest value: the `count`-th largest of the maxima of chunks."""
     size = min(128, max(1, len(values) // (4 * count)))
     maxima = values[: len(values) // size * size].reshape(-1, size).max(-1)
     return float(np.partition(maxima, -count)[-count]) if count <= len(maxima) else _LOWEST
@@ -149,7 +149,7 @@ def _descending(ids: Ids, scaled: _Scaled) -> tuple[Ids, _Scaled]:
 
 
 def _nucleus(scaled: _Scaled, values: _Values, temperature: float, top_p: float) -> int:
-    """Returns how many of the best tokens top_p keeps; more than `len(scaled)` if these tokens have too little mass.
+    """Returns how many tokens top_p keeps. The result exceeds `len(scaled)` if more tokens must be sorted.
 
     The total mass is first computed in float32, and in float64 only if the rounding error could change the result.
     """
@@ -163,7 +163,7 @@ def _nucleus(scaled: _Scaled, values: _Values, temperature: float, top_p: float)
 
 
 def _count(mass: _Scaled, wanted: float) -> int:
-    """Returns the number of tokens that are preceded by less than `wanted` mass; `mass` is cumulative."""
+    """Returns how many tokens are needed for the mass `wanted`. mass: cumulative, the best token first."""
     return 1 + int(np.searchsorted(mass, wanted))
 
 
@@ -179,7 +179,7 @@ def _winner(ids: Ids, scaled: _Scaled, vocab_size: int, seed: int, position: int
 
 
 def _winner_of_all(values: _Values, temperature: float, seed: int, position: int) -> int:
-    """Samples without filters. Any token can win, but a token far below the best one needs unusually high noise."""
+    """Samples without filters. Tokens outside the first range are considered only if their noise is high enough."""
     reach = MAX_GUMBEL - MIN_GUMBEL  # tokens further below the best one cannot win with any noise
     if np.count_nonzero(values >= values.max() - reach * temperature) * _SPARSE < len(values):
         return _winner(*_within(values, temperature, reach), len(values), seed, position)

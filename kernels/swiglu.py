@@ -1,4 +1,4 @@
-"""SwiGLU: out[m, i] = silu(x[m, i]) x[m, I + i], in float32, cast once at the end.
+"""SwiGLU: out[m, i] = silu(x[m, i]) x[m, I + i] for i < I, computed in float32 and then cast to the output's dtype.
 
 Source: Shazeer 2020, arXiv:2002.05202.
 """
@@ -12,13 +12,13 @@ from kernels.cpu.library import library
 
 
 def swiglu_reference(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x [M, 2 I] float32, gate first -> [M, I] in `dtype`."""
+    """x [M, 2 I] float32, of which the first I columns are the gate -> [M, I] in `dtype`."""
     gate, up = x.chunk(2, dim=-1)
     return (functional.silu(gate) * up).to(dtype)
 
 
 def swiglu(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x [M, 2 I] float32, gate first -> [M, I] in `dtype` (float32 or bfloat16).
+    """x [M, 2 I] float32, of which the first I columns are the gate -> [M, I] in `dtype` (float32 or bfloat16).
 
     Raises: ValueError: shape or dtype does not fit.
     """

@@ -1,13 +1,15 @@
-"""Draft trees on the device: growing, acceptance and commit without synchronization with the host.
+"""Grows draft trees on the device, and accepts their nodes, without synchronization with the host.
 
-The tree of a sequence has N nodes, parents before children; its root is the last committed token, which has the index
--1. All values are integers or products of two float32 numbers, so kernel and reference agree exactly.
+The tree of a sequence has N nodes, with parents before children. Its root is the last committed token, which is not
+among the nodes and has the index -1. All results are integers or products of two float32 numbers, so kernel and
+reference agree exactly.
 
-    grow    Each depth has k candidate tokens, and each node of the previous depth may have any of them as children.
-            Selects the `budget` likeliest nodes, the likeliest first. Equally likely nodes are ordered by depth, then
-            by their rank among the candidates, then by their parent.
-    accept  Walks down from the root: the next node is the child whose token the target has sampled at the current node.
-    commit  Writes the slots of accepted nodes to the sequence's slot table; keys and values are not moved.
+    grow    Each depth has k candidate tokens, which can be children of every node of the previous depth. `grow_trees`
+            selects the `budget` likeliest nodes, the likeliest first. Equally likely nodes are ordered by depth, then
+            by the rank of their candidate, then by their parent.
+    accept  `accept_trees` walks down from the root. The next node is the child with the token that the target has
+            sampled after the current node. The slots of accepted nodes are written to the sequence's slot table.
+            Their keys and values are not moved.
 
 Source: JetSpec, arXiv:2606.18394.
 """
@@ -27,9 +29,11 @@ _HeapEntry = tuple[np.float32, int, int, int, np.float32]  # (-survival, depth, 
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """Trees of B sequences. tokens, parents: [B, N] int64; survival: [B, N] float32; counts: [B] int64, valid nodes.
+    """The trees of B sequences.
 
-    A node's survival is its probability of acceptance. Entries beyond the count are undefined; their parent is -2.
+    tokens, parents: [B, N] int64.
+    survival: [B, N] float32. Estimated probability that a node is accepted.
+    counts: [B] int64. Number of nodes of each tree. Entries beyond it have the parent -2 and are otherwise undefined.
     """
 
     tokens: Tensor
@@ -55,10 +59,12 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """Where the slots of accepted nodes are written, for S sequences of at most L positions.
+    """The slots of the nodes, and where `accept_trees` writes those of accepted nodes.
 
-    slot_tables: [S, L] int32, written. table_rows: [B] int64, the sequences' rows of `slot_tables`.
-    positions: [B] int64, position of the root's children. node_slots: [B, N] int32.
+    slot_tables: [S, L] int32, for S sequences of at most L positions; is changed.
+    table_rows: [B] int64. Each tree's row of `slot_tables`.
+    positions: [B] int64. Position of the root's children.
+    node_slots: [B, N] int32.
     """
 
     slot_tables: Tensor
@@ -100,7 +106,7 @@ def _push(
 
 
 def grow_trees(tokens: Tensor, chances: Tensor, budget: int) -> Trees:
-    """Grows trees whose nodes are ordered best first.
+    """Grows B trees. Their nodes are sorted by descending survival.
 
     Args:
         tokens: [B, depths, k] int64, candidates of each depth, best first.

@@ -1,8 +1,8 @@
-"""The layout of the rows of a verify pass, computed on the device, which stores the draft trees and sequence lengths.
+"""Computes the input rows of a verify pass on the device, from the draft trees and the lengths of the sequences.
 
-A pass has B (1 + N) rows: for each of B sequences, its last token followed by the N nodes of its tree. The position of
-a node is that of the last token plus its depth. A node attends to the committed positions, to its ancestors from the
-top down, and to itself.
+A pass has B (1 + N) rows: for each of B sequences, its last token and then the N nodes of its tree. The position of a
+node is that of the last token plus the node's depth. A node attends to the committed positions, to its ancestors from
+the top down, and to itself.
 
 All values are integers, so kernel and reference agree exactly.
 """
@@ -20,11 +20,11 @@ from kernels.tree import Trees
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """The last tokens of B sequences, which are the roots of their trees; the cache has S sequences of L positions.
+    """The last tokens of B sequences, which are the roots of their trees.
 
-    slot_tables: [S, L] int32; the last token's slot is written to it.
+    slot_tables: [S, L] int32, for S sequences of at most L positions. The slot of the last token is written to it.
     table_rows, lengths, tokens: [B] int64. Row of `slot_tables`, number of tokens, last token.
-    slots: [B, 1 + N] int32. Slots of the last token and of each node; entries beyond the tree may share a slot.
+    slots: [B, 1 + N] int32. Slots of the last token and of each node. Rows without a node may have the same slot.
     """
 
     slot_tables: Tensor
@@ -56,7 +56,7 @@ def tree_rows_reference(trees: Trees, roots: Roots, *, depth: int, last_position
         upwards.append(torch.where(upwards[-1] >= 0, parent, -1))
     chains = torch.stack(upwards, -1)  # [B, N, depth]
     levels = (chains >= 0).sum(-1)  # [B, N]: length of each node's path; 1 for entries beyond the count
-    # Index i of `reversed_index` is levels - 1 - i, so that the path's nodes come from the top down.
+    # `chains` lists a path upwards. The indices levels - 1, levels - 2, ... reverse it, so it begins at the top.
     reversed_index = (levels.unsqueeze(-1) - 1 - torch.arange(chains.shape[-1], device=device)).clamp(min=0)
     node_slots = roots.slots[:, 1:].unsqueeze(-1).expand(chains.shape)
     downwards = node_slots.gather(1, chains.gather(-1, reversed_index).clamp(min=0)) if N else node_slots
@@ -77,13 +77,12 @@ def tree_rows_reference(trees: Trees, roots: Roots, *, depth: int, last_position
 
 
 def tree_rows(trees: Trees, roots: Roots, *, depth: int, last_position: int) -> TreeRows:
-    """Writes the last tokens' slots to the slot tables and lays out the pass.
+    """Returns the rows of the verify pass, and writes the last tokens' slots to the slot tables.
 
     Args:
-        trees: [B, N], N may be 0; no node is deeper than `depth`. Entries beyond the count get an unused row that
-            attends to the committed positions and itself.
-        depth: maximum length of a path, at least 1.
-        last_position: positions are clamped to it, because a draft may exceed the model's maximum length.
+        trees: [B, N]; N may be 0. Rows without a node attend to the committed positions and to themselves.
+        depth: maximum depth of a node, at least 1.
+        last_position: the model's last position. A draft may exceed it; larger positions are replaced by it.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

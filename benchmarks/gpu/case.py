@@ -1,4 +1,4 @@
-"""A test case for a kernel at one shape: its call, its error, and the least bytes and operations that it needs."""
+"""The test case of a kernel at one shape: how to run it, how to compute its error, and how much work it must do."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class Case:
     operation: str
     shape: str  # description of the shape
     run: Callable[[], Outputs]
-    error: Callable[[Outputs], float]  # compares the outputs with the reference; NaN never passes
+    error: Callable[[Outputs], float]  # compares the outputs with the reference; may return NaN, which does not pass
     tolerance: float
     work: Work
     rivals: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # other implementations of the operation
@@ -73,9 +73,9 @@ def number_different(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]
 
 @dataclass(frozen=True, slots=True)
 class RowInvariance:
-    """The claim that the bits of a row of an operation's output do not depend on the other rows of the batch.
+    """The claim that the result of a row has the same bits for any other rows in the batch.
 
-    of: runs the operation on only the given range of rows and returns its outputs.
+    of: runs the operation with only the given range of rows and returns its outputs.
     """
 
     operation: str
@@ -84,7 +84,7 @@ class RowInvariance:
 
 
 def different_windows(claim: RowInvariance, windows: Sequence[slice]) -> list[str]:
-    """Returns the windows (ranges of rows) whose bits differ from those of the same rows in a pass over all rows."""
+    """Returns the windows, which are ranges of rows, whose bits differ from those of a pass over all rows."""
     of_all_rows = [output.clone() for output in claim.of(slice(0, claim.num_rows))]
     different = []
     for window in windows:

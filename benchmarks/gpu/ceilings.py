@@ -1,7 +1,7 @@
-"""The device's measured ceilings, and the time of an operation relative to them.
+"""The device's ceilings, which are measured, and the lower bound that they give for the time of an operation.
 
-    copy     bandwidth of a copy on the device, counting every byte read and every byte written
-    product  throughput of the library's product of large square matrices of random numbers
+    copy     bandwidth of a copy on the device; every byte counts twice, because it is read and written
+    product  throughput of torch's product of large square matrices of random numbers
 
 The lower bound for the time of an operation is the larger of bytes / copy and operations / product.
 """
@@ -15,7 +15,7 @@ from benchmarks.gpu.device import RunDevice
 
 _COPIED_BYTES = 2 << 30
 _SIDE = 8192  # rows and columns of the multiplied matrices
-_TINY_BYTES, _TINY_SIDE = 1 << 20, 64  # in rehearsals
+_TINY_BYTES, _TINY_SIDE = 1 << 20, 64  # for rehearsals on a CPU
 _REPEATS = 30
 
 

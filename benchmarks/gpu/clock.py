@@ -1,8 +1,8 @@
 """Timing of work on the device.
 
-On CUDA the work is captured into a graph once. Each repetition overwrites the L2 cache, which also keeps the device
-busy while the host submits, and then replays the graph between two events. Arms (the functions to compare) take turns,
-in reverse order in every second repetition, so that a period of lower clock rates affects them equally.
+On CUDA the work is captured into a graph once. Each repetition first overwrites the L2 cache. This also keeps the
+device busy until the host has submitted the rest: an event, the graph, and another event. Arms (the functions to
+compare) take turns, in reverse order in every second repetition, so that lower clock rates affect all of them.
 """
 
 import time
@@ -18,13 +18,13 @@ TimedRun = Callable[[], float]  # runs the work once and returns the seconds it 
 
 _WARM_UPS = 3
 _FLUSH_BYTES = 512 << 20  # written to evict the L2 cache, which has 50 MB on an H100 and 60 MB on an H200
-_ROUND_SECONDS = 1.5  # after this time, `_MIN_REPEATS` repetitions are enough
+_ROUND_SECONDS = 1.5  # no repetition starts after this time, except the first `_MIN_REPEATS`
 _MIN_REPEATS = 5
 
 
 class Clock(Protocol):
     def prepared(self, work: Work) -> TimedRun:
-        """Compiles, warms up and captures the work. The returned function then times only its execution."""
+        """Compiles, warms up and captures the work. Returns a function that runs it and returns its time."""
 
 
 class HostClock:

@@ -1,9 +1,9 @@
 """The device of a measurement.
 
-Without a GPU a measurement is only a rehearsal, which has tiny sizes and runs in Triton's interpreter. It shows that
-the benchmark works, but its times are meaningless.
+Without a GPU, a benchmark can only be rehearsed: it runs with tiny sizes in Triton's interpreter. This shows that the
+benchmark works, but the times are meaningless.
 
-Importing this module without a GPU selects the interpreter, which must happen before triton is imported.
+Importing this module on a machine without a GPU selects the interpreter. It must be imported before triton.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
-"""Performance targets on a GPU, checked against results files."""
+"""Performance goals on a GPU, and whether results files reach them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Results = Mapping[str, Mapping[str, Any]]  # by the file's name: "kernels", "decode-llama-3.1-8b", ...
+Results = Mapping[str, Mapping[str, Any]]  # contents of results files by name: "kernels", "decode-llama-3.1-8b", ...
 _8B, _1B = "decode-llama-3.1-8b", "decode-llama-3.2-1b"
 _SHORT_CONTEXT = 512
 _MIDDLE_CONTEXT = 2048
@@ -13,7 +13,7 @@ _MIDDLE_CONTEXT = 2048
 @dataclass(frozen=True, slots=True)
 class Goal:
     text: str
-    at_least: bool  # whether the bound is a lower one; otherwise it is an upper one
+    at_least: bool  # True: the value must be at least `bound`; False: at most `bound`
     bound: float
     value: Callable[[Results], float]  # raises KeyError or StopIteration if the results do not have the value
 
@@ -40,7 +40,7 @@ def _step(results: Results, name: str, context: int, nodes: int) -> Mapping[str,
 
 
 def _cost_of_exact_numerics(results: Results) -> float:
-    """Returns the highest ratio of step times with and without exact numerics."""
+    """Returns the largest ratio of the step time with exact numerics to that without (numerics_off.py)."""
     return max(float(row["exact_over_off"]) for row in results[_8B]["numerics"])
 
 

@@ -1,4 +1,4 @@
-"""Benchmark cases: row layout, filtered sampling and candidate ranking for graph decoding, and the blended loss.
+"""Benchmark cases of kernels for graph decoding (row layout, filtered sampling, candidates), and of the blended loss.
 
 Shape letters: B trees, M rows, V vocabulary.
 """
@@ -23,9 +23,9 @@ _TOLERANCE = 1e-4  # float32 sums and exponentials of two libraries
 
 
 def laying_out(inputs: Inputs, B: int, nodes: int) -> Case:
-    """The layout of the rows of binary trees, of which the last is empty."""
+    """The rows of B binary trees, of which the last has no nodes."""
     device = inputs.device
-    # The parent of node i is node (i - 1) // 2; that of node 0 is -1, the root.
+    # The parent of node i is node (i - 1) // 2. Node 0 has the parent -1, which is the root.
     parents = ((torch.arange(nodes, device=device) - 1) // 2).clamp(min=-1).expand(B, nodes).contiguous()
     counts = torch.tensor([nodes] * (B - 1) + [0], device=device)
     trees = Trees(inputs.integers(1000, B, nodes), parents, inputs.uniform(B, nodes), counts)
@@ -42,7 +42,7 @@ def laying_out(inputs: Inputs, B: int, nodes: int) -> Case:
         made: TreeRows = lay_out(trees, roots, depth=depth, last_position=length)  # type: ignore[operator]
         attention = made.rows.attention
         is_in_path = torch.arange(depth, device=device) < attention.path_lens.unsqueeze(1)
-        paths = attention.paths.masked_fill(~is_in_path, -1)  # entries behind a path's end may have any value
+        paths = attention.paths.masked_fill(~is_in_path, -1)  # entries after the end of a path are undefined
         rows = [made.rows.positions, made.rows.slots, attention.seqs, attention.prefix_lens, attention.path_lens]
         return [made.tokens, *rows, paths, roots.slot_tables]
 
@@ -57,7 +57,7 @@ def laying_out(inputs: Inputs, B: int, nodes: int) -> Case:
 
 
 def _sampling(M: int, device: torch.device) -> RowSampling:
-    """Greedy and sampled rows, with each filter and with all filters."""
+    """Returns parameters of rows with temperature 0 and above, without filters, with one filter and with all."""
     filters = ((0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.8, 0.0), (0, 1.0, 0.1), (40, 0.9, 0.02))
     top_ks, top_ps, min_ps = zip(*(filters[row % len(filters)] for row in range(M)), strict=True)
     return RowSampling(
@@ -71,7 +71,7 @@ def _sampling(M: int, device: torch.device) -> RowSampling:
 
 
 def filtering(inputs: Inputs, M: int, V: int) -> Case:
-    """The tokens of rows with a temperature. Kernel and reference compute in float64, so their tokens are equal."""
+    """Sampling with filters. Kernel and reference compute in float64, so they sample the same tokens."""
     logits, rows = (inputs.normal(M, V).float() * 3), _sampling(M, inputs.device)
     sampled = rows.temperatures > 0.0
     return Case(
@@ -107,7 +107,7 @@ def ranking(inputs: Inputs, M: int, k: int) -> Case:
 
 
 def blend(inputs: Inputs, M: int, V: int) -> Case:
-    """The blended loss of rows of float32 logits, whose gradient overwrites the logits."""
+    """The blended loss of rows of float32 logits, which are overwritten with their gradient."""
     logits = inputs.normal(M, V).float() * 3
     before, target_rows = logits.clone(), inputs.integers(M, M)
     target = Blend(inputs.integers(V, M), (inputs.normal(M, V).float() * 3).softmax(-1), target_rows, 0.7)

@@ -1,7 +1,7 @@
-"""Benchmark cases outside the layers: the LM head with sampling, trees, adapters, Medusa heads, training losses.
+"""Benchmark cases of kernels outside the layers: LM head with sampling, trees, adapters, Medusa heads, losses.
 
-Shape letters: M rows, B trees, V vocabulary, H hidden size; K inputs and N outputs of a product. Weights of heads are
-scaled by 3 / sqrt(K), which gives logits a standard deviation of 3.
+Shape letters: M rows, B trees, V vocabulary, H hidden size, K inputs and N outputs of a product. Weights of heads are
+scaled by 3 / sqrt(K), so that logits have a standard deviation of 3.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,12 +26,13 @@ from kernels.losses import Loss, Teacher, linear_loss, loss_rows_reference
 from kernels.philox import gumbel_rows_reference
 from kernels.tree import Commit, Trees, accept_trees_reference, grow_trees_reference
 
-_MAX_GAP = 1e-3  # between the best score and that of the sampled token; float32 sums of logits around 10 err by less
+# Largest allowed gap between the best score and that of the sampled token. Rounding of logits around 10 is less.
+_MAX_GAP = 1e-3
 _LOGITS_TOLERANCE = 1e-4
 
 
 def _sampled_rows(M: int, device: torch.device) -> SampledRows:
-    """Greedy rows mixed with rows at a temperature above 0."""
+    """Returns the parameters of rows with temperature 0, 0.7 and 1 in turn."""
     temperatures = [(0.0, 0.7, 1.0)[row % 3] for row in range(M)]
     return SampledRows.of(temperatures, [2**63 + row for row in range(M)], [977 * row for row in range(M)], device)
 
@@ -96,7 +97,7 @@ def top_tokens(inputs: Inputs, model: str, sizes: Sizes, M: int, count: int) -> 
             return float("inf")
         logits = x.double() @ weight.double().T
         exact = logits.topk(count).values
-        # The tokens are judged by their exact logits, because tokens with almost equal logits may change places.
+        # Tokens are compared by their exact logits, because the order of almost equal logits may differ.
         compared = [values, log_sums, logits.gather(1, tokens)]
         return relative_error(lambda: [exact, logits.logsumexp(-1), exact])(compared)
 
@@ -143,7 +144,7 @@ def _tensors(trees: Trees) -> Outputs:
 
 
 def accepting(inputs: Inputs, B: int, nodes: int) -> Case:
-    """Acceptance of random trees whose tokens have only three values, so that many agree with the target's tokens."""
+    """Acceptance of random trees. There are only three different tokens, so that many nodes are accepted."""
     # The parent of a node is an earlier node, or -1, the root.
     parents = torch.minimum(inputs.integers(nodes, B, nodes) - 1, torch.arange(nodes, device=inputs.device) - 1)
     trees = Trees(inputs.integers(3, B, nodes), parents, inputs.uniform(B, nodes), inputs.integers(nodes + 1, B))
@@ -174,7 +175,7 @@ def adapters(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Cas
     K, N = sizes.hidden_size, sizes.hidden_size
     stack = LoraStack(inputs.normal(4, rank, K), inputs.normal(4, N, rank))
     x = inputs.normal(M, K)
-    # A fifth of the rows has -1, which means no adapter; a fifth each has adapters 0 to 3.
+    # The first fifth of the rows has no adapter (-1), and each other fifth has one of the adapters 0 to 3.
     ids = (torch.arange(M, device=inputs.device) * 5 // M - 1).contiguous()
 
     def run() -> Outputs:
@@ -219,7 +220,7 @@ def medusa(inputs: Inputs, model: str, sizes: Sizes, M: int, heads: int) -> Case
 
 
 def loss(inputs: Inputs, kind: Loss, M: int, V: int) -> Case:
-    """The loss of rows of float32 logits, whose gradient overwrites the logits. The target is labels or logits."""
+    """The loss of rows of float32 logits, which are overwritten with their gradient. The target is labels or logits."""
     logits, scale = inputs.normal(M, V).float() * 3, inputs.uniform(M)
     target = inputs.integers(V, M) if kind is Loss.CROSS_ENTROPY else inputs.normal(M, V).float() * 3
     before = logits.clone()
@@ -240,7 +241,7 @@ def loss(inputs: Inputs, kind: Loss, M: int, V: int) -> Case:
 
 
 def head_loss(inputs: Inputs, kind: Loss, M: int, sizes: Sizes) -> Case:
-    """A head with its loss, forward and backward, compared with autograd on whole logits."""
+    """A head with its loss, forward and backward, compared with autograd on all logits at once."""
     V, H = sizes.vocab_size, sizes.hidden_size
     hidden, weight = inputs.normal(M, H).requires_grad_(), (inputs.normal(V, H) / H**0.5).requires_grad_()
     scale = torch.ones(M, device=inputs.device)

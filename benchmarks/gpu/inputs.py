@@ -1,4 +1,4 @@
-"""Random inputs, and the sizes of a model that are relevant to kernels."""
+"""Random inputs for kernels, and the sizes of a model that determine the shapes of these inputs."""
 
 from dataclasses import dataclass
 

@@ -25,9 +25,9 @@ from kernels.norm import rms_norm_reference
 from kernels.rope import HeadNorms, rotate
 
 # Tolerances of ||error|| / ||exact||.
-_FLOAT32_TOLERANCE = 1e-4  # of float32 sums, of which a matrix unit may truncate the last bits
-_BFLOAT16_TOLERANCE = 6e-3  # of results rounded to bfloat16; the rounding of a number is at most half of 2**-7
-_ATTENTION_TOLERANCE = 1e-2  # attention weights are also rounded before the product with the values
+_FLOAT32_TOLERANCE = 1e-4  # for float32 results; matrix units may truncate the last bits of sums
+_BFLOAT16_TOLERANCE = 6e-3  # for bfloat16 results, whose relative rounding error is at most 2**-8
+_ATTENTION_TOLERANCE = 1e-2  # for attention in bfloat16, which also rounds the attention weights
 _EPS = 1e-5
 ONE_BYTE = (torch.int8, torch.float8_e4m3fn)
 
@@ -125,7 +125,8 @@ def tree_attention(inputs: Inputs, model: str, sizes: Sizes, context: int, num_r
         run=lambda: [attention(q, k, v, rows)],
         error=relative_error(lambda: [exact_attention(q, k, v, rows)]),
         tolerance=tolerance(k.dtype, _ATTENTION_TOLERANCE),
-        # The output has half as many bytes as q, which is float32. Two products of `length` by D per row and head.
+        # The output has half as many bytes as q, which is float32. Attention consists of two products: of the queries
+        # with the keys, and of the weights with the values.
         work=Work(num_bytes=k.nbytes + v.nbytes + q.nbytes * 3 // 2, flops=4 * num_rows * Hq * D * length),
         rivals={
             "library": lambda: functional.scaled_dot_product_attention(
@@ -137,7 +138,7 @@ def tree_attention(inputs: Inputs, model: str, sizes: Sizes, context: int, num_r
 
 def norm(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
     """Adding a product to the residual stream, and the RMS norm of the sum."""
-    H, splits = sizes.hidden_size, 4  # the kernel adds the partial sums of the splits of a product
+    H, splits = sizes.hidden_size, 4  # the product consists of 4 splits, which the kernel adds
     sums, residual = inputs.normal(splits, M, H).float(), inputs.normal(M, H).float()
     weight, before = inputs.normal(H).float(), residual.clone()
 
@@ -207,8 +208,7 @@ def gated(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
 def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> Iterator[RowInvariance]:
     """Yields the operations whose rows must not depend on each other.
 
-    They are a product in each weight format, and attention over a batch of sequences of different lengths, each of
-    which has a tree.
+    They are products in each weight format, and attention for a batch of sequences of different lengths with trees.
     """
     N, K = weights_of(sizes)["output"]
     x = inputs.normal(num_rows, K)

@@ -1,8 +1,8 @@
-"""The same engine without row-invariant operations, for measuring the cost of exact numerics.
+"""Replaces row-invariant operations by those of torch, to measure the cost of exact numerics.
 
-CUDA graphs captured within `numerics_off` use torch's matrix products, which choose an algorithm by the number of rows,
-and torch's fused attention over contiguous keys. Only the times of these graphs are meaningful. Their results are
-wrong, because this attention ignores the slot tables and lets all nodes of a tree attend to each other.
+CUDA graphs that are captured within `numerics_off` use torch's matrix products, whose algorithm depends on the number
+of rows, and torch's fused attention over contiguous keys. Only the times of these graphs are meaningful. Their results
+are wrong, because this attention ignores the slot tables and lets all nodes of a tree attend to each other.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from kernels.lm_head import Head, SampledRows
 
 
 def library_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:
-    """Replaces kernels.cuda.linear.linear_parts. Returns a single partial sum, which on CUDA is written as float32."""
+    """Replaces kernels.cuda.linear.linear_parts. Returns the product as a single split in float32."""
     sums = torch.mm(x, data.T, out_dtype=torch.float32) if x.is_cuda else functional.linear(x, data).float()
     return Parts(sums=sums.unsqueeze(0), scales=scales, bias=bias)
 
@@ -36,9 +36,9 @@ def library_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, length: int) 
 
 @contextmanager
 def numerics_off(length: int) -> Iterator[Counter[str]]:
-    """Replaces the operations. Yields the number of calls of each replacement.
+    """Replaces the operations. Yields a counter of the calls of each replacement.
 
-    length: number of keys of the only sequence.
+    length: number of keys; there must be only one sequence.
     """
     num_calls: Counter[str] = Counter()
 

@@ -2,9 +2,8 @@
 
     tokens per second = batch size (long - short) / (seconds of long answers - seconds of short answers)
 
-`long` and `short` are two lengths of answers in tokens.
-
-The difference excludes the time before the first token, because the peers handle prompts differently.
+`long` and `short` are two lengths of answers in tokens. The difference of the times does not contain the time to read
+the prompts, which the peers do in different ways.
 """
 
 import time
@@ -77,7 +76,7 @@ def rates(arms: Mapping[str, Answer], batch: int, short: int, long: int) -> dict
 
 
 def rate(batch: int, short: int, long: int, short_seconds: float, long_seconds: float) -> float:
-    """Returns tokens per second, or 0 if a disturbance of the machine made short answers take as long as long ones."""
+    """Returns tokens per second, or 0 if the long answers did not take longer because the machine was disturbed."""
     return batch * (long - short) / (long_seconds - short_seconds) if long_seconds > short_seconds else 0.0
 
 
@@ -88,9 +87,9 @@ def _seconds(answer: Answer, num_tokens: int) -> float:
 
 
 def agreement(left: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> float:
-    """Returns the share of tokens that come before the first difference of their answer.
+    """Returns the share of tokens that come before the first difference in their answer.
 
-    Engines whose numerics differ may select different tokens wherever two logits are almost equal.
+    Engines with different rounding may select different tokens if two logits are almost equal.
     """
     num_equal = 0
     for left_answer, right_answer in zip(left, right, strict=True):

@@ -1,8 +1,8 @@
-"""Memory that reveals missing and out-of-bounds writes of a kernel.
+"""Detects missing and out-of-bounds writes of a kernel.
 
-Inside `Poisoned()` every new tensor is filled with NaN (integers with an invalid value), so that the comparison with
-the reference fails if an element is not written. The tensor lies between two guards, which are areas of known bytes;
-`damage()` lists the allocations whose guards have changed.
+Within `Poisoned()`, every new tensor is filled with NaN, or with an invalid integer. If the kernel does not write an
+element, the comparison with the reference fails. Before and after the tensor, there are guards of known bytes.
+`damage()` lists the tensors whose guards have changed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,11 +30,11 @@ class Poisoned(TorchFunctionMode):
         return self._poisoned(made) if func in _ALLOCATIONS else made
 
     def damage(self) -> list[str]:
-        """Describes each allocation with out-of-bounds writes; offsets are in bytes from its start."""
+        """Describes each tensor with out-of-bounds writes. Offsets are in bytes from its start."""
         found = []
         for memory, size in self._guarded:
             before, behind = memory[:_GUARD] != _GUARD_BYTE, memory[_GUARD + size :] != _GUARD_BYTE
-            # Offsets count from the start of the tensor: those of the first guard are negative.
+            # Offsets count from the start of the tensor, so offsets in the first guard are negative.
             offsets = torch.cat((before.nonzero().flatten() - _GUARD, behind.nonzero().flatten() + size))
             if offsets.numel():
                 found.append(f"{offsets.numel()} bytes around {size}, the first at {int(offsets[0])}")

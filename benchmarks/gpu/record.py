@@ -43,7 +43,7 @@ class Machine:
 
 
 def commit() -> str:
-    """Returns $SLIPSTREAM_COMMIT, which is for trees without Git history, or the checkout's commit, or "unknown"."""
+    """Returns $SLIPSTREAM_COMMIT if it is set, else the commit of the Git checkout, else "unknown"."""
     if named := os.environ.get("SLIPSTREAM_COMMIT"):
         return named
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

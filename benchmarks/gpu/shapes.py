@@ -1,7 +1,7 @@
-"""Models with the shapes of published ones, and random weights: the time of a pass does not depend on their values.
+"""Models with the shapes of published models and random weights, since the time of a pass does not depend on values.
 
-The weights are normally distributed and small enough that no layer overflows. The answers of such a model are
-meaningless, and so is its acceptance of drafts.
+The weights are normally distributed and small enough that no layer overflows. Answers of such a model and the
+acceptance of drafts are meaningless.
 """
 
 from typing import Any
@@ -85,12 +85,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def published(name: str) -> PretrainedConfig:
-    """The configuration for transformers, without end-of-sequence tokens."""
+    """Returns the configuration for transformers. It has no end-of-sequence token, so that answers have full length."""
     return AutoConfig.for_model(**SHAPES[name], bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
 
 class _Random:
-    """A source of random weights, created on the device, with the shapes that the configuration requires."""
+    """Creates random weights on the device, with the shapes that the configuration requires."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype, self._device = config, dtype, device
@@ -126,7 +126,7 @@ class _Random:
 
 
 def make_model(name: str, dtype: torch.dtype, device: torch.device, *, max_positions: int) -> Decoder:
-    """Makes a model with random weights. `max_positions` is the length of its rotary tables."""
+    """Makes a model with random weights. max_positions: the length of its rotary tables."""
     config = ModelConfig.from_values(SHAPES[name])
     with mock.patch("kernels.linear.library", return_value=None):  # weights have the GPU's layout on a CPU as well
         weights = build_weights(_Random(config, dtype, device), config, dtype, device)

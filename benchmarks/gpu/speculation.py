@@ -1,4 +1,4 @@
-"""Speculation on a real model: acceptance, speedup, equality of answers, and the predicted speedup.
+"""Measures speculation with a real model: acceptance, speedup and equal answers. Also predicts the speedup:
 
     predicted speedup = acceptance length * T_plain / (T_verify(nodes) + T_draft)
 
@@ -23,11 +23,11 @@ from engine.request import Completion, Request, SamplingParams
 
 _ROUNDS = 3
 _BUDGET = 16
-_CONTEXT = 256  # context at which a graph step is timed, about the length of prompts and answers
+_CONTEXT = 256  # context length at which graph steps are timed; prompts with answers have about this length
 
 
 def arms_of(speculators: Sequence[Path]) -> list[tuple[str, Path | None]]:
-    """Returns the drafters with the folders of their speculators; the first is plain decoding.
+    """Returns the names of the drafters with the folders of their speculators. The first is plain decoding.
 
     Raises: WorkloadError: a folder does not contain a speculator.
     """
@@ -45,7 +45,10 @@ def measure_drafters(
     max_tokens: int,
     graph_decoding: str = "auto",
 ) -> list[dict[str, Any]]:
-    """Measures the drafters in turns and returns a table row for each. Raises: WorkloadError, SpeculatorNotLoadable."""
+    """Measures all drafters in alternating turns. Returns a table row for each drafter.
+
+    Raises: WorkloadError, SpeculatorNotLoadable.
+    """
     longest = max(len(prompt.token_ids) for prompt in prompts) + max_tokens
     longest = max(longest, 2 * _CONTEXT)
     config = EngineConfig(
@@ -109,5 +112,5 @@ def _row(
 
 
 def predicted_speedup(acceptance_length: float, *, plain: float, verify: float, draft: float) -> float:
-    """plain, verify, draft: T_plain, T_verify(nodes) and T_draft in seconds."""
+    """Returns the speedup according to the formula above. plain, verify, draft: the times T in seconds."""
     return acceptance_length * plain / (verify + draft)

@@ -1,13 +1,13 @@
-"""Times of a decoding step, by context length and number n of verified draft nodes.
+"""Measures the time of a decoding step, for different context lengths and numbers n of draft nodes.
 
     T_plain      the device's time for a step without a draft
     T_verify(n)  the device's time for a step that verifies a draft of n nodes
     T_draft      the device's time for drafting
     T_host       the host's time to launch a step
 
-They are measured with the CUDA graphs that serve requests (`Engine.time_graph_step`) and with the KV cache in the same
-layout as in serving. The lower bound of T_plain is the size of the weights and of the context's keys and values,
-divided by the bandwidth of a copy.
+They are measured with the CUDA graphs and the KV cache that serve requests (`Engine.time_graph_step`). The lower bound
+of T_plain is the number of bytes of the weights and of the context's keys and values, divided by the bandwidth of a
+copy.
 """
 
 import statistics
@@ -31,7 +31,7 @@ from engine.models.dense import Decoder
 
 _TURNS = 3  # alternating; the median counts
 _REPEATS = 20  # graph steps per turn
-_LONGEST_PATH = 64  # nodes; attention supports no longer path
+_LONGEST_PATH = 64  # maximum number of nodes of a path in attention (kernels/cuda/attention.py)
 _DRAFT_VOCAB = 32_000
 _MEDUSA_HEADS = 4
 _NUM_DRAFT_NODES = 16
@@ -49,16 +49,16 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Plan:
     contexts: tuple[int, ...]
-    nodes: tuple[int, ...]  # 0, which is plain decoding, first
+    nodes: tuple[int, ...]  # numbers of draft nodes; the first is 0, which is plain decoding
 
     @property
     def longest(self) -> int:
-        """The maximum length of a sequence, if every step accepts a whole path."""
+        """Returns the length that a sequence reaches if every timed step accepts the longest possible path."""
         return max(self.contexts) + (_REPEATS + 2) * (1 + min(max(self.nodes), _LONGEST_PATH))
 
 
 def make_engine(model: Decoder, max_seq_len: int, *, batch_size: int = 1, drafter: Drafter | None = None) -> Engine:
-    """Makes an engine for this number and length of sequences. It uses graph decoding even on a CPU."""
+    """Makes an engine for sequences of this length. It uses graph decoding even on a CPU."""
     config = EngineConfig(
         max_batch_size=batch_size,
         max_seq_len=max_seq_len,
@@ -92,7 +92,10 @@ def _time_step(engine: Engine, context: int, nodes: int) -> GraphStepTimes:
 
 
 def with_shares(steps: Sequence[Step], model: Decoder, ceilings: Ceilings) -> list[dict[str, Any]]:
-    """Adds to each step its time relative to the plain step, and to plain steps their share of the bandwidth."""
+    """Returns a table row for each step, with its time relative to the plain step with the same context.
+
+    Rows of plain steps also have the share of the copy bandwidth that they reach.
+    """
     plain = {step.context: step.verify_seconds for step in steps if step.nodes == 0}
     table = []
     for step in steps:
@@ -105,7 +108,7 @@ def with_shares(steps: Sequence[Step], model: Decoder, ceilings: Ceilings) -> li
 
 
 def draft_seconds(model: Decoder, context: int) -> dict[str, float]:
-    """Measures T_draft of Medusa heads over a reduced vocabulary, on the device."""
+    """Measures T_draft of Medusa heads with a draft vocabulary."""
     vocab_size = min(_DRAFT_VOCAB, model.config.vocab_size)
     config = MedusaConfig(hidden_size=model.config.hidden_size, num_heads=_MEDUSA_HEADS, draft_vocab_size=vocab_size)
     heads = MedusaHeads(config, torch.arange(vocab_size))

@@ -1,7 +1,7 @@
-"""All measurements of decoding on a GPU, in sections, of which the most important run first.
+"""Runs all measurements of decoding on a GPU. They are divided into sections, and the most important run first.
 
-The results are written after each section, so that those of an interrupted run are not lost. They name the sections
-that failed or were skipped for lack of time; the results of the other sections remain valid.
+The results are written after each section, so an interrupted run loses only the current section. The file also lists
+the sections that failed, and those that were left out because the time was over.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _PROMPT_LEN, _SHORT_LEN, _LONG_LEN = 512, 16, 80  # tokens of prompts, and of sh
 
 
 class Shape:
-    """The sections that measure a model of one shape. In a rehearsal, sizes are tiny and nothing is compiled."""
+    """Measures a model of one shape. In a rehearsal, sizes are tiny and nothing is compiled."""
 
     def __init__(self, name: str, run_device: RunDevice) -> None:
         self._rehearsal = run_device.is_rehearsal
@@ -70,7 +70,7 @@ class Shape:
         return steps.numerics_cost(self.model, self._plan.contexts[0], nodes)
 
     def _prompts_and_lengths(self, batch: int) -> tuple[Tensor, int, int]:
-        """Returns prompts, and the lengths of short and long answers."""
+        """Returns prompts, the length of short answers, and the length of long answers (plain.py)."""
         length, short, long = (12, 2, 5) if self._rehearsal else (_PROMPT_LEN, _SHORT_LEN, _LONG_LEN)
         generator = torch.Generator().manual_seed(batch)
         prompts = torch.randint(0, self.model.config.vocab_size, (batch, length), generator=generator)
@@ -96,7 +96,7 @@ class Shape:
 
 
 def _rates(arms: dict[str, plain.Answer], batch: int, short: int, long: int) -> dict[str, Any]:
-    first = {name: answer(long) for name, answer in arms.items()}  # before timing, because this compiles and captures
+    first = {name: answer(long) for name, answer in arms.items()}  # the first answers compile and capture: not timed
     spreads = plain.rates(arms, batch, short, long)
     return {
         "batch": batch,
@@ -115,7 +115,7 @@ def run_sections(sections: Sequence[Section], deadline: float, save: Callable[[d
             started = time.monotonic()
             try:
                 values[name] = section()
-            except Exception as error:  # later sections may still work; this one is reported
+            except Exception as error:  # reported in the results, so that the later sections still run
                 traceback.print_exc()
                 values["failed"][name] = f"{type(error).__name__}: {error}"[:500]
             print(f"{name}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""Tables from results files.
+"""Prints results files of a GPU as tables.
 
     python -m benchmarks.gpu.table --short benchmarks/results/nvidia-h100-80gb-hbm3
 
-prints Markdown for the README: tables of all results files in a GPU's folder, and which performance targets are met.
+prints Markdown for the README: tables for the results files in the folder, and which performance goals are reached.
 """
 
 import argparse
@@ -143,7 +143,7 @@ def goals(results: dict[str, Values]) -> str:
 
 
 def folder_table(folder: Path, *, short: bool = False) -> str:
-    """Returns the tables of all files in a GPU's folder, with the machine. `short`: omit the table of all kernels."""
+    """Returns the tables of all results files in a folder. short: omits the table of all kernels."""
     results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     parts = []
     for name, values in results.items():

@@ -1,1 +1,1 @@
-"""Runners, one for each engine. A runner answers prompts in a process of its own, in the engine's environment."""
+"""Runners, one for each engine. A runner is a process that answers prompts, in the engine's virtual environment."""

@@ -1,7 +1,7 @@
-"""A greedy decoding loop like gpt-fast's: static KV cache, compiled layers, one graph per step.
+"""A greedy decoding loop like that of gpt-fast, with a static KV cache. It is a peer of our engine on a GPU.
 
-The loop uses the weights of our engine, so that both read the same bytes. One function is compiled and computes every
-layer. The whole step, including head and argmax, is captured into a CUDA graph.
+The loop uses the weights of our engine, so that both read the same bytes. One compiled function computes all layers,
+one after the other. The whole step, including head and argmax, is captured into a CUDA graph.
 
 Shape letters: B sequences, T new tokens of each, H hidden size, Hq query heads, Hkv key-value heads, D head size,
 L maximum length of a sequence.
@@ -48,7 +48,7 @@ Layer = Callable[..., Tensor]
 
 
 def make_layer(num_heads: int, num_kv_heads: int, D: int, eps: float) -> Layer:
-    """Returns a layer as a function of tensors only, so that it is compiled once for all layers."""
+    """Returns a function that computes a layer. All arguments are tensors, so one compilation serves for all layers."""
     group = num_heads // num_kv_heads  # query heads that share keys
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class CompiledLoop:
         max_seq_len: int,
         compiled: bool = True,
     ) -> None:
-        """`compiled`: compile the layer and capture the step, which requires CUDA."""
+        """compiled: whether the layer is compiled and, on CUDA, the step is captured into a graph."""
         device, dtype = weights.embedding.device, weights.embedding.dtype
         self._config, self._weights, self._on_graph = config, weights, compiled and device.type == "cuda"
         self._cosines, self._sines = (table[:max_seq_len].to(device) for table in tables)
@@ -142,7 +142,7 @@ class CompiledLoop:
         self._graph.replay()
 
     def _capture(self) -> None:
-        """Captures the step, and restores the state that the warm-up changes."""
+        """Captures the step into a graph. The warm-up steps change tokens and position, which are then restored."""
         before = self.tokens.clone(), self._position.clone()
         side_stream = torch.cuda.Stream()  # CUDA graphs require the warm-up on another stream
         side_stream.wait_stream(torch.cuda.current_stream())

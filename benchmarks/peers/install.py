@@ -1,7 +1,7 @@
-"""Virtual environments of the peers (the engines we compare with), created on first use in the user's cache folder.
+"""Virtual environments of the peers (the engines we compare with). They are created on first use in the cache folder.
 
-An environment is complete when its marker file exists. The marker lists what was installed, so an environment is
-created again after a change of the versions or a failed installation. Wheels come from pip's configured index.
+After the installation, a marker file with the requirements is written. If it is missing or the requirements have
+changed, the environment is created again. Wheels come from the index that pip is configured to use.
 """
 
 import json
@@ -23,11 +23,11 @@ class PeerMissing(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """requirements: arguments of the calls of pip, in this order.
-
-    dependencies_of: a distribution that `requirements` installs without its dependencies, which are installed last.
-    left_out: names of dependencies that are not installed. They are torch and its companion packages, whose builds for
-    accelerators would break the environment and which text models do not need.
+    """
+    requirements: the arguments of each call of `pip install`.
+    dependencies_of: a distribution that `requirements` installs with --no-deps. Its dependencies are installed last.
+    left_out: names of dependencies that are not installed: torch, which is installed first, and torch's companion
+        packages, which text models do not need. Their builds for accelerators would break the environment.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Environment:
     def ensure(self) -> None:
         """Installs the environment if necessary.
 
-        Raises: PeerMissing: pip failed; the next call removes the incomplete folder.
+        Raises: PeerMissing: pip failed. The next call starts again with an empty folder.
         """
         marker, wanted = self.folder / "complete.json", json.dumps(self.requirements)
         if marker.is_file() and marker.read_text() == wanted:

@@ -1,6 +1,6 @@
-"""Runner of llama.cpp's server, which runs in this process. Requests use the server's HTTP route that takes token ids.
+"""Runner of llama.cpp. Its HTTP server runs in this process and gets the prompts as token ids.
 
-Settings: gguf, the model's file; max_batch_size, max_seq_len; speculation, the name of a method of llama.cpp or None.
+Settings: gguf, the model's file; max_batch_size; max_seq_len; speculation, a method of llama.cpp or None.
 """
 
 import json

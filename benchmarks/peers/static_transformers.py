@@ -1,4 +1,4 @@
-"""Hugging Face `generate` with our engine's weights and a static cache. On CUDA, `generate` then compiles the model."""
+"""`generate` of Hugging Face transformers with our weights. It uses a static cache and compiles the model on CUDA."""
 
 from typing import Any
 
@@ -11,9 +11,7 @@ from engine.models.weights import DecoderWeights
 
 
 def model_over(weights: DecoderWeights, config: ModelConfig, published: transformers.PretrainedConfig) -> Any:
-    """Returns a model of transformers whose parameters are views of our weights. Only the norms are copies, cast to the
-    weights' dtype.
-    """
+    """Returns a model of transformers with our weights. Matrices are shared; norms are cast copies."""
     with torch.device("meta"):
         model: Any = transformers.AutoModelForCausalLM.from_config(published, dtype=weights.embedding.dtype)
     model.load_state_dict(_named(weights, config), strict=True, assign=True)

@@ -1,11 +1,11 @@
-"""The protocol between the benchmark command and a runner, the process of a peer: one JSON object per line.
+"""The protocol between the benchmark command and a runner, which is the process of a peer. A line is a JSON object:
 
     runner ─▶ {"ready": {"engine": "vllm", "version": "0.32.0"}}
     command ─▶ {"prompts": [[1, 2]], "max_tokens": 128, "concurrency": 8}
     runner ─▶ {"outputs": [[3, 4]], "seconds": 1.5, ...}        or {"error": "..."}
 
-Runners use other environments than the command, so this module imports only the standard library. What the engines
-print is redirected to standard error, so that standard output has only replies.
+Runners use other virtual environments than the command, so this module imports only the standard library. Standard
+output has only replies: whatever an engine prints is redirected to standard error.
 """
 
 import json
@@ -29,8 +29,8 @@ class Answers:
     outputs: list[list[int]]  # generated token ids, in the order of the prompts
     seconds: float  # wall time of the whole job
     ttft_seconds: list[float]  # time to first token of each prompt, from its submission
-    acceptance_length: float | None  # tokens per pass, without the first pass of each answer and its token
-    prefill_seconds: float | None = None  # time of the passes that read prompts, if the engine reports it
+    acceptance_length: float | None  # see `acceptance_length` below
+    prefill_seconds: float | None = None  # time of the passes that read prompts; None if the engine does not report it
 
     @property
     def num_tokens(self) -> int:
@@ -51,7 +51,7 @@ Advance = tuple[int, list[int], bool]  # number of the prompt, its new tokens, w
 
 
 def closed_loop(job: Job, add: Callable[[int, list[int]], None], step: Callable[[], Iterable[Advance]]) -> Answers:
-    """Answers the job with an engine that is called step by step. It starts prompts in order, `concurrency` at a time.
+    """Answers the job with an engine that is called step by step. At most `concurrency` prompts are answered at a time.
 
     Args:
         add: submits a prompt, given its number and its token ids.
@@ -82,15 +82,15 @@ def closed_loop(job: Job, add: Callable[[int, list[int]], None], step: Callable[
 
 
 def acceptance_length(outputs: list[list[int]], num_passes: list[int]) -> float | None:
-    """Returns tokens per pass, without the first pass and token of each answer; None if there are no other passes."""
+    """Returns tokens per pass. The first pass of each answer and its token do not count. None: no other pass."""
     tokens, passes = sum(map(len, outputs)) - len(outputs), sum(num_passes) - len(num_passes)
     return tokens / passes if passes > 0 else None
 
 
 def serve(make: Callable[[dict[str, Any]], Runner]) -> None:
-    """The main loop of a runner, which reads jobs from standard input until it is closed.
+    """Runs a runner: reads jobs from standard input until it is closed, and writes replies.
 
-    make: makes the runner from its settings, which are the only argument of the process, in JSON.
+    make: returns the runner, given its settings. They are the argument of the process, in JSON.
     """
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

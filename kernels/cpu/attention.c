@@ -1,9 +1,9 @@
 /* Paged tree attention, one row at a time.
  *
- * A row at position p attends to p + 1 keys in position order: its sequence's slot table locates the first
- * `prefix_lens[m]` of them, its path of draft nodes the others. The online softmax uses blocks of 16 positions counted
- * from position 0, and a key's index in its block determines the vector lane of its weight. So the additions are the
- * same whether a key was committed or belongs to a chain or a tree, and do not depend on the batch.
+ * A row at position p attends to the p + 1 keys at the positions 0 .. p. The slots of the first `prefix_lens[m]` keys
+ * are in the sequence's slot table; those of the others are in the row's path of draft nodes. The online softmax uses
+ * blocks of 16 positions from position 0. A key's position therefore determines its block and its vector lane, and so
+ * the order of additions, whether the key is committed or belongs to a draft. The order does not depend on the batch.
  */
 #include <math.h>
 
@@ -12,7 +12,7 @@
 #include "pool.h"
 
 #define BLOCK LANES
-#define MAX_D 576 /* DeepSeek-V3's latent with its rotary part */
+#define MAX_D 576 /* width of DeepSeek-V3's latent together with its rotary part */
 #define MAX_HEADS 4 /* heads processed together: their queries, and later their sums, must fit into the registers */
 
 /* The keys of one row and one KV head. */
@@ -22,9 +22,8 @@ struct keys {
     int64_t prefix_len, total, Hkv, head; /* total: prefix and path together; head: index of the KV head */
 };
 
-/* Tells whether bfloat16 heads are loaded in pairs of vectors. Widening a load of 32 bfloat16 numbers then takes only a
- * shift and a mask, which yield two float32 vectors: one of the elements with even indices and one of the others.
- * Queries and accumulators have their elements in the same order. */
+/* Tells whether bfloat16 heads are loaded 32 numbers at a time. A mask and a shift then give two float32 vectors: the
+ * elements with odd indices and those with even indices. Queries and accumulators are stored in the same order. */
 ALWAYS int in_pairs(int64_t D, int dtype) { return dtype == BF16 && D % (2 * LANES) == 0; }
 
 /* Loads vector i of the head at `offset`. */
@@ -41,8 +40,8 @@ ALWAYS vf load_lanes(const void *cache, int64_t offset, int64_t i, int64_t D, in
     return lanes;
 }
 
-/* Computes the offsets of a block's keys, and prefetches keys and values, because hardware prefetchers cannot predict
- * slots. Returns the number of keys. */
+/* Computes the offsets of a block's keys and returns their number. Prefetches the keys and values, because hardware
+ * prefetchers cannot predict slots. */
 ALWAYS int locate(const struct keys *keys, int64_t start, int64_t D, int dtype, int64_t offsets[BLOCK]) {
     int64_t remaining = keys->total - start, count = remaining < BLOCK ? remaining : BLOCK;
     int64_t size = dtype == BF16 ? 2 : 4;
@@ -74,7 +73,7 @@ ALWAYS void attend(const struct keys *keys, const float *q, void *out, const int
         }
         for (int64_t i = 0; i < lanes && in_pairs(D, dtype); i += 2) vf_unzip(&query[g][i], &query[g][i + 1]);
     }
-    int64_t block_offsets[2][BLOCK]; /* of this block and of the next one, in turn */
+    int64_t block_offsets[2][BLOCK]; /* the two arrays alternate: one for this block, the other for the next */
     int next_count = locate(keys, 0, D, dtype, block_offsets[0]);
     for (int64_t start = 0; start < keys->total; start += BLOCK) {
         const int64_t *offsets = block_offsets[start / BLOCK % 2];

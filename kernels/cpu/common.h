@@ -1,9 +1,9 @@
 /* Shared by the CPU kernels: 16-lane vectors, bf16 conversion, exp.
  *
- * Row invariance: every output element is computed by one thread, in one fixed order that depends on the
- * operation's sizes only, never on the number of rows, sequences or threads. So a row has the same bits in a batch, a
- * chain or a tree as in a pass of its own. No change may break this: a sum must not be split over threads, and a tile
- * shape that depends on the number of rows must not change the order of additions.
+ * Row invariance: a row has the same bits in a batch, a chain or a tree as in a pass without other rows. For this, one
+ * thread computes each output element, and the order of additions never depends on the number of rows, sequences or
+ * threads. Every change must keep this: do not split a sum over threads, and do not let the shape of a tile change the
+ * order of additions.
  */
 #pragma once
 #include <stdint.h>
@@ -51,7 +51,7 @@ static inline vf vf_load_bf16(const uint16_t *p) {
 
 static inline vf lane_numbers(void) { return (vf){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
-/* Per lane: mask (all ones or zero) ? a : b. C has no ?: on vectors. */
+/* Selects for each lane: mask ? a : b. A lane of the mask is all ones or zero. C has no ?: for vectors. */
 static inline vf vf_select(vi mask, vf a, vf b) {
     vi x, y;
     memcpy(&x, &a, sizeof x);
@@ -77,7 +77,7 @@ static inline float vf_sum(vf v) {
 /* Lane j of the result is the sum of the lanes of v[j], added in an order that is the same for every j. */
 ALWAYS vf vf_sums(const vf v[LANES]) {
 #if defined(__AVX512F__)
-    __m512 quads[4]; /* per quarter, the interleaved sums of 4 vectors */
+    __m512 quads[4]; /* each for 4 of the vectors; each quarter of its lanes has one partial sum per vector */
     for (int i = 0; i < 4; i++) {
         __m512 a = (__m512)v[4 * i], b = (__m512)v[4 * i + 1], c = (__m512)v[4 * i + 2], d = (__m512)v[4 * i + 3];
         __m512d ab = (__m512d)(_mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b));

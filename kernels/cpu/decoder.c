@@ -1,11 +1,11 @@
-/* All layers of the decoder in one call: the operations of linear.c, rows.c and attention.c, phase after phase, without
- * putting the threads to sleep. Separate calls would spend a fifth of a single row's pass on calls and on waking
- * threads (SmolLM2-135M, two cores of an AMD EPYC).
+/* Runs all layers of the decoder in one call, with the operations of linear.c, rows.c and attention.c. If Python called
+ * each operation, the calls and the waking of threads would take a fifth of a pass with one row (SmolLM2-135M, two
+ * cores of an AMD EPYC).
  *
- * The speed depends on reading weights without interruption. A thread that works on its last block of a product has
- * already claimed its first block of the next product, and prefetches that block. The work between products is kept
- * short: with at most OWN_NORM_ROWS rows, every thread normalizes all rows for itself, which is faster than
- * synchronizing the threads, and SwiGLU runs directly on each block of gates.
+ * The pass is fast only if the threads read weights without interruption. While a thread works on its last block of a
+ * product, it prefetches its first block of the next product. Two things shorten the work between products: SwiGLU runs
+ * directly on each block of gates, and with at most OWN_NORM_ROWS rows, every thread normalizes all rows itself, which
+ * is faster than synchronizing the threads.
  *
  * A tap is the residual stream at the input of a layer, which some drafters read.
  */
@@ -18,7 +18,7 @@
 #define OWN_NORM_ROWS 8
 
 enum product { QKV, OUTPUT, GATE_UP, DOWN, PRODUCTS };
-/* Counters of a layer, in addition to those of its products. */
+/* The counters of a layer: one for each product, and these. */
 enum { INPUT_NORM = PRODUCTS, ROPE, ATTENTION, POST_NORM, COUNTERS };
 
 struct layer {
@@ -58,8 +58,8 @@ struct run {
 /* The state of one thread in a run. */
 struct worker {
     const struct run *r;
-    int64_t item; /* item of the next product, claimed in advance; -1 if all its items were claimed */
-    void *own;    /* this thread's normed rows, [OWN_NORM_ROWS, prefix_width + H] in the decoder's dtype */
+    int64_t item; /* the item of the next product that was claimed in advance; -1 if no item was left */
+    void *own;    /* normed rows, only for this thread: [OWN_NORM_ROWS, prefix_width + H] in the decoder's dtype */
 };
 
 static int64_t item_size(const struct decoder *d) { return d->dtype == BF16 ? 2 : 4; }
@@ -69,8 +69,8 @@ static const struct linear *product(const struct run *r, int64_t index) {
     return &r->decoder->layers[index / PRODUCTS].products[index % PRODUCTS];
 }
 
-/* An item of the work on a product is a block of outputs; for GATE_UP, a block of gates and the same block of ups.
- * Returns -1 if no item remains, or if there is no product of this index. */
+/* Claims an item of a product: a block of outputs, or for GATE_UP a block of gates together with the block of ups that
+ * belongs to it. Returns -1 if no item is left, or if there is no product of this index. */
 static int64_t claim_item(const struct run *r, int64_t index) {
     if (index == r->decoder->num_layers * PRODUCTS) return -1;
     int64_t blocks = linear_blocks(product(r, index)), kind = index % PRODUCTS;
@@ -93,8 +93,8 @@ static void gate_up_item(const struct run *r, const struct linear *l, int64_t it
     }
 }
 
-/* Computes this thread's share of a product, and claims the thread's first item of the next product. During each item
- * the weights of the thread's next item are prefetched. `out` is unused for GATE_UP. */
+/* Computes items of a product until none is left, then claims an item of the next product. During each item, the
+ * weights of the thread's next item are prefetched. `out` is unused for GATE_UP. */
 static void product_phase(struct worker *w, int64_t index, const void *x, float *out, enum output output) {
     const struct run *r = w->r;
     const struct linear *l = product(r, index);
@@ -124,8 +124,8 @@ static void tap_row(const struct run *r, int64_t m, int64_t index) {
             cast_row(p->residual + m * H, (char *)p->taps + (m * p->num_taps + t) * H * size, H, r->decoder->dtype);
 }
 
-/* Norms `count` rows of the residual from row m on. Each row of `out` consists of the first `prefix_width` numbers of
- * the row's `qkv_prefix`, followed by the normed residual. */
+/* Normalizes `count` rows of the residual from row m on. Each row of `out` has the `prefix_width` numbers of the row's
+ * `qkv_prefix`, and then the normed residual. */
 static void norm_rows(const struct run *r, const float *weight, int64_t prefix_width, int64_t m, int64_t count,
                       void *out) {
     const struct decoder *d = r->decoder;
@@ -137,7 +137,7 @@ static void norm_rows(const struct run *r, const float *weight, int64_t prefix_w
     }
 }
 
-/* Returns all normed rows. `tap`: the layer whose input the residual is, or -1 in the middle of a layer. */
+/* Normalizes all rows and returns them. `tap` is the layer whose input is the residual, or -1 within a layer. */
 static const void *norm_phase(struct worker *w, const float *weight, int64_t prefix_width, int64_t tap, counter *next) {
     const struct run *r = w->r;
     int64_t M = r->pass->M, row_bytes = (prefix_width + r->decoder->H) * item_size(r->decoder), m;

@@ -1,8 +1,9 @@
 """Compiles the C kernels on first use and loads them.
 
-The shared library is stored in a cache folder under a name derived from its sources, the compiler and the processor, so
-a new version or another machine never loads an old build. Without a C compiler `library()` returns None, and every
-operation uses its torch reference. The reference is slower and rounds differently, but is also row-invariant.
+The shared library is stored in a cache folder. Its name is a hash of its sources, the compiler and the processor, so an
+old build or that of another machine is never loaded. Without a C compiler `library()` returns None, and every operation
+uses its reference in PyTorch. The reference is slower and rounds differently, but also gives a row the same bits in any
+batch.
 """
 
 import ctypes
@@ -20,7 +21,7 @@ from pathlib import Path
 _FOLDER = Path(__file__).parent
 _SOURCES = ("pool.c", "linear.c", "rows.c", "attention.c", "decoder.c", "top_k.c")
 _HEADERS = ("common.h", "ops.h", "pool.h")
-# -ffast-math is not used: it would let the compiler reorder sums, differently in each unrolled variant.
+# -ffast-math is not used, because the compiler could then reorder sums differently in each unrolled variant.
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
@@ -36,7 +37,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "slipstream_decoder": (_POINTER, _POINTER),
     "slipstream_top_k": (*[_POINTER] * 4, *[_LONG] * 3),
 }
-_FAILING = ("slipstream_decoder",)  # functions that return 0 on success
+_FAILING = ("slipstream_decoder",)  # functions that can fail: they return 0 on success
 
 
 class CompileError(RuntimeError):
@@ -79,9 +80,9 @@ def _run_all(commands: Iterable[list[str]]) -> None:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Returns the loaded kernels; None if there is no C compiler, if the compiler fails, or if they are disabled.
+    """Returns the loaded kernels, or None if there is no C compiler, compilation fails, or the kernels are disabled.
 
-    `SLIPSTREAM_CPU_KERNELS=off` disables the kernels. A warning contains the output of a compiler that fails.
+    `SLIPSTREAM_CPU_KERNELS=off` disables the kernels. If compilation fails, a warning shows the compiler's output.
     """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if os.environ.get("SLIPSTREAM_CPU_KERNELS") == "off" or compiler is None:

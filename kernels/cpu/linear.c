@@ -1,14 +1,14 @@
-/* out[m, n] = (sum_k x[m, k] * w[n, k]) * scale[n] + bias[n], accumulated in float32, k ascending.
+/* out[m, n] = (sum_k x[m, k] * w[n, k]) * scale[n] + bias[n], accumulated in float32 in ascending order of k.
  *
- * Weights are packed once into blocks of 32 outputs, so that one block is one stream from memory:
+ * Weights are packed into blocks of 32 outputs. The memory of a block is contiguous and is read sequentially:
  *   float32   [ceil(N / 32), K, 32]
  *   bfloat16  [ceil(N / 32), K / 2, 32, 2]   (adjacent pairs of k, as VDPBF16PS requires)
- *   int8      in the order of bfloat16, one byte per weight: a sign bit and a magnitude, which is an index into a table
- *             of bfloat16 numbers. Every int8 is exact in bfloat16, so nothing is rounded before the scale is applied
- * A block is read from memory once and used for all rows, in tiles of at most 8 rows; the number of rows in a tile
- * changes which registers are used, never the order of additions. The arithmetic runs at the speed of VDPBF16PS (one
- * per cycle on Zen 4), so memory is the bottleneck: during the work on one block, the next one is prefetched into L2, a
- * few cache lines at a time.
+ *   int8      the layout of bfloat16, with one byte per weight: a sign bit and a magnitude. The magnitude is the index
+ *             into a table of bfloat16 numbers, which represent all int8 numbers exactly
+ *
+ * A block is read from memory once and used for all rows, in tiles of at most 8 rows. The number of rows in a tile
+ * never changes the order of additions. The arithmetic is so fast (one VDPBF16PS per cycle on Zen 4) that memory limits
+ * the speed. During the work on a block, the next block is therefore prefetched into L2, a few cache lines at a time.
  */
 #include "common.h"
 #include "ops.h"
@@ -16,8 +16,8 @@
 
 #define NB LINEAR_BLOCK
 #define MAX_ROWS LINEAR_ROWS
-#define STEPS 8               /* values of k, or pairs of values, between two prefetches */
-#define MAX_AHEAD (256 << 10) /* maximum number of bytes to prefetch: L2 also holds the current block */
+#define STEPS 8               /* number of values of k, or of pairs of k, between two prefetches */
+#define MAX_AHEAD (256 << 10) /* maximum number of bytes to prefetch, because L2 must also hold the current block */
 
 #if defined(__AVX512BF16__)
 #define HAS_DP 1
@@ -26,16 +26,16 @@
 #define HAS_DP_INT8 1
 #endif
 
-/* Prevents the compiler from fusing a product and a sum in some variants, which would change the rounding. */
+/* Prevents the compiler from fusing a product and a sum into one instruction, which would round differently. */
 #define KEEP_APART(value) __asm__("" : "+m"(value))
 
-/* One tile: a few rows of x [*, K] times one block of weights. The result of row r is written to out + r * stride. */
+/* The product of a few rows of x with one block of weights. The result of row r is written to out + r * stride. */
 struct tile {
     const void *x, *w;
     int64_t K;
     const float *scales, *bias; /* of the block's outputs, or null */
     float *out;
-    int64_t stride, width; /* width: number of valid outputs of this block, less than NB if N ends in it */
+    int64_t stride, width; /* width: number of outputs of this block; less than NB in a last block that is padded */
     int output;
     struct ahead *ahead;
 };
@@ -97,8 +97,8 @@ ALWAYS void tile_f32(const int rows, const struct tile *t) {
     for (int r = 0; r < rows; r++) finish(t, acc[r][0], acc[r][1], r);
 }
 
-/* Loads the k-th pair of weights of each of 16 outputs from `first` on: as float32, weight 2 k of each output is in
- * `even` and weight 2 k + 1 in `odd`. The sign bit of an int8 weight is moved to bit 31 of the float32 number. */
+/* Loads two weights of each of 16 outputs from `first` on, as float32: weight 2 k into `even` and weight 2 k + 1 into
+ * `odd`. The sign bit of an int8 weight is moved to bit 31 of the float32 number. */
 ALWAYS void expand(const void *w, int64_t k, int first, const int format, vf *even, vf *odd) {
     vu e, o;
     if (format == INT8) {
@@ -116,7 +116,7 @@ ALWAYS void expand(const void *w, int64_t k, int first, const int format, vf *ev
     memcpy(odd, &o, sizeof o);
 }
 
-/* The version for processors without VDPBF16PS: pairs of k with float32 arithmetic. */
+/* The version for processors without VDPBF16PS. It reads pairs of k and computes in float32. */
 ALWAYS void tile_pairs(const int rows, const struct tile *t, const int format, const int dtype) {
     int64_t K = t->K, pairs = K / 2;
     vf acc[MAX_ROWS][2];
@@ -149,7 +149,7 @@ static struct table int8_table(void) {
                           {_mm512_loadu_si512(high), _mm512_loadu_si512(high + 64)}};
 }
 
-/* Loads a pair of k of 32 outputs. With int8, the outputs are permuted; `in_order` restores the order of the sums. */
+/* Loads two weights of each of 32 outputs. With int8 the outputs are permuted; `in_order` later reorders their sums. */
 ALWAYS void load_pair(const void *w, int64_t k, const int format, const struct table *table, __m512bh *w0,
                       __m512bh *w1) {
     if (format == BF16) {

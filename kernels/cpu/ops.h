@@ -1,6 +1,6 @@
-/* The operations as functions that compute the smallest unit of work for one thread. The entry points for single
- * operations (linear.c, rows.c, attention.c) and for the whole decoder (decoder.c) call the same functions, so their
- * results have the same bits. */
+/* Functions that compute the smallest unit of work of each operation. A thread calls them for one unit at a time. The
+ * entry points for single operations (linear.c, rows.c, attention.c) and for the whole decoder (decoder.c) call the
+ * same functions, so their results have the same bits. */
 #pragma once
 #include <stdint.h>
 
@@ -15,19 +15,20 @@ struct linear {
     int64_t N, K, format;       /* format: enum dtype */
 };
 
-/* Memory to prefetch into L2 during the work on a block: `lines` cache lines at a time, from `at` on. */
+/* The memory that is prefetched into L2 during the work on a block, from `at` on, `lines` cache lines at a time. */
 struct ahead {
     const char *at;
     int64_t lines;
 };
 
 int64_t linear_blocks(const struct linear *l);
-/* Plans the prefetch of `block` of `l` during the work on a block of `now` with M rows; block -1 means no prefetch. */
+/* Plans the prefetch of a block of `l`, which happens during the work on a block of `now`. If `block` is -1, nothing is
+ * prefetched. */
 struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M);
 /* The number of rows per tile if there are M rows: at most LINEAR_ROWS. */
 int64_t linear_height(int64_t M);
-/* Computes one block for at most LINEAR_ROWS rows. `out` points to the block's first output; its rows are `stride`
- * floats apart. */
+/* Computes one block of outputs for at most LINEAR_ROWS rows. `out` points to the first output of the block. The rows
+ * of `out` are `stride` floats apart. */
 void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t rows, float *out, int64_t stride,
                  int dtype, enum output output, struct ahead *ahead);
 /* Computes one block for all M rows. x [M, K] in `dtype`, out [M, N] float32. */

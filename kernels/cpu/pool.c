@@ -17,14 +17,14 @@
 
 #define SPINS 600 /* about 10 microseconds on an AMD EPYC at 2.6 GHz */
 
-static pthread_mutex_t callers = PTHREAD_MUTEX_INITIALIZER; /* held during `team_run`, so that callers take turns */
+static pthread_mutex_t callers = PTHREAD_MUTEX_INITIALIZER; /* held during `team_run`: one call runs at a time */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static pid_t team_pid; /* the process that started the team: a forked child has no threads and starts its own team */
+static pid_t team_pid; /* the process that started the team; a forked child has no threads, so it starts a new team */
 static int size;    /* number of threads, including the caller's */
 static team_function current;
 static void *current_context;
-static atomic_int round_number; /* number of calls of `team_run` that the members have been told of */
+static atomic_int round_number; /* number of calls of `team_run`; the members wait for its change */
 static atomic_int arrived;      /* number of threads that wait at the barrier */
 static atomic_int phase;        /* number of barriers that all threads have passed */
 
@@ -39,7 +39,7 @@ static void wait_until_changed(atomic_int *value, int old) {
 }
 
 static void change(atomic_int *value) {
-    pthread_mutex_lock(&lock); /* otherwise a thread that is about to sleep would miss the change */
+    pthread_mutex_lock(&lock); /* without the lock, a thread that is about to sleep could miss the change */
     atomic_fetch_add_explicit(value, 1, memory_order_release);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);

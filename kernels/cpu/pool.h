@@ -1,14 +1,15 @@
 /* A team of threads that share the work of a pass.
  *
- * A pass has a few hundred short phases; waking sleeping threads for each (10 to 50 microseconds) would cost as much as
- * some phases. So threads wait for the next phase by spinning, but only briefly: on a shared machine, spinning or
- * yielding threads can keep the awaited thread off the core. After SPINS pauses they sleep.
+ * A pass has a few hundred short phases. Waking the threads for each of them (10 to 50 microseconds) would take as long
+ * as some phases. So threads first wait for the next phase by spinning. After SPINS pauses they sleep, because on a
+ * shared machine a spinning thread can occupy the core that the other threads of the team need.
  */
 #pragma once
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* Threads claim the work of a phase item by item, so a delayed thread delays at most one item. */
+/* The number of items of a phase that were claimed. Threads claim one item at a time, so a thread that the system has
+ * suspended delays at most one item. */
 typedef atomic_llong counter;
 
 typedef void (*team_function)(void *context);

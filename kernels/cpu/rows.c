@@ -65,8 +65,8 @@ void rope_write_row(const struct rope *r, float *qkv, int64_t position, int64_t 
     cast_row(v, (char *)v_cache + offset, Hkv * D, dtype);
 }
 
-/* qkv [M, (Hq + 2 Hkv) D] float32. Queries and keys are normed (if q_norm and k_norm are given) and rotated in place;
- * then keys and values are written to slots[m] of the caches [slots, Hkv, D]. */
+/* qkv [M, (Hq + 2 Hkv) D] float32. Queries and keys are normalized in place, if q_norm and k_norm are given, and then
+ * rotated. The keys and values of row m are written to slots[m] of the caches [slots, Hkv, D]. */
 void slipstream_rope_write(float *qkv, const float *cosines, const float *sines, const int64_t *positions,
                            const int64_t *slots, const float *q_norm, const float *k_norm, float eps, void *k_cache,
                            void *v_cache, int64_t M, int64_t Hq, int64_t Hkv, int64_t D, int dtype) {

@@ -1,10 +1,10 @@
-/* The best columns of each row of logits, and the row's log-sum-exp. */
+/* Finds the largest logits of each row and their columns, and computes the row's log-sum-exp. */
 #include <math.h>
 
 #include "common.h"
 #include "pool.h"
 
-enum { PARALLEL = 1 << 17 }; /* with fewer logits, waking the team of threads takes longer than reading them */
+enum { PARALLEL = 1 << 17 }; /* fewer logits than this are read by one thread, because waking the others takes longer */
 
 struct best {
     const float *logits; /* [M, V] */
@@ -15,7 +15,7 @@ struct best {
     counter next;
 };
 
-/* Inserts a value into the `count` best so far, unless it is too small. */
+/* Inserts a value into the sorted list of the `count` largest values so far, if it is large enough. */
 ALWAYS void insert(float *values, int64_t *columns, int64_t count, float value, int64_t column) {
     int64_t index = count - 1;
     if (!(value > values[index])) return;

@@ -1,15 +1,16 @@
-"""Paged tree attention that reads a key once for many rows of its sequence, with a fixed order of additions per row.
+"""Paged tree attention on CUDA. A block of keys is read once for many rows of its sequence.
 
-The computation for a row of p + 1 keys depends only on p:
+A row at position p has a fixed order of additions, which depends only on p. Its keys are divided into two parts:
 
-    prefix   Positions 0 .. t - 1, where t = max(0, (p + 1 - 64) // 64 * 64). The slot table locates all their keys,
+    prefix   Positions 0 .. t - 1, where t = max(0, (p + 1 - 64) // 64 * 64). All their slots are in the slot table,
              because a path has at most 64 nodes. The prefix is cut into splits at fixed positions, and a split into
              blocks of 64 keys. A block is read once for up to 64 pairs of a row and a head, in tiles of 16 pairs.
-    tail     Positions t .. p, at most two blocks. Each row gathers their keys from the slot table and its path.
+    tail     Positions t .. p, which are at most two blocks. Their slots are in the slot table and in the row's path.
+             Each row reads its tail separately.
 
-A row's result combines its splits from the first to the last, then its tail.
+The result of a row is the combination of its splits, from the first to the last, and then its tail.
 
-Source: Flash-Decoding, Dao et al. 2023, for splits of the keys; the tail gives trees the order of additions of chains.
+Source: Flash-Decoding, Dao et al. 2023, for splits of the keys.
 """
 
 import torch
@@ -23,14 +24,14 @@ from kernels.cuda.row_tiles import row_tiles
 MAX_PATH = 64
 _BLOCK = tl.constexpr(64)
 _TILE = tl.constexpr(16)
-# The first 8 splits of a prefix have 256 positions each and the others 1024: 8 splits up to 2K positions, 38 up to 32K.
+# The first 8 splits of a prefix have 256 positions each, the others 1024. A prefix of 32K positions has 38 splits.
 _SHORT, _NUM_SHORT, _LONG = tl.constexpr(256), tl.constexpr(8), tl.constexpr(1024)
-_NARROW = 256  # bytes of a narrow head, 128 numbers in bfloat16; wider heads need more registers and shared memory
-_MAX_TILES = 4  # for narrow heads; more would spill registers
-# Pipeline stages: enough to load two blocks of narrow keys and values ahead, or one block of wide ones, and the slots
-# one step before their keys.
+_NARROW = 256  # maximum number of bytes of a narrow head (128 numbers in bfloat16)
+_MAX_TILES = 4  # tiles per program for narrow heads; more tiles would not fit into the registers
+# Numbers of pipeline stages for narrow and for wide heads. With these, keys and values are loaded two blocks ahead for
+# narrow heads and one block ahead for wide heads. Slots are loaded one step before their keys.
 _DEPTH, _WIDE_DEPTH = 5, 3
-_MAX_ROWS = 256  # rows per launch, because the launch stores D numbers per head for each split of each row
+_MAX_ROWS = 256  # rows per launch; limits the memory for the results of splits
 _LOG2_E = 1.4426950408889634
 
 
@@ -54,10 +55,11 @@ def _num_splits(end):
 
 @triton.jit
 def _attend(q, k, v, attends, scale, top, total, out):
-    """Adds a block of keys to the online softmax.
+    """Adds a block of keys to the online softmax of a tile and returns the new state.
 
-    q [16, D], k and v [64, D], `attends` (whether a row attends to a key) broadcastable to [16, 64]; state: the maximum
-    score `top` [16], the sum of exponentials `total` [16] and the weighted sum of values `out` [16, D].
+    q [16, D], k and v [64, D]. `attends` tells which pairs attend to which keys and can be broadcast to [16, 64].
+    The state is the maximum score `top` [16], the sum of exponentials `total` [16], and the weighted sum of values
+    `out` [16, D].
     """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     scores = tl.where(attends, scores, float("-inf"))
@@ -110,7 +112,7 @@ def _prefix_kernel(  # long: a kernel cannot be divided, because each tile has f
     ends = ()
     queries = ()
     for tile in tl.static_range(TILES):
-        row_index = tile * (_TILE // HEADS) + pair // HEADS  # among the program's rows
+        row_index = tile * (_TILE // HEADS) + pair // HEADS  # index among the rows of this program
         row = first + row_index
         real = (row_index < count) & (in_group < G)
         length = tl.load(prefix_lens_ptr + row, mask=real, other=0) + tl.load(path_lens_ptr + row, mask=real, other=0)

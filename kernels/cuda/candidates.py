@@ -1,4 +1,4 @@
-"""Ranking of a drafter's candidates on CUDA: one program per row compares each candidate with all others."""
+"""Ranks a drafter's candidates on CUDA. One program per row finds a candidate's rank by counting the better ones."""
 
 import torch
 import triton

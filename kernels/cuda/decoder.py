@@ -1,8 +1,8 @@
-"""A decoder's layers on CUDA, with eleven launches per layer.
+"""Runs the layers of a decoder on CUDA, with eleven launches per layer.
 
-A matrix product is computed in splits along K, and the operation that reads the product adds the splits. The results
-have the same bits as those of the single operations (`kernels.decoder.decoder_reference`). A pass with low-rank updates
-uses the single operations, so its rows without an update have the same bits as in any other pass.
+A matrix product is computed in splits along K, and the next operation adds the splits when it reads the product. The
+results have the same bits as those of `kernels.decoder.decoder_reference`, which calls one operation after the other.
+That function is used for passes with LoRA adapters, so their rows without an adapter have the same bits as here.
 """
 
 from collections.abc import Sequence

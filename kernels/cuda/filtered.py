@@ -1,7 +1,7 @@
-"""Sampling with filters on CUDA: rows are sorted, then one program per row visits the kept tokens in descending order.
+"""Sampling with filters on CUDA. Each row of logits is sorted, then one program per row reads it in descending order.
 
-Probability masses are added in float64 and in this order, block by block, so a row's kept tokens depend only on the
-row's logits and filters.
+The program adds probability masses in float64, block by block, always in this order. Which tokens are kept therefore
+depends only on the row's logits and filters.
 """
 
 import torch
@@ -52,7 +52,7 @@ def _filtered_kernel(
         for start in range(0, limit, BLOCK):
             total += tl.sum(tl.exp(_scaled(values, start + tl.arange(0, BLOCK), limit, temperature) - top), 0)
 
-    mass = tl.where(top_p < 1.0, top_p * total, float("inf"))  # tokens preceded by this mass are dropped
+    mass = tl.where(top_p < 1.0, top_p * total, float("inf"))  # a token is dropped if those before it have this mass
     best = tl.full((), float("-inf"), tl.float64)
     winner = tl.full((), 0, tl.int64)
     before = tl.full((), 0.0, tl.float64)
@@ -71,7 +71,7 @@ def _filtered_kernel(
         winner = tl.where((block_best > best) | ((block_best == best) & (token < winner)), token, winner)
         best = tl.maximum(best, block_best)
         before += tl.sum(weights, 0)
-        # Once a token of a block is dropped, all later tokens are dropped as well.
+        # If a token is dropped, all tokens after it are dropped as well.
         start = tl.where(tl.sum(kept.to(tl.int32), 0) == BLOCK, start + BLOCK, limit)
     tl.store(out_ptr + row, winner)
 

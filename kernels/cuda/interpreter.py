@@ -1,9 +1,8 @@
-"""Triton's interpreter, which runs the kernels in numpy where there is no GPU: in tests and in benchmark rehearsals.
+"""Sets up Triton's interpreter, which runs the kernels with numpy in tests and rehearsals on machines without a GPU.
 
-The interpreter's own `tl.dot` calls BLAS, which may round a row differently depending on its index in a tile (OpenBLAS
-does so on CPUs for which it selects its Haswell kernels). A tensor core does not, and our kernels promise that a row
-has the same bits in any batch. The product below therefore replaces `tl.dot`. Its rows have the same bits at any index
-on every CPU.
+The interpreter computes `tl.dot` with BLAS, which can round a row differently depending on its index in a tile
+(OpenBLAS does so with its Haswell kernels). Tensor cores do not, and tests check that a row has the same bits in any
+batch. `dot` therefore replaces this product. It gives a row the same bits at any index, on every CPU.
 """
 
 import importlib
@@ -15,9 +14,9 @@ import numpy as np
 
 
 def interpret_without_gpu() -> None:
-    """Selects the interpreter and its product on a machine without an NVIDIA GPU, or if TRITON_INTERPRET=1 is set.
+    """Selects the interpreter on a machine without an NVIDIA GPU, and replaces its product if it is selected.
 
-    Tests and benchmarks call this function before anything imports triton, because triton reads the variable on import.
+    Must be called before anything imports triton, because triton reads the environment variable on import.
     """
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -26,9 +25,9 @@ def interpret_without_gpu() -> None:
 
 
 def _create_dot(builder: Any, a: Any, b: Any, total: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-    """Replaces `InterpreterBuilder.create_dot`. a, b and total are triton's `TensorHandle`s, each holding a tile.
+    """Replaces `InterpreterBuilder.create_dot`. a, b and total are tiles, as `TensorHandle` objects of triton.
 
-    Raises: TypeError: bfloat16 or float8, which the interpreter stores as integers.
+    Raises: TypeError: a tile is bfloat16 or float8, which the interpreter stores as integers.
     """
     for operand in (a, b):
         if operand.dtype.is_floating() and not np.issubdtype(operand.data.dtype, np.floating):
@@ -37,9 +36,9 @@ def _create_dot(builder: Any, a: Any, b: Any, total: Any, input_precision: Any, 
 
 
 def dot(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Returns total + a @ b, where an element's bits depend only on its row of a, column of b and element of total.
+    """Returns total + a @ b. Each element is accumulated in the order of K with elementwise operations.
 
-    Every element is accumulated along K in order, with elementwise operations only.
+    Its bits therefore depend only on one row of a, one column of b and one element of total.
 
     Args:
         a: [..., M, K]

@@ -1,12 +1,11 @@
-"""Products x [M, K] weight [N, K]^T of few rows with a large weight, limited by the time to read the weight.
+"""Products x [M, K] weight [N, K]^T of few rows with a large weight. Their speed is limited by reading the weight.
 
-Rows are processed in tiles of 16, all with the same instruction, whose left operand is a block of weights and whose
-right operand is a tile of rows. So a row's bits do not depend on the other rows, on the number of rows or on the row's
-index. A program loads a block of the weight once for up to eight tiles; further tiles have programs of their own. K is
-cut into splits, so that a weight with a small N also has enough programs to fill the device. The splits depend only on
-the weight's shape.
+Rows are processed in tiles of 16. All tiles use the same instruction, which multiplies a block of weights by a tile, so
+a row's bits depend neither on the other rows nor on the row's index. A program reads a block of the weight once for up
+to eight tiles. More tiles need more programs, which read the block again. K is cut into splits, so that a weight with a
+small N also has enough programs for the whole device. The splits depend only on the shape of the weight.
 
-One-byte weights are converted to bfloat16 exactly before the product.
+One-byte weights are converted to bfloat16 before the product, which is exact.
 """
 
 from dataclasses import dataclass
@@ -21,10 +20,11 @@ from kernels.cuda.parts import Parts, load_product
 ROW_TILE = 16
 BLOCK_N, _BLOCK_K = 64, 64
 _MAX_TILES = 8
-# Pipeline stages by tiles per program: (for one-byte weights, for wider weights). In bfloat16, a program of one tile
-# takes 50 KB of shared memory, so that an SM of an H100 fits four programs; a program of eight tiles takes 96 KB.
+# By number of tiles per program: the numbers of pipeline stages for one-byte weights and for wider weights. In bfloat16
+# a program with one tile needs 50 KB of shared memory, so four programs fit on an SM of an H100. With eight tiles a
+# program needs 96 KB.
 _STAGES = {1: (8, 5), 2: (6, 4), 4: (5, 4), 8: (4, 4)}
-_MAX_PROGRAMS = 396  # for one row tile: three per SM of an H100 (132 SMs), so that all run at once
+_MAX_PROGRAMS = 396  # programs per row tile: three for each of the 132 SMs of an H100, so that all run at once
 _MIN_SPLIT = 256  # minimum number of k per split
 _ADD_BLOCK = 1024  # columns per program of the kernel that adds splits
 
@@ -44,7 +44,10 @@ def product_tiles(
     TILES: tl.constexpr,
     WHOLE: tl.constexpr,  # whether the splits divide K evenly
 ):
-    """Computes products over k = `begin` .. `begin` + SPLIT - 1, as TILES tiles [columns, rows] of adjacent rows."""
+    """Computes TILES tiles [columns, rows] of the product, summed over k = `begin` .. `begin` + SPLIT - 1.
+
+    `rows` are the rows of the first tile; those of the other tiles follow.
+    """
     weights = weight_ptr + columns[:, None] * K
     totals = (tl.zeros((columns.shape[0], rows.shape[0]), tl.float32),) * TILES
     for start in range(0, SPLIT, BLOCK_K):
@@ -140,7 +143,7 @@ class ProductGrid:
 
 
 def linear_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:
-    """Computes a product whose splits are not yet added.
+    """Computes the splits of a product without adding them.
 
     Args:
         x: [M, K] float32 or bfloat16, contiguous.
@@ -156,7 +159,7 @@ def linear_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Te
 
 
 def add_up(parts: Parts, add_to: Tensor | None = None) -> Tensor:
-    """Adds the splits and returns the product [M, N] float32, or `add_to` if given, to which the product is added."""
+    """Adds the splits and returns the product [M, N] float32. If `add_to` is given, adds the product to it instead."""
     splits, M, N = parts.sums.shape
     if splits == 1 and parts.scales is None and parts.bias is None and add_to is None:
         return parts.sums[0]

@@ -1,4 +1,4 @@
-"""LM head on CUDA: each program of the product keeps its block's best tokens, and a second kernel selects among them.
+"""LM head on CUDA. Each program of the product selects the best tokens of its block; other kernels merge the blocks.
 
 Noise is computed in float64 from the words of kernels/philox.py.
 """
@@ -12,13 +12,13 @@ from kernels.cuda.linear import BLOCK_N, ProductGrid, product_tiles
 from kernels.lm_head import BestTokens, Head, SampledRows
 
 _NO_COLUMN = tl.constexpr(2**31 - 1)  # larger than any column, so that a minimum over columns ignores it
-_CHUNK = 4096  # candidates per program of the second kernel
+_CHUNK = 4096  # candidates per program of `_merge_kernel`
 
 
 @triton.jit
 def gumbel(seeds, positions, tokens):
     """Computes the noise of kernels/philox.py: int64 arguments, broadcast together -> float64."""
-    zeros = (tokens + positions * 0).to(tl.uint32) * 0  # adding these broadcasts to the common shape
+    zeros = (tokens + positions * 0).to(tl.uint32) * 0  # has the common shape; adding it broadcasts an argument
     block = (tokens >> 2).to(tl.uint32) + zeros
     w0, w1, w2, w3 = tl.philox(seeds, block, positions.to(tl.uint32) + zeros, zeros, zeros)
     lane = tokens & 3
@@ -177,7 +177,7 @@ def _best_kernel(
 def _merge_kernel(
     values_ptr, columns_ptr, out_values_ptr, out_columns_ptr, count, COUNT: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Writes the COUNT best of each chunk of a row's `count` candidates, best first."""
+    """Writes the COUNT best candidates of a chunk, best first. A row has `count` candidates in all its chunks."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index = chunk * CHUNK + tl.arange(0, CHUNK)
     values = tl.load(values_ptr + row * count + index, mask=index < count, other=float("-inf"))

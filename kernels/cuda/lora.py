@@ -1,7 +1,7 @@
-"""Low-rank updates of rows with different adapters, in two launches: `down`, in splits of K, and `up`.
+"""Adds LoRA updates of several adapters in two launches: one for the product with `down`, and one for that with `up`.
 
 A tile has at most 16 adjacent rows with the same adapter, so the adapter's weights are loaded only once for these rows.
-Tiles of rows without an adapter are skipped.
+Tiles of rows without an adapter are skipped. The product with `down` is computed in splits of K.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Loss and gradient of rows of logits on CUDA, in three passes over a row: log-sum-exp, loss, gradient."""
+"""Losses of rows of logits and their gradients on CUDA. One program per row reads the row two or three times."""
 
 import torch
 import triton
@@ -72,7 +72,7 @@ def _loss_kernel(logits_ptr, target_ptr, scale_ptr, rows_ptr, V, KIND: tl.conste
 
 
 def loss_rows(kind: Loss, logits: Tensor, target: Tensor, scale: Tensor) -> Tensor:
-    """See `kernels.losses.loss_rows_reference`."""
+    """Computes the same as `kernels.losses.loss_rows_reference`."""
     C, V = logits.shape
     rows = torch.empty(C, dtype=logits.dtype, device=logits.device)
     if C:

@@ -1,4 +1,4 @@
-"""Activation and residual of Medusa heads after their product: out[m, h] = x[m, :H] + silu(product[m, h])."""
+"""What Medusa heads compute after their matrix product: out[m, h] = x[m, :H] + silu(product[m, h])."""
 
 import torch
 import triton

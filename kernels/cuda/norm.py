@@ -1,6 +1,7 @@
-"""RMSNorm of a residual stream, optionally after adding a product to the stream.
+"""RMSNorm of the residual stream. The result of a matrix product can be added to the stream first.
 
-residual[m] += product[m];   out[m] = residual[m] / sqrt(mean(residual[m]^2) + eps) * weight
+residual[m] += product[m]
+out[m] = residual[m] / sqrt(mean(residual[m]^2) + eps) * weight
 """
 
 import torch

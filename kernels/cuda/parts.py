@@ -1,8 +1,9 @@
-"""A matrix product whose splits along K are not yet added.
+"""A matrix product that was computed in S splits along K, which are not yet added.
 
     out[m, n] = (sums[0, m, n] + ... + sums[S - 1, m, n]) scales[n] + bias[n]
 
-The kernel that reads the product adds the splits, always from the first to the last. This saves a separate launch.
+The kernel that needs the product adds the splits when it loads them, always from the first to the last. This saves a
+launch.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class Parts:
 
 @triton.jit
 def load_product(sums_ptr, scales_ptr, bias_ptr, row, columns, mask, N, split_stride, NUM_SPLITS: tl.constexpr):
-    """Computes out[row, columns]. row is int64 and broadcasts with `columns`."""
+    """Computes out[row, columns]. `row` must be int64, and `row` and `columns` must broadcast to one shape."""
     offsets = row * N + columns
     stride = tl.cast(split_stride, tl.int64)
     total = tl.load(sums_ptr + offsets, mask=mask, other=0.0)

@@ -1,6 +1,6 @@
-"""QK-norm, rotary embedding and the write to the KV cache, from a qkv product whose splits are not yet added.
+"""QK-norm, rotary embedding and the write to the KV cache, on CUDA. A program processes one query, key or value head.
 
-Each program handles one head of a row: a query, a key or a value.
+The input is the product for q, k and v, whose splits are added here.
 """
 
 import triton
@@ -78,9 +78,10 @@ def rope_write(
     norms: HeadNorms | None,
     queries: Tensor,
 ) -> None:
-    """Launches `kernels.rope.rope_write`, from a product of (Hq + 2 Hkv) D columns.
+    """Launches `kernels.rope.rope_write`. parts: a product with (Hq + 2 Hkv) D columns.
 
-    queries: [M, >= Hq D] float32, rows may be strided. Receives the rotated queries; may be the memory of the product.
+    queries: at least Hq D columns, float32, each row contiguous. The rotated queries are written to it. It may be
+        the memory of the product.
     """
     splits, M, N = parts.sums.shape
     Hkv, D = k_cache.shape[1:]

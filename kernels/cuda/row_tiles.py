@@ -1,7 +1,7 @@
-"""Cuts the rows of a pass into tiles of adjacent rows with the same key, on the device, which stores the keys.
+"""Divides the rows of a pass into tiles of adjacent rows with the same key, on the device.
 
-A row's key is the index of its sequence or adapter. Example: keys [3, 3, 3, 5, 5] and 2 rows per tile give the tiles
-(first row, count) = (0, 2), (2, 1), (3, 2), (0, 0), ...
+The key of a row is the index of its sequence or adapter. A tile is a pair of its first row and its number of rows. With
+2 rows per tile, the keys [3, 3, 3, 5, 5] give the tiles (0, 2), (2, 1), (3, 2), followed by unused tiles (0, 0).
 """
 
 import torch
@@ -36,14 +36,14 @@ def _row_tiles_kernel(keys_ptr, tiles_ptr, M, num_tiles, ROWS: tl.constexpr, BLO
 
 
 def row_tiles(keys: Tensor, rows: int, num_runs: int) -> Tensor:
-    """Cuts M rows into tiles of at most `rows` rows.
+    """Divides M rows into tiles of at most `rows` rows.
 
     Args:
         keys: [M] int64.
-        num_runs: maximum number of runs; a run is a sequence of adjacent rows with equal keys.
+        num_runs: maximum number of runs. A run consists of adjacent rows with equal keys.
 
-    Returns: [n, 2] int32, first row and count of each tile. n is the largest number of tiles that M and `num_runs`
-        permit, so that the host need not read the keys; unused tiles at the end have the count 0.
+    Returns: [n, 2] int32, first row and count of each tile. The host does not read the keys, so n is the largest number
+        of tiles that is possible with M rows and `num_runs` runs. Unused tiles at the end have the count 0.
     """
     M = keys.shape[0]
     num_tiles = min(M, (M + num_runs * (rows - 1)) // rows)

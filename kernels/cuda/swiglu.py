@@ -1,4 +1,4 @@
-"""SwiGLU of a product: out[m, i] = silu(x[m, i]) x[m, I + i]."""
+"""SwiGLU on CUDA: out[m, i] = silu(x[m, i]) x[m, I + i], where x is a product whose splits are added here."""
 
 import torch
 import triton
@@ -25,7 +25,7 @@ def _swiglu_kernel(
 
 
 def swiglu(parts: Parts, dtype: torch.dtype) -> Tensor:
-    """Computes SwiGLU of a product [M, 2 I], gate first -> [M, I] in `dtype`."""
+    """Computes SwiGLU of a product [M, 2 I], whose first I columns are the gate -> [M, I] in `dtype`."""
     splits, M, N = parts.sums.shape
     out = torch.empty(M, N // 2, dtype=dtype, device=parts.sums.device)
     if M:

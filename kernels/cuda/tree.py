@@ -1,9 +1,9 @@
-"""Growing and accepting draft trees on CUDA: one program per sequence, with a single warp for trees of up to 127 nodes.
+"""Grows and accepts draft trees on CUDA, with one program per sequence.
 
-Growing keeps a frontier of candidates with one entry more than there are nodes: when a candidate is selected, its next
-sibling takes its entry, and its first child gets a new entry. One integer, the key, encodes (depth, rank, parent) of a
-candidate. The key orders equally likely candidates, and the selected candidate's depth, rank and parent are decoded
-from it.
+While a tree grows, the program has a list of candidates for the next node. When a candidate is selected, its next
+sibling replaces it in the list, and its first child is added as a new entry. So the list has one entry more than the
+tree has nodes. The key of a candidate is an integer that encodes its depth, rank and parent. Equally likely candidates
+are ordered by their keys.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""The layout of the rows of a verify pass on CUDA.
+"""Computes the input rows of a verify pass on CUDA.
 
-One program per row walks from the row's node to the root twice: to count the levels, then to write the path.
+One program per row walks twice from the row's node to the root: first to count the levels, then to write the path.
 """
 
 import torch
@@ -52,7 +52,7 @@ def _rows_kernel(
     for level in range(0, depth):
         tl.store(path + level, 0)
     if (node >= 0) & (levels == 0):
-        tl.store(path, slot)  # a row beyond the tree's nodes attends to itself
+        tl.store(path, slot)  # a row without a node attends to itself
     current = tl.where(real, node, -1)
     remaining = levels
     while current >= 0:

@@ -1,4 +1,4 @@
-"""A runner without an engine. It answers each prompt with the reversed prompt, or fails if the test asks for that."""
+"""A runner without an engine. It answers a prompt with the reversed prompt, and fails jobs with max_tokens 0."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""The comparison with other engines (peers) on the CPU: order of the arms, ratios, claims and results.
-
-No other engine needs to be installed.
-"""
+"""Tests of the comparison with other engines on the CPU. Fakes replace these engines."""
 
 import json
 import os
@@ -41,7 +38,10 @@ def sample(arm: str, number: int, speed: float, *, batch_size: int = 1, own_plai
 
 
 def claim(at_least: float, *, each: bool = False) -> Claim:
-    """The claim that n-gram or suffix decoding (with `each`: both) is at least so many times as fast as plain."""
+    """Makes a claim: the faster of n-gram and suffix decoding is at least `at_least` times as fast as plain decoding.
+
+    each: both must be.
+    """
     arms = ("slipstream ngram", "slipstream suffix")
     return Claim(text="faster", batch_size=1, at_least=at_least, arms=arms, over=("slipstream plain",), each=each)
 
@@ -94,7 +94,7 @@ def test_a_claim_is_settled_if_more_rounds_would_hardly_change_its_status(ratios
     assert judge(claim(1.0), samples).is_settled is settled
 
 
-def test_every_batch_size_has_a_claim_about_adaptive_speculation() -> None:
+def test_adaptive_speculation_is_claimed_for_every_batch_size_and_a_trained_speculator_for_batch_size_1() -> None:
     all_claims = claims(["slipstream plain", "slipstream plain int8", "slipstream ngram", "slipstream eagle3"], (1, 32))
 
     trained = next(c for c in all_claims if c.at_least == 2.0)
@@ -105,7 +105,7 @@ def test_every_batch_size_has_a_claim_about_adaptive_speculation() -> None:
 
 
 def test_a_closed_loop_limits_the_concurrency_and_counts_passes() -> None:
-    in_flight: dict[int, int] = {}  # the prompt's only token is the number of steps that its answer takes
+    in_flight: dict[int, int] = {}  # number of a prompt -> remaining steps; a prompt is one token, its number of steps
     max_in_flight = 0
 
     def add(number: int, prompt: list[int]) -> None:
@@ -190,7 +190,7 @@ def test_an_environment_is_installed_once_and_without_the_excluded_dependencies(
     PEER.ensure()
 
     assert [command.endswith((" engine==1", " numba>=0.65")) for command in pip.commands].count(True) == 2
-    # It makes the environment, installs the engine, lists the engine's dependencies and installs them, but not torch.
+    # The commands create the environment, install the engine, list its dependencies, and install these except torch.
     assert len(pip.commands) == 4
 
 
@@ -255,7 +255,7 @@ def test_the_command_without_peers_writes_table_results_and_plot(
 
     table = capsys.readouterr().out
     results = json.loads((out / "results.json").read_text())
-    assert code in (0, 1)  # a tiny model on a busy machine may fail any claim
+    assert code in (0, 1)  # 1: on a busy machine, claims may fail
     assert {s["arm"] for s in results["samples"]} == {
         "slipstream plain",
         "slipstream suffix",

@@ -1,4 +1,4 @@
-"""The table of all kinds of speculators, with a fake in place of their training."""
+"""Tests of the table of all kinds of speculators. The training is replaced by a fake."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def output_of_training(kind: str, rows: int) -> str:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The kinds and numbers of rows of successful trainings. The third training fails at the first try."""
+    """Replaces the training. Returns the list of (kind, rows) of successful trainings. The third fails at first."""
     done: list[tuple[str, int]] = []
     run = subprocess.run
     failed: list[str] = []

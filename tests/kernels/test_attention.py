@@ -1,6 +1,6 @@
 """Attention agrees with the formula, and gives the same bits for chains, trees and plain decoding.
 
-Hq query heads and Hkv KV heads of dimension D, L keys.
+Shape letters: L keys, Hq query heads and Hkv KV heads of dimension D.
 """
 
 import pytest
@@ -27,7 +27,7 @@ def make_caches(num_slots: int, Hkv: int, D: int, dtype: torch.dtype) -> tuple[T
 
 
 def make_rows(table: Tensor, prefix_lens: list[int], paths: list[list[int]]) -> AttentionRows:
-    """Makes one row of a single sequence for each prefix length and path of slots. table: [1, L], the slot table."""
+    """Makes rows of one sequence. Row i attends to prefix_lens[i] keys in the slot table [1, L] and to its path."""
     width = max(1, *map(len, paths))
     padded = [path + [0] * (width - len(path)) for path in paths]
     return AttentionRows(
@@ -91,7 +91,7 @@ def test_the_order_of_slots_in_the_cache_does_not_change_the_result(implementati
     assert torch.equal(actual, attention(q, k, v, make_rows(in_order, [50, 17], [[], []])))
 
 
-def test_a_rows_result_does_not_depend_on_the_other_rows(implementation: str) -> None:
+def test_the_result_of_a_row_does_not_depend_on_the_other_rows(implementation: str) -> None:
     k, v = make_caches(80, 3, 64, torch.bfloat16)
     table = torch.arange(80, dtype=torch.int32).view(1, -1)
     q = torch.randn(20, 9, 64, generator=torch.Generator().manual_seed(5))
@@ -103,7 +103,7 @@ def test_a_rows_result_does_not_depend_on_the_other_rows(implementation: str) ->
         assert torch.equal(single[0], whole[row]), row
 
 
-def test_the_error_names_the_expected_and_the_given_shape_of_q() -> None:
+def test_a_number_of_query_heads_that_the_kv_heads_do_not_divide_is_refused() -> None:
     k, v = make_caches(8, 3, 16, torch.float32)
     rows = make_rows(torch.zeros(1, 8, dtype=torch.int32), [1], [[]])
     with pytest.raises(ValueError, match=r"q must be float32 \[1, n \* 3, 16\].*got torch.float32 \[1, 4, 16\]"):

@@ -1,6 +1,6 @@
-"""The compiled decoder gives the same bits as its operations called one by one, for any number of rows.
+"""The compiled decoder gives the same bits as its operations called one after the other, for any number of rows.
 
-M rows, HQ query heads and HKV KV heads of dimension D, hidden size H, and INNER the intermediate size of the MLP.
+Shape letters: M rows, HQ query heads and HKV KV heads of dimension D, hidden size H, intermediate size INNER.
 """
 
 import pytest
@@ -43,7 +43,7 @@ def make_layers(dtype: torch.dtype, *, head_norms: bool, bias: bool, int8: bool 
 
 
 def make_rows(M: int) -> DecoderRows:
-    """Makes a drafted chain of M rows that follows 20 committed positions."""
+    """Makes the rows of a drafted chain of M tokens after 20 committed positions."""
     positions = torch.arange(20, 20 + M)
     attention = AttentionRows(
         slot_tables=torch.arange(SLOTS, dtype=torch.int32).view(1, -1),
@@ -78,12 +78,12 @@ def test_the_compiled_decoder_gives_the_same_bits_as_single_operations(
 
     for actual, reference in zip(*results, strict=True):
         assert torch.equal(actual, reference)
-    assert results[0][0].float().abs().max() > 0.1  # the comparison is not between zeros
+    assert results[0][0].float().abs().max() > 0.1  # otherwise the comparison would prove nothing
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("int8", [False, True])
-def test_a_rows_result_does_not_depend_on_the_number_of_rows(dtype: torch.dtype, int8: bool) -> None:
+def test_the_result_of_a_row_does_not_depend_on_the_number_of_rows(dtype: torch.dtype, int8: bool) -> None:
     layers = make_layers(dtype, head_norms=True, bias=True, int8=int8)
     residual = torch.randn(40, H, generator=torch.Generator().manual_seed(1))
 

@@ -1,6 +1,6 @@
-"""Trees grown level by level on the device equal those grown on the host.
+"""Trees that grow level by level on the device equal those that grow on the host.
 
-B trees; each level runs W nodes and adds K candidates as children of each of them.
+Shape letters: B trees, W nodes that run on each level, K candidates as children of each of these nodes.
 """
 
 import torch
@@ -16,7 +16,7 @@ def test_trees_grown_on_the_device_equal_trees_grown_on_the_host() -> None:
     tokens = torch.randint(0, 99, (DEPTHS, B, W, K), generator=generator)
     chances = (0.4 + 0.6 * torch.rand(DEPTHS, B, W, K, generator=generator)).sort(-1, descending=True).values
     pool = Pool.empty(B, K + (DEPTHS - 1) * W * K, torch.device("cpu"))
-    hosts = [GrowingTree(10**6) for _ in range(B)]  # a huge budget, because no budget limits the device's frontier
+    hosts = [GrowingTree(10**6) for _ in range(B)]  # a huge budget, because the pool is not limited by a budget either
     frontier, level_start = None, 0  # [B, W], and the pool index of the level's first candidate
     for depth in range(DEPTHS):
         width = W if depth else 1

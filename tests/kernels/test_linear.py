@@ -1,4 +1,4 @@
-"""The linear layer agrees with float64. M rows of K columns, N outputs; no row depends on another row."""
+"""The linear layer agrees with float64, and no row depends on another row. Shape letters: x [M, K], weight [N, K]."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from kernels.linear import LinearWeight, linear, linear_reference, pack, pack_fp
 
 DTYPES = [torch.float32, torch.bfloat16]
 PACKS = [pack, pack_int8]
-# Both sides of a block of 32 outputs; odd numbers of rows; values of K that are no multiple of a vector's length.
+# (M, N, K): odd M, N on both sides of a block of 32 outputs, and K with and without a remainder for a vector of 16.
 SHAPES = [(1, 31, 10), (5, 32, 64), (8, 33, 18), (9, 64, 576), (17, 100, 130)]
 
 
@@ -89,7 +89,7 @@ def test_an_int8_weight_takes_half_the_memory_of_bfloat16() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pack", PACKS)
-def test_a_rows_result_does_not_depend_on_the_number_of_rows(
+def test_the_result_of_a_row_does_not_depend_on_the_number_of_rows(
     implementation: str, dtype: torch.dtype, pack: Callable[[Tensor], LinearWeight]
 ) -> None:
     x, weight = make((70, 576), dtype, 4), pack(make((200, 576), dtype, 5))
@@ -130,6 +130,6 @@ def test_a_wrong_shape_or_dtype_is_refused() -> None:
         pack(torch.ones(4, 8, dtype=torch.float16))
 
 
-def test_the_reference_returns_no_padding_rows() -> None:
+def test_the_reference_removes_the_rows_that_fill_a_tile() -> None:
     x, w = make((3, 16), torch.float32, 1), make((5, 16), torch.float32, 2)
     assert linear_reference(x, w).shape == (3, 5)

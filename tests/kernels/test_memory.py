@@ -11,7 +11,7 @@ def test_tensors_keep_their_values_when_others_are_written_or_freed() -> None:
     shapes = [(3,), (1000, 7), (4 << 20,), (5, 1), (30 << 20,), (2, 2)]  # 30 << 20 elements exceed a mapping
     tensors = [empty(shape, torch.bfloat16).fill_(index) for index, shape in enumerate(shapes)]
     del tensors[2]
-    gc.collect()  # must not free the mapping, which holds other tensors
+    gc.collect()  # must not free the mapping of 32 MiB, in which there are other tensors
     tensors.insert(2, empty(shapes[2], torch.bfloat16).fill_(2))
 
     for index, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True)):
@@ -21,7 +21,7 @@ def test_tensors_keep_their_values_when_others_are_written_or_freed() -> None:
         assert bool((tensor == index).all()), index
 
 
-def test_many_small_tensors_fill_more_than_one_mapping() -> None:
+def test_tensors_that_need_more_than_one_mapping_do_not_overlap() -> None:
     tensors = [empty((1 << 20,), torch.float32).fill_(index) for index in range(20)]  # 4 MiB each
     assert all(bool((tensor == index).all()) for index, tensor in enumerate(tensors))
 

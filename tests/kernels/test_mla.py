@@ -1,6 +1,6 @@
 """Latent attention in its absorbed form agrees with attention over full keys and values, and rows are independent.
 
-HQ heads, R rank of the latent, N and P parts of a query without and with rotary embedding, V values per head.
+The names of sizes are those of kernels/mla.py; HQ is the number of heads.
 """
 
 import pytest
@@ -22,9 +22,9 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 def run(rows: Tensor, dtype: torch.dtype, num_drafted: int = 0) -> Tensor:
-    """Runs latent attention for the rows at these positions [M]; the cache has the latents of all LENGTH positions.
+    """Runs latent attention for the rows at the given positions [M]. The cache has the latents of all LENGTH positions.
 
-    A path locates the last `num_drafted` keys of each row, the slot table the others.
+    The slots of the last `num_drafted` keys of each row are in its path, the others in the slot table.
     """
     key_up, value_up = random(HQ, N, R, seed=0).to(dtype), random(HQ, V, R, seed=1).to(dtype)
     slots = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(2))
@@ -61,7 +61,7 @@ def test_the_absorbed_form_equals_attention_over_full_keys_and_values() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_rows_result_does_not_depend_on_other_rows_or_on_which_keys_are_drafted(dtype: torch.dtype) -> None:
+def test_the_result_of_a_row_does_not_depend_on_other_rows_or_on_which_keys_are_drafted(dtype: torch.dtype) -> None:
     whole = run(torch.arange(LENGTH), dtype)
     for rows in ([0], [36], [15, 16, 17], list(range(20, 37))):
         for num_drafted in (0, 1, 9):

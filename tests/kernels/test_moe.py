@@ -1,6 +1,6 @@
 """Experts are chosen and mixed as in the DeepSeek-V3 paper, and a row's result does not depend on other rows.
 
-E experts of which K are chosen for a row, hidden size H, INNER the intermediate size of an expert.
+Each row has the hidden size H and chooses K of E experts, which have the intermediate size INNER.
 """
 
 import pytest
@@ -15,7 +15,7 @@ E, H, INNER, K = 10, 48, 40, 3
 
 
 def make_routing(**changes: float) -> tuple[Routing, Tensor]:
-    """Returns a routing, and its weight [E, H] before packing."""
+    """Returns a routing, and the weight [E, H] that it contains in packed form."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(E, H, generator=generator) * 0.2
     settings = {"num_chosen": K, "num_groups": 5, "num_chosen_groups": 2, "normalized": True, "scale": 2.5} | changes
@@ -66,7 +66,7 @@ def test_the_output_is_the_weighted_sum_of_the_experts() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_rows_result_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
+def test_the_result_of_a_row_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
     routing, _ = make_routing()
     experts, _ = make_experts(dtype)
     x = torch.randn(37, H, generator=torch.Generator().manual_seed(2)).to(dtype)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def digest() -> str:
-    """Returns a hash of the result of 200 products, each of which reads the result of the previous one."""
+    """Computes a chain of 200 products and returns a hash of the result."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(9, 256, generator=generator)
     weights = [pack(torch.randn(256, 256, generator=generator) / 16) for _ in range(4)]

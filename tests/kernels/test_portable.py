@@ -1,4 +1,4 @@
-"""The CPU kernels pass their tests when they are compiled for a processor without AVX-512."""
+"""The CPU kernels also pass their tests if they are compiled for a processor without AVX-512."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_kernel_tests() -> None:
-    """Runs tests of the other files with one set of parameters for each path through the kernels."""
+    """Runs some tests of the other files. Their parameters cover each variant of the kernels."""
     assert library() is not None
     for dtype in (torch.float32, torch.bfloat16):
         test_attention.test_attention_agrees_with_the_formula("compiled", dtype, 9, 3, 64)
@@ -25,10 +25,10 @@ def run_kernel_tests() -> None:
         test_linear.test_the_product_agrees_with_float64("compiled", dtype, 17, 100, 130, True)
         test_linear.test_the_product_with_int8_weights_uses_the_rounded_weights("compiled", dtype, 17, 100, 130, True)
         for packed in (pack, pack_int8):
-            test_linear.test_a_rows_result_does_not_depend_on_the_number_of_rows("compiled", dtype, packed)
+            test_linear.test_the_result_of_a_row_does_not_depend_on_the_number_of_rows("compiled", dtype, packed)
         for int8 in (False, True):
             test_decoder.test_the_compiled_decoder_gives_the_same_bits_as_single_operations(dtype, 9, True, True, int8)
-            test_decoder.test_a_rows_result_does_not_depend_on_the_number_of_rows(dtype, int8)
+            test_decoder.test_the_result_of_a_row_does_not_depend_on_the_number_of_rows(dtype, int8)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors always use the portable kernels")

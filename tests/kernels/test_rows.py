@@ -1,4 +1,4 @@
-"""RMS norm, SwiGLU and RoPE agree with their references. M rows, Hq query and Hkv KV heads of dimension D."""
+"""RMS norm, SwiGLU and RoPE on the CPU agree with their references."""
 
 import pytest
 import torch

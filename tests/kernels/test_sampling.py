@@ -94,7 +94,8 @@ def test_sampled_tokens_equal_brute_force(
     assert sampled == brute_force(logits, **options)  # type: ignore[arg-type]
 
 
-# Vocabulary size and standard deviation of the logits: few, many or all tokens are likely enough to be sampled.
+# Vocabulary sizes and standard deviations of the logits. With large deviations few tokens are likely to be sampled,
+# with small ones many or all.
 LARGE = [
     (5000, 6.0),
     (5000, 1.5),
@@ -123,7 +124,7 @@ def test_tokens_excluded_by_a_grammar_are_never_chosen(filters: dict[str, float]
     logits[[7, 250]] = torch.tensor([-500.0, -502.0])
     options = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, **filters}
     sampled = {sample_token(logits, position=position, **options) for position in range(60)}  # type: ignore[arg-type]
-    # Token 250 has exp(-2 / 2) = 0.37 of the probability of token 7, which min_p = 0.5 excludes.
+    # Token 250 is exp(-2 / 2) = 0.37 times as probable as token 7, so min_p = 0.5 excludes it.
     assert sampled == ({7} if "min_p" in filters else {7, 250})
 
 

@@ -10,7 +10,8 @@ def make(rows: int, size: int) -> torch.Tensor:
     return 4.0 * torch.randn(rows, size, generator=torch.Generator().manual_seed(size))
 
 
-# Both sides of a vector of 16 numbers, and of 2**17 logits in total, above which several threads divide the rows.
+# Sizes on both sides of a vector of 16 numbers. The last two are on both sides of 2**17 logits in total, from which
+# several threads are used.
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 15), (2, 16), (5, 17), (4, 1809), (3, 43_690), (3, 43_691)])
 @pytest.mark.parametrize("count", [1, 6, 24])
 def test_the_best_columns_and_the_log_mass_equal_the_reference(rows: int, size: int, count: int) -> None:
@@ -29,7 +30,7 @@ def test_equal_logits_are_ordered_by_column() -> None:
     assert top_k(logits, 3)[1].tolist() == [[0, 1, 2], [7, 30, 0]]
 
 
-def test_the_log_mass_is_exact_with_very_large_and_infinite_logits() -> None:
+def test_the_log_mass_is_correct_with_very_large_and_infinite_logits() -> None:
     logits = torch.tensor([[300.0, -torch.inf, 299.0], [-3e38, -torch.inf, -3e38]])
     torch.testing.assert_close(top_k(logits, 2)[2], logits.logsumexp(-1))
 

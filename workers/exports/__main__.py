@@ -1,10 +1,10 @@
-"""Converts a speculator to the format of another engine (export), or from it (import).
+"""Exports a speculator to the format of another engine, or imports one from such a format.
 
     python -m workers.exports export FOLDER OUT --format speculators --model DIR
     python -m workers.exports import FOLDER OUT --format specforge --model DIR
 
-FOLDER is the input; OUT must not exist. `python -m workers.exports formats` lists the kinds of speculators
-that each format can hold.
+FOLDER is the speculator to convert, and OUT a new folder for the result. `python -m workers.exports formats` lists the
+kinds of speculators that each format supports.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from workers.exports.target import Target
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.exports", description="Speculators of other engines.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("formats", help="list the kinds of speculators that each format can hold")
+    commands.add_parser("formats", help="list the kinds of speculators that each format supports")
     for name in ("export", "import"):
         command = commands.add_parser(name)
         command.add_argument("folder", type=Path)

@@ -1,4 +1,4 @@
-"""Packs a folder into a zip file without compression, because weights do not shrink."""
+"""Packs a folder into a zip file, and unpacks an uploaded one. Packing does not compress, as weights hardly shrink."""
 
 import lzma
 import shutil
@@ -11,7 +11,7 @@ from workers.exports.errors import invalid
 
 _COPY_BYTES = 1 << 20
 _MAX_FILES = 200
-# Errors of zipfile and of its decompressors for a damaged or unusual archive.
+# All errors that zipfile and its decompressors raise for a damaged or unsupported archive.
 _ARCHIVE_ERRORS = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError),
     *(zlib.error, lzma.LZMAError, struct.error, UnicodeDecodeError),
@@ -19,7 +19,7 @@ _ARCHIVE_ERRORS = (
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Writes an archive without modification times, sorted by name, so that equal files give equal bytes."""
+    """Packs the files of a folder. Equal files give equal archives, since they are sorted and have no times."""
     with zipfile.ZipFile(archive, "x", zipfile.ZIP_STORED) as out:
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
             entry = zipfile.ZipInfo(path.name)
@@ -28,9 +28,9 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path, *, limit_bytes: int) -> None:
-    """Unpacks the archive's files into an existing folder, without the name of a single top-level folder.
+    """Unpacks the archive's files into an existing folder. If they are in a folder of the archive, its name is dropped.
 
-    Raises: ExchangeError: not a zip file, a name outside the folder, or too many files or bytes.
+    Raises: ExchangeError: the file is no zip archive, a file name is not allowed, or there are too many files or bytes.
     """
     try:
         with zipfile.ZipFile(archive) as source:

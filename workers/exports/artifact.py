@@ -1,4 +1,4 @@
-"""The artifact of a speculator, which training writes and the engine serves, and the check that it fits the target.
+"""Reads, checks and writes artifacts of speculators. Training writes artifacts as well, and the engine serves them.
 
 An artifact is a folder with config.json, weights, provenance.json and further files of its kind (docs/exports.md).
 """
@@ -24,7 +24,10 @@ WEIGHTS_FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """config: config.json. tensors: tensors of all files by name; names of LoRA tensors begin with `base_model.`."""
+    """
+    config: the contents of config.json.
+    tensors: the tensors of all files, by name. Names of LoRA tensors begin with `base_model.`.
+    """
 
     kind: str
     config: dict[str, Any]
@@ -52,7 +55,7 @@ class Artifact:
         return self.tensors["draft_vocab"].integers()
 
     def check(self, target: Target) -> None:
-        """Raises: ExchangeError: the artifact is damaged or belongs to a model of other sizes."""
+        """Raises: ExchangeError: the artifact is damaged or does not fit the target."""
         artifact_kind(self.kind).check(self, target)
 
     def write(self, folder: Path, provenance: Mapping[str, Any]) -> None:
@@ -84,13 +87,15 @@ class _Matches(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactKind:
-    """The rules of one kind. Each module of `workers.exports.kinds` defines one as KIND.
+    """The rules for artifacts of one kind. Each module of `workers.exports.kinds` defines them as KIND.
 
-    matches: whether config.json belongs to this kind; `has_adapter`: whether the folder has a LoRA adapter. None: the
-        kind is recognised by `speculators_model_type`.
     check: raises ExchangeError if the artifact is damaged or does not fit the target.
-    speculators_types: values of `speculators_model_type`, if the package `speculators` has a layout for this kind.
-    file_of: the file that holds the tensor of this name.
+    matches: tells whether config.json belongs to this kind, given whether the folder has a LoRA adapter. None: the kind
+        is recognised by `speculators_types`.
+    speculators_types: values of `speculators_model_type` in config.json, for kinds of the package `speculators`.
+    file_of: returns the name of the file that has the tensor of the given name.
+    has_adapter: whether the folder has a LoRA adapter.
+    has_tokenizer: whether the folder has tokenizer files.
     """
 
     check: Callable[[Artifact, Target], None]

@@ -18,9 +18,9 @@ def check_sizes(target: Target, *, hidden: int, vocab: int) -> None:
 
 
 def check_taps(taps: object, target: Target) -> None:
-    """Checks a list of tap layers, at whose inputs the drafter reads the target's hidden states.
+    """Checks the list of the target's layers whose inputs the drafter reads.
 
-    Raises: ExchangeError.
+    Raises: ExchangeError: a number is not in 0 .. num_layers, where num_layers is the output of the last layer.
     """
     if (
         not isinstance(taps, list)
@@ -37,7 +37,7 @@ def check_vocab(vocab: list[int], target: Target) -> None:
 
 
 def check_offsets(tensors: Mapping[str, Stored], target: Target) -> None:
-    """Checks a draft vocabulary given as `d2t`, which holds for each draft id the target's token id minus the draft id.
+    """Checks the draft vocabulary in the tensor `d2t`. Entry i is the token id of draft id i, minus i.
 
     Raises: ExchangeError.
     """

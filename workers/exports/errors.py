@@ -1,8 +1,8 @@
-"""Errors of exporting a speculator or importing a folder."""
+"""The error of exports and imports of speculators."""
 
 
 class ExchangeError(ValueError):
-    """`code` is permanent; the message names what was found and what is allowed."""
+    """A speculator cannot be exported or imported. `code` never changes, because API clients rely on it."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -11,10 +11,10 @@ class ExchangeError(ValueError):
 
 
 def unsupported(message: str) -> ExchangeError:
-    """Returns the error for a valid speculator that the format cannot hold."""
+    """Returns the error for a valid speculator that the export format does not support."""
     return ExchangeError("speculator_not_exportable", message)
 
 
 def invalid(message: str) -> ExchangeError:
-    """Returns the error for a folder that does not have the format or does not fit the model."""
+    """Returns the error for a folder that is not in the expected format, or whose speculator does not fit the model."""
     return ExchangeError("speculator_invalid", message)

@@ -1,4 +1,4 @@
-"""Reads the files of a speculator's folder, and checks an uploaded folder before anything else reads it."""
+"""Reads the files of a speculator's folder. `check_folder` must run before any file of an uploaded folder is read."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from workers.exports.tensors import Stored, read_tensors
 from workers.model_folders import CONFIG_NAMES, MAX_JSON_BYTES, SPECULATOR_NAMES, code_key
 
 TOKENIZER_NAMES = (
-    "generation_config.json",  # has the end tokens and default sampling parameters
+    "generation_config.json",  # not a tokenizer file, but engines read the end-of-sequence tokens from it
     "tokenizer*.json",
     "tokenizer.model",
     "special_tokens_map.json",
@@ -23,7 +23,7 @@ TOKENIZER_NAMES = (
 
 
 def check_folder(folder: Path) -> None:
-    """Raises: ExchangeError: there is a forbidden file, a link, a subfolder, or a configuration that names code."""
+    """Raises: ExchangeError: there is a forbidden file, a link, a subfolder, or a configuration that refers to code."""
     for entry in sorted(folder.iterdir()):
         allowed = any(fnmatch(entry.name, pattern) for pattern in SPECULATOR_NAMES)
         if entry.is_symlink() or not entry.is_file() or not allowed:
@@ -36,7 +36,7 @@ def check_folder(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises: ExchangeError: the file is missing, too long, not a JSON object, or names code."""
+    """Raises: ExchangeError: the file is missing, too long, not a JSON object, or refers to code."""
     if not path.is_file():
         raise invalid(f"there is no {path.name}")
     if path.stat().st_size > MAX_JSON_BYTES:
@@ -57,7 +57,10 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Stored]:
-    """Reads the tensors of all files. Raises: ExchangeError: no file, a damaged file, or a duplicate name."""
+    """Reads the tensors of all safetensors files of the folder.
+
+    Raises: ExchangeError: there is no such file, a file is damaged, or two files have a tensor of the same name.
+    """
     tensors: dict[str, Stored] = {}
     for path in sorted(folder.glob("*.safetensors")):
         for name, tensor in read_tensors(path).items():
@@ -72,7 +75,7 @@ def read_weights(folder: Path) -> dict[str, Stored]:
 def integer(
     values: Mapping[str, Any], name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 24
 ) -> int:
-    """Returns the number `name` of config.json. Raises: ExchangeError: it is no integer in least..most."""
+    """Returns the integer `name` of config.json. Raises: ExchangeError: it is not an integer in least..most."""
     value = values.get(name, default)
     if type(value) is not int or not least <= value <= most:
         raise invalid(f"config.json: {name} must be a whole number in {least}..{most}, got {value!r:.40}")

@@ -1,4 +1,4 @@
-"""The table of formats and the kinds that each can hold; exports an artifact to a format and imports one from it."""
+"""The formats and the kinds of speculators that each supports. Exports an artifact to a format, or imports from it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,11 @@ from workers.exports.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """kinds: the kinds of speculators that the format can hold. read: reads a folder of this format."""
+    """
+    kinds: the kinds of speculators that the format supports.
+    export: writes an artifact into a folder, in this format.
+    read: reads a folder in this format, and returns it as an artifact.
+    """
 
     name: str
     kinds: tuple[str, ...]
@@ -24,26 +28,26 @@ class Format:
 
 _MODULES = (speculators, specforge, medusa, hugging_face, lorax)
 FORMATS = {module.NAME: Format(module.NAME, module.KINDS, module.export, module.read) for module in _MODULES}
-# For formats that cannot hold every speculator of their kinds.
+# Some formats do not support all hyperparameters of a kind. These functions check them before training.
 _CHECKS = {medusa.NAME: medusa.check, lorax.NAME: lorax.check}
 
 
 def formats_of(kind: str) -> tuple[str, ...]:
-    """Returns the formats that can hold a speculator of this kind."""
+    """Returns the names of the formats that support this kind of speculator."""
     return tuple(name for name, form in FORMATS.items() if kind in form.kinds)
 
 
 def check_exportable(kind: str, form: str, hyperparameters: Mapping[str, Any]) -> None:
-    """Checks before training that the format can hold the speculator. Raises: ExchangeError."""
+    """Checks before training that the speculator can be exported to the format. Raises: ExchangeError."""
     _check_kind(kind, _format(form))
     if form in _CHECKS:
         _CHECKS[form](hyperparameters)
 
 
 def export_speculator(folder: Path, form: str, target: Target, out: Path) -> None:
-    """Writes an artifact into the empty folder `out`, in another engine's format.
+    """Reads the artifact in `folder` and writes it into the empty folder `out`, in another engine's format.
 
-    Raises: ExchangeError: no such format, the format cannot hold this speculator, or the artifact is damaged.
+    Raises: ExchangeError: there is no such format, it does not support this speculator, or the artifact is damaged.
     """
     output_format, artifact = _format(form), Artifact.read(folder)
     _check_kind(artifact.kind, output_format)
@@ -56,7 +60,7 @@ def import_speculator(folder: Path, form: str, target: Target, out: Path, *, pro
 
     Returns: the kind of the speculator.
 
-    Raises: ExchangeError: no such format, or the speculator cannot be served with this model.
+    Raises: ExchangeError: there is no such format, the folder is not in it, or the speculator does not fit the target.
     """
     check_folder(folder)
     artifact = _format(form).read(folder, target)

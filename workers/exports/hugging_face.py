@@ -1,4 +1,4 @@
-"""A Hugging Face folder of a causal model, which every engine can use as a draft model.
+"""The format of `transformers` for causal language models, in which most engines read a draft model.
 
 Source: transformers' `save_pretrained`.
 """

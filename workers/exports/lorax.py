@@ -4,7 +4,7 @@
     adapter_config.json          peft's configuration; only with a LoRA adapter
     adapter_model.safetensors    has {head}.0.linear.{weight,bias}, and with a LoRA adapter base_model.model.*
 
-LoRAX's heads use the model's whole lm_head, so they are not limited to a reduced vocabulary.
+LoRAX's heads use all rows of the model's lm_head, so the draft vocabulary is lost in an export.
 
 Source: https://github.com/predibase/lorax, server/lorax_server/adapters (medusa.py, medusa_lora.py).
 """
@@ -42,7 +42,7 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
 
 
 def check(heads: Mapping[str, Any]) -> None:
-    """Raises: ExchangeError: the format cannot hold heads with these sizes or hyperparameters."""
+    """heads: sizes of trained heads, or hyperparameters. Raises: ExchangeError: the format does not support them."""
     medusa.check(heads, "LoRAX's Medusa of version 2")
     if heads["num_layers"] != 1:
         raise unsupported("LoRAX's Medusa of version 2 has one layer a head; train with num_layers 1 to export it")

@@ -3,9 +3,8 @@
 The tensors are blocks.{head}.layers.{layer}.{weight,bias} and lm_head.weight [V, H], with vocabulary V and hidden size
 H.
 
-The lm_head rows of tokens that the heads do not propose are zero: a logit of 0 is hardly ever the maximum. The format
-has a `token_map` for a draft vocabulary, but vLLM 0.32 refuses files with a `token_map`, because it expects the name
-among the model's parameters.
+The lm_head rows of tokens outside the draft vocabulary are zero. The logit of these tokens is then 0, which is almost
+never the maximum. The format also has a tensor `token_map` for a draft vocabulary, but vLLM 0.32 cannot load it.
 
 Source: vLLM, model_executor/models/medusa.py and transformers_utils/configs/medusa.py.
 """
@@ -28,7 +27,7 @@ _ARTIFACT_LAYER = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")  # also the
 
 
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
-    """Raises: ExchangeError: the heads read the last token or have untied lm_heads, which the format cannot hold."""
+    """Raises: ExchangeError: the heads read the last token or have untied lm_heads, which vLLM does not support."""
     heads = artifact.heads
     check(heads)
     tensors: dict[str, Stored] = {}
@@ -83,7 +82,7 @@ def read(folder: Path, target: Target) -> Artifact:
 
 
 def _vocab(weights: dict[str, Stored], target: Target) -> Stored:
-    """Returns the draft vocabulary: `token_map`, else the tokens with lm_head rows other than zero, else all tokens.
+    """Returns the draft vocabulary: `token_map`, else the tokens whose lm_head rows are not zero, else all tokens.
 
     Raises: ExchangeError.
     """
@@ -102,7 +101,7 @@ def _vocab(weights: dict[str, Stored], target: Target) -> Stored:
 def heads_artifact(
     tensors: dict[str, Stored], vocab: Stored, target: Target, *, num_heads: int, num_layers: int
 ) -> Artifact:
-    """Returns the artifact of tied heads; missing biases are added as zeros."""
+    """Returns an artifact of heads that share the model's lm_head. Missing biases are added as zeros."""
     H = target.hidden_size
     tensors = dict(tensors)
     for name in list(tensors):

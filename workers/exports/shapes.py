@@ -1,4 +1,4 @@
-"""The tensors that an artifact must have, and their shapes, computed from config.json without loading the engine.
+"""The names and shapes of an artifact's tensors, computed from config.json without importing the engine.
 
 The engine's modules define the same names and shapes; a test compares the two definitions.
 """
@@ -12,7 +12,7 @@ from workers.exports.folder import integer
 from workers.exports.tensors import FLOATS, Stored
 
 Shape = tuple[int, ...]
-MAX_COUNT = 64  # maximum number of heads, of layers and of draft tokens, checked before anything is allocated
+MAX_COUNT = 64  # maximum number of heads, layers, taps and draft tokens that an uploaded config.json may state
 _MAX_POSITIONS = 1 << 21  # maximum length of the rotary table
 _INTEGERS = frozenset({"I64"})
 _BOOLEANS = frozenset({"BOOL"})
@@ -25,7 +25,7 @@ class TensorShapes:
 
 
 def check_tensors(tensors: Mapping[str, Stored], wanted: TensorShapes) -> None:
-    """Raises: ExchangeError: a tensor is missing, unknown, or of another shape or dtype; the message names one."""
+    """Raises: ExchangeError: a tensor is missing or unknown, or has a wrong shape or dtype. The message names it."""
     if missing := sorted(wanted.required.keys() - tensors.keys()):
         raise invalid(f"tensor {missing[0]} is missing")
     shapes = wanted.required | wanted.optional
@@ -41,7 +41,7 @@ def check_tensors(tensors: Mapping[str, Stored], wanted: TensorShapes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The sizes of a decoder layer, read from a configuration of `transformers`."""
+    """The sizes of a decoder layer and its vocabulary, read from a configuration of `transformers`."""
 
     hidden: int
     inner: int
@@ -76,7 +76,7 @@ class Layer:
         )
 
     def shapes(self, prefix: str, *, read_width: int) -> dict[str, Shape]:
-        """Returns the names of the layer's tensors, with `prefix`, and their shapes.
+        """Returns the shapes of the layer's tensors by name. Each name begins with `prefix`.
 
         read_width: the input width of the query, key and value projections.
         """

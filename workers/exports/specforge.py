@@ -1,13 +1,13 @@
 """SpecForge's format, which SGLang reads: a Hugging Face folder that contains only the drafter.
 
     EAGLE-3  has architectures LlamaForCausalLMEagle3, a Llama configuration of one layer, and tensors midlayer.*
-    DFlash   has dflash_config {...} and a Qwen3 configuration; DSpark and JetSpec have the same format. It can only be
-             imported, since it cannot hold a draft vocabulary, which all our block drafters have
+    DFlash   has dflash_config {...} and a Qwen3 configuration; DSpark and JetSpec have the same format. Block drafters
+             can only be imported, because ours have a draft vocabulary, which the format does not support
 
-A tap is an intermediate hidden state of the target that the drafter reads. SpecForge numbers a tap by the layer that
-outputs it, our artifacts by the layer whose input it is, which is one more. An export omits default taps (the inputs of
-layers 2, L / 2 and L - 3 of L layers): all engines have the same default taps, but vLLM reads an explicit number as
-the layer whose input the tap is.
+A tap is an intermediate hidden state of the target that the drafter reads: the output of a layer and the input of the
+next. SpecForge numbers a tap by the first of these layers, our artifacts by the second. vLLM reads the numbers of this
+format as if they were ours. An export therefore omits the default taps (the inputs of the layers 2, L / 2 and L - 3 of
+L layers), which are the same in all engines.
 
 Source: https://github.com/sgl-project/SpecForge (configs/); SGLang, models/llama_eagle3.py.
 """
@@ -124,14 +124,14 @@ def _read_block(values: dict[str, Any], folder: Path) -> Artifact:
 
 
 def _input_layers(output_layers: object) -> list[int] | None:
-    """Converts numbers of layers whose outputs are taps to numbers of layers whose inputs they are.
+    """Converts taps from numbers of layers that output them to numbers of layers that read them, which are one larger.
 
     Raises: ExchangeError.
     """
     if output_layers is None:
         return None
     if not isinstance(output_layers, list) or not all(type(layer) is int for layer in output_layers):
-        raise invalid(f"tapped layers must be a list of numbers, got {output_layers!r:.80}")
+        raise invalid(f"tapped layers must be a list of integers, got {output_layers!r:.80}")
     return [layer + 1 for layer in output_layers]
 
 

@@ -1,8 +1,8 @@
 """The format of the package `speculators`, which vLLM reads: EAGLE-3, DFlash and DSpark, MTP.
 
-Our artifacts of these kinds have the same tensor names, and number taps in the same way (tap i is the input of layer
-i). An export therefore only changes config.json: it names the target model and writes out defaults for vLLM. Files that
-only our engine reads are not exported.
+Our artifacts of these kinds have the same tensors. They also number taps (the target's hidden states that a drafter
+reads) in the same way: tap i is the input of layer i. An export therefore only changes config.json. It adds the name of
+the target model, and the default values that vLLM does not know.
 
 Source: https://github.com/vllm-project/speculators (models/*/config.py); vLLM, transformers_utils/configs/speculators.
 """
@@ -21,7 +21,8 @@ _KIND_OF = {name: kind for kind in TRAINED_KINDS for name in artifact_kind(kind)
 KINDS = tuple(dict.fromkeys(_KIND_OF.values()))
 # vLLM reads a layer's configuration without adding the defaults of transformers.
 _DEFAULTS = {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False}
-_COPIES = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")  # copies of the model's tensors, or derived tensors
+# Prefixes of tensors that an import ignores: copies of the target's tensors, and the computed rotary tables.
+_COPIES = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")
 
 
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
@@ -29,7 +30,7 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
     config = artifact.config | {"speculators_version": "0.9.0", "transformer_layer_config": layer}
     config["speculators_config"] = section(config, "speculators_config") | {"verifier": target.verifier}
     if artifact.kind == "block":
-        # without `is_causal` in the layer's configuration, vLLM applies this key to layers with full attention too
+        # If the layer's configuration has no `is_causal`, vLLM applies this key to all layers, even without a window.
         config["sliding_window_non_causal"] = not layer.get("is_causal", False)
     write_json(folder / "config.json", config)
     write_tensors(folder / WEIGHTS_FILE, artifact.tensors)

@@ -1,4 +1,4 @@
-"""A speculator's target model: the facts that imports and exports need."""
+"""The target model of a speculator, as far as imports and exports need it: its name, its sizes and its lm_head."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from workers.exports.errors import unsupported
 from workers.exports.folder import integer, read_json, read_weights
 from workers.exports.tensors import Stored
 
-_HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # the latter if lm_head is tied to the embedding
+_HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # models with a tied lm_head have only the embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Target:
 
     @classmethod
     def read(cls, folder: Path, *, name: str | None = None) -> "Target":
-        """Raises: ExchangeError: the folder holds no model."""
+        """Reads config.json in the model's folder. Raises: ExchangeError: it is missing or invalid."""
         return cls(name=name or str(folder), folder=folder, config=read_json(folder / "config.json"))
 
     @property
@@ -38,7 +38,7 @@ class Target:
 
     @property
     def verifier(self) -> dict[str, Any]:
-        """Returns the section that describes the target in a config.json of the package `speculators`."""
+        """Returns the object `verifier` of a config.json of the package `speculators`, which describes the target."""
         return {"name_or_path": self.name, "architectures": self.config.get("architectures") or []}
 
     def lm_head(self) -> Stored:
@@ -47,4 +47,4 @@ class Target:
         for name in _HEADS:
             if name in tensors and tensors[name].shape == (self.vocab_size, self.hidden_size):
                 return tensors[name]
-        raise unsupported(f"the model has neither of {' and '.join(_HEADS)}, which the format needs a copy of")
+        raise unsupported(f"the format needs a copy of lm_head, but the model has no tensor {' or '.join(_HEADS)}")

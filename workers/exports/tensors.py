@@ -1,7 +1,7 @@
-"""Reads, renames and writes tensors of safetensors files as bytes, without loading or computing with them.
+"""Reads and writes safetensors files. The bytes of tensors are copied from file to file in pieces, and not interpreted.
 
-A file consists of 8 bytes with the length of the header, the header (JSON that maps names to dtype, shape and
-data_offsets), and the tensors without gaps.
+A file has three parts: 8 bytes with the length of the header; the header, which is JSON and maps each tensor's name to
+its dtype, shape and data_offsets; and the bytes of all tensors, without gaps.
 
 Source: https://github.com/huggingface/safetensors, "Format".
 """
@@ -25,12 +25,12 @@ FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A tensor whose bytes are `data`, or, if `path` is given, the concatenation of `spans`."""
+    """A tensor. Its bytes are in `data`; if `path` is given, they are instead the spans of that file, concatenated."""
 
     dtype: str
     shape: tuple[int, ...]
     path: Path | None = None
-    spans: tuple[tuple[int | None, int], ...] = ()  # (offset in the file or None, number of bytes); None: zeros
+    spans: tuple[tuple[int | None, int], ...] = ()  # (offset, number of bytes); offset None: this many zero bytes
     data: bytes = b""
 
     @property
@@ -53,7 +53,7 @@ class Stored:
                     yield chunk
 
     def only_rows(self, indices: Sequence[int]) -> "Stored":
-        """Returns a tensor of the same shape in which all rows except `indices`, which are ascending, are zero."""
+        """Returns a copy in which all rows except `indices` are zero. `indices` must be ascending."""
         begin, row_bytes = self._begin(), self.num_bytes // self.shape[0]
         spans: list[tuple[int | None, int]] = []
         next_row = 0  # the first row that no span covers yet
@@ -72,7 +72,7 @@ class Stored:
             return [row for row in range(self.shape[0]) if file.read(row_bytes).count(0) < row_bytes]
 
     def _begin(self) -> int:
-        """Returns the offset of a tensor that is one span of a file."""
+        """Returns the tensor's offset in the file. The tensor must have exactly one span."""
         ((begin, _),) = self.spans
         assert begin is not None
         return begin

@@ -1,5 +1,5 @@
 """The hyperparameters of each kind of speculator: names, types, ranges and defaults.
 
-The API checks values with these classes before a job is created, so this package imports only the standard library; the
-trainer reads the same classes.
+The API uses these classes to check values before it creates a job, and the trainer uses them to read the values. The
+package imports only the standard library, since the API must not load torch.
 """

@@ -1,4 +1,4 @@
-"""Hyperparameters of block drafters. The defaults suit a thousand answers of a narrow domain and a small target."""
+"""Hyperparameters of block drafters. The defaults are for a small target and about a thousand answers of one domain."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +10,8 @@ from workers.hyperparameters.loop import LoopParameters
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockHyperparameters:
     block_size: int = 5  # input tokens of a block: the anchor (the last token of the sequence) and mask tokens
-    # True: each row predicts the token after the row's position, as in DSpark; False: the token at it, as in DFlash
+    # True: each row of a block predicts the next token, as in DSpark. False: the mask tokens' rows predict the tokens
+    # that they replace, and the anchor's row predicts nothing, as in DFlash.
     sample_from_anchor: bool = True
     causal: bool = False  # whether attention within the block is causal, as in JetSpec
     num_layers: int = 2
@@ -19,11 +20,11 @@ class BlockHyperparameters:
     markov_rank: int = 64  # 0: no Markov head
     confidence: bool = True  # a head that predicts the probability that a draft token is accepted
     draft_vocab_size: int = 8192  # a maximum: tokens that do not occur in the answers are left out
-    anchors: int = 32  # blocks drawn at random from a conversation in each epoch
+    anchors: int = 32  # maximum number of random anchors, and so of blocks, of a conversation in each epoch
     soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label
     decay: float = 4.0  # the loss at depth d has weight exp(-d / decay)
     confidence_weight: float = 0.2  # weight of the confidence head's loss
-    # Acceptance length, measured as in mtp.py: 1.93 with batches of 8 at learning rate 1e-3, 2.11 with 3 at 1.5e-3.
+    # Acceptance length, measured as in mtp.py: 1.93 with batch_rows 8 and learning_rate 1e-3, 2.11 with 3 and 1.5e-3.
     loop: LoopParameters = field(
         default_factory=partial(LoopParameters, epochs=6, batch_rows=3, learning_rate=1.5e-3, evaluate_every=250)
     )

@@ -1,4 +1,4 @@
-"""Hyperparameters of EAGLE-3. The defaults suit some hundred answers of a narrow domain or more, and a small target."""
+"""Hyperparameters of EAGLE-3. The defaults are for a small target and at least some hundred answers of one domain."""
 
 from dataclasses import dataclass, field
 
@@ -8,14 +8,14 @@ from workers.hyperparameters.loop import LoopParameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Hyperparameters:
-    steps: int = 3  # depths that are trained; the served drafter may draft deeper
+    steps: int = 3  # number of draft depths that are trained; the served drafter may draft deeper
     intermediate_size: int = 0  # of the layer's MLP; 0: as in the target
     draft_vocab_size: int = 8192  # a maximum: tokens that do not occur in the answers are left out
     fc_norm: bool = True  # normalize each intermediate hidden state of the target, since their sizes differ
     norm_output: bool = True  # feed back the normalized output, which keeps depths beyond `steps` stable
     soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label
     step_decay: float = 0.9  # the loss of step s has weight step_decay ** s
-    # the default batches are small, because in a given time many small steps learn more than few large steps
+    # The default batch_rows is small: for the same training time, many small steps learn more than a few large ones.
     loop: LoopParameters = field(default_factory=LoopParameters)
 
     def __post_init__(self) -> None:

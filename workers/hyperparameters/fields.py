@@ -1,4 +1,4 @@
-"""Checks of values against the fields of a frozen dataclass."""
+"""Checks the types and ranges of hyperparameters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -6,9 +6,9 @@ from typing import Any
 
 
 class HyperparameterError(ValueError):
-    """A wrong type, a value out of range, or an unknown name; the message states the value and the allowed values.
+    """A hyperparameter is unknown, or its value has a wrong type or range. The message states what is allowed.
 
-    name: the rejected hyperparameter; "kind" for an unknown kind.
+    name: the name of the rejected hyperparameter, or "kind" if the kind is unknown.
     known: whether a hyperparameter of that name exists.
     """
 
@@ -19,7 +19,7 @@ class HyperparameterError(ValueError):
 
 
 def require_range(record: object, low: float, high: float, *names: str) -> None:
-    """Raises: HyperparameterError: the value of a field is not in low..high. None is always allowed."""
+    """Raises: HyperparameterError: one of the fields `names` is not in low..high. The value None is always allowed."""
     for name in names:
         value = getattr(record, name)
         if value is not None and not low <= value <= high:
@@ -33,9 +33,9 @@ def require_one_of(record: object, allowed: Sequence[str], name: str) -> None:
 
 
 def check_types(values: Mapping[str, Any], *records: type) -> None:
-    """Checks that each of `values` has the type of the field of the same name in the dataclasses `records`.
+    """Raises: HyperparameterError: a value has not the type of the field of this name in one of the `records`.
 
-    Raises: HyperparameterError.
+    records: dataclasses, which together have a field for each of the `values`.
     """
     types = {f.name: f.type for record in records for f in fields(record)}
     for name, value in values.items():
@@ -45,7 +45,7 @@ def check_types(values: Mapping[str, Any], *records: type) -> None:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Accepts an integer for a float, because JSON writes 1.0 as 1. Booleans are not numbers."""
+    """Tells whether a value has the annotated type. Integers are accepted as floats, as JSON can write 1.0 as 1."""
     allowed = {
         int: (int,),
         float: (int, float),

@@ -1,4 +1,4 @@
-"""Reads the hyperparameters of a kind from a customer's values."""
+"""Reads and checks the hyperparameters that a user gives for a kind of speculator."""
 
 from collections.abc import Mapping
 from dataclasses import Field, asdict, fields, replace
@@ -13,7 +13,7 @@ from workers.kinds import TRAINED_KINDS, class_prefix
 
 
 class Hyperparameters(Protocol):
-    """A frozen dataclass, all of whose fields have defaults."""
+    """The hyperparameters of a kind: a frozen dataclass in which every field has a default."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -22,10 +22,10 @@ class Hyperparameters(Protocol):
 
 
 def read_hyperparameters(kind: str, values: Mapping[str, Any]) -> Hyperparameters:
-    """Reads the hyperparameters of the kind and of the loop by name; those that are missing have their defaults.
+    """Reads hyperparameters of the kind and of the training loop. Those that are not in `values` keep their defaults.
 
-    Raises: HyperparameterError: an unknown kind or name, a value of another type or out of range, or `export_as` names
-        a format that cannot hold the speculator.
+    Raises: HyperparameterError: the kind or a name is unknown, a value has a wrong type or range, or the format in
+        `export_as` does not support the speculator.
     """
     if kind not in TRAINED_KINDS:
         raise HyperparameterError("kind", f"kind must be one of {', '.join(TRAINED_KINDS)}, got {kind!r:.80}")
@@ -59,7 +59,7 @@ def _check_export(kind: str, form: str, parameters: Hyperparameters) -> None:
 
 
 def as_values(parameters: Hyperparameters) -> dict[str, Any]:
-    """Returns values that `read_hyperparameters` reads."""
+    """Returns all values by name. This is the inverse of `read_hyperparameters`."""
     values = asdict(parameters)
     loop: dict[str, Any] = values.pop("loop")
     return values | loop

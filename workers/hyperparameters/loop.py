@@ -1,4 +1,4 @@
-"""Hyperparameters that every kind has: those of the training loop, memory, validation, and the export format."""
+"""Hyperparameters that all kinds of speculators have in common."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,11 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 class LoopParameters:
     epochs: int = 8
     max_steps: int | None = None  # ends training even if epochs remain
-    max_seconds: float | None = None  # ends training; the learning rate then follows the clock, so runs differ
-    batch_rows: int = 4  # number of conversations of a batch; for medusa, of answer tokens
+    # Ends training after this time. The learning rate then depends on the clock, so no two runs are equal.
+    max_seconds: float | None = None
+    batch_rows: int = 4  # number of conversations in a batch, or of answer tokens for medusa
     accumulate: int = 1  # batches that make up a step
-    optimizer: str = "adamw"  # muon updates matrices, and adamw the other parameters, at the same learning rate
+    optimizer: str = "adamw"  # "muon" uses Muon for the matrices of hidden layers, and AdamW for other parameters
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     warmup_steps: int = 20
@@ -23,8 +24,8 @@ class LoopParameters:
     validation_fraction: float = 0.05
     evaluate_every: int = 200  # steps
     patience: int = 3  # training stops after this many evaluations without a new best; 0: never
-    draft_budget: int = 15  # nodes of the simulated draft tree; with the root it fills one tile of 16 rows
-    cache_memory_bytes: int = 4 << 30  # hidden states that need more memory are stored in a file
+    draft_budget: int = 15  # maximum number of draft tokens per simulated pass; with the root, they fill a tile of 16
+    cache_memory_bytes: int = 4 << 30  # the target's hidden states are stored in files if they need more bytes
     precision: str = "auto"  # precision of matrix products; auto: bfloat16 on CUDA and with AVX512-BF16, else float32
     export_as: str | None = None  # the export format that the speculator must support (docs/exports.md)
 

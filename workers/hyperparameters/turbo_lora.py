@@ -1,4 +1,4 @@
-"""Hyperparameters of a LoRA adapter of the target and the Medusa heads trained with it."""
+"""Hyperparameters of turbo_lora: a LoRA adapter of the target, and Medusa heads that are trained together with it."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,12 +11,10 @@ from workers.hyperparameters.loop import LoopParameters
 class TurboLoraHyperparameters:
     rank: int = 16
     alpha: int = 16  # the adapter's update is multiplied by alpha / rank
-    adapted_layers: int = (
-        0  # number of last layers with an adapter, 0: a quarter; the other layers run once before training
-    )
+    adapted_layers: int = 0  # number of layers with an adapter, counted from the last layer; 0: a quarter of all layers
     num_heads: int = 4
     num_layers: int = 1  # residual blocks per head
-    token_input: bool = True  # heads read the last token and the hidden state from which it was sampled
+    token_input: bool = True  # heads read the last token in addition to the hidden state
     draft_vocab_size: int = 8192  # a maximum for the heads: tokens that do not occur in the answers are left out
     soft_target_weight: float = 0.9  # weight of the adapted model's distribution in the heads' loss
     depth_decay: float = 0.8  # the loss of head i has weight depth_decay ** i

@@ -1,11 +1,11 @@
-"""Trains a speculator from prompts in one command, without the service: runs a batch job and then a training job.
+"""Trains a speculator in one command, without the service: the model answers prompts, then training uses the answers.
 
     python -m workers.training MODEL PROMPTS.jsonl FOLDER --method eagle3 --hyperparameters '{"epochs": 8}'
 
-PROMPTS.jsonl holds OpenAI batch rows (`python -m examples.prompts` writes such a file). The model answers the prompts,
-greedily unless a row sets other sampling parameters. Then the speculator is trained on the answers. FOLDER receives
-tokens.jsonl with the answers and output/speculator. A second run resumes where the first ended: it reuses the answers
-and continues training. With `torchrun --nproc-per-node N -m workers.training ...` N processes share each batch.
+PROMPTS.jsonl holds OpenAI batch rows (`python -m examples.prompts` writes such a file). Answers are greedy unless a
+row sets other sampling parameters. The answers are written to FOLDER/tokens.jsonl and the speculator to
+FOLDER/output/speculator. A second run with the same FOLDER reuses the answers and continues training from the last
+checkpoint. With `torchrun --nproc-per-node N -m workers.training ...` N processes share each training batch.
 """
 
 import argparse
@@ -26,17 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.training", description="Trains a speculator on prompts.")
     parser.add_argument("model", type=Path, help="the model's folder")
     parser.add_argument("prompts", type=Path, help="OpenAI batch rows")
-    parser.add_argument("folder", type=Path, help="for answers, checkpoints and the speculator")
+    parser.add_argument("folder", type=Path, help="where answers, checkpoints and the speculator are written")
     parser.add_argument("--method", default="eagle3", help="medusa, eagle3, ... (default eagle3)")
     parser.add_argument(
         "--hyperparameters", type=json.loads, default={}, metavar="JSON", help="hyperparameters of the method"
     )
-    parser.add_argument("--answers", type=Path, help="file of the model's answers (default FOLDER/tokens.jsonl)")
-    parser.add_argument("--states", type=Path, metavar="DIR", help="stores hidden states in DIR, for later runs")
+    parser.add_argument("--answers", type=Path, help="file with the model's answers (default FOLDER/tokens.jsonl)")
+    parser.add_argument("--states", type=Path, metavar="DIR", help="keep hidden states in DIR, for reuse by later runs")
     parser.add_argument(
         "--processor-time",
         action="store_true",
-        help="measure max_seconds in processor time, so that other programs on the machine take nothing from it",
+        help="count processor time instead of wall time towards the hyperparameter max_seconds",
     )
     parser.add_argument(
         "--initial", type=Path, metavar="DIR", help="a speculator of this method, from which training continues"
@@ -82,7 +82,9 @@ def _spec(args: argparse.Namespace, tokens: Path) -> TrainingSpec:
 
 
 def answer_prompts(model: Path, prompts: Path, tokens: Path, emit: Emit) -> None:
-    """Writes the model's answers to the file `tokens`. The file omits failed rows, which the batch's events count.
+    """Answers the prompts with a batch job and writes the token ids of prompts and answers to the file `tokens`.
+
+    Rows that failed are not in the file; the emitted events count them.
 
     Effects: the file is written completely or not at all.
     """

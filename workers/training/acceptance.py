@@ -1,16 +1,13 @@
 """Predicts the acceptance length that a drafter will have when served, without serving it.
 
-At temperature 0 an answer c[0], c[1], ... does not depend on the drafter. The stored answer is therefore the one that
-would be served, and a verify pass accepts the longest path of the drafted tree that agrees with it. Medusa drafts from
-a single hidden state, so its tree at row j (after the token c[j]) does not depend on where the previous pass ended. The
-trees of all rows are built beforehand, and `replay_answer` visits only the rows at which a pass would start:
+At temperature 0 an answer c[0], c[1], ... does not depend on the drafter. Serving would therefore produce the stored
+answer again, and a verify pass would accept the longest path of the drafted tree that agrees with this answer.
+`replay_answer` walks through the answer and asks for a tree only at the rows where a verify pass would start:
 
     row j          the sequence so far ends with c[j]; the tree drafts c[j + 1], c[j + 2], ...
-    accepted       the longest prefix of c[j + 1], c[j + 2], ... that is a path of the tree; the answer's last token
-                   never counts as accepted, because it counts as sampled by the target
+    accepted       length of the longest prefix of c[j + 1], c[j + 2], ... that is a path of the tree; the answer's last
+                   token never counts as accepted, because it counts as sampled by the target
     next row       j + accepted + 1
-
-The trees are those of serving, because the engine's `grow_tree` makes them from the served drafter's candidates.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +18,7 @@ from engine.draft import Draft
 
 @dataclass(slots=True)
 class Acceptance:
-    """Sums over passes and conversations; ratios are computed only from the final sums."""
+    """Counts over all verify passes of all conversations. Ratios are computed from the final counts."""
 
     num_passes: int = 0
     num_accepted: int = 0
@@ -33,7 +30,7 @@ class Acceptance:
         return 1.0 + self.num_accepted / max(1, self.num_passes)
 
     def rate_per_position(self) -> list[float]:
-        """Returns [i]: the share of passes that accepted at least i + 1 draft tokens."""
+        """Returns a list whose entry i is the share of passes that accepted at least i + 1 draft tokens."""
         return [sum(self.histogram[i + 1 :]) / max(1, self.num_passes) for i in range(len(self.histogram) - 1)]
 
     def record(self, accepted: int) -> None:
@@ -44,10 +41,10 @@ class Acceptance:
 
 
 def replay_answer(completion: Sequence[int], draft_at: Callable[[int], Draft], *, into: Acceptance) -> None:
-    """Adds the passes of one answer to `into`. The prefill, which samples the first token, does not count as a pass.
+    """Adds the verify passes of one answer to `into`. The prefill samples the first token and is not counted.
 
     Args:
-        draft_at: returns the tree that is drafted after `completion[row]`, given the row.
+        draft_at: takes a row and returns the tree that the drafter drafts after `completion[row]`.
     """
     row = 0
     while row < len(completion) - 1:

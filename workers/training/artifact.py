@@ -1,7 +1,7 @@
-"""The artifact of a training job: the speculator's files, its provenance, and the report and plots of its training.
+"""Writes the artifact of a training job: a folder with the trained speculator and the record of its training.
 
-The folder has config.json, the weights, report.json, plots/ and tensorboard/. provenance.json lists all other files
-with their hashes.
+The folder has config.json, the weights, report.json, plots/ and tensorboard/. provenance.json lists all these files
+with their hashes, and records the command, the versions and the hash of the training data.
 """
 
 import json
@@ -62,7 +62,13 @@ def write_artifact(
     corpus: Corpus,
     report: dict[str, Any],
 ) -> None:
-    """Effects: the folder is written completely or not at all. `save` writes the speculator's files into a folder."""
+    """Writes the artifact to `folder`.
+
+    Args:
+        save: writes the speculator's config and weights into the given folder.
+
+    Effects: the folder is written completely or not at all; an older artifact there is replaced.
+    """
     partial = folder.with_name(f".{folder.name}.partial")
     for old in (partial, folder):
         shutil.rmtree(old, ignore_errors=True)

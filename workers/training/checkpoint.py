@@ -3,10 +3,11 @@
     checkpoint-00000120/
         tensors.safetensors   weights, optimizer moments, random state, best weights
         state.json            counters and the position in the data
-        manifest.json         SHA-256 and size of the other two files; written last
+        manifest.json         size and SHA-256 of the other two files; written last
 
-A folder is filled under a temporary name, every file and the folder are synced, then the folder is renamed. If a
-checkpoint is truncated or altered, its files do not match its manifest, and the previous checkpoint is used.
+A checkpoint is written to a folder with a temporary name. Its files and the folder are synced, and then the folder is
+renamed. A file that was truncated or altered later does not match the manifest; loading then uses the previous
+checkpoint.
 """
 
 import hashlib
@@ -24,18 +25,18 @@ from torch import Tensor
 
 _PREFIX = "checkpoint-"
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
-_NUM_RETAINED = 2  # the newest may be damaged, and the supervisor may still be reading the previous one
+_NUM_RETAINED = 2  # the older one is used if the newest is damaged, and the supervisor may still be reading it
 
 logger = logging.getLogger(__name__)
 
 
 class CheckpointError(ValueError):
-    """The folder is not a whole checkpoint."""
+    """A checkpoint is incomplete or damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that the next step depends on."""
+    """The state of training after a step, from which training can resume."""
 
     step: int
     tensors: Mapping[str, Tensor]
@@ -43,7 +44,10 @@ class Snapshot:
 
 
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
-    """Effects: only this checkpoint and the previous one remain. A checkpoint of the same step is replaced."""
+    """Writes a checkpoint and returns its folder.
+
+    Effects: a checkpoint of the same step is replaced; all but the newest two checkpoints are deleted.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{_PREFIX}{snapshot.step:08d}"
     partial = folder / f".{final.name}.partial"
@@ -65,7 +69,10 @@ def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
 
 
 def load_newest_checkpoint(folder: Path) -> Snapshot | None:
-    """Returns the newest undamaged checkpoint in `folder`, else `folder` itself if it is a checkpoint, else None."""
+    """Returns the newest undamaged checkpoint: one of the folders checkpoint-* in `folder`, else `folder` itself.
+
+    Returns None if neither is a checkpoint.
+    """
     if not folder.is_dir():
         return None
     # The supervisor restores the files of one checkpoint directly into `folder`, without the folder checkpoint-*.
@@ -79,7 +86,7 @@ def load_newest_checkpoint(folder: Path) -> Snapshot | None:
 
 
 def read_checkpoint(folder: Path) -> Snapshot:
-    """Raises: CheckpointError: a file is missing, shorter or longer than written, or has other bytes."""
+    """Raises: CheckpointError: a file is missing or does not match the manifest."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text())
         for name in (_TENSORS, _STATE):

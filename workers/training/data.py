@@ -1,10 +1,10 @@
-"""Training rows: answers of the target as token ids, never as text that is tokenised again.
+"""Reads the training data: prompts and the target's answers, as the token ids that the target read and sampled.
 
 A conversation is a prompt of P tokens and an answer of N tokens c[0..N-1]. The target sampled c[j] from its final
 hidden state h[j] at absolute position P - 1 + j (0 <= j < N). A drafter that reads h[j] also knows c[j], and drafts
-c[j + 1], c[j + 2], ... Row j of a conversation therefore has the label c[j + 1 + depth] at each depth, and prompts have
-no labels. An answer that was cut by the length limit does not end with an end-of-sequence token, so training learns
-nothing about its end; `Corpus.num_cut_by_length` counts such answers.
+c[j + 1], c[j + 2], ... Row j of a conversation therefore has the label c[j + 1 + depth] at each depth. The tokens of a
+prompt are never labels. An answer that was cut by the length limit has no end-of-sequence token, so its end is not
+learned; `Corpus.num_cut_by_length` counts such answers.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from workers.failures import InvalidInputError
 
-IGNORED = -1  # label of positions without a loss; used as an index, -1 selects the last entry, see `draft_indices`
+IGNORED = -1  # the label of positions without a loss; `draft_indices` relies on -1 as an index of the last entry
 MIN_VALIDATION_CONVERSATIONS = 4
 MIN_CONVERSATIONS = 8
 
@@ -42,12 +42,12 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Conversations in file order, split by a hash of their custom_id, so that a resumed run has the same split."""
+    """Conversations in file order. They are split by a hash of their custom_id, so a resumed run has the same split."""
 
     train: tuple[Conversation, ...]
     validation: tuple[Conversation, ...]
     sha256: str  # over the files' bytes, in the given order
-    num_skipped: int  # answers of fewer than two tokens, which leave nothing to draft
+    num_skipped: int  # conversations with fewer than two answer tokens, in which there is nothing to draft
 
     @property
     def num_cut_by_length(self) -> int:
@@ -82,9 +82,9 @@ def read_corpus(paths: Sequence[Path], *, validation_fraction: float) -> Corpus:
 def split_by_hash(
     conversations: Sequence[Conversation], *, fraction: float
 ) -> tuple[tuple[Conversation, ...], tuple[Conversation, ...]]:
-    """Returns conversations for training, and conversations for validation, which have the smallest hashes of ids.
+    """Returns the conversations for training and those for validation, both in the order of the file.
 
-    Conversations with equal ids are in the same part. Each part is in the order of the file.
+    Validation gets the conversations whose ids have the smallest hashes. Equal ids are never split.
     """
     hashes = sorted({split_key(c.custom_id) for c in conversations})
     size = max(MIN_VALIDATION_CONVERSATIONS, math.ceil(len(hashes) * fraction))
@@ -145,15 +145,16 @@ def token_counts(conversations: Sequence[Conversation], *, vocab_size: int) -> T
 
 
 def most_frequent_tokens(counts: Tensor, *, size: int, always: Sequence[int] = ()) -> Tensor:
-    """Returns the draft vocabulary: the `size` most frequent tokens; of equally frequent ones, the smaller ids.
+    """Returns the draft vocabulary: the `size` most frequent tokens. Among equally frequent tokens, small ids win.
 
     Args:
         counts: [V] int64.
         size: the maximum number of tokens.
-        always: tokens that are included even if they do not occur (ends of sequence).
+        always: end-of-sequence tokens, which are included even if their count is 0.
 
     Returns:
-        [Vd] int64, ascending, Vd <= size. Other tokens that do not occur are omitted, even if fewer than `size` remain.
+        [Vd] int64, ascending. Vd can be less than `size`, because tokens with a count of 0 are omitted.
+
     Source: FR-Spec's frequency-ranked vocabulary, with the tie rule of the `speculators` package.
     """
     ranked = counts.clone()
@@ -163,9 +164,9 @@ def most_frequent_tokens(counts: Tensor, *, size: int, always: Sequence[int] = (
 
 
 def draft_indices(draft_vocab: Tensor, vocab_size: int) -> Tensor:
-    """Returns [V + 1] int64: each token's index in `draft_vocab` [Vd] int64, or `IGNORED` if it is not in there.
+    """Returns [V + 1] int64: each token's index in `draft_vocab` [Vd] int64; `IGNORED` for tokens that are not in it.
 
-    The additional last entry is `IGNORED`, because looking up the label `IGNORED` (-1) selects the last entry.
+    The last entry is also `IGNORED`. It is selected by a label that is itself `IGNORED`, which is -1.
     """
     indices = torch.full((vocab_size + 1,), IGNORED, device=draft_vocab.device)
     indices[draft_vocab] = torch.arange(draft_vocab.shape[0], device=draft_vocab.device)

@@ -1,4 +1,4 @@
-"""Sums over training rows, and the figures that are computed from them."""
+"""Sums of losses and of correct predictions, and the validation figures that are computed from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,10 @@ class Sums:
 
 
 def validation_of(acceptance: Acceptance, batches: Sequence[Sequence[Sums]]) -> Validation:
-    """batches: for each batch, the sums of every depth."""
+    """Returns the figures of a validation.
+
+    batches: a list for each batch, with the sums of each depth.
+    """
     depths = [sum(sums[1:], start=sums[0]) for sums in zip(*batches, strict=True)]
     return Validation(
         acceptance_length=acceptance.length,

@@ -1,11 +1,12 @@
-"""The hidden states of the target for every conversation, computed once and kept in memory or in a file.
+"""Computes the target's hidden states for all conversations once, before training, and keeps them in memory or a file.
 
-Training reads each row many times, and the target's pass costs far more than the drafter's. One row has H elements of
-the model's dtype (SmolLM2-135M: 1,152 bytes), so a thousand answers of 150 tokens take 170 MB.
+Running the target takes far longer than a training step, which needs the same hidden states in every epoch. A hidden
+state has H elements of the model's dtype (1,152 bytes for SmolLM2-135M), so a thousand answers of 150 tokens take 170
+MB.
 
-A tap is an intermediate hidden state: the residual stream at the input of one of the target's layers. Shape letters:
-R rows, A rows of answers only, C conversations, T taps, H hidden size; P and N the numbers of tokens of a prompt and of
-its answer c[0 .. N - 1].
+A tap is an intermediate hidden state: the residual stream at the input of one of the target's layers. A conversation
+has a prompt of P tokens and an answer c[0 .. N - 1]. Shape letters: R rows, A rows of answers only, C conversations,
+T taps, H hidden size.
 """
 
 import itertools
@@ -25,11 +26,11 @@ from workers.training.processes import ALONE, Processes
 
 @dataclass(frozen=True, slots=True)
 class HiddenRows:
-    """Rows of the answers of several conversations, one after the other.
+    """The final hidden states from which the answers of C conversations were sampled, one row per answer token.
 
     hidden: [R, H] in the model's dtype; token c[j] of conversation i was sampled from row `starts[i] + j`.
     completions: [R] int64. The sampled tokens c[j].
-    starts: [C + 1]. First row of each conversation, and then R.
+    starts: [C + 1]. First row of each conversation, and R as the last entry.
     """
 
     hidden: Tensor
@@ -57,10 +58,10 @@ def compute_hidden_rows(
     """Runs the target over each conversation.
 
     Args:
-        file: stores the rows and is mapped into memory; None: the rows stay in memory.
+        file: is mapped into memory and stores the rows; None: the rows are stored in memory.
         on_done: called after each conversation with the number of conversations processed so far.
-        kept: hidden states of earlier runs, to which this run adds its own.
-        processes: each process runs the target over its share of the conversations, and receives all rows.
+        kept: hidden states of earlier runs, which are not computed again; new ones are added.
+        processes: each process runs the target over its share of the conversations and receives the other rows.
     """
     lengths = [len(c.completion_token_ids) for c in conversations]
     starts = [0]
@@ -80,19 +81,18 @@ def compute_hidden_rows(
 
 @dataclass(frozen=True, slots=True)
 class TapRows:
-    """The positions of several conversations, one after the other, and the hidden states of their answers.
+    """The taps at all positions of C conversations, and the final hidden states from which answers were sampled.
 
     A conversation of P + N tokens has P + N - 1 positions, since the last token is not an input.
 
-    taps: [R, T, H] in the model's dtype, the taps of each position. If no tap layers were requested, T is 1 and the
-        final hidden state takes the place of a tap.
+    taps: [R, T, H] in the model's dtype. If no tap layers were requested, T is 1 and the tap is the final hidden state.
     tokens: [R] int64. The token after each position; the last N of a conversation are its answer.
     positions: [R] int64, from 0 in each conversation.
-    starts: [C + 1]. First row of each conversation, and then R.
+    starts: [C + 1]. First row of each conversation, and R as the last entry.
     first_tokens: [C]. The token at position 0 of each conversation.
     prompt_lengths: [C]. P of each conversation.
     hidden: [A, H] in the model's dtype; token c[j] of conversation i was sampled from row `answer_starts[i] + j`.
-    answer_starts: [C + 1]. First row of `hidden` of each conversation, and then A.
+    answer_starts: [C + 1]. First row of `hidden` of each conversation, and A as the last entry.
     """
 
     taps: Tensor
@@ -119,9 +119,9 @@ def compute_tap_rows(
     kept: KeptStates | None = None,
     processes: Processes = ALONE,
 ) -> TapRows:
-    """Works like `compute_hidden_rows`, but `file` stores only the taps, which need most of the memory.
+    """Works like `compute_hidden_rows`, and also computes taps. `file` stores only the taps, which need most memory.
 
-    tap_layers: numbered as in `Model.hidden_states`; may be empty, see `TapRows.taps`.
+    tap_layers: numbers as in `Model.hidden_states`; may be empty, see `TapRows.taps`.
     """
     lengths = [c.num_tokens - 1 for c in conversations]
     starts = (0, *itertools.accumulate(lengths))

@@ -1,4 +1,4 @@
-"""A training job, which reads answers and writes the folder of a speculator:
+"""Runs a training job. It reads the token files of answered prompts and writes the artifact of a speculator:
 
 token files ─▶ corpus ─▶ hidden states of the target, computed once ─▶ loop ─▶ best weights ─▶ artifact
 """
@@ -36,9 +36,9 @@ def run_training(
     kept: KeptStates | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Finished:
-    """Only rank 0 writes the artifact; the results of other processes are empty.
+    """Trains a speculator. Only the process of rank 0 writes the artifact; the others return an empty `Finished`.
 
-    clock: returns seconds; the loop compares the time of this clock with the hyperparameter `max_seconds`.
+    clock: returns seconds; measures the time that the hyperparameter `max_seconds` limits.
     """
     parameters = _read_parameters(spec)
     loop = parameters.loop
@@ -51,7 +51,8 @@ def run_training(
         model_dir=Path(spec.model_dir),
         target=target,
         corpus=corpus,
-        cache=output_dir.with_name(f"{output_dir.name}.cache.{processes.rank}"),  # outside of the uploaded folder
+        # The cache is not in output_dir, because that folder is uploaded.
+        cache=output_dir.with_name(f"{output_dir.name}.cache.{processes.rank}"),
         seed=spec.seed,
         emit=emit if processes.is_first else lambda event: None,
         processes=processes,

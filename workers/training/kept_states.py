@@ -1,7 +1,7 @@
-"""Stores hidden states for later runs: running the target takes long, and many runs train on the same answers.
+"""Stores hidden states in files, so that later runs on the same answers need not run the target again.
 
-A folder belongs to one model, device and dtype. It has one file per conversation, named by the hash of the tokens. A
-run that needs layers that a file lacks recomputes the file, with the old layers and the new ones.
+A folder must be used with only one model, device and dtype. It has one file per conversation, named by the hash of its
+tokens. If a run needs a layer that the file does not have, the file is computed again with all old and new layers.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ class KeptStates:
         folder.mkdir(parents=True, exist_ok=True)
 
     def of(self, model: Model, token_ids: Sequence[int], tap_layers: Sequence[int]) -> Hidden:
-        """Returns the result of `Model.hidden_states`, from a file if there is one.
+        """Returns the same as `Model.hidden_states`, from the conversation's file if it has all layers.
 
-        Effects: writes a file, completely or not at all.
+        Effects: otherwise computes the hidden states and writes the file, completely or not at all.
         """
         path = self._folder / f"{hashlib.sha256(repr(tuple(token_ids)).encode()).hexdigest()}.safetensors"
         stored = load_file(path, device=str(model.device)) if path.exists() else {}
@@ -40,7 +40,7 @@ class KeptStates:
 
 
 def _computed(model: Model, token_ids: Sequence[int], layers: set[int]) -> dict[str, Tensor]:
-    """Returns the contents of a file: one tensor per layer number, and the final hidden states."""
+    """Runs the model and returns the tensors of a file: one for each layer, and the final hidden states."""
     wanted = sorted(layers)
     states = model.hidden_states(torch.tensor(token_ids, dtype=torch.int64, device=model.device), wanted)
     taps = () if states.taps is None else states.taps.unbind(1)

@@ -1,12 +1,12 @@
-"""The training loop of every method: optimizer, schedule, evaluation, early stopping, checkpoints.
+"""The training loop, which is the same for every method: optimizer, schedule, evaluation, early stopping, checkpoints.
 
-A step is a pure function of the snapshot before it: the step's rows and all other random draws follow from
-(seed, step). A run that is killed and resumed from its last checkpoint therefore gives the same bits as an
-uninterrupted run on the same machine, with the same build and number of threads and processes. With `max_seconds` it
-does not, because the learning rate then follows the clock.
+A step depends only on the state before it, because its rows and all random draws follow from (seed, step). A run that
+resumes from its last checkpoint therefore gives the same bits as an uninterrupted run, on the same machine with the
+same build and the same numbers of threads and processes. The exception is a run with `max_seconds`, whose learning rate
+depends on the clock.
 
-    every step       rows(step) ─▶ loss of each part ─▶ sum of gradients ─▶ clip ─▶ AdamW, Muon
-    every n steps    validate ─▶ keep the best weights ─▶ checkpoint
+    every step                    rows(step) ─▶ loss of each part ─▶ sum of gradients ─▶ clip ─▶ AdamW, Muon
+    every `evaluate_every` steps  validate ─▶ keep the best weights ─▶ checkpoint
 """
 
 import hashlib
@@ -33,14 +33,14 @@ from workers.training.optimizers import (
 from workers.training.processes import ALONE, Processes
 
 _FINAL_LEARNING_RATE = 0.05  # as a share of the highest learning rate
-_LIVE_EVERY = 10  # steps between two events with the training loss, in addition to those of evaluations
+_LIVE_EVERY = 10  # between evaluations, the training loss is emitted every 10 steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Figures on held-out conversations."""
+    """Figures measured on the validation conversations."""
 
-    acceptance_length: float  # from a simulation with the drafter that is served
+    acceptance_length: float  # tokens per verify pass, from simulated decoding with the drafter that is served
     acceptance_rate_per_position: tuple[float, ...]
     accuracy_per_depth: tuple[float, ...]
     loss: float  # nats per token; all depths have equal weight
@@ -51,14 +51,14 @@ class Method(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """Returns the module; its parameters that require a gradient are trained."""
+        """Returns the module whose parameters are trained, except those that require no gradient."""
         ...
 
     @property
     def num_rows(self) -> int: ...
 
     def loss(self, rows: Tensor) -> "BatchLoss":
-        """rows: [B] int64, distinct numbers below `num_rows`."""
+        """Returns the loss of a batch. rows: [B] int64, distinct row numbers below `num_rows`."""
         ...
 
     def validate(self) -> Validation: ...
@@ -66,19 +66,19 @@ class Method(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
-    total: Tensor  # scalar, differentiable; a mean over tokens
+    total: Tensor  # scalar, differentiable; the mean over tokens
     nats: float  # sum of the cross entropy over tokens and depths
-    num_tokens: int  # a token counts once per depth
+    num_tokens: int  # number of terms of `nats`: a token counts once per depth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progression:
-    """The state of the loop other than tensors; JSON in a checkpoint."""
+    """The loop's state except for tensors. Checkpoints store it as JSON."""
 
     step: int = 0
     elapsed_seconds: float = 0.0
     best_step: int = 0
-    best: Validation | None = None  # with the weights of `best_step`
+    best: Validation | None = None  # the evaluation at `best_step`
     num_worse: int = 0  # evaluations since the best one
     history: tuple[dict[str, float], ...] = ()  # one entry per evaluation
     stopped: str = ""  # why training ended: steps, seconds or patience; "" while training runs
@@ -90,10 +90,10 @@ class Progression:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of `train`, which leaves the best weights in `method.module`."""
+    """The result of `train`. When it returns, `method.module` has the best weights."""
 
     progression: Progression
-    validation: Validation  # with the best weights
+    validation: Validation  # of the best weights
 
 
 def train(
@@ -106,7 +106,7 @@ def train(
     processes: Processes = ALONE,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Trains to the end, starting from the newest complete checkpoint if there is one.
+    """Trains until a limit or early stopping ends the run. Starts from the newest undamaged checkpoint if there is one.
 
     checkpoint_dir: a folder that all processes can read.
     """
@@ -146,7 +146,7 @@ class _Run:
         if (snapshot := load_newest_checkpoint(self._folder)) is not None:
             self._restore(snapshot)
         else:
-            self._evaluate()  # the untrained weights are the fallback of early stopping
+            self._evaluate()  # the initial weights are the result if training never improves them
         while not self._progress.stopped:
             self._step()
             if self._progress.stopped or self._progress.step % self._config.evaluate_every == 0:
@@ -187,7 +187,7 @@ class _Run:
         self._emit(Progress(done=self._progress.step, total=int(self._total_steps), unit="steps"))
 
     def _add_gradients(self) -> tuple[float, int]:
-        """Sets the gradients of the mean loss over all tokens of the step. Returns nats and tokens of the step."""
+        """Sets the gradients of the mean loss over all tokens of the step. Returns the step's nats and num_tokens."""
         torch.manual_seed(_step_seed(self._seed, self._progress.step, self._processes.rank))
         self._method.module.train()
         for parameter in self._parameters.values():
@@ -231,7 +231,7 @@ class _Run:
         self._window, self._live = _Window(self._clock()), _Window(self._clock())
 
     def _figures(self, result: Validation) -> dict[str, float]:
-        """Returns the figures that a resumed run repeats exactly. `loss` is absent before the first step."""
+        """Returns the figures for the history, which a resumed run repeats exactly; without `loss` before any step."""
         figures = {
             "validation_loss": result.loss,
             "acceptance_length": result.acceptance_length,
@@ -296,7 +296,7 @@ class _Window:
 
 
 class RowOrder:
-    """The rows of each step: every epoch is a new permutation, which depends only on seed and epoch."""
+    """Assigns rows to steps. Every epoch has a new permutation of the rows, which depends only on seed and epoch."""
 
     def __init__(self, num_rows: int, batch_rows: int, seed: int) -> None:
         if num_rows < 1:
@@ -328,7 +328,7 @@ def learning_rate_factor(step: int, fraction_done: float, warmup_steps: int) -> 
 
 
 def _step_seed(seed: int, step: int, rank: int) -> int:
-    """Returns the seed of all random draws of a step; 32 bits, since torch's CPU generator uses no more."""
+    """Returns the seed of the step's random draws. It has 32 bits, because torch's CPU generator uses no more."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()[:4])
 
 

@@ -1,4 +1,4 @@
-"""The interface of a training method, and the method of each kind."""
+"""The interface of a training method, and the function that makes the method for a kind of speculator."""
 
 from importlib import import_module
 from pathlib import Path
@@ -24,17 +24,17 @@ class SpeculatorMethod(Method, Protocol):
         ...
 
     def save(self, folder: Path, *, base_model: str) -> None:
-        """Writes the files that the engine's drafter loads into an existing folder."""
+        """Writes config.json and the weights, which the engine's drafter loads, into an existing folder."""
         ...
 
 
 def make_method(kind: str, parameters: Hyperparameters, preparation: Preparation) -> SpeculatorMethod:
-    """Runs the target over all conversations if the kind learns from the target's hidden states.
+    """Makes the method of a kind. This can take long, because it runs the target over all conversations.
 
     Args:
         parameters: the hyperparameters of this kind.
 
-    Raises: SpeculatorNotLoadable: `preparation.initial` holds no speculator of this kind for this model.
+    Raises: SpeculatorNotLoadable: the folder `preparation.initial` has no speculator of this kind for this model.
     """
     method: SpeculatorMethod = trainer_class(kind).prepare(preparation, parameters)
     return method

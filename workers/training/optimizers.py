@@ -1,4 +1,4 @@
-"""Optimizers, and their state by parameter name, as checkpoints store it."""
+"""Makes the optimizers, and converts their state to and from the named tensors of a checkpoint."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from workers.hyperparameters.loop import LoopParameters
 
 _BETAS = (0.9, 0.95)
 _PREFIX = "optimizer."
-# Each row of these matrices belongs to a token, and Muon would also change the rows of tokens without a gradient.
+# Each row of these matrices belongs to a token. Muon would also update the rows of tokens that have no gradient.
 _NOT_FOR_MUON = ("lm_head.weight", "markov_w1.weight")
 
 
@@ -44,7 +44,7 @@ def optimizer_tensors(parameters: Mapping[str, nn.Parameter], optimizers: Sequen
 def restore_optimizers(
     parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Restores the state that `optimizer_tensors` returned, with names like optimizer.exp_avg.fc.weight."""
+    """Restores the state from the result of `optimizer_tensors`. Example of a name: optimizer.exp_avg.fc.weight."""
     for optimizer in optimizers:
         optimized_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in parameters.items():

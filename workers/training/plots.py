@@ -1,8 +1,8 @@
-"""Plots of a training run as SVG, for people who judge a speculator.
+"""Draws the plots of a training run:
 
-loss.svg                       loss in nats per token, in training steps and on held-out answers
-acceptance_over_steps.svg      acceptance length on held-out answers at each evaluation; the best evaluation is marked
-acceptance_per_position.svg    share of passes that accepted each position of the draft, with the best weights
+loss.svg                       loss in nats per token, on training batches and on held-out answers
+acceptance_over_steps.svg      acceptance length on held-out answers; a large dot marks the best evaluation
+acceptance_per_position.svg    share of verify passes that accepted each draft position, with the best weights
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _TRAINING, _HELD_OUT = "#9aa0a6", "#1a73e8"
 
 
 def write_plots(report: Mapping[str, Any], folder: Path) -> None:
-    """`report`: the result of `training_report`. Effects: creates `folder` with the three files."""
+    """Writes the three files to `folder`, which is created. report: the result of `training_report`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in (
         ("loss", _loss),

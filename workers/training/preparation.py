@@ -1,4 +1,4 @@
-"""The inputs of a training method, and the files in which it may store the target's hidden states."""
+"""The inputs from which a training method is made: the target, the corpus, and the target's hidden states."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -23,10 +23,9 @@ _Module = TypeVar("_Module", bound=nn.Module)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
     """
-    cache: a folder for tensors that do not fit into memory, created when it is needed.
+    cache: the folder for hidden states that are stored in files; created when it is needed.
     initial: the folder of a speculator of the same kind, from which training continues.
-    kept: hidden states that are shared with other runs.
-    processes: the process group.
+    kept: hidden states of earlier runs, and the folder to which new ones are added.
     """
 
     model_dir: Path
@@ -46,16 +45,16 @@ class Preparation:
     def draft_vocab(self, size: int) -> Tensor:
         """Returns [Vd] int64, at most `size` tokens.
 
-        Only training answers are counted, so that validation includes tokens that the drafter cannot propose.
+        Only training answers are counted. As in serving, validation answers can have tokens that are never drafted.
         """
         config = self.target.config
         counts = token_counts(self.corpus.train, vocab_size=config.vocab_size)
         return most_frequent_tokens(counts, size=min(size, config.vocab_size), always=sorted(config.eos_token_ids))
 
     def cache_file(self, name: str, *, needed_bytes: int, memory_bytes: int) -> Path | None:
-        """Returns the file for hidden states; None if the `needed_bytes` of all conversations fit in `memory_bytes`.
+        """Returns the file in which hidden states must be stored; None if they fit in `memory_bytes`.
 
-        Hidden states on a device other than the CPU always stay in the device's memory.
+        Hidden states on a GPU are always stored in its memory. needed_bytes: for all conversations together.
         """
         in_memory = needed_bytes <= memory_bytes or self.target.device.type != "cpu"
         return None if in_memory else self.cache / f"{name}.bin"
@@ -85,16 +84,16 @@ class Preparation:
         return rows(corpus.train, "train", 0), rows(corpus.validation, "validation", len(corpus.train))
 
     def reporter(self, *, before: int) -> Callable[[int], None]:
-        """Returns a function that reports the progress over all conversations.
+        """Returns a function that emits the progress over the conversations of both parts.
 
-        Its argument is the number of conversations processed after the first `before` ones.
+        Its argument is the number of conversations processed in this part, after `before` ones in the other part.
         """
         total = len(self.conversations)
         return lambda done: self.emit(Progress(done=before + done, total=total, unit="hidden states"))
 
 
 def in_bfloat16(precision: str, device: torch.device) -> bool:
-    """Tells whether matrix products use bfloat16; `precision` as in LoopParameters."""
+    """Tells whether matrix products use bfloat16. precision: the hyperparameter of `LoopParameters`."""
     if precision != "auto":
         return precision == "bfloat16"
     return device.type == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))

@@ -1,15 +1,16 @@
-"""Data-parallel training. Each process holds the target and the speculator, runs the target once over a share of the
-conversations, and computes the loss of a share of every batch; gradients are summed. Each process updates a share of
-the parameters and broadcasts them. So each tensor of the optimizer state and of the best weights, which need the most
-memory after the target, exists in only one process.
+"""Data-parallel training with several processes, each of which has a copy of the target and of the speculator.
+
+Before training, each process runs the target over a share of the conversations. In every step, each process computes
+the loss of a share of the batch, and the gradients are summed. Then each process updates a share of the parameters and
+broadcasts them. It has the optimizer state and the best weights of only this share, because they need the most memory
+after the target.
 
     torchrun --nproc-per-node 2 -m workers.training MODEL PROMPTS.jsonl FOLDER
 
-Unlike with FSDP, every process holds all weights and gradients: they are small compared with the target, of which every
-process holds a copy as well.
+FSDP would also divide the weights and gradients, which are small compared with the target.
 
-All processes take the same decisions, because rank 0 broadcasts the values that depend on a clock. Only rank 0 writes
-files and events.
+All processes make the same decisions, because rank 0 broadcasts every value that depends on a clock. Only rank 0 writes
+checkpoints, artifacts and events.
 """
 
 import os
@@ -21,7 +22,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor, distributed, nn
 
-_LONGEST_WAIT = timedelta(days=2)  # rank 0 answers prompts while the others wait
+_LONGEST_WAIT = timedelta(days=2)  # the other processes wait while rank 0 answers all prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Processes:
         return index % self.count == self.rank
 
     def exchange(self, parts: Sequence[Tensor]) -> None:
-        """Broadcasts part i from the process of rank i mod count, bit for bit. Each part is a contiguous tensor."""
+        """Broadcasts part i from the process of rank i % count, without changing a bit. All parts are contiguous."""
         if self.count > 1:
             for index, part in enumerate(parts):
                 distributed.broadcast(part.view(torch.uint8), index % self.count)  # bytes, as gloo supports few dtypes
@@ -71,10 +72,10 @@ class Processes:
         self.exchange([parameters[name].detach() for name in _largest_first(parameters)])
 
     def gather_to_rank0(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the tensors of all processes in rank 0; in other processes, only the tensors given.
+        """Returns the tensors of all processes if called by rank 0; other processes get back their own tensors.
 
         Args:
-            tensors: on the CPU; no two processes use the same name.
+            tensors: tensors on the CPU. Different processes must use different names.
         """
         own = dict(tensors)
         if self.count == 1:

@@ -1,4 +1,4 @@
-"""The provenance of an artifact: everything that is needed to reproduce it."""
+"""The provenance of an artifact: the inputs and versions that are needed to train it again, and hashes of its files."""
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ from workers.contracts import files_below, fingerprint
 def provenance(
     *, target_revision: str, data_sha256: str, initial: Path | None, command: dict[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """
+    """Returns the contents of provenance.json.
+
     Args:
-        initial: folder of the speculator from which training continued.
+        initial: folder of the speculator from which training continued; None for a new speculator.
         command: the parameters of the job, without local paths.
-        folder: holds the files of the artifact, which are listed with their hashes.
+        folder: the artifact's folder, without provenance.json.
     """
     return {
         "target_revision": target_revision,

@@ -1,8 +1,8 @@
-"""Measures a drafter's acceptance length at temperature 0 by decoding stored answers with the drafter that is served.
+"""Measures a drafter's acceptance length at temperature 0 by decoding stored answers with it, as the engine would.
 
-The target is not run, because its taps (intermediate hidden states) for these answers are stored. As in the engine, the
-drafter proposes drafts for a batch, the draft tokens that agree with the answer are accepted, and the drafter observes
-the pass. The last token of an answer is always counted as sampled by the target.
+The target is not run, because its taps (intermediate hidden states) for these answers are stored. In every pass, the
+drafter proposes drafts for all conversations, the longest prefix of the answer that was drafted is accepted, and the
+drafter observes the pass. The last token of an answer is always counted as sampled by the target.
 """
 
 from dataclasses import dataclass
@@ -31,9 +31,9 @@ class _Conversation:
         return len(self.sequence.tokens) == len(self.ids)
 
     def decode(self, count: int) -> Kept:
-        """Appends the next `count` tokens; returns the positions that the pass computed, with their rows in the taps.
+        """Appends the next `count` tokens. Returns the positions that this pass computed, and their rows in the taps.
 
-        The pass computes all positions before the one of the new last token.
+        All positions are then computed except that of the last token, which is the input of the next pass.
         """
         sequence, start = self.sequence, self.sequence.num_computed
         sequence.tokens += self.ids[len(sequence.tokens) : len(sequence.tokens) + count]
@@ -59,7 +59,7 @@ def simulate(drafter: Drafter, rows: TapRows, target: Model, *, budget: int) -> 
 
 
 def _start(drafter: Drafter, rows: TapRows, target: Model) -> list[_Conversation]:
-    """Prepares the drafter's cache, and a sequence for each conversation that has only the prompt."""
+    """Prepares the drafter's cache. Returns all conversations, with sequences that contain only the prompts."""
     lengths = [end - start + 1 for start, end in zip(rows.starts, rows.starts[1:], strict=False)]
     cache = KVCache(
         target.config,
@@ -84,7 +84,7 @@ def _start(drafter: Drafter, rows: TapRows, target: Model) -> list[_Conversation
 
 
 def _observe(drafter: Drafter, rows: TapRows, kept: list[Kept]) -> None:
-    """Lets the drafter observe a pass that contains only these rows, which are therefore renumbered from 0."""
+    """Lets the drafter observe a pass. The pass has only the rows in `kept`, so they are numbered from 0 again."""
     selected = torch.tensor([row for part in kept for row in part.rows], device=rows.taps.device)
     renumbered, first = [], 0
     for part in kept:

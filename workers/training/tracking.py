@@ -1,11 +1,11 @@
 """Sends metrics to experiment trackers, in addition to the events that the supervisor reads.
 
-TensorBoard's files are always written. SLIPSTREAM_TRACKERS=mlflow,wandb adds other trackers, whose packages must be
-installed. MLflow writes to MLFLOW_TRACKING_URI; Weights & Biases follows WANDB_MODE, which is offline by default. By
-default, the artifact contains the files of all trackers.
+TensorBoard is always used. SLIPSTREAM_TRACKERS=mlflow,wandb adds other trackers, whose packages must be installed.
+MLflow writes to MLFLOW_TRACKING_URI. Weights & Biases works offline unless WANDB_MODE is set. Trackers that write local
+files write them into the folder of the run by default, and the artifact contains these files.
 
-Each tracker has a thread and a queue. If a tracker raises, hangs or cannot keep up, this is logged once, and the run
-continues without it.
+Each tracker has a thread and a queue. If a tracker raises an error, hangs or is too slow, an error is logged and the
+training continues without this tracker.
 """
 
 import logging
@@ -28,8 +28,8 @@ from workers.emitter import Emit
 TRACKERS_VARIABLE = "SLIPSTREAM_TRACKERS"
 FOLDERS = ("tensorboard", "mlflow", "wandb")  # the trackers' folders in the folder of the run
 _FLUSH_SECONDS = 10  # maximum delay until TensorBoard shows a value
-_LAST_SECONDS = 20.0  # how long a run waits at its end for all trackers together
-_MAX_QUEUED = 1000  # metrics that may wait for a tracker
+_LAST_SECONDS = 20.0  # maximum time at the end of a run in which the trackers can finish
+_MAX_QUEUED = 1000  # maximum number of metrics events in the queue of a tracker
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +62,9 @@ def configured_trackers() -> list[OpenTracker]:
 def tracked(
     emit: Emit, run: TrackedRun, trackers: Sequence[OpenTracker], *, last_seconds: float = _LAST_SECONDS
 ) -> Iterator[Emit]:
-    """Yields a function that emits every event, and sends metrics to the trackers as well.
+    """Yields a function that emits an event and, if it has metrics, also sends it to the trackers.
 
-    On exit, the context manager waits up to `last_seconds` for the trackers.
+    On exit, waits until all trackers have finished, but at most `last_seconds`.
     """
     followers = [_Follower(run, tracker) for tracker in trackers]
 
@@ -85,7 +85,7 @@ def tracked(
 
 
 class _Follower:
-    """The thread of one tracker; a daemon thread, so that a hanging tracker does not keep the process alive."""
+    """The thread and queue of one tracker. The thread is a daemon, so a hanging tracker does not block process exit."""
 
     def __init__(self, run: TrackedRun, open_tracker: OpenTracker) -> None:
         self._name = open_tracker.__name__
@@ -95,7 +95,7 @@ class _Follower:
         self._thread.start()
 
     def enqueue(self, event: Metrics | None) -> None:
-        """Queues an event; None ends the thread."""
+        """Adds an event to the queue; None tells the thread to close the tracker and end."""
         if self._is_lost:
             return
         try:
@@ -120,7 +120,7 @@ class _Follower:
 
 
 class TensorBoard:
-    """A resumed run adds a file to the existing ones."""
+    """Writes TensorBoard's event files. A resumed run adds another file."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._writer = SummaryWriter(str(run.folder / "tensorboard"), flush_secs=_FLUSH_SECONDS)

@@ -1,4 +1,4 @@
-"""The decoding benchmark: its arithmetic, equal answers of the compared engines, and a run on the CPU."""
+"""Tests of the GPU benchmark of decoding: its formulas, the compared engines, and a rehearsal on the CPU."""
 
 import json
 import time
@@ -31,7 +31,7 @@ def model() -> Decoder:
 
 
 @pytest.mark.parametrize(("name", "gigabytes"), [("llama-3.2-1b", 2.47), ("llama-3.1-8b", 15.01), ("qwen3-8b", 15.14)])
-def test_the_bytes_of_a_pass_include_the_weights_of_the_published_model(name: str, gigabytes: float) -> None:
+def test_the_bytes_of_a_pass_without_context_are_those_of_the_published_weights(name: str, gigabytes: float) -> None:
     config = ModelConfig.from_values(SHAPES[name])
     assert pass_bytes(config, 2, context=0, batch=1) / 1e9 == pytest.approx(gigabytes, abs=0.01)
 
@@ -39,7 +39,7 @@ def test_the_bytes_of_a_pass_include_the_weights_of_the_published_model(name: st
 def test_pass_bytes_include_keys_and_values_of_each_sequence() -> None:
     config = ModelConfig.from_values(SHAPES["llama-3.1-8b"])
     weights = pass_bytes(config, 2, context=0, batch=8)
-    # Of each token, 32 layers keep keys and values of 8 heads with 128 elements of 2 bytes: 131,072 bytes.
+    # A token has 32 layers * 2 (key and value) * 8 heads * 128 numbers * 2 bytes = 131,072 bytes.
     assert pass_bytes(config, 2, context=8192, batch=8) - weights == 8 * 8192 * 131_072
 
 
@@ -51,16 +51,16 @@ def test_our_engine_and_the_compared_ones_give_equal_answers(model: Decoder) -> 
     assert plain.hugging_face(model, shape, prompts, compiled=False)(9) == our_answers
 
 
-def test_a_rate_excludes_the_time_before_the_first_token() -> None:
+def test_tokens_per_second_exclude_the_time_to_read_the_prompts() -> None:
     assert plain.rate(8, 16, 144, short_seconds=1.5, long_seconds=3.5) == 8 * 128 / 2.0
     assert plain.rate(8, 16, 144, short_seconds=2.0, long_seconds=1.0) == 0.0
 
 
-def test_agreement_is_the_share_of_tokens_before_the_first_difference() -> None:
+def test_agreement_is_the_share_of_tokens_before_the_first_difference_in_their_answer() -> None:
     assert plain.agreement([(1, 2, 3, 4), (5, 6)], [(1, 2, 9, 4), (5, 6)]) == 4 / 6
 
 
-def test_the_products_and_attention_of_torch_agree_with_our_references() -> None:
+def test_the_replacements_of_numerics_off_agree_with_our_references() -> None:
     generator = torch.Generator().manual_seed(1)
     x, data, bias = (torch.randn(*shape, generator=generator) for shape in ((3, 8), (5, 8), (5,)))
     parts = numerics_off.library_parts(x, data, None, bias)
@@ -72,7 +72,7 @@ def test_the_products_and_attention_of_torch_agree_with_our_references() -> None
     torch.testing.assert_close(numerics_off.library_attention(q, k, v, 7), attention_reference(q, k, v, rows))
 
 
-def test_numerics_off_replaces_our_operations_by_those_of_torch_and_restores_them() -> None:
+def test_numerics_off_replaces_our_operations_only_inside_the_context_manager() -> None:
     operations = [
         ("kernels.cuda.decoder", "linear_parts"),
         ("kernels.cuda.decoder", "attention"),
@@ -96,7 +96,7 @@ def test_a_step_is_compared_with_the_plain_step_that_has_the_same_context(model:
         steps.Step(context=context, nodes=nodes, verify_seconds=seconds, host_seconds=0.0)
         for context, nodes, seconds in ((10, 0, 2.0), (10, 4, 3.0), (20, 0, 4.0), (20, 4, 4.0))
     ]
-    # With this bandwidth, the first step would take one second if it only read its bytes; it took two.
+    # With this bandwidth, the lower bound of the first step is one second. The step took two.
     bandwidth = pass_bytes(model.config, 4, context=10, batch=1)
     rows = steps.with_shares(measured_steps, model, Ceilings(copy_bytes_per_second=bandwidth, flops_per_second=1.0))
     assert [row["over_plain"] for row in rows] == [1.0, 1.5, 1.0, 1.0]
@@ -108,7 +108,7 @@ def test_a_speedup_is_predicted_from_acceptance_and_step_times() -> None:
     assert predicted_speedup(3.0, plain=2.0, verify=2.5, draft=0.5) == 2.0
 
 
-def test_each_goal_passes_fails_or_is_not_measured() -> None:
+def test_a_goal_without_results_is_not_measured_and_others_pass_or_fail() -> None:
     steps_of_8b = [
         {"context": 512, "nodes": 0, "share_of_bandwidth": 0.86},
         {"context": 2048, "nodes": 16, "over_plain": 1.09},

@@ -1,4 +1,4 @@
-"""The kernel benchmark: its checks find faulty kernels, its arithmetic is correct, and it can run without a GPU."""
+"""Tests of the benchmark of kernels: its checks find faulty kernels, its formulas, and a rehearsal on the CPU."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ CEILINGS = Ceilings(copy_bytes_per_second=100.0, flops_per_second=1000.0)
 
 
 def case_of(num_written: int, num_beyond: int = 0) -> Case:
-    """A kernel that should write four ones. It writes `num_written` and then `num_beyond`, which are out of bounds."""
+    """Makes the case of a kernel that should write 4 ones. It writes `num_written`, and `num_beyond` out of bounds."""
 
     def run() -> list[Tensor]:
         out = torch.empty(4)
@@ -75,7 +75,7 @@ def test_bandwidth_counts_reads_and_writes_and_flops_count_multiplications_and_a
     assert product_flops(2, 3, 5) == 60
 
 
-def test_the_order_of_the_arms_is_reversed_in_every_second_round() -> None:
+def test_the_order_of_the_arms_is_reversed_in_every_second_repetition() -> None:
     order: list[str] = []
 
     def arm(name: str, seconds: float) -> float:
@@ -166,7 +166,7 @@ def test_the_command_fails_with_a_message_if_there_is_no_gpu(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("wrong", ["3", "2/2", "a/b", "1/"])
-def test_a_wrong_share_of_the_cases_is_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_value_of_the_option_warm_is_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert kernels.part_of("1/4") == (1, 4)
     with pytest.raises(SystemExit):
         kernels.main(["--warm", wrong])

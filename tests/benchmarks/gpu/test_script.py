@@ -1,4 +1,4 @@
-"""gpu.sh runs every part with a time limit, even if other parts fail, and prints the table last."""
+"""benchmarks/gpu.sh runs every part with a time limit, also after a part has failed, and prints the table last."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def run(tmp_path: Path, failing: str, **environment: str) -> tuple[int, str, lis
     return done.returncode, done.stdout, calls.read_text().splitlines()
 
 
-def test_all_parts_run_and_the_table_is_printed_last(tmp_path: Path) -> None:
+def test_the_script_runs_all_parts_and_prints_the_table_last(tmp_path: Path) -> None:
     code, out, calls = run(tmp_path, "nothing", MODEL="m", PROMPTS="p", SPECULATORS="s1 s2")
     assert code == 0, out
     assert out.splitlines()[-1] == "THE TABLE"
@@ -54,7 +54,7 @@ def test_the_script_names_a_failed_part_and_runs_the_others(tmp_path: Path) -> N
     assert "speculation: left out" in out
 
 
-def test_the_limits_of_all_parts_add_up_to_less_than_nine_minutes() -> None:
+def test_the_time_limits_of_all_parts_add_up_to_less_than_nine_minutes() -> None:
     lines = [line.strip() for line in SCRIPT.read_text(encoding="utf-8").splitlines()]
     seconds = [int(line.split()[2]) for line in lines if line.startswith("part ")]
     assert len(seconds) == 6

@@ -1,9 +1,9 @@
 """Compiles the kernels for an H100 on a machine without a GPU.
 
-A fake driver replaces the driver of CUDA and launches nothing. Tensors have the shapes of real models. The large ones
-are never written, so the system gives them no memory. The program prints one line of JSON per kernel with its name,
-shared memory, registers and stack. Its argument selects the kernels ("layers" or "other kernels"), so that two
-processes can compile at the same time.
+A fake driver replaces the CUDA driver and launches nothing. Tensors have the shapes of real models. Large tensors are
+never written, so they use no memory. For each kernel, the program prints one line of JSON with its name, shared memory,
+registers and stack. The argument selects the kernels, "layers" or "other kernels", so that two processes can compile at
+the same time.
 
 M rows, H hidden size, V vocabulary, K columns of a weight, Hq query heads and Hkv KV heads of dimension D.
 """
@@ -50,7 +50,7 @@ _BF16 = torch.bfloat16
 
 
 class _Utils:
-    """Triton's access to a device. Loading a compiled kernel prints its record and returns made-up handles."""
+    """Replaces triton's access to a device. `load_binary` prints the JSON line of a kernel and returns fake handles."""
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

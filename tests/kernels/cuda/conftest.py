@@ -1,5 +1,5 @@
-"""Without a GPU, the kernels run in Triton's interpreter (kernels/cuda/interpreter.py); without triton, no test is
-collected.
+"""Without a GPU, the kernels run in Triton's interpreter (kernels/cuda/interpreter.py). Without triton, these tests are
+not collected.
 """
 
 import importlib.util

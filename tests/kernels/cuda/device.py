@@ -19,5 +19,5 @@ def make(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Returns a tensor filled with NaN, in which numbers that a kernel failed to write are noticed."""
+    """Returns a tensor filled with NaN, so that a test notices numbers that a kernel did not write."""
     return torch.full(shape, torch.nan, device=DEVICE).to(dtype)

@@ -28,8 +28,8 @@ def shuffled_table(count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(1)).to(torch.int32).view(1, -1)
 
 
-# Prefix lengths on both sides of the tail's blocks of 64 positions, and of the prefix's first splits of 256; some rows
-# have a path. PATHS has the slots of each row's path.
+# The prefix length of each row, and the slots of its path. The lengths are on both sides of multiples of 64, where the
+# tail starts, and of 256, the length of a split.
 LENGTHS = [1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 383, 384, 385, 10]
 PATHS = [[], [60], [61, 62], [], [63], [], [60, 61], [], list(range(64)), [], [5], list(range(40)), [], [400]]
 
@@ -54,7 +54,8 @@ def test_long_contexts_agree_with_the_formula(dtype: torch.dtype) -> None:
     k, v = make(3300, 1, 16, seed=1, dtype=dtype), make(3300, 1, 16, seed=2, dtype=dtype)
     q, table = make(3, 2, 16, seed=3).to(dtype).float(), shuffled_table(3300)
     lengths = [2111, 2112, 3200]
-    # Before the tail there are 1984, 2048 and 3136 positions: up to 8 splits of 256, then in the last row 2 of 1024.
+    # The prefixes have 1984, 2048 and 3136 positions. The last one exceeds 8 splits of 256 positions, so it also has
+    # splits of 1024.
 
     out = attend(q, k, v, table, lengths, [[], [], []])
 
@@ -89,7 +90,7 @@ def test_the_order_of_slots_in_the_cache_does_not_change_the_result(dtype: torch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_rows_result_does_not_depend_on_other_rows_of_any_sequence(dtype: torch.dtype) -> None:
+def test_the_result_of_a_row_does_not_depend_on_rows_of_the_same_or_another_sequence(dtype: torch.dtype) -> None:
     k, v = make(700, 2, 32, seed=1, dtype=dtype), make(700, 2, 32, seed=2, dtype=dtype)
     tables = torch.arange(700, dtype=torch.int32).flip(0).view(2, 350).contiguous()
     seqs = [0] * 23 + [1] * 7  # 23 rows of sequence 0, 7 of sequence 1
@@ -124,7 +125,7 @@ def test_splitting_a_pass_into_several_launches_does_not_change_its_rows() -> No
 
 def test_slots_at_offsets_above_2_to_the_31_are_addressed_correctly() -> None:
     far = 2**27 + 3  # slots of 16 numbers each: the offset of this slot exceeds 2**31
-    cache = torch.empty(far + 2, 1, 16, device=DEVICE)  # the system gives no memory to pages that are never written
+    cache = torch.empty(far + 2, 1, 16, device=DEVICE)  # pages that are never written use no memory
     cache[far:] = make(2, 1, 16, seed=1)
     table, q = torch.tensor([[far, far + 1]], dtype=torch.int32), make(1, 1, 16, seed=2)
     out = attend(q, cache, cache, table, [1], [[far + 1]])

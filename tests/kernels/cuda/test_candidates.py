@@ -1,4 +1,4 @@
-"""The CUDA kernel ranks candidates as its reference does, and the reference as the drafters on the host do."""
+"""The CUDA kernel ranks candidates like its reference, and the reference like the drafters on the host."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ POSITIONS = [3, 1, 4, 1000, 5]
 
 
 def sampling(device: torch.device) -> RowSampling:
-    seeds = [params.seed - (params.seed >> 63 << 64) for params in PARAMS]  # the bits of uint64 as int64
+    seeds = [params.seed - (params.seed >> 63 << 64) for params in PARAMS]  # uint64 to int64 with the same bits
     integers = torch.tensor([seeds, POSITIONS, [params.top_k for params in PARAMS]], device=device)
     names = ("temperature", "top_p", "min_p")
     floats = torch.tensor([[getattr(p, name) for p in PARAMS] for name in names], dtype=torch.float64, device=device)

@@ -1,6 +1,7 @@
-"""Tests what Triton's interpreter cannot show: the kernels compile for an H100 and fit into its shared memory.
+"""Tests of the compiled kernels, which Triton's interpreter does not produce.
 
-Each kernel also uses a single kind of matrix instruction, whatever the number of rows.
+The kernels compile for an H100 and fit into its shared memory. Each uses the same matrix instruction for any number of
+rows.
 """
 
 import json
@@ -20,10 +21,10 @@ ROOT = Path(__file__).resolve().parents[3]
 @dataclass(frozen=True, slots=True)
 class Compiled:
     kernels: list[dict[str, Any]]
-    folder: Path  # the compiler's output, one folder for each variant of a kernel
+    folder: Path  # has a folder with the compiler's output for each variant of a kernel
 
     def matrix_instructions(self, kernel: str) -> set[str]:
-        """Returns the PTX instructions with which any variant of the kernel multiplies matrices."""
+        """Returns the matrix instructions (PTX) of all variants of the kernel."""
         sources = [file.read_text(encoding="utf-8") for file in self.folder.glob(f"*/{kernel}.ptx")]
         return {match for source in sources for match in re.findall(r"\b(?:wgmma\.mma_async|mma)\.sync[\w.]+", source)}
 
@@ -65,8 +66,8 @@ def test_no_kernel_spills_registers_and_two_programs_fit_into_an_sm(compiled: Co
 
 
 def test_each_matrix_product_uses_one_instruction_for_any_number_of_rows(compiled: Compiled) -> None:
-    """A row's bits may not depend on the number of rows, and another instruction could round its sums differently."""
-    # The right operand has 16 rows (n16), or the left one 16 pairs of a row and a head (m16).
+    """With another instruction, sums could be rounded differently, and a row's bits would depend on the batch."""
+    # In products, the right operand has 16 rows (n16). In attention, the left has 16 pairs of a row and a head (m16).
     rows_as_right_operand = {"wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"}
     pairs_as_left_operand = {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"}
     for kernel in ("_product_kernel", "_sample_kernel", "_best_kernel"):

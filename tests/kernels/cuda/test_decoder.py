@@ -1,4 +1,4 @@
-"""The CUDA decoder gives the same bits as its operations called one by one, and agrees with the reference."""
+"""The CUDA decoder gives the same bits as its operations called one after the other, and agrees with the reference."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -43,7 +43,7 @@ def _swiglu(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def use_cuda_kernels_in_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU, makes the reference call the CUDA kernels in Triton's interpreter instead of the CPU kernels."""
+    """Without a GPU, makes the reference call the interpreted CUDA kernels instead of the CPU kernels."""
     if not HAS_GPU:
         for name, operation in (
             ("linear", _linear),
@@ -65,7 +65,7 @@ def on_device_record(value: Any) -> Any:
 
 
 def unpacked_layers(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, *, int8: bool) -> DecoderLayers:
-    """Makes layers whose weights are plain matrices on the device, without the CPU library's packing in blocks."""
+    """Makes layers on the device, whose weights do not have the layout of the CPU kernels."""
     monkeypatch.setattr("kernels.linear.library", lambda: None)
     layers = make_layers(dtype, head_norms=True, bias=True, int8=int8)
     tables = (layers.final_norm, layers.cosines, layers.sines)
@@ -85,7 +85,7 @@ def run(function: Decoder, layers: DecoderLayers, M: int) -> list[Tensor]:
     rows = DecoderRows(host.positions.to(DEVICE), host.slots.to(DEVICE), on_device(host.attention))
     hidden, taps = function(layers, residual, rows, keys, values, (3, 0, 1), qkv_prefix=None)
     assert taps is not None
-    return [hidden, taps, *keys, *values]  # the caches, to which the pass has written
+    return [hidden, taps, *keys, *values]  # keys and values are the caches to which the pass has written
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -109,7 +109,7 @@ def test_the_decoder_agrees_with_the_reference_within_a_tolerance(monkeypatch: p
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_rows_result_does_not_depend_on_the_number_of_rows(
+def test_the_result_of_a_row_does_not_depend_on_the_number_of_rows(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     layers = unpacked_layers(monkeypatch, dtype, int8=False)

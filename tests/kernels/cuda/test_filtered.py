@@ -8,7 +8,7 @@ from kernels.cuda.filtered import sample_filtered_rows
 from kernels.sampling import sample_token
 from tests.kernels.cuda.device import DEVICE
 
-FILTERS = [  # (top_k, top_p, min_p) of each row; the values that switch a filter off are 0, 1.0 and 0.0
+FILTERS = [  # (top_k, top_p, min_p) of each row; the values 0, 1.0 and 0.0 disable a filter
     (0, 0.9, 0.0),
     (0, 0.2, 0.0),
     (3, 1.0, 0.0),
@@ -22,7 +22,7 @@ FILTERS = [  # (top_k, top_p, min_p) of each row; the values that switch a filte
 def rows_of(filters: list[tuple[int, float, float]], temperature: float) -> RowSampling:
     top_ks, top_ps, min_ps = zip(*filters, strict=True)
     count = len(filters)
-    # Row i has the seed i - 3 and the position 7 i. A negative int64 holds the bits of a uint64 seed of 2**63 or more.
+    # Row i has the seed i - 3 and the position 7 i. A negative seed stands for the uint64 seed with the same bits.
     return RowSampling(
         temperatures=torch.full((count,), temperature, dtype=torch.float64, device=DEVICE),
         seeds=torch.arange(-3, count - 3, device=DEVICE),

@@ -1,6 +1,6 @@
-"""Tests `dot`, which replaces the matrix product of Triton's interpreter (kernels/cuda/interpreter.py).
+"""Tests of `dot`, which replaces the matrix product of Triton's interpreter (kernels/cuda/interpreter.py).
 
-The result of `dot` agrees with float64, and a row's bits do not depend on the row's index in a tile.
+It agrees with float64, and a row's bits do not depend on the row's index in a tile.
 """
 
 import numpy as np
@@ -57,7 +57,7 @@ def test_row_and_column_major_operands_give_the_same_bits() -> None:
     assert np.array_equal(transposed, dot(a, b, total))
 
 
-def test_operands_may_be_stacks_of_tiles() -> None:
+def test_dot_multiplies_stacks_of_tiles() -> None:
     a, b, total = normal(3, 8, 16, seed=1), normal(3, 16, 4, seed=2), normal(3, 8, 4, seed=3)
 
     out = dot(a, b, total)
@@ -66,7 +66,7 @@ def test_operands_may_be_stacks_of_tiles() -> None:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="the kernel runs on the GPU")
-def test_interpreted_kernels_use_dot() -> None:
+def test_interpreted_kernels_use_our_dot_instead_of_blas() -> None:
     a, b = normal(32, 32, seed=1), normal(32, 32, seed=2)
     out = torch.empty(32, 32)
 

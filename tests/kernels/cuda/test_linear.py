@@ -1,4 +1,7 @@
-"""The linear layer on CUDA agrees with float64. M rows of K columns, N outputs; no row depends on another row."""
+"""The linear layer on CUDA agrees with float64, and no row depends on another row.
+
+The input has M rows and K columns, the output N columns.
+"""
 
 import pytest
 import torch
@@ -6,8 +9,8 @@ import torch
 from kernels.cuda.linear import add_up, linear, linear_parts, num_splits
 from tests.kernels.cuda.device import DEVICE, DTYPES, make
 
-# Both sides of a tile of 16 rows, of 8 such tiles, of a block of 64 outputs or columns, and of the 512 columns from
-# which K is split.
+# (M, N, K) on both sides of block sizes: a tile of 16 rows and 8 such tiles for M, a block of 64 for N and K, and 512
+# for K, from which it is split.
 SHAPES = [(1, 63, 16), (15, 64, 63), (16, 65, 64), (17, 100, 65), (127, 64, 192), (129, 66, 511), (33, 1, 513)]
 
 
@@ -26,7 +29,7 @@ def test_the_product_agrees_with_float64(dtype: torch.dtype, M: int, N: int, K: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
-def test_the_product_with_int8_or_float8_weights_uses_their_scaled_values(
+def test_the_product_with_one_byte_weights_equals_the_product_with_the_scaled_weights(
     dtype: torch.dtype, kind: torch.dtype
 ) -> None:
     M, N, K = 17, 70, 130
@@ -43,7 +46,7 @@ def test_the_product_with_int8_or_float8_weights_uses_their_scaled_values(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", [None, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("K", [200, 768])  # 768 columns are split
-def test_a_rows_result_does_not_depend_on_the_number_of_rows(
+def test_the_result_of_a_row_does_not_depend_on_the_number_of_rows(
     dtype: torch.dtype, kind: torch.dtype | None, K: int
 ) -> None:
     x, w = make(130, K, seed=4, dtype=dtype), make(70, K, seed=5, dtype=dtype)
@@ -56,9 +59,9 @@ def test_a_rows_result_does_not_depend_on_the_number_of_rows(
         assert torch.equal(linear(x[first:].contiguous(), data, None, None), whole[first:]), first
 
 
-def test_narrow_weights_get_more_splits_so_that_the_product_fills_the_device() -> None:
+def test_weights_with_few_outputs_and_many_columns_are_split_to_fill_the_device() -> None:
     assert [num_splits(N, K) for N, K in ((6144, 4096), (4096, 14336), (28672, 4096), (128_256, 4096))] == [4, 4, 1, 1]
-    assert num_splits(1024, 128) == 1  # too few columns
+    assert num_splits(1024, 128) == 1  # 128 columns are too few for two splits
 
 
 def test_splits_are_added_in_ascending_order() -> None:
@@ -66,7 +69,7 @@ def test_splits_are_added_in_ascending_order() -> None:
     expected = parts.sums[0]
     for part in parts.sums[1:]:
         expected = expected + part
-    assert parts.sums.shape[0] > 2  # the order of two summands would not matter
+    assert parts.sums.shape[0] > 2  # with only two splits, the order would not matter
     assert torch.equal(add_up(parts), expected)
 
 

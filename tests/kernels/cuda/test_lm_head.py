@@ -1,6 +1,6 @@
-"""The LM head on CUDA samples and ranks tokens as its reference does, and its rows do not depend on each other.
+"""The LM head on CUDA samples and ranks tokens like its reference, and its rows do not depend on each other.
 
-M rows of K hidden values, V tokens in the vocabulary.
+Shape letters: M hidden states of size K, V tokens in the vocabulary.
 """
 
 import pytest
@@ -26,7 +26,7 @@ def rows_for(M: int, temperature: float | None = None) -> SampledRows:
 
 
 def quarters(x: Tensor) -> Tensor:
-    """Rounds inputs to multiples of 1/4, so that float32 sums are exact in any order."""
+    """Rounds to multiples of 1/4. Sums of products of such numbers are exact in float32, in any order."""
     return (x * 4).round() / 4
 
 
@@ -84,7 +84,9 @@ def test_base_logits_are_added_before_sampling(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_with_a_reduced_vocabulary_noise_is_keyed_by_token_id(dtype: torch.dtype) -> None:
+def test_with_a_reduced_vocabulary_noise_depends_on_the_token_id_and_not_on_the_row_of_the_head(
+    dtype: torch.dtype,
+) -> None:
     x, weight, rows = make(4, 16, seed=1, dtype=dtype), make(70, 16, seed=2, dtype=dtype), rows_for(4, 1.0)
     vocab = torch.randperm(5000, generator=torch.Generator().manual_seed(1))[:70].sort().values.to(DEVICE)
     head = Head(data=weight, vocab=vocab)
@@ -93,7 +95,7 @@ def test_with_a_reduced_vocabulary_noise_is_keyed_by_token_id(dtype: torch.dtype
     assert torch.equal(sampled, sample_rows_reference(x.float(), Head(data=weight.float(), vocab=vocab), rows))
 
 
-def test_ties_go_to_the_lowest_token_id() -> None:
+def test_of_tokens_with_equal_logits_the_lowest_id_is_chosen() -> None:
     weight = torch.zeros(200, 16, device=DEVICE)
     weight[[70, 71, 150]] = 1.0  # these three tokens have the highest logit, all others a lower one
     x = torch.ones(2, 16, device=DEVICE)

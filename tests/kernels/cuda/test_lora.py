@@ -1,6 +1,6 @@
-"""The updates of several LoRA adapters in one call on CUDA agree with the reference, and rows do not affect each other.
+"""LoRA updates of several adapters on CUDA agree with the reference, and rows do not affect each other.
 
-A adapters of rank R, M rows of K columns, N outputs.
+Shape letters: A adapters of rank R, inputs [M, K], outputs [M, N].
 """
 
 import pytest
@@ -24,7 +24,7 @@ def adapters_of_rows(*runs: tuple[int, int]) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("R", "K", "N"), [(1, 16, 8), (16, 64, 64), (17, 511, 65), (64, 513, 130)])
 def test_each_row_gets_the_update_of_its_adapter(dtype: torch.dtype, R: int, K: int, N: int) -> None:
-    # Runs of fewer and more rows than a tile of 16, and of exactly 16.
+    # The runs have fewer rows than a tile of 16, more rows, or exactly 16.
     adapters = adapters_of_rows((2, 17), (-1, 3), (0, 1), (-1, 1), (1, 16))
     M = len(adapters)
     stack, x, out = make_stack(3, R, K, N, dtype), make(M, K, seed=3, dtype=dtype), make(M, N, seed=4)
@@ -40,7 +40,7 @@ def test_each_row_gets_the_update_of_its_adapter(dtype: torch.dtype, R: int, K: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_rows_result_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
+def test_the_result_of_a_row_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
     stack, x = make_stack(2, 8, 600, 70, dtype), make(40, 600, seed=3, dtype=dtype)
     adapters, whole = adapters_of_rows((1, 20), (-1, 5), (0, 15)), torch.zeros(40, 70, device=DEVICE)
     stacked_lora(x, whole, adapters, stack)

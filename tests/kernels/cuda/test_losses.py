@@ -1,7 +1,4 @@
-"""The losses of an LM head, which are computed from a few rows of logits at a time, agree with autograd on all logits.
-
-M rows, V tokens in the vocabulary.
-"""
+"""The losses of an LM head, computed for a few rows at a time, agree with autograd on all logits [M, V]."""
 
 import pytest
 import torch
@@ -23,7 +20,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 def make_inputs(kind: Loss, M: int, V: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | Teacher, Tensor]:
-    """Returns hidden [M, 6], weight [V, 6], what the loss compares with (labels or a teacher), and row scales [M]."""
+    """Returns hidden [M, 6], weight [V, 6], the target (labels or a teacher), and scales [M]."""
     hidden, weight = make(M, 6, seed=1, dtype=dtype), make(V, 6, seed=2, dtype=dtype)
     scale = make(M, seed=3).abs()
     if kind is Loss.CROSS_ENTROPY:
@@ -94,7 +91,7 @@ def test_tokens_with_teacher_probability_zero_add_nothing_to_the_kl_loss(impleme
     torch.testing.assert_close(rows, expected)
 
 
-def test_a_distillation_loss_refuses_labels_instead_of_a_teacher() -> None:
+def test_the_kl_loss_refuses_labels_in_place_of_a_teacher() -> None:
     hidden, weight, labels, scale = make_inputs(Loss.CROSS_ENTROPY, 3, 5, torch.float32)
     with pytest.raises(ValueError, match="KL does not accept Tensor"):
         linear_loss(Loss.KL, hidden, weight, labels, scale)

@@ -1,7 +1,7 @@
 """RMS norm, SwiGLU and RoPE on CUDA agree with their references.
 
-Their input is a matrix product that may come in several splits, which these operations add first. M rows, N or H
-columns, Hq query heads and Hkv KV heads of dimension D.
+Their input is a matrix product that may consist of several splits, which these operations add first. Shape letters: M
+rows, N or H columns, Hq query heads and Hkv KV heads of dimension D.
 """
 
 import pytest
@@ -27,7 +27,7 @@ def assert_near(actual: Tensor, reference: Tensor) -> None:
 
 
 def make_parts(splits: int, M: int, N: int, *, plain: bool = False) -> tuple[Parts, Tensor]:
-    """Returns a product in splits and the sum that it stands for [M, N]; plain: without scales and bias."""
+    """Returns a product in splits, and its value [M, N]. plain: the product has no scales and no bias."""
     sums = make(splits, M, N, seed=1)
     if plain:
         return Parts(sums=sums), sums.sum(0)
@@ -105,7 +105,7 @@ def test_rope_write_may_overwrite_its_input_with_the_queries() -> None:
     assert_near(parts.sums[0], qkv)
 
 
-def test_a_rows_result_does_not_depend_on_the_other_rows() -> None:
+def test_the_result_of_a_row_does_not_depend_on_the_other_rows() -> None:
     parts, _ = make_parts(3, 9, 200)
     row_parts = Parts(sums=parts.sums[:, 4:5].contiguous(), scales=parts.scales, bias=parts.bias)  # row 4 only
     residual, weight = make(9, 200, seed=4), make(200, seed=5)
@@ -117,8 +117,8 @@ def test_a_rows_result_does_not_depend_on_the_other_rows() -> None:
 
 def test_slots_at_offsets_above_2_to_the_31_are_addressed_correctly() -> None:
     far = 2**27 + 3  # slots of 16 numbers each: the offset of this slot exceeds 2**31
-    cache = torch.empty(far + 1, 1, 16, device=DEVICE)  # the system gives no memory to pages that are never written
+    cache = torch.empty(far + 1, 1, 16, device=DEVICE)  # pages that are never written use no memory
     qkv, positions = make(1, 16, seed=1).repeat(1, 3), torch.zeros(1, dtype=torch.int64, device=DEVICE)
     ones, zeros = torch.ones(1, 8, device=DEVICE), torch.zeros(1, 8, device=DEVICE)
     rope_write(Parts(sums=qkv.unsqueeze(0)), ones, zeros, positions, positions + far, cache, cache, None, qkv)
-    assert torch.equal(cache[far, 0], qkv[0, 32:])  # the value, which is written after the key into the same cache
+    assert torch.equal(cache[far, 0], qkv[0, 32:])  # the value, which overwrites the key in the same cache

@@ -1,6 +1,6 @@
-"""Draft trees grown and accepted on CUDA equal those of the references; grown trees also equal those of the engine.
+"""The CUDA kernels that grow and accept draft trees agree with their references, and these with the engine.
 
-B sequences with k candidates at each depth, or with N nodes.
+Shape letters: B sequences, k candidates at each depth, N nodes of a tree.
 """
 
 import pytest
@@ -60,7 +60,7 @@ def test_the_reference_grows_the_same_tree_as_the_engine(coarse: bool) -> None:
 def accept_with_both(
     trees: Trees, target_tokens: torch.Tensor
 ) -> tuple[tuple[Accepted, torch.Tensor], tuple[Accepted, torch.Tensor]]:
-    """Returns (result, slot tables) of the kernel, and the same of the reference."""
+    """Returns the result and the slot tables of the kernel, and then those of the reference."""
     B, N = trees.tokens.shape
     results = []
     for accept in (accept_trees, accept_trees_reference):

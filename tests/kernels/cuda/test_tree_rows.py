@@ -1,4 +1,4 @@
-"""The rows of a verify pass laid out on CUDA equal those of the reference, and the reference agrees with `Draft`."""
+"""The CUDA kernel computes the same rows of a verify pass as its reference, which agrees with the engine's `Draft`."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ LAST_POSITION = 40
 
 
 def make_trees(B: int, N: int, *, depth: int) -> tuple[Trees, Roots]:
-    """Returns random trees of B sequences, of at most N nodes and this depth; unused nodes have the token -7."""
+    """Returns random trees of B sequences, with at most N nodes and this depth. Unused entries have the token -7."""
     generator = torch.Generator().manual_seed(B * 1000 + N)
     counts = torch.randint(0, N + 1, (B,), generator=generator)
     parents = torch.full((B, N), -2)

@@ -1,1 +1,1 @@
-"""Speculators in the formats of other engines."""
+"""Tests of exporting speculators to the formats of other engines, and of importing them."""

@@ -1,4 +1,4 @@
-"""A target, exported speculators for it, and the import of a folder, for tests of export and import."""
+"""Fixtures: a target, a function that exports a new speculator for it, and a function that imports a folder."""
 
 from collections.abc import Callable
 from pathlib import Path

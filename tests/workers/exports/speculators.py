@@ -1,4 +1,4 @@
-"""Writes a small speculator of each kind for the target of tests.tiny_model, in the same files as training."""
+"""Writes small speculators for the target of tests.tiny_model. They have the same files as trained speculators."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def write_speculator(kind: str, folder: Path, model: Path) -> Path:
 
 
 def write_medusa(folder: Path, **changes: Any) -> None:
-    """Args: changes: values that replace those in the heads' configuration."""
+    """Writes Medusa heads. changes: fields of `MedusaConfig` with other values."""
     config = replace(MedusaConfig(hidden_size=64, num_heads=3, draft_vocab_size=len(VOCAB)), **changes)
     heads = MedusaHeads(config, VOCAB)
     randomize(heads, 0)
@@ -63,7 +63,7 @@ def write_medusa(folder: Path, **changes: Any) -> None:
 
 
 def write_eagle3(folder: Path, **changes: Any) -> None:
-    """Args: changes: values that replace those in the module's configuration."""
+    """Writes an EAGLE-3 drafter. changes: fields of `Eagle3Config` with other values."""
     sizes: dict[str, Any] = {
         "hidden_size": 64,
         "target_hidden_size": 64,

@@ -1,4 +1,4 @@
-"""Exporting a speculator and importing it again changes nothing, and what a format cannot represent is not exported."""
+"""Exporting and importing a speculator does not change it. Speculators that a format does not support are refused."""
 
 import json
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def test_an_exported_and_imported_speculator_is_unchanged_and_loads(
     assert not {"report.json", "provenance.json"} & {path.name for path in folder.iterdir()}
     load_drafter(kind, model, tmp_path / "imported", model_dir=model_dir)
     before, after = (Artifact.read(tmp_path / name) for name in ("own", "imported"))
-    if form == "lorax":  # this format has no draft vocabulary
+    if form == "lorax":  # the format has no draft vocabulary, so the import gets all tokens
         assert after.draft_vocab == list(range(259))
         after.tensors["draft_vocab"] = before.tensors["draft_vocab"]
     assert {n: (t.dtype, t.shape, b"".join(t.chunks())) for n, t in after.tensors.items()} == {
@@ -65,7 +65,7 @@ def test_an_exported_and_imported_speculator_is_unchanged_and_loads(
 
 
 @pytest.mark.parametrize("form", ["speculators", "specforge"])
-def test_a_round_trip_keeps_the_configuration_and_weights_of_eagle3(
+def test_exporting_and_importing_keeps_the_configuration_and_weights_of_eagle3(
     form: str, exported: Callable[[str, str], Path], import_folder: Callable[..., str], tmp_path: Path
 ) -> None:
     import_folder(exported("eagle3", form), form)
@@ -77,7 +77,7 @@ def test_a_round_trip_keeps_the_configuration_and_weights_of_eagle3(
     assert all(torch.equal(imported, original) for imported, original in tensors)
 
 
-def test_a_round_trip_keeps_the_configuration_of_a_block_drafter(
+def test_exporting_and_importing_keeps_the_configuration_of_a_block_drafter(
     exported: Callable[[str, str], Path], import_folder: Callable[..., str], tmp_path: Path
 ) -> None:
     import_folder(exported("block", "speculators"), "speculators")
@@ -88,7 +88,7 @@ def test_a_round_trip_keeps_the_configuration_of_a_block_drafter(
     assert (after.tap_layers, after.max_depth, after.markov_rank) == (before.tap_layers, 5, 8)
 
 
-def test_a_lorax_export_has_adapter_and_heads_in_one_file(exported: Callable[[str, str], Path]) -> None:
+def test_a_lorax_export_of_turbo_lora_has_adapter_and_heads_in_one_file(exported: Callable[[str, str], Path]) -> None:
     folder = exported("turbo_lora", "lorax")
 
     assert {path.name for path in folder.iterdir()} == {
@@ -106,7 +106,7 @@ def test_a_lorax_export_has_adapter_and_heads_in_one_file(exported: Callable[[st
     }
 
 
-def test_an_exported_and_imported_adapter_loads(
+def test_the_engine_loads_an_exported_and_imported_adapter(
     exported: Callable[[str, str], Path], import_folder: Callable[..., str], tmp_path: Path, model: Model
 ) -> None:
     import_folder(exported("turbo_lora", "lorax"), "lorax")
@@ -130,7 +130,7 @@ def test_the_lm_head_of_a_medusa_export_for_vllm_is_zero_outside_the_draft_vocab
     assert torch.equal(tensors["blocks.2.layers.0.weight"].float(), heads.weight[0, 2])
 
 
-def test_a_specforge_export_lists_hidden_state_layers_unless_they_are_the_default(
+def test_a_specforge_export_lists_the_tap_layers_only_if_they_are_not_the_default(
     tmp_path: Path, target: Target
 ) -> None:
     written = {}
@@ -151,7 +151,9 @@ def test_a_block_export_for_vllm_is_marked_as_non_causal(exported: Callable[[str
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "block", "mtp"])
-def test_an_artifact_has_the_shapes_of_the_engines_module(kind: str, tmp_path: Path, model_dir: Path) -> None:
+def test_artifact_tensors_have_the_names_and_shapes_that_the_engine_loads(
+    kind: str, tmp_path: Path, model_dir: Path
+) -> None:
     modules: dict[str, Any] = {"eagle3": Eagle3, "block": BlockModel, "mtp": Mtp}
     folder = write_speculator(kind, tmp_path / "own", model_dir)
     artifact = Artifact.read(folder)
@@ -232,6 +234,7 @@ def test_the_command_exports_imports_and_reports_refusals(
     assert main(["export", str(own), there, "--format", "specforge", "--model", str(model_dir)]) == 0
     assert main(["import", there, back, "--format", "specforge", "--model", str(model_dir)]) == 0
     assert "kind eagle3" in capsys.readouterr().out
+    # refused: the folder exists, and then: the format does not support the kind
     assert main(["export", str(own), there, "--format", "specforge", "--model", str(model_dir)]) == 2
     assert main(["export", str(own), f"{there}2", "--format", "lorax", "--model", str(model_dir)]) == 2
     assert "not as lorax" in capsys.readouterr().err

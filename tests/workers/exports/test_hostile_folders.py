@@ -1,4 +1,4 @@
-"""The import refuses folders that are damaged, contain code or do not fit the target, and names the fault."""
+"""The import refuses folders that are damaged, contain code or do not fit the target. The message names the reason."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ PAIRS = [(kind, form) for kind in TRAINED_KINDS for form in formats_of(kind)]
 
 
 def edit(folder: Path, **changes: Any) -> None:
-    """Changes keys of config.json; `None` removes a key."""
+    """Changes values of config.json. The value None removes a key."""
     path = folder / "config.json"
     values = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))

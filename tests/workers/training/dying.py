@@ -1,4 +1,7 @@
-"""A training job that kills itself with SIGKILL after N steps: `python -m tests.workers.training.dying SPEC.json N`."""
+"""Runs a training job that kills its process with SIGKILL after N steps.
+
+python -m tests.workers.training.dying SPEC.json N
+"""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Helpers of the tests of training jobs: answers of a tiny model, and the spec of a job that trains on the answers."""
+"""Helpers for tests of training jobs: answers of a tiny model, and the spec of a job that trains on these answers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ from workers.contracts import TrainingSpec
 def write_answers(path: Path, model: Path, requests: Sequence[Request]) -> Path:
     """Writes answers of the model in the format of a batch job.
 
-    Each answer is written twice, under two ids. A model with random weights gives answers without common patterns, so
-    training improves the validation only if the training part has copies of the validation answers.
+    Each answer is written twice, with different ids. The model has random weights, so its answers have few common
+    patterns. Training improves the validation only because the training part has copies of the validation answers.
     """
     answers = generate(load_engine(model), requests)
     rows = [

@@ -1,4 +1,4 @@
-"""The acceptance length that is simulated from stored answers. test_job.py compares it with the length when served."""
+"""Tests of the acceptance length simulated on stored answers. test_job.py compares it with that of a served model."""
 
 import pytest
 
@@ -13,15 +13,15 @@ def test_a_chain_is_accepted_up_to_the_first_wrong_token(answer: tuple[int, ...]
     assert accepted_tokens(chain((7, 8, 9), (0.9, 0.8, 0.7)), answer) == accepted
 
 
-def test_a_tree_is_accepted_along_any_branch() -> None:
+def test_any_branch_of_a_tree_can_be_accepted() -> None:
     tree = grow_tree([[7, 1], [8, 2]], [[0.5, 0.4], [0.5, 0.4]], budget=6)  # 7 and 1, each followed by 8 and 2
     assert len(tree) == 6
     assert [accepted_tokens(tree, answer) for answer in ((7, 8), (1, 2), (1, 8), (7, 3), (3, 8))] == [2, 2, 2, 1, 0]
 
 
-def test_replay_continues_after_the_accepted_tokens() -> None:
+def test_replay_starts_the_next_pass_after_the_accepted_tokens_and_the_sampled_one() -> None:
     completion = [50, 51, 52, 53, 54, 55]
-    # The drafts of the rows at which a pass starts: the first is accepted and 53 is sampled, the second is rejected.
+    # Drafts by row. In row 0, both draft tokens are accepted and 53 is sampled. In row 3, the draft is rejected.
     drafts: dict[int, Draft] = {0: chain((51, 52), (0.9, 0.8)), 3: chain((99,), (0.9,)), 4: EMPTY_DRAFT}
     acceptance = Acceptance()
     replay_answer(completion, drafts.__getitem__, into=acceptance)  # a pass at another row would raise KeyError

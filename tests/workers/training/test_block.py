@@ -1,4 +1,4 @@
-"""The blocks on which a block drafter is trained, and the loss on them."""
+"""Tests of the training data of block drafters, and of their loss."""
 
 import math
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_labels_of_a_block_are_the_tokens_after_the_anchor(tiny_model: Path) -> 
     assert torch.equal(blocks.hidden[1, 0], expected.final[5])  # and 10 from this one
 
 
-def test_the_loss_follows_its_formula() -> None:
+def test_the_block_loss_follows_the_formula_of_its_module() -> None:
     torch.manual_seed(0)
     # 3 anchors, 2 depths and a vocabulary of 5 tokens
     logits, target_logits, confidence_logits = torch.randn(3, 2, 5), torch.randn(3, 2, 5), torch.randn(3, 2)
@@ -50,7 +50,7 @@ def test_the_loss_follows_its_formula() -> None:
         has_label = labels[:, depth] != IGNORED
         drafted, q = logits[has_label, depth], target_logits[has_label, depth].softmax(-1)
         hard, soft = functional.cross_entropy(drafted, labels[has_label, depth]), functional.cross_entropy(drafted, q)
-        acceptance_rate = torch.minimum(drafted.softmax(-1), q).sum(-1)  # of speculative sampling
+        acceptance_rate = torch.minimum(drafted.softmax(-1), q).sum(-1)  # when tokens are sampled
         bce = functional.binary_cross_entropy(confidence_logits[has_label, depth].sigmoid(), acceptance_rate)
         expected += math.exp(-depth / 4.0) * float(0.7 * hard + 0.3 * soft + 0.5 * bce)
     assert float(found) == pytest.approx(expected, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Training checkpoints are read back unchanged, and damaged or incomplete ones are refused."""
+"""Checkpoints of training are read back unchanged. Damaged or incomplete ones are refused."""
 
 from pathlib import Path
 

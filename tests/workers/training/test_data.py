@@ -1,4 +1,4 @@
-"""The training corpus: reading answers, splitting off the validation part, labels and the draft vocabulary."""
+"""Tests of the training data: reading answers, the split for validation, labels, and the draft vocabulary."""
 
 import hashlib
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_at_least_four_conversations_are_held_out_for_validation() -> None:
         assert (len(validation), len(train)) == (expected, count - expected)
 
 
-def test_the_split_does_not_depend_on_the_order_of_conversations() -> None:
+def test_the_split_into_training_and_validation_does_not_depend_on_the_order_of_conversations() -> None:
     rows = [conversation(f"row-{i}") for i in range(50)]
     _, validation = split_by_hash(rows, fraction=0.1)
     _, reversed_validation = split_by_hash(rows[::-1], fraction=0.1)
@@ -48,7 +48,7 @@ def test_conversations_with_equal_ids_are_all_in_training_or_all_in_validation()
     assert not {c.custom_id for c in train} & {c.custom_id for c in validation}
 
 
-def test_a_corpus_counts_cut_answers_and_skips_and_counts_answers_of_one_token(tmp_path: Path) -> None:
+def test_a_corpus_counts_cut_answers_and_leaves_out_answers_of_one_token(tmp_path: Path) -> None:
     rows = token_rows([[5, 6, 7]] * 10)  # their finish reason is "length"
     rows[0]["finish_reason"] = "stop"
     rows[1]["completion_token_ids"] = [5]
@@ -74,7 +74,11 @@ def test_too_few_answers_are_refused(tmp_path: Path) -> None:
 def test_the_draft_vocabulary_has_the_most_frequent_tokens_in_order_of_their_ids() -> None:
     counts = token_counts([conversation("a", (3, 3, 9, 9, 9, 4, 7))], vocab_size=12)
     assert most_frequent_tokens(counts, size=2).tolist() == [3, 9]
-    assert most_frequent_tokens(counts, size=3).tolist() == [3, 4, 9]  # 4 and 7 are equally frequent: the smaller id
+    assert most_frequent_tokens(counts, size=3).tolist() == [
+        3,
+        4,
+        9,
+    ]  # of 4 and 7, which are equally frequent, the smaller
     assert most_frequent_tokens(counts, size=100).tolist() == [3, 4, 7, 9]  # without tokens that do not occur
 
 

@@ -1,4 +1,4 @@
-"""Draft models that consist of some layers of their target: which layers they keep, their head and their batches."""
+"""Tests of draft models, which have some layers of their target: the layers, the head, and the training batches."""
 
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from workers.training.hidden_states import compute_tap_rows
     ("num_layers", "wanted", "kept"),
     [(30, 0, [0, 14, 29]), (30, 4, [0, 9, 19, 29]), (4, 1, [0]), (4, 9, [0, 1, 2, 3]), (4, 0, [0]), (1, 0, [0])],
 )
-def test_the_kept_layers_are_evenly_spread_over_the_target(num_layers: int, wanted: int, kept: list[int]) -> None:
+def test_the_layers_of_a_draft_model_are_evenly_spread_over_the_target(
+    num_layers: int, wanted: int, kept: list[int]
+) -> None:
     assert kept_layers(num_layers, wanted) == kept
 
 
@@ -35,7 +37,7 @@ def test_a_draft_model_with_all_layers_equals_its_target(tmp_path: Path, tiny_mo
 
 
 @pytest.mark.parametrize("token_ids", [[3, 4, 9, 200], list(range(259))])
-def test_the_head_used_in_training_gives_the_served_distribution(
+def test_the_head_used_in_training_gives_the_probabilities_of_the_served_head(
     tmp_path: Path, tiny_model: Path, token_ids: list[int]
 ) -> None:
     target, draft_vocab = load_model(tiny_model, dtype="float32"), torch.tensor(token_ids)
@@ -49,7 +51,7 @@ def test_the_head_used_in_training_gives_the_served_distribution(
     assert torch.equal(DraftModel.load(tmp_path).draft_vocab, draft_vocab)
 
 
-def test_labels_are_the_next_tokens_of_the_answer(tiny_model: Path) -> None:
+def test_labels_of_a_draft_model_are_the_next_tokens_of_the_answer(tiny_model: Path) -> None:
     target = load_model(tiny_model, dtype="float32")
     long, short = ((5, 6, 4), (7, 8, 9, 10)), ((20,), (21, 22))
     conversations = [

@@ -1,4 +1,4 @@
-"""Training of EAGLE-3: its loss, and its unroll, which runs the module several times on the module's own output."""
+"""Tests of the loss of EAGLE-3, and of the unroll, which runs the module several times on the module's output."""
 
 from pathlib import Path
 
@@ -56,9 +56,9 @@ def target(tiny_model: Path) -> Model:
 
 
 def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model) -> None:
-    """At every anchor of two conversations, the two outputs of the unroll equal those of a run on the text so far.
+    """For every anchor, the module is also run without the unroll, on all tokens up to the anchor.
 
-    The first run reads the target's hidden states; the second also reads the output of the first run.
+    The first of two runs reads the target's hidden states. The second also reads the output of the first.
     """
     config = make_config(tap_layers=(1, 1, 2), fc_norm=True, norm_output=True)
     module = make_module(config)

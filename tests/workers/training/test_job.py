@@ -1,4 +1,4 @@
-"""The training job: its artifact, the simulated and the served acceptance length, and resumption after a kill."""
+"""Tests of the training job: the artifact, the acceptance length in simulation and in serving, and resuming."""
 
 import hashlib
 import json
@@ -60,14 +60,14 @@ def trained(tiny_model: Path, tokens: Path, tmp_path_factory: pytest.TempPathFac
     return run_training(make_spec(tmp_path_factory.mktemp("trained"), tiny_model, tokens), Recorder())
 
 
-def test_the_artifact_has_its_provenance(trained: Finished, tokens: Path) -> None:
+def test_the_artifact_records_the_target_data_command_versions_and_file_hashes(trained: Finished, tokens: Path) -> None:
     folder = Path(trained.artifacts["speculator"])
     provenance = json.loads((folder / "provenance.json").read_text())
     assert provenance["target_revision"] == "f00d"
     assert provenance["data_sha256"] == hashlib.sha256(tokens.read_bytes()).hexdigest()
     assert provenance["command"]["hyperparameters"]["max_steps"] == 100
     assert provenance["versions"]["torch"] == version("torch")
-    assert (provenance["initial_sha256"], len(provenance["code_sha256"])) == (None, 64)  # not from other weights
+    assert (provenance["initial_sha256"], len(provenance["code_sha256"])) == (None, 64)  # None: a new speculator
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert provenance["files"].keys() == names - {"provenance.json"}
     assert provenance["files"][WEIGHTS_FILE] == hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest()
@@ -90,7 +90,7 @@ def test_the_served_acceptance_equals_the_simulated_one(trained: Finished, tiny_
 
     simulated = simulate(folder, tiny_model, tokens)
     assert 1.0 + accepted / passes == pytest.approx(simulated, rel=0.01)
-    assert accepted > 0.2 * passes  # otherwise the comparison above would hold for almost any simulation
+    assert accepted > 0.2 * passes  # otherwise a simulation that accepts nothing would pass the comparison
 
 
 def simulate(folder: Path, model: Path, tokens: Path) -> float:
@@ -130,12 +130,14 @@ def test_a_job_killed_at_random_steps_ends_with_the_same_bits_as_an_undisturbed_
         assert subprocess.run([sys.executable, *dying], cwd=ROOT).returncode == -signal.SIGKILL
     emit = Recorder()
     resumed = run_training(disturbed, emit)
-    assert min(event.step for event in emit.of("checkpoint")) > 10  # checkpoint 10 is from an earlier process
+    assert min(event.step for event in emit.of("checkpoint")) > 10  # an earlier process wrote checkpoint 10
     assert weights(resumed) == weights(finished)
     assert resumed.result["acceptance_length"] == finished.result["acceptance_length"]
 
 
-def test_two_processes_get_the_results_of_one_process(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
+def test_training_with_two_processes_gives_the_losses_of_one_process(
+    tmp_path: Path, tiny_model: Path, tokens: Path
+) -> None:
     fields = {"max_steps": 20, "evaluate_every": 10, "patience": 0, "accumulate": 2, "steps": 2}
     spec = training_spec(tmp_path / "one", tiny_model, tokens, "eagle3", fields)
     history_of_one = history(run_training(spec, Recorder()))
@@ -165,13 +167,13 @@ def history(finished: Finished) -> list[dict[str, float]]:
     return found
 
 
-def test_the_curves_are_in_the_artifact(trained: Finished) -> None:
+def test_the_artifact_has_the_tensorboard_file_with_all_evaluations(trained: Finished) -> None:
     (events,) = (Path(trained.artifacts["speculator"]) / "tensorboard").iterdir()
     assert events.name.startswith("events.out.tfevents.")
     assert events.read_bytes().count(b"acceptance_length") == 11  # evaluations: at steps 0, 10, ... 100
 
 
-def test_the_plots_are_in_the_artifact(trained: Finished) -> None:
+def test_the_artifact_has_the_plots_as_svg_files(trained: Finished) -> None:
     plots = sorted((Path(trained.artifacts["speculator"]) / "plots").iterdir())
     assert [path.name for path in plots] == [
         "acceptance_over_steps.svg", "acceptance_per_position.svg", "loss.svg",
@@ -180,18 +182,20 @@ def test_the_plots_are_in_the_artifact(trained: Finished) -> None:
         assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_an_unknown_method_is_the_customers_error(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
+def test_an_unknown_method_raises_a_user_config_error(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
     with pytest.raises(UserConfigError, match=r"method must be one of medusa, .*, got 'psychic'"):
         run_training(replace(make_spec(tmp_path, tiny_model, tokens), method="psychic"), Recorder())
 
 
-def test_a_wrong_hyperparameter_is_the_customers_error(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
+def test_a_hyperparameter_of_a_wrong_type_raises_a_user_config_error(
+    tmp_path: Path, tiny_model: Path, tokens: Path
+) -> None:
     with pytest.raises(UserConfigError, match=r"num_heads must be int, got 2\.5") as raised:
         run_training(make_spec(tmp_path, tiny_model, tokens, num_heads=2.5), Recorder())
     assert raised.value.code == "invalid_hyperparameters"
 
 
-def test_invalid_rows_fail_with_their_error_class(tmp_path: Path, tiny_model: Path) -> None:
+def test_too_few_answers_fail_the_job_as_invalid_input(tmp_path: Path, tiny_model: Path) -> None:
     tokens = write_lines(tmp_path / "tokens.jsonl", token_rows([[5, 6]] * 3))
     with pytest.raises(InvalidInputError) as raised:
         run_training(make_spec(tmp_path, tiny_model, tokens), Recorder())
@@ -199,7 +203,9 @@ def test_invalid_rows_fail_with_their_error_class(tmp_path: Path, tiny_model: Pa
     assert (failed.failure_class, failed.code) == ("invalid_input", "too_few_conversations")
 
 
-def test_untied_heads_are_trained_and_stored(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
+def test_training_stores_a_different_lm_head_for_each_untied_head(
+    tmp_path: Path, tiny_model: Path, tokens: Path
+) -> None:
     finished = run_training(make_spec(tmp_path, tiny_model, tokens, tied=False, num_heads=2, max_steps=10), Recorder())
     stored = load_file(Path(finished.artifacts["speculator"]) / WEIGHTS_FILE)
     size = finished.result["draft_vocab_size"]

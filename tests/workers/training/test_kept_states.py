@@ -1,4 +1,4 @@
-"""Hidden states of answers, which are kept in files so that other training runs need not compute them again."""
+"""Tests of the files with hidden states, which let later training runs skip the target's passes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 @pytest.mark.parametrize("layers", [(), (1,), (2, 0)])
-def test_kept_states_equal_those_that_the_model_computes_on_the_first_and_the_second_read(
+def test_hidden_states_from_a_file_equal_those_that_the_model_computes(
     model: Model, tmp_path: Path, layers: tuple[int, ...]
 ) -> None:
     kept, computed = KeptStates(tmp_path), model.hidden_states(torch.tensor(TOKENS), layers)
@@ -47,4 +47,4 @@ def test_the_hidden_states_of_a_conversation_are_computed_again_only_if_layers_a
     for layers in ((1,), (1,), (0, 2), (), (2, 1)):
         KeptStates(tmp_path).of(model, TOKENS, layers)
 
-    assert computed_layers == [(1,), (0, 1, 2)]  # the file of the second run replaces the first file
+    assert computed_layers == [(1,), (0, 1, 2)]  # the second file replaces the first and has all layers

@@ -1,6 +1,4 @@
-"""Tests for every kind of speculator: training improves it, it is served with the simulated acceptance length, and
-training that resumes after a kill gives the same weights.
-"""
+"""Tests of training that run for every kind of speculator."""
 
 import json
 from collections.abc import Mapping
@@ -127,7 +125,7 @@ def test_training_that_is_killed_and_restarted_gives_the_same_weights(
 def test_training_can_continue_from_a_trained_speculator(
     tmp_path: Path, trained: Finished, kind: str, tiny_model: Path, tokens: Path
 ) -> None:
-    """Before its first step, the second run has the acceptance length with which the first run ended."""
+    """The first validation of the second run gives the acceptance length with which the first run ended."""
     fields = {"max_steps": 1, "evaluate_every": 1}
     spec = make_spec(tmp_path, tiny_model, tokens, kind, **fields)
     again = TrainingSpec(

@@ -1,7 +1,4 @@
-"""The training loop, with a regression of one small layer in place of a speculator.
-
-A run that is killed and restarted must end with the same bits, and every run with the weights of its best evaluation.
-"""
+"""Tests of the training loop. A linear regression takes the place of a speculator."""
 
 import time
 from collections.abc import Callable
@@ -36,7 +33,8 @@ CONFIG = LoopParameters(
 class Regression:
     """A linear regression with dropout on its inputs.
 
-    lengths: gives the acceptance length of the n-th validation. By default the length rises as the error falls.
+    lengths: returns the acceptance length of the n-th validation. If it is None, the length rises as the error falls.
+    noise: the probability of dropout.
     """
 
     def __init__(self, lengths: Callable[[int], float] | None = None, *, noise: float = 0.2) -> None:
@@ -89,7 +87,7 @@ class Killed(Exception):
 
 
 class KillAfter:
-    """Ends the loop with an exception at the progress event after `num_steps` such events."""
+    """An `emit` function that raises `Killed` after `num_steps` progress events."""
 
     def __init__(self, num_steps: int) -> None:
         self._steps_left = num_steps
@@ -125,7 +123,9 @@ def test_a_run_killed_at_any_step_ends_with_the_same_bits_as_an_undisturbed_run(
     assert without_times(found) == without_times(expected)
 
 
-def test_a_damaged_checkpoint_is_skipped_and_the_result_is_the_same(tmp_path: Path) -> None:
+def test_training_resumes_from_the_previous_checkpoint_with_the_same_result_if_the_newest_is_damaged(
+    tmp_path: Path,
+) -> None:
     undisturbed = Regression()
     train(undisturbed, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
     with pytest.raises(Killed):
@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_is_skipped_and_the_result_is_the_same(tmp_path: Pa
     newest.write_bytes(data)
     resumed, emit = Regression(), Recorder()
     train(resumed, CONFIG, checkpoint_dir=tmp_path / "b", emit=emit)
-    # The first checkpoint of the resumed run is that of step 10: it started from step 5, because 10 was damaged.
+    # Checkpoint 10 is damaged, so the run resumes from checkpoint 5 and writes checkpoint 10 again.
     assert next(event.step for event in emit.of("checkpoint")) == 10
     assert all(torch.equal(a, b) for a, b in zip(weights(undisturbed), weights(resumed), strict=True))
 
@@ -157,7 +157,7 @@ def test_muon_updates_matrices_and_adamw_the_other_parameters() -> None:
     assert isinstance(muon, torch.optim.Muon)
 
 
-def test_each_parameter_is_updated_by_one_process_and_processes_have_about_equally_many() -> None:
+def test_each_parameter_is_updated_by_one_process_and_the_shares_have_about_the_same_size() -> None:
     sizes = {"a": 8, "b": 7, "c": 2, "d": 1, "e": 1}
     parameters = {name: nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
     shares = [Processes(rank, 2).my_share(parameters) for rank in range(2)]
@@ -188,7 +188,7 @@ def test_the_result_has_the_weights_of_the_best_evaluation_instead_of_the_last(t
     method = Regression(lambda n: lengths[min(n, 7)])
     outcome = train(method, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())
     stopped = Regression(lambda n: lengths[min(n, 7)])
-    # With this patience the run ends at the evaluation after the best one, which is that of step 10.
+    # With patience 1, this run ends at step 15, one evaluation after the best one.
     train(stopped, replace(CONFIG, patience=1), checkpoint_dir=tmp_path / "b", emit=Recorder())
     assert outcome.progression.best_step == 10
     assert outcome.progression.best_acceptance_length == 2.5
@@ -201,7 +201,7 @@ def test_patience_ends_a_run_that_does_not_improve(tmp_path: Path) -> None:
     assert (outcome.progression.stopped, outcome.progression.step, outcome.progression.best_step) == ("patience", 10, 0)
 
 
-def test_a_time_budget_ends_a_run(tmp_path: Path) -> None:
+def test_a_run_ends_after_max_seconds(tmp_path: Path) -> None:
     seconds = iter(range(10_000))  # every reading of the clock advances it by a second
     config = replace(CONFIG, max_seconds=9.0)
     outcome = train(Regression(), config, checkpoint_dir=tmp_path, emit=Recorder(), clock=lambda: float(next(seconds)))
@@ -226,14 +226,14 @@ def test_every_epoch_has_every_row_once_in_a_new_order() -> None:
     assert epochs[0].tolist() != epochs[1].tolist()
 
 
-def test_a_batch_depends_only_on_its_step() -> None:
+def test_the_rows_of_a_step_do_not_depend_on_steps_requested_before() -> None:
     only_step_8, all_steps = RowOrder(10, 3, seed=1), RowOrder(10, 3, seed=1)
     for step in range(8):
         all_steps.batch(step)
     assert torch.equal(only_step_8.batch(8), all_steps.batch(8))
 
 
-def test_the_learning_rate_rises_then_falls() -> None:
+def test_the_learning_rate_rises_during_the_warm_up_and_then_falls() -> None:
     factors = [learning_rate_factor(step, step / 100, 10) for step in range(101)]  # 10 warm-up steps
     assert factors[0] == pytest.approx(0.1)
     assert max(range(101), key=factors.__getitem__) in range(8, 11)

@@ -1,4 +1,4 @@
-"""Labels and loss of Medusa heads."""
+"""Tests of the labels and the loss of Medusa heads."""
 
 import math
 
@@ -14,8 +14,8 @@ from workers.training.medusa.loss import medusa_loss
 def test_labels_are_draft_vocabulary_indices_and_never_tokens_of_the_next_answer() -> None:
     rows = HiddenRows(hidden=torch.zeros(7, 2), completions=torch.tensor([4, 9, 6, 4, 9, 9, 5]), starts=(0, 3, 7))
     found = medusa_rows(rows, num_heads=2, draft_vocab=torch.tensor([4, 6, 9]), vocab_size=10)
-    # Rows 2 and 6 are the last of their answers, and token 5, which follows row 5, is not in the draft vocabulary.
-    # These rows have no label and are left out.
+    # Rows 2, 5 and 6 have no label and are left out: 2 and 6 are the last rows of an answer, and the token after row 5,
+    # which is token 5, is not in the draft vocabulary.
     assert found.index.tolist() == [0, 1, 3, 4]
     assert found.labels.tolist() == [[2, 1], [1, IGNORED], [2, 2], [2, IGNORED]]
 
@@ -38,7 +38,7 @@ def test_the_loss_is_the_sum_of_cross_entropies_weighted_by_depth() -> None:
     assert [found.nats for found in sums] == pytest.approx([float(first) * 5, float(second) * 3])
 
 
-def test_the_soft_target_loss_is_lowest_for_the_targets_distribution() -> None:
+def test_the_soft_target_loss_is_lowest_for_the_distribution_of_the_target() -> None:
     target, labels = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0]])
 
     def loss(logits: torch.Tensor) -> float:

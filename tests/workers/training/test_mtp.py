@@ -1,6 +1,4 @@
-"""Training of multi-token-prediction (MTP) modules: the unroll, which runs the module on its own output, and the
-weights from which training starts.
-"""
+"""Tests of training multi-token-prediction (MTP) modules: the unroll, and the weights from which training starts."""
 
 from pathlib import Path
 
@@ -37,9 +35,9 @@ def target(tiny_model: Path) -> Model:
 
 @pytest.mark.parametrize("layer", ["llama", "qwen3"])
 def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model, layer: str) -> None:
-    """At every anchor of two conversations, the two outputs of the unroll equal those of a run on the text so far.
+    """For every anchor, the module is also run without the unroll, on all tokens up to the anchor.
 
-    The first run reads the target's hidden states; the second also reads the output of the first run.
+    The first of two runs reads the target's hidden states. The second also reads the output of the first.
     """
     module = make_mtp(model_type=layer)
     rows = compute_tap_rows(target, CONVERSATIONS, tap_layers=(), file=None)
@@ -61,7 +59,7 @@ def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model, l
 
 
 def last_output(module: Mtp, hidden: torch.Tensor, tokens: list[int], target: Model) -> torch.Tensor:
-    """Returns [H]: the module's output at the last of T positions, each read with the token after it.
+    """Runs the module on T positions, each with the token after it, and returns the last output [H].
 
     hidden: [T, H], the hidden states of the positions.
     """
@@ -87,8 +85,8 @@ def preparation(folder: Path, initial: Path | None = None) -> Preparation:
     )
 
 
-def test_training_starts_from_the_mtp_module_among_the_models_weights(tmp_path: Path) -> None:
-    """Some published models have an MTP module; its tensors are in the same files as those of the model."""
+def test_training_starts_from_the_mtp_module_in_the_files_of_the_model(tmp_path: Path) -> None:
+    """Some published models include an MTP module, whose tensors are in the files of the model."""
     folder = make_tiny_model(tmp_path / "model")
     assert existing_module(preparation(folder), MtpHyperparameters()) is None
     own = make_mtp(model_type="llama", intermediate_size=96, head_dim=16)
@@ -103,7 +101,7 @@ def test_training_starts_from_the_mtp_module_among_the_models_weights(tmp_path: 
     assert all(torch.equal(found.state_dict()[name], tensor) for name, tensor in own.state_dict().items())
 
 
-def test_a_draft_vocabulary_is_stored_in_its_own_file(tmp_path: Path) -> None:
+def test_a_draft_vocabulary_is_saved_in_a_separate_file(tmp_path: Path) -> None:
     module = make_mtp()
     module.save(tmp_path)
     assert Mtp.load(tmp_path).draft_vocab is None

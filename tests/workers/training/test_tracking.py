@@ -26,7 +26,7 @@ def make_run(folder: Path) -> TrackedRun:
 
 
 class FakeTracker:
-    """Records values. `before_log`, which may raise or block, is called before each of them is recorded."""
+    """Records values. before_log: is called before a value is recorded; may raise or block."""
 
     def __init__(self, before_log: Any = None) -> None:
         self.values: list[tuple[int, Mapping[str, float]]] = []

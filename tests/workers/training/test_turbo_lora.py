@@ -1,4 +1,4 @@
-"""Training of Turbo LoRA, an adapter together with Medusa heads: its batches, and answers with the trained adapter."""
+"""Tests of training Turbo LoRA, which is an adapter together with Medusa heads, and of serving it."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_a_batch_has_whole_answers_and_is_padded_with_zeros(tiny_model: Path) ->
 
 @pytest.fixture(scope="module")
 def speculator(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with untrained heads and an adapter that changes the answers of the model."""
+    """Returns a folder with new heads and a random adapter, which changes the model's answers."""
     folder = tmp_path_factory.mktemp("speculator")
     initial_heads(preparation(tiny_model), MedusaHyperparameters()).save(folder, base_model="target")
     adapted = AdaptedLayers(preparation(tiny_model), TurboLoraHyperparameters(rank=4))
@@ -72,8 +72,8 @@ def preparation(model: Path, initial: Path | None = None) -> Preparation:
     )
 
 
-def test_the_trained_layers_give_the_output_of_the_whole_adapted_model(speculator: Path, tiny_model: Path) -> None:
-    """Compares the last layers, run on the stored output of the layers below, with peft on the whole model."""
+def test_the_adapted_layers_give_the_output_of_the_whole_adapted_model(speculator: Path, tiny_model: Path) -> None:
+    """`AdaptedLayers` has only the last layers, which read the output of the lower ones. peft runs the whole model."""
     target = load_model(tiny_model, dtype="float32")
     tokens = torch.tensor([5, 6, 4, 7, 8])
     whole = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), speculator)
@@ -93,7 +93,9 @@ def requests(adapter: str | None = None) -> list[Request]:
     return [Request(str(i), (40 + i, 50, 60), sampling, adapter) for i in range(4)]
 
 
-def test_the_speculators_adapter_applies_to_requests_that_name_no_adapter(speculator: Path, tiny_model: Path) -> None:
+def test_the_adapter_of_a_speculator_applies_to_requests_that_name_no_adapter(
+    speculator: Path, tiny_model: Path
+) -> None:
     engine = load_engine(tiny_model, drafter="turbo_lora", speculator_dir=speculator)
     plain = Engine(load_model(tiny_model), NoDrafter(), EngineConfig())
     plain.adapters.load("named", speculator)

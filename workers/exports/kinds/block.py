@@ -12,7 +12,7 @@ from workers.exports.target import Target
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
-    """`config`: config.json of DFlash or DSpark in the layout of `speculators`."""
+    """Returns the shapes of the drafter's tensors. config: the contents of config.json."""
     values = config["transformer_layer_config"]
     layer, num_layers = (
         Layer.read({"model_type": "qwen3", **values}),

@@ -9,12 +9,12 @@ from workers.exports.folder import integer
 from workers.exports.target import Target
 from workers.exports.tensors import FLOATS
 
-# Largest difference between the vocabularies; the same as in engine.drafters.draft_model, which must not be imported.
+# Largest difference between the vocabulary sizes, as in engine.drafters.draft_model. That module imports torch.
 _MAX_PADDING = 128
 
 
 def _check_model(artifact: Artifact, target: Target) -> None:
-    """Of the tensors, checks names, dtypes and the embedding's shape; the engine checks all shapes on loading."""
+    """Checks the vocabulary, and names and dtypes of tensors. The engine checks most shapes when it loads the model."""
     vocab = integer(artifact.config, "vocab_size")
     if abs(vocab - target.vocab_size) > _MAX_PADDING:
         raise invalid(f"the draft model must have the model's vocabulary of {target.vocab_size}, got {vocab}")
@@ -23,7 +23,7 @@ def _check_model(artifact: Artifact, target: Target) -> None:
             raise invalid(f"tensor {name:.120} belongs to no draft model")
     embedding = artifact.tensors.get("model.embed_tokens.weight")
     if embedding is None or embedding.shape != (vocab, integer(artifact.config, "hidden_size")):
-        raise invalid("model.embed_tokens.weight is missing or of another shape than config.json says")
+        raise invalid("model.embed_tokens.weight is missing, or its shape is not the one that config.json states")
 
 
 def _matches(config: Mapping[str, Any], *, has_adapter: bool) -> bool:

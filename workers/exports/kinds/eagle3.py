@@ -12,7 +12,7 @@ from workers.exports.target import Target
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
-    """`config`: config.json of the artifact."""
+    """Returns the shapes of the drafter's tensors. config: the contents of config.json."""
     values = config.get("transformer_layer_config", config)
     layer = Layer.read({**values, "model_type": "llama"})
     if layer.query_bias or values.get("mlp_bias"):

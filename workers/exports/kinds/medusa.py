@@ -1,4 +1,4 @@
-"""Medusa heads. The kind turbo_lora has the same tensors and a LoRA adapter."""
+"""Medusa heads. The functions also serve for the kind turbo_lora, which adds a LoRA adapter."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from workers.exports.target import Target
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
-    """`config`: the section `slipstream` of config.json."""
+    """Returns the shapes of the heads' tensors. config: the object `slipstream` of config.json."""
     H, draft_vocab_size = integer(config, "hidden_size"), integer(config, "draft_vocab_size")
     layers = integer(config, "num_layers", most=MAX_COUNT)
     required: dict[str, Shape] = {"draft_vocab": (draft_vocab_size,)}

@@ -12,7 +12,7 @@ from workers.exports.target import Target
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
-    """`config`: config.json in the layout of `speculators`."""
+    """Returns the shapes of the module's tensors. config: the contents of config.json."""
     values = config["transformer_layer_config"]
     layer, prefix = Layer.read(values), "mtp_layers.0."
     H, inner = layer.hidden, layer.inner

@@ -1,9 +1,10 @@
-"""Makes the blocks of a block drafter at anchors of a conversation.
+"""Training data of block drafters: the inputs and labels of the block that is drafted after each anchor.
 
 A conversation is a prompt of P tokens and an answer of N tokens c[0 .. N - 1]. The target's taps (intermediate hidden
-states) exist at the positions 0 .. P + N - 2. Anchor j (0 <= j < N - 1) is the answer's token c[j], at position P + j.
-The anchor's block reads the taps before that position. The label at depth d of the block is c[j + 1 + d], which the
-target sampled from row j + 1 + d of the answer's hidden states. V is the size of the target's vocabulary.
+states) are known at the positions 0 .. P + N - 2, since the last token is not an input. Anchor j (0 <= j < N - 1) is
+the answer's token c[j], at position P + j. Its block reads the taps at all earlier positions. The label at depth d of
+the block is c[j + 1 + d], which the target sampled from row j + 1 + d of the answer's hidden states. V is the size of
+the target's vocabulary.
 """
 
 from dataclasses import dataclass
@@ -41,15 +42,17 @@ def num_anchors(rows: TapRows, conversation: int) -> int:
 
 
 def blocks_of(rows: TapRows, conversation: int, anchors: Tensor, *, depths: int, draft_index: Tensor) -> Blocks:
-    """Returns the blocks at the anchors j in `anchors`, [A] int64.
+    """Returns the blocks of the given anchors.
 
-    draft_index: [V + 1] int64, from `workers.training.data.draft_indices`.
+    Args:
+        anchors: [A] int64. The numbers j of the anchors.
+        draft_index: [V + 1] int64, from `workers.training.data.draft_indices`.
     """
     start, end = rows.starts[conversation], rows.starts[conversation + 1]
     prompt = rows.prompt_lengths[conversation]
     completion = rows.tokens[start + prompt - 1 : end]  # c[0 .. N - 1]
     anchors = anchors.to(completion.device)
-    index = anchors.unsqueeze(1) + torch.arange(depths + 1, device=completion.device)  # [A, D + 1], of tokens c
+    index = anchors.unsqueeze(1) + torch.arange(depths + 1, device=completion.device)  # [A, D + 1], indices of c
     tokens = torch.cat([completion, completion.new_full((depths + 1,), IGNORED)])[index]
     first = rows.answer_starts[conversation]
     target_rows = first + index[:, 1:].clamp(max=completion.shape[0] - 1)  # clamped where the label is IGNORED

@@ -1,11 +1,12 @@
 """The loss of block drafters, in nats per token of each depth.
 
     token_d      = (1 - w) * -log p_d(label) + w * -sum_v q_d(v) log p_d(v)
-    confidence_d = binary cross-entropy of c_d against sum_v min(p_d(v), q_d(v)), the acceptance rate when sampling
+    confidence_d = binary cross-entropy of c_d against sum_v min(p_d(v), q_d(v))
     loss         = sum_d exp(-d / decay) * (token_d + confidence_weight * confidence_d)
 
-p_d and q_d are the drafter's and the target's distribution at depth d, over the draft vocabulary; c_d is the confidence
-head's output; w is `soft_target_weight`. Shape letters: A blocks, D depths, Vd draft vocabulary.
+p_d and q_d are the drafter's and the target's distribution over the draft vocabulary at depth d. c_d is the probability
+of acceptance that the confidence head predicts; the sum over min(p, q) is the actual one when tokens are sampled. w is
+`soft_target_weight`. Shape letters: A blocks, D depths, Vd draft vocabulary.
 
 Source: DFlash, arXiv:2602.06036 (decay); DSpark, arXiv:2607.05147 (confidence).
 """
@@ -21,7 +22,7 @@ from workers.training.data import IGNORED
 
 @dataclass(frozen=True, slots=True)
 class DepthSums:
-    """Sums over blocks, [D] each; ratios are computed only from the final sums."""
+    """Sums over blocks, each [D]. They are added over batches before any ratio is computed."""
 
     nats: Tensor  # cross entropy of the labels
     correct: Tensor  # number of blocks whose likeliest token is the label
@@ -34,12 +35,12 @@ class DepthSums:
 def block_loss(
     logits: Tensor, labels: Tensor, target_logits: Tensor, confidence: Tensor | None, *, soft_target_weight: float
 ) -> tuple[Tensor, Tensor, DepthSums]:
-    """Returns token_d [D] and confidence_d [D], each summed over the blocks with a label, and the `DepthSums`.
+    """Returns token_d [D], confidence_d [D] and the `DepthSums`, all summed over the blocks that have a label.
 
     Args:
         logits, target_logits: [A, D, Vd]; cast to float32 here.
-        labels: [A, D] int64, `IGNORED` where there is nothing to learn.
-        confidence: [A, D] before the sigmoid; None: there is no confidence head.
+        labels: [A, D] int64, `IGNORED` at depths without a loss.
+        confidence: [A, D], the logit of c_d; None if the drafter has no confidence head.
     """
     log_p = functional.log_softmax(logits.float(), dim=-1)
     q = target_logits.float().softmax(-1)
@@ -60,7 +61,7 @@ def block_loss(
 def loss_over_depths(
     token_loss: Tensor, confidence_loss: Tensor, count: Tensor, *, decay: float, confidence_weight: float
 ) -> Tensor:
-    """Returns the scalar loss. The arguments are sums [D] over the blocks of several conversations."""
+    """Returns the scalar loss. The arguments are results of `block_loss`, added over the conversations of a batch."""
     depths = torch.arange(count.shape[0], device=count.device)
     loss_per_depth = (token_loss + confidence_weight * confidence_loss) / count.clamp(min=1)
     return (loss_per_depth * torch.exp(-depths / decay)).sum()

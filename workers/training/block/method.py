@@ -1,8 +1,8 @@
 """The training method of block drafters. Validation simulates decoding with the drafter that is served.
 
-The taps (the target's intermediate hidden states) differ in size by orders of magnitude. In training, each of their
-dimensions is therefore divided by its root mean square over the training rows. The saved `fc` includes the division, so
-the served drafter reads the unscaled taps.
+The values of the taps (the target's intermediate hidden states) differ by orders of magnitude between dimensions.
+Training therefore divides each dimension by its root mean square over the training rows. The saved `fc` includes this
+division, so the served drafter reads unscaled taps.
 """
 
 from copy import deepcopy
@@ -28,7 +28,7 @@ from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.simulation import simulate
 
 _INITIAL_SCALE = 0.02  # standard deviation of initial matrices
-_SCALE_ROWS = 16_384  # number of training rows from which the taps' root mean squares are estimated
+_SCALE_ROWS = 16_384  # maximum number of training rows from which the root mean squares of taps are estimated
 
 
 class BlockMethod:
@@ -41,7 +41,7 @@ class BlockMethod:
         train: TapRows,
         validation: TapRows,
     ) -> None:
-        """`module`: a module whose `fc` reads scaled taps."""
+        """module: a drafter whose `fc` expects taps that are divided by their root mean squares."""
         self._target, self._parameters = target, parameters
         self._train, self._validation = train, validation
         root_mean_squares = train.taps[:_SCALE_ROWS].float().square().mean(0).sqrt()  # [T, H]
@@ -153,7 +153,7 @@ class BlockMethod:
         )
 
     def _hidden(self, blocks: Blocks) -> Tensor:
-        """Returns the module's output [A, D, H] at the D rows of each block that predict a token."""
+        """Returns [A, D, H]: for each block, the module's output at the D rows that predict a token."""
         config = self.block.config
         tokens = torch.full((len(blocks.anchors), config.block_size), config.mask_token_id, device=blocks.tokens.device)
         tokens[:, 0] = blocks.tokens[:, 0]
@@ -169,7 +169,7 @@ class BlockMethod:
 
 
 def make_config(preparation: Preparation, parameters: BlockHyperparameters, *, draft_vocab_size: int) -> BlockConfig:
-    """Returns a config whose layers have the target's shape, and norms of query and key heads as in Qwen3."""
+    """Returns the config of a new drafter. Its layers are Qwen3's, with the sizes of the target's layers."""
     target = preparation.target.config
     published = AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
     transformer = {

@@ -1,1 +1,1 @@
-"""Draft models: the target with layers removed, trained by distillation. The loss is that of one EAGLE-3 step."""
+"""Training of draft models, which are the target with most layers removed. The loss is `step_loss` of EAGLE-3."""

@@ -1,10 +1,10 @@
-"""Batches of whole conversations for a draft model, which reads only tokens.
+"""Batches of whole conversations for a draft model. Unlike other drafters, it reads no hidden states of the target.
 
 A conversation is a prompt of P tokens and an answer c[0], c[1], ... The draft model reads c[j] at position P + j and
 predicts c[j + 1]. It never drafts c[0], which the target samples in the prefill.
 
-Shape letters: B conversations, L tokens of the longest one, A predicted tokens of all conversations, H the target's
-hidden size, V the target's vocabulary.
+Shape letters: B conversations; L is the number of input tokens of the longest conversation, A the number of predicted
+tokens of all conversations; H and V are the target's hidden size and vocabulary.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from workers.training.hidden_states import TapRows
 class DraftModelBatch:
     """
     tokens: [B, L] int64, the tokens at positions 0 .. L - 1; 0 past a conversation's end.
-    flat_index: [A] int64. Indices in the flattened [B * L] of the positions that predict an answer's token.
-    labels: [A] int64. Index of that token in the draft vocabulary; `IGNORED` for tokens that are not in it.
-    hidden: [A, H] float32. The final hidden states from which the target sampled these tokens.
+    flat_index: [A] int64. Indices in `tokens.flatten()` of the positions that predict a token.
+    labels: [A] int64. Index of the predicted token in the draft vocabulary; `IGNORED` for tokens that are not in it.
+    hidden: [A, H] float32. The final hidden states from which the target sampled the predicted tokens.
     """
 
     tokens: Tensor

@@ -84,7 +84,7 @@ class DraftModelMethod:
 
     @torch.no_grad()
     def simulate(self) -> Acceptance:
-        """Simulates serving the validation conversations at temperature 0, with the model read back from its files."""
+        """Simulates serving the validation conversations at temperature 0, after saving and loading the draft model."""
         target = self._target
         with tempfile.TemporaryDirectory() as folder:
             self.save(Path(folder), base_model="")
@@ -108,8 +108,6 @@ class DraftModelMethod:
 
     @torch.no_grad()
     def _target_probabilities(self, hidden: Tensor) -> Tensor:
-        """Returns [A, Vd + 1]: the target's probabilities of the draft vocabulary, renormalised to the sum 1, and then
-        a column of zeros for all other tokens.
-        """
+        """Returns [A, Vd + 1]: the target's softmax over the draft vocabulary, and 0 for all other tokens together."""
         logits = functional.linear(hidden, self._head[:-1, :-1])
         return functional.pad(logits.softmax(-1), (0, 1))

@@ -1,9 +1,9 @@
-"""A draft model made from its target: some of the layers, the embedding, and lm_head rows of a draft vocabulary.
+"""A draft model made from its target: some layers, the embedding, the final norm, and part of lm_head.
 
-The lm_head rows of other tokens are zero, so these tokens get the logit 0, in training and when served, and are almost
-never drafted. Only the layers are trained; the embedding and lm_head remain copies of the target's.
+lm_head has the target's rows for the draft vocabulary. Its other rows are zero, so the tokens of these rows get the
+logit 0, in training and when served, and are almost never drafted. The embedding and lm_head are not trained.
 
-The layers are those of `transformers`; the engine's layers are tested against them.
+The layers are modules of `transformers`. Tests compare the engine's layers with them.
 """
 
 import shutil
@@ -28,7 +28,7 @@ _OTHER_FILES = (  # files of a model's folder that are copied from the target
 
 class DraftModel(nn.Module):
     """
-    layers: the decoder that AutoModel loads, which includes the embedding and the final norm.
+    layers: the model that `AutoModel` loads; it includes the embedding and the final norm, but no lm_head.
     draft_vocab: [Vd] int64, ascending token ids.
     """
 
@@ -113,13 +113,13 @@ def kept_layers(num_layers: int, wanted: int) -> list[int]:
 
 
 def trained_head(lm_head: Tensor, draft_vocab: Tensor) -> Tensor:
-    """Returns a head [Vd + 1, H + 1] float32 that has the same softmax as the served lm_head, without storing V rows.
+    """Returns a head [Vd + 1, H + 1] float32 with the same softmax as the served lm_head, which has V rows.
 
-    The head reads hidden states with a 1 appended. Its last row stands for all V - Vd tokens of logit 0 together: it
-    gives the logit log(V - Vd) for any hidden state, because (V - Vd) exp(0) = exp(log(V - Vd)).
+    The input is a hidden state with a 1 appended. The last row replaces the V - Vd tokens whose logit is 0. Its logit
+    is always log(V - Vd), because (V - Vd) exp(0) = exp(log(V - Vd)).
     """
     num_others = lm_head.shape[0] - draft_vocab.shape[0]
     rows = nn.functional.pad(lm_head[draft_vocab].float(), (0, 1))
     rest = torch.zeros(1, rows.shape[1], device=rows.device)
-    rest[0, -1] = torch.tensor(float(num_others)).log()  # -inf if num_others is 0; clamped below
+    rest[0, -1] = torch.tensor(float(num_others)).log()  # -inf if num_others is 0; the return statement clamps it
     return torch.cat([rows, rest.clamp(min=-1e4)])

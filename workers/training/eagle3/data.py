@@ -1,12 +1,13 @@
 """Batches of whole conversations for EAGLE-3.
 
 A conversation is a prompt of P tokens and an answer of N tokens c[0 .. N - 1]. The target's taps (intermediate hidden
-states) exist at L = P + N - 1 positions; the drafter reads the taps of position t together with token t + 1.
-Anchor j (0 <= j < N - 1) is position P - 1 + j, which is read together with c[j]. A draft starts at each anchor: step s
-of the unroll reads c[j + s] and predicts c[j + 1 + s].
+states) are known at the first P + N - 1 positions. The drafter reads the taps of position t together with token t + 1.
+A draft starts at each anchor. Anchor j (0 <= j < N - 1) is position P - 1 + j, so its next token is c[j]. Step s of the
+unroll reads c[j + s] and predicts c[j + 1 + s].
 
-Shape letters: B conversations, R positions and A anchors of all conversations, S unroll steps, T taps, Ht the target's
-hidden size, V the target's vocabulary. Lmax is the largest number of positions of a conversation, Amax of anchors.
+Shape letters: B conversations, which have R positions and A anchors in total; S unroll steps; T taps; Ht and V are the
+target's hidden size and vocabulary. The longest conversation has Lmax positions; Amax is the largest number of anchors
+of a conversation.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ class Eagle3Batch:
     hidden: [A + B, Ht] float32. The target's final hidden states, one for each token of the answers.
     keys: [B, Lmax] int64. Rows of each conversation's positions among the R rows, in order; padded with 0.
     grid_index: [A] int64. Each anchor's index in the flattened grid [B, Amax].
-    num_keys: [B, Amax] int64. How many keys of its conversation each anchor reads; 0 where there is no anchor.
+    num_keys: [B, Amax] int64. Number of keys that each anchor attends to, from the conversation's first; 0 for padding.
     """
 
     taps: Tensor
@@ -67,7 +68,7 @@ def make_batch(rows: TapRows, conversations: Sequence[int], *, steps: int, draft
         anchors.append(torch.arange(first + prompt - 1, first + length - 1))
         grid_index.append(index * num_keys.shape[1] + torch.arange(answer - 1))
         completion = rows.tokens[rows.starts[c] + prompt - 1 : rows.starts[c + 1]]  # c[0 .. N - 1]
-        token_index = torch.arange(answer - 1)[:, None] + torch.arange(steps + 1)  # [N - 1, S + 1]: j + s
+        token_index = torch.arange(answer - 1)[:, None] + torch.arange(steps + 1)  # [N - 1, S + 1]: [j, s] is j + s
         padded = torch.cat([completion, completion.new_full((steps + 1,), IGNORED)])[token_index.to(device)]
         input_tokens.append(padded[:, :-1].clamp(min=0))
         labels.append(draft_index[padded[:, 1:]])

@@ -1,10 +1,10 @@
-"""The loss of EAGLE-3, and of other drafters with one row per token, in nats per token of each unroll step.
+"""The loss of EAGLE-3 drafters, in nats per token of each unroll step. Other methods use `step_loss` as well.
 
     loss_s = (1 - w) * -log p_s(label) + w * -sum_v q_s(v) log p_s(v)        loss = sum_s step_decay**s * loss_s
 
 p_s and q_s are the drafter's and the target's distribution over the draft vocabulary at unroll step s; w is
-`soft_weight`. Rows are processed in chunks, and the gradient of each chunk is stored instead of its probabilities, so
-that the logits of only one chunk exist at a time.
+`soft_weight`. Rows are processed in chunks. The forward pass computes the gradient of each chunk at once, so that the
+logits of only one chunk are in memory at a time.
 
 Shape letters: A rows, H hidden size, Vd draft vocabulary, R rows of the target's probabilities, C rows of a chunk.
 
@@ -21,7 +21,7 @@ from kernels.losses import Blend, blend_rows
 from workers.training.data import IGNORED
 from workers.training.figures import Sums
 
-_CHUNK = 2048 * 8192  # maximum number of logits of a chunk
+_CHUNK = 2048 * 8192  # maximum number of logits of a chunk: 2,048 rows with the default draft vocabulary
 
 
 def step_loss(
@@ -45,7 +45,7 @@ def step_loss(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Returns sums over rows. If the features require a gradient, the forward pass computes it chunk by chunk."""
+    """Returns loss, nats and number of correct rows, summed over rows. The forward pass also computes the gradients."""
 
     @staticmethod
     def forward(

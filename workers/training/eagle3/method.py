@@ -22,7 +22,7 @@ from workers.training.loop import BatchLoss, Validation
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.simulation import simulate
 
-_INITIAL_SCALE = 0.02  # standard deviation of initial matrices that are not copied from the target
+_INITIAL_SCALE = 0.02  # standard deviation of the random initial matrices
 
 
 class Eagle3Method:
@@ -92,7 +92,7 @@ class Eagle3Method:
 
 
 def _config(preparation: Preparation, parameters: Eagle3Hyperparameters, *, draft_vocab_size: int) -> Eagle3Config:
-    """Returns a config whose layer has the shape of the target's layers."""
+    """Returns the config of a new drafter. Its layer has the sizes of the target's layers."""
     target = preparation.target.config
     published = AutoConfig.from_pretrained(preparation.model_dir, trust_remote_code=False)
     return Eagle3Config(
@@ -114,7 +114,10 @@ def _config(preparation: Preparation, parameters: Eagle3Hyperparameters, *, draf
 
 
 def initial_module(config: Eagle3Config, draft_vocab: Tensor, lm_head: Tensor, *, seed: int) -> Eagle3:
-    """lm_head: [V, H], the target's, which initializes the drafter's lm_head if target and drafter have the same H."""
+    """Returns a randomly initialized drafter. If the target has the same hidden size, its lm_head rows are copied.
+
+    lm_head: [V, H], of the target.
+    """
     module = Eagle3(config, draft_vocab)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

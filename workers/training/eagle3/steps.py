@@ -1,6 +1,6 @@
-"""The loss of EAGLE-3 and MTP drafters, which read their own output and therefore have a loss at every unroll step.
+"""The loss of EAGLE-3 and MTP drafters. They are unrolled in training: each step reads the output of the step before.
 
-loss = sum over steps s of step_decay ** s * mean over anchors of the step's cross entropy
+    loss = sum_s step_decay**s * loss_s        loss_s: the mean of step s over anchors, see loss.py
 
 Shape letters: A anchors, H the drafter's and Ht the target's hidden size, V the target's and Vd the draft vocabulary.
 """
@@ -31,6 +31,7 @@ class Unrolled(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrolledLoss:
     """
+    unroll: runs the drafter over a batch.
     lm_head: [Vd, H]. The drafter's lm_head; gets a gradient if it requires one.
     target_head: [Vd, Ht] float32. The target's lm_head rows of the draft vocabulary.
     draft_index: [V + 1] int64, from `workers.training.data.draft_indices`.
@@ -51,7 +52,7 @@ class UnrolledLoss:
 
     @torch.no_grad()
     def sums(self, rows: TapRows) -> list[list[Sums]]:
-        """Returns for each batch the sums of every step."""
+        """Returns a list for each batch, with the sums of each step."""
         batches = batches_of(len(rows.prompt_lengths), self.parameters.loop.batch_rows)
         return [self._steps(rows, conversations)[1] for conversations in batches]
 
@@ -59,7 +60,7 @@ class UnrolledLoss:
         steps = self.parameters.steps
         soft_weight = (
             self.parameters.soft_target_weight if torch.is_grad_enabled() else 0.0
-        )  # validation figures need no soft targets
+        )  # validation reports only the cross entropy of the labels
         batch = make_batch(rows, conversations, steps=steps, draft_index=self.draft_index)
         target = functional.linear(batch.hidden, self.target_head).softmax(-1) if soft_weight > 0.0 else None
         losses, sums = [], []

@@ -1,11 +1,11 @@
-"""The unroll of EAGLE-3's training ("training-time test"): every step reads the output of the step before it.
+"""Unrolls an EAGLE-3 drafter in training ("training-time test"): every step reads the output of the step before it.
 
-Step 0 computes a key and a value at every position, and a query at every anchor. Step s > 0 runs one further position
-after each anchor, which attends to the positions up to the anchor and to the anchor's steps 1 .. s. Prompts have no
-loss, so only keys and values are computed for them.
+Step 0 computes a key and a value at every position, but a query only at the anchors, since other positions have no
+loss. Step s > 0 adds one position after each anchor. It attends to the positions up to the anchor, and to those that
+steps 1 .. s added for this anchor.
 
-Shape letters are those of data.py; in addition, Hq and Hkv are the numbers of query and key heads, G is the number of
-query heads per key head, D the head size, and s the current step.
+Shape letters are those of data.py. In addition, Hq and Hkv are the numbers of query heads and of key heads, G is
+Hq / Hkv, D the head size, and s the current step.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from workers.training.eagle3.data import Eagle3Batch
 
 class Unroll:
     def __init__(self, module: Eagle3, embedding: Tensor, tables: tuple[Tensor, Tensor]) -> None:
-        """embedding: [V, H], of the input tokens. tables: rotary cosines and sines, [positions, D / 2] each."""
+        """embedding: [V, H]. tables: cosines and sines of the rotary embedding, each [positions, D / 2]."""
         self._module = module
         self._embedding = embedding
         self._cosines, self._sines = tables
@@ -33,16 +33,16 @@ class Unroll:
         keys = self._rotate(keys, batch.positions)
         residual, x = residual[batch.anchors], x[batch.anchors]
         prefix = Prefix(keys[batch.keys], values[batch.keys], batch.num_keys)
-        own: list[tuple[Tensor, Tensor]] = []
+        added: list[tuple[Tensor, Tensor]] = []
         fed_back = residual
         for step in range(steps):
             positions = batch.positions[batch.anchors] + step
             if step:
                 residual, x = module.read(fed_back, self._embed(batch.input_tokens[:, step]))
                 key = self._rotate(self._heads(attention.k_proj(x)), positions)
-                own.append((key, self._heads(attention.v_proj(x))))
+                added.append((key, self._heads(attention.v_proj(x))))
             query = self._rotate(self._heads(attention.q_proj(x)), positions)
-            features, fed_back = module.split(module.finish(residual, prefix.attend(query, own, batch.grid_index)))
+            features, fed_back = module.split(module.finish(residual, prefix.attend(query, added, batch.grid_index)))
             yield features
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -62,34 +62,34 @@ class Prefix:
     def __init__(self, keys: Tensor, values: Tensor, num_keys: Tensor) -> None:
         self._keys = keys.permute(0, 2, 3, 1).unsqueeze(2)  # [B, Hkv, 1, D, Lmax]
         self._values = values.permute(0, 2, 1, 3).unsqueeze(2)  # [B, Hkv, 1, Lmax, D]
-        # Where there is no anchor, one key is read, because the softmax over no keys would be NaN.
+        # Padding attends to one key, because the softmax over no keys would be NaN. `_from_grid` drops the padding.
         masked = torch.arange(keys.shape[1], device=keys.device) >= num_keys.clamp(min=1).unsqueeze(-1)
         # [B, Amax, Lmax]
         self._bias = torch.where(masked, float("-inf"), 0.0)[:, None, None]
         self._grid = (*num_keys.shape,)
 
-    def attend(self, query: Tensor, own: list[tuple[Tensor, Tensor]], grid_index: Tensor) -> Tensor:
-        """query [A, Hq, D] -> [A, Hq D].
+    def attend(self, query: Tensor, added: list[tuple[Tensor, Tensor]], grid_index: Tensor) -> Tensor:
+        """query [A, Hq, D] -> attention output [A, Hq * D].
 
-        own: keys and values [A, Hkv, D] of the anchors' steps from 1 up to the current one.
+        added: the key and value, [A, Hkv, D] each, that every step from 1 to the current one added for each anchor.
         """
         A, Hq, D = query.shape
         num_kv_heads, L = self._keys.shape[1], self._keys.shape[-1]
         query = query.view(A, num_kv_heads, -1, D) * D**-0.5  # [A, Hkv, G, D]
         scores = self._to_grid(query, grid_index) @ self._keys + self._bias  # [B, Hkv, G, Amax, L]
-        if own:
-            own_scores = torch.stack([(query * key.unsqueeze(2)).sum(-1) for key, _ in own], dim=-1)  # [A, Hkv, G, s]
-            scores = torch.cat([scores, self._to_grid(own_scores, grid_index)], dim=-1)
+        if added:
+            new_scores = torch.stack([(query * key.unsqueeze(2)).sum(-1) for key, _ in added], dim=-1)  # [A, Hkv, G, s]
+            scores = torch.cat([scores, self._to_grid(new_scores, grid_index)], dim=-1)
         weights = scores.softmax(-1)
         out = self._from_grid(weights[..., :L] @ self._values, grid_index)  # [A, Hkv, G, D]
-        if own:
+        if added:
             shares = self._from_grid(weights[..., L:], grid_index)  # [A, Hkv, G, s]
-            for step, (_, value) in enumerate(own):
+            for step, (_, value) in enumerate(added):
                 out = out + shares[..., step, None] * value.unsqueeze(2)
         return out.reshape(A, Hq * D)
 
     def _to_grid(self, x: Tensor, grid_index: Tensor) -> Tensor:
-        """[A, Hkv, G, n] -> [B, Hkv, G, Amax, n], zeros where there is no anchor."""
+        """[A, Hkv, G, n] -> [B, Hkv, G, Amax, n]: groups the anchors by conversation, padded with zeros."""
         B, N = self._grid
         grid = x.new_zeros(B * N, *x.shape[1:]).index_copy(0, grid_index, x)
         return grid.view(B, N, *x.shape[1:]).permute(0, 2, 3, 1, 4)

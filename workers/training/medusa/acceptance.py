@@ -1,4 +1,8 @@
-"""Simulates the acceptance of Medusa heads on stored answers, from the target's hidden states for these answers."""
+"""Simulates the acceptance of Medusa heads on stored answers, from the target's hidden states for these answers.
+
+Medusa drafts from a single hidden state, so the tree at a row does not depend on the passes before it. The candidates
+of all rows of an answer are therefore computed in one call of the served drafter.
+"""
 
 import torch
 
@@ -10,7 +14,7 @@ from workers.training.hidden_states import HiddenRows
 
 @torch.no_grad()
 def simulate_heads(drafter: MedusaDrafter, rows: HiddenRows, *, budget: int) -> Acceptance:
-    """Simulates serving these answers at temperature 0, with `budget` nodes per pass."""
+    """Replays the answers at temperature 0. Each verify pass drafts a tree of at most `budget` nodes."""
     acceptance = Acceptance()
     for start, end in zip(rows.starts, rows.starts[1:], strict=False):
         tokens, probabilities = (
@@ -18,7 +22,7 @@ def simulate_heads(drafter: MedusaDrafter, rows: HiddenRows, *, budget: int) -> 
         )
         replay_answer(
             rows.completions[start:end].tolist(),
-            # the defaults bind the values of this iteration
+            # Default arguments bind the candidates of this answer; a closure would see those of the last answer.
             lambda row, t=tokens, p=probabilities: grow_tree(t[row], p[row], budget),  # type: ignore[misc]
             into=acceptance,
         )

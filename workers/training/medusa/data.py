@@ -1,6 +1,6 @@
-"""Training rows of Medusa heads: a hidden state of the target, and labels for the heads.
+"""Training rows of Medusa heads. A row has a hidden state of the target, and a label for each head.
 
-Head k predicts the token k + 1 positions after the token that was sampled from the hidden state.
+If token c[j] was sampled from the hidden state, then head k (from 0) predicts c[j + 1 + k].
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from workers.training.hidden_states import HiddenRows
 
 @dataclass(frozen=True, slots=True)
 class MedusaRows:
-    """R rows with labels for K heads; rows without any label are left out.
+    """The R hidden states that have a label for at least one of the K heads.
 
     index: [R] int64. Each row's index in `HiddenRows.hidden`.
-    labels: [R, K] int64. Index in the draft vocabulary of the token that head k should predict; `IGNORED` past the end
-        of the answer and for tokens that are not in the draft vocabulary.
+    labels: [R, K] int64. Index in the draft vocabulary of the token that each head predicts; `IGNORED` past the end of
+        the answer and for tokens that are not in the draft vocabulary.
     """
 
     index: Tensor
@@ -26,9 +26,9 @@ class MedusaRows:
 
 
 def medusa_rows(rows: HiddenRows, *, num_heads: int, draft_vocab: Tensor, vocab_size: int) -> MedusaRows:
-    """draft_vocab: [Vd] int64 token ids."""
+    """Returns the training rows of all answers. draft_vocab: [Vd] int64 token ids."""
     device = rows.hidden.device
-    # The additional last entry is IGNORED, because looking up the label IGNORED (-1) selects the last entry.
+    # As in `workers.training.data.draft_indices`, tokens that are `IGNORED` (-1) select the last entry.
     draft_index = torch.full((vocab_size + 1,), IGNORED, dtype=torch.int64, device=device)
     draft_index[draft_vocab.to(device)] = torch.arange(draft_vocab.shape[0], device=device)
     tokens = torch.cat(
@@ -43,7 +43,7 @@ def medusa_rows(rows: HiddenRows, *, num_heads: int, draft_vocab: Tensor, vocab_
 
 
 def shifted_index(index: Tensor, *, num_heads: int, num_rows: int) -> Tensor:
-    """Returns [R, K]: the row of the hidden state from which the target sampled the token that head k predicts.
+    """Returns [R, K]: for each label, the row of `HiddenRows.hidden` from which the target sampled the token.
 
     A value has no meaning where the label is `IGNORED`. num_rows: number of rows of `HiddenRows.hidden`.
     """

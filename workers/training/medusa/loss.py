@@ -1,6 +1,6 @@
 """The loss of Medusa heads, in nats per token of each depth.
 
-    loss = sum_k depth_decay**k * loss_k        loss_k: the loss of one EAGLE-3 step with the logits of head k
+    loss = sum_k depth_decay**k * loss_k        loss_k: `step_loss` of the logits of head k, see eagle3/loss.py
 
 Source: Cai et al. 2024, arXiv:2401.10774 (decay, self-distillation).
 """
@@ -24,11 +24,11 @@ def medusa_loss(
     soft_target_weight: float,
     depth_decay: float,
 ) -> tuple[Tensor, list[Sums]]:
-    """Returns the loss, in which loss_k is a mean over rows with a label, and the sums of each depth.
+    """Returns the loss, and the sums of each depth. Each loss_k is the mean over the rows that have a label for head k.
 
     Args:
-        features: [B, K, H]. Features of B rows for K depths.
-        heads: the head [Vd, H] of each depth.
+        features: [B, K, H]. Features of B rows, for each of the K heads.
+        heads: the output matrix [Vd, H] of each head.
         labels: [B, K] int64, `IGNORED` at positions without a loss.
         target: [R, Vd] float32, the target's probabilities; may be None if `soft_target_weight` is 0.
         target_rows: [B, K] int64. Row of `target` for each label.

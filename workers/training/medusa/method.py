@@ -21,7 +21,7 @@ from workers.training.medusa.loss import medusa_loss
 from workers.training.medusa.model import initial_heads
 from workers.training.preparation import Preparation, as_stored, in_bfloat16
 
-_VALIDATION_ROWS = 1024  # rows per validation pass, which bounds the memory for logits
+_VALIDATION_ROWS = 1024  # rows per validation batch; limits the memory for logits
 
 
 class MedusaMethod:
@@ -100,7 +100,7 @@ class MedusaMethod:
         return validation_of(self.simulate(self._validation), self._validation_sums())
 
     def simulate(self, rows: HiddenRows) -> Acceptance:
-        """Simulates serving these conversations at temperature 0, with `draft_budget` nodes per pass."""
+        """Simulates serving these conversations at temperature 0, with at most `draft_budget` draft nodes per pass."""
         drafter = MedusaDrafter(as_stored(self.heads), self._decoder)
         return simulate_heads(drafter, rows, budget=self._parameters.loop.draft_budget)
 
@@ -138,9 +138,9 @@ class MedusaMethod:
 
     @torch.no_grad()
     def _target(self, source: HiddenRows, index: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Returns the target's probabilities [R, Vd] and, for each label [B, K], the row of its probabilities.
+        """Returns the target's probabilities [R, Vd], and for each label the row of the probabilities, [B, K].
 
-        The probabilities are None if the loss does not need them. The R rows are the distinct rows that labels use.
+        Each distinct hidden state has one of the R rows. If no soft targets are needed, the probabilities are None.
         """
         shifted = shifted_index(index, num_heads=self.heads.config.num_heads, num_rows=source.hidden.shape[0])
         if self._parameters.soft_target_weight == 0.0 or not self.heads.training:

@@ -7,7 +7,10 @@ from workers.training.preparation import Preparation
 
 
 def initial_heads(preparation: Preparation, parameters: MedusaHyperparameters) -> MedusaHeads:
-    """Raises: SpeculatorNotLoadable: `preparation.initial` holds no heads, or heads of another model."""
+    """Loads the heads in `preparation.initial`, or makes new heads if it is None.
+
+    Raises: SpeculatorNotLoadable: the folder has no Medusa heads, or they do not fit the target.
+    """
     target = preparation.target
     if preparation.initial is not None:
         heads = MedusaHeads.load(preparation.initial)

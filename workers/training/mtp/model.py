@@ -1,4 +1,4 @@
-"""The module that training starts from: an earlier module, the module published with the model, or a new module."""
+"""The module that training starts from: one that was trained earlier, the one in the model's files, or a new one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,12 @@ from workers.training.preparation import Preparation
 
 _INITIAL_SCALE = 0.02  # standard deviation of initial matrices
 _SCALE_ROWS = 16_384  # number of rows from which the root mean square of the target's hidden states is estimated
-_LAYER_TYPES = {"mistral": "llama"}  # the model type of the module's layer, for targets of another model type
-_MODULE_PREFIXES = ("model.mtp_layers.", "mtp_layers.")  # of the names of the module's tensors in the model's files
+_LAYER_TYPES = {"mistral": "llama"}  # target's model type -> model type of the module's layer, where they differ
+_MODULE_PREFIXES = ("model.mtp_layers.", "mtp_layers.")  # how names of the module's tensors begin in the model's files
 
 
 def existing_module(preparation: Preparation, parameters: MtpHyperparameters) -> Mtp | None:
-    """Returns the earlier module, else the module in the model's files, else None; in float32.
+    """Returns the module in `preparation.initial`, else the one in the model's files, in float32; None without either.
 
     Raises: SpeculatorNotLoadable: the module cannot be read, or does not fit the target.
     """
@@ -43,9 +43,9 @@ def existing_module(preparation: Preparation, parameters: MtpHyperparameters) ->
 
 
 def new_module(preparation: Preparation, parameters: MtpHyperparameters, hidden: Tensor) -> Mtp:
-    """hidden: [R, H], the target's final hidden states.
+    """Returns a randomly initialized module.
 
-    In every dimension, the initial output of the module has the root mean square of these hidden states.
+    hidden: [R, H], final hidden states of the target. The module's output has the same root mean square per dimension.
     """
     config = _config(
         preparation, parameters, parameters.intermediate_size or preparation.target.config.intermediate_size
@@ -63,7 +63,7 @@ def new_module(preparation: Preparation, parameters: MtpHyperparameters, hidden:
 
 
 def published_tensors(model_dir: Path) -> dict[str, Tensor] | None:
-    """Returns the tensors of the module in the model's files, with names of the `mtp` layout; None without a module."""
+    """Returns the prediction module's tensors in the model's files, with names mtp_layers.*; None if there are none."""
     tensors = {}
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as source:

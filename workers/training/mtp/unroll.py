@@ -1,8 +1,8 @@
-"""The unroll of a multi-token-prediction module: one set of weights, run again and again on its own output, as served.
+"""Unrolls a multi-token-prediction module in training as in serving: every step reads the output of the step before.
 
 Step 0 reads the target's final hidden state at every position and computes keys and values that later steps attend to.
-Step s > 0 runs one further position after each anchor, which reads the output of the previous step. Shape letters are
-those of workers/training/eagle3/unroll.py.
+Step s > 0 adds one position after each anchor, whose input is the output of the previous step. Shape letters are those
+of workers/training/eagle3/unroll.py.
 
 Source: FastMTP, arXiv:2509.18362 (weights shared by all steps).
 """
@@ -19,7 +19,7 @@ from workers.training.eagle3.unroll import Prefix
 
 class MtpUnroll:
     def __init__(self, module: Mtp, embedding: Tensor, tables: tuple[Tensor, Tensor]) -> None:
-        """embedding: [V, H], the target's embedding. tables: rotary cosines and sines, [positions, D / 2] each."""
+        """embedding: [V, H], of the target. tables: cosines and sines of the rotary embedding, [positions, D / 2]."""
         self._layer = module.layer
         self._embedding = embedding
         self._cosines, self._sines = tables
@@ -33,7 +33,7 @@ class MtpUnroll:
         keys = self._rotate(keys, batch.positions)
         prefix = Prefix(keys[batch.keys], values[batch.keys], batch.num_keys)
         residual, x = residual[batch.anchors], x[batch.anchors]
-        own: list[tuple[Tensor, Tensor]] = []
+        added: list[tuple[Tensor, Tensor]] = []
         output = residual
         for step in range(steps):
             positions = batch.positions[batch.anchors] + step
@@ -41,9 +41,9 @@ class MtpUnroll:
                 residual = layer.read(output, self._embed(batch.input_tokens[:, step]))
                 x = layer.input_layernorm(residual)
                 key, value = attention.keys_values(x)
-                own.append((self._rotate(key, positions), value))
+                added.append((self._rotate(key, positions), value))
             query = self._rotate(attention.query(x), positions)
-            output = layer.finish(residual, attention.o_proj(prefix.attend(query, own, batch.grid_index)))
+            output = layer.finish(residual, attention.o_proj(prefix.attend(query, added, batch.grid_index)))
             yield output
 
     def _embed(self, tokens: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ from workers.training.hidden_states import HiddenRows
 
 
 class _HiddenStateRecorder(NoDrafter):
-    """A drafter that drafts nothing and observes every pass.
+    """A drafter that drafts nothing, and records hidden states when it observes a pass.
 
-    hidden: request id -> number of tokens -> the hidden state from which the next token was sampled.
+    hidden: request id -> number n of tokens -> the hidden state from which the token after the first n was sampled.
     """
 
     name = "listener"
@@ -37,10 +37,10 @@ class _HiddenStateRecorder(NoDrafter):
 
 
 def generate_answers(target: Model, adapter: Path, conversations: Sequence[Conversation]) -> HiddenRows:
-    """Answers each conversation's prompt at temperature 0, with at most as many tokens as its stored answer.
+    """Answers each conversation's prompt at temperature 0. An answer has at most as many tokens as the stored one.
 
-    Returns: rows of the new answers. The last hidden state of an answer is 0, because the recorder does not observe the
-        last pass; no draft needs it.
+    Returns: rows of the new answers. In place of the last hidden state of an answer there are zeros: the engine's
+        drafters do not observe the last pass, and no draft starts there.
     """
     recorder = _HiddenStateRecorder()
     engine = Engine(target, recorder, EngineConfig(draft_budget=1))

@@ -1,8 +1,8 @@
-"""Batches of whole conversations: the inputs of the adapted layers, and the positions that answers are sampled from.
+"""Batches of whole conversations: the inputs of the adapted layers, and the answer tokens that the adapter learns.
 
-A conversation is a prompt of P tokens and an answer c[0 .. N - 1]. Row j of the answer is position P - 1 + j, from
-whose final hidden state c[j] is sampled. The last row's label is the last token c[N - 1], so nothing is learned about
-the end of an answer that was cut by the length limit.
+A conversation is a prompt of P tokens and an answer c[0 .. N - 1]. Row j of the answer is position P - 1 + j. Its label
+is c[j], which is sampled from the final hidden state at this position. No row has a label after c[N - 1], so the model
+does not learn to end an answer where the length limit has cut it.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,12 @@ from workers.training.hidden_states import TapRows
 
 @dataclass(frozen=True, slots=True)
 class TurboLoraBatch:
-    """B conversations; L positions of the longest one, A rows of all answers, H the target's hidden size.
+    """B conversations with A answer rows in total. The longest has L input positions. H is the target's hidden size.
 
-    layer_inputs: [B, L, H] float32, the input of the first adapted layer at all positions except each conversation's
-        last; 0 past a conversation's end.
-    flat_index: [A] int64. Indices in the flattened [B * L] of the rows of all answers, answer after answer.
+    layer_inputs: [B, L, H] float32. The input of the first adapted layer at each position; padded with 0.
+    flat_index: [A] int64. Indices of the answer rows in `layer_inputs.flatten(0, 1)`, answer after answer.
     completions: [A] int64. The answers' tokens.
-    starts: [B + 1]. First of the A rows of each answer, and then A.
+    starts: [B + 1]. The first of the A rows of each answer, and A as the last entry.
     """
 
     layer_inputs: Tensor
@@ -32,7 +31,7 @@ class TurboLoraBatch:
 
 
 def make_batch(rows: TapRows, conversations: Sequence[int]) -> TurboLoraBatch:
-    """rows: their only tap is the input of the first adapted layer."""
+    """rows: must have one tap, the input of the first adapted layer."""
     lengths = [rows.starts[c + 1] - rows.starts[c] for c in conversations]
     layer_inputs = torch.zeros(len(lengths), max(lengths), rows.taps.shape[-1], device=rows.taps.device)
     flat_index, completions, starts = [], [], [0]

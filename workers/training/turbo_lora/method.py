@@ -1,10 +1,9 @@
-"""The training method of an adapter and heads, which share one loss. Validation uses the engine with the adapter.
+"""The training method of an adapter and Medusa heads, which are trained together with one loss:
 
-    loss = mean over j of -log p(c[j]) + heads_weight * loss of the Medusa heads on the adapted model's hidden states
+    loss = mean over j of -log p(c[j]) + heads_weight * loss of the heads on the adapted model's hidden states
 
-Acceptance depends on the answers of the adapted model, which differ from the training answers. Acceptance is therefore
-simulated on new answers, which the engine generates with the adapter. It generates them without drafts, since drafts do
-not change answers.
+Acceptance is simulated on new answers, because the answers of the adapted model differ from the stored ones. For each
+validation, the engine generates them with the adapter. It does so without drafts, which would not change the answers.
 """
 
 import tempfile
@@ -44,7 +43,7 @@ class TurboLoraMethod:
         train: TapRows,
         validation: TapRows,
     ) -> None:
-        """`train` and `validation` have one tap, the input of the first adapted layer."""
+        """train, validation: rows with one tap, the input of the first adapted layer."""
         self._target, self._parameters = preparation.target, parameters
         self._train, self._validation = train, validation
         self._prompts = preparation.corpus.validation
@@ -100,7 +99,7 @@ class TurboLoraMethod:
 
     @torch.no_grad()
     def simulate(self) -> Acceptance:
-        """Simulates serving the validation prompts at temperature 0, with answers no longer than the stored ones."""
+        """Answers the validation prompts with the adapted model, and simulates serving these answers with the heads."""
         with tempfile.TemporaryDirectory() as folder:
             self.adapted.save(Path(folder), base_model="")
             answers = generate_answers(self._target, Path(folder), self._prompts)
@@ -108,7 +107,7 @@ class TurboLoraMethod:
         return simulate_heads(drafter, answers, budget=self._parameters.loop.draft_budget)
 
     def _loss(self, source: TapRows, conversations: list[int]) -> tuple[Tensor, list[Sums]]:
-        """Returns the loss of adapter and heads, and the heads' sums by depth."""
+        """Returns the loss and the sums of each head. In validation, the loss does not include the adapter's part."""
         parameters = self._parameters
         batch = make_batch(source, conversations)
         with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):

@@ -1,7 +1,7 @@
-"""The target's last layers with LoRA on every linear layer, as peft trains it.
+"""The target's last layers, with a LoRA adapter of peft on each of their linear layers.
 
-The lower layers do not change, so the engine computes the input of the first adapted layer once. The layers come from
-`transformers`; tests compare the engine's layers with these, both with and without adapters.
+The layers below them do not change, so their output, the input of the first adapted layer, is computed once. The layers
+are modules of `transformers`. Tests compare the engine's layers with them, both with and without adapters.
 """
 
 import re
@@ -28,7 +28,10 @@ _LAYER = re.compile(r"(?<=\.layers\.)\d+(?=\.)")
 
 
 class AdaptedLayers(nn.Module):
-    """Only the adapter's weights require a gradient. first: index in the target of the first adapted layer."""
+    """The adapted layers, of which only the adapter's weights are trained.
+
+    first: the number of the first adapted layer in the target.
+    """
 
     def __init__(self, preparation: Preparation, parameters: TurboLoraHyperparameters) -> None:
         """Loads the layers in float32.
@@ -90,7 +93,7 @@ def _read(folder: Path) -> "tuple[LoraConfig, dict[str, Tensor]]":
     try:
         config = LoraConfig.from_pretrained(str(folder), inference_mode=False)
         config.base_model_name_or_path = None  # peft warns if this name is not the name of the loaded model
-        config.layers_to_transform = None  # no selection is needed: `AdaptedLayers` has only the adapted layers
+        config.layers_to_transform = None  # all layers are adapted, because the others were removed
         return config, load_file(folder / _WEIGHTS_FILE)
     except (OSError, ValueError, TypeError) as error:
         raise SpeculatorNotLoadable(f"{folder.name} holds no adapter: {error!r}") from error

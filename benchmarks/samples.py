@@ -1,7 +1,8 @@
 """The measurements of a run of `benchmarks.cpu`, and their uncertainty.
 
-An arm is an engine with a drafting method. In a round, all arms answer the same prompts in turn. Ratios of speeds are
-computed within a round, so that slow changes of the machine's speed affect numerator and denominator equally.
+An arm is an engine with a drafting method and a weight format. In a round, the arms take turns to answer the same
+prompts. Only speeds of the same round are divided by each other, so that slow changes of the machine's speed affect
+numerator and denominator equally.
 """
 
 import math
@@ -23,10 +24,10 @@ class Sample:
     tokens: int  # generated for all prompts
     seconds: float
     ttft_seconds: float  # median over the prompts
-    prefill_seconds: float | None
-    acceptance_length: float | None
+    prefill_seconds: float | None  # None: the engine does not report it
+    acceptance_length: float | None  # None: the engine does not report it
     prompts: int
-    equal: int | None  # answers equal to the plain arm's; None if that arm did not run in this round
+    equal: int | None  # number of answers equal to those of `own_plain`; None if that arm did not run in this round
     load_average: float  # one-minute load average when the arm started
 
     @property
@@ -73,7 +74,7 @@ class Samples:
         return Spread.of([sample.tokens_per_second for sample in self.of(arm, batch_size)])
 
     def ratio(self, arm: str, other: str, batch_size: int) -> Spread | None:
-        """Returns the speed of `arm` divided by that of `other`, computed for each round."""
+        """Returns the spread, over the rounds with both arms, of the speed of `arm` divided by that of `other`."""
         denominators = {sample.round: sample.tokens_per_second for sample in self.of(other, batch_size)}
         return Spread.of(
             [
@@ -84,7 +85,7 @@ class Samples:
         )
 
     def fastest_plain(self, weights: str, batch_size: int) -> str | None:
-        """Returns the fastest arm without speculation that has weights of this format."""
+        """Returns the fastest arm without speculation among those with this weight format."""
         plain = {
             sample.arm
             for sample in self.all

@@ -1,1 +1,1 @@
-"""Modules of the GPU benchmarks: clock, ceilings, poisoned memory, model shapes, records and tables."""
+"""Modules of the GPU benchmarks: clock, peak rates, poisoned memory, model shapes, records and tables."""

@@ -1,1 +1,1 @@
-"""Runners, one for each engine. A runner answers prompts in a process of its own, in the engine's environment."""
+"""Runners: a program for each compared engine that answers prompts, in its own process and Python environment."""

@@ -1,6 +1,7 @@
-"""Runner of llama.cpp's server, which runs in this process. Requests use the server's HTTP route that takes token ids.
+"""Runner of llama.cpp. Its server runs in this process and gets prompts as token ids over HTTP.
 
-Settings: gguf, the model's file; max_batch_size, max_seq_len; speculation, the name of a method of llama.cpp or None.
+Settings: gguf, the model's file; max_batch_size; max_seq_len; speculation, the name of one of llama.cpp's speculative
+methods, or None.
 """
 
 import json

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from benchmarks import decode
-from benchmarks.gpu import numerics_off, plain, steps, suite, table
-from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu import library_operations, plain, steps, suite, table
 from benchmarks.gpu.goals import GOALS, Verdict, verdicts
-from benchmarks.gpu.shapes import SHAPES, make_model, pass_bytes, published
+from benchmarks.gpu.peak_rates import PeakRates
+from benchmarks.gpu.shapes import SHAPES, make_model, pass_bytes, transformers_config
 from benchmarks.gpu.speculation import predicted_speedup
 from engine.config import ModelConfig
 from engine.models.dense import Decoder
@@ -45,7 +45,7 @@ def test_pass_bytes_include_keys_and_values_of_each_sequence() -> None:
 
 def test_our_engine_and_the_compared_ones_give_equal_answers(model: Decoder) -> None:
     prompts = torch.randint(0, 96, (2, 11), generator=torch.Generator().manual_seed(3))
-    shape = published("tiny")
+    shape = transformers_config("tiny")
     our_answers = plain.ours(model, prompts, 9)(9)
     assert plain.compiled_loop(model, shape, prompts, 9, compiled=False)(9) == our_answers
     assert plain.hugging_face(model, shape, prompts, compiled=False)(9) == our_answers
@@ -63,16 +63,16 @@ def test_agreement_is_the_share_of_tokens_before_the_first_difference() -> None:
 def test_the_products_and_attention_of_torch_agree_with_our_references() -> None:
     generator = torch.Generator().manual_seed(1)
     x, data, bias = (torch.randn(*shape, generator=generator) for shape in ((3, 8), (5, 8), (5,)))
-    parts = numerics_off.library_parts(x, data, None, bias)
+    parts = library_operations.library_parts(x, data, None, bias)
     assert parts.bias is not None
     torch.testing.assert_close(parts.sums[0] + parts.bias, linear_reference(x, data, bias))
 
     q, k, v = (torch.randn(*shape, generator=generator) for shape in ((1, 4, 16), (9, 2, 16), (9, 2, 16)))
     rows = make_rows(torch.arange(9, dtype=torch.int32).view(1, -1), [7], [[]])
-    torch.testing.assert_close(numerics_off.library_attention(q, k, v, 7), attention_reference(q, k, v, rows))
+    torch.testing.assert_close(library_operations.library_attention(q, k, v, 7), attention_reference(q, k, v, rows))
 
 
-def test_numerics_off_replaces_our_operations_by_those_of_torch_and_restores_them() -> None:
+def test_with_library_operations_replaces_our_operations_by_those_of_torch_and_restores_them() -> None:
     operations = [
         ("kernels.cuda.decoder", "linear_parts"),
         ("kernels.cuda.decoder", "attention"),
@@ -83,7 +83,7 @@ def test_numerics_off_replaces_our_operations_by_those_of_torch_and_restores_the
         return [getattr(import_module(module), name) for module, name in operations]
 
     originals = current()
-    with numerics_off.numerics_off(4) as num_calls:
+    with library_operations.with_library_operations(4) as num_calls:
         products, *others = current()
         products(torch.ones(1, 2), torch.ones(3, 2))
         assert num_calls == {"products": 1}
@@ -98,7 +98,7 @@ def test_a_step_is_compared_with_the_plain_step_that_has_the_same_context(model:
     ]
     # With this bandwidth, the first step would take one second if it only read its bytes; it took two.
     bandwidth = pass_bytes(model.config, 4, context=10, batch=1)
-    rows = steps.with_shares(measured_steps, model, Ceilings(copy_bytes_per_second=bandwidth, flops_per_second=1.0))
+    rows = steps.with_shares(measured_steps, model, PeakRates(copy_bytes_per_second=bandwidth, flops_per_second=1.0))
     assert [row["over_plain"] for row in rows] == [1.0, 1.5, 1.0, 1.0]
     assert rows[0]["share_of_bandwidth"] == 0.5
     assert "share_of_bandwidth" not in rows[1]

@@ -10,12 +10,12 @@ from torch import Tensor
 from benchmarks import kernels
 from benchmarks.gpu import table
 from benchmarks.gpu.case import Case, RowInvariance, check, different_windows, relative_error, windows
-from benchmarks.gpu.ceilings import Ceilings, Work, copy_bandwidth, product_flops
 from benchmarks.gpu.clock import interleaved
+from benchmarks.gpu.peak_rates import PeakRates, Work, copy_bandwidth, product_flops
 from benchmarks.gpu.poison import Poisoned
 from benchmarks.gpu.record import folder_name
 
-CEILINGS = Ceilings(copy_bytes_per_second=100.0, flops_per_second=1000.0)
+PEAK_RATES = PeakRates(copy_bytes_per_second=100.0, flops_per_second=1000.0)
 
 
 def case_of(num_written: int, num_beyond: int = 0) -> Case:
@@ -49,7 +49,7 @@ def test_a_kernel_that_does_not_write_an_element_fails() -> None:
 def test_the_position_of_an_out_of_bounds_write_is_found() -> None:
     found = check(case_of(4, num_beyond=2))
     assert found.error == 0.0
-    assert found.damage == ["8 bytes around 16, the first at 16"]
+    assert found.damage == ["8 bytes written outside a tensor of 16 bytes, the first at offset 16"]
     assert not found.passed
 
 
@@ -63,11 +63,11 @@ def test_memory_is_poisoned_by_every_allocation_function(dtype: torch.dtype) -> 
 
 
 def test_the_lower_bound_of_the_time_is_the_longer_of_memory_traffic_and_arithmetic() -> None:
-    assert Work(num_bytes=200, flops=1000).floor_seconds(CEILINGS) == 2.0
-    assert Work(num_bytes=200, flops=1000).bound(CEILINGS) == "bandwidth"
-    assert Work(num_bytes=200, flops=4000).floor_seconds(CEILINGS) == 4.0
-    assert Work(num_bytes=200, flops=4000).bound(CEILINGS) == "arithmetic"
-    assert Work(num_bytes=200).share(4.0, CEILINGS) == 0.5
+    assert Work(num_bytes=200, flops=1000).lower_bound_seconds(PEAK_RATES) == 2.0
+    assert Work(num_bytes=200, flops=1000).bound(PEAK_RATES) == "bandwidth"
+    assert Work(num_bytes=200, flops=4000).lower_bound_seconds(PEAK_RATES) == 4.0
+    assert Work(num_bytes=200, flops=4000).bound(PEAK_RATES) == "arithmetic"
+    assert Work(num_bytes=200).share(4.0, PEAK_RATES) == 0.5
 
 
 def test_bandwidth_counts_reads_and_writes_and_flops_count_multiplications_and_additions() -> None:

@@ -1,6 +1,6 @@
-"""The comparison with other engines (peers) on the CPU: order of the arms, ratios, claims and results.
+"""`make bench-cpu`: the order of the arms, ratios, claims and results. An arm is an engine with a drafting method.
 
-No other engine needs to be installed.
+The tests need no other engine.
 """
 
 import json
@@ -41,7 +41,9 @@ def sample(arm: str, number: int, speed: float, *, batch_size: int = 1, own_plai
 
 
 def claim(at_least: float, *, each: bool = False) -> Claim:
-    """The claim that n-gram or suffix decoding (with `each`: both) is at least so many times as fast as plain."""
+    """The claim that the faster of n-gram and suffix decoding (with `each`: both) reaches `at_least` times the speed of
+    plain decoding.
+    """
     arms = ("slipstream ngram", "slipstream suffix")
     return Claim(text="faster", batch_size=1, at_least=at_least, arms=arms, over=("slipstream plain",), each=each)
 
@@ -56,7 +58,7 @@ def test_a_ratio_compares_the_speeds_of_the_same_round() -> None:
     assert samples.ratio("a", "b", 1) == Spread(2.0, 2.0, 2.0, 3)
 
 
-def test_a_claim_is_judged_by_its_fastest_arm_or_by_its_slowest_if_each_arm_must_pass() -> None:
+def test_a_claim_is_judged_by_the_fastest_arm_or_with_each_by_the_slowest_arm() -> None:
     rows = [("slipstream plain", 10.0), ("slipstream ngram", 9.0), ("slipstream suffix", 15.0)]
     samples = Samples([sample(arm, number, speed) for number in range(3) for arm, speed in rows])
 
@@ -65,7 +67,7 @@ def test_a_claim_is_judged_by_its_fastest_arm_or_by_its_slowest_if_each_arm_must
     assert (verdict.status, verdict.arm) == ("FAIL", "slipstream ngram")
 
 
-def test_a_claim_compares_with_the_fastest_configuration_of_the_peer() -> None:
+def test_a_claim_compares_with_the_fastest_arm_of_the_peer() -> None:
     rows = [("slipstream plain", 30.0), ("vllm plain", 10.0), ("vllm plain own threads", 20.0)]
     samples = Samples([sample(arm, 0, speed) for arm, speed in rows])
 
@@ -75,7 +77,7 @@ def test_a_claim_compares_with_the_fastest_configuration_of_the_peer() -> None:
     assert (verdict.over, verdict.ratio) == ("vllm plain own threads", Spread(1.5, 1.5, 1.5, 1))
 
 
-def test_a_claim_about_a_missing_arm_is_not_measured() -> None:
+def test_a_claim_is_not_measured_if_one_of_the_arms_it_needs_is_missing() -> None:
     assert judge(claim(1.0), Samples([sample("slipstream ngram", 0, 1.0)])).status == "NOT MEASURED"
     without_suffix = Samples([sample("slipstream plain", 0, 1.0), sample("slipstream ngram", 0, 1.0)])
     assert judge(claim(0.98, each=True), without_suffix).status == "NOT MEASURED"
@@ -125,7 +127,7 @@ def test_a_closed_loop_limits_the_concurrency_and_counts_passes() -> None:
 
     assert max_in_flight == 2
     assert answers.outputs == [[7] * 6, [7] * 2, [7] * 4]
-    # 12 tokens in 6 steps, without the first token and the first step of each of the 3 answers
+    # The answers take 3 + 1 + 2 = 6 steps of 2 tokens. The first step and the first token of each answer do not count.
     assert answers.acceptance_length == pytest.approx((12 - 3) / (6 - 3))
     assert len(answers.ttft_seconds) == 3
 
@@ -152,7 +154,7 @@ def test_a_runner_continues_after_a_failed_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fake_runners")
-def test_the_error_for_a_runner_that_cannot_start_has_its_last_output(tmp_path: Path) -> None:
+def test_the_error_for_a_runner_that_cannot_start_contains_the_last_output_of_the_runner(tmp_path: Path) -> None:
     with pytest.raises(PeerMissing, match="no such model"):
         Process(fake_arm(broken=True), {}, tmp_path / "log")
 
@@ -190,7 +192,7 @@ def test_an_environment_is_installed_once_and_without_the_excluded_dependencies(
     PEER.ensure()
 
     assert [command.endswith((" engine==1", " numba>=0.65")) for command in pip.commands].count(True) == 2
-    # It makes the environment, installs the engine, lists the engine's dependencies and installs them, but not torch.
+    # The commands create the environment, install the engine, list its dependencies, and install these without torch.
     assert len(pip.commands) == 4
 
 
@@ -211,7 +213,7 @@ def answers_of(speed: float) -> Answers:
 
 
 class FixedSpeedProcess:
-    """A fake process that answers at a fixed speed, or fails if the speed is 0. It appends its name to `turns`."""
+    """A fake process that answers at a fixed speed, or fails if the speed is 0. It appends its name to `turns` each time."""
 
     def __init__(self, speed: float, turns: list[str], name: str) -> None:
         self._speed, self._turns, self._name = speed, turns, name

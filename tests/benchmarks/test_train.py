@@ -56,4 +56,4 @@ def test_stored_answers_are_not_generated_again(tmp_path: Path, monkeypatch: pyt
         train.write_answers(model, questions, tmp_path / "rows.jsonl", kept=tmp_path, max_tokens=8)
         assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == count
 
-    assert num_generated == [3, 2]  # no answer for the second call, and two of five for the third
+    assert num_generated == [3, 2]  # the second call needs no new answer, the third call two

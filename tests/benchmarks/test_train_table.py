@@ -24,7 +24,7 @@ def output_of_training(kind: str, rows: int) -> str:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The kinds and numbers of rows of successful trainings. The third training fails at the first try."""
+    """Fakes trainings, of which the third fails once. Returns the list of successful ones: (kind, number of rows)."""
     done: list[tuple[str, int]] = []
     run = subprocess.run
     failed: list[str] = []

@@ -1,4 +1,4 @@
-"""The kernel benchmark: its checks find faulty kernels, its arithmetic is correct, and it can run without a GPU."""
+"""The kernel benchmark: its checks find faulty kernels, its arithmetic is correct, and a dry run works on the CPU."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,10 @@ PEAK_RATES = PeakRates(copy_bytes_per_second=100.0, flops_per_second=1000.0)
 
 
 def case_of(num_written: int, num_beyond: int = 0) -> Case:
-    """A kernel that should write four ones. It writes `num_written` and then `num_beyond`, which are out of bounds."""
+    """Makes a case of a kernel that should write four ones, but writes `num_written + num_beyond` ones.
+
+    num_beyond: number of ones that are out of bounds, after `num_written` = 4.
+    """
 
     def run() -> list[Tensor]:
         out = torch.empty(4)
@@ -75,20 +78,20 @@ def test_bandwidth_counts_reads_and_writes_and_flops_count_multiplications_and_a
     assert product_flops(2, 3, 5) == 60
 
 
-def test_the_order_of_the_arms_is_reversed_in_every_second_round() -> None:
+def test_interleaved_reverses_the_order_of_the_functions_in_every_second_repetition() -> None:
     order: list[str] = []
 
-    def arm(name: str, seconds: float) -> float:
+    def timed_run(name: str, seconds: float) -> float:
         order.append(name)
         return seconds
 
-    found = interleaved({"a": lambda: arm("a", 1.0), "b": lambda: arm("b", 3.0)}, 3)
+    found = interleaved({"a": lambda: timed_run("a", 1.0), "b": lambda: timed_run("b", 3.0)}, 3)
 
     assert "".join(order) == "abbaab"
     assert (found["a"].median, found["b"].median, found["a"].count) == (1.0, 3.0, 3)
 
 
-def test_windows_are_the_proper_prefixes_and_suffixes_of_the_batch_and_its_single_rows() -> None:
+def test_windows_are_the_proper_prefixes_the_proper_suffixes_and_the_single_rows_of_a_batch() -> None:
     assert [(window.start, window.stop) for window in windows(3)] == [
         *((0, 1), (0, 2)),
         *((1, 3), (2, 3)),
@@ -96,7 +99,7 @@ def test_windows_are_the_proper_prefixes_and_suffixes_of_the_batch_and_its_singl
     ]
 
 
-def test_a_kernel_whose_rows_depend_on_the_other_rows_is_found() -> None:
+def test_different_windows_finds_an_operation_whose_rows_depend_on_other_rows() -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
     independent = RowInvariance("independent", 4, lambda window: [x[window] * 2])
     assert different_windows(independent, windows(4)) == []
@@ -109,7 +112,7 @@ def test_rows_with_nan_count_as_different() -> None:
     assert different_windows(rows_of_nan, [slice(0, 1)]) == ["0:1"]
 
 
-def test_a_run_on_the_cpu_checks_every_kernel_and_prints_a_table(
+def test_a_dry_run_on_the_cpu_checks_every_kernel_and_prints_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = kernels.main(["--device", "cpu", "--results", str(tmp_path), "--seed", "7"])
@@ -166,7 +169,7 @@ def test_the_command_fails_with_a_message_if_there_is_no_gpu(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("wrong", ["3", "2/2", "a/b", "1/"])
-def test_a_wrong_share_of_the_cases_is_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_value_of_the_option_warm_is_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert kernels.part_of("1/4") == (1, 4)
     with pytest.raises(SystemExit):
         kernels.main(["--warm", wrong])

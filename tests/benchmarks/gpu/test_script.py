@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu.sh"
-# A fake Python that records its arguments, fails for commands that contain $FAILING, and prints a fake table.
+# A fake Python interpreter that records its arguments, fails for commands with $FAILING, and prints a fake table.
 STUB = """#!/bin/sh
 echo "$*" >>"$CALLS"
 case "$*" in
@@ -32,7 +32,7 @@ def run(tmp_path: Path, failing: str, **environment: str) -> tuple[int, str, lis
     return done.returncode, done.stdout, calls.read_text().splitlines()
 
 
-def test_all_parts_run_and_the_table_is_printed_last(tmp_path: Path) -> None:
+def test_the_script_runs_all_parts_and_prints_the_table_last(tmp_path: Path) -> None:
     code, out, calls = run(tmp_path, "nothing", MODEL="m", PROMPTS="p", SPECULATORS="s1 s2")
     assert code == 0, out
     assert out.splitlines()[-1] == "THE TABLE"

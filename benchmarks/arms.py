@@ -189,8 +189,10 @@ class Process:
 
     def _read(self) -> dict[str, Any]:
         line = self._pipe(self._process.stdout).readline()
-        died = f"the runner's process died, see {self._log_path}: {self._log_tail()}"
-        reply: dict[str, Any] = json.loads(line) if line else {"error": died}
+        if line:
+            reply: dict[str, Any] = json.loads(line)
+        else:
+            reply = {"error": f"the runner's process died, see {self._log_path}: {self._log_tail()}"}
         if "error" in reply:
             raise PeerMissing(reply["error"])
         return reply

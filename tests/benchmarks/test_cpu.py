@@ -213,7 +213,7 @@ def answers_of(speed: float) -> Answers:
 
 
 class FixedSpeedProcess:
-    """A fake process that answers at a fixed speed, or fails if the speed is 0. It appends its name to `turns` each time."""
+    """A fake process that answers at a fixed speed, or fails if the speed is 0. It records its turns."""
 
     def __init__(self, speed: float, turns: list[str], name: str) -> None:
         self._speed, self._turns, self._name = speed, turns, name

@@ -113,9 +113,7 @@ def test_batching_and_drafts_do_not_change_answers(base: Path, adapters: dict[st
     assert max(c.speculation.mean_acceptance_length for c in drafted) > 1.5
 
 
-def test_requests_with_different_adapters_use_different_drafters(
-    base: Path, adapters: dict[str, Path]
-) -> None:
+def test_requests_with_different_adapters_use_different_drafters(base: Path, adapters: dict[str, Path]) -> None:
     requests = make_requests()
     engine = make_engine(base, adapters, max_batch_size=9, draft_budget=4)
     plain = generate(engine, requests)

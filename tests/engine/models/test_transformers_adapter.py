@@ -84,7 +84,7 @@ def test_the_maximum_context_is_limited_by_the_sliding_window_and_the_rope_lengt
     [
         ("gemma2", {}, r"gemma2 is not served: attention with a soft cap on scores \(softcap\)"),
         ("gpt_oss", EXPERTS, "experts like GptOssExperts are not supported"),
-        ("bloom", {"n_layer": 2, "n_head": 4}, "a product of its own"),
+        ("bloom", {"n_layer": 2, "n_head": 4}, "a product with torch"),
     ],
 )
 def test_models_that_the_adapter_cannot_run_exactly_are_refused_with_the_reason(

@@ -1,9 +1,11 @@
-"""The arms of a comparison. An arm is an engine with a drafting method and a weight format; it runs in one process.
+"""The arms that `benchmarks.cpu` compares. An arm is an engine with a drafting method and a weight format.
+
+Each arm runs in its own process:
 
 slipstream   plain · ngram · suffix · each trained speculator, with and without suffix · plain with int8 weights
 vllm         plain · ngram · suffix          bf16 weights, like ours
 transformers plain · prompt lookup           bf16 weights, one prompt at a time
-llama.cpp    plain · ngram                   Q4_1 weights, which have a quarter of the bytes, so no claim includes it
+llama.cpp    plain · ngram                   Q4_1 weights, a quarter of the bytes of bf16, so no claim compares it
 """
 
 import json
@@ -35,11 +37,11 @@ class Arm:
     drafter: str = PLAIN
     weights: str = "bf16"
     runner: str  # module below _RUNNERS
-    environment: Environment | None = None  # None: this project's environment
-    extra: str | None = None  # an additional distribution for the environment
+    environment: Environment | None = None  # None: the Python environment of this process
+    extra: str | None = None  # requirement to install in addition to the environment's
     variant: str = ""  # distinguishes arms with the same engine, drafter and weights
     environ: dict[str, str] = field(default_factory=dict)
-    largest_batch: int = 1 << 30
+    largest_batch: int = 1 << 30  # the arm is left out at larger batch sizes
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -72,7 +74,7 @@ def _ours(model: Path, label: str, drafter: str, speculator: Path | None = None)
 
 
 def vllm_arms(model: Path) -> list[Arm]:
-    """Returns vLLM's arms with threads on all cores, and on all cores but one, which is vLLM's default."""
+    """Returns arms with a thread on every core, and "own threads" arms with vLLM's default of one core left free."""
     plain: dict[str, Any] = {"model": str(model)}
     ngram, suffix = plain | {"speculation": _VLLM_NGRAM}, plain | {"speculation": {"method": "suffix"}}
     cores = sorted(os.sched_getaffinity(0))
@@ -82,7 +84,7 @@ def vllm_arms(model: Path) -> list[Arm]:
 
 
 def _vllm(drafter: str, settings: dict[str, Any], cores: list[int], variant: str = "") -> Arm:
-    """Returns an arm with one thread per core. The OpenMP settings are those of vLLM's ompmultiprocessing.py."""
+    """Binds one OpenMP thread to each core, with the settings of vLLM's ompmultiprocessing.py for Intel's OpenMP."""
     affinity = f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]"
     return Arm(
         engine="vllm",
@@ -116,7 +118,7 @@ def transformers_arms(model: Path) -> list[Arm]:
 
 
 def llama_cpp_arms() -> list[Arm]:
-    """Raises: PeerMissing: the package with the GGUF file is not installed."""
+    """Raises: PeerMissing: the package that contains the GGUF file is not installed."""
     try:
         gguf = gguf_path()
     except ModelNotFoundError as error:
@@ -140,12 +142,12 @@ def llama_cpp_arms() -> list[Arm]:
 
 
 class Process:
-    """The process in which the runner of an arm answers jobs. While other arms run, it waits for its next job."""
+    """The process of an arm's runner. While other arms run, it waits for the next job and uses no processor time."""
 
     def __init__(self, arm: Arm, settings: dict[str, Any], log_path: Path) -> None:
-        """Starts the runner and waits until its model is loaded.
+        """Starts the runner with the arm's settings and `settings`, and waits until its model is loaded.
 
-        Raises: PeerMissing: the peer cannot be installed or started.
+        Raises: PeerMissing: the engine cannot be installed or started.
         """
         python, environ = sys.executable, dict(os.environ)
         if arm.environment is not None:
@@ -187,15 +189,18 @@ class Process:
 
     def _read(self) -> dict[str, Any]:
         line = self._pipe(self._process.stdout).readline()
-        reply: dict[str, Any] = json.loads(line) if line else {"error": f"died, see {self._log_path}: {self._tail()}"}
+        if line:
+            reply: dict[str, Any] = json.loads(line)
+        else:
+            reply = {"error": f"the runner's process died, see {self._log_path}: {self._log_tail()}"}
         if "error" in reply:
             raise PeerMissing(reply["error"])
         return reply
 
-    def _tail(self) -> str:
+    def _log_tail(self) -> str:
         lines = self._log_path.read_text(encoding="utf-8", errors="replace").splitlines()
         return " / ".join(lines[-2:])
 
     @staticmethod
     def _pipe(stream: IO[str] | None) -> IO[str]:
-        return cast(IO[str], stream)  # both pipes were requested
+        return cast(IO[str], stream)  # never None, because Popen was called with PIPE

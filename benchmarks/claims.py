@@ -1,4 +1,4 @@
-"""Our claims about the engine's speed. A claim passes if the ratio of two speeds reaches a threshold."""
+"""Claims that our engine is at least so many times as fast as another arm (benchmarks/arms.py defines arms)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from benchmarks.arms import OURS, PLAIN
 from benchmarks.samples import Samples, Spread
 from benchmarks.workload import WITHOUT_WEIGHTS
 
-_SMALL_UNCERTAINTY = 0.01  # relative to the ratio; with a smaller uncertainty, no more rounds are needed
+_SMALL_UNCERTAINTY = 0.01  # relative to the ratio; with a smaller uncertainty no more rounds are needed
 OUR_PLAIN = f"{OURS} {PLAIN}"
 
 
@@ -15,19 +15,19 @@ OUR_PLAIN = f"{OURS} {PLAIN}"
 class Claim:
     text: str
     batch_size: int
-    at_least: float  # the threshold
-    arms: tuple[str, ...]  # the arms whose speeds are numerators of the ratio
-    over: tuple[str, ...]  # the fastest of these arms is the denominator
-    each: bool = False  # True: all of `arms` must reach the threshold; False: only the fastest of them
-    aim: float | None = None  # a higher ratio, which we want to reach, but which the claim does not require
+    at_least: float  # the required ratio of the speed in `arms` to the speed in `over`
+    arms: tuple[str, ...]  # arms of our engine; the fastest must reach the ratio, or with `each` all of them
+    over: tuple[str, ...]  # arms to compare with; only the fastest of them counts
+    each: bool = False
+    aim: float | None = None  # a higher ratio that is desired but not required
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     claim: Claim
-    arm: str | None  # the numerator: the fastest of the claim's arms, or the slowest if each must reach the threshold
-    over: str | None  # the denominator
-    ratio: Spread | None  # None if an arm was not measured
+    arm: str | None  # the fastest of the claim's arms, or with `each` the slowest
+    over: str | None  # the arm that `arm` was compared with
+    ratio: Spread | None  # None: an arm that the claim needs was not measured
 
     @property
     def status(self) -> str:
@@ -46,11 +46,11 @@ class Verdict:
 
 
 def claims(our_arms: Sequence[str], batch_sizes: Sequence[int]) -> list[Claim]:
-    """Returns the claims for these batch sizes. `our_arms`: names of our arms, including trained speculators."""
+    """Returns the claims for these batch sizes. `our_arms`: names of all arms of our engine that run."""
     without_weights = tuple(f"{OURS} {drafter}" for drafter in WITHOUT_WEIGHTS)
     speculative = tuple(arm for arm in our_arms if not arm.startswith(OUR_PLAIN))
     trained = tuple(arm for arm in speculative if arm not in without_weights)
-    made = [
+    all_claims = [
         Claim(
             text="plain decoding against vLLM's",
             batch_size=batch_size,
@@ -61,25 +61,25 @@ def claims(our_arms: Sequence[str], batch_sizes: Sequence[int]) -> list[Claim]:
         )
         for batch_size, at_least, aim in ((1, 1.0, 1.2), (8, 1.2, None), (16, 1.2, None))
     ]
-    made += [
+    all_claims += [
         Claim(
-            text="ngram or suffix against vLLM's ngram",
+            text="faster of ngram and suffix against vLLM's ngram",
             batch_size=1,
             at_least=1.3,
             arms=without_weights,
             over=_vllm_arms("ngram"),
         ),
         Claim(
-            text="a trained speculator on its own domain against our plain",
+            text="best trained speculator, on prompts like its training data, against our plain decoding",
             batch_size=1,
             at_least=2.0,
             arms=trained,
             over=(OUR_PLAIN,),
         ),
     ]
-    made += [
+    all_claims += [
         Claim(
-            text="adaptive speculation against our plain, every drafter",
+            text="each drafter with adaptive budget against our plain decoding",
             batch_size=batch_size,
             at_least=0.98,
             arms=speculative,
@@ -88,7 +88,7 @@ def claims(our_arms: Sequence[str], batch_sizes: Sequence[int]) -> list[Claim]:
         )
         for batch_size in batch_sizes
     ]
-    return [claim for claim in made if claim.batch_size in batch_sizes]
+    return [claim for claim in all_claims if claim.batch_size in batch_sizes]
 
 
 def _vllm_arms(drafter: str) -> tuple[str, ...]:

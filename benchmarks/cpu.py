@@ -1,14 +1,14 @@
-"""Compares the speed of our engine with the speed of other engines, which are called peers.
+"""Compares the speed of our engine with that of other engines (peers), with the same model, prompts and machine.
 
     python -m benchmarks.cpu [--peers vllm,transformers,llama.cpp] [--speculator DIR] [--prompts FILE.jsonl]
 
-writes table.md, results.json and plot.png and prints the table. The exit code is 0 if no claim fails, 1 if a claim
-fails, and 2 if nothing could be measured. docs/benchmarks.md explains the figures.
+writes table.md, results.json and plot.png to --out and prints the table. The exit code is 0 if no claim fails, 1 if a
+claim fails, and 2 if nothing could be measured. docs/benchmarks.md explains the figures.
 
-An arm is an engine with a drafting method (benchmarks/arms.py). In a round, all arms answer the same prompts in turn,
-at one batch size. Every round has new prompts, so that no engine can reuse an earlier answer. Rounds are repeated until
-every claim (benchmarks/claims.py) is settled or --minutes have passed. A claim is settled if more rounds would hardly
-change its status.
+An arm is an engine with a drafting method and a weight format (benchmarks/arms.py). In a round, the arms take turns to
+answer the same prompts at one batch size. Every round has new prompts, so that no engine can reuse an earlier answer.
+Rounds are repeated until every claim (benchmarks/claims.py) is settled, which means that more rounds would hardly
+change its status, or until --minutes are over.
 """
 
 import argparse
@@ -53,15 +53,15 @@ class Plan:
     max_tokens: int
     min_rounds: int
     max_rounds: int
-    deadline: float = float("inf")  # time.monotonic()
+    deadline: float = float("inf")  # on the clock of time.monotonic()
 
     @property
     def settings(self) -> dict[str, int]:
-        """Returns the settings that all runners have in common."""
+        """The settings that every runner gets."""
         return {"max_batch_size": max(self.batch_sizes), "max_seq_len": _MAX_PROMPT_LEN + self.max_tokens + 32}
 
     def num_prompts(self, batch_size: int) -> int:
-        """Returns the number of prompts in a round. It is large enough that the batch is full most of the time."""
+        """The number of prompts in a round: enough that the batch is full for most of the time."""
         return max(8, 2 * batch_size)
 
     @property
@@ -71,7 +71,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class RunningArms:
-    """The processes of the arms. If an arm fails, it is removed, and the reason is added to `missing`."""
+    """The processes of the arms. An arm that fails is moved from `processes` to `missing`."""
 
     processes: dict[Arm, Process]
     missing: dict[str, str] = field(default_factory=dict)  # name of an arm -> why it does not run
@@ -86,7 +86,7 @@ class RunningArms:
 
 
 def measure(plan: Plan, arms: RunningArms, all_claims: Sequence[Claim], prompts: Iterator[list[int]]) -> Samples:
-    """Runs the rounds of all batch sizes. Each batch size gets an equal share of the remaining time."""
+    """Measures all arms. Each batch size gets an equal part of the time that its predecessors left."""
     samples = Samples()
     for num_done, batch_size in enumerate(plan.batch_sizes):
         claims_of_size = [claim for claim in all_claims if claim.batch_size == batch_size]
@@ -108,14 +108,16 @@ def _undecided_arms(claims_of_size: Sequence[Claim], samples: Samples) -> set[st
 
 
 def _warm_up(batch_size: int, arms: RunningArms, prompts: Iterator[list[int]]) -> None:
-    """Runs each arm once before it is measured: the first passes allocate memory and compile, and budgets adapt."""
+    """Runs each arm once, because its first passes are slower: they allocate, compile and adapt the draft budget."""
     job = Job(list(islice(prompts, batch_size)), _WARM_UP_TOKENS, batch_size)
     for arm in [arm for arm in arms.processes if batch_size <= arm.largest_batch]:
         arms.answer(arm, job)
 
 
 def _round(number: int, job: Job, arms: RunningArms, wanted: set[str] | None, samples: Samples) -> None:
-    """Runs the arms in `wanted`, or all if it is None. The order is reversed in every second round."""
+    """Runs the wanted arms (None: all). Every second round reverses their order, so that a slow drift of the machine's
+    speed affects all arms equally.
+    """
     turns = [
         arm for arm in arms.processes if job.concurrency <= arm.largest_batch and (wanted is None or arm.name in wanted)
     ]
@@ -187,7 +189,7 @@ def start(arms: Sequence[Arm], plan: Plan, log_folder: Path, stack: ExitStack, m
 
 
 def run(args: argparse.Namespace) -> list[Verdict]:
-    """Raises: WorkloadError, EngineError, ModelNotFoundError, PeerMissing: nothing can be measured."""
+    """Raises: WorkloadError, EngineError, ModelNotFoundError, PeerMissing: our engine or the prompts cannot be used."""
     model = args.model or prepare()
     plan = Plan(
         batch_sizes=args.batch_sizes,
@@ -195,7 +197,8 @@ def run(args: argparse.Namespace) -> list[Verdict]:
         min_rounds=args.min_rounds,
         max_rounds=args.max_rounds,
     )
-    found = read_prompts(args.prompts, Tokenizer.load(model), max_seq_len=_MAX_PROMPT_LEN, limit=plan.max_num_prompts)
+    tokenizer = Tokenizer.load(model)
+    available = read_prompts(args.prompts, tokenizer, max_seq_len=_MAX_PROMPT_LEN, limit=plan.max_num_prompts)
     args.out.mkdir(parents=True, exist_ok=True)
     missing: dict[str, str] = {}
     machine = Machine.now()
@@ -206,16 +209,16 @@ def run(args: argparse.Namespace) -> list[Verdict]:
         ours = [arm.name for arm in arms.processes if arm.engine == OURS]
         versions = {process.about["engine"]: process.about["version"] for process in arms.processes.values()}
         all_claims = claims(ours, plan.batch_sizes)
-        # The time counts from here, so that it does not include the installation and the start of the peers.
+        # The deadline is set only now, because --minutes does not include installing and starting the peers.
         plan = replace(plan, deadline=time.monotonic() + 60 * args.minutes)
-        samples = measure(plan, arms, all_claims, cycle([list(prompt.token_ids) for prompt in found]))
+        samples = measure(plan, arms, all_claims, cycle([list(prompt.token_ids) for prompt in available]))
     verdicts = [judge(claim, samples) for claim in all_claims]
     report = Report(
         machine=machine,
         versions=versions,
         model=model.name,
         prompts=args.prompts.name if args.prompts else "generated word problems",
-        num_prompts=len(found),
+        num_prompts=len(available),
         max_tokens=args.max_tokens,
         missing=missing,
         samples=samples,
@@ -226,17 +229,22 @@ def run(args: argparse.Namespace) -> list[Verdict]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Compares our engine with its peers, in alternating rounds.")
-    parser.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
-    parser.add_argument("--peers", type=_peers, default=ENGINES[1:], metavar="A,B", help="default: all; or 'none'")
-    parser.add_argument("--batch-sizes", type=_sizes, default=(1, 4, 8, 16, 32), metavar="1,4,8")
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="longest answer (default 128)")
-    parser.add_argument(
-        "--min-rounds", type=int, default=3, metavar="N", help="minimum rounds of every arm (default 3)"
-    )
-    parser.add_argument("--max-rounds", type=int, default=9, metavar="N", help="limit of rounds (default 9)")
-    parser.add_argument("--minutes", type=float, default=60.0, metavar="M", help="start no round after M (default 60)")
-    parser.add_argument("--out", type=Path, default=Path("build/bench-cpu"), metavar="DIR")
+    parser = arguments("Compares the speed of our engine with that of other engines.")
+    speculator = "folder of a trained speculator to measure too (may be repeated)"
+    parser.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help=speculator)
+    peers = f"other engines to measure: some of {','.join(ENGINES[1:])} (default: all), or none"
+    parser.add_argument("--peers", type=_peers, default=ENGINES[1:], metavar="A,B", help=peers)
+    sizes = "numbers of prompts answered at the same time (default 1,4,8,16,32)"
+    parser.add_argument("--batch-sizes", type=_sizes, default=(1, 4, 8, 16, 32), metavar="1,4,8", help=sizes)
+    max_tokens = "maximum number of tokens of an answer (default 128)"
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help=max_tokens)
+    rounds = "%s number of rounds for each batch size (default %d)"
+    parser.add_argument("--min-rounds", type=int, default=3, metavar="N", help=rounds % ("minimum", 3))
+    parser.add_argument("--max-rounds", type=int, default=9, metavar="N", help=rounds % ("maximum", 9))
+    minutes = "time for all rounds; no round starts later (default 60)"
+    parser.add_argument("--minutes", type=float, default=60.0, metavar="M", help=minutes)
+    out = "folder for the results and logs (default build/bench-cpu)"
+    parser.add_argument("--out", type=Path, default=Path("build/bench-cpu"), metavar="DIR", help=out)
     try:
         verdicts = run(parser.parse_args(argv))
     except (WorkloadError, EngineError, ModelNotFoundError, PeerMissing, OSError) as error:
@@ -252,7 +260,8 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _peers(text: str) -> tuple[str, ...]:
     names = () if text == "none" else tuple(text.split(","))
     if unknown := set(names) - set(ENGINES[1:]):
-        raise argparse.ArgumentTypeError(f"peers are {', '.join(ENGINES[1:])}, got {', '.join(sorted(unknown))}")
+        allowed = ", ".join(ENGINES[1:])
+        raise argparse.ArgumentTypeError(f"must be 'none' or some of {allowed}, got {', '.join(sorted(unknown))}")
     return names
 
 

@@ -1,21 +1,23 @@
-"""Measures how fast the engine answers prompts, how many draft tokens are accepted, and how long each phase takes.
+"""Measures how fast the engine answers, how many drafted tokens are accepted, and where the time is spent.
 
     python -m benchmarks.decode --prompts FILE.jsonl --drafter ngram --batch-size 1 --max-tokens 128
 
 prints one line of JSON:
 
-    tokens_per_second           generated tokens / wall time with prefill, of the run with the median time of --repeats
-    decode_tokens_per_second    generated tokens / wall time without prefill, of the same run
-    acceptance_length           generated tokens per verify pass: 1 + accepted draft tokens / passes
+    tokens_per_second             generated tokens / wall time, including prefill
+    decode_tokens_per_second      generated tokens / wall time without prefill
+    acceptance_length             1 + accepted draft tokens / verify passes
     acceptance_rate_per_position  entry i is the share of passes that accepted more than i draft tokens
-    phase_seconds               wall time of each phase of the engine's step, in the same run
+    phase_seconds                 wall time of each phase of the engine's step
 
-The model is loaded and warmed up first. To compare two drafters, alternate between them (A B A B) on an idle machine.
+The requests are answered --repeats times, after a warm-up, and the values are those of the run with the median time. To
+compare two drafters, alternate between them (A B A B) on an idle machine.
 
-Without --drafter, the command runs all decoding measurements on a GPU (benchmarks/gpu/suite.py):
+Without --drafter, the command runs a series of measurements on a GPU (benchmarks/gpu/suite.py). The first command
+measures models with the shapes of well-known models and random weights, the second all drafters with a real model:
 
-    python -m benchmarks.decode --device cuda             shapes of published models, weights created on the device
-    python -m benchmarks.decode --device cuda --model DIR --prompts FILE.jsonl        speculation on a real model
+    python -m benchmarks.decode --device cuda
+    python -m benchmarks.decode --device cuda --model DIR --prompts FILE.jsonl
 """
 
 import argparse
@@ -59,12 +61,12 @@ class Measurement:
 
 
 def acceptance(completions: Sequence[Completion]) -> tuple[float, list[float]]:
-    """Returns the acceptance length, and a list: entry i is the share of passes that accepted more than i tokens."""
+    """Returns the acceptance length, and for each i the share of passes that accepted more than i draft tokens."""
     num_passes = sum(completion.speculation.num_spec_steps for completion in completions)
     accepted = sum(completion.speculation.num_accepted_draft_tokens for completion in completions)
     longest = max((len(completion.speculation.acceptance_histogram) for completion in completions), default=0)
-    # Entry i of a histogram is the number of passes that accepted exactly i tokens.
-    num_accepted_more = [  # entry i: number of passes that accepted more than i tokens
+    # Entry j of a histogram is the number of passes that accepted exactly j tokens.
+    num_accepted_more = [
         sum(sum(completion.speculation.acceptance_histogram[i + 1 :]) for completion in completions)
         for i in range(longest - 1)
     ]
@@ -92,7 +94,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     measure(engine, requests[: args.batch_size])  # warm-up: first passes allocate, and the draft budget adapts
     runs = []
     for _ in range(args.repeats):
-        engine.drafter.forget_past()  # otherwise the drafter could draft the answers of the previous run
+        engine.drafter.forget_past()  # otherwise it could draft from the previous run's answers to the same prompts
         runs.append(measure(engine, requests))
     runs.sort(key=lambda run: run.seconds)
     median = runs[len(runs) // 2]
@@ -127,13 +129,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     drafters = f"one of {', '.join(KINDS)}, or several joined by +"
     parser.add_argument("--drafter", required=True, metavar="NAME", help=drafters)
     parser.add_argument("--speculator", type=Path, metavar="DIR", help="folder of a trained speculator")
-    parser.add_argument("--max-tokens", type=int, required=True, metavar="N", help="longest answer, in tokens")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (the default) is greedy")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of every answer; only used if T > 0")
-    parser.add_argument("--batch-size", type=int, default=16, metavar="B", help="answers in flight (default 16)")
-    parser.add_argument("--limit", type=int, default=64, metavar="N", help="number of prompts (default 64)")
+    max_tokens = "maximum number of tokens of an answer"
+    parser.add_argument("--max-tokens", type=int, required=True, metavar="N", help=max_tokens)
+    temperature = "sampling temperature; 0 (the default) is greedy"
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help=temperature)
+    seed = "sampling seed of every answer, used if T > 0 (default 0)"
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help=seed)
+    batch_size = "number of prompts answered at the same time (default 16)"
+    parser.add_argument("--batch-size", type=int, default=16, metavar="B", help=batch_size)
+    parser.add_argument("--limit", type=int, default=64, metavar="N", help="maximum number of prompts (default 64)")
     add_engine(parser)
-    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="the median run counts (default 1)")
+    repeats = "number of runs; the one with the median time is printed (default 1)"
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help=repeats)
     try:
         result = run(parser.parse_args(argv))
     except (WorkloadError, EngineError, ModelNotFoundError, OSError) as error:

@@ -1,17 +1,18 @@
-"""Checks that answers are equal with and without each drafter, token for token.
+"""Checks that answers with a drafter equal the answers without it, token for token, for every available drafter.
 
     python -m benchmarks.equality [--speculator DIR ...] [--prompts FILE.jsonl]
 
-An arm is a combination of drafter, sampling method, batch size (16 or 1) and shape: chains with a fixed draft budget,
-or trees with an adaptive one. For each sampling method, plain answers to the same prompts are generated once without a
-drafter, in shuffled order and with another batch size. Prints a line of JSON per arm:
+Plain answers are generated without a drafter, once for each sampling method. Their requests are shuffled and have
+another batch size than the answers with drafters, so that batches differ. Then the same prompts are answered with each
+combination of drafter, sampling method, batch size (16 or 1) and draft shape (chains within a fixed draft budget, or
+trees within an adaptive one). Prints a line of JSON for each combination:
 
     {"drafter": "ngram", "sampling": "greedy", "batch_size": 16, "shape": "tree", "budget": null,
      "prompts": 200, "equal": 200, "first_divergence": [], "accepted": 3120, ...}
 
 and a summary in the last line. `first_divergence` lists {"custom_id", "position"} of every answer that differs, where
-`position` is the index of the first different token. `accepted` is the number of accepted draft tokens. If it is small,
-speculation was hardly tested. The exit code is 0 only if all answers of all arms are equal.
+`position` is the index of the first different token. `accepted` is the number of accepted draft tokens; if it is small,
+equal answers prove little. The exit code is 0 only if all answers are equal.
 """
 
 import argparse
@@ -45,17 +46,17 @@ from engine.request import Completion, Request, SamplingParams
 from engine.tokenizer import Tokenizer
 from examples.prepare_model import ModelNotFoundError, prepare
 
-SAMPLINGS = {  # requests get another max_tokens, and a seed
+SAMPLINGS = {  # max_tokens is only a placeholder, which each request replaces
     "greedy": SamplingParams(max_tokens=1, temperature=0.0),
     "T=0.8": SamplingParams(max_tokens=1, temperature=0.8),
     "top-p 0.9": SamplingParams(max_tokens=1, temperature=0.8, top_p=0.9),
 }
 _FIXED_BUDGET = 8
-_PLAIN_BATCH_SIZE = 11  # a batch size that no arm uses
+_PLAIN_BATCH_SIZE = 11  # differs from the batch sizes with a drafter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class Combination:
     drafter: str
     speculator: Path | None
     sampling: str
@@ -65,7 +66,7 @@ class Arm:
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """Returns the first index at which the sequences differ, or at which only one of them has ended."""
+    """Returns the first index at which the sequences differ; the end of the shorter one counts as a difference."""
     for position, (left_token, right_token) in enumerate(zip_longest(left, right)):
         if left_token != right_token:
             return position
@@ -89,31 +90,31 @@ def compare(prompts: Sequence[Prompt], plain: Sequence[Completion], drafted: Seq
 
 
 class Trial:
-    """Runs arms with one model, and compares their answers with the plain answers."""
+    """The model, the prompts, and the answers without a drafter, which every combination is compared with."""
 
     def __init__(self, args: argparse.Namespace, model_dir: Path, model: Model) -> None:
         self._args, self._model_dir, self._model = args, model_dir, model
         max_prompt_len = min(args.max_seq_len, model.max_positions) - args.max_tokens
         tokenizer = Tokenizer.load(model_dir)
         self.prompts = read_prompts(
-            args.prompts, tokenizer, max_seq_len=max_prompt_len, limit=max(args.prompts_of.values())
+            args.prompts, tokenizer, max_seq_len=max_prompt_len, limit=max(args.num_prompts_by_batch_size.values())
         )
         self._plain = {sampling: self._plain_answers(sampling) for sampling in args.sampling}
 
-    def run(self, arm: Arm) -> dict[str, Any]:
+    def run(self, combination: Combination) -> dict[str, Any]:
         """Raises: EngineError: the drafter cannot be loaded."""
-        drafter = load_drafter(arm.drafter, self._model, arm.speculator, model_dir=self._model_dir)
-        prompts = self.prompts[: self._args.prompts_of[arm.batch_size]]
-        engine = self._engine(SHAPES[arm.shape](drafter), arm.batch_size, arm.budget)
-        answers = generate(engine, self._requests(arm.sampling)[: len(prompts)])
+        drafter = load_drafter(combination.drafter, self._model, combination.speculator, model_dir=self._model_dir)
+        prompts = self.prompts[: self._args.num_prompts_by_batch_size[combination.batch_size]]
+        engine = self._engine(SHAPES[combination.shape](drafter), combination.batch_size, combination.budget)
+        answers = generate(engine, self._requests(combination.sampling)[: len(prompts)])
         settings = {
-            "drafter": arm.drafter,
-            "sampling": arm.sampling,
-            "batch_size": arm.batch_size,
-            "shape": arm.shape,
-            "budget": arm.budget,
+            "drafter": combination.drafter,
+            "sampling": combination.sampling,
+            "batch_size": combination.batch_size,
+            "shape": combination.shape,
+            "budget": combination.budget,
         }
-        return settings | compare(prompts, self._plain[arm.sampling][: len(prompts)], answers)
+        return settings | compare(prompts, self._plain[combination.sampling][: len(prompts)], answers)
 
     def _plain_answers(self, sampling: str) -> list[Completion]:
         requests = self._requests(sampling)
@@ -140,7 +141,7 @@ class Trial:
         return Engine(self._model, drafter, config)
 
 
-def arms(args: argparse.Namespace) -> Iterator[Arm]:
+def combinations(args: argparse.Namespace) -> Iterator[Combination]:
     """Raises: WorkloadError: a folder does not contain a speculator."""
     drafters: list[tuple[str, Path | None]] = [(name, None) for name in WITHOUT_WEIGHTS]
     for folder in args.speculator:
@@ -150,34 +151,45 @@ def arms(args: argparse.Namespace) -> Iterator[Arm]:
     if unknown := set(args.drafter) - {name for name, _ in requested}:
         raise WorkloadError(f"unknown drafter: {', '.join(sorted(unknown))}; speculators need --speculator")
     shapes = list(product(SHAPES, (_FIXED_BUDGET, None))) if args.cross else [("chain", _FIXED_BUDGET), ("tree", None)]
-    for (name, folder), sampling, size, (shape, budget) in product(requested, args.sampling, args.prompts_of, shapes):
-        yield Arm(drafter=name, speculator=folder, sampling=sampling, batch_size=size, shape=shape, budget=budget)
+    for (name, folder), sampling, size, (shape, budget) in product(
+        requested, args.sampling, args.num_prompts_by_batch_size, shapes
+    ):
+        yield Combination(
+            drafter=name, speculator=folder, sampling=sampling, batch_size=size, shape=shape, budget=budget
+        )
 
 
 def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Raises: WorkloadError, EngineError, ModelNotFoundError: prompts, model or a speculator cannot be used."""
-    all_arms = list(arms(args))  # before the model is loaded, so that wrong arguments are reported at once
+    all_combinations = list(combinations(args))  # before the model is loaded, so that wrong arguments fail early
     model_dir = args.model or prepare()
     model = load_model(model_dir, dtype=args.dtype, device=args.device, weights=args.weights)
     trial = Trial(args, model_dir, model)
-    for arm in all_arms:
-        yield trial.run(arm)
+    for combination in all_combinations:
+        yield trial.run(combination)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Compares answers with drafters to answers without, token for token.")
-    parser.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
-    parser.add_argument("--drafter", action="append", default=[], metavar="NAME", help="may be repeated (default: all)")
-    parser.add_argument("--sampling", action="append", choices=SAMPLINGS, help="may be repeated (default: all)")
-    parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help="longest answer (default 96)")
-    parser.add_argument("--max-seq-len", type=int, default=1024, metavar="N", help="prompt and answer (default 1024)")
-    parser.add_argument("--batched-prompts", type=int, default=200, metavar="N", help="run 16 at a time (default 200)")
-    parser.add_argument("--single-prompts", type=int, default=24, metavar="N", help="run one at a time (default 24)")
-    parser.add_argument("--cross", action="store_true", help="test chains and trees with both budgets")
+    parser = arguments("Checks that answers with a drafter equal the answers without it, token for token.")
+    speculator = "folder of a trained speculator to check too (may be repeated)"
+    parser.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help=speculator)
+    drafter = "drafter to check (may be repeated; default: ngram, suffix and those of the speculators)"
+    parser.add_argument("--drafter", action="append", default=[], metavar="NAME", help=drafter)
+    sampling = "sampling method to check (may be repeated; default: all)"
+    parser.add_argument("--sampling", action="append", choices=SAMPLINGS, help=sampling)
+    max_tokens = "maximum number of tokens of an answer (default 96)"
+    parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help=max_tokens)
+    max_seq_len = "maximum number of tokens of a prompt with its answer (default 1024)"
+    parser.add_argument("--max-seq-len", type=int, default=1024, metavar="N", help=max_seq_len)
+    num_prompts = "number of prompts that are answered %s at a time (default %d)"
+    parser.add_argument("--batched-prompts", type=int, default=200, metavar="N", help=num_prompts % ("16", 200))
+    parser.add_argument("--single-prompts", type=int, default=24, metavar="N", help=num_prompts % ("one", 24))
+    cross = "check chains and trees each with a fixed and with an adaptive draft budget"
+    parser.add_argument("--cross", action="store_true", help=cross)
     add_engine(parser)
     args = parser.parse_args(argv)
     args.sampling = args.sampling or list(SAMPLINGS)
-    args.prompts_of = {16: args.batched_prompts, 1: args.single_prompts}
+    args.num_prompts_by_batch_size = {16: args.batched_prompts, 1: args.single_prompts}
     results = []
     try:
         for result in run(args):

@@ -1,12 +1,12 @@
-"""Exports a speculator to vLLM, and compares its acceptance length there with that in our engine.
+"""Compares the acceptance length of a speculator in our engine with that of its exports in vLLM.
 
     python -m benchmarks.exports --speculator DIR [--speculator DIR] [--prompts FILE.jsonl]
 
-exports each speculator in every format that vLLM reads. vLLM and our engine answer the same prompts greedily. In every
-pass both draft a chain with the same number of tokens. Prints a line of JSON for each format:
+exports each speculator in every format that vLLM reads. vLLM with the export and our engine with the speculator answer
+the same prompts greedily, with drafts that are chains of the same length. Prints a line of JSON for each format:
 
-    acceptance_length       tokens per pass in our engine; the first token and pass of each answer are not counted
-    peer_acceptance_length  tokens per pass in vLLM, counted in the same way
+    acceptance_length       tokens per pass in our engine, without the first pass and the first token of each answer
+    peer_acceptance_length  the same in vLLM
     ratio                   peer_acceptance_length / acceptance_length
     equal_answers           number of equal answers; in bfloat16 some differ, because the two engines round differently
     error                   replaces the other values if vLLM cannot run the speculator
@@ -37,16 +37,16 @@ from engine.request import Request, SamplingParams
 from engine.tokenizer import Tokenizer
 from examples.prepare_model import ModelNotFoundError, prepare
 
-FORMATS = {  # by kind: the export formats that vLLM reads
+FORMATS = {  # by kind of speculator: the export formats that vLLM reads
     "eagle3": ("speculators", "specforge"),
     "block": ("speculators",),
     "medusa": ("medusa",),
     "draft_model": ("hugging_face",),
 }
-_METHODS = {"eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft_model"}  # vLLM's names of the kinds
-_DEPTH = 5  # draft tokens per pass, for speculators whose configuration does not limit them
+_METHODS = {"eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft_model"}  # kind -> vLLM's name for it
+_DEPTH = 5  # draft tokens per pass, for speculators whose configuration does not determine their number
 _BATCH_SIZE, _MAX_SEQ_LEN = 16, 1024
-# Our drafters propose trees. With these values of module constants, they propose a chain of the best tokens instead.
+# Our drafters propose trees. With these values of module constants they propose a chain of the best tokens.
 _CHAIN_SETTINGS: dict[str, dict[str, Any]] = {
     "engine.drafters.eagle3": {"WIDTH": 1, "_CANDIDATES": 1, "_LEAST_GAIN": 0.0},
     "engine.drafters.medusa": {"CANDIDATES": 1},
@@ -56,7 +56,7 @@ _CHAIN_SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def compare(model: Path, speculator: Path, form: str, job: Job, *, dtype: str = "bfloat16") -> dict[str, Any]:
-    """Returns the values of a line of output.
+    """Returns the values that are printed for one export format.
 
     Raises:
         PeerMissing: vLLM cannot be installed, or cannot run the speculator.
@@ -92,7 +92,7 @@ def export(speculator: Path, form: str, model: Path, out: Path) -> None:
 
 
 def drafted_tokens(config: dict[str, Any]) -> int:
-    """Returns the number of tokens that both engines draft per pass with this speculator."""
+    """Returns the number of tokens that an exported speculator drafts per pass. `config`: its config.json."""
     if "num_heads" in config:
         return int(config["num_heads"])
     if "block_size" in config:
@@ -147,10 +147,10 @@ def _only_chains() -> Iterator[None]:
 def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Raises: WorkloadError, EngineError, ModelNotFoundError: prompts, model or a speculator cannot be used."""
     model = args.model or prepare()
-    found = read_prompts(
+    prompts = read_prompts(
         args.prompts, Tokenizer.load(model), max_seq_len=_MAX_SEQ_LEN - args.max_tokens, limit=args.limit
     )
-    job = Job([list(prompt.token_ids) for prompt in found], args.max_tokens, _BATCH_SIZE)
+    job = Job([list(prompt.token_ids) for prompt in prompts], args.max_tokens, _BATCH_SIZE)
     for speculator in args.speculator:
         kind = speculator_kind(speculator)
         for form in FORMATS.get(kind, ()):
@@ -163,12 +163,12 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Compares the acceptance length of a speculator in vLLM and in our engine.")
-    parser.add_argument(
-        "--speculator", type=Path, action="append", required=True, metavar="DIR", help="may be repeated"
-    )
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="longest answer (default 128)")
-    parser.add_argument("--limit", type=int, default=50, metavar="N", help="number of prompts (default 50)")
+    parser = arguments("Compares the acceptance length of a speculator in our engine with that of its exports in vLLM.")
+    speculator = "folder of a trained speculator (may be repeated)"
+    parser.add_argument("--speculator", type=Path, action="append", required=True, metavar="DIR", help=speculator)
+    max_tokens = "maximum number of tokens of an answer (default 128)"
+    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help=max_tokens)
+    parser.add_argument("--limit", type=int, default=50, metavar="N", help="maximum number of prompts (default 50)")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="dtype of both engines")
     args = parser.parse_args(argv)
     try:

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Runs everything that needs an NVIDIA GPU in less than 9 minutes: GPU tests, and the benchmarks of kernels, of decoding
-# with the shapes of published models, and of speculation with a real model.
+# Runs the tests and benchmarks that need an NVIDIA GPU, in less than 9 minutes.
 #
-#   benchmarks/gpu.sh [FOLDER]        results go to FOLDER/<GPU>, by default benchmarks/results
+#   benchmarks/gpu.sh [FOLDER]        writes results to FOLDER/<GPU's name>; FOLDER is benchmarks/results by default
 #
-#   PYTHON      interpreter with torch, triton, transformers and pytest (python3)
-#   MODEL       folder of a real model; without it, the benchmark of speculation is skipped
-#   PROMPTS     file of prompts for MODEL
-#   SPECULATORS folders of speculators that were trained for MODEL
-#   SLIPSTREAM_COMMIT   the commit to record if the tree has no Git history
-#   LOGS        folder for the logs of the parts (build/gpu)
+# Environment variables:
+#   PYTHON             interpreter with torch, triton, transformers and pytest (default: python3)
+#   MODEL              folder of a real model for the part "speculation", which is left out without it
+#   PROMPTS            file of prompts for this model
+#   SPECULATORS        folders of speculators that were trained for this model, separated by spaces
+#   SLIPSTREAM_COMMIT  the commit to record if the tree has no Git history
+#   LOGS               folder for the logs of the parts (default: build/gpu)
 #
 # Each part has its own time limit. If a part fails or exceeds its limit, the end of its log is printed and the other
-# parts still run. The short table is printed last. The exit code is 1 if a part failed.
+# parts still run. The tables are printed last, without that of the kernels. The exit code is 1 if a part failed.
 set -u
 cd "$(dirname "$0")/.."
 
@@ -35,8 +35,8 @@ part() {
     fi
 }
 
-# Kernels take longer to compile than to run. While the tests run, these processes compile the kernels into the
-# compiler's cache. Their exit codes are ignored, because the part "kernels" repeats all checks.
+# Kernels take longer to compile than to run. These processes compile the kernels while the tests run, so that the part
+# "kernels" finds them in the compiler's cache. Their exit codes are ignored, because that part repeats their checks.
 warmers=()
 for share in 0 1 2 3; do
     timeout --kill-after=10 90 "$python" -m benchmarks.kernels --warm "$share/4" >"$logs/warm-$share.log" 2>&1 &
@@ -58,7 +58,7 @@ if [ -n "${MODEL:-}" ]; then
     for speculator in ${SPECULATORS:-}; do options+=(--speculator "$speculator"); done
     part speculation 45 "$python" -m benchmarks.decode --device cuda "${options[@]}" --results "$folder" --minutes 0.6
 else
-    echo "speculation: left out, as MODEL names no folder"
+    echo "speculation: left out, because MODEL is not set"
 fi
 
 echo "failed: ${failed[*]:-none}; ${SECONDS} s in all"

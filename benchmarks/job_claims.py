@@ -1,10 +1,10 @@
-"""Measures how long a worker takes to claim the next job when the queue is long.
+"""Measures how long a worker takes to claim the next job if many jobs are queued.
 
     python -m benchmarks.job_claims [--database-url postgresql://ROLE@HOST/NAME] [--jobs 10000] [--organizations 100]
 
-Fills a database with queued jobs of organizations, some of which have many more jobs than others. Then worker processes
-claim jobs and mark them as succeeded, without a pause. The database must be empty; the command creates its tables and
-leaves the jobs in it. The default is SQLite in a temporary folder. Prints one line of JSON for each number of workers:
+Fills a database with queued jobs, unevenly distributed over organizations. Then worker processes claim jobs and mark
+them as succeeded, one after the other. --database-url must name an empty database. The command creates its tables and
+does not delete the jobs. Prints one line of JSON for each number of workers:
 
     {"database": "postgresql", "jobs": 10000, "organizations": 100, "workers": 4, "claims": 500,
      "p50_ms": 4.1, "p95_ms": 7.9, "max_ms": 15.2}
@@ -42,9 +42,11 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.job_claims", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--database-url", help="an empty PostgreSQL database (default: SQLite)")
-    parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--organizations", type=int, default=100)
+    database = "URL of an empty PostgreSQL database (default: SQLite in a temporary folder)"
+    parser.add_argument("--database-url", help=database)
+    parser.add_argument("--jobs", type=int, default=10_000, help="number of queued jobs (default 10,000)")
+    organizations = "number of organizations that have jobs (default 100)"
+    parser.add_argument("--organizations", type=int, default=100, help=organizations)
     return parser
 
 
@@ -80,7 +82,7 @@ def _fill(num_jobs: int, num_organizations: int) -> None:
         jobs = (Job(organization=owner, kind=Job.Kind.TRAINING) for owner in owners[:num_jobs])
         Job.objects.bulk_create(jobs, batch_size=INSERT_ROWS)
     with connection.cursor() as cursor:
-        cursor.execute("ANALYZE")  # PostgreSQL does this automatically, but only after some time
+        cursor.execute("ANALYZE")  # updates the planner's statistics, which autovacuum does in production
 
 
 def _measure(num_jobs: int, num_organizations: int, num_workers: int) -> dict[str, object]:
@@ -109,7 +111,7 @@ def _start_worker(barrier: Barrier) -> None:
 
 
 def _claim_jobs(num_claims: int) -> list[float]:
-    """Claims jobs in a worker process and marks them as succeeded. Returns the seconds that each claim took."""
+    """Runs in a worker process: claims jobs and marks them as succeeded. Returns the seconds that each claim took."""
     from control.queue.jobs.services import job_claim_next, job_succeed
     from control.tenants.row_security.scope import as_tenant
 

@@ -1,18 +1,19 @@
-"""Checks that kernels are correct and row-invariant, and measures their speed relative to the device's ceilings.
+"""Checks that kernels are correct and row-invariant, and measures their speed relative to the device's peak rates.
 
     python -m benchmarks.kernels --device cuda
 
     correctness     Each kernel is compared with a float64 reference on random inputs. Before the call, its outputs are
                     filled with NaN and placed between guard bytes (benchmarks/gpu/poison.py).
-    row invariance  The rows of a pass over 128 rows must have the same bits in a pass over only the first n rows, over
-                    only the last n rows, and over a single row. The rows of a draft tree must have the same bits as in
-                    plain decoding of their paths.
+    row invariance  A pass over 128 rows must give each row the same bits as passes over only the first n rows, the last
+                    n rows or this row. A row of a draft tree must have the same bits as in plain decoding of its path.
     speed           Each kernel, and torch's implementation if there is one, is timed in a CUDA graph with a cold L2
-                    cache. The time is compared with a lower bound (benchmarks/gpu/ceilings.py). Its ceilings are
-                    measured before and after the kernels, and the higher values are used.
+                    cache. The time is compared with the lower bound that follows from the device's peak rates: the
+                    bandwidth of a copy and the throughput of a matrix product. Both rates are measured before and
+                    after the kernels, and the higher values count.
 
-Writes `kernels.json` to the folder --results/<GPU's name> and prints a table. The exit code is 1 if a check fails.
-`--device cpu` rehearses the whole run with tiny sizes in Triton's interpreter, and writes a file only with --results.
+Writes `kernels.json` to the folder <--results>/<GPU's name> and prints a table. The exit code is 1 if a check fails.
+`--device cpu` is a dry run: everything runs with tiny sizes in Triton's interpreter, and a file is only written if
+--results is given.
 """
 
 import argparse
@@ -25,22 +26,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import ceilings, graph_step_cases, head_cases, layer_cases, record, table
+from benchmarks.gpu import graph_step_cases, head_cases, layer_cases, peak_rates, record, table
 from benchmarks.gpu.case import Case, RowInvariance, check, different_windows, windows
-from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.clock import Clock, clock_of, interleaved
 from benchmarks.gpu.device import NoGpuError, RunDevice
 from benchmarks.gpu.inputs import Inputs, Sizes
+from benchmarks.gpu.peak_rates import PeakRates
 from kernels.losses import Loss
 
 _REPEATS = 30
 _NUM_COMPARED_ROWS = 128
 _COMPARED_CONTEXT = 3000  # keys; attention then has short and long splits and a tail (kernels/cuda/attention.py)
-MakeCase = Callable[[], Case]  # makes a case; its inputs use no memory before the call
+MakeCase = Callable[[], Case]  # makes the inputs of the case only when it is called
 
 
 def layer_case_makers(inputs: Inputs, model: str, row_counts: Sequence[int]) -> Iterator[MakeCase]:
-    """Yields cases for the matrix products of a layer, and for the operations between them with 16 rows."""
+    """Yields the cases of a layer: its matrix products, and with 16 rows the operations between the products."""
     sizes = Sizes.of(model)
     for name, (N, K) in layer_cases.weights_of(sizes).items():
         for M in row_counts:
@@ -82,9 +83,11 @@ def loss_case_makers(inputs: Inputs, model: str, num_rows: int) -> Iterator[Make
         yield partial(head_cases.head_loss, inputs, kind, 2 * num_rows, sizes)
 
 
-def all_case_makers(inputs: Inputs, *, rehearsal: bool) -> list[MakeCase]:
-    """Returns functions that make the cases. The most important are first, as the time may be too short for all."""
-    if rehearsal:
+def all_case_makers(inputs: Inputs, *, dry_run: bool) -> list[MakeCase]:
+    """Returns functions that make the cases. The most important come first, because cases are left out if the time runs
+    out.
+    """
+    if dry_run:
         return [
             *layer_case_makers(inputs, "tiny", (1, 17)),
             partial(layer_cases.product, inputs, "tiny up", 64, 32, 3, layer_cases.ONE_BYTE[0]),
@@ -115,14 +118,14 @@ def all_case_makers(inputs: Inputs, *, rehearsal: bool) -> list[MakeCase]:
 def examine(make: MakeCase, clock: Clock | None, repeats: int) -> dict[str, Any]:
     """Checks a case and, if a clock is given, times the kernel and the other implementations."""
     case = make()
-    found = check(case)
-    result: dict[str, Any] = {"operation": case.operation, "shape": case.shape, "passed": found.passed}
-    result |= asdict(found)
+    checked = check(case)
+    result: dict[str, Any] = {"operation": case.operation, "shape": case.shape, "passed": checked.passed}
+    result |= asdict(checked)
     if clock is not None:
-        arms = {name: clock.prepared(work) for name, work in {"ours": case.run, **case.rivals}.items()}
-        result["seconds"] = {name: asdict(spread) for name, spread in interleaved(arms, repeats).items()}
+        timed_runs = {name: clock.prepared(work) for name, work in {"ours": case.run, **case.rivals}.items()}
+        result["seconds"] = {name: asdict(spread) for name, spread in interleaved(timed_runs, repeats).items()}
         result["work"] = asdict(case.work)
-        result["_work"] = case.work  # for `with_shares`, which removes it
+        result["_work"] = case.work  # used and removed by `with_share_of_ceiling`
     return result
 
 
@@ -135,18 +138,18 @@ def examined(
             return
         try:
             yield examine(make, clock, repeats)
-        except Exception as error:  # reported as a failed case, so that the other cases still run
+        except Exception as error:  # reports this case as failed and continues with the others
             traceback.print_exc()
             yield {"operation": "failed", "shape": f"{type(error).__name__}: {error}"[:300], "passed": False}
 
 
-def row_invariance_results(inputs: Inputs, *, rehearsal: bool) -> Iterator[dict[str, Any]]:
-    model = "tiny" if rehearsal else "llama-3.2-1b"
-    count, context = (5, 140) if rehearsal else (_NUM_COMPARED_ROWS, _COMPARED_CONTEXT)
+def row_invariance_results(inputs: Inputs, *, dry_run: bool) -> Iterator[dict[str, Any]]:
+    model = "tiny" if dry_run else "llama-3.2-1b"
+    count, context = (5, 140) if dry_run else (_NUM_COMPARED_ROWS, _COMPARED_CONTEXT)
     sizes = Sizes.of(model)
     claims: list[RowInvariance] = [
-        *layer_cases.row_claims(inputs, sizes, count, context),
-        *head_cases.row_claims(inputs, sizes, count),
+        *layer_cases.row_invariance_claims(inputs, sizes, count, context),
+        *head_cases.row_invariance_claims(inputs, sizes, count),
     ]
     for claim in claims:
         compared = windows(claim.num_rows)
@@ -161,8 +164,8 @@ def row_invariance_results(inputs: Inputs, *, rehearsal: bool) -> Iterator[dict[
     }
 
 
-def with_shares(result: dict[str, Any], best: Ceilings) -> dict[str, Any]:
-    """Adds to a timed case the ceiling that bounds it, and the share of this ceiling that it reaches."""
+def with_share_of_ceiling(result: dict[str, Any], best: PeakRates) -> dict[str, Any]:
+    """Adds to a timed case the peak rate that limits it (bandwidth or arithmetic), and how much of it is reached."""
     work = result.pop("_work", None)
     if work is not None:
         result["bound"] = work.bound(best)
@@ -173,15 +176,15 @@ def with_shares(result: dict[str, Any], best: Ceilings) -> dict[str, Any]:
 def run(args: argparse.Namespace, run_device: RunDevice) -> dict[str, Any]:
     inputs, clock = Inputs(run_device, args.seed), clock_of(run_device.device)
     deadline = time.monotonic() + 60 * args.minutes
-    case_makers = all_case_makers(inputs, rehearsal=run_device.is_rehearsal)
+    case_makers = all_case_makers(inputs, dry_run=run_device.is_dry_run)
     if args.warm is not None:
         part, parts = args.warm
         return {"cases": list(examined(case_makers[part::parts], None, deadline)), "rows": []}
-    rows = list(row_invariance_results(inputs, rehearsal=run_device.is_rehearsal))
-    before = ceilings.measure(clock, run_device)
-    cases = list(examined(case_makers, clock, deadline, 1 if run_device.is_rehearsal else _REPEATS))
-    after = ceilings.measure(clock, run_device)
-    best = Ceilings(
+    rows = list(row_invariance_results(inputs, dry_run=run_device.is_dry_run))
+    before = peak_rates.measure(clock, run_device)
+    cases = list(examined(case_makers, clock, deadline, 1 if run_device.is_dry_run else _REPEATS))
+    after = peak_rates.measure(clock, run_device)
+    best = PeakRates(
         copy_bytes_per_second=max(before.copy_bytes_per_second, after.copy_bytes_per_second),
         flops_per_second=max(before.flops_per_second, after.flops_per_second),
     )
@@ -189,29 +192,29 @@ def run(args: argparse.Namespace, run_device: RunDevice) -> dict[str, Any]:
         "seed": args.seed,
         "ceilings": asdict(best) | {"before": asdict(before), "after": asdict(after)},
         "rows": rows,
-        "cases": [with_shares(case, best) for case in cases],
+        "cases": [with_share_of_ceiling(case, best) for case in cases],
     }
 
 
 def part_of(value: str) -> tuple[int, int]:
     part, _, parts = value.partition("/")
     if not (part.isdigit() and parts.isdigit() and int(part) < int(parts)):
-        raise argparse.ArgumentTypeError(f"must be I/N with I below N, got {value!r}")
+        raise argparse.ArgumentTypeError(f"must be I/N with integers 0 <= I < N, got {value!r}")
     return int(part), int(parts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Checks and times every kernel.")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: a rehearsal at tiny sizes")
-    parser.add_argument("--results", type=Path, metavar="DIR", help="default on a GPU: benchmarks/results")
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, metavar="S", help="default: the clock")
-    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="start no case after this time")
-    parser.add_argument(
-        "--warm",
-        type=part_of,
-        metavar="I/N",
-        help="only compile and check every N-th case, from case I on, to fill the compiler's cache",
-    )
+    device = "cuda (the default), or cpu for a dry run with tiny sizes"
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help=device)
+    results = "folder for the results (default: benchmarks/results, or none with --device cpu)"
+    parser.add_argument("--results", type=Path, metavar="DIR", help=results)
+    seed = "seed of the random inputs (default: the current time)"
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, metavar="S", help=seed)
+    minutes = "time for all cases; no case starts later (default 5)"
+    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help=minutes)
+    warm = "only fill the compiler's cache: compile and check every N-th case, beginning with case I"
+    parser.add_argument("--warm", type=part_of, metavar="I/N", help=warm)
     args = parser.parse_args(argv)
     try:
         run_device = RunDevice.of(args.device)
@@ -220,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     machine = record.Machine.now(run_device.device)
     values = run(args, run_device)
-    folder = args.results or (None if run_device.is_rehearsal else record.DEFAULT_FOLDER)
+    folder = args.results or (None if run_device.is_dry_run else record.DEFAULT_FOLDER)
     if folder is not None and args.warm is None:
         record.write(folder, machine, "kernels", values)
     if args.warm is None:

@@ -1,4 +1,7 @@
-"""Draws the figure of `benchmarks.cpu`: speed by batch size, speedup by speculation, and speed at the smallest size."""
+"""A figure with three plots: the speed by batch size, the speedup by speculation, and a bar for each arm.
+
+An arm is an engine with a drafting method and a weight format. The bars are speeds at the smallest batch size.
+"""
 
 from pathlib import Path
 
@@ -27,7 +30,7 @@ def draw(samples: Samples, title: str, path: Path) -> None:
 
 
 def _style(arm: str, arms: list[str]) -> dict[str, str]:
-    """Returns an arm's line style. Arms of the same engine have the same color and different lines and markers."""
+    """The engine determines the color; the arm's index among the engine's arms determines line style and marker."""
     engine = arm.partition(" ")[0]
     index = [other for other in arms if other.partition(" ")[0] == engine].index(arm)
     return {
@@ -43,8 +46,8 @@ def _draw_speed(axes: Axes, samples: Samples, arms: list[str], sizes: list[int])
         _line(axes, points, arm, arms)
     axes.set_yscale("log")
     axes.set_ylabel("generated tokens per second")
-    axes.set_title("Speed by answers in flight")
-    _over_sizes(axes, sizes)
+    axes.set_title("Speed by batch size")
+    _add_size_axis(axes, sizes)
 
 
 def _draw_gain(axes: Axes, samples: Samples, arms: list[str], sizes: list[int]) -> None:
@@ -56,8 +59,8 @@ def _draw_gain(axes: Axes, samples: Samples, arms: list[str], sizes: list[int]) 
                 _line(axes, ratios, arm, arms)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_ylabel("speed over the same engine without speculation")
-    axes.set_title("What speculation gains")
-    _over_sizes(axes, sizes)
+    axes.set_title("Speedup by speculation")
+    _add_size_axis(axes, sizes)
 
 
 def _draw_bars(axes: Axes, samples: Samples, arms: list[str], size: int) -> None:
@@ -77,7 +80,7 @@ def _draw_bars(axes: Axes, samples: Samples, arms: list[str], size: int) -> None
     axes.margins(x=0.12)
     axes.tick_params(axis="y", labelsize=8)
     axes.set_xlabel("generated tokens per second")
-    axes.set_title(f"{size} answer{'s' if size > 1 else ''} in flight (median, quartiles)")
+    axes.set_title(f"Speed at batch size {size} (median, quartiles)")
 
 
 def _line(axes: Axes, points: list[tuple[int, Spread]], arm: str, arms: list[str]) -> None:
@@ -100,9 +103,9 @@ def _errors(spreads: list[Spread]) -> list[list[float]]:
     return [[spread.median - spread.low for spread in spreads], [spread.high - spread.median for spread in spreads]]
 
 
-def _over_sizes(axes: Axes, sizes: list[int]) -> None:
+def _add_size_axis(axes: Axes, sizes: list[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.set_xlabel("answers in flight (batch size)")
+    axes.set_xlabel("batch size")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

@@ -1,4 +1,4 @@
-"""Writes the results of `benchmarks.cpu`: a table, a file with all samples, and a plot."""
+"""Writes the results of a run of `benchmarks.cpu`: a table, a plot, and a JSON file with all samples."""
 
 import json
 import os
@@ -47,9 +47,9 @@ class Report:
     versions: dict[str, str]
     model: str
     prompts: str
-    num_prompts: int  # number of available prompts; if rounds need more, prompts are used again
+    num_prompts: int  # available prompts; after the last one, rounds start again with the first
     max_tokens: int
-    missing: dict[str, str]
+    missing: dict[str, str]  # name of an arm or engine that did not run -> reason
     samples: Samples
     verdicts: list[Verdict]
 
@@ -85,17 +85,17 @@ def markdown(report: Report) -> str:
     machine, loads = report.machine, report.load_averages
     versions = " · ".join(f"{engine} {version}" for engine, version in report.versions.items())
     lines = [
-        f"{report.model}, {report.prompts}, greedy, at most {report.max_tokens} tokens an answer.",
-        f"{machine.processor}, {machine.num_cores} cores, OpenMP waiting: {machine.openmp_wait_policy}, "
+        f"{report.model}, {report.prompts}, greedy, at most {report.max_tokens} tokens per answer.",
+        f"{machine.processor}, {machine.num_cores} cores, OpenMP wait policy: {machine.openmp_wait_policy}, "
         f"{machine.started_at}. Load average {machine.load_average[0]:.1f} before the start"
-        + (f", {min(loads):.1f} to {max(loads):.1f} meanwhile." if loads else "."),
+        + (f", {min(loads):.1f} to {max(loads):.1f} during the run." if loads else "."),
         versions,
         "",
         *_table(report.samples),
         "",
         *_claims(report.verdicts),
     ]
-    lines += [f"- missing: {name}: {reason}" for name, reason in report.missing.items()]
+    lines += [f"- {name} did not run: {reason}" for name, reason in report.missing.items()]
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
 """The measurements of a run of `benchmarks.cpu`, and their uncertainty.
 
-An arm is an engine with a drafting method. In a round, all arms answer the same prompts in turn. A ratio of speeds is
-computed for each round, because the speed of the machine changes less within a round than between rounds.
+An arm is an engine with a drafting method and a weight format. In a round, the arms take turns to answer the same
+prompts. Only speeds of the same round are divided by each other, so that slow changes of the machine's speed affect
+numerator and denominator equally.
 """
 
 import math
@@ -15,7 +16,7 @@ class Sample:
     """The measurement of one arm in one round at one batch size."""
 
     arm: str
-    own_plain: str  # the arm with the same engine and weights but without speculation, which may be this arm
+    own_plain: str  # the arm with the same engine and weights but without speculation, possibly this arm itself
     weights: str
     batch_size: int
     round: int
@@ -23,8 +24,8 @@ class Sample:
     tokens: int  # generated for all prompts
     seconds: float
     ttft_seconds: float  # median over the prompts
-    prefill_seconds: float | None
-    acceptance_length: float | None
+    prefill_seconds: float | None  # None: the engine does not report it
+    acceptance_length: float | None  # None: the engine does not report it
     prompts: int
     equal: int | None  # number of answers equal to those of `own_plain`; None if that arm did not run in this round
     load_average: float  # one-minute load average when the arm started
@@ -52,7 +53,7 @@ class Spread:
 
     @property
     def uncertainty(self) -> float:
-        """Returns half the width of the 95 % confidence interval of the median.
+        """Half the width of the median's 95 % confidence interval.
 
         Source: McGill, Tukey and Larsen 1978, notched box plots.
         """
@@ -73,7 +74,7 @@ class Samples:
         return Spread.of([sample.tokens_per_second for sample in self.of(arm, batch_size)])
 
     def ratio(self, arm: str, other: str, batch_size: int) -> Spread | None:
-        """Returns the speed of `arm` divided by that of `other`, computed for each round."""
+        """Returns the spread, over the rounds with both arms, of the speed of `arm` divided by that of `other`."""
         denominators = {sample.round: sample.tokens_per_second for sample in self.of(other, batch_size)}
         return Spread.of(
             [
@@ -84,7 +85,7 @@ class Samples:
         )
 
     def fastest_plain(self, weights: str, batch_size: int) -> str | None:
-        """Returns the fastest arm without speculation that has weights of this format."""
+        """Returns the fastest arm without speculation among those with this weight format."""
         plain = {
             sample.arm
             for sample in self.all

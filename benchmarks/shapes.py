@@ -1,11 +1,11 @@
-"""Turns the drafts of any drafter into chains or trees, so that `benchmarks.equality` tests both with every drafter.
+"""Turns the drafts of any drafter into chains or trees, so that the verification of both is tested with each drafter.
 
-chain   only the path to the deepest node; to the likeliest one if several nodes are equally deep
-tree    the draft, in which every node gets a sibling with another token
+chain   only the path from the root to the deepest node; if several nodes are deepest, to the likeliest of them
+tree    the draft with an additional sibling of every node, which has another token
 """
 
+import collections.abc
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
 
 from engine.cache.kv_cache import KVCache
 from engine.draft import Draft
@@ -22,9 +22,9 @@ def as_chain(draft: Draft) -> Draft:
 
 
 def as_tree(draft: Draft) -> Draft:
-    """Adds a sibling for every node. Its token is the next id, and its survival is half of the node's.
+    """Adds to every node a sibling leaf with the next token id and half the node's survival probability.
 
-    With this survival, some siblings are likely enough to be verified within the draft budget.
+    The probability decides which nodes fit into the draft budget. With half of it, some of the siblings do.
     """
     tokens, parents, survival = list(draft.tokens), list(draft.parents), list(draft.survival)
     existing = set(zip(parents, tokens, strict=True))
@@ -38,9 +38,9 @@ def as_tree(draft: Draft) -> Draft:
     return Draft(tuple(tokens), tuple(parents), tuple(survival))
 
 
-class Shaped(Drafter):
+class ShapedDrafter(Drafter):
     def __init__(self, drafter: Drafter, shape: Callable[[Draft], Draft], drafter_budget: Callable[[int], int]) -> None:
-        """drafter_budget: takes the draft budget and returns the number of nodes to request from the drafter."""
+        """`drafter_budget` maps the draft budget to the budget that `drafter` gets; `shape` may add the rest."""
         self.name, self.max_depth = drafter.name, drafter.max_depth
         self.tap_layers, self.slot_bytes = drafter.tap_layers, drafter.slot_bytes
         self._drafter, self._shape, self._drafter_budget = drafter, shape, drafter_budget
@@ -48,7 +48,7 @@ class Shaped(Drafter):
     def prepare(self, cache: KVCache) -> None:
         self._drafter.prepare(cache)
 
-    def propose(self, sequences: SequenceOf[Sequence], budget: int) -> list[Draft]:
+    def propose(self, sequences: collections.abc.Sequence[Sequence], budget: int) -> list[Draft]:
         return [self._shape(draft) for draft in self._drafter.propose(sequences, self._drafter_budget(budget))]
 
     def observe(self, done: Pass) -> None:
@@ -59,6 +59,7 @@ class Shaped(Drafter):
 
 
 SHAPES: dict[str, Callable[[Drafter], Drafter]] = {
-    "chain": lambda drafter: Shaped(drafter, as_chain, lambda budget: budget),
-    "tree": lambda drafter: Shaped(drafter, as_tree, lambda budget: (budget + 1) // 2),  # leaves room for siblings
+    "chain": lambda drafter: ShapedDrafter(drafter, as_chain, lambda budget: budget),
+    # Half of the budget is left for the siblings.
+    "tree": lambda drafter: ShapedDrafter(drafter, as_tree, lambda budget: (budget + 1) // 2),
 }

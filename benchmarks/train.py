@@ -1,18 +1,18 @@
-"""Trains a speculator with a given number of answers and a given time, and measures its acceptance length.
+"""Trains a speculator for some minutes on a given number of answers, and measures its acceptance length.
 
     python -m benchmarks.train --kind eagle3 --rows 300 --minutes 5 --prompts FILE.jsonl
 
-The model answers `--rows` training prompts and `--held-out` other prompts. `python -m workers.training` then trains the
-speculator on the training answers and evaluates it on the held-out ones. Prints one line of JSON:
+The model answers `--rows` training questions and the held-out questions, at temperature 0. `python -m workers.training`
+trains the speculator on the answers to the training questions. Prints one line of JSON:
 
-    rows, tokens                         number of training answers and of their tokens
-    minutes                              processor time of the training loop; unlike wall time, it does not depend on
-                                         other work on the machine
-    simulated_acceptance_length          computed by the training program from the held-out answers
-    served_acceptance_length             measured by answering the held-out prompts; should equal the simulated length
+    rows, tokens                   number of training answers and of their tokens
+    minutes                        processor time of the training loop; unlike wall time, it does not depend on other
+                                   work on the machine
+    simulated_acceptance_length    computed by the training program from the held-out answers
+    served_acceptance_length       measured while the engine answers the held-out questions; should equal the simulated
 
-The held-out prompts do not depend on --rows. Answers are stored in --folder, and later runs of any kind use them again.
-docs/metrics.md defines the acceptance length. The temperature is 0.
+The held-out questions are the same for any number of rows. The model's answers are kept in --folder and used for all
+kinds and numbers of rows. docs/metrics.md defines the acceptance length.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from workers.training.data import split_key
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LOG_LINES = 5
-_NUM_GENERATED = 2048  # number of word problems that are generated if no --prompts are given
+_NUM_GENERATED = 2048  # word problems from which the held-out ones are drawn
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "max_seconds": 60 * args.minutes,
         "epochs": 10_000,  # --minutes ends the training
         "patience": 0,
-        # Training rounds the resulting number of validation answers up, which gives `held_out`.
+        # Training rounds the number of validation answers up; - 0.5 makes the result exactly `held_out`.
         "validation_fraction": (args.held_out - 0.5) / (args.rows + args.held_out),
         "draft_budget": args.draft_budget,
         **args.hyperparameters,
@@ -81,22 +81,24 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _questions(path: Path | None, rows: int, held_out: int) -> tuple[list[str], list[str]]:
-    """Returns the questions that the training program will hold out, and `rows` other questions.
+    """Returns the questions that the training program will hold out, and the first `rows` others.
 
+    path: file of questions; None generates them.
     Raises: WorkloadError: there are too few questions, or a line is not {"question": ...}.
     """
     if path is None:
-        found = prompt_sets(_NUM_GENERATED, 0).distill
+        questions = prompt_sets(_NUM_GENERATED, 0).distill
     else:
         try:
             with path.open(encoding="utf-8") as lines:
-                found = list(dict.fromkeys(str(json.loads(line)["question"]) for line in lines))
+                questions = list(dict.fromkeys(str(json.loads(line)["question"]) for line in lines))
         except (ValueError, KeyError, TypeError) as error:
-            raise WorkloadError(f'{path} must hold lines {{"question": ...}}, got {error!r}') from error
-    if len(found) < rows + held_out:
-        raise WorkloadError(f"{path or 'the generator'} must have {rows + held_out} questions, has {len(found)}")
-    first = sorted(found, key=lambda question: split_key(_row_id(question)))[:held_out]  # as training selects them
-    return first, [question for question in found if question not in set(first)][:rows]
+            raise WorkloadError(f'every line of {path} must be {{"question": ...}}, got {error!r}') from error
+    if len(questions) < rows + held_out:
+        raise WorkloadError(f"{path or 'the generator'} must have {rows + held_out} questions, has {len(questions)}")
+    # This is the order in which the training program selects the answers to hold out.
+    first = sorted(questions, key=lambda question: split_key(_row_id(question)))[:held_out]
+    return first, [question for question in questions if question not in set(first)][:rows]
 
 
 def _row_id(question: str) -> str:
@@ -104,9 +106,9 @@ def _row_id(question: str) -> str:
 
 
 def write_answers(model: Path, questions: Sequence[str], path: Path, *, kept: Path, max_tokens: int) -> None:
-    """Writes the training rows of the questions to `path`.
+    """Writes the questions with their answers to `path`, as training rows.
 
-    Effects: answers that are not in the folder `kept` are generated and stored there.
+    Effects: answers that are not yet stored in the folder `kept` are generated and stored there.
     """
     stored = _StoredAnswers(kept / f"{model.name}-{max_tokens}.jsonl")
     missing = [question for question in questions if _row_id(question) not in stored.rows]
@@ -121,7 +123,7 @@ def write_answers(model: Path, questions: Sequence[str], path: Path, *, kept: Pa
 
 
 class _StoredAnswers:
-    """The file of generated training rows, with the rows by custom_id."""
+    """The generated training rows, by custom_id, which are also stored in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -141,7 +143,10 @@ class _StoredAnswers:
 
 
 def _train(kind: str, model: Path, answers: Path, hyperparameters: dict[str, Any]) -> Path:
-    """Returns the speculator's folder. Raises: WorkloadError: training failed; the error has its last messages."""
+    """Returns the speculator's folder.
+
+    Raises: WorkloadError: training failed; the message ends with the last lines that it printed.
+    """
     folder = answers.parent
     command = [sys.executable, "-m", "workers.training", str(model), os.devnull, str(folder), "--method", kind]
     command += ["--answers", str(answers), "--hyperparameters", json.dumps(hyperparameters)]
@@ -154,7 +159,7 @@ def _train(kind: str, model: Path, answers: Path, hyperparameters: dict[str, Any
 
 
 def _held_out(answers: Path, ids: set[str]) -> list[Request]:
-    """Returns requests for the held-out prompts. `max_tokens` is the length of the stored answer."""
+    """Returns requests for the held-out prompts, limited to the lengths of the stored answers."""
     rows = (json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines())
     return [
         Request(
@@ -177,17 +182,20 @@ def _serve(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Trains a speculator for some minutes and measures its acceptance length, simulated and served.")
+    parser = arguments("Trains a speculator for some minutes and measures its acceptance length.")
     parser.add_argument("--kind", required=True, help="kind of speculator: medusa, eagle3, mtp, ...")
-    parser.add_argument("--rows", type=int, required=True, metavar="N", help="training answers")
+    parser.add_argument("--rows", type=int, required=True, metavar="N", help="number of training answers")
     parser.add_argument("--minutes", type=float, required=True, metavar="M", help="processor time of the training loop")
-    parser.add_argument("--held-out", type=int, default=32, metavar="N", help="answers for the evaluation (default 32)")
-    parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help="longest answer (default 160)")
-    parser.add_argument("--draft-budget", type=int, default=15, metavar="N", help="drafted per pass (default 15)")
-    parser.add_argument("--hyperparameters", type=json.loads, default={}, metavar="JSON", help="for the kind")
-    parser.add_argument(
-        "--folder", type=Path, default=_ROOT / "var" / "train", help="for answers and speculators (default var/train)"
-    )
+    held_out = "number of held-out questions, with which the speculator is evaluated (default 32)"
+    parser.add_argument("--held-out", type=int, default=32, metavar="N", help=held_out)
+    max_tokens = "maximum number of tokens of an answer (default 160)"
+    parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help=max_tokens)
+    draft_budget = "number of draft tokens per pass (default 15)"
+    parser.add_argument("--draft-budget", type=int, default=15, metavar="N", help=draft_budget)
+    hyperparameters = "hyperparameters that replace the kind's defaults, as a JSON object"
+    parser.add_argument("--hyperparameters", type=json.loads, default={}, metavar="JSON", help=hyperparameters)
+    folder = "folder for answers and speculators (default var/train)"
+    parser.add_argument("--folder", type=Path, default=_ROOT / "var" / "train", metavar="DIR", help=folder)
     try:
         result = run(parser.parse_args(argv))
     except (WorkloadError, EngineError, ModelNotFoundError, OSError) as error:

@@ -1,4 +1,4 @@
-"""A figure with two plots of acceptance length: by kind, and by the number of training answers."""
+"""A figure with two plots of the acceptance length: by kind of speculator, and by the number of training answers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
     matplotlib.use("Agg")
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     kinds, rows = figure.subplots(1, 2)
-    # The left plot compares the kinds at the number of rows for which the most kinds were trained.
+    # The kinds are compared at the number of training answers with which most of them were trained.
     compared = max(sorted({p[1] for p in points}), key=[p[1] for p in points].count)
     _draw_kinds(kinds, sorted((p for p in points if p[1] == compared), key=lambda p: -p[3]), compared)
     _draw_rows(rows, points)
@@ -31,7 +31,7 @@ def _draw_kinds(axes: Axes, points: Sequence[Point], rows: int) -> None:
     axes.set_xticks(list(x), [p[0] for p in points])
     axes.set_ylim(bottom=1.0)
     axes.set_ylabel("acceptance length")
-    axes.set_title(f"{rows} answers: simulated (light), served")
+    axes.set_title(f"{rows} training answers: simulated (light bars), served (dark bars)")
 
 
 def _draw_rows(axes: Axes, points: Sequence[Point]) -> None:
@@ -43,7 +43,7 @@ def _draw_rows(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_xticks(numbers, [f"{number:,}" for number in numbers])
     axes.minorticks_off()
     axes.set_ylim(bottom=1.0)
-    axes.set_xlabel("answers to learn from")
+    axes.set_xlabel("number of training answers")
     axes.set_title("served acceptance length")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

@@ -1,11 +1,11 @@
-"""Runs `benchmarks.train` for all kinds of speculators, and writes the results as a table and a plot.
+"""Compares all kinds of speculators: runs `benchmarks.train` for each and writes a table and a plot.
 
     python -m benchmarks.train_table --prompts FILE.jsonl
 
-Trains every kind on 300 answers, then the two best kinds on 100 and on 1,000 answers. After each training, the files in
-the folder --results are updated, which include the machine, the date and the commit. A second run makes only the
-trainings whose results are missing. turbo_lora never counts as one of the best kinds: its adapter changes the answers,
-so its acceptance length cannot be compared with that of other kinds.
+Trains every kind on 300 answers, then the two best kinds on 100 and on 1,000 answers. After each training, its result
+is added to the folder --results with the machine, the date and the commit, and table and plot are updated. A second run
+only trains what has no result yet. turbo_lora is never among the best kinds, because its adapter changes the model's
+answers, so that its acceptance length cannot be compared with that of the other kinds.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from workers.kinds import TRAINED_KINDS
 
 _ROOT = Path(__file__).resolve().parents[1]
 _ROWS, _OTHER_ROWS = 300, (100, 1000)
-_SHARE_OF_MINUTES = {100: 0.5, 300: 1.0, 1000: 4.0}  # rows -> factor of --minutes
+_SHARE_OF_MINUTES = {100: 0.5, 300: 1.0, 1000: 4.0}  # number of answers -> training time / --minutes
 _NUM_BEST = 2
 _LINES_FILE = "results.json"
 _KINDS_THAT_CHANGE_ANSWERS = ("turbo_lora",)
@@ -53,7 +53,7 @@ class Line:
 
 
 def run(args: argparse.Namespace) -> list[Line]:
-    """Runs the trainings whose results are missing. Effects: writes the files in args.results after each training."""
+    """Runs the missing trainings and returns all results. Writes the files in args.results after each training."""
     lines = read(args.results)
     for kind in TRAINED_KINDS:
         _add(lines, kind, _ROWS, args)
@@ -69,7 +69,7 @@ def read(folder: Path) -> list[Line]:
 
 
 def write(lines: Sequence[Line], folder: Path) -> None:
-    """Writes the results as JSON, as a table and as a plot."""
+    """Writes results.json, table.md and plot.png."""
     folder.mkdir(parents=True, exist_ok=True)
     values = {"lines": [asdict(line) for line in lines]}
     (folder / _LINES_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
@@ -111,7 +111,7 @@ def _add(lines: list[Line], kind: str, rows: int, args: argparse.Namespace) -> N
 
 
 def _commit() -> str:
-    """Returns the commit of the Git checkout, with the suffix "-dirty" if there are uncommitted changes."""
+    """Returns the hash of the checked-out commit, with the suffix "-dirty" if there are uncommitted changes."""
     describe = ("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     done = subprocess.run(describe, cwd=_ROOT, capture_output=True, text=True)
     return done.stdout.strip() or "unknown"
@@ -130,13 +130,13 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def _circumstances(lines: Sequence[Line]) -> list[str]:
-    """Returns the lines below the table: how the acceptance was measured, on which machine and with which versions."""
+    """Returns the lines below the table that describe the conditions of all trainings."""
     budgets = sorted({line.found["draft_budget"] for line in lines})
     held_out = sorted({line.found["held_out"] for line in lines})
     machines = sorted({line.machine for line in lines})
     versions = sorted({" · ".join(f"{name} {number}" for name, number in line.versions.items()) for line in lines})
     return [
-        f"Acceptance length on {_joined(held_out)} questions held out, greedy, trees of {_joined(budgets)} nodes;",
+        f"Acceptance length on {_joined(held_out)} held-out questions, greedy, trees of {_joined(budgets)} nodes;",
         f"minutes of processor time. {_joined(machines)}. {_joined(versions)}.",
     ]
 
@@ -146,16 +146,15 @@ def _joined(values: Sequence[object]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Trains every kind of speculator for some minutes and plots its acceptance length.")
-    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="time with 300 answers (default 5)")
-    parser.add_argument("--draft-budget", type=int, default=31, metavar="N", help="drafted per pass (default 31)")
-    parser.add_argument("--folder", type=Path, default=_ROOT / "var" / "train", help="the --folder of benchmarks.train")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=_ROOT / "build" / "train-table",
-        help="(default build/train-table)",
-    )
+    parser = arguments("Trains every kind of speculator for some minutes and plots the acceptance lengths.")
+    minutes = "processor time of a training on 300 answers (default 5); 100 answers get half and 1,000 four times of it"
+    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help=minutes)
+    draft_budget = "number of draft tokens per pass (default 31)"
+    parser.add_argument("--draft-budget", type=int, default=31, metavar="N", help=draft_budget)
+    folder = "folder for answers and speculators (default var/train)"
+    parser.add_argument("--folder", type=Path, default=_ROOT / "var" / "train", metavar="DIR", help=folder)
+    results = "folder for table, plot and results (default build/train-table)"
+    parser.add_argument("--results", type=Path, default=_ROOT / "build" / "train-table", metavar="DIR", help=results)
     try:
         print(markdown(run(parser.parse_args(argv))))
     except subprocess.CalledProcessError as error:

@@ -1,6 +1,6 @@
-"""Reads prompts for benchmarks, and defines their common arguments.
+"""Reads prompts as token ids, and defines the command-line arguments that the benchmarks share.
 
-Importing this module sets OMP_WAIT_POLICY=PASSIVE, which has an effect only before torch is imported.
+Importing this module makes waiting OpenMP threads sleep instead of spin. It has to be imported before torch.
 """
 
 import os
@@ -22,7 +22,7 @@ WITHOUT_WEIGHTS = ("ngram", "suffix")  # drafters that need no speculator
 
 
 class WorkloadError(ValueError):
-    """The prompts file or the speculator cannot be used. The message gives the reason."""
+    """A prompts file or a speculator cannot be used; the message names the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     """Returns a parser with the arguments common to all benchmarks: the model and the prompts."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="folder with safetensors and tokenizer (default: the demo's)"
+        "--model", type=Path, metavar="DIR", help="folder with safetensors and tokenizer (default: the demo's model)"
     )
     parser.add_argument(
         "--prompts",
@@ -47,17 +47,16 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--weights", default="auto", help="auto (in dtype) or int8")
-    parser.add_argument("--dtype", default="auto", help="auto (as published), float32 or bfloat16")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--weights", default="auto", help="weight format: int8, or auto for that of --dtype")
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, or auto: the model's own dtype")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto for cuda if there is a GPU")
 
 
 def read_prompts(path: Path | None, tokenizer: Tokenizer, *, max_seq_len: int, limit: int) -> list[Prompt]:
-    """Returns the first `limit` prompts of a file, or generated word problems if `path` is None.
+    """Returns the first `limit` prompts of a file, or without a file `limit` generated word problems.
 
-    Sampling parameters in the file are ignored.
-
-    Raises: WorkloadError: the file has no rows, or a line that is neither a question nor a valid request to this model.
+    Of the requests in the file, only the prompts are used, not the sampling parameters.
+    Raises: WorkloadError: the file is empty, a line has another format, or the model cannot answer a request.
     """
     if path is None:
         questions = prompt_sets(0, limit, seed=PROBLEMS_SEED).held_out
@@ -90,18 +89,21 @@ def _prompt(row: dict[str, Any], name: str, tokenizer: Tokenizer, max_seq_len: i
 
 
 def _question(question: str, name: str, tokenizer: Tokenizer, max_seq_len: int) -> Prompt:
-    """Returns a chat prompt with the question, in the form that the demo uses (examples/prompts.py)."""
+    """Returns a chat prompt with the question, in the demo's format (examples/prompts.py)."""
     try:
         token_ids = tokenizer.encode_chat(messages(question))
     except ChatTemplateError as error:
         raise WorkloadError(str(error)) from error
     if len(token_ids) >= max_seq_len:
-        raise WorkloadError(f"a prompt may have at most {max_seq_len - 1} tokens, got {len(token_ids)}")
+        raise WorkloadError(f"a prompt can have at most {max_seq_len - 1} tokens, got {len(token_ids)}")
     return Prompt(name, tuple(token_ids))
 
 
 def speculator_kind(folder: Path) -> str:
-    """Returns the kind of the speculator in a folder, according to config.json. Raises: WorkloadError."""
+    """Returns the kind of the speculator in a folder, from its config.json.
+
+    Raises: WorkloadError: there is no readable config.json, or the engine does not serve this kind.
+    """
     try:
         values = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -121,5 +123,5 @@ def speculator_kind(folder: Path) -> str:
     else:
         kind = "draft_model"
     if kind not in KINDS:
-        raise WorkloadError(f"{folder} holds a speculator of kind {kind}, which this engine does not serve")
+        raise WorkloadError(f"{folder} contains a speculator of kind {kind}, which the engine does not serve")
     return kind

@@ -1,1 +1,1 @@
-"""Modules of the GPU benchmarks `benchmarks.kernels` and `benchmarks.decode`."""
+"""Modules of the GPU benchmarks: clock, peak rates, poisoned memory, model shapes, records and tables."""

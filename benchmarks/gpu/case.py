@@ -1,4 +1,4 @@
-"""The test case of a kernel at one shape: how to run it, how to compute its error, and how much work it must do."""
+"""A test case of a kernel with inputs of one shape, and the functions that check the kernel with it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.ceilings import Work
+from benchmarks.gpu.peak_rates import Work
 from benchmarks.gpu.poison import Poisoned
 
 Outputs = Sequence[Tensor]
@@ -17,10 +17,10 @@ class Case:
     operation: str
     shape: str  # description of the shape
     run: Callable[[], Outputs]
-    error: Callable[[Outputs], float]  # compares the outputs with the reference; may return NaN, which does not pass
+    error: Callable[[Outputs], float]  # returns the difference of the outputs from the reference's; NaN never passes
     tolerance: float
     work: Work
-    rivals: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # other implementations of the operation
+    rivals: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # other implementations, for their times
 
     @property
     def name(self) -> str:
@@ -31,7 +31,7 @@ class Case:
 class Check:
     error: float
     tolerance: float
-    damage: list[str]  # allocations with out-of-bounds writes
+    damage: list[str]  # descriptions of out-of-bounds writes (poison.py)
 
     @property
     def passed(self) -> bool:
@@ -47,9 +47,9 @@ def check(case: Case) -> Check:
 
 
 def relative_error(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]:
-    """Returns a function that computes the largest ||out - exact|| / ||exact|| over all outputs.
+    """Returns a function that computes ||out - exact|| / ||exact|| for each output and returns the largest.
 
-    exact: computes the outputs in float64.
+    exact: computes the exact outputs, in float64.
     """
 
     def error(outputs: Outputs) -> float:
@@ -73,23 +73,23 @@ def number_different(exact: Callable[[], Outputs]) -> Callable[[Outputs], float]
 
 @dataclass(frozen=True, slots=True)
 class RowInvariance:
-    """The claim that the result of a row has the same bits for any other rows in the batch.
+    """The claim that the bits of each output row of an operation do not depend on the other rows of the batch.
 
-    of: runs the operation with only the given range of rows and returns its outputs.
+    run: runs the operation on only the given range of rows and returns its outputs.
     """
 
     operation: str
     num_rows: int
-    of: Callable[[slice], Outputs]
+    run: Callable[[slice], Outputs]
 
 
 def different_windows(claim: RowInvariance, windows: Sequence[slice]) -> list[str]:
-    """Returns the windows, which are ranges of rows, whose bits differ from those of a pass over all rows."""
-    of_all_rows = [output.clone() for output in claim.of(slice(0, claim.num_rows))]
+    """Returns the windows (ranges of rows) that give other bits when run alone than in a run of all rows."""
+    all_rows = [output.clone() for output in claim.run(slice(0, claim.num_rows))]
     different = []
     for window in windows:
-        of_window = claim.of(window)
-        if not all(torch.equal(part, whole[window]) for part, whole in zip(of_window, of_all_rows, strict=True)):
+        window_rows = claim.run(window)
+        if not all(torch.equal(part, whole[window]) for part, whole in zip(window_rows, all_rows, strict=True)):
             different.append(f"{window.start}:{window.stop}")
     return different
 

@@ -1,8 +1,8 @@
 """Timing of work on the device.
 
-On CUDA the work is captured into a graph once. Each repetition first overwrites the L2 cache. This also keeps the
-device busy until the host has submitted the rest: an event, the graph, and another event. Arms (the functions to
-compare) take turns, in reverse order in every second repetition, so that lower clock rates affect all of them.
+On CUDA the work is captured into a graph once. Each repetition overwrites the L2 cache and then replays the graph
+between two events. Overwriting also keeps the device busy while the host submits the graph, so that the measured time
+has no gaps.
 """
 
 import time
@@ -18,17 +18,17 @@ TimedRun = Callable[[], float]  # runs the work once and returns the seconds it 
 
 _WARM_UPS = 3
 _FLUSH_BYTES = 512 << 20  # written to evict the L2 cache, which has 50 MB on an H100 and 60 MB on an H200
-_ROUND_SECONDS = 1.5  # no repetition starts after this time, except the first `_MIN_REPEATS`
+_MAX_SECONDS = 1.5  # after this time, `interleaved` stops if it has `_MIN_REPEATS` repetitions
 _MIN_REPEATS = 5
 
 
 class Clock(Protocol):
     def prepared(self, work: Work) -> TimedRun:
-        """Compiles, warms up and captures the work. Returns a function that runs it and returns its time."""
+        """Compiles, warms up and captures the work. The returned function then times only its execution."""
 
 
 class HostClock:
-    """The clock for rehearsals on a CPU."""
+    """The clock for dry runs on a CPU."""
 
     def prepared(self, work: Work) -> TimedRun:
         work()
@@ -46,7 +46,7 @@ class CudaClock:
         self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
     def prepared(self, work: Work) -> TimedRun:
-        side_stream = torch.cuda.Stream()  # CUDA graphs require the warm-up on another stream
+        side_stream = torch.cuda.Stream()  # work must be warmed up on a side stream before it is captured
         side_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side_stream):
             for _ in range(_WARM_UPS):
@@ -72,15 +72,18 @@ def clock_of(device: torch.device) -> Clock:
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
-def interleaved(arms: Mapping[str, TimedRun], repeats: int) -> dict[str, Spread]:
-    """Runs all arms `repeats` times in turn, or fewer times if this takes more than `_ROUND_SECONDS`."""
-    seconds_of: dict[str, list[float]] = {name: [] for name in arms}
+def interleaved(timed_runs: Mapping[str, TimedRun], repeats: int) -> dict[str, Spread]:
+    """Runs the functions in turn, `repeats` times or as often as `_MAX_SECONDS` allow, and returns their times.
+
+    Every second repetition has the reverse order, so that a period of lower clock rates affects all equally.
+    """
+    seconds_of: dict[str, list[float]] = {name: [] for name in timed_runs}
     started = time.perf_counter()
     for number in range(repeats):
-        names = list(arms) if number % 2 == 0 else list(arms)[::-1]
+        names = list(timed_runs) if number % 2 == 0 else list(timed_runs)[::-1]
         for name in names:
-            seconds_of[name].append(arms[name]())
-        if number + 1 >= _MIN_REPEATS and time.perf_counter() - started > _ROUND_SECONDS:
+            seconds_of[name].append(timed_runs[name]())
+        if number + 1 >= _MIN_REPEATS and time.perf_counter() - started > _MAX_SECONDS:
             break
     return {name: _spread(seconds) for name, seconds in seconds_of.items()}
 

@@ -1,9 +1,9 @@
 """The device of a measurement.
 
-Without a GPU, a benchmark can only be rehearsed: it runs with tiny sizes in Triton's interpreter. This shows that the
-benchmark works, but the times are meaningless.
+Without a GPU, a benchmark can only make a dry run, with tiny sizes and in Triton's interpreter. A dry run shows that
+the benchmark works, but its times are meaningless.
 
-Importing this module on a machine without a GPU selects the interpreter. It must be imported before triton.
+Importing this module without a GPU selects the interpreter, which must happen before triton is imported.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ class RunDevice:
     def of(cls, name: str) -> "RunDevice":
         """Raises: NoGpuError."""
         if name == "cuda" and not torch.cuda.is_available():
-            raise NoGpuError("there is no NVIDIA GPU; --device cpu rehearses the run at tiny sizes")
+            raise NoGpuError("there is no NVIDIA GPU; use --device cpu for a dry run with tiny sizes")
         return cls(torch.device(name))
 
     @property
-    def is_rehearsal(self) -> bool:
+    def is_dry_run(self) -> bool:
         return self.device.type != "cuda"
 
     @property
     def dtype(self) -> torch.dtype:
-        """bfloat16; rehearsals use float32, because the interpreter cannot multiply bfloat16."""
-        return torch.float32 if self.is_rehearsal else torch.bfloat16
+        """The dtype of weights and inputs. It is float32 in dry runs, as the interpreter cannot multiply bfloat16."""
+        return torch.float32 if self.is_dry_run else torch.bfloat16

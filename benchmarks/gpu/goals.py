@@ -1,10 +1,10 @@
-"""Performance goals on a GPU, and whether results files reach them."""
+"""The performance targets on a GPU, and whether results files reach them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Results = Mapping[str, Mapping[str, Any]]  # contents of results files by name: "kernels", "decode-llama-3.1-8b", ...
+Results = Mapping[str, Mapping[str, Any]]  # by the file's name: "kernels", "decode-llama-3.1-8b", ...
 _8B, _1B = "decode-llama-3.1-8b", "decode-llama-3.2-1b"
 _SHORT_CONTEXT = 512
 _MIDDLE_CONTEXT = 2048
@@ -13,9 +13,9 @@ _MIDDLE_CONTEXT = 2048
 @dataclass(frozen=True, slots=True)
 class Goal:
     text: str
-    at_least: bool  # True: the value must be at least `bound`; False: at most `bound`
+    at_least: bool  # whether the value must be at least `bound`; otherwise at most
     bound: float
-    value: Callable[[Results], float]  # raises KeyError or StopIteration if the results do not have the value
+    value: Callable[[Results], float]  # raises KeyError or StopIteration if the value was not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ def _step(results: Results, name: str, context: int, nodes: int) -> Mapping[str,
     return found
 
 
-def _cost_of_exact_numerics(results: Results) -> float:
-    """Returns the largest ratio of the step time with exact numerics to that without (numerics_off.py)."""
+def _row_invariance_cost(results: Results) -> float:
+    """Returns the highest ratio of step times with and without row-invariant operations."""
     return max(float(row["exact_over_off"]) for row in results[_8B]["numerics"])
 
 
-def _long_attention(results: Results) -> float:
+def _attention_share(results: Results) -> float:
     """Returns the bandwidth of attention with 16 rows at a context of 32K, relative to the bandwidth of a copy."""
     case = next(
         case for case in results["kernels"]["cases"] if case["shape"] == "llama-3.1-8b heads, 32768 keys, 16 rows"
@@ -54,7 +54,7 @@ def _long_attention(results: Results) -> float:
 
 
 def _num_failed(results: Results) -> float:
-    """Returns the number of kernel cases and of claims of row invariance that failed a check."""
+    """Returns the number of failed kernel cases plus that of failed checks of row invariance."""
     checked = [*results["kernels"]["cases"], *results["kernels"]["rows"]]
     return float(sum(found["passed"] is not True for found in checked))
 
@@ -64,9 +64,9 @@ GOALS = (
     Goal("1B shape, batch 1: share of copy bandwidth", True, 0.60, lambda r: _share(r, _1B)),
     Goal("8B, 2K: T_verify(16) / T_plain", False, 1.08, lambda r: _over_plain(r, 16)),
     Goal("8B, 2K: T_verify(128) / T_plain", False, 1.35, lambda r: _over_plain(r, 128)),
-    Goal("8B, 2K: exact numerics / the same engine without", False, 1.05, _cost_of_exact_numerics),
-    Goal("tree attention, 16 rows, 32K: share of copy bandwidth", True, 0.70, _long_attention),
-    Goal("kernels and claims about rows that are not right", False, 0.0, _num_failed),
+    Goal("8B, 2K: step time with row-invariant operations / without", False, 1.05, _row_invariance_cost),
+    Goal("tree attention, 16 rows, 32K: share of copy bandwidth", True, 0.70, _attention_share),
+    Goal("failed checks of kernels and of row invariance", False, 0.0, _num_failed),
 )
 
 

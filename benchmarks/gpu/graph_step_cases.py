@@ -1,4 +1,4 @@
-"""Benchmark cases of kernels for graph decoding (row layout, filtered sampling, candidates), and of the blended loss.
+"""Benchmark cases of graph decoding (row layout, filtered sampling, candidate ranking), and of the blended loss.
 
 Shape letters: B trees, M rows, V vocabulary.
 """
@@ -6,8 +6,8 @@ Shape letters: B trees, M rows, V vocabulary.
 import torch
 
 from benchmarks.gpu.case import Case, Outputs, number_different, relative_error
-from benchmarks.gpu.ceilings import Work
 from benchmarks.gpu.inputs import Inputs
+from benchmarks.gpu.peak_rates import Work
 from kernels.candidates import Candidates, RowSampling, candidates_reference
 from kernels.cuda.candidates import candidates
 from kernels.cuda.filtered import sample_filtered_rows
@@ -19,13 +19,13 @@ from kernels.losses import Blend, BlendSums, blend_rows_reference
 from kernels.tree import Trees
 from kernels.tree_rows import Roots, TreeRows, tree_rows_reference
 
-_TOLERANCE = 1e-4  # float32 sums and exponentials of two libraries
+_TOLERANCE = 1e-4  # kernel and reference compute sums and exponentials in float32 in different ways
 
 
 def laying_out(inputs: Inputs, B: int, nodes: int) -> Case:
-    """The rows of B binary trees, of which the last has no nodes."""
+    """The layout of the rows of B binary trees, the last of which is empty."""
     device = inputs.device
-    # The parent of node i is node (i - 1) // 2. Node 0 has the parent -1, which is the root.
+    # The parent of node i is node (i - 1) // 2; that of node 0 is -1, the root.
     parents = ((torch.arange(nodes, device=device) - 1) // 2).clamp(min=-1).expand(B, nodes).contiguous()
     counts = torch.tensor([nodes] * (B - 1) + [0], device=device)
     trees = Trees(inputs.integers(1000, B, nodes), parents, inputs.uniform(B, nodes), counts)
@@ -33,18 +33,18 @@ def laying_out(inputs: Inputs, B: int, nodes: int) -> Case:
 
     def layout(lay_out: object) -> Outputs:
         roots = Roots(
-            slot_tables=torch.full((B, length), -7, dtype=torch.int32, device=device),  # -7: an entry not written
+            slot_tables=torch.full((B, length), -7, dtype=torch.int32, device=device),  # -7 marks unwritten entries
             table_rows=torch.arange(B, device=device).flip(0).contiguous(),
             lengths=torch.arange(1, B + 1, device=device),
             tokens=torch.arange(B, device=device),
             slots=torch.arange(B * (1 + nodes), dtype=torch.int32, device=device).view(B, 1 + nodes),
         )
-        made: TreeRows = lay_out(trees, roots, depth=depth, last_position=length)  # type: ignore[operator]
-        attention = made.rows.attention
+        result: TreeRows = lay_out(trees, roots, depth=depth, last_position=length)  # type: ignore[operator]
+        attention = result.rows.attention
         is_in_path = torch.arange(depth, device=device) < attention.path_lens.unsqueeze(1)
-        paths = attention.paths.masked_fill(~is_in_path, -1)  # entries after the end of a path are undefined
-        rows = [made.rows.positions, made.rows.slots, attention.seqs, attention.prefix_lens, attention.path_lens]
-        return [made.tokens, *rows, paths, roots.slot_tables]
+        paths = attention.paths.masked_fill(~is_in_path, -1)  # entries behind a path's end may have any value
+        rows = [result.rows.positions, result.rows.slots, attention.seqs, attention.prefix_lens, attention.path_lens]
+        return [result.tokens, *rows, paths, roots.slot_tables]
 
     return Case(
         operation="tree rows",
@@ -52,12 +52,13 @@ def laying_out(inputs: Inputs, B: int, nodes: int) -> Case:
         run=lambda: layout(tree_rows),
         error=number_different(lambda: layout(tree_rows_reference)),
         tolerance=0.0,
-        work=Work(num_bytes=B * nodes * (2 * 8 + 4 + 6 * 8 + 4 * depth)),  # inputs and outputs of each node
+        # For each node: token, parent and survival are read; six int64 values and a path of int32 slots are written.
+        work=Work(num_bytes=B * nodes * (2 * 8 + 4 + 6 * 8 + 4 * depth)),
     )
 
 
 def _sampling(M: int, device: torch.device) -> RowSampling:
-    """Returns parameters of rows with temperature 0 and above, without filters, with one filter and with all."""
+    """Greedy and sampled rows, with each filter and with all filters."""
     filters = ((0, 1.0, 0.0), (5, 1.0, 0.0), (0, 0.8, 0.0), (0, 1.0, 0.1), (40, 0.9, 0.02))
     top_ks, top_ps, min_ps = zip(*(filters[row % len(filters)] for row in range(M)), strict=True)
     return RowSampling(
@@ -71,7 +72,10 @@ def _sampling(M: int, device: torch.device) -> RowSampling:
 
 
 def filtering(inputs: Inputs, M: int, V: int) -> Case:
-    """Sampling with filters. Kernel and reference compute in float64, so they sample the same tokens."""
+    """Sampling with filters. Kernel and reference compute in float64, so their tokens are equal.
+
+    Greedy rows are not compared, because this operation gives them arbitrary tokens.
+    """
     logits, rows = (inputs.normal(M, V).float() * 3), _sampling(M, inputs.device)
     sampled = rows.temperatures > 0.0
     return Case(
@@ -89,7 +93,7 @@ def filtering(inputs: Inputs, M: int, V: int) -> Case:
 def ranking(inputs: Inputs, M: int, k: int) -> Case:
     """The ranking of the k best tokens of each row as candidates of a draft."""
     values = (inputs.normal(M, k).float() * 2).sort(-1, descending=True).values.contiguous()
-    # The logarithm of the sum over the whole vocabulary is larger than that over the k best tokens.
+    # log_sums covers the whole vocabulary, so it is larger than the log-sum-exp of the k best values.
     best = BestTokens(values, inputs.integers(100_000, M, k), values.logsumexp(-1) + inputs.uniform(M))
     rows = _sampling(M, inputs.device)
 
@@ -107,7 +111,7 @@ def ranking(inputs: Inputs, M: int, k: int) -> Case:
 
 
 def blend(inputs: Inputs, M: int, V: int) -> Case:
-    """The blended loss of rows of float32 logits, which are overwritten with their gradient."""
+    """The blended loss of rows of float32 logits, whose gradient overwrites the logits."""
     logits = inputs.normal(M, V).float() * 3
     before, target_rows = logits.clone(), inputs.integers(M, M)
     target = Blend(inputs.integers(V, M), (inputs.normal(M, V).float() * 3).softmax(-1), target_rows, 0.7)
@@ -117,7 +121,7 @@ def blend(inputs: Inputs, M: int, V: int) -> Case:
 
     def exact() -> Outputs:
         gradient = before.double()
-        assert target.probabilities is not None  # made above
+        assert target.probabilities is not None  # given to Blend above
         in_double = Blend(target.labels, target.probabilities.double(), target_rows, target.soft_weight)
         sums = parts(blend_rows_reference(gradient, in_double, gradient=True))
         return [*(part.double() for part in sums), gradient]

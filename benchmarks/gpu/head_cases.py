@@ -1,6 +1,6 @@
-"""Benchmark cases of kernels outside the layers: LM head with sampling, trees, adapters, Medusa heads, losses.
+"""Benchmark cases of operations outside the layers: LM head and sampling, trees, adapters, Medusa heads, losses.
 
-Shape letters: M rows, B trees, V vocabulary, H hidden size, K inputs and N outputs of a product. Weights of heads are
+Shape letters: M rows, B trees, V vocabulary, H hidden size; K inputs and N outputs of a product. Head weights are
 scaled by 3 / sqrt(K), so that logits have a standard deviation of 3.
 """
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu.case import Case, Outputs, RowInvariance, number_different, relative_error
-from benchmarks.gpu.ceilings import Work, product_flops
 from benchmarks.gpu.inputs import Inputs, Sizes
 from benchmarks.gpu.layer_cases import tolerance
+from benchmarks.gpu.peak_rates import Work, product_flops
 from kernels.cuda.linear import linear_parts
 from kernels.cuda.lm_head import best_tokens, sample_rows
 from kernels.cuda.lora import stacked_lora
@@ -26,19 +26,20 @@ from kernels.losses import Loss, Teacher, linear_loss, loss_rows_reference
 from kernels.philox import gumbel_rows_reference
 from kernels.tree import Commit, Trees, accept_trees_reference, grow_trees_reference
 
-# Largest allowed gap between the best score and that of the sampled token. Rounding of logits around 10 is less.
-_MAX_GAP = 1e-3
+_MAX_GAP = 1e-3  # more than the rounding errors of float32 sums for logits around 10; `_gap` defines the gap
 _LOGITS_TOLERANCE = 1e-4
 
 
 def _sampled_rows(M: int, device: torch.device) -> SampledRows:
-    """Returns the parameters of rows with temperature 0, 0.7 and 1 in turn."""
+    """Greedy rows mixed with rows at a temperature above 0."""
     temperatures = [(0.0, 0.7, 1.0)[row % 3] for row in range(M)]
     return SampledRows.of(temperatures, [2**63 + row for row in range(M)], [977 * row for row in range(M)], device)
 
 
 def _gap(tokens: Tensor, logits: Tensor, rows: SampledRows) -> float:
-    """Returns the largest gap in nats between a row's best score and the score of its token; inf for invalid tokens."""
+    """Returns the largest difference, in nats, between a row's best score and the score of the token that the kernel
+    chose. A score is the exact logit, divided by the temperature, plus Gumbel noise. Invalid tokens give infinity.
+    """
     M, V = logits.shape
     if tokens.shape != (M,) or not bool(((tokens >= 0) & (tokens < V)).all()):
         return float("inf")
@@ -97,7 +98,7 @@ def top_tokens(inputs: Inputs, model: str, sizes: Sizes, M: int, count: int) -> 
             return float("inf")
         logits = x.double() @ weight.double().T
         exact = logits.topk(count).values
-        # Tokens are compared by their exact logits, because the order of almost equal logits may differ.
+        # The exact logits of the tokens are compared, because tokens with almost equal logits may change places.
         compared = [values, log_sums, logits.gather(1, tokens)]
         return relative_error(lambda: [exact, logits.logsumexp(-1), exact])(compared)
 
@@ -113,7 +114,7 @@ def top_tokens(inputs: Inputs, model: str, sizes: Sizes, M: int, count: int) -> 
 
 
 def growing(inputs: Inputs, B: int, depths: int, k: int, budget: int) -> Case:
-    """Growing trees of at most `budget` nodes from k candidates at each depth."""
+    """The growth of trees of at most `budget` nodes from k candidates at each depth."""
     tokens = inputs.integers(1000, B, depths, k)
     probabilities = inputs.uniform(B, depths, k).sort(-1, descending=True).values.contiguous()
 
@@ -144,7 +145,7 @@ def _tensors(trees: Trees) -> Outputs:
 
 
 def accepting(inputs: Inputs, B: int, nodes: int) -> Case:
-    """Acceptance of random trees. There are only three different tokens, so that many nodes are accepted."""
+    """Acceptance of random trees. Tokens are 0, 1 or 2, so that many agree with the target's tokens."""
     # The parent of a node is an earlier node, or -1, the root.
     parents = torch.minimum(inputs.integers(nodes, B, nodes) - 1, torch.arange(nodes, device=inputs.device) - 1)
     trees = Trees(inputs.integers(3, B, nodes), parents, inputs.uniform(B, nodes), inputs.integers(nodes + 1, B))
@@ -166,7 +167,7 @@ def accepting(inputs: Inputs, B: int, nodes: int) -> Case:
         run=lambda: outputs(accept_trees),
         error=number_different(lambda: outputs(accept_trees_reference)),
         tolerance=0.0,
-        work=Work(num_bytes=B * nodes * 40),  # inputs and outputs of each node
+        work=Work(num_bytes=B * nodes * 40),  # about 40 bytes of inputs and outputs per node
     )
 
 
@@ -175,7 +176,7 @@ def adapters(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Cas
     K, N = sizes.hidden_size, sizes.hidden_size
     stack = LoraStack(inputs.normal(4, rank, K), inputs.normal(4, N, rank))
     x = inputs.normal(M, K)
-    # The first fifth of the rows has no adapter (-1), and each other fifth has one of the adapters 0 to 3.
+    # The first fifth of the rows has -1 (no adapter); the other fifths have the adapters 0, 1, 2 and 3.
     ids = (torch.arange(M, device=inputs.device) * 5 // M - 1).contiguous()
 
     def run() -> Outputs:
@@ -220,7 +221,7 @@ def medusa(inputs: Inputs, model: str, sizes: Sizes, M: int, heads: int) -> Case
 
 
 def loss(inputs: Inputs, kind: Loss, M: int, V: int) -> Case:
-    """The loss of rows of float32 logits, which are overwritten with their gradient. The target is labels or logits."""
+    """The loss of rows of float32 logits, whose gradient overwrites the logits. The target is labels or logits."""
     logits, scale = inputs.normal(M, V).float() * 3, inputs.uniform(M)
     target = inputs.integers(V, M) if kind is Loss.CROSS_ENTROPY else inputs.normal(M, V).float() * 3
     before = logits.clone()
@@ -241,7 +242,7 @@ def loss(inputs: Inputs, kind: Loss, M: int, V: int) -> Case:
 
 
 def head_loss(inputs: Inputs, kind: Loss, M: int, sizes: Sizes) -> Case:
-    """A head with its loss, forward and backward, compared with autograd on all logits at once."""
+    """The LM head with a loss, forward and backward, compared with autograd, which stores all logits."""
     V, H = sizes.vocab_size, sizes.hidden_size
     hidden, weight = inputs.normal(M, H).requires_grad_(), (inputs.normal(V, H) / H**0.5).requires_grad_()
     scale = torch.ones(M, device=inputs.device)
@@ -267,22 +268,22 @@ def head_loss(inputs: Inputs, kind: Loss, M: int, sizes: Sizes) -> Case:
         wide_hidden, wide_weight = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
         return by_autograd(wide_hidden, wide_weight, Teacher(teacher.hidden.double(), teacher.weight.double()))
 
-    # The logits and the gradients of the hidden states and of the weight; KL also needs the teacher's logits.
+    # Products: the logits, the gradients of hidden states and weight, and for KL the teacher's logits.
     products = 3 if kind is Loss.CROSS_ENTROPY else 4
     return Case(
         operation=f"head and {kind.name.lower().replace('_', ' ')}",
         shape=f"{M} rows of {V}x{H}, forward and backward",
         run=run,
         error=relative_error(exact),
-        # 2e-2, because logits and gradients are rounded to bfloat16
+        # 2e-2 in bfloat16, because logits and gradients are rounded to it
         tolerance=_LOGITS_TOLERANCE if inputs.dtype == torch.float32 else 2e-2,
         work=Work(num_bytes=2 * weight.nbytes, flops=products * product_flops(M, V, H)),
         rivals={"library, whole logits": lambda: by_autograd(hidden, weight, teacher)},
     )
 
 
-def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int) -> list[RowInvariance]:
-    """Returns the operations of the head whose rows must not depend on each other."""
+def row_invariance_claims(inputs: Inputs, sizes: Sizes, num_rows: int) -> list[RowInvariance]:
+    """Returns the claims of row invariance for sampling and for the best tokens."""
     V, K = sizes.vocab_size, sizes.hidden_size
     x, head = inputs.normal(num_rows, K), Head(data=inputs.normal(V, K) * (3 / K**0.5))
     rows = _sampled_rows(num_rows, inputs.device)

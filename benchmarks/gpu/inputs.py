@@ -1,4 +1,4 @@
-"""Random inputs for kernels, and the sizes of a model that determine the shapes of these inputs."""
+"""Random inputs for kernels, and the sizes of a model that determine their shapes."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class Sizes:
 
 
 class Inputs:
-    """Random inputs on the device, made from a seed that is recorded with the results."""
+    """Creates random inputs on the device. The seed is recorded with the results."""
 
     def __init__(self, run_device: RunDevice, seed: int) -> None:
         self.dtype, self.device = run_device.dtype, run_device.device

@@ -1,4 +1,4 @@
-"""Benchmark cases of a decoder layer: products, attention, norm, rotary embedding, SwiGLU.
+"""Benchmark cases of the operations of a decoder layer: products, attention, norm, rotary embedding, SwiGLU.
 
 Shape letters: M rows; K inputs and N outputs of a product; H hidden size, Hq query heads, Hkv key-value heads, D head
 size, L keys.
@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu.case import Case, Outputs, RowInvariance, relative_error
-from benchmarks.gpu.ceilings import Work, product_flops
 from benchmarks.gpu.inputs import Inputs, Sizes
+from benchmarks.gpu.peak_rates import Work, product_flops
 from kernels.attention import AttentionRows
 from kernels.cuda.attention import attention
 from kernels.cuda.linear import linear
@@ -25,15 +25,15 @@ from kernels.norm import rms_norm_reference
 from kernels.rope import HeadNorms, rotate
 
 # Tolerances of ||error|| / ||exact||.
-_FLOAT32_TOLERANCE = 1e-4  # for float32 results; matrix units may truncate the last bits of sums
-_BFLOAT16_TOLERANCE = 6e-3  # for bfloat16 results, whose relative rounding error is at most 2**-8
-_ATTENTION_TOLERANCE = 1e-2  # for attention in bfloat16, which also rounds the attention weights
+_FLOAT32_TOLERANCE = 1e-4  # for float32 sums, because a matrix unit may truncate their last bits
+_BFLOAT16_TOLERANCE = 6e-3  # for results in bfloat16, whose relative rounding error is at most 2**-8 = 4e-3
+_ATTENTION_TOLERANCE = 1e-2  # larger, because the attention weights are also rounded, before the product with V
 _EPS = 1e-5
 ONE_BYTE = (torch.int8, torch.float8_e4m3fn)
 
 
-def tolerance(dtype: torch.dtype, rounded: float = _BFLOAT16_TOLERANCE) -> float:
-    return _FLOAT32_TOLERANCE if dtype == torch.float32 else rounded
+def tolerance(dtype: torch.dtype, in_bfloat16: float = _BFLOAT16_TOLERANCE) -> float:
+    return _FLOAT32_TOLERANCE if dtype == torch.float32 else in_bfloat16
 
 
 def weights_of(sizes: Sizes) -> dict[str, tuple[int, int]]:
@@ -53,7 +53,7 @@ def product(inputs: Inputs, name: str, N: int, K: int, M: int, one_byte: torch.d
     scales = None
     rivals: dict[str, Callable[[], object]] = {"library": lambda: functional.linear(x, weight)}
     if one_byte is not None:
-        # quantized weights with random scales; the library has no product to compare with
+        # There is no rival, because torch has no product with a weight in this format.
         data, scales, rivals = (weight * 30).clamp(-127, 127).to(one_byte), inputs.normal(N).abs().float(), {}
     else:
         data = weight
@@ -87,7 +87,7 @@ def tree_rows(num_rows: int, context: int, table: Tensor, seq: int = 0) -> Atten
 
 
 def rows_of(table: Tensor, seqs: list[int], prefix_lens: list[int], paths: list[list[int]]) -> AttentionRows:
-    """Makes rows from lists with an entry for each row: its sequence, its prefix length and the slots of its path."""
+    """Makes attention rows. The lists have an entry for each row: its sequence, prefix length, and path (slots)."""
     width = max(1, *map(len, paths))
     padded = [path + [0] * (width - len(path)) for path in paths]
     integers = torch.tensor((seqs, prefix_lens, list(map(len, paths))), dtype=torch.int64).to(table.device)
@@ -115,7 +115,7 @@ def tree_attention(inputs: Inputs, model: str, sizes: Sizes, context: int, num_r
     rows = tree_rows(num_rows, context, inputs.permutation(length).int().unsqueeze(0))
     keys, values = (cache.transpose(0, 1).unsqueeze(0).contiguous() for cache in (k, v))
     queries = q.to(k.dtype).transpose(0, 1).unsqueeze(0).contiguous()
-    # The library gets a chain instead of a tree: each row attends to the context and to all earlier rows.
+    # torch's attention gets a causal mask instead of the tree's: each row attends to the context and all earlier rows.
     causal = torch.ones(num_rows, length, dtype=torch.bool, device=k.device).tril(length - num_rows)
     mask = None if num_rows == 1 else causal
 
@@ -125,8 +125,8 @@ def tree_attention(inputs: Inputs, model: str, sizes: Sizes, context: int, num_r
         run=lambda: [attention(q, k, v, rows)],
         error=relative_error(lambda: [exact_attention(q, k, v, rows)]),
         tolerance=tolerance(k.dtype, _ATTENTION_TOLERANCE),
-        # The output has half as many bytes as q, which is float32. Attention consists of two products: of the queries
-        # with the keys, and of the weights with the values.
+        # q is float32 and the output has half as many bytes. Per row and head there are two products, with the keys
+        # and with the values, which have 2 * length * D operations each.
         work=Work(num_bytes=k.nbytes + v.nbytes + q.nbytes * 3 // 2, flops=4 * num_rows * Hq * D * length),
         rivals={
             "library": lambda: functional.scaled_dot_product_attention(
@@ -138,7 +138,7 @@ def tree_attention(inputs: Inputs, model: str, sizes: Sizes, context: int, num_r
 
 def norm(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
     """Adding a product to the residual stream, and the RMS norm of the sum."""
-    H, splits = sizes.hidden_size, 4  # the product consists of 4 splits, which the kernel adds
+    H, splits = sizes.hidden_size, 4  # the product is given as 4 partial sums, which the kernel adds
     sums, residual = inputs.normal(splits, M, H).float(), inputs.normal(M, H).float()
     weight, before = inputs.normal(H).float(), residual.clone()
 
@@ -205,10 +205,9 @@ def gated(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
     )
 
 
-def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> Iterator[RowInvariance]:
-    """Yields the operations whose rows must not depend on each other.
-
-    They are products in each weight format, and attention for a batch of sequences of different lengths with trees.
+def row_invariance_claims(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> Iterator[RowInvariance]:
+    """Yields the claims for products in each weight format, and for attention over sequences of different lengths with
+    a tree each.
     """
     N, K = weights_of(sizes)["output"]
     x = inputs.normal(num_rows, K)
@@ -218,7 +217,7 @@ def row_claims(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> Ite
         yield RowInvariance(
             operation=f"linear {str(data.dtype).removeprefix('torch.')}",
             num_rows=num_rows,
-            of=partial(_product_of, x, data),
+            run=partial(_product_of, x, data),
         )
     yield _batch_of_trees(inputs, sizes, num_rows, context)
 
@@ -253,12 +252,12 @@ def _batch_of_trees(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -
     return RowInvariance(
         operation="attention, trees of 8 sequences",
         num_rows=num_rows,
-        of=lambda window: [attention(q[window].contiguous(), k, v, rows.select(window))],
+        run=lambda window: [attention(q[window].contiguous(), k, v, rows.select(window))],
     )
 
 
 def tree_against_plain(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> list[str]:
-    """Returns the rows of a tree whose bits differ from plain decoding of their path."""
+    """Returns the rows of a draft tree whose attention differs in any bit from that of plain decoding of their path."""
     Hq, Hkv, D = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
     k, v = inputs.normal(context + num_rows, Hkv, D), inputs.normal(context + num_rows, Hkv, D)
     table = inputs.permutation(context + num_rows).int().unsqueeze(0).contiguous()

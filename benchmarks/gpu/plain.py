@@ -1,9 +1,9 @@
-"""Compares the speed of plain decoding in our engine with that of peers with the same weights, in alternating runs.
+"""Compares the speed of plain decoding in our engine with that of other engines, with the same weights.
 
-    tokens per second = batch size (long - short) / (seconds of long answers - seconds of short answers)
+    tokens per second = batch size * (long - short) / (seconds of long answers - seconds of short answers)
 
-`long` and `short` are two lengths of answers in tokens. The difference of the times does not contain the time to read
-the prompts, which the peers do in different ways.
+`long` and `short` are two answer lengths in tokens. The subtraction removes the time before the first token, which is
+not compared, because the engines handle prompts differently.
 """
 
 import time
@@ -40,10 +40,10 @@ def ours(model: Decoder, prompts: Tensor, longest: int) -> Answer:
 
 
 def compiled_loop(
-    model: Decoder, published: PretrainedConfig, prompts: Tensor, longest: int, *, compiled: bool
+    model: Decoder, hf_config: PretrainedConfig, prompts: Tensor, longest: int, *, compiled: bool
 ) -> Answer:
     B, T = prompts.shape  # B prompts of T tokens each
-    tables = tables_of(published, model.config.head_dim, T + longest)
+    tables = tables_of(hf_config, model.config.head_dim, T + longest)
     loop = CompiledLoop(model.config, model.weights, tables, batch_size=B, max_seq_len=T + longest, compiled=compiled)
 
     def answer(num_tokens: int) -> list[tuple[int, ...]]:
@@ -57,26 +57,26 @@ def compiled_loop(
     return answer
 
 
-def hugging_face(model: Decoder, published: PretrainedConfig, prompts: Tensor, *, compiled: bool) -> Answer:
+def hugging_face(model: Decoder, hf_config: PretrainedConfig, prompts: Tensor, *, compiled: bool) -> Answer:
     if compiled:
         torch._dynamo.reset()  # otherwise the second batch size would be compiled with dynamic shapes, which are slower
-    peer = StaticTransformers(model_over(model.weights, model.config, published), compiled=compiled)
+    peer = StaticTransformers(model_over(model.weights, model.config, hf_config), compiled=compiled)
     return lambda num_tokens: [tuple(row) for row in peer.answers(prompts, num_tokens).tolist()]
 
 
-def rates(arms: Mapping[str, Answer], batch: int, short: int, long: int) -> dict[str, Spread]:
-    """Returns the tokens per second of each arm. Every arm must have answered once before."""
-    rates_of: dict[str, list[float]] = {name: [] for name in arms}
+def rates(engines: Mapping[str, Answer], batch: int, short: int, long: int) -> dict[str, Spread]:
+    """Returns the tokens per second of each engine. Every engine must have answered before, to be warmed up."""
+    rates_of: dict[str, list[float]] = {name: [] for name in engines}
     for turn in range(_ROUNDS):
-        for name in list(arms)[:: 1 if turn % 2 == 0 else -1]:  # every second round has the reverse order
-            seconds = [_seconds(arms[name], count) for count in (short, long)]
+        for name in list(engines)[:: 1 if turn % 2 == 0 else -1]:  # every second round has the reverse order
+            seconds = [_seconds(engines[name], count) for count in (short, long)]
             rates_of[name].append(rate(batch, short, long, *seconds))
     spreads = {name: Spread.of(values) for name, values in rates_of.items()}
     return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
 def rate(batch: int, short: int, long: int, short_seconds: float, long_seconds: float) -> float:
-    """Returns tokens per second, or 0 if the long answers did not take longer because the machine was disturbed."""
+    """Returns tokens per second, or 0 if the short answers took as long as the long ones because of a disturbance."""
     return batch * (long - short) / (long_seconds - short_seconds) if long_seconds > short_seconds else 0.0
 
 
@@ -87,9 +87,9 @@ def _seconds(answer: Answer, num_tokens: int) -> float:
 
 
 def agreement(left: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> float:
-    """Returns the share of tokens that come before the first difference in their answer.
+    """Returns the share of tokens that come before the first difference of the two answers to a prompt.
 
-    Engines with different rounding may select different tokens if two logits are almost equal.
+    Engines that round differently may select different tokens wherever two logits are almost equal.
     """
     num_equal = 0
     for left_answer, right_answer in zip(left, right, strict=True):

@@ -1,8 +1,8 @@
-"""Detects missing and out-of-bounds writes of a kernel.
+"""Memory that reveals missing and out-of-bounds writes of a kernel.
 
-Within `Poisoned()`, every new tensor is filled with NaN, or with an invalid integer. If the kernel does not write an
-element, the comparison with the reference fails. Before and after the tensor, there are guards of known bytes.
-`damage()` lists the tensors whose guards have changed.
+Within `with Poisoned()`, every new tensor is filled with NaN or, if it has integers, with an invalid value. If a kernel
+does not write an element, the comparison with the reference fails. Each tensor lies between two guards, areas of
+known bytes. `damage()` lists the tensors whose guards were overwritten.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,19 +26,20 @@ class Poisoned(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        return self._poisoned(made) if func in _ALLOCATIONS else made
+        result = func(*args, **(kwargs or {}))
+        return self._poisoned(result) if func in _ALLOCATIONS else result
 
     def damage(self) -> list[str]:
-        """Describes each tensor with out-of-bounds writes. Offsets are in bytes from its start."""
-        found = []
+        """Returns a description of the out-of-bounds writes around each tensor. Offsets are in bytes."""
+        descriptions = []
         for memory, size in self._guarded:
             before, behind = memory[:_GUARD] != _GUARD_BYTE, memory[_GUARD + size :] != _GUARD_BYTE
-            # Offsets count from the start of the tensor, so offsets in the first guard are negative.
+            # Offsets count from the start of the tensor, so those in the first guard are negative.
             offsets = torch.cat((before.nonzero().flatten() - _GUARD, behind.nonzero().flatten() + size))
             if offsets.numel():
-                found.append(f"{offsets.numel()} bytes around {size}, the first at {int(offsets[0])}")
-        return found
+                written = f"{offsets.numel()} bytes written outside a tensor of {size} bytes"
+                descriptions.append(f"{written}, the first at offset {int(offsets[0])}")
+        return descriptions
 
     def _poisoned(self, like: Tensor) -> Tensor:
         size = like.numel() * like.itemsize

@@ -1,4 +1,4 @@
-"""The conditions of a measurement, and its results file `<folder>/<GPU>/<name>.json`."""
+"""Writes the results of a measurement and its conditions to `<folder>/<GPU's name>/<name>.json`."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class Machine:
     started_at: str
     command: str
     versions: dict[str, str]
-    gpu: dict[str, str]  # settings before the run, from nvidia-smi; the benchmark does not change them
+    gpu: dict[str, str]  # clocks, power, temperature and driver before the run, from nvidia-smi
 
     @classmethod
     def now(cls, device: torch.device) -> "Machine":
@@ -43,9 +43,9 @@ class Machine:
 
 
 def commit() -> str:
-    """Returns $SLIPSTREAM_COMMIT if it is set, else the commit of the Git checkout, else "unknown"."""
-    if named := os.environ.get("SLIPSTREAM_COMMIT"):
-        return named
+    """Returns the checked-out commit, or $SLIPSTREAM_COMMIT if it is set, for trees without Git history."""
+    if given := os.environ.get("SLIPSTREAM_COMMIT"):
+        return given
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -65,7 +65,7 @@ def _gpu_state() -> dict[str, str]:
 
 
 def folder_name(device_name: str) -> str:
-    """ "NVIDIA H100 80GB HBM3" -> "nvidia-h100-80gb-hbm3"."""
+    """Returns a device's name in lower case with hyphens: nvidia-h100-80gb-hbm3."""
     return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-") or "unknown"
 
 

@@ -1,7 +1,7 @@
-"""Models with the shapes of published models and random weights, since the time of a pass does not depend on values.
+"""Models with the shapes of well-known models and random weights, for measurements of the time of a pass.
 
-The weights are normally distributed and small enough that no layer overflows. Answers of such a model and the
-acceptance of drafts are meaningless.
+This time does not depend on the values of the weights. They are normally distributed and small enough that no layer
+overflows. The answers of such a model are meaningless, and so is its acceptance of drafts.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-# As published in each model's config.json.
+# Values of each model's config.json.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": {
         "model_type": "llama",
@@ -67,7 +67,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
     },
-    "tiny": {  # for rehearsals
+    "tiny": {  # for dry runs; not a well-known model
         "model_type": "llama",
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -84,13 +84,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def published(name: str) -> PretrainedConfig:
-    """Returns the configuration for transformers. It has no end-of-sequence token, so that answers have full length."""
+def transformers_config(name: str) -> PretrainedConfig:
+    """Returns the configuration for transformers, without an end-of-sequence token, so that no answer ends early."""
     return AutoConfig.for_model(**SHAPES[name], bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
 
-class _Random:
-    """Creates random weights on the device, with the shapes that the configuration requires."""
+class _RandomWeights:
+    """Stands in for a file of weights: creates each tensor on the device when it is read."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype, self._device = config, dtype, device
@@ -98,12 +98,12 @@ class _Random:
 
     def tensor(self, name: str) -> Tensor:
         shape = self._shape(name)
-        made = torch.randn(shape, generator=self._generator, device=self._device, dtype=torch.float32)
+        weight = torch.randn(shape, generator=self._generator, device=self._device, dtype=torch.float32)
         if len(shape) == 1:
-            made = 1.0 + 0.1 * made  # norms
+            weight = 1.0 + 0.1 * weight  # a norm's weight
         else:
-            made *= 0.7 / float(shape[1]) ** 0.5
-        return made.to(self._dtype)
+            weight *= 0.7 / float(shape[1]) ** 0.5
+        return weight.to(self._dtype)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         config = self._config
@@ -126,15 +126,17 @@ class _Random:
 
 
 def make_model(name: str, dtype: torch.dtype, device: torch.device, *, max_positions: int) -> Decoder:
-    """Makes a model with random weights. max_positions: the length of its rotary tables."""
+    """Makes a model with random weights. `max_positions` is the length of its rotary tables."""
     config = ModelConfig.from_values(SHAPES[name])
     with mock.patch("kernels.linear.library", return_value=None):  # weights have the GPU's layout on a CPU as well
-        weights = build_weights(_Random(config, dtype, device), config, dtype, device)
-    return Decoder(config, weights, tables_of(published(name), config.head_dim, max_positions), dtype)
+        weights = build_weights(_RandomWeights(config, dtype, device), config, dtype, device)
+    return Decoder(config, weights, tables_of(transformers_config(name), config.head_dim, max_positions), dtype)
 
 
 def pass_bytes(config: ModelConfig, itemsize: int, *, context: int, batch: int) -> int:
-    """Returns the bytes that a decoding pass must read: all weights except the embeddings, and the KV caches."""
+    """Returns the bytes that a decoding pass must read: all weights except the embeddings, and keys and values of
+    `batch` sequences with `context` tokens each.
+    """
     H, D, inner = config.hidden_size, config.head_dim, config.intermediate_size
     qkv = (config.num_heads + 2 * config.num_kv_heads) * D * H
     layer = qkv + config.num_heads * D * H + 3 * inner * H

@@ -1,8 +1,10 @@
-"""Measures speculation with a real model: acceptance, speedup and equal answers. Also predicts the speedup:
+"""Measures each drafter with a real model: acceptance, speedup, and whether its answers equal those of plain decoding.
+
+The measured speedup can be compared with a predicted one:
 
     predicted speedup = acceptance length * T_plain / (T_verify(nodes) + T_draft)
 
-The times are those of benchmarks/gpu/steps.py.
+benchmarks/gpu/steps.py defines these times.
 """
 
 import time
@@ -23,11 +25,11 @@ from engine.request import Completion, Request, SamplingParams
 
 _ROUNDS = 3
 _BUDGET = 16
-_CONTEXT = 256  # context length at which graph steps are timed; prompts with answers have about this length
+_CONTEXT = 256  # context at which a graph step is timed, about the length of prompts and answers
 
 
-def arms_of(speculators: Sequence[Path]) -> list[tuple[str, Path | None]]:
-    """Returns the names of the drafters with the folders of their speculators. The first is plain decoding.
+def drafters_of(speculators: Sequence[Path]) -> list[tuple[str, Path | None]]:
+    """Returns the names of the drafters with the folders of their speculators. The first, "none", is plain decoding.
 
     Raises: WorkloadError: a folder does not contain a speculator.
     """
@@ -45,10 +47,7 @@ def measure_drafters(
     max_tokens: int,
     graph_decoding: str = "auto",
 ) -> list[dict[str, Any]]:
-    """Measures all drafters in alternating turns. Returns a table row for each drafter.
-
-    Raises: WorkloadError, SpeculatorNotLoadable.
-    """
+    """Runs the drafters in turns and returns a table row for each. Raises: WorkloadError, SpeculatorNotLoadable."""
     longest = max(len(prompt.token_ids) for prompt in prompts) + max_tokens
     longest = max(longest, 2 * _CONTEXT)
     config = EngineConfig(
@@ -56,7 +55,7 @@ def measure_drafters(
     )
     engines = {
         name: Engine(model, load_drafter(name, model, folder, model_dir=model_dir), config)
-        for name, folder in arms_of(speculators)
+        for name, folder in drafters_of(speculators)
     }
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     requests = [Request(prompt.custom_id, prompt.token_ids, sampling) for prompt in prompts]
@@ -112,5 +111,5 @@ def _row(
 
 
 def predicted_speedup(acceptance_length: float, *, plain: float, verify: float, draft: float) -> float:
-    """Returns the speedup according to the formula above. plain, verify, draft: the times T in seconds."""
+    """Returns the formula above. plain, verify, draft: T_plain, T_verify(nodes) and T_draft in seconds."""
     return acceptance_length * plain / (verify + draft)

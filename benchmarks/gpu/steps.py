@@ -1,13 +1,13 @@
-"""Measures the time of a decoding step, for different context lengths and numbers n of draft nodes.
+"""Measures the times of a decoding step, for several context lengths and numbers n of draft nodes.
 
     T_plain      the device's time for a step without a draft
     T_verify(n)  the device's time for a step that verifies a draft of n nodes
     T_draft      the device's time for drafting
     T_host       the host's time to launch a step
 
-They are measured with the CUDA graphs and the KV cache that serve requests (`Engine.time_graph_step`). The lower bound
-of T_plain is the number of bytes of the weights and of the context's keys and values, divided by the bandwidth of a
-copy.
+The measured steps use the same CUDA graphs and the same layout of the KV cache as steps that serve requests
+(`Engine.time_graph_step`). T_plain is compared with a lower bound: the bytes of the weights and of the context's keys
+and values, divided by the bandwidth of a copy.
 """
 
 import statistics
@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.ceilings import Ceilings, Work
-from benchmarks.gpu.numerics_off import numerics_off
+from benchmarks.gpu.library_operations import with_library_operations
+from benchmarks.gpu.peak_rates import PeakRates, Work
 from benchmarks.gpu.shapes import pass_bytes
 from engine.config import EngineConfig
 from engine.drafters.base import Drafter
@@ -29,9 +29,9 @@ from engine.graph_decoding.timing import GraphStepTimes
 from engine.loop import Engine
 from engine.models.dense import Decoder
 
-_TURNS = 3  # alternating; the median counts
+_TURNS = 3  # measurements of each step; their median is reported
 _REPEATS = 20  # graph steps per turn
-_LONGEST_PATH = 64  # maximum number of nodes of a path in attention (kernels/cuda/attention.py)
+_LONGEST_PATH = 64  # nodes; the maximum that the attention kernel supports
 _DRAFT_VOCAB = 32_000
 _MEDUSA_HEADS = 4
 _NUM_DRAFT_NODES = 16
@@ -49,16 +49,16 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Plan:
     contexts: tuple[int, ...]
-    nodes: tuple[int, ...]  # numbers of draft nodes; the first is 0, which is plain decoding
+    nodes: tuple[int, ...]  # 0, which is plain decoding, first
 
     @property
     def longest(self) -> int:
-        """Returns the length that a sequence reaches if every timed step accepts the longest possible path."""
+        """The maximum length of a sequence, if every step accepts a whole path."""
         return max(self.contexts) + (_REPEATS + 2) * (1 + min(max(self.nodes), _LONGEST_PATH))
 
 
 def make_engine(model: Decoder, max_seq_len: int, *, batch_size: int = 1, drafter: Drafter | None = None) -> Engine:
-    """Makes an engine for sequences of this length. It uses graph decoding even on a CPU."""
+    """Makes an engine for `batch_size` sequences of `max_seq_len` tokens, with graph decoding even on a CPU."""
     config = EngineConfig(
         max_batch_size=batch_size,
         max_seq_len=max_seq_len,
@@ -91,10 +91,9 @@ def _time_step(engine: Engine, context: int, nodes: int) -> GraphStepTimes:
     return engine.time_graph_step(1, nodes, context=context, repeats=_REPEATS)
 
 
-def with_shares(steps: Sequence[Step], model: Decoder, ceilings: Ceilings) -> list[dict[str, Any]]:
-    """Returns a table row for each step, with its time relative to the plain step with the same context.
-
-    Rows of plain steps also have the share of the copy bandwidth that they reach.
+def with_shares(steps: Sequence[Step], model: Decoder, peak_rates: PeakRates) -> list[dict[str, Any]]:
+    """Returns table rows: each step with its time relative to the plain step, and each plain step with the share of the
+    copy bandwidth that it reaches.
     """
     plain = {step.context: step.verify_seconds for step in steps if step.nodes == 0}
     table = []
@@ -102,13 +101,13 @@ def with_shares(steps: Sequence[Step], model: Decoder, ceilings: Ceilings) -> li
         row = asdict(step) | {"over_plain": step.verify_seconds / plain[step.context]}
         if step.nodes == 0:
             work = Work(num_bytes=pass_bytes(model.config, model.dtype.itemsize, context=step.context, batch=1))
-            row["share_of_bandwidth"] = work.share(step.verify_seconds, ceilings)
+            row["share_of_bandwidth"] = work.share(step.verify_seconds, peak_rates)
         table.append(row)
     return table
 
 
 def draft_seconds(model: Decoder, context: int) -> dict[str, float]:
-    """Measures T_draft of Medusa heads with a draft vocabulary."""
+    """Returns T_draft by drafter. The only drafter has randomly initialized Medusa heads with a reduced vocabulary."""
     vocab_size = min(_DRAFT_VOCAB, model.config.vocab_size)
     config = MedusaConfig(hidden_size=model.config.hidden_size, num_heads=_MEDUSA_HEADS, draft_vocab_size=vocab_size)
     heads = MedusaHeads(config, torch.arange(vocab_size))
@@ -118,18 +117,18 @@ def draft_seconds(model: Decoder, context: int) -> dict[str, float]:
     return {"medusa": statistics.median(step_times.draft_seconds for step_times in times)}
 
 
-def numerics_cost(model: Decoder, context: int, nodes: Sequence[int]) -> list[dict[str, float]]:
-    """Measures the ratio of step times with and without exact (row-invariant) numerics, in alternating turns.
+def row_invariance_cost(model: Decoder, context: int, nodes: Sequence[int]) -> list[dict[str, float]]:
+    """Measures the ratio of step times with and without row-invariant operations, for each number of nodes.
 
-    Raises: RuntimeError: the arm without exact numerics still uses our kernels.
+    Raises: RuntimeError: some row-invariant operations were not replaced.
     """
     length = Plan((context,), tuple(nodes)).longest
     engines = {"exact": make_engine(model, length), "off": make_engine(model, length)}
-    with numerics_off(context) as num_calls:
+    with with_library_operations(context) as num_calls:
         for count in nodes:
-            _time_step(engines["off"], context, count)  # captures the graphs that are replayed below
+            _time_step(engines["off"], context, count)  # captures graphs, which are replayed below
     if model.device.type == "cuda" and not {"products", "attention", "head"} <= num_calls.keys():
-        raise RuntimeError(f"only {sorted(num_calls)} were replaced")
+        raise RuntimeError(f"must replace products, attention and head, replaced only {sorted(num_calls)}")
     seconds: dict[tuple[str, int], list[float]] = {(name, count): [] for name in engines for count in nodes}
     for turn in range(_TURNS + 1):
         for name in sorted(engines, reverse=turn % 2 == 0):

@@ -1,7 +1,7 @@
-"""Runs all measurements of decoding on a GPU. They are divided into sections, and the most important run first.
+"""All measurements of decoding on a GPU, in sections. The most important sections run first.
 
-The results are written after each section, so an interrupted run loses only the current section. The file also lists
-the sections that failed, and those that were left out because the time was over.
+The results file is written after each section, so that the results of an interrupted run are not lost. It also lists
+the sections that failed, and those that were left out for lack of time.
 """
 
 import argparse
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import ceilings, plain, record, speculation, steps, table
+from benchmarks.gpu import peak_rates, plain, record, speculation, steps, table
 from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.device import NoGpuError, RunDevice
-from benchmarks.gpu.shapes import SHAPES, make_model, published
+from benchmarks.gpu.shapes import SHAPES, make_model, transformers_config
 from benchmarks.workload import WorkloadError, add_engine, arguments, read_prompts
 from engine.errors import EngineError
 from engine.load import load_model
@@ -32,26 +32,26 @@ Section = tuple[str, Callable[[], Any]]
 _PLAN = steps.Plan(contexts=(2048, 512, 8192, 32_768), nodes=(0, 4, 16, 64, 128))
 _TINY_PLAN = steps.Plan(contexts=(40, 90), nodes=(0, 4))
 _BATCH_SIZES = (1, 8, 32)
-_PROMPT_LEN, _SHORT_LEN, _LONG_LEN = 512, 16, 80  # tokens of prompts, and of short and long answers (plain.py)
+_PROMPT_LEN, _SHORT_LEN, _LONG_LEN = 512, 16, 80  # tokens; plain.py explains the two answer lengths
 
 
 class Shape:
-    """Measures a model of one shape. In a rehearsal, sizes are tiny and nothing is compiled."""
+    """The sections that measure a model of one shape. In a dry run, sizes are tiny and nothing is compiled."""
 
     def __init__(self, name: str, run_device: RunDevice) -> None:
-        self._rehearsal = run_device.is_rehearsal
-        self._plan = _TINY_PLAN if self._rehearsal else _PLAN
-        self._published = published(name)
+        self._dry_run = run_device.is_dry_run
+        self._plan = _TINY_PLAN if self._dry_run else _PLAN
+        self._hf_config = transformers_config(name)
         self._run_device, self._clock = run_device, clock_of(run_device.device)
         self.model = make_model(name, run_device.dtype, run_device.device, max_positions=self._plan.longest)
-        self._ceilings = ceilings.measure(self._clock, run_device)
+        self._peak_rates = peak_rates.measure(self._clock, run_device)
 
     def sections(self) -> list[Section]:
-        batches = (1, 2) if self._rehearsal else _BATCH_SIZES
+        batches = (1, 2) if self._dry_run else _BATCH_SIZES
         return [
-            ("ceilings", lambda: asdict(self._ceilings)),
+            ("ceilings", lambda: asdict(self._peak_rates)),
             ("steps", self._steps),
-            ("numerics", self._numerics),
+            ("numerics", self._row_invariance_cost),
             *self._plain_sections(batches[:1]),
             ("draft", lambda: steps.draft_seconds(self.model, self._plan.contexts[0])),
             *self._plain_sections(batches[1:]),
@@ -63,41 +63,43 @@ class Shape:
 
     def _steps(self) -> list[dict[str, Any]]:
         engine = steps.make_engine(self.model, self._plan.longest)
-        return steps.with_shares(steps.step_table(engine, self._plan), self.model, self._ceilings)
+        return steps.with_shares(steps.step_table(engine, self._plan), self.model, self._peak_rates)
 
-    def _numerics(self) -> list[dict[str, float]]:
-        nodes = (0, 4) if self._rehearsal else (0, 16)
-        return steps.numerics_cost(self.model, self._plan.contexts[0], nodes)
+    def _row_invariance_cost(self) -> list[dict[str, float]]:
+        nodes = (0, 4) if self._dry_run else (0, 16)
+        return steps.row_invariance_cost(self.model, self._plan.contexts[0], nodes)
 
     def _prompts_and_lengths(self, batch: int) -> tuple[Tensor, int, int]:
-        """Returns prompts, the length of short answers, and the length of long answers (plain.py)."""
-        length, short, long = (12, 2, 5) if self._rehearsal else (_PROMPT_LEN, _SHORT_LEN, _LONG_LEN)
+        """Returns prompts, and the lengths of short and long answers."""
+        length, short, long = (12, 2, 5) if self._dry_run else (_PROMPT_LEN, _SHORT_LEN, _LONG_LEN)
         generator = torch.Generator().manual_seed(batch)
         prompts = torch.randint(0, self.model.config.vocab_size, (batch, length), generator=generator)
         return prompts.to(self._run_device.device), short, long
 
     def _plain(self, batch: int) -> dict[str, Any]:
         prompts, short, long = self._prompts_and_lengths(batch)
-        arms = {
+        engines = {
             "ours": plain.ours(self.model, prompts, long),
             "compiled loop": plain.compiled_loop(
-                self.model, self._published, prompts, long, compiled=not self._rehearsal
+                self.model, self._hf_config, prompts, long, compiled=not self._dry_run
             ),
         }
-        return _rates(arms, batch, short, long)
+        return _rates(engines, batch, short, long)
 
     def _hugging_face(self, batch: int) -> dict[str, Any]:
         prompts, short, long = self._prompts_and_lengths(batch)
-        arms = {
+        engines = {
             "ours": plain.ours(self.model, prompts, long),
-            "hugging face": plain.hugging_face(self.model, self._published, prompts, compiled=not self._rehearsal),
+            "hugging face": plain.hugging_face(self.model, self._hf_config, prompts, compiled=not self._dry_run),
         }
-        return _rates(arms, batch, short, long)
+        return _rates(engines, batch, short, long)
 
 
-def _rates(arms: dict[str, plain.Answer], batch: int, short: int, long: int) -> dict[str, Any]:
-    first = {name: answer(long) for name, answer in arms.items()}  # the first answers compile and capture: not timed
-    spreads = plain.rates(arms, batch, short, long)
+def _rates(engines: dict[str, plain.Answer], batch: int, short: int, long: int) -> dict[str, Any]:
+    first = {
+        name: answer(long) for name, answer in engines.items()
+    }  # before timing, because this compiles and captures
+    spreads = plain.rates(engines, batch, short, long)
     return {
         "batch": batch,
         "tokens_per_second": {name: asdict(spread) for name, spread in spreads.items()},
@@ -106,7 +108,7 @@ def _rates(arms: dict[str, plain.Answer], batch: int, short: int, long: int) -> 
 
 
 def run_sections(sections: Sequence[Section], deadline: float, save: Callable[[dict[str, Any]], object]) -> bool:
-    """Runs sections and returns whether all succeeded. After each section, `save` gets the results so far."""
+    """Runs sections and returns whether none failed. After each section, `save` gets the results so far."""
     values: dict[str, Any] = {"failed": {}, "left_out": []}
     for name, section in sections:
         if time.monotonic() > deadline:
@@ -115,7 +117,7 @@ def run_sections(sections: Sequence[Section], deadline: float, save: Callable[[d
             started = time.monotonic()
             try:
                 values[name] = section()
-            except Exception as error:  # reported in the results, so that the later sections still run
+            except Exception as error:  # reports this section as failed and continues with the others
                 traceback.print_exc()
                 values["failed"][name] = f"{type(error).__name__}: {error}"[:500]
             print(f"{name}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
@@ -126,7 +128,7 @@ def run_sections(sections: Sequence[Section], deadline: float, save: Callable[[d
     return not values["failed"]
 
 
-def speculation_sections(args: argparse.Namespace, model: Decoder, *, rehearsal: bool) -> list[Section]:
+def speculation_sections(args: argparse.Namespace, model: Decoder, *, dry_run: bool) -> list[Section]:
     """Raises: WorkloadError, OSError: the prompts cannot be used."""
     longest = min(model.max_positions, 1024) - args.max_tokens
     prompts = read_prompts(args.prompts, Tokenizer.load(args.model), max_seq_len=longest, limit=args.limit)
@@ -141,7 +143,7 @@ def speculation_sections(args: argparse.Namespace, model: Decoder, *, rehearsal:
                 args.speculator,
                 batch=batch,
                 max_tokens=args.max_tokens,
-                graph_decoding="on" if rehearsal else "auto",
+                graph_decoding="on" if dry_run else "auto",
             ),
         )
         for batch in (1, 8)
@@ -149,23 +151,29 @@ def speculation_sections(args: argparse.Namespace, model: Decoder, *, rehearsal:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = arguments("Times decoding by shape, or speculation on a real model (--model).")
-    made.add_argument("--shape", action="append", choices=SHAPES, help="may be repeated (default: all published ones)")
-    made.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
-    made.add_argument("--max-tokens", type=int, default=128, metavar="N", help="longest answer, with --model")
-    made.add_argument("--limit", type=int, default=16, metavar="N", help="number of prompts, with --model")
-    made.add_argument("--results", type=Path, metavar="DIR", help="default on a GPU: benchmarks/results")
-    made.add_argument("--minutes", type=float, default=5.0, metavar="M", help="skip sections after this time")
-    add_engine(made)
-    made.set_defaults(device="cuda")
-    return made
+    result = arguments("Measures decoding with models of given shapes, or with --model all drafters on a real model.")
+    shape = "shape of a model with random weights (may be repeated; default: all but tiny)"
+    result.add_argument("--shape", action="append", choices=SHAPES, help=shape)
+    speculator = "folder of a speculator that was trained for --model (may be repeated)"
+    result.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help=speculator)
+    max_tokens = "with --model: maximum number of tokens of an answer (default 128)"
+    result.add_argument("--max-tokens", type=int, default=128, metavar="N", help=max_tokens)
+    limit = "with --model: maximum number of prompts (default 16)"
+    result.add_argument("--limit", type=int, default=16, metavar="N", help=limit)
+    results = "folder for the results (default: benchmarks/results, or none with --device cpu)"
+    result.add_argument("--results", type=Path, metavar="DIR", help=results)
+    minutes = "time for all sections of a shape; no section starts later (default 5)"
+    result.add_argument("--minutes", type=float, default=5.0, metavar="M", help=minutes)
+    add_engine(result)
+    result.set_defaults(device="cuda")
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         run_device = RunDevice.of(args.device)
-        names = args.shape or (["tiny"] if run_device.is_rehearsal else [name for name in SHAPES if name != "tiny"])
+        names = args.shape or (["tiny"] if run_device.is_dry_run else [name for name in SHAPES if name != "tiny"])
         passed = [_run(args, run_device, name) for name in ([args.model.name] if args.model else names)]
         return int(not all(passed))
     except (NoGpuError, WorkloadError, EngineError, OSError) as error:
@@ -178,11 +186,11 @@ def _run(args: argparse.Namespace, run_device: RunDevice, name: str) -> bool:
     if args.model:
         model = load_model(args.model, dtype=args.dtype, device=str(run_device.device), weights=args.weights)
         if not isinstance(model, Decoder):
-            raise WorkloadError(f"{args.model} is not a dense model of Llama's family")
-        kind, sections = "speculation", speculation_sections(args, model, rehearsal=run_device.is_rehearsal)
+            raise WorkloadError(f"{args.model} must contain a dense model of the Llama family")
+        kind, sections = "speculation", speculation_sections(args, model, dry_run=run_device.is_dry_run)
     else:
         kind, sections = "decode", Shape(name, run_device).sections()
-    folder = args.results or (None if run_device.is_rehearsal else record.DEFAULT_FOLDER)
+    folder = args.results or (None if run_device.is_dry_run else record.DEFAULT_FOLDER)
     found: dict[str, Any] = {}
 
     def save(values: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Prints results files of a GPU as tables.
+"""Prints the results files of a GPU as tables.
 
     python -m benchmarks.gpu.table --short benchmarks/results/nvidia-h100-80gb-hbm3
 
-prints Markdown for the README: tables for the results files in the folder, and which performance goals are reached.
+prints Markdown for the README: a table of each results file in the folder, and which performance targets are met.
 """
 
 import argparse
@@ -24,18 +24,18 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 
 
 def kernels(values: Values) -> str:
-    """Returns the ceilings, the table of all cases, and the claims of row invariance."""
+    """Returns the peak rates, the table of all cases, and the results of the checks of row invariance."""
     measured = values["ceilings"]
-    ceilings = (
+    peak_rates = (
         f"copy {measured['copy_bytes_per_second'] / 1e12:.3g} TB/s,"
         f" product {measured['flops_per_second'] / 1e12:.3g} TFLOP/s"
     )
-    headings = ("kernel", "µs", "% of ceiling", "library µs", "error", "right")
+    headings = ("kernel", "µs", "% of peak, limit", "library µs", "error", "correct")
     claims = [
         f"- {claim['operation']}: {claim['compared'] - len(claim['different'])} of {claim['compared']} bit for bit"
         for claim in values["rows"]
     ]
-    return "\n".join([ceilings, "", markdown_table(headings, map(_case, values["cases"])), "", *claims])
+    return "\n".join([peak_rates, "", markdown_table(headings, map(_case, values["cases"])), "", *claims])
 
 
 def _case(case: Values) -> list[str]:
@@ -43,7 +43,7 @@ def _case(case: Values) -> list[str]:
     if "seconds" not in case:
         return [name, "–", "–", "–", "–", verdict]
     seconds = case["seconds"]
-    rivals = [spread["median"] for arm, spread in seconds.items() if arm != "ours"]
+    rivals = [spread["median"] for engine, spread in seconds.items() if engine != "ours"]
     return [
         name,
         f"{seconds['ours']['median'] * 1e6:.1f}",
@@ -55,7 +55,7 @@ def _case(case: Values) -> list[str]:
 
 
 def decode(values: Values) -> str:
-    """Returns the tables of a shape: steps, the cost of exact numerics, and plain decoding compared with peers."""
+    """Returns the tables of a shape: steps, the cost of row invariance, and plain decoding compared with others."""
     parts = [f"**{values['name']}**"]
     if "ceilings" in values:
         parts.append(f"copy {values['ceilings']['copy_bytes_per_second'] / 1e12:.3g} TB/s")
@@ -63,15 +63,15 @@ def decode(values: Values) -> str:
         headings = ("context", "nodes", "ms", "over plain", "of bandwidth", "host ms")
         parts.append(markdown_table(headings, map(_step, values["steps"])))
     lines = [
-        f"- exact numerics with {row['nodes']} nodes: {row['exact_over_off']:.3f} of the time without"
+        f"- step time with {row['nodes']} nodes, with row-invariant operations / without: {row['exact_over_off']:.3f}"
         for row in values.get("numerics", ())
     ]
     lines += [f"- T_draft of {name}: {seconds * 1e3:.3f} ms" for name, seconds in values.get("draft", {}).items()]
     speeds = [(section, values[section]["tokens_per_second"]) for section in values if _is_speed(section)]
     if speeds:
-        arms = list(dict.fromkeys(arm for _, speed in speeds for arm in speed))
-        cells = ([section, *(_speed(speed.get(arm)) for arm in arms)] for section, speed in speeds)
-        parts.append(markdown_table(("tokens/s", *arms), cells))
+        engines = list(dict.fromkeys(engine for _, speed in speeds for engine in speed))
+        cells = ([section, *(_speed(speed.get(engine)) for engine in engines)] for section, speed in speeds)
+        parts.append(markdown_table(("tokens/s", *engines), cells))
     return "\n\n".join([*parts, *_paragraph([*lines, *_missing_sections(values)])])
 
 
@@ -102,7 +102,7 @@ def _speed(spread: Values | None) -> str:
 
 def speculation(values: Values) -> str:
     """Returns the table of a model, with every drafter at every batch size."""
-    headings = ("batch", "drafter", "tokens/s", "× plain", "foreseen", "acceptance length", "equal")
+    headings = ("batch", "drafter", "tokens/s", "× plain", "predicted × plain", "acceptance length", "equal")
     rows = [
         [
             section.removeprefix("batch "),
@@ -139,11 +139,11 @@ def goals(results: dict[str, Values]) -> str:
         ]
         for verdict in verdicts(results)
     ]
-    return markdown_table(("to reach", "", "measured", ""), rows)
+    return markdown_table(("performance target", "bound", "measured", "status"), rows)
 
 
 def folder_table(folder: Path, *, short: bool = False) -> str:
-    """Returns the tables of all results files in a folder. short: omits the table of all kernels."""
+    """Returns the tables of all files in a GPU's folder and their conditions. `short`: omit the kernels' table."""
     results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
     parts = []
     for name, values in results.items():
@@ -157,14 +157,15 @@ def folder_table(folder: Path, *, short: bool = False) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Prints Markdown of a GPU's results files.")
-    parser.add_argument("folders", type=Path, nargs="*", help="default: all folders in benchmarks/results")
-    parser.add_argument("--short", action="store_true", help="omit the table of all kernels")
+    parser = argparse.ArgumentParser(description="Prints the results files of a GPU as Markdown tables.")
+    folders = "folders with results files (default: all such folders in benchmarks/results)"
+    parser.add_argument("folders", type=Path, nargs="*", help=folders)
+    parser.add_argument("--short", action="store_true", help="omit the kernels' table")
     args = parser.parse_args(argv)
     measured = {path.parent for path in DEFAULT_FOLDER.glob("*/*.json") if path.stem.split("-")[0] in PRINTERS}
     folders = args.folders or sorted(measured)
     if not folders:
-        print("there are no results of a GPU", file=sys.stderr)
+        print("benchmarks/results contains no results of a GPU", file=sys.stderr)
         return 1
     print("\n\n".join(folder_table(folder, short=args.short) for folder in folders))
     return 0

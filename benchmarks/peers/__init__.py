@@ -1,1 +1,1 @@
-"""Runners, one for each engine. A runner is a process that answers prompts, in the engine's virtual environment."""
+"""Runners: a program for each compared engine that answers prompts, in its own process and Python environment."""

@@ -1,9 +1,9 @@
-"""A greedy decoding loop like that of gpt-fast, with a static KV cache. It is a peer of our engine on a GPU.
+"""A greedy decoding loop like gpt-fast's: static KV cache, compiled layers, one graph per step.
 
-The loop uses the weights of our engine, so that both read the same bytes. One compiled function computes all layers,
-one after the other. The whole step, including head and argmax, is captured into a CUDA graph.
+The loop uses the weight tensors of our engine, so that both read the same bytes. All layers call one compiled function.
+The whole step, including LM head and argmax, is captured into a CUDA graph.
 
-Shape letters: B sequences, T new tokens of each, H hidden size, Hq query heads, Hkv key-value heads, D head size,
+Shape letters: B sequences, T new tokens per sequence, H hidden size, Hq query heads, Hkv key-value heads, D head size,
 L maximum length of a sequence.
 
 Source: gpt-fast, pytorch-labs.
@@ -48,13 +48,13 @@ Layer = Callable[..., Tensor]
 
 
 def make_layer(num_heads: int, num_kv_heads: int, D: int, eps: float) -> Layer:
-    """Returns a function that computes a layer. All arguments are tensors, so one compilation serves for all layers."""
+    """Returns a function that computes a layer. The weights are arguments, so it is compiled once for all layers."""
     group = num_heads // num_kv_heads  # query heads that share keys
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Computes attention [B, T, Hq D] of q [B, T, Hq, D]. mask: [T, L] bool, whether a query attends to a key.
+        """Computes the attention of q [B, T, Hq, D] as [B, T, Hq * D]. mask: [T, L] bool, True if a query sees a key.
 
-        The query heads that share keys are rows of one matrix product, which reads the keys once.
+        The query heads that share a key head are rows of one matrix product, so that the keys are read once.
         """
         B, T = q.shape[:2]
         rows = q.view(B, T, num_kv_heads, group, D).permute(0, 2, 3, 1, 4).reshape(B, num_kv_heads, group * T, D)
@@ -76,8 +76,8 @@ def make_layer(num_heads: int, num_kv_heads: int, D: int, eps: float) -> Layer:
     ) -> Tensor:
         """Computes one layer: x [B, T, H] -> [B, T, H].
 
-        keys, values: [B, Hkv, L, D], the cache, which is written at `positions` [T].
-        mask: [T, L] bool, whether a query attends to a key.
+        keys, values: [B, Hkv, L, D], the KV cache. The new keys and values are written at `positions` [T].
+        mask: [T, L] bool, True if a query sees a key.
         """
         B, T, _ = x.shape
         normed = _norm(x, weights["norms"][0], eps)
@@ -106,7 +106,7 @@ class CompiledLoop:
         max_seq_len: int,
         compiled: bool = True,
     ) -> None:
-        """compiled: whether the layer is compiled and, on CUDA, the step is captured into a graph."""
+        """`compiled`: compile the layer, and on CUDA also capture the step into a graph."""
         device, dtype = weights.embedding.device, weights.embedding.dtype
         self._config, self._weights, self._on_graph = config, weights, compiled and device.type == "cuda"
         self._cosines, self._sines = (table[:max_seq_len].to(device) for table in tables)
@@ -142,9 +142,9 @@ class CompiledLoop:
         self._graph.replay()
 
     def _capture(self) -> None:
-        """Captures the step into a graph. The warm-up steps change tokens and position, which are then restored."""
+        """Captures the step. Its warm-up generates tokens, so the state is restored afterwards."""
         before = self.tokens.clone(), self._position.clone()
-        side_stream = torch.cuda.Stream()  # CUDA graphs require the warm-up on another stream
+        side_stream = torch.cuda.Stream()  # work must be warmed up on a side stream before it is captured
         side_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side_stream):
             for _ in range(3):

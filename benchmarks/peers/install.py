@@ -1,7 +1,8 @@
-"""Virtual environments of the peers (the engines we compare with). They are created on first use in the cache folder.
+"""Virtual environments of the peers (the engines we compare with), created on first use in the user's cache folder.
 
-After the installation, a marker file with the requirements is written. If it is missing or the requirements have
-changed, the environment is created again. Wheels come from the index that pip is configured to use.
+After an installation, a marker file with the requirements is written. If the marker is missing or lists other
+requirements, because the installation failed or a version was changed, the environment is created again. Wheels come
+from the index that pip is configured with.
 """
 
 import json
@@ -18,23 +19,24 @@ from packaging.requirements import Requirement
 
 
 class PeerMissing(Exception):
-    """A peer cannot be installed or started here; the message says why."""
+    """A peer cannot be installed, started or used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """
-    requirements: the arguments of each call of `pip install`.
+    """A virtual environment.
+
+    requirements: the arguments of each call of `pip install`, in this order.
     dependencies_of: a distribution that `requirements` installs with --no-deps. Its dependencies are installed last.
-    left_out: names of dependencies that are not installed: torch, which is installed first, and torch's companion
-        packages, which text models do not need. Their builds for accelerators would break the environment.
+    left_out: names of dependencies that are not installed, because their builds for accelerators would break the
+        environment, and because text models do not need them or they are already installed.
     """
 
     name: str
     requirements: tuple[tuple[str, ...], ...]
     dependencies_of: str | None = None
     left_out: frozenset[str] = frozenset()
-    environ: Mapping[str, str] = field(default_factory=dict)  # {folder} stands for the environment's folder
+    environ: Mapping[str, str] = field(default_factory=dict)  # variables to set; {folder} is the environment's folder
 
     @property
     def folder(self) -> Path:
@@ -52,10 +54,10 @@ class Environment:
     def ensure(self) -> None:
         """Installs the environment if necessary.
 
-        Raises: PeerMissing: pip failed. The next call starts again with an empty folder.
+        Raises: PeerMissing: pip failed; the next call removes the incomplete folder.
         """
-        marker, wanted = self.folder / "complete.json", json.dumps(self.requirements)
-        if marker.is_file() and marker.read_text() == wanted:
+        marker, requirements = self.folder / "complete.json", json.dumps(self.requirements)
+        if marker.is_file() and marker.read_text() == requirements:
             return
         print(f"installing {self.name} into {self.folder}", file=sys.stderr)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -64,10 +66,10 @@ class Environment:
             self._pip(*arguments)
         if self.dependencies_of is not None:
             self._pip(*self._dependencies(self.dependencies_of))
-        marker.write_text(wanted)
+        marker.write_text(requirements)
 
     def ensure_extra(self, requirement: str) -> None:
-        """Installs an additional distribution without its requirements. Raises: PeerMissing."""
+        """Installs an additional distribution without its dependencies. Raises: PeerMissing: pip failed."""
         self.ensure()
         marker = self.folder / f"{requirement}.complete"
         if not marker.exists():
@@ -120,7 +122,7 @@ VLLM = Environment(
 # vLLM's suffix decoding needs this package. It is compiled locally, which takes minutes and may fail.
 VLLM_SUFFIX = "arctic-inference==0.1.1"
 
-# The package whose format vLLM reads.
+# The package "speculators", which defines the format of speculators that vLLM reads.
 SPECULATORS = Environment(
     name="speculators",
     requirements=((_TORCH,), ("--no-deps", "speculators==0.9.0")),

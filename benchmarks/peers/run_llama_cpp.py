@@ -1,6 +1,7 @@
-"""Runner of llama.cpp. Its HTTP server runs in this process and gets the prompts as token ids.
+"""Runner of llama.cpp. Its server runs in this process and gets prompts as token ids over HTTP.
 
-Settings: gguf, the model's file; max_batch_size; max_seq_len; speculation, a method of llama.cpp or None.
+Settings: gguf, the model's file; max_batch_size; max_seq_len; speculation, the name of one of llama.cpp's speculative
+methods, or None.
 """
 
 import json

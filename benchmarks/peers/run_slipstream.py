@@ -1,7 +1,7 @@
 """Runner of our engine.
 
-Settings: model, max_batch_size, max_seq_len, drafter; speculator, a folder or None; weights, "int8" for quantized
-weights, otherwise the published weights are used.
+Settings: model; max_batch_size; max_seq_len; drafter; speculator, a folder or None; weights, "int8" for quantized
+weights, or any other value for weights in the model's own dtype.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Runner of `generate` of Hugging Face transformers, which answers one prompt at a time.
+"""Runner of Hugging Face `generate`, one prompt at a time.
 
-Settings: model; prompt_lookup, the maximum number of draft tokens for prompt lookup, or None for plain decoding.
+Settings: model; prompt_lookup, the maximum number of drafted tokens, or None.
 """
 
 import time

@@ -1,6 +1,7 @@
 """Runner of vLLM. Its engine runs in this process, so that the measured time includes no communication.
 
-Settings: model, max_batch_size, max_seq_len, dtype; speculation, the `speculative_config` of vLLM or None.
+Settings: model; max_batch_size; max_seq_len; speculation, the value of vLLM's option `speculative_config`, or None;
+dtype.
 """
 
 import os

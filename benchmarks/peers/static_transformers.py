@@ -1,4 +1,4 @@
-"""`generate` of Hugging Face transformers with our weights. It uses a static cache and compiles the model on CUDA."""
+"""Hugging Face `generate` with our engine's weights and a static KV cache, with which it compiles the model on CUDA."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from engine.config import ModelConfig
 from engine.models.weights import DecoderWeights
 
 
-def model_over(weights: DecoderWeights, config: ModelConfig, published: transformers.PretrainedConfig) -> Any:
-    """Returns a model of transformers with our weights. Matrices are shared; norms are cast copies."""
+def model_over(weights: DecoderWeights, config: ModelConfig, hf_config: transformers.PretrainedConfig) -> Any:
+    """Returns a transformers model whose parameters are views of our weights, except norms, which are cast copies."""
     with torch.device("meta"):
-        model: Any = transformers.AutoModelForCausalLM.from_config(published, dtype=weights.embedding.dtype)
+        model: Any = transformers.AutoModelForCausalLM.from_config(hf_config, dtype=weights.embedding.dtype)
     model.load_state_dict(_named(weights, config), strict=True, assign=True)
     inner = model.model
-    inner.rotary_emb = type(inner.rotary_emb)(published).to(weights.embedding.device)  # also moves its buffers
+    inner.rotary_emb = type(inner.rotary_emb)(hf_config).to(weights.embedding.device)  # also moves its buffers
     return model.eval()
 
 

@@ -1,11 +1,11 @@
-"""The protocol between the benchmark command and a runner, which is the process of a peer. A line is a JSON object:
+"""The protocol between the benchmark command and the runner of an engine: one JSON object per line.
 
     runner ─▶ {"ready": {"engine": "vllm", "version": "0.32.0"}}
     command ─▶ {"prompts": [[1, 2]], "max_tokens": 128, "concurrency": 8}
     runner ─▶ {"outputs": [[3, 4]], "seconds": 1.5, ...}        or {"error": "..."}
 
-Runners use other virtual environments than the command, so this module imports only the standard library. Standard
-output has only replies: whatever an engine prints is redirected to standard error.
+Runners use other Python environments than the command, so this module imports only the standard library. The output of
+the engines is redirected to standard error, so that standard output contains only replies.
 """
 
 import json
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 class Job:
     prompts: list[list[int]]
     max_tokens: int
-    concurrency: int  # prompts that are answered at the same time; the next prompt starts when an answer ends
+    concurrency: int  # number of prompts that are answered at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,8 @@ class Answers:
     outputs: list[list[int]]  # generated token ids, in the order of the prompts
     seconds: float  # wall time of the whole job
     ttft_seconds: list[float]  # time to first token of each prompt, from its submission
-    acceptance_length: float | None  # see `acceptance_length` below
-    prefill_seconds: float | None = None  # time of the passes that read prompts; None if the engine does not report it
+    acceptance_length: float | None  # as the function below computes it; None if the engine does not report it
+    prefill_seconds: float | None = None  # time of the passes that read prompts, if the engine reports it
 
     @property
     def num_tokens(self) -> int:
@@ -47,15 +47,15 @@ class Runner(Protocol):
     def answer(self, job: Job) -> Answers: ...
 
 
-Advance = tuple[int, list[int], bool]  # number of the prompt, its new tokens, whether it has ended
+Advance = tuple[int, list[int], bool]  # number of the prompt, new tokens of its answer, whether the answer has ended
 
 
 def closed_loop(job: Job, add: Callable[[int, list[int]], None], step: Callable[[], Iterable[Advance]]) -> Answers:
-    """Answers the job with an engine that is called step by step. At most `concurrency` prompts are answered at a time.
+    """Answers the job with an engine that is called step by step. Whenever an answer ends, the next prompt is added.
 
     Args:
-        add: submits a prompt, given its number and its token ids.
-        step: runs one pass and returns the progress of each answer.
+        add: adds a prompt to the engine, given its number and its token ids.
+        step: runs one pass of the engine and returns the progress of each answer.
     """
     outputs: list[list[int]] = [[] for _ in job.prompts]
     num_passes = [0] * len(outputs)
@@ -82,15 +82,17 @@ def closed_loop(job: Job, add: Callable[[int, list[int]], None], step: Callable[
 
 
 def acceptance_length(outputs: list[list[int]], num_passes: list[int]) -> float | None:
-    """Returns tokens per pass. The first pass of each answer and its token do not count. None: no other pass."""
+    """Returns tokens per pass. The first pass and the first token of each answer do not count, because that pass reads
+    the prompt. Returns None if no passes are left.
+    """
     tokens, passes = sum(map(len, outputs)) - len(outputs), sum(num_passes) - len(num_passes)
     return tokens / passes if passes > 0 else None
 
 
 def serve(make: Callable[[dict[str, Any]], Runner]) -> None:
-    """Runs a runner: reads jobs from standard input until it is closed, and writes replies.
+    """The main loop of a runner's process. It reads jobs from standard input until that is closed.
 
-    make: returns the runner, given its settings. They are the argument of the process, in JSON.
+    make: makes the runner from its settings, which are given as JSON in the only argument of the process.
     """
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -1,7 +1,7 @@
 """The interface between a drafter and the engine.
 
-A drafter proposes tokens and can't change the engine's output. A drafter that is wrong, raises or returns nothing costs
-only speed. Its arithmetic need not be reproducible.
+A drafter proposes tokens but can't change the engine's output. If it proposes wrong tokens or none, or raises an
+exception, only speed is lost. Its arithmetic need not be reproducible.
 
     prepare(cache) ─▶ every step: propose(decoding sequences) ─▶ pass of the target ─▶ observe(kept rows)
 
@@ -23,7 +23,8 @@ from engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Positions of one sequence that a pass computed and the engine kept.
+    """The positions of one sequence that a pass has computed and that the engine keeps: a part of the prompt, or the
+    last token and the accepted draft nodes.
 
     sequence: `sequence.tokens` already includes the tokens sampled in the pass, so the token after each kept position
         is known.
@@ -72,13 +73,13 @@ class Drafter(Protocol):
     def observe(self, done: Pass) -> None:
         """Called after every pass.
 
-        A drafter never observes the positions of a cached prefix, nor positions that were computed before
-        this drafter replaced another one.
+        Some positions are never observed: those of a cached prefix, and those computed before this drafter replaced
+        another one.
         """
         return
 
     def forget(self, request_id: str) -> None:
-        """Called when a request ended or was preempted. A preempted request is prefilled again with its output."""
+        """Called when a request has ended or was preempted. The tokens of a preempted request are prefilled again."""
         return
 
     def forget_past(self) -> None:
@@ -87,7 +88,7 @@ class Drafter(Protocol):
 
 
 def split_taps(done: Pass, drafters: Many[Drafter]) -> Iterator[tuple[Drafter, Pass]]:
-    """Yields each drafter with a copy of the pass that has only this drafter's taps.
+    """Yields each drafter together with a copy of the pass that has only the taps of this drafter.
 
     `done.taps` has the taps of all drafters, concatenated in the order of `drafters`.
     """

@@ -9,8 +9,8 @@ of a position is a vector computed from its taps (block_model.py).
              contexts before the anchor (in the sequence's cache slots) and to its own block (in scratch slots, which
              follow the cache's slots)
 
-Contexts do not attend to each other, so a prefix shared by sequences is projected once, and the drafter keeps no state
-per request. The keys of a position that was never observed are zeros or old values, which only makes the proposals
+Contexts do not attend to each other, so a prefix that several sequences share is projected once, and the drafter keeps
+no state per request. If a position was never observed, its keys are zeros or old values, which only makes the proposals
 worse.
 """
 
@@ -67,7 +67,7 @@ class BlockDrafter(Drafter):
     def observe(self, done: Pass) -> None:
         if done.taps is None:
             return
-        # a sequence that was preempted since the pass has fewer slots, and its contexts cannot be stored
+        # If a sequence was preempted after the pass, it has fewer slots, so its contexts are not stored.
         kept = [k for k in done.kept if k.position + len(k.rows) <= len(k.sequence.slots)]
         rows = [row for k in kept for row in k.rows]
         positions = [k.position + offset for k in kept for offset in range(len(k.rows))]

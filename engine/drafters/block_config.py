@@ -1,11 +1,11 @@
 """Reads a block drafter's config.json in any of three formats, and writes it in the format of speculators.
 
-    speculators  has `speculators_model_type`, which is dflash or dspark; numbers a tap by the layer that reads it
+    speculators  has `speculators_model_type`, which is dflash or dspark; numbers a tap by the layer whose input it is
     SpecForge    has `dflash_config`; stores DFlash, DSpark and, with `causal_head`, JetSpec; numbers a tap by the layer
-                 that writes it, which is one less
-    DeepSpec     has `target_layer_ids` next to the sizes; stores DSpark; numbers taps as SpecForge does
+                 whose output it is, which is one less
+    DeepSpec     has `target_layer_ids` at the top level; stores DSpark; numbers taps as SpecForge does
 
-transformers supplies the defaults of missing values.
+Values that are missing in the file get the defaults of transformers.
 
 Source: speculators, SpecForge, DeepSpec and JetSpec. The attention settings are interpreted as in vLLM.
 """
@@ -29,10 +29,10 @@ _OWN_KEYS = {  # keys of SpecForge and DeepSpec that transformers does not know
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """The attention of a block's rows in one layer.
+    """The positions that a block's rows attend to in one layer.
 
-    window: number of visible positions before the anchor; None: all are visible.
-    causal: whether a row sees only the rows of its block up to itself.
+    window: number of positions before the anchor; None: all.
+    causal: whether a row attends only to the rows of its block up to itself, instead of to all.
     """
 
     window: int | None = None
@@ -41,7 +41,7 @@ class LayerAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockConfig:
-    """transformer: the configuration of the layers as published, with a `model_type` of the transformers library."""
+    """transformer: the values of the layers' configuration in config.json, with a `model_type` of transformers."""
 
     transformer: dict[str, Any]
     hidden_size: int
@@ -67,7 +67,7 @@ class BlockConfig:
 
     def __post_init__(self) -> None:
         if self.max_depth < 1 or not self.attention or not self.tap_layers:
-            raise ValueError("a block drafter needs a layer, a tap layer and a predicting row")
+            raise ValueError("a block drafter needs a layer, a tap layer, and a row that predicts a token")
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise ValueError(f"mask_token_id must be in 0..{self.vocab_size - 1}, got {self.mask_token_id}")
         if not 1 <= self.draft_vocab_size <= self.vocab_size:
@@ -92,7 +92,7 @@ class BlockConfig:
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> "BlockConfig":
-        """`values`: config.json as published. Raises: SpeculatorNotLoadable."""
+        """`values`: the content of config.json. Raises: SpeculatorNotLoadable: it describes no block drafter."""
         try:
             if "speculators_model_type" in values:
                 return _from_speculators(values)
@@ -233,8 +233,8 @@ def _layer_attentions(
 ) -> tuple[LayerAttention, ...]:
     """Returns the attention of each layer.
 
-    If `is_causal` is None, layers with a sliding window are causal within the block and the other layers are not; with
-    `non_causal_windows`, no layer is.
+    is_causal: whether all layers are causal within the block. If it is None, only layers with a sliding window are, and
+        with `non_causal_windows` none.
     """
     layers = []
     for kind in getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers:

@@ -1,11 +1,11 @@
 """Builds trees from the hidden states of blocks, with optional Markov and confidence heads.
 
-With a Markov head, the candidates below a node depend on the node's token. The paired candidates are the best
-candidates of each depth: all pairs of them at two adjacent depths are scored at once. Other tokens get no correction.
+With a Markov head, the candidates below a node depend on the node's token. The best candidates of each depth are called
+paired candidates: all pairs at two adjacent depths are scored at once. Other tokens get no correction.
 
     score(child | parent) = logit(child) + latent(parent) W2[child]      survival: softmax of the score over all tokens
 
-A confidence head predicts the probability c that the best candidate is right. The other candidates share the
+A confidence head predicts the probability c that the best candidate will be accepted. The other candidates share the
 probability 1 - c, but none gets more than c.
 
 Shape letters: S sequences, H hidden size, P paired candidates, Vd draft vocabulary, R rows, k candidates of a row.
@@ -55,7 +55,7 @@ class BlockHeads:
                 head.to(model.device, model.dtype)
 
     def drafts(self, hidden: Tensor, anchors: list[Anchor], budget: int) -> list[Draft]:
-        """hidden: [S, depths, H] in the model's dtype, the predicting rows."""
+        """Returns a draft for each anchor. hidden: [S, depths, H] in the model's dtype, the predicting rows."""
         S, depths, H = hidden.shape
         rows = hidden.reshape(S * depths, H)
         logits = self._model.logits(rows) if self.own_head is None else linear(rows, self.own_head)  # [S * depths, Vd]

@@ -1,4 +1,4 @@
-"""A block drafter's layers for serving. Weights are packed for the kernels; the target's cache slots index the keys.
+"""The layers of a block drafter for serving, with packed weights, and keys and values by cache slot of the target.
 
 Shape letters: M contexts, S sequences, B tokens per block, T tap layers, H hidden size, D head size, Hkv key heads.
 """
@@ -62,7 +62,7 @@ class BlockLayers:
             rope_write(keys_values[layer], *destination, norms)  # the input is [M, 2 Hkv D]: no queries
 
     def blocks(self, embeddings: Tensor, sequences: Many[Sequence]) -> Tensor:
-        """Runs one pass over a block of each of S sequences; the block's anchor is the sequence's last token.
+        """Runs the blocks of S sequences in one pass. The anchor of a block is the last token of its sequence.
 
         embeddings: [S, B, H] float32, B tokens per block; overwritten.
 
@@ -72,7 +72,7 @@ class BlockLayers:
         return self.run(embeddings, anchors, lambda attention: self._rows(attention, sequences))
 
     def run(self, embeddings: Tensor, anchors: Tensor, rows_of: Callable[[LayerAttention], AttentionRows]) -> Tensor:
-        """Does what `blocks` does, with the attention rows that `rows_of` returns for a layer.
+        """Like `blocks`, but with the attention rows that `rows_of` returns for each kind of layer attention.
 
         anchors: [S] int64, positions of the last tokens.
         """
@@ -90,10 +90,10 @@ class BlockLayers:
         return hidden.view(S, B, H)
 
     def _rows(self, attention: LayerAttention, sequences: Many[Sequence]) -> AttentionRows:
-        """Returns which slots each row reads: a prefix of the slot table, then listed slots, then the row's block.
+        """Returns the slots that each row attends to: a prefix of the slot table, a list of slots, and the row's block.
 
-        With a window that excludes the first positions, all contexts are listed by slot. Otherwise only the slots
-        accepted in the last pass are listed, because the engine writes them to the table just before the next pass.
+        If a window excludes the first positions, the prefix is empty and all contexts are in the list. Otherwise only
+        the slots that were accepted in the last pass are in the list, because they are not in the slot table yet.
         """
         B = self.config.block_size
         prefix_lens: list[int] = []

@@ -8,8 +8,9 @@
                                                               or at the next position (DSpark)
     Markov    logits_i += W2 latent(W1[previous token])       latent is the identity, or a gate computed from block_i
     confidence_i = sigmoid(w [block_i, W1[previous token]] + b)
-                                                              estimates the acceptance probability: the sum over
-                                                              tokens of min(drafter's, target's probability)
+                                                              estimates the acceptance probability, which is the sum
+                                                              over all tokens of the smaller of the drafter's and the
+                                                              target's probability
 
 The taps are the target's intermediate hidden states. The anchor is the last known token; the target has not computed
 its position yet, so the anchor has no context.
@@ -135,8 +136,8 @@ class ConfidenceHead(nn.Module):
 class BlockLayout:
     """Positions of contexts and blocks in one pass, and which rows may attend to which.
 
-    context_positions [S], anchors [A]: int64 positions. visible: [A, S] bool, which contexts belong to the block's
-    text and precede its anchor.
+    context_positions: [S] int64. anchors: [A] int64, positions of the anchors. visible: [A, S] bool, whether a context
+    belongs to the text of a block and precedes its anchor.
     """
 
     def __init__(self, model: "BlockModel", context_positions: Tensor, anchors: Tensor, visible: Tensor) -> None:
@@ -151,7 +152,7 @@ class BlockLayout:
         """Returns masks of the positions that must not be read: [A, S] for contexts, [B, B] within the block."""
         visible = self._visible if attention.window is None else self._visible & (self._distances <= attention.window)
         ones = torch.ones(self._size, self._size, dtype=torch.bool, device=visible.device)
-        # above the diagonal are the later rows of the block; without causal attention no row of the block is masked
+        # With causal attention, the later rows of the block are masked, which are above the diagonal.
         return ~visible, ones.triu(1) if attention.causal else ~ones
 
 
@@ -168,7 +169,11 @@ class BlockModel(nn.Module):
         lm_head: Tensor | None = None,
         embedding: Tensor | None = None,
     ) -> None:
-        """`lm_head` [Vd, H], `embedding` [V, H]: the drafter's own copies; None if it uses the target's."""
+        """
+        Args:
+            lm_head: [Vd, H]. The drafter's own lm_head; None: it uses the target's.
+            embedding: [V, H]. The drafter's own embedding; None: it uses the target's.
+        """
         super().__init__()
         self.config = config
         vocab = torch.arange(config.draft_vocab_size) if draft_vocab is None else draft_vocab

@@ -1,9 +1,9 @@
 """Turns a drafter's logits into candidates: the tokens that the target may sample next, with probabilities.
 
 The target samples argmax(logits / T + gumbel(seed, position)). The noise is known before the target runs, so a drafter
-ranks its best tokens with the same noise: if its logits are right, its first candidate is right at any temperature.
-Only the drafter's `count` likeliest tokens get noise. The target rarely samples another token, and that only costs one
-rejected draft.
+ranks its best tokens with the same noise. If its logits equal the target's, its first candidate is the token that the
+target samples, at any temperature. Noise is added only to the `count` likeliest tokens of the drafter. If the target
+samples another token, which is rare, the draft is rejected there.
 
     survival_i = sum of the drafter's probabilities of the `count` tokens * softmax_i(logits + T gumbel)
 

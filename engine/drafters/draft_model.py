@@ -1,14 +1,13 @@
 """Drafts with a small model of the same vocabulary, one token after the other.
 
-The draft model's keys and values are indexed by the target's cache slots, so shared prefixes are computed once. A hash
-of all tokens up to a slot's position is stored with the slot. If it differs from the hash of the current text, the
-slot's keys belong to another text: the position is called missing and is computed again. A step first runs all missing
-positions and the last token in one pass. Then one pass per depth runs each sequence's best candidate, with keys and
-values in scratch slots that follow the target's slots. The best candidates of all depths form the trunk of the tree;
-the other candidates become leaves. Unlikely paths are not continued.
+The draft model's keys and values are indexed by the target's cache slots, so shared prefixes are computed once. With
+each slot, a hash of all tokens up to its position is stored. If it differs from the hash of the current text, the
+slot's keys belong to another text; then the position is called missing and is computed again. A step first computes all
+missing positions and the last token in one pass. Then it makes one pass per depth over the best candidate of each
+sequence, with keys and values in scratch slots that follow the target's slots. The best candidates of all depths form
+the trunk of the tree; the other candidates become leaves. Unlikely paths are not continued.
 
-At T > 0, candidates are ranked with the target's sampling noise (choice.py), so a draft model with the target's logits
-is always right.
+At T > 0, candidates are ranked with the target's sampling noise (choice.py).
 
 Source: Leviathan et al. 2023, arXiv:2211.17192; Gumbel coupling, arXiv:2408.07978.
 """
@@ -34,7 +33,7 @@ from engine.tokenizer import Tokenizer
 _MAX_DEPTH = 6
 _CANDIDATES = 16  # ranked per position
 _BRANCHES = 3  # candidates proposed per depth
-_LEAST_SURVIVAL = 0.1  # a likelier token is worth a pass of a draft model with a tenth of the target's size
+_LEAST_SURVIVAL = 0.1  # a pass of the draft model is assumed to take a tenth of the time of a pass of the target
 _PASS_ROWS = 256  # maximum rows of a pass that computes missing positions
 _MAX_PADDING = 128  # allowed difference of vocabulary sizes within a model family, as in llama.cpp
 _EMPTY = -1  # not a valid hash, since hashes are not negative
@@ -42,10 +41,10 @@ _EMPTY = -1  # not a valid hash, since hashes are not negative
 
 @dataclass(slots=True)
 class _Text:
-    """The tokens of a sequence that were hashed.
+    """The hashes of a sequence's tokens.
 
     hashes: hashes[i] is the hash of tokens[: i + 1].
-    num_final: the keys of this many first positions are final and need no check.
+    num_final: number of first positions whose keys are known to belong to this text, so that they need no check.
     """
 
     hashes: "array[int]" = field(default_factory=lambda: array("q"))

@@ -31,7 +31,7 @@ from kernels.attention import AttentionRows
 MAX_DEPTH = 8
 _CANDIDATES = 6  # per node
 _MAX_WHOLE_ROWS = 32  # with more observed rows, the layer's output is computed only for each sequence's last row
-_LEAST_GAIN = 0.15  # expected accepted tokens that a level must add; a level costs about this share of a target's pass
+_LEAST_GAIN = 0.15  # expected accepted tokens per sequence that a level must add: its cost relative to a target's pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Eagle3Drafter(Drafter):
             trees[node.tree].offer(node.node, tokens, survival)
 
     def _run(self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], g: Tensor) -> Features:
-        """Runs the layer on M draft nodes; g [M, H]: the fed-back outputs of their parents."""
+        """Runs the layer on M draft nodes. g: [M, H], the layer's outputs at their parents (`Features.fed_back`)."""
         assert self.keys_values is not None
         node_sequences = [sequences[node.tree] for node in nodes]
         # A node's row is at the position before the node's token, as the layer's input includes the next token.
@@ -211,9 +211,10 @@ class Eagle3Drafter(Drafter):
     def _attended(self, keys: Many[tuple[Sequence, int, tuple[int, ...]]]) -> AttentionRows:
         """Returns the slots that each row attends to.
 
-        Slots accepted in the last pass are not in the slot table yet, so they are put at the beginning of the path.
+        Slots that were accepted in the last pass are not in the slot table yet. They are put before the scratch slots,
+        in the path of the row.
 
-        keys: for each row: the sequence, the number of its positions to attend to, and scratch slots to attend to.
+        keys: for each row: the sequence, the number of its first positions to attend to, and scratch slots.
         """
         tabled = [min(sequence.num_tabled, count) for sequence, count, _ in keys]
         paths = [

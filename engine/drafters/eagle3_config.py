@@ -4,8 +4,8 @@
     specforge     midlayer.*   config: architectures LlamaForCausalLMEagle3, a Llama configuration of one layer
 
 Here, as in vLLM and speculators, tap i of the target is the input of layer i. SpecForge and SGLang number a tap by the
-layer that writes it, which is one less. The default taps are the inputs of layers 2, L / 2 and L - 3 of a target with L
-layers; files with the default taps do not list them.
+layer whose output it is, which is one less. The default taps are the inputs of layers 2, L / 2 and L - 3 of a target
+with L layers. If a drafter uses the default taps, its file does not list them.
 
 Source: `speculators` (models/eagle3), vLLM's and SGLang's Llama EAGLE-3 models.
 """
@@ -42,7 +42,7 @@ class Eagle3Config:
     def __post_init__(self) -> None:
         sizes = (self.hidden_size, self.intermediate_size, self.num_heads, self.num_kv_heads, self.draft_vocab_size)
         if min(sizes) < 1 or self.head_dim % 2 or self.num_heads % self.num_kv_heads:
-            raise ValueError(f"sizes must be positive and fit together, got {self}")
+            raise ValueError(f"sizes must be positive, head_dim even, num_heads a multiple of num_kv_heads, got {self}")
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(f"draft_vocab_size must be at most {self.vocab_size}, got {self.draft_vocab_size}")
         if self.norm_before_fc and self.fc_norm:
@@ -127,7 +127,7 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 def _stored_taps(values: dict[str, Any]) -> tuple[int, ...] | None:
-    """Returns taps numbered by the layers that read them; SpecForge stores the layers that write them."""
+    """Returns the taps in the file, numbered by the layer whose input they are; None if the file lists none."""
     if (readers := values.get("eagle_aux_hidden_state_layer_ids")) is not None:
         return tuple(readers)
     writers = (values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")

@@ -1,4 +1,4 @@
-"""The EAGLE-3 module for serving, with packed weights, kernels, and keys and values by cache slot.
+"""The EAGLE-3 module for serving, with packed weights, and keys and values by cache slot of the target.
 
 eagle3_module.py has the equations. Shape letters: M rows, T tap layers, H and Ht the drafter's and the target's hidden
 size, D head size, Hq and Hkv query and key heads, Vd draft vocabulary.
@@ -63,7 +63,7 @@ class ServedEagle3:
         self._tap_norms = None if module.fc_norm is None else [_weight(norm, device) for norm in module.fc_norm]
         tables = tables_of(self.config.layer_config(), self.config.head_dim, self.config.max_positions)
         self._cosines, self._sines = (table.to(device) for table in tables)
-        # `decoder` adds to the layer's input, but with norm_before_residual the residual is the normalized input.
+        # `decoder` does not support norm_before_residual, with which the residual is the normalized input of the layer.
         self._layers = None if self.config.norm_before_residual else self._whole_layer()
 
     @property
@@ -72,7 +72,7 @@ class ServedEagle3:
         return self._weights["lm_head"]
 
     def make_cache(self, num_slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Returns keys and values, [num_slots, Hkv, D] each; zeros, because attention may read slots never written."""
+        """Returns keys and values, [num_slots, Hkv, D] each. They are zeros, as attention may read unwritten slots."""
         shape = (num_slots, self.config.num_kv_heads, self.config.head_dim)
         keys, values = (torch.zeros(shape, dtype=self.dtype, device=device) for _ in range(2))
         return keys, values
@@ -100,7 +100,7 @@ class ServedEagle3:
         rows: AttentionRows,
         cache: tuple[Tensor, Tensor],
     ) -> Features:
-        """Does `read`, `write` and `finish` for the same rows, in one kernel call if possible; may overwrite g."""
+        """Runs `read`, `write` and `finish` for the same rows, in one kernel call if possible. May overwrite g."""
         if self._layers is None:
             residual, x = self.read(g, tokens)
             return self.finish(residual, self.write(x, positions, slots, cache), rows, cache)

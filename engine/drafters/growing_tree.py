@@ -1,7 +1,7 @@
-"""A draft tree that grows level by level, for drafters that must run on a node to propose its children.
+"""A draft tree that grows level by level, for drafters that must compute a node before they can propose its children.
 
-Each level adds candidates below the nodes that were run, and the likeliest of the new candidates are run next. In the
-end the likeliest of all candidates form the draft, which is a tree, because no node is likelier than its parent.
+Each level adds candidates below the computed nodes. The likeliest of these candidates are computed next. In the end,
+the likeliest of all candidates form the draft. They are a tree, because no node is likelier than its parent.
 
 Source: Li et al. 2024, arXiv:2406.16858 (EAGLE-2).
 """
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from engine.draft import Draft
 
-WIDTH = 4  # maximum nodes of a sequence that are run per level; it determines the number of scratch slots
-_LEAST_SURVIVAL = 0.01  # less likely nodes are neither run nor verified
+WIDTH = 4  # maximum number of nodes of a sequence that are computed per level; determines the number of scratch slots
+_LEAST_SURVIVAL = 0.01  # less likely nodes are neither computed nor verified
 
 
 class GrowingTree:
@@ -36,7 +36,7 @@ class GrowingTree:
         self._level = len(self._tokens)
 
     def offer(self, parent: int, tokens: Sequence[int], probabilities: Sequence[float]) -> None:
-        """Adds candidates below `parent` with their conditional probabilities; -1: the sequence's last token."""
+        """Adds candidates below a node, with their conditional probabilities. Node -1 is the sequence's last token."""
         parent_survival = self._survival[parent] if parent >= 0 else 1.0
         for token, probability in zip(tokens, probabilities, strict=True):
             survival = parent_survival * min(1.0, probability)

@@ -52,7 +52,7 @@ class MedusaHeads(nn.Module):
     draft_vocab: Tensor
 
     def __init__(self, config: MedusaConfig, draft_vocab: Tensor, lm_head: Tensor | None = None) -> None:
-        """`lm_head`: the target's lm_head [V, H]; untied heads are initialized with its rows."""
+        """lm_head: [V, H], the target's lm_head. Untied heads are initialized with its rows, without it with zeros."""
         super().__init__()
         if draft_vocab.shape != (config.draft_vocab_size,):
             raise ValueError(f"draft_vocab must be [{config.draft_vocab_size}], got {list(draft_vocab.shape)}")
@@ -80,7 +80,7 @@ class MedusaHeads(nn.Module):
         return x
 
     def output_heads(self, lm_head: Tensor) -> tuple[Tensor, ...]:
-        """Returns a head [Vd, H] per depth; lm_head: [Vd, H], the target's rows of the draft vocabulary."""
+        """Returns a head [Vd, H] for each depth. lm_head: [Vd, H], the target's rows of the draft vocabulary."""
         return (lm_head,) * self.config.num_heads if self.head is None else self.head.unbind(0)
 
     def logits(self, hidden: Tensor, lm_head: Tensor, tokens: Tensor | None = None) -> Tensor:

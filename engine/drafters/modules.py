@@ -1,4 +1,4 @@
-"""Modules that trained drafters share. Their parameters are named as in published checkpoints."""
+"""Modules that several trained drafters use. Their parameters have the names of Llama's checkpoints."""
 
 from torch import Tensor, nn
 from torch.nn import functional

@@ -32,7 +32,7 @@ from engine.sequence import Sequence
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 
-_DEEPSEEK_STEPS = 4  # DeepSeek's module was trained for one step; later steps predict worse
+_DEEPSEEK_STEPS = 4  # DeepSeek's module was trained for one step only, so further steps predict worse
 _CANDIDATES = 6  # per node
 _LEAST_GAIN = 0.15  # expected accepted tokens per sequence that a level must add
 
@@ -49,8 +49,8 @@ class Anchor:
 class _Row:
     """An input row of the module: a kept position, or a node of a draft.
 
-    The row attends to the first `prefix` positions of the slot table, and to the slots of `path`, of which the last is
-    the row's own slot.
+    The row attends to the first `prefix` positions of the slot table, and to the slots of `path`. If there is a path,
+    its last slot is that of the row.
     """
 
     sequence: Sequence
@@ -80,9 +80,10 @@ class MtpDrafter(Drafter):
 
     @classmethod
     def load(cls, folder: Path | None, model: Model) -> "MtpDrafter":
-        """`folder` has a module in the layout of speculators or of DeepSeek; None: the model's folder has DeepSeek's.
+        """Loads a module in the layout of speculators or of DeepSeek.
 
-        Raises: SpeculatorNotLoadable.
+        folder: folder of the module; None: DeepSeek's module in the model's own folder.
+        Raises: SpeculatorNotLoadable: there is no such module, or it does not fit the model.
         """
         if folder is not None and "speculators_model_type" in _config(folder):
             module = Mtp.load(folder)
@@ -141,7 +142,7 @@ class MtpDrafter(Drafter):
         return drafts
 
     def _grow(self, sequences: Many[Sequence], trees: dict[int, GrowingTree], output: Tensor) -> None:
-        """Grows the trees level by level; output [M, H]: outputs of the anchors, in the order of `trees`."""
+        """Grows the trees level by level. output: [M, H], outputs at the anchors, in the order of `trees`."""
         level = [_anchor_row(sequences[index], index) for index in trees]
         free_slot = self.scratch
         for depth in range(1, self.max_depth + 1):
@@ -196,7 +197,7 @@ class MtpDrafter(Drafter):
 def _kept_rows(kept: Kept) -> list[_Row]:
     """Returns one row per kept position.
 
-    Slots accepted in the last pass are not in the slot table yet, so they are passed as a path.
+    Slots that were accepted in the last pass are not in the slot table yet, so they are in the path.
     """
     sequence = kept.sequence
     rows = []

@@ -37,7 +37,10 @@ class PredictionModule(Protocol):
 
 
 class DensePrediction:
-    """own_head: [Vd, H], the target's lm_head rows of a draft vocabulary; None: the module uses the whole lm_head."""
+    """A dense module that runs on the kernels.
+
+    own_head: [Vd, H], the target's lm_head rows of the draft vocabulary; None: the module uses the whole lm_head.
+    """
 
     def __init__(self, module: Mtp, model: Model) -> None:
         """Raises: SpeculatorNotLoadable: the module does not fit the model's sizes."""
@@ -85,7 +88,7 @@ class DensePrediction:
         return numbers * self._model.dtype.itemsize
 
     def make_keys(self, num_slots: int) -> Tensor:
-        """Returns keys and values [2, num_slots, Hkv, D]; zeros, because attention may read slots never written."""
+        """Returns keys and values [2, num_slots, Hkv, D]. They are zeros, as attention may read unwritten slots."""
         shape = (2, num_slots, self._attention.num_kv_heads, self._attention.head_dim)
         return torch.zeros(shape, dtype=self._model.dtype, device=self._model.device)
 

@@ -38,7 +38,7 @@ _IGNORED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "rotary_emb.")  # 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpConfig:
-    """transformer: the layer's published configuration. num_steps: number of unroll steps in training."""
+    """transformer: the layer's configuration in config.json. num_steps: draft tokens that it was trained for."""
 
     transformer: dict[str, Any]
     num_steps: int
@@ -52,7 +52,7 @@ class MtpConfig:
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> "MtpConfig":
-        """`values`: config.json as published. Raises: SpeculatorNotLoadable."""
+        """`values`: the content of config.json. Raises: SpeculatorNotLoadable: it describes no MTP module."""
         try:
             if values["speculators_model_type"] != "mtp" or values.get("num_nextn_predict_layers", 1) != 1:
                 raise ValueError("speculators_model_type must be mtp, with one layer")
@@ -62,7 +62,8 @@ class MtpConfig:
             num_steps = speculators["proposal_methods"][0]["speculative_tokens"]
             config = cls(transformer=transformer, num_steps=num_steps, verifier=speculators.get("verifier", {}))
             if config.layer.hidden_act != "silu" or num_steps < 1:
-                raise ValueError(f"needs silu and a step, got {config.layer.hidden_act} and {num_steps}")
+                got = f"{config.layer.hidden_act!r} and {num_steps}"
+                raise ValueError(f"hidden_act must be silu and speculative_tokens at least 1, got {got}")
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise SpeculatorNotLoadable(f"config.json describes no MTP module: {error!r}") from error
         return config
@@ -186,7 +187,7 @@ class Mtp(nn.Module):
             embeddings: [T, H]. In the first step, the embedding of the token after each position; each further step
                 reads tokens one position later.
             positions: [T] int64.
-            visible: [T, T] bool. Which positions are in the row's text and not after the row's position.
+            visible: [T, T] bool. Whether a row attends to a position: it is in the row's text and not after the row.
 
         Returns: [T, H] after the final norm.
         """

@@ -1,8 +1,8 @@
 """Prompt lookup: finds an earlier occurrence of the request's last tokens and proposes the tokens that followed it.
 
-The longest match wins, and the latest of equally long ones. A token proposed at depth d has d - 1 more matching tokens
-before it than the first proposed token. A token's survival is computed from the observed acceptance rates of earlier
-proposals with about as many matching tokens.
+The longest match is used, and of equally long ones the latest. A proposed token is likelier if more tokens before it
+match; at depth d these are the tokens of the match and d - 1 proposed tokens. The survival of a token is computed from
+the observed acceptance rates of earlier proposals with about as many matching tokens.
 
 Source: Saxena 2023, "Prompt lookup decoding".
 """
@@ -16,7 +16,7 @@ from engine.drafters.suffix_index import LONGEST, SuffixIndex
 from engine.sequence import Sequence
 
 _MAX_DEPTH = 12
-_MAX_OUTPUT = 4096  # output tokens that fit in the index; a longer output overwrites the beginning of the prompt
+_MAX_OUTPUT = 4096  # output tokens for which the index has room; more overwrite the beginning of the prompt
 _ASSUMED = (0.0, 0.3, 0.5, 0.7, 0.85, 0.9)  # assumed acceptance rate by bit length of the number of matching tokens
 
 _Kind = tuple[int, bool]  # bit length of the number of matching tokens; whether the temperature is above 0

@@ -1,7 +1,4 @@
-"""Uses a separate drafter for each LoRA adapter, since an adapter changes the model's output.
-
-Requests with different adapters share a batch; each drafter handles only its own requests.
-"""
+"""Drafts for each request with a drafter for its LoRA adapter, since an adapter changes the model's output."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
@@ -15,7 +12,7 @@ from engine.sequence import Sequence
 
 class PerAdapterDrafter(Drafter):
     def __init__(self, general: Drafter, own: Mapping[str, Drafter]) -> None:
-        """`own`: drafters by adapter name. `general` drafts for requests without an adapter and for other adapters."""
+        """`own`: adapter name -> drafter. `general` drafts for all other requests."""
         self.general = general
         self.own = dict(own)
         self._drafters = (general, *self.own.values())

@@ -1,7 +1,7 @@
 """Measures acceptance rates of draft nodes by kind; each drafter defines its own kinds.
 
-A draft node whose parent was accepted makes a claim: that the node's token comes next. After the pass the next token is
-known even if the node was not verified, so every claim is counted as right or wrong.
+Each draft node predicts the token after its parent. If the parent is right, this token is known after the pass, even if
+the node itself was not verified. So every such prediction, here called a claim, is counted as right or wrong.
 """
 
 from collections.abc import Hashable, Iterator
@@ -9,8 +9,8 @@ from collections.abc import Sequence as Many
 
 from engine.draft import Draft
 
-_PRIOR = 10.0  # the assumed rate weighs as much as this many claims
-_MEMORY = 2000.0  # a kind's counts are halved when it has this many claims, so that old claims lose weight
+_PRIOR = 10.0  # the assumed rate has the weight of this many claims
+_MEMORY = 2000.0  # when a kind has this many claims, its counts are halved, so that old claims lose weight
 
 
 class Record:
@@ -24,7 +24,7 @@ class Record:
         return (right + _PRIOR * assumed) / (count + _PRIOR)
 
     def claim(self, request_id: str, num_tokens: int, draft: Draft, kinds: Many[Hashable]) -> None:
-        """Records a draft proposed when the request had `num_tokens` tokens; kinds: the kind of each node."""
+        """Stores a draft until `settle`. num_tokens: length of the text before it. kinds: the kind of each node."""
         self._pending[request_id] = (num_tokens, draft, kinds)
 
     def settle(self, request_id: str, tokens: Many[int]) -> None:

@@ -11,9 +11,9 @@ The kind of a node consists of the number of matching tokens, the token's share,
 whether the temperature is above 0. `rate` is the observed acceptance rate of nodes of this kind. Nodes are grown best
 first, and the maximum depth of a path depends on the length of the match.
 
-Past answers of all requests share one index, since a process serves one deployment and so one customer. The oldest
-answers are dropped first. The output of a preempted request is indexed at the preemption and again at the end, so it
-may vote twice.
+The past answers of all requests are in one index, because a process serves only one deployment and thus one customer.
+The oldest answers are dropped first. The output of a preempted request is indexed at the preemption and again at the
+end, so it may vote twice.
 
 Source: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975; best-first growth as in JetSpec, arXiv:2606.18394.
 """
@@ -33,7 +33,7 @@ from engine.sequence import Sequence
 _MAX_DEPTH = 16
 _DEPTH_FACTOR, _DEPTH_OFFSET = 1, 4  # maximum depth of a draft: 1 * matching tokens + 4
 _PAST_TOKENS = 200_000
-_MAX_OUTPUT = 4096  # output tokens that fit in a request's index; a longer output overwrites the prompt's beginning
+_MAX_OUTPUT = 4096  # output tokens for which a request's index has room; more overwrite the beginning of the prompt
 _WEIGHTS = {1: 1.0, 2: 4.0, 4: 16.0, 8: 64.0, 16: 256.0}  # weight of a vote by matching tokens
 _PAST_WEIGHT = 0.5  # factor on the votes of past answers
 _ASSUMED = 0.8  # assumed acceptance rate of a node, relative to the token's share
@@ -134,12 +134,13 @@ class SuffixDrafter(Drafter):
             parent_survival, depth, parent = -negative, depth + 1, len(tokens) - 1
 
     def _claims(self, votes: list[_Vote], depth: int, sampled: bool) -> Iterator[_Claim]:
-        """Yields a claim for each token that the votes continue with at `depth`; `votes`: longest match first.
+        """Yields a claim for each token that a vote has at `depth` of its continuation.
 
-        A vote's fields are indexed as in `_Vote`: 1 is the continuation, 2 the source and 3 the weight.
+        votes: sorted by the length of the match, longest first. Their fields are accessed by the indices of `_Vote`: 1
+        is the continuation, 2 the source and 3 the weight.
         """
         groups: dict[int, list[_Vote]] = {}
-        total = 1.0  # the 1 of `all votes + 1`, so that a single vote is no certainty
+        total = 1.0  # the 1 in the formula of the share, so that a single vote has a share below 1
         for vote in votes:
             continuation = vote[1]
             if depth < len(continuation):

@@ -33,7 +33,7 @@ Match = tuple[int, Many[int]]
 
 
 class SuffixIndex:
-    """An index of a text. It holds at least `capacity` tokens; further tokens overwrite the oldest."""
+    """An index of a text. It has room for at least `capacity` tokens; further tokens overwrite the oldest."""
 
     def __init__(self, capacity: int) -> None:
         self._size = max(_TAIL, 1 << max(0, capacity - 1).bit_length())
@@ -53,7 +53,7 @@ class SuffixIndex:
             position += 1
             code = token & _MASK
             for hashes, head, prev in levels:
-                before = hashes[0]  # hash of the n tokens before these n; both hashes make that of 2 n tokens
+                before = hashes[0]  # hash of the n tokens before these n; from both, the hash of 2 n tokens is computed
                 hashes.append(code)
                 prev[position & mask] = head[code & mask]
                 head[code & mask] = position

@@ -1,7 +1,7 @@
 """The state of decoding sequences on the device, which graph steps read and advance without the host.
 
-Each row of the cache's slot tables has a batch slot with the same index. The last batch slot belongs to no sequence; it
-pads batches to the size for which a graph was captured.
+Each row of the cache's slot tables has a batch slot with the same index. The last batch slot belongs to no sequence. It
+pads a batch to the next batch size that has a captured graph.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,10 @@ def is_filtered(sampling: SamplingParams) -> bool:
 class BatchSlotState:
     """State of B batch slots.
 
-    rows: [B] int64, rows of the slot tables.
-    lengths, tokens, ends: [B] int64. Number of tokens, the last token, and the maximum number of tokens.
+    rows: [B] int64. Indices of the batch slots, which are also rows of the slot tables.
+    lengths: [B] int64. Number of tokens of each sequence.
+    tokens: [B] int64. Last token of each sequence.
+    ends: [B] int64. Maximum number of tokens of each sequence.
     adapters: [B] int64. Index of each sequence's adapter in the LoRA stacks, -1 for none.
     sampling: sampling parameters for each sequence's next token.
     """
@@ -40,7 +42,10 @@ class BatchSlotState:
     sampling: RowSampling
 
     def sampling_below(self, depths: Tensor) -> RowSampling:
-        """Returns sampling parameters [B * n] of draft tokens; depth 0: the next token. depths: [n] or [B, n] int64."""
+        """Returns the sampling parameters of B * n tokens.
+
+        depths: [n] or [B, n] int64. Depth 0 is the sequence's next token, depth d the token d positions later.
+        """
         n, own = depths.shape[-1], self.sampling
         positions = own.positions.unsqueeze(1) + depths
         return RowSampling(
@@ -67,7 +72,7 @@ class BatchSlots:
         self.slot_tables[self.padding_row] = self.padding_slot
 
     def load_sequence(self, sequence: Sequence, adapter: int) -> None:
-        """Copies a sequence's state to its batch slot; `adapter`: the adapter's index in the stacks, -1 for none."""
+        """Copies a sequence's state to its batch slot. `adapter` is an index in the LoRA stacks, -1 for none."""
         sampling, prompt = sequence.request.sampling, sequence.request.prompt_token_ids
         seed = (sampling.seed + _SIGN) % 2**64 - _SIGN
         end = len(prompt) + sampling.max_tokens
@@ -77,7 +82,7 @@ class BatchSlots:
         self._device.put(self._floats[sequence.table_row], torch.tensor(floats, dtype=torch.float64))
 
     def fill_for_timing(self, row: int, length: int) -> None:
-        """Gives an unused batch slot `length` tokens, in cache slots that no other batch slot gets."""
+        """Fills an unused batch slot with a sequence of `length` tokens, in cache slots of its own."""
         slots = torch.arange(row * length, (row + 1) * length, dtype=torch.int32)
         self._device.put(self.slot_tables[row, :length], slots)
         self._device.put(self._integers[row], torch.tensor((length, 0, length, -1, 0, 0), dtype=torch.int64))
@@ -92,10 +97,11 @@ class BatchSlots:
         return BatchSlotState(rows, lengths, tokens, ends, adapters, sampling)
 
     def advance(self, state: BatchSlotState, counts: Tensor, tokens: Tensor) -> None:
-        """Lengthens each sequence by counts + 1 tokens, up to its end; `tokens` become the last tokens. [B] each.
+        """Lengthens each sequence by its accepted nodes and one sampled token, but not beyond its end.
 
-        A finished sequence keeps its maximum length until the host removes it. The host drops the results of steps that
-        run meanwhile.
+        counts: [B] int64. Number of accepted nodes. tokens: [B] int64. The new last tokens.
+
+        A sequence at its end stays there until the host removes it. The host drops the results of steps until then.
         """
         lengths = torch.minimum(state.lengths + counts + 1, state.ends)
         self._integers[:, :2].index_copy_(0, state.rows, torch.stack((lengths, tokens), dim=1))

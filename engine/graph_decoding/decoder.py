@@ -3,11 +3,11 @@
     launch n+1 ─▶ read n ─▶ commit n ─▶ launch n+2 ─▶ read n+1 ...
 
 The device holds the state of each sequence (engine/graph_decoding/batch_slots.py), so the host passes only the list of
-sequences and free cache slots: one for the last token and one for each draft node, since acceptance is not known yet.
-The host reads the accepted nodes one step late. It then commits the tokens, frees the slots of rejected nodes, and
-applies stop tokens and limits. When a sequence has ended, the host drops the results of steps launched meanwhile and
-frees their slots. This is safe because the device executes in order: a step that reuses a cache slot or batch slot runs
-after the steps that used it before.
+sequences and free cache slots: for each sequence, one for the last token and one for each draft node, since the host
+does not know yet which nodes will be accepted. The host reads the accepted nodes one step late. It then commits the
+tokens, frees the slots of rejected nodes, and applies stop tokens and limits. If a sequence has ended, steps that were
+launched in the meantime still contain it. The host drops their results for this sequence and frees its slots. This is
+safe because the device executes in order: a step that reuses a cache slot or batch slot runs after these steps.
 
 The output equals that of decoding without graphs, because tokens depend neither on drafts nor on other sequences in the
 batch.
@@ -32,11 +32,11 @@ from engine.request import StepOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
-_NODE_COUNTS = (0, 3, 7, 15, 31)  # plus the last token's row: 1, 4, 8, 16 or 32 rows, which suit tiles of 16 rows
+_NODE_COUNTS = (0, 3, 7, 15, 31)  # with the last token's row 1, 4, 8, 16 or 32 rows, which fill tiles of 16 rows well
 
 
 def node_counts(draft_budget: int | None) -> tuple[int, ...]:
-    """Allowed numbers of draft nodes per sequence, ascending; draft_budget as in EngineConfig."""
+    """Returns the allowed numbers of draft nodes per sequence, ascending. `draft_budget` as in EngineConfig."""
     return _NODE_COUNTS if draft_budget is None else tuple(sorted({0, draft_budget}))
 
 
@@ -48,7 +48,10 @@ class CommitTokens(Protocol):
 
 
 def fits_graph_decoding(sequence: Sequence, *, adapters: bool) -> bool:
-    """Whether the device can sample the sequence's tokens without the host; `adapters`: the device can apply LoRA."""
+    """Whether the device can sample the sequence's tokens without the host.
+
+    adapters: whether the device can apply LoRA adapters.
+    """
     sampling = sequence.request.sampling
     return (sequence.root is None or adapters) and sampling.num_logprobs is None and not needs_adjusting(sampling)
 
@@ -88,7 +91,7 @@ class GraphDecoder:
     ) -> None:
         """
         Args:
-            drafter: drafts on the device; None: `drafting` drafts on the host, or there is no drafter.
+            drafter: the drafter on the device; None if `drafting` drafts on the host or there is no drafter.
             stacks: LoRA adapters of the sequences; None: no sequence has an adapter.
             commit_tokens: `Engine._commit_graph_tokens`.
             phase_seconds: the time spent in each phase is added here.
@@ -114,7 +117,7 @@ class GraphDecoder:
 
     def step(self) -> list[StepOutput]:
         """Launches a graph step if any sequence can continue, and reads the previous one."""
-        # The host drafts from all tokens, so it leaves no step in flight.
+        # A drafter on the host needs all tokens, so the new step must be read before the next one is launched.
         ahead = 1 if self._launch() and not self._drafts_on_host else 0
         outputs: list[StepOutput] = []
         while len(self._in_flight) > ahead:
@@ -165,9 +168,9 @@ class GraphDecoder:
         return True
 
     def _schedule(self) -> tuple[list[Sequence], int]:
-        """Returns the next step's sequences and its number of draft nodes per sequence.
+        """Returns the sequences of the next step and their number of draft nodes.
 
-        Returns no sequences while the needed cache slots are used by steps in flight.
+        Returns no sequences if there are too few free cache slots until a step in flight is read.
         """
         sequences = self._unfinished()
         num_nodes = self._nodes_to_request(sequences) if sequences else 0
@@ -184,7 +187,7 @@ class GraphDecoder:
         return sequences, num_nodes
 
     def _unfinished(self) -> list[Sequence]:
-        """Returns decoding sequences that stay below their token limit if each step in flight adds one token."""
+        """Returns the decoding sequences that will not yet have ended when every step in flight has added one token."""
         num_in_flight: dict[Sequence, int] = {}
         for flight in self._in_flight:
             for part in flight.parts:
@@ -193,7 +196,7 @@ class GraphDecoder:
         return [s for s in running if s.is_decoding and s.num_remaining > num_in_flight.get(s, 0)]
 
     def _nodes_to_request(self, sequences: Many[Sequence]) -> int:
-        """Returns the number of draft nodes per sequence that the budget computes from the steps read so far."""
+        """Returns the number of draft nodes per sequence, which the budget computes from the steps read so far."""
         if self._drafts_on_host or self.drafter is None:
             return 0
         if all(sequence.num_remaining - len(self._in_flight) <= 1 for sequence in sequences):
@@ -201,7 +204,9 @@ class GraphDecoder:
         return self._node_count(self._drafting.budget.nodes_to_request(len(sequences)))
 
     def _stacks_are_ready(self, sequences: Many[Sequence]) -> bool:
-        """Loads the adapters of `sequences` into the stacks; False while steps in flight still use the old indices."""
+        """Loads the adapters of `sequences` into the LoRA stacks. Returns False if this has to wait, because steps in
+        flight still use the stacks' present indices.
+        """
         roots = [sequence.root for sequence in sequences]
         if self._stacks is None or (self._stacks.has(roots) and self._stacks.version == self._stacks_version):
             return True
@@ -283,7 +288,7 @@ class GraphDecoder:
         self, flight: _InFlight, drafts: list[Draft], draft_seconds: float, verify_seconds: float
     ) -> None:
         budget = self._drafting.budget
-        if flight.num_nodes and flight.drafts is None and drafts:  # records the gain; all nodes were verified already
+        if flight.num_nodes and flight.drafts is None and drafts:  # only records the gain, as all nodes were verified
             budget.admit(drafts, 0, draft_seconds)
         budget.record_pass(len(flight.parts) * (1 + flight.num_nodes), verify_seconds)
 

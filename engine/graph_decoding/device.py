@@ -1,8 +1,9 @@
-"""A device for graph decoding: replayable programs, asynchronous copies, and a clock.
+"""The operations of a device that graph decoding uses: replayable programs, asynchronous copies, and a clock.
 
 On CUDA a program becomes a graph. Its first run launches the kernels one by one, which compiles and warms them up. Then
 the program is captured, and later runs launch the whole graph at once. All graphs share one memory pool, because only
-one runs at a time. Values that outlive a run are stored in tensors allocated outside of the program.
+one of them runs at a time. A program therefore writes results that are needed after its run to tensors that were
+allocated outside of it.
 
 Source: CUDA graphs in PyTorch; one memory pool for all graphs, as in vLLM.
 """
@@ -26,7 +27,7 @@ class Mark(Protocol):
     """A point in the device's queue of work."""
 
     def seconds_since(self, earlier: "Mark") -> float:
-        """Waits until the device has passed both points."""
+        """Waits until the device has reached both points, and returns the time between them."""
 
 
 class Fetch(Protocol):
@@ -43,10 +44,10 @@ class Device(Protocol):
         """
 
     def put(self, target: Tensor, values: Tensor) -> None:
-        """Copies `values`, from any device, to `target` after all work queued so far, without waiting."""
+        """Queues a copy of `values`, which may be on any device, to `target`, and returns without waiting."""
 
     def fetch(self, source: Tensor) -> Fetch:
-        """Copies the values that `source` has after all work queued so far, even if later work overwrites them."""
+        """Queues a copy of `source` to the host, with the values after the work queued so far, not after later work."""
 
     def mark(self) -> Mark: ...
 
@@ -57,7 +58,7 @@ def device_of(device: torch.device) -> Device:
 
 class CudaDevice:
     def __init__(self, device: torch.device) -> None:
-        # thread_local: other threads may allocate during a capture, when they load adapters and speculators
+        # "thread_local", because other threads load adapters and speculators and may allocate memory during a capture
         pool = torch.cuda.graph_pool_handle()
         self._capture = partial(torch.cuda.graph, pool=pool, capture_error_mode="thread_local")
         self._copies = torch.cuda.Stream(device)

@@ -1,12 +1,12 @@
-"""A graph step on the device: two programs that never wait for the host.
+"""Launches graph steps. On the device, a graph step consists of two programs that never wait for the host:
 
     draft    grow a tree below each sequence's last token, from the drafter's state in the sequence's batch slot
     verify   lay out the rows, run one forward pass, sample tokens, accept nodes, write the cache slots of accepted
              nodes to the slot tables, advance the batch slots, and let the drafter observe the pass
 
-A program is captured for each batch shape (B sequences, N draft nodes per sequence), with its own buffers. Smaller
-batches are filled up with a batch slot that belongs to no sequence. This changes no bit of the other sequences, because
-no sequence's rows depend on another sequence.
+The programs are captured, with their own buffers, for several batch shapes (B sequences, N draft nodes per sequence).
+A smaller batch is padded with a batch slot that belongs to no sequence. This changes no bit of the sequences, because
+their rows do not depend on other sequences.
 
 A batch slot holds the decoding state of one sequence on the device, a cache slot the keys and values of one token. The
 slot table of a sequence maps its positions to cache slots.
@@ -31,7 +31,7 @@ from kernels.lora import StackedRows
 from kernels.tree import Accepted, Commit, Trees, accept_trees
 from kernels.tree_rows import Roots, tree_rows
 
-_FEW_SEQUENCES = 8  # captured batch sizes are powers of two up to this number, and multiples of it above
+_FEW_SEQUENCES = 8  # captured batch sizes are the powers of two up to this number, and then its multiples
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class LaunchedStep:
     """A graph step in flight.
 
     result: the packed result, which `Outcome.of` unpacks.
-    began, drafted, ended: times on the device before drafting, after drafting and after verification.
-    hidden: hidden states for a drafter on the host; valid until the next step.
+    began, drafted, ended: marks before drafting, between drafting and verification, and after verification.
+    hidden: hidden states for a drafter on the host, which the next step overwrites; None if the host does not draft.
     """
 
     result: Fetch
@@ -60,8 +60,8 @@ class Outcome:
 
     @classmethod
     def of(cls, result: Tensor, num_nodes: int) -> list["Outcome"]:
-        """result: [B, 3 + 5 N], the output of `_packed` on the host."""
-        width = result.shape[1] - num_nodes  # of the integers; the bits of float64 follow
+        """Unpacks the result of a step. result: [B, 3 + 5 N] int64, the output of `_packed`, copied to the host."""
+        width = result.shape[1] - num_nodes  # number of integer columns; the others are the bits of float64 survivals
         integers, survival = result[:, :width], result[:, width:].contiguous().view(torch.float64)
         outcomes = []
         for (accepted, drafted, *rest), survivals in zip(integers.tolist(), survival.tolist(), strict=True):
@@ -73,11 +73,11 @@ class Outcome:
 
 
 def _packed(accepted: Accepted, trees: Trees) -> Tensor:
-    """Packs the result of a step into one tensor [B, 3 + 5 N] int64, which needs only one copy to the host.
+    """Packs the result of a step into one tensor [B, 3 + 5 N] int64, so that only one copy to the host is needed.
 
-    Columns: number of accepted nodes, number of drafted nodes, accepted nodes [N], tokens of the accepted nodes
-    and then the token that the target sampled [N + 1], draft tokens [N], parents [N], survivals as the bits of float64
-    [N].
+    Columns: number of accepted nodes [1], number of draft nodes [1], accepted nodes [N], their tokens followed by the
+    token that the target sampled after them [N + 1], draft tokens [N], parents [N], and survivals as the bits of
+    float64 [N].
     """
     counts = torch.stack((accepted.counts, trees.counts), dim=1)
     survival = trees.survival.double().view(torch.int64)
@@ -142,7 +142,7 @@ class Runner:
         filtered: bool = False,
         adapted: bool = False,
     ) -> LaunchedStep:
-        """Returns without waiting for the device.
+        """Launches a graph step and returns without waiting for the device.
 
         Args:
             rows: the batch slots of the sequences, at least one.
@@ -187,7 +187,9 @@ class Runner:
         return Hidden(final, taps)
 
     def _put_drafts(self, buffers: _Buffers, drafts: Many[Draft]) -> None:
-        """Copies drafts to the device, padded to N nodes with parent -2, which is no node's parent (-1 is the root)."""
+        """Copies drafts to the device, padded to N nodes. The parent of a padding node is -2: neither a node nor the
+        root, which is -1.
+        """
         B, N = buffers.trees.tokens.shape
         padded = [
             [[*draft.tokens, *[0] * (N - len(draft))], [*draft.parents, *[-2] * (N - len(draft))]] for draft in drafts
@@ -262,13 +264,13 @@ class Runner:
                 buffers.hidden.taps.copy_(hidden.taps)
 
     def max_path(self, num_nodes: int) -> int:
-        """Returns the maximum depth of a tree of `num_nodes` nodes, but at least 1."""
+        """Returns the maximum depth of a draft with `num_nodes` nodes; 1 if there are none."""
         limit = MAX_DEPTH if self._drafter is None else self._drafter.max_depth
         return max(1, min(num_nodes, limit))
 
 
 def _rounded(num_sequences: int, maximum: int) -> int:
-    """Returns the batch size that `num_sequences` are padded to, at most `maximum`."""
+    """Returns the captured batch size to which `num_sequences` sequences are padded, at most `maximum`."""
     if num_sequences <= _FEW_SEQUENCES:
         return min(1 << (num_sequences - 1).bit_length(), maximum)
     num_groups = -(-num_sequences // _FEW_SEQUENCES)  # rounded up

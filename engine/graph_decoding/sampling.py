@@ -18,7 +18,10 @@ from kernels.sampling import sample_token
 
 class TokenSampler(Protocol):
     def sample(self, hidden: Tensor, rows: RowSampling, *, filtered: bool) -> Tensor:
-        """hidden [M, H] after the final norm -> tokens [M] int64; `filtered`: any row uses top-k, top-p or min-p."""
+        """Samples a token for each row: hidden [M, H] after the final norm -> tokens [M] int64.
+
+        filtered: whether any row uses top-k, top-p or min-p.
+        """
 
 
 def token_sampler_for(model: Decoder) -> TokenSampler:

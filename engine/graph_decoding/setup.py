@@ -1,4 +1,4 @@
-"""Builds the parts of graph decoding for a model and a drafter."""
+"""Decides whether an engine uses graph decoding, and builds its batch slots and runners."""
 
 from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
@@ -16,7 +16,8 @@ from engine.models.dense import Decoder
 def uses_graph_decoding(model: Model, config: EngineConfig) -> bool:
     """Whether the config asks for graph decoding and the model is a dense decoder.
 
-    Other models can't be captured: routed experts and the models of transformers need the host during a forward pass.
+    Other models can't be captured in graphs, because routed experts and the models of transformers need the host during
+    a forward pass.
     """
     is_enabled = config.graph_decoding == "on" or (config.graph_decoding == "auto" and model.device.type == "cuda")
     return is_enabled and isinstance(model, Decoder)
@@ -34,7 +35,7 @@ class GraphDecodingSetup:
         self._stacks = stacks
 
     def runner(self, drafter: Drafter) -> tuple[Runner, GraphDrafter | None]:
-        """Returns the runner, and the drafter's implementation on the device or None."""
+        """Returns a runner, and the implementation of the drafter on the device (None if it drafts on the host)."""
         on_device = graph_drafter(drafter, self._model, self.batch_slots, self.device)
         runner = Runner(
             self._model,

@@ -18,7 +18,7 @@ class GraphStepTimes:
     """Medians over several graph steps."""
 
     verify_seconds: float  # forward pass, sampling, acceptance, and the drafter's observation of the pass
-    draft_seconds: float  # 0 if the device does not draft
+    draft_seconds: float  # if drafts are not made on the device, the time to copy them to the device
     host_seconds: float  # time to launch the step, which overlaps with the device's previous step
 
 
@@ -35,17 +35,18 @@ def time_graph_step(
 ) -> GraphStepTimes:
     """Times graph steps of sequences that have `context` tokens and `num_nodes` draft nodes each.
 
-    If the device does not draft, the drafts are chains up to `MAX_DEPTH` nodes and binary trees above.
+    If drafts are not made on the device, each sequence gets a chain if `num_nodes <= MAX_DEPTH`, otherwise a binary
+    tree.
 
     Raises: ValueError: too many sequences or tokens.
     Effects: overwrites batch slots and cache slots, so no request may be running and no prefix may be cached.
     """
     if not (1 <= num_sequences <= batch_slots.padding_row and 1 <= context <= max_context):
-        limits = f"1..{batch_slots.padding_row} sequences of 1..{max_context} tokens"
-        raise ValueError(f"there may be {limits}, got {num_sequences} of {context}")
+        limits = f"1..{batch_slots.padding_row} sequences with 1..{max_context} tokens each"
+        raise ValueError(f"expected {limits}, got {num_sequences} sequences with {context} tokens each")
     needed = num_sequences * (context + 1 + num_nodes)
     if needed > batch_slots.padding_slot:
-        raise ValueError(f"the cache has {batch_slots.padding_slot} slots, such a graph step needs {needed}")
+        raise ValueError(f"the cache has {batch_slots.padding_slot} slots, the graph step needs {needed}")
     rows = range(num_sequences)
     for row in rows:
         batch_slots.fill_for_timing(row, context)
@@ -69,9 +70,11 @@ def time_graph_step(
 
 @torch.inference_mode()
 def measure_graph_steps(runner: Runner, batch_slots: BatchSlots, node_counts: Sequence[int]) -> CostModel:
-    """Returns a cost model of verification, measured by graph steps of one sequence with each number of draft nodes.
+    """Measures the cost model of verification: times graph steps with a single sequence, for each number of draft nodes
+    in `node_counts`.
 
-    The steps run on the padding slot, so sequences may be decoding, but no graph step may be in flight.
+    The steps use only the padding slot, so this can be called while requests are active, but only between two graph
+    steps.
     """
     row_counts = [1 + count for count in node_counts]
     return CostModel.measure(lambda num_rows: _verify_seconds(runner, batch_slots, num_rows - 1), row_counts)

@@ -78,9 +78,9 @@ class Model(Protocol):
     def max_positions(self) -> int: ...
 
     def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
-        """Writes the rows' keys and values to the cache.
+        """Returns the hidden states of the rows, and writes their keys and values to the cache.
 
-        tap_layers: layer indices in 0..num_layers, see the module's docstring.
+        tap_layers: indices of the taps to return, in 0..num_layers.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:

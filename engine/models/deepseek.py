@@ -32,7 +32,7 @@ _LATENT_EPS = 1e-6  # for the norms inside attention, which do not use the model
 
 
 class DeepseekLayers:
-    """Runs single layers, whose weights are passed to `run`. The MTP module also runs its layer with this class."""
+    """Runs layers, whose weights are passed to `run`. The MTP module uses this class for its layer, too."""
 
     def __init__(self, config: ModelConfig, tables: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
         latent = config.latent
@@ -83,7 +83,7 @@ class DeepseekLayers:
 
 
 class Deepseek:
-    """folder: contains the weights and the MTP module (engine/models/deepseek_mtp.py)."""
+    """folder: the model's folder, from which the MTP module can be loaded (engine/models/deepseek_mtp.py)."""
 
     def __init__(
         self,

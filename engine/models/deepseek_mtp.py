@@ -3,9 +3,8 @@
     x_t = W [RMSNorm(E[token_{t+1}]) | RMSNorm(h_t)];   h'_t = RMSNorm(layer(x_1 .. x_t));   logits = head(h'_t)
 
 E is the embedding, W a matrix, and [ | ] a concatenation. h_t is the target's hidden state at position t, after the
-final norm. h'_t predicts the token at t + 2. When the module runs again on its own prediction, h'_t takes the place of
-h at position t + 1. The module uses the target's embedding and head; the published files hold equal copies of these
-weights.
+final norm. The logits of h'_t predict token t + 2. When the module runs again on its own prediction, h'_t replaces
+h_{t+1}. The module uses the target's embedding and head. (DeepSeek's files contain copies of these weights.)
 
 A drafter allocates `make_keys(cache.num_slots + scratch)` once and passes the result to every call, where `scratch` is
 the number of slots for its draft nodes. The latent of position t is in the slot that the target's cache uses for

@@ -1,7 +1,7 @@
 """DeepSeek-V3's weights, read from safetensors and laid out for the kernels.
 
-Published checkpoints store most weights as float8 with one scale per block of 128 x 128; these weights are converted
-while they are read.
+DeepSeek's checkpoints store most weights in float8, with a scale for each block of 128 x 128. They are converted while
+they are read.
 
 Shape letters: H the hidden size, V the vocabulary size, Hq the number of heads, R the rank of the latent, Rq that of
 the queries. In attention, a head's query and key have N elements without and P with rotary embedding, and a head's

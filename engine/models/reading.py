@@ -1,4 +1,4 @@
-"""Runs one text through a model with a separate cache, for training. The results have the same bits as in serving."""
+"""Computes the hidden states of a text for training, with a separate cache. They have the same bits as in serving."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ def rotary_tables(model_dir: Path, head_dim: int, max_positions: int) -> tuple[T
 
     Raises: ModelNotLoadable: the rotary scaling depends on the sequence's length.
     """
-    # transformers converts old versions of config.json
+    # read with transformers, because it converts old versions of config.json
     return tables_of(AutoConfig.from_pretrained(model_dir, trust_remote_code=False), head_dim, max_positions)
 
 

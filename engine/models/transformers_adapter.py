@@ -37,7 +37,7 @@ def load_transformers_model(model_dir: Path, *, dtype: str = "auto", device: str
         prove(adapted, expected)
     except ModelNotLoadable as error:
         raise ModelNotLoadable(f"a {foreign.model_type} is not served: {error}") from error
-    except Exception as error:  # the five hundred models of transformers raise errors of any type
+    except Exception as error:  # models of transformers may raise exceptions of any type
         raise ModelNotLoadable(f"a {foreign.model_type} does not run over rows: {error!r}") from error
     return adapted
 
@@ -49,7 +49,7 @@ def _load(model_dir: Path, config: PretrainedConfig, dtype: torch.dtype, device:
     )
     model, info = loaded
     if missing := sorted(info["missing_keys"]):
-        raise ModelNotLoadable(f"the folder holds no tensor {', '.join(missing[:3])} ({len(missing)} are missing)")
+        raise ModelNotLoadable(f"{len(missing)} tensors are missing in the folder, such as {', '.join(missing[:3])}")
     return model.to(device).eval()  # type: ignore[no-any-return]
 
 
@@ -60,7 +60,7 @@ def _embedding_and_head(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
         raise ModelNotLoadable("embedding and head must be an nn.Embedding and an nn.Linear")
     shapes = list(embedding.weight.shape), list(head.weight.shape)
     if shapes[0] != shapes[1]:
-        raise ModelNotLoadable(f"embedding {shapes[0]} and head {shapes[1]} must have one shape")
+        raise ModelNotLoadable(f"embedding and head must have the same shape, got {shapes[0]} and {shapes[1]}")
     return embedding.weight.detach(), head.weight.detach()
 
 

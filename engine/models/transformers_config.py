@@ -1,8 +1,8 @@
-"""Decides which models of `transformers` the adapter accepts, and the maximum length of their context.
+"""Decides from the configuration which models of `transformers` are accepted, and how long their context can be.
 
-A configuration is refused if it would run code of the model folder, or if the engine could not compute the model
-exactly. Properties that are not in the configuration are tested on the loaded model
-(engine/models/transformers_proof.py). "Foreign" models are those without a decoder in engine/models.
+A configuration is refused if it refers to code in the model folder, or if the engine could not compute the model
+exactly. Other properties are tested on the loaded model (engine/models/transformers_proof.py). Models without a decoder
+of their own in engine/models are called foreign.
 """
 
 import math
@@ -17,8 +17,8 @@ from engine.config import ModelConfig, generation_eos, read_config, token_ids
 from engine.errors import ModelNotLoadable
 
 _FULL, _WINDOWED = "full_attention", ("sliding_attention", "chunked_attention")
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")  # the same for every length
-_ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")  # these change beyond the original maximum length
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")  # angles do not depend on the text's length
+_ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")  # angles change if a text exceeds the original maximum length
 
 
 def read_foreign_config(model_dir: Path) -> PretrainedConfig:
@@ -26,7 +26,7 @@ def read_foreign_config(model_dir: Path) -> PretrainedConfig:
     values = read_config(model_dir)
     model_type = values.get("model_type")
     if "auto_map" in values:
-        raise ModelNotLoadable("config.json names code of its own (auto_map), which is never run")
+        raise ModelNotLoadable("config.json refers to code in the folder (auto_map), which is never run")
     if values.get("quantization_config"):
         raise ModelNotLoadable(f"quantization_config of a {model_type} is not supported")
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -36,12 +36,12 @@ def read_foreign_config(model_dir: Path) -> PretrainedConfig:
     except Exception as error:  # configurations of transformers raise errors of any type
         raise ModelNotLoadable(f"config.json of a {model_type} can't be read: {error}") from error
     if config.get_text_config() is not config or getattr(config, "is_encoder_decoder", False):
-        raise ModelNotLoadable(f"a {model_type} is more than a decoder of text, which is not supported")
+        raise ModelNotLoadable(f"a {model_type} has other parts than a text decoder, which is not supported")
     return config
 
 
 def context_limit(config: PretrainedConfig) -> int:
-    """Number of positions for which attention is full and the position encoding does not change.
+    """Returns the maximum length of a text at which attention is full and the position encoding is the original one.
 
     Raises: ModelNotLoadable: the config has no maximum length, or layers store other state than keys and values.
     """
@@ -63,7 +63,7 @@ def context_limit(config: PretrainedConfig) -> int:
 def describe(
     config: PretrainedConfig, model_dir: Path, *, num_kv_heads: int, head_dim: int, embedding: torch.Tensor
 ) -> ModelConfig:
-    """Returns the engine's configuration. Biases and norms are off in it, because the model itself applies them.
+    """Returns the engine's configuration of the model. Biases and head norms are off, as the model itself applies them.
 
     num_kv_heads, head_dim: the actual shape of the keys.
     """
@@ -91,7 +91,7 @@ def describe(
 
 
 def published_dtype(config: PretrainedConfig) -> torch.dtype:
-    """Returns the dtype in which the engine loads the weights: float32 if they are published so, otherwise bfloat16."""
+    """Returns the dtype in which the engine loads the weights: float32 if that is the config's dtype, else bfloat16."""
     return torch.float32 if config.dtype == torch.float32 else torch.bfloat16
 
 

@@ -1,7 +1,7 @@
-"""Runs any other causal model of `transformers` over rows: slower than the decoders of this package, but as exact.
+"""Runs causal models of `transformers` that have no decoder in this package. They are slower but equally exact.
 
-There is no list of accepted model families. A model is loaded only if, on a short text, its logits equal those of
-transformers, and the bits of a row do not depend on other rows (engine/models/transformers_proof.py).
+There is no list of accepted model families. A model is served only if it passes two tests on a short text: its logits
+equal those of transformers, and the bits of a row do not depend on other rows (engine/models/transformers_proof.py).
 """
 
 import copy
@@ -82,8 +82,8 @@ class TransformersModel:
         finally:
             CURRENT.reset(token)
         if current.num_layers != self.config.num_layers:
-            through = f"{current.num_layers} of {self.config.num_layers}"
-            raise ModelNotLoadable(f"{through} layers attend through transformers' attention interface")
+            found = f"got {current.num_layers} of {self.config.num_layers}"
+            raise ModelNotLoadable(f"all layers must use transformers' attention interface, {found}")
         taps = [current.taps[index].to(self.dtype) for index in tap_layers]
         return Hidden(out[0][0, :M].to(self.dtype), torch.stack(taps, dim=1) if taps else None)
 
@@ -100,7 +100,7 @@ class TransformersModel:
 
 
 def _without_decoder(model: PreTrainedModel, decoder: nn.Module) -> nn.Module:
-    """Copies `model` with shared modules, but with `_PassThrough` in place of the decoder."""
+    """Returns a copy of `model` that shares all modules, except that `_PassThrough` replaces the decoder."""
     (path,) = (name for name, module in model.named_modules() if module is decoder)
     top = node = _shallow_copy(model)
     *parents, last = path.split(".")

@@ -3,7 +3,8 @@
 1. Its logits equal those of transformers, up to the precision of the dtype, so no operation is missing.
 2. It uses only the matrix products of kernels/, because in torch's own products the order of additions
    depends on the number of rows.
-3. A text gives the same bits when it is read in one pass, in chunks, or together with rows of another text.
+3. The hidden states of a text have the same bits whether it is read in one pass, in chunks, or together with rows of
+   another text.
 """
 
 import sys
@@ -21,7 +22,7 @@ from engine.models.transformers_model import TransformersModel
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 
-_LENGTH = 80  # tokens of the text: passes are padded to multiples of 64 rows, and one pass over the text needs 128
+_LENGTH = 80  # tokens of the text; more than 64, so that a pass over it is padded to 128 rows and a chunk to 64
 _CHUNKS = (1, 2, 15, 62)  # row counts below the padding size; their sum is _LENGTH
 # Root mean square of the difference, relative to the logits' standard deviation per row. SmolLM2-135M (30 layers) has
 # 8e-6 in float32 and 0.064 in bfloat16.
@@ -72,7 +73,7 @@ class _KernelProductsOnly(TorchDispatchMode):
         if name in _PRODUCTS and not _called_from_kernels():
             left_factor = args[1] if name.startswith(("add", "badd")) else args[0]
             if left_factor.shape[-1] != 1:  # a sum of one term has no order; rotary angles are computed this way
-                raise ModelNotLoadable(f"its forward has a product of its own ({name}), whose bits depend on the rows")
+                raise ModelNotLoadable(f"it computes a product with torch ({name}), whose bits depend on other rows")
         return func(*args, **(kwargs or {}))
 
 

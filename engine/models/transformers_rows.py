@@ -9,9 +9,9 @@ whose result for a row could depend on other rows, are replaced and process only
     F.linear       torch's F.linear on 16 rows at a time                         (for routers, which call it directly)
 
 The other operations of a decoder process each element or each row separately. Their results still depend on the number
-of rows, because torch computes the elements that do not fill a whole vector with other instructions, and splits work
-between threads at any element (measured in float32: 4 % of the results of silu differ). So rows are padded to 64,
-twice the widest vector, and a forward pass uses one thread.
+of rows, because torch uses vector instructions for groups of elements and other instructions for the rest, and because
+it splits work between threads at any element (in float32, 4 % of the results of silu differ). So rows are padded to a
+multiple of 64, twice the number of elements in the widest vector, and a forward pass uses one thread.
 
 Other shape letters: H the hidden size, K the experts per token, Hq and Hkv the numbers of query and key-value heads,
 D the elements of a head.
@@ -139,7 +139,9 @@ def row_attention(
         if kwargs.get(name) is not None:
             raise ModelNotLoadable(f"attention with {meaning} ({name}) is not supported")
     if attention_mask is not None or key.shape != value.shape:
-        raise ModelNotLoadable("attention with a mask of its own, or values wider or narrower than keys")
+        raise ModelNotLoadable(
+            "attention with a special mask, or with values of another shape than keys, is not supported"
+        )
     M, layer, D = current.num_rows, current.num_layers, query.shape[-1]
     current.num_layers += 1
     keys, values = current.keys[layer], current.values[layer]

@@ -95,7 +95,9 @@ def load_weights(
 def build_weights(
     source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, int8: bool = False
 ) -> DecoderWeights:
-    """Fuses query, key and value into one weight, and gate and up into another; `int8` quantizes the linear weights.
+    """Reads all weights. Fuses query, key and value into one weight, and gate and up into another.
+
+    int8: quantize the linear weights.
 
     Raises: ModelNotLoadable: the shape of a tensor contradicts the configuration.
     """

@@ -1,4 +1,4 @@
-"""API keys, usage and costs."""
+"""The API keys, the usage and the costs of an organization."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,10 @@ class ApiKeys(Resource[D]):
         deployment_ids: Sequence[str] | None = None,
         expires_at: int | None = None,
     ) -> Steps[ApiKey]:
-        """Create a key. Only the response to the first attempt contains `key`.
+        """Create an API key; the secret is in `key`.
 
-        If that response is lost and the request is retried, `key` is None: revoke this key and create another one.
+        `key` is None if the request was retried because the response to an earlier attempt was lost. In this case,
+        revoke the key and create another one.
         """
         body = {"name": name, "scopes": scopes, "project_id": project_id, "deployment_ids": deployment_ids}
         return self.http.post(ApiKey, "api_keys", {**body, "expires_at": expires_at})
@@ -52,14 +53,18 @@ class Usages(Resource[D]):
     def completions(
         self, *, start_time: int, end_time: int | None = None, bucket_width: str = "1d", group_by: Sequence[str] = ()
     ) -> Items[Bucket]:
-        """Args: bucket_width: 1m, 1h or 1d. group_by: project_id, api_key_id, model, batch."""
+        """
+        Args:
+            bucket_width: length of the intervals: 1m, 1h or 1d.
+            group_by: project_id, api_key_id, model, batch.
+        """
         return self._buckets("organization/usage/completions", start_time, end_time, bucket_width, group_by)
 
     @iteration
     def costs(
         self, *, start_time: int, end_time: int | None = None, bucket_width: str = "1d", group_by: Sequence[str] = ()
     ) -> Items[Bucket]:
-        """Args: group_by: project_id, api_key_id, line_item."""
+        """Yield costs by interval. Args: group_by: project_id, api_key_id, line_item."""
         return self._buckets("organization/costs", start_time, end_time, bucket_width, group_by)
 
     def _buckets(

@@ -1,4 +1,4 @@
-"""LoRA adapters: uploaded once, served by deployments in addition to the model itself."""
+"""LoRA adapters, which deployments can serve in addition to the model itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Adapter:
 class Adapters(Resource[D]):
     @procedure
     def create(self, *, name: str, model: str, config_file: str, weights_file: str) -> Steps[Adapter]:
-        """Create an adapter from two uploaded files, which are checked and copied."""
+        """Create an adapter from two uploaded files. The service checks and copies them."""
         body = {"name": name, "model": model, "config_file": config_file, "weights_file": weights_file}
         return self.http.post(Adapter, "adapters", body)
 

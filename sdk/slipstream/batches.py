@@ -1,4 +1,4 @@
-"""Batches: many prompts in, one file of answers out, in the order of the prompts."""
+"""Batches: the service answers a file of prompts and returns a file of answers in the same order."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ class Batches(Resource[D]):
         metadata: Mapping[str, str] | None = None,
         quote_id: str | None = None,
     ) -> Steps[Batch]:
-        """Args: model: the model for rows that name none. quote_id: the quote whose cap pauses the batch."""
+        """Args: model: the model for rows without `model`. quote_id: a quote whose cap limits the cost of the batch."""
         body = {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": completion_window}
         return self.http.post(Batch, "batches", {**body, "model": model, "metadata": metadata, "quote_id": quote_id})
 
@@ -43,9 +43,9 @@ class Batches(Resource[D]):
 
     @iteration
     def results(self, batch_id: str, *, follow: bool = False) -> Items[dict[str, Any]]:
-        """Yield output rows in input order: the rows that are finished now, or, with `follow`, all rows as they finish.
+        """Yield the rows that are finished now, in input order. With `follow`, also wait for all other rows.
 
-        After a broken connection the stream continues after the last row, so that each row is yielded once.
+        If the connection breaks, the stream continues after the last row, so that each row is yielded once.
         """
         num_rows, failures = 0, 0
         while True:

@@ -1,4 +1,4 @@
-"""Models, and the speculators trained for them."""
+"""Models, and the speculators that were trained for them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,7 +39,10 @@ class BaseModel:
 class BaseModels(Resource[D]):
     @procedure
     def create(self, *, name: str, source: str) -> Steps[BaseModel]:
-        """Register a model, which is then checked. Args: source: an allowed folder or `s3://bucket/prefix`."""
+        """Register a model; a worker then checks its files.
+
+        Args: source: a folder on the service's machines or `s3://bucket/prefix`, if the operators allow it.
+        """
         return self.http.post(BaseModel, "base_models", {"name": name, "source": source})
 
     @procedure
@@ -84,7 +87,7 @@ class Speculators(Resource[D]):
 
     @procedure
     def export(self, speculator_id: str, *, format: str) -> Steps[File]:  # noqa: A002  # the API's name
-        """Make a zip archive. Args: format: speculators, specforge, medusa, hugging_face or lorax."""
+        """Export a speculator to a zip archive. Args: format: speculators, specforge, medusa, hugging_face or lorax."""
         return self.http.post(File, path_of("speculators", speculator_id, "export"), {"format": format})
 
     @procedure

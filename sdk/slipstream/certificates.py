@@ -3,8 +3,8 @@
     certificate = json.loads(Path("certificate.json").read_text())
     statement = verify(certificate, Path("slipstream.pem").read_text())
 
-Get the public key once, from a source that you trust. The certificate does not contain the key, because a forger could
-replace the key as well.
+Get the public key once, from a source that you trust. The certificate does not contain the key, because whoever forges
+a certificate could also put another key into it.
 """
 
 import base64
@@ -24,7 +24,7 @@ EQUAL = "equal"
 
 
 def verify(certificate: Mapping[str, Any], public_key: str | bytes) -> dict[str, Any]:
-    """Return the signed statement. Check its `result`: a valid certificate may say that answers differ.
+    """Return the signed statement. Also check its `result`, because a valid certificate may say that answers differ.
 
     Args:
         public_key: PEM.
@@ -65,9 +65,9 @@ def _key_id(key: Ed25519PublicKey) -> str:
 
 
 def _canonical(value: Mapping[str, Any]) -> bytes:
-    """Serialize according to RFC 8785. Raises: ValueError: the value contains a float; certificates never do."""
+    """Serialize according to RFC 8785, except floats, which certificates do not contain. Raises: ValueError."""
     if any(isinstance(leaf, float) for leaf in _leaves(value)):
-        raise ValueError("a fraction")
+        raise ValueError("a certificate cannot contain a float")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 

@@ -1,4 +1,4 @@
-"""Chat completions and text completions of a deployment, whole or streamed."""
+"""Requests to a deployment: chat completions and text completions, with or without streaming."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,13 +25,13 @@ class Chat(Resource[D]):
 
         Raises:
             APIStreamError: the service aborted the answer.
-            APIConnectionError: the connection broke. The request is not retried; the pieces yielded so far are valid.
+            APIConnectionError: the connection broke. The pieces so far are valid; the rest is not requested again.
         """
         return _streamed(self.http, "chat/completions", {"model": model, "messages": list(messages), **options})
 
 
 class Completions(Resource[D]):
-    """Completions of a raw prompt, without a chat template."""
+    """Completions of a prompt to which no chat template is applied."""
 
     @procedure
     def create(self, /, *, model: str, prompt: str | Sequence[int], **options: Any) -> Steps[Completion]:

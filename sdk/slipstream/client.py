@@ -1,4 +1,4 @@
-"""The clients: each has a connection pool, a key, and the API's resources as attributes."""
+"""`Client` and `AsyncClient`, which have a connection pool, an API key, and the API's resources as attributes."""
 
 import asyncio
 import os
@@ -84,8 +84,8 @@ class Client(Resources[Driver]):
         Args:
             base_url: ends in /v1; the default is SLIPSTREAM_BASE_URL.
             api_key: the default is SLIPSTREAM_API_KEY.
-            transport: sends the requests; for tests and your own proxies.
-            sleep: waits between retries and polls.
+            transport: replaces the transport that sends requests, for tests or proxies.
+            sleep: replaces the function that waits between retries and polls, for tests.
 
         Raises: SlipstreamError: the URL or the key is missing.
         """
@@ -142,6 +142,6 @@ def _url_and_headers(base_url: str | None, api_key: str | None) -> tuple[str, di
     api_key = api_key or os.environ.get("SLIPSTREAM_API_KEY")
     if not base_url or not api_key:
         missing = "base_url or SLIPSTREAM_BASE_URL" if not base_url else "api_key or SLIPSTREAM_API_KEY"
-        raise SlipstreamError(f"the client needs {missing}")
+        raise SlipstreamError(f"{missing} must be set")
     headers = {"Authorization": f"Bearer {api_key}", "User-Agent": "slipstream-python"}
     return base_url.rstrip("/") + "/", headers

@@ -15,7 +15,7 @@ Rows = list[dict[str, Any]]
 class Datasets(Resource[D]):
     @procedure
     def create(self, *, file_id: str, model: str | None = None) -> Steps[Dataset]:
-        """Validate every line of a file, free of charge: see the dataset's `status` and `errors`.
+        """Validate every line of a file, free of charge. The result is in the dataset's `status` and `errors`.
 
         Args: model: the model whose tokenizer counts the tokens.
         """
@@ -36,7 +36,7 @@ class Datasets(Resource[D]):
 
     @procedure
     def preview(self, dataset_id: str, *, limit: int | None = None) -> Steps[Rows]:
-        """Return the first rows as the model will see them."""
+        """Return the first rows as the tokens that the model will get."""
         return self._data(path_of("datasets", dataset_id, "preview"), limit)
 
     @procedure
@@ -77,8 +77,9 @@ class Quotes(Resource[D]):
         """Estimate the cost of a batch.
 
         Args:
-            basis: `pilot` answers some of the rows first, `history` uses earlier batches.
-            cap: US dollars; work that is created with the quote is paused when it has cost this much.
+            basis: how the number of output tokens is estimated. `pilot` answers some of the rows, `history` uses
+                earlier batches.
+            cap: US dollars; batches and other work created with the quote are paused when they have cost this much.
         """
         return self.http.post(Quote, "quotes", {"dataset_id": dataset_id, "basis": basis, "cap": cap})
 

@@ -19,7 +19,7 @@ UNCHANGED = Unchanged()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentMetrics:
-    """Metrics of one time interval; None means that nothing was measured."""
+    """Metrics of one time interval. A metric is None if it was not measured, for example without requests."""
 
     start_time: int
     end_time: int
@@ -27,7 +27,7 @@ class DeploymentMetrics:
     prompt_tokens: int
     generation_tokens: int
     tokens_per_second: float | None = None
-    acceptance_length: float | None = None  # tokens per pass of the model
+    acceptance_length: float | None = None  # answer tokens per verification pass of the model
     acceptance_rate: float | None = None
     latency_seconds: float | None = None
     time_to_first_token_seconds: float | None = None

@@ -17,7 +17,7 @@ class Distillation:
     prompts_file: str
     batch_id: str
     request_counts: Mapping[str, int]
-    is_trainable: bool  # whether it has answers, so that pipelines can use it
+    is_trainable: bool  # whether pipelines can use its answers
     output_file_id: str | None = None
     error_file_id: str | None = None
     paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses it
@@ -42,7 +42,7 @@ class Distillations(Resource[D]):
     ) -> Steps[Distillation]:
         """Create a distillation. Any number of pipelines can use its id as `distillation_id`.
 
-        Args: quote_id: the quote whose cap pauses the distillation.
+        Args: quote_id: a quote whose cap limits the cost of the distillation.
         """
         body = {"model": model, "prompts_file": prompts_file, "quote_id": quote_id, "metadata": metadata}
         return self.http.post(Distillation, "distillations", body)
@@ -57,7 +57,7 @@ class Distillations(Resource[D]):
 
     @procedure
     def cancel(self, distillation_id: str) -> Steps[Distillation]:
-        """Cancel a distillation; the answers so far are kept."""
+        """Cancel a distillation; finished answers are kept."""
         return self.http.post(Distillation, path_of("distillations", distillation_id, "cancel"))
 
     @procedure

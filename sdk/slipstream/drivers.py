@@ -1,9 +1,9 @@
-"""Each client method is written once, as a generator of effects, which a blocking or asynchronous driver executes.
+"""Each client method is written once, as a generator of effects. A blocking or an asynchronous driver executes them.
 
-An effect is a request, the read of a piece of a body, a pause, or a call of a function of the client's user. The driver
-sends the effect's outcome back into the generator. A method with the decorator `procedure` yields effects and returns
-its result. A method with the decorator `iteration` also yields `Item`s, which are its results. The types of the
-decorated methods depend on the client:
+An effect is a request, reading a piece of a response's body, a pause, or a call of the user's `on_progress` function.
+The driver sends the effect's outcome back into the generator. A method with the decorator `procedure` yields effects
+and returns its result. A method with the decorator `iteration` yields effects and `Item`s, which are its results. The
+types that callers see depend on the client:
 
     client.files.retrieve("file-1")         File in a `Client`, an awaitable File in an `AsyncClient`
     client.files.list()                     Iterator[File] or AsyncIterator[File]
@@ -48,7 +48,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Calls the `on_progress` function of the client's user, which may be a coroutine function in an `AsyncClient`."""
+    """Calls the user's `on_progress` function, which may be a coroutine function in an `AsyncClient`."""
 
     callback: Callable[[Any], Any]
     value: object
@@ -167,7 +167,7 @@ class AsyncDriver:
 
 
 def collected(items: Items[_T]) -> Steps[list[_T]]:
-    """Returns the items of an iteration as a list, for use within a procedure."""
+    """Returns the items of an iteration as a list, so that a procedure can use it with `yield from`."""
     values: list[_T] = []
     effect = _resume(items, None)
     while effect is not None:

@@ -119,7 +119,7 @@ _BY_STATUS: dict[int, type[APIStatusError]] = {
 
 
 def status_error(status: int, body: object, request_id: str | None) -> APIStatusError:
-    """Returns the error for a response with this status; `body` need not have OpenAI's shape."""
+    """Returns the exception for an error response. `body`: the parsed JSON, which may have any form."""
     error = body.get("error") if isinstance(body, dict) else None
     fields = error if isinstance(error, dict) else {}
     kind = _BY_STATUS.get(status, InternalServerError if status >= 500 else APIStatusError)
@@ -138,7 +138,7 @@ def stream_error(error: Mapping[str, Any]) -> APIStreamError:
 
 
 class BatchFailed(SlipstreamError):
-    """The attribute `batch` has the details: `errors` by line, or `error_file_id`."""
+    """The attribute `batch` has the details: `errors` of the input file, or `error_file_id`."""
 
     def __init__(self, batch: "Batch") -> None:
         if batch.status == "completed":

@@ -1,4 +1,4 @@
-"""Evaluations measure what a speculator gains on held-out prompts, and certify the result."""
+"""Evaluations compare the answers to held-out prompts with and without a speculator, and certify the result."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class Evaluations(Resource[D]):
     ) -> Steps[Evaluation]:
         """
         Args:
-            prompts_file: batch rows; the default is the prompts that were held out of the speculator's training.
+            prompts_file: id of a file of batch rows; the default is the prompts held out from training.
             concurrencies: the default is 1, 4, 16 and 32.
             max_tokens: an upper limit for the `max_tokens` of every row.
             price_per_gpu_hour: USD, for the cost of a million tokens; the default is the installation's price.

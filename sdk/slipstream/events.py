@@ -26,9 +26,9 @@ class Events(Resource[D]):
     def stream(
         self, *, types: Sequence[str] = (), object_id: str | None = None, after: str | None = None
     ) -> Items[Event]:
-        """Yield events as they happen, endlessly. The stream starts after the event with the id `after`, or now.
+        """Yield events as they happen, without end. With `after`, first yield the events after the one with this id.
 
-        If the connection ends or breaks, the stream continues after the last event: each event is yielded once.
+        If the connection ends or breaks, the stream continues after the last event, so that each event is yielded once.
         """
         failures = 0
         while True:

@@ -75,11 +75,11 @@ class Files(Resource[D]):
 
 
 def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Steps[Path]:
-    """Write the body of a GET into a file next to `to`, then rename it.
+    """Write the body of a GET into a temporary file next to `to`, then rename it to `to`.
 
-    Args: identity: the id of content that never changes. A partial download of such content is continued, and
-        concurrent calls are safe, because they write the same bytes to the same offsets. None: the download starts at
-        the first byte.
+    Args: identity: an id, if the content never changes. An interrupted download is then continued, and concurrent calls
+        are safe, because they write the same bytes to the same offsets. With None, every download starts at the first
+        byte.
     """
     to.parent.mkdir(parents=True, exist_ok=True)
     part = to.with_name(f".{to.name}.{identity or 'new'}.part")
@@ -88,7 +88,8 @@ def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Ste
         with part.open("r+b") as written:
             if identity is None:
                 written.truncate()
-            written.seek(max(0, part.stat().st_size - 1))  # asks for the last byte again: an empty range is an error
+            # One byte is requested again, because the range after a complete file would be empty, which is an error.
+            written.seek(max(0, part.stat().st_size - 1))
             expected = yield from fetch(http, path, written)
             written.flush()
             written.seek(0)
@@ -105,9 +106,10 @@ def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Ste
 
 
 def fetch(http: Http, path: str, to: BinaryIO) -> Steps[str | None]:
-    """Write the body of a GET to `to`, starting at the stream's position; a broken connection is resumed.
+    """Write the body of a GET to `to`, from the stream's position on. If the connection breaks, request the rest.
 
-    If the service does not support ranges, or has fewer bytes than `to`, the whole body replaces what is in `to`.
+    If the service does not support ranges, or its content is shorter than this position, the whole body is requested
+    and replaces the content of `to`.
 
     Returns: the SHA-256 of the whole body, if the service sends it.
     Raises: APIConnectionError: the connection broke more than `max_retries` times in a row without a new byte.

@@ -1,4 +1,4 @@
-"""Fine-tuning jobs in OpenAI's form; each is a pipeline."""
+"""Fine-tuning jobs: pipelines with OpenAI's requests and responses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ class FineTuningJobs(Resource[D]):
 
     @procedure
     def pause(self, job_id: str) -> Steps[FineTuningJob]:
-        """Stop the job within seconds, until `resume` is called; finished work is kept."""
+        """Stop the job within seconds. Finished work is kept; `resume` continues it."""
         return self.http.post(FineTuningJob, path_of("fine_tuning/jobs", job_id, "pause"))
 
     @procedure

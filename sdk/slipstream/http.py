@@ -1,9 +1,9 @@
 """Requests with retries, as generators of effects. This module knows HTTP and JSON, but not the API's objects.
 
-Connection errors and the statuses 408, 409, 429 and 5xx are retried, twice by default. The pause is the one in the
-`retry-after` header; without this header it starts at 0.5 s and doubles up to 8 s, with jitter. The response header
-`x-should-retry` overrides which statuses are retried. Every POST carries an `Idempotency-Key`, the same at every
-attempt, so that the service executes the request once.
+Connection errors and the statuses 408, 409, 429 and 5xx are retried, twice by default. The `retry-after` header of the
+response determines the pause. Without it, the pause starts at 0.5 s and doubles up to 8 s, with jitter. The header
+`x-should-retry` overrides which statuses are retried. Every attempt of a POST has the same `Idempotency-Key`, so that
+the service executes the request once.
 """
 
 import logging
@@ -58,7 +58,7 @@ class Http:
         fields: Mapping[str, str],
         upload: Mapping[str, tuple[str, BinaryIO | bytes]],
     ) -> Steps[_Object]:
-        """Args: upload: files by field name. They must be seekable, because each attempt sends them from the start."""
+        """Args: upload: (filename, content) by form field. Streams must be seekable, because a retry rereads them."""
         return parsed(kind, (yield from self.request("POST", path, data=dict(fields), files=dict(upload))))
 
     def pages(self, kind: type[_Object], path: str, params: Mapping[str, Any] | None = None) -> Items[_Object]:
@@ -113,7 +113,7 @@ class Resource(Generic[D]):
 
 
 class Lines:
-    """Reads a body line by line, without line ends; an incomplete last line is dropped."""
+    """Reads a body line by line, without line ends. If the last line has no line end, it is dropped as incomplete."""
 
     def __init__(self, result: ExchangeResult) -> None:
         self._result = result
@@ -136,7 +136,7 @@ def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def path_of(kind: str, identity: str, *rest: str) -> str:
-    """Returns `kind/identity/rest` with the identity quoted, so that it cannot address another route.
+    """Returns the path `kind/identity/rest`. The identity is quoted, so that it cannot change the route.
 
     Raises: ValueError: the identity is empty, consists of dots, or has unprintable characters.
     """
@@ -146,7 +146,7 @@ def path_of(kind: str, identity: str, *rest: str) -> str:
 
 
 def pause(attempt: int, headers: Mapping[str, str], reason: str) -> Pause:
-    """Returns the pause after the failed attempt number `attempt`, counted from 0."""
+    """Returns the pause after a failed attempt. `attempt` counts from 0; `reason` is logged."""
     retry_after = _retry_after_seconds(headers)
     longest = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt, 16))
     seconds = longest * random.uniform(0.75, 1.0) if retry_after is None else retry_after

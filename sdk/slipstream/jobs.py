@@ -1,4 +1,4 @@
-"""Jobs: the units of work, such as batches, trainings and evaluations, that workers run."""
+"""Jobs: the batches, trainings and evaluations that workers run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

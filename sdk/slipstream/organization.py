@@ -49,7 +49,7 @@ class Members(Resource[D]):
 
     @procedure
     def update(self, member_id: str, *, role: str) -> Steps[Member]:
-        """Change a member's role. Raises: ConflictError: the last owner must stay an owner."""
+        """Change a member's role. Raises: ConflictError: the member is the organization's only owner."""
         return self.http.patch(Member, path_of("members", member_id), {"role": role})
 
     @procedure

@@ -1,4 +1,4 @@
-"""A pipeline turns prompts into a faster endpoint: it trains a speculator, evaluates it and deploys it."""
+"""Pipelines: they train a speculator on a model's answers to prompts, evaluate it, and deploy it with the model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from slipstream.waiting import wait_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun(Pipeline, Generic[D]):
-    """A pipeline that was just started, with a `wait` method."""
+    """The result of `create` and `resume`: a pipeline with a `wait` method."""
 
     http: Http = field(repr=False, compare=False)
     driver: D = field(repr=False, compare=False)
@@ -56,7 +56,7 @@ class Pipelines(Resource[D]):
             training: {"kind": "medusa", ...hyperparameters}.
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
             gate: {"min_speedup": 1.25, "min_acceptance_length": 1.8, "outputs_equal": True}.
-            quote_id: the quote whose cap pauses the pipeline.
+            quote_id: a quote whose cap limits the cost of the pipeline.
         """
         body = {
             "name": name,

@@ -1,4 +1,4 @@
-"""Rollouts: another speculator serves a share of a deployment's traffic, and is promoted or rolled back."""
+"""Rollouts: a deployment tries another speculator on a share of its requests, and then keeps or removes it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Rollout:
     status: str  # starting, canary, promoting, promoted, rolled_back
     share_percent: int
     reason: Mapping[str, Any] | None = None  # code, message: why it was promoted or rolled back
-    figures: Mapping[str, Any] | None = None  # canary, stable: the measurements that decided
+    figures: Mapping[str, Any] | None = None  # canary, stable: the measurements on which the decision is based
     created_at: int
     started_at: int | None = None
     finished_at: int | None = None
@@ -41,7 +41,11 @@ class Rollouts(Resource[D]):
         max_error_rate: float | None = None,
         max_seconds: int | None = None,
     ) -> Steps[Rollout]:
-        """Args: share_percent: share of the requests, 1 to 50. max_acceptance_drop: relative, 0 to 1."""
+        """
+        Args:
+            share_percent: percentage of the requests that the new speculator gets, 1 to 50.
+            max_acceptance_drop: tolerated decrease of the acceptance length, relative to the current one, 0 to 1.
+        """
         body = {
             "speculator_id": speculator_id,
             "share_percent": share_percent,

@@ -1,4 +1,4 @@
-"""Spend caps: monthly limits of the organization or of a project; work is paused when its cap is reached."""
+"""Spend caps: limits of the monthly costs of the organization or a project. At the cap, its work is paused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The API's objects. Times are Unix seconds, absent fields are None, and fields unknown to this version are dropped."""
+"""The API's objects. Times are Unix seconds. Fields that this version of the client does not know are dropped."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -55,7 +55,7 @@ class Batch:
     num_failed: int = 0
     metadata: Mapping[str, str] | None = None
     usage: Mapping[str, Any] | None = None
-    errors_by_code: Mapping[str, int] | None = None  # number of rows in the error file by code
+    errors_by_code: Mapping[str, int] | None = None  # error code -> number of rows in the error file
     paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses the batch
     cost: Mapping[str, Any] | None = None  # so far: value, currency
     quote_id: str | None = None
@@ -173,7 +173,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A measurement of what a speculator gains on held-out prompts."""
+    """A comparison of answers to held-out prompts with and without a speculator."""
 
     id: str
     speculator_id: str
@@ -298,7 +298,7 @@ class ApiKey:
     scopes: Sequence[str]
     project_id: str | None = None
     deployment_ids: Sequence[str] | None = None
-    key: str | None = None  # only in the response to the request that creates or rotates the key
+    key: str | None = None  # the secret; only in the response to the request that creates or rotates the key
     created_at: int
     expires_at: int | None = None
     revoked_at: int | None = None
@@ -346,7 +346,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A time interval with results in OpenAI's form."""
+    """A time interval with OpenAI's result objects, one for each group."""
 
     start_time: int
     end_time: int

@@ -1,4 +1,4 @@
-"""Uploads of large files in parts. A failed part is sent again, and another process can continue an upload."""
+"""Uploads of large files in parts. An interrupted upload can be continued, even by another process."""
 
 import hashlib
 from pathlib import Path
@@ -65,7 +65,7 @@ class Uploads(Resource[D]):
             return upload.file
         with Path(source).open("rb") as opened:
             if (num_bytes := opened.seek(0, 2)) != upload.bytes:
-                raise UploadError(f"{source} has {num_bytes} bytes, upload {upload_id} is for {upload.bytes}")
+                raise UploadError(f"upload {upload_id} is for a file of {upload.bytes} bytes, {source} has {num_bytes}")
             opened.seek(0)
             digest = hashlib.md5(usedforsecurity=False)
             part_ids = yield from self._sent_part_ids(upload_id, opened, digest)
@@ -79,15 +79,15 @@ class Uploads(Resource[D]):
         return done.file
 
     def _sent_part_ids(self, upload_id: str, opened: BinaryIO, digest: "hashlib._Hash") -> Steps[list[str]]:
-        """Returns the ids of the parts already sent, and reads their bytes from the file into the digest.
+        """Returns the ids of the parts that were already sent, and adds their bytes, read from the file, to the digest.
 
-        The service compares the final digest with its own, so that a part from another file is noticed.
+        The service compares the final digest with that of the received parts, which detects parts of another file.
         """
         parts = yield from collected(self._parts(upload_id))
         for part in parts:
             data = opened.read(part.bytes)
             if len(data) < part.bytes:
-                raise UploadError(f"upload {upload_id} has more bytes than the file")
+                raise UploadError(f"the parts of upload {upload_id} have more bytes than the file")
             digest.update(data)
         return [part.id for part in parts]
 

@@ -1,4 +1,4 @@
-"""Webhook endpoints, and verification of deliveries."""
+"""Webhook endpoints, and the verification of the deliveries that they receive."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from slipstream.types import Event, WebhookDelivery, WebhookEndpoint, parsed
 
 
 def verify(body: bytes | str, headers: Mapping[str, str], secret: str) -> Event:
-    """Return the event of a delivery. The event's id, which the header `webhook-id` repeats, identifies duplicates.
+    """Return the event of a delivery. Deliveries of the same event have the same event id, also in `webhook-id`.
 
     Args: body: the raw body, not parsed and serialized again.
     Raises: WebhookError: the signature is wrong or older than five minutes, or the body is not an event.
@@ -28,9 +28,10 @@ def verify(body: bytes | str, headers: Mapping[str, str], secret: str) -> Event:
 class WebhookEndpoints(Resource[D]):
     @procedure
     def create(self, *, url: str, events: Sequence[str] = ("*",), description: str = "") -> Steps[WebhookEndpoint]:
-        """Create an endpoint. Only this response contains `secret`.
+        """Create an endpoint; its secret is in `secret`.
 
-        If the request is retried after a lost response, `secret` is None: rotate the secret to get a new one.
+        `secret` is None if the request was retried because the response to an earlier attempt was lost. In this case,
+        rotate the secret to get a new one.
         """
         body = {"url": url, "events": list(events), "description": description}
         return self.http.post(WebhookEndpoint, "webhook_endpoints", body)

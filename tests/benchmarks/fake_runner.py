@@ -1,4 +1,7 @@
-"""A runner without an engine. It answers a prompt with the reversed prompt, and fails jobs with max_tokens 0."""
+"""A runner without an engine. It answers each prompt with the reversed prompt.
+
+It fails at the start if the setting `broken` is true, and for a job with `max_tokens` 0.
+"""
 
 from typing import Any
 

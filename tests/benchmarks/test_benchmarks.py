@@ -1,4 +1,4 @@
-"""Tests of the benchmarks `decode` and `equality`, with a tiny random model."""
+"""The benchmarks of decoding and of equal answers, run with a tiny random model and without other engines."""
 
 import json
 from collections.abc import Callable
@@ -106,7 +106,7 @@ def test_the_command_fails_if_answers_differ(
 
 
 def changing_the_first_answer(original: Callable[..., list[Completion]]) -> Callable[..., list[Completion]]:
-    """Returns a replacement of `generate` that changes the first answer of every engine with a drafter."""
+    """Changes the first answer of every engine that has a drafter."""
 
     def changed(engine: Engine, requests: list[Request]) -> list[Completion]:
         first, *rest = original(engine, requests)
@@ -121,7 +121,7 @@ def test_as_chain_keeps_the_likeliest_path_and_as_tree_adds_siblings() -> None:
     draft = Draft(tokens=(5, 6, 7), parents=(-1, 0, 0), survival=(0.9, 0.3, 0.5))  # 6 and 7 follow 5
 
     assert as_chain(draft) == Draft((5, 7), (-1, 0), (0.9, 0.5))
-    # The sibling of 5 is 6, and that of 7 is 8. Token 6 gets no sibling, because 7 is one.
+    # The siblings are 6 next to 5, and 8 next to 7, each the next token id and half as likely.
     assert as_tree(draft) == Draft((5, 6, 7, 6, 8), (-1, 0, 0, -1, 0), (0.9, 0.3, 0.5, 0.45, 0.25))
 
 
@@ -137,7 +137,7 @@ def test_decode_prints_speed_acceptance_and_phases(
     assert result["tokens_per_second"] > 0
     assert result["acceptance_length"] >= 1
     assert set(result["phase_seconds"]) == {"prefill", "draft", "verify", "sample", "host"}
-    # The sum of the phases is at most the whole time. 0.004 allows for rounding each phase to a millisecond.
+    # The phases are parts of the whole time; each is rounded to a millisecond.
     assert sum(result["phase_seconds"].values()) < result["seconds"] + 0.004
 
 
@@ -162,7 +162,7 @@ def test_the_error_for_an_invalid_prompts_file_names_the_line(
     assert message in capsys.readouterr().err
 
 
-def test_prompts_are_read_from_a_file_of_questions_or_generated_without_a_file(model_dir: Path, tmp_path: Path) -> None:
+def test_prompts_are_read_from_a_file_of_questions_or_generated(model_dir: Path, tmp_path: Path) -> None:
     tokenizer, path = Tokenizer.load(model_dir), tmp_path / "questions.jsonl"
     path.write_text('{"question": "How many?", "answer": "3"}\n')
 
@@ -194,7 +194,7 @@ def test_a_folder_without_a_speculator_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_acceptance_length_is_the_mean_over_the_passes_of_all_answers() -> None:
-    """The first answer has two passes, which accept 0 and 2 draft tokens. The second has one, which accepts 1."""
+    """The passes of the first answer accept 0 and 2 drafted tokens, and the one pass of the second accepts 1."""
     first, second = SpeculationStats(), SpeculationStats()
     first.record(drafted=3, accepted=0)
     first.record(drafted=3, accepted=2)

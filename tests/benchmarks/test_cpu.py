@@ -1,4 +1,7 @@
-"""Tests of the comparison with other engines on the CPU. Fakes replace these engines."""
+"""`make bench-cpu`: the order of the arms, ratios, claims and results. An arm is an engine with a drafting method.
+
+The tests need no other engine.
+"""
 
 import json
 import os
@@ -38,9 +41,8 @@ def sample(arm: str, number: int, speed: float, *, batch_size: int = 1, own_plai
 
 
 def claim(at_least: float, *, each: bool = False) -> Claim:
-    """Makes a claim: the faster of n-gram and suffix decoding is at least `at_least` times as fast as plain decoding.
-
-    each: both must be.
+    """The claim that the faster of n-gram and suffix decoding (with `each`: both) reaches `at_least` times the speed of
+    plain decoding.
     """
     arms = ("slipstream ngram", "slipstream suffix")
     return Claim(text="faster", batch_size=1, at_least=at_least, arms=arms, over=("slipstream plain",), each=each)
@@ -56,7 +58,7 @@ def test_a_ratio_compares_the_speeds_of_the_same_round() -> None:
     assert samples.ratio("a", "b", 1) == Spread(2.0, 2.0, 2.0, 3)
 
 
-def test_a_claim_is_judged_by_its_fastest_arm_or_by_its_slowest_if_each_arm_must_pass() -> None:
+def test_a_claim_is_judged_by_the_fastest_arm_or_with_each_by_the_slowest_arm() -> None:
     rows = [("slipstream plain", 10.0), ("slipstream ngram", 9.0), ("slipstream suffix", 15.0)]
     samples = Samples([sample(arm, number, speed) for number in range(3) for arm, speed in rows])
 
@@ -65,7 +67,7 @@ def test_a_claim_is_judged_by_its_fastest_arm_or_by_its_slowest_if_each_arm_must
     assert (verdict.status, verdict.arm) == ("FAIL", "slipstream ngram")
 
 
-def test_a_claim_compares_with_the_fastest_configuration_of_the_peer() -> None:
+def test_a_claim_compares_with_the_fastest_arm_of_the_peer() -> None:
     rows = [("slipstream plain", 30.0), ("vllm plain", 10.0), ("vllm plain own threads", 20.0)]
     samples = Samples([sample(arm, 0, speed) for arm, speed in rows])
 
@@ -75,7 +77,7 @@ def test_a_claim_compares_with_the_fastest_configuration_of_the_peer() -> None:
     assert (verdict.over, verdict.ratio) == ("vllm plain own threads", Spread(1.5, 1.5, 1.5, 1))
 
 
-def test_a_claim_about_a_missing_arm_is_not_measured() -> None:
+def test_a_claim_is_not_measured_if_one_of_the_arms_it_needs_is_missing() -> None:
     assert judge(claim(1.0), Samples([sample("slipstream ngram", 0, 1.0)])).status == "NOT MEASURED"
     without_suffix = Samples([sample("slipstream plain", 0, 1.0), sample("slipstream ngram", 0, 1.0)])
     assert judge(claim(0.98, each=True), without_suffix).status == "NOT MEASURED"
@@ -94,7 +96,7 @@ def test_a_claim_is_settled_if_more_rounds_would_hardly_change_its_status(ratios
     assert judge(claim(1.0), samples).is_settled is settled
 
 
-def test_adaptive_speculation_is_claimed_for_every_batch_size_and_a_trained_speculator_for_batch_size_1() -> None:
+def test_every_batch_size_has_a_claim_about_adaptive_speculation() -> None:
     all_claims = claims(["slipstream plain", "slipstream plain int8", "slipstream ngram", "slipstream eagle3"], (1, 32))
 
     trained = next(c for c in all_claims if c.at_least == 2.0)
@@ -105,7 +107,7 @@ def test_adaptive_speculation_is_claimed_for_every_batch_size_and_a_trained_spec
 
 
 def test_a_closed_loop_limits_the_concurrency_and_counts_passes() -> None:
-    in_flight: dict[int, int] = {}  # number of a prompt -> remaining steps; a prompt is one token, its number of steps
+    in_flight: dict[int, int] = {}  # the prompt's only token is the number of steps that its answer takes
     max_in_flight = 0
 
     def add(number: int, prompt: list[int]) -> None:
@@ -125,7 +127,7 @@ def test_a_closed_loop_limits_the_concurrency_and_counts_passes() -> None:
 
     assert max_in_flight == 2
     assert answers.outputs == [[7] * 6, [7] * 2, [7] * 4]
-    # 12 tokens in 6 steps, without the first token and the first step of each of the 3 answers
+    # The answers take 3 + 1 + 2 = 6 steps of 2 tokens. The first step and the first token of each answer do not count.
     assert answers.acceptance_length == pytest.approx((12 - 3) / (6 - 3))
     assert len(answers.ttft_seconds) == 3
 
@@ -152,7 +154,7 @@ def test_a_runner_continues_after_a_failed_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fake_runners")
-def test_the_error_for_a_runner_that_cannot_start_has_its_last_output(tmp_path: Path) -> None:
+def test_the_error_for_a_runner_that_cannot_start_contains_the_last_output_of_the_runner(tmp_path: Path) -> None:
     with pytest.raises(PeerMissing, match="no such model"):
         Process(fake_arm(broken=True), {}, tmp_path / "log")
 
@@ -190,7 +192,7 @@ def test_an_environment_is_installed_once_and_without_the_excluded_dependencies(
     PEER.ensure()
 
     assert [command.endswith((" engine==1", " numba>=0.65")) for command in pip.commands].count(True) == 2
-    # The commands create the environment, install the engine, list its dependencies, and install these except torch.
+    # The commands create the environment, install the engine, list its dependencies, and install these without torch.
     assert len(pip.commands) == 4
 
 
@@ -211,7 +213,7 @@ def answers_of(speed: float) -> Answers:
 
 
 class FixedSpeedProcess:
-    """A fake process that answers at a fixed speed, or fails if the speed is 0. It appends its name to `turns`."""
+    """A fake process that answers at a fixed speed, or fails if the speed is 0. It records its turns."""
 
     def __init__(self, speed: float, turns: list[str], name: str) -> None:
         self._speed, self._turns, self._name = speed, turns, name
@@ -255,7 +257,7 @@ def test_the_command_without_peers_writes_table_results_and_plot(
 
     table = capsys.readouterr().out
     results = json.loads((out / "results.json").read_text())
-    assert code in (0, 1)  # 1: on a busy machine, claims may fail
+    assert code in (0, 1)  # a tiny model on a busy machine may fail any claim
     assert {s["arm"] for s in results["samples"]} == {
         "slipstream plain",
         "slipstream suffix",

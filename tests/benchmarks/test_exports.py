@@ -1,6 +1,6 @@
-"""vLLM and the package `speculators` load our exported speculators, which these tests train for two minutes each.
+"""vLLM and the package `speculators` load the speculators that we export. The tests train each for two minutes.
 
-The tests are skipped if vLLM or the package cannot be installed.
+A test is skipped, with the reason, if the package that it needs cannot be installed.
 """
 
 import json
@@ -47,7 +47,7 @@ own, state = load_file(sys.argv[1] + "/model.safetensors"), SpeculatorModel.from
 different = [name for name, tensor in own.items() if name not in state or not torch.equal(state[name], tensor)]
 print(json.dumps({"num_tensors": len(own), "different": different}))
 """
-# Some answers differ, because the engines round differently. Over 50 prompts this changes the acceptance only little.
+# Answers diverge because the two engines round differently. Over 50 prompts the effect on acceptance averages out.
 _TOLERANCE = 0.05
 
 
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(name: str, folder: Path) -> Path:
-    """Returns a speculator, which is trained at the first call. All kinds are trained on the same answers."""
+    """Returns the folder of a speculator, which the first call trains. All kinds use the same training answers."""
     if (renamed := folder / f"{name}.speculator").exists():
         return renamed
     kind, options = _KIND_OF.get(name, name), json.dumps(_OPTIONS.get(name, {}))

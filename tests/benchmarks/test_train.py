@@ -1,4 +1,4 @@
-"""Tests of the benchmark of training, with a tiny random model."""
+"""The training benchmark, with a tiny random model."""
 
 import json
 from pathlib import Path
@@ -56,4 +56,4 @@ def test_stored_answers_are_not_generated_again(tmp_path: Path, monkeypatch: pyt
         train.write_answers(model, questions, tmp_path / "rows.jsonl", kept=tmp_path, max_tokens=8)
         assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == count
 
-    assert num_generated == [3, 2]  # the second call generates no answer, and the third two of its five
+    assert num_generated == [3, 2]  # the second call needs no new answer, the third call two

@@ -1,4 +1,4 @@
-"""Tests of the table of all kinds of speculators. The training is replaced by a fake."""
+"""The table of all kinds of speculators, with a fake in place of their training."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def output_of_training(kind: str, rows: int) -> str:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Replaces the training. Returns the list of (kind, rows) of successful trainings. The third fails at first."""
+    """Fakes trainings, of which the third fails once. Returns the list of successful ones: (kind, number of rows)."""
     done: list[tuple[str, int]] = []
     run = subprocess.run
     failed: list[str] = []

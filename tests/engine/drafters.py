@@ -1,4 +1,4 @@
-"""Drafters for tests: the first proposes the right answer with a given error rate, the second always fails."""
+"""Drafters for tests: `OracleDrafter` knows the answers but makes errors at a given rate, `BrokenDrafter` fails."""
 
 import random
 from collections.abc import Mapping
@@ -53,7 +53,11 @@ class OracleDrafter(Drafter):
         for token in continuation:
             parent_survival = survival[trunk] if trunk >= 0 else 1.0
             guess, step = self._guess(token), self._random.randrange(1, self._vocab_size // 2)
-            siblings = (guess - step, guess, guess + step)  # distinct: of equal siblings only the first is accepted
+            siblings = (
+                guess - step,
+                guess,
+                guess + step,
+            )  # distinct, as only the first of equal siblings is accepted
             first = len(tokens)
             for sibling in siblings:
                 tokens.append(sibling % self._vocab_size)

@@ -43,7 +43,7 @@ def make_module(config: Eagle3Config, *, own_embedding: bool = False) -> Eagle3:
 
 
 def reference_chain(module: Eagle3, model: Model, tokens: list[int], ranks: list[int]) -> list[tuple[int, float]]:
-    """Drafts a chain that takes the token with the given rank (0: the likeliest) at each depth.
+    """Drafts a chain. At each depth, it takes the token with the given rank, where rank 0 is the likeliest token.
 
     Returns: each token with the probability of the path to the token.
     """

@@ -264,10 +264,10 @@ def acceptance_length(completions: list[Completion]) -> float:
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}])
 @pytest.mark.parametrize("sample_from_anchor", [False, True])
-def test_a_markov_head_with_the_targets_distribution_is_always_accepted(
+def test_drafts_of_a_markov_head_with_the_same_distribution_as_the_target_are_always_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], sample_from_anchor: bool
 ) -> None:
-    """If the previous token, the depth or the noise were off by one position, nothing could be accepted."""
+    """Nothing would be accepted if the previous token, the depth or the noise were wrong by one position."""
     model = dense_model(tmp_path)
     make_memoryless(model)
     plain = answers(model, NoDrafter(), sampling, budget=12)
@@ -291,7 +291,7 @@ def test_a_markov_head_with_the_targets_distribution_is_always_accepted(
 @pytest.mark.parametrize("with_confidence", [False, True])
 @pytest.mark.parametrize("markov_type", ["vanilla", "gated"])
 @torch.no_grad()
-def test_a_nodes_survival_follows_from_the_markov_and_confidence_heads(
+def test_the_survival_of_a_node_follows_from_the_markov_and_confidence_heads(
     model: Decoder, monkeypatch: pytest.MonkeyPatch, markov_type: str, with_confidence: bool
 ) -> None:
     monkeypatch.setattr("engine.drafters.block_heads.PAIRED", 259)
@@ -319,7 +319,7 @@ def learn(block: BlockModel, model: Decoder, completions: list[Completion]) -> N
     """Trains the block on completions: row `first_row + d` must predict the token d + 1 positions after the anchor."""
     texts = [torch.tensor(prompt + c.token_ids) for prompt, c in zip(PROMPTS, completions, strict=True)]
     taps = [model.hidden_states(text, block.config.tap_layers).taps for text in texts]
-    # Tensors made in inference mode cannot be used in training, but their clones can.
+    # Tensors that were created in inference mode cannot be used in training, but their clones can.
     taps = [tap.clone() for tap in taps if tap is not None]
     first, depths = block.config.first_row, block.config.max_depth
     optimizer = torch.optim.Adam(block.parameters(), lr=2e-3)

@@ -7,8 +7,8 @@ from engine.cost import CostModel
 from engine.draft import EMPTY_DRAFT, chain
 
 
-def test_only_nodes_that_save_time_are_verified() -> None:
-    # Up to 8 rows cost nothing extra; each further row costs as much as a whole pass.
+def test_the_budget_admits_only_nodes_whose_verification_saves_time() -> None:
+    # A pass of up to 8 rows costs as much as one of a single row; each further row adds the cost of such a pass.
     cost = CostModel((1, 8, 9, 64), (1.0, 1.0, 2.0, 57.0))
     budget = DraftBudget(cost, 20)
     good, bad = chain([1] * 10, [0.95**d for d in range(1, 11)]), chain([1] * 10, [0.01] * 10)
@@ -39,7 +39,7 @@ def flat_cost() -> CostModel:
     return CostModel((1, 64), (1.0, 64.0))  # every row costs as much as the first, so no draft can pay
 
 
-def test_pauses_grow_while_a_drafter_saves_no_time() -> None:
+def test_pauses_of_a_drafter_grow_while_its_drafts_save_no_time() -> None:
     budget = DraftBudget(flat_cost(), 8)
     drafting_steps = []
     for step in range(1000):
@@ -68,7 +68,7 @@ def test_drafting_resumes_once_drafts_save_time_again() -> None:
         if budget.nodes_to_request(1):
             drafted += 1
             budget.admit([chain([1, 2, 3], [0.9, 0.8, 0.7])], 0, draft_seconds=0.1)
-    assert drafted > 60  # although some of the 200 steps belong to the last pauses
+    assert drafted > 60  # fewer than the 200 steps, because the last pauses end within them
 
 
 def test_observed_passes_correct_the_cost_model() -> None:

@@ -18,7 +18,7 @@ def random_logits(rows: int, size: int, *, scale: float = 3.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size", [5, 300, 16384])
-def test_greedy_candidates_are_the_likeliest_whatever_the_filters(size: int) -> None:
+def test_greedy_candidates_are_the_likeliest_tokens_even_with_filters(size: int) -> None:
     logits = random_logits(3, size)
     candidates = choose(logits, [GREEDY] * 3, [7, 8, 9], count=8)
     best = logits.softmax(-1).topk(min(8, size))
@@ -34,7 +34,7 @@ def test_candidates_are_token_ids_of_the_target() -> None:
 @pytest.mark.parametrize(
     "filters", [{}, {"top_p": 0.6}, {"top_k": 3}, {"min_p": 0.2}, {"temperature": 1.7, "seed": 2**64 - 1}]
 )
-def test_a_drafter_with_the_targets_logits_ranks_the_targets_token_first(filters: dict[str, float]) -> None:
+def test_a_drafter_with_the_same_logits_as_the_target_ranks_the_sampled_token_first(filters: dict[str, float]) -> None:
     params = SamplingParams(**{"max_tokens": 1, "temperature": 0.8, "seed": 5, **filters})  # type: ignore[arg-type]
     logits = random_logits(200, 40)
     candidates = choose(logits, [params] * 200, list(range(200)), count=40)
@@ -67,7 +67,7 @@ def test_survivals_are_sorted_and_add_up_to_at_most_one() -> None:
 
 
 def test_the_first_candidate_is_accepted_as_often_as_its_survival_predicts() -> None:
-    """The target's logits differ from the drafter's by Gumbel noise of scale 1."""
+    """The target's logits are the drafter's plus Gumbel noise of scale 1, the error that `choose` assumes."""
     rows, params = 4000, SamplingParams(max_tokens=1, temperature=0.7, seed=9)
     logits = random_logits(rows, 12, scale=1.5)
     candidates = choose(logits, [params] * rows, list(range(rows)), count=12)

@@ -56,7 +56,7 @@ def paths(draft: Draft) -> set[tuple[int, ...]]:
 
 @settings(deadline=None)
 @given(trees(), trees())
-def test_a_combined_draft_has_every_path_once(one: Draft, other: Draft) -> None:
+def test_a_combined_draft_contains_every_path_of_both_drafts_once(one: Draft, other: Draft) -> None:
     combined = CombinedDrafter([ScriptedDrafter(one), ScriptedDrafter(other)])
     (merged,) = combined.propose([make_sequence("a", [1], [2])], 100)
     assert paths(merged) == paths(one) | paths(other)
@@ -82,14 +82,16 @@ def test_each_drafter_observes_only_its_own_taps() -> None:
     ]
 
 
-def test_a_failing_drafter_does_not_stop_the_other() -> None:
+def test_a_combined_drafter_still_drafts_if_one_of_its_drafters_fails() -> None:
     combined = CombinedDrafter([ScriptedDrafter(None), ScriptedDrafter(chain([7, 8], [0.9, 0.8]))])
     (draft,) = combined.propose([make_sequence("a", [1], [2])], 8)
     assert draft.tokens == (7, 8)
 
 
-def test_survivals_follow_the_observed_acceptance() -> None:
-    """One drafter claims 0.95 and is right in a quarter of the steps, the other claims 0.3 and is right in the rest."""
+def test_the_survivals_of_a_combined_draft_approach_the_observed_acceptance_rates() -> None:
+    """One drafter has a survival of 0.95 but is right in a quarter of the steps only. The other has 0.3 and is right in
+    all other steps.
+    """
     combined = CombinedDrafter([ScriptedDrafter(chain([5], [0.95])), ScriptedDrafter(chain([6], [0.3]))])
     sequence = make_sequence("a", [1], [2])
     for step in range(200):

@@ -41,7 +41,9 @@ def test_code_after_the_block_is_not_interrupted() -> None:
     compute(0.05)  # a late exception would be raised here
 
 
-def test_only_the_block_is_ended_however_the_threads_are_interleaved(eager_switches: None) -> None:
+def test_no_interleaving_of_threads_interrupts_code_outside_the_block(
+    eager_switches: None,
+) -> None:
     """The timer fires while the block is entered, within the block, at the end of the block and after the block."""
     outcomes = {"ended": 0, "done": 0}
     threads = set(threading.enumerate())

@@ -111,7 +111,7 @@ def expected(model: Model) -> dict[tuple[int, ...], float]:
 
 
 def p_value(counts: Mapping[tuple[int, ...], int], expected: Mapping[tuple[int, ...], float]) -> float:
-    """Returns the p-value of Pearson's chi-square test; outcomes expected fewer than five times are merged."""
+    """Returns the p-value of Pearson's chi-square test. Outcomes that are expected less than five times are merged."""
     total = sum(counts.values())
     often = [answer for answer, share in expected.items() if share * total >= 5.0]
     observed = [counts[answer] for answer in often]
@@ -123,7 +123,7 @@ def p_value(counts: Mapping[tuple[int, ...], int], expected: Mapping[tuple[int, 
 
 
 @pytest.mark.parametrize("make", DRAFTERS.values(), ids=DRAFTERS.keys())
-def test_answers_are_draws_from_the_models_distribution(
+def test_answers_are_samples_from_the_distribution_of_the_model(
     model: Model, plain: Answers, expected: dict[tuple[int, ...], float], make: Callable[[Any, Answers], Drafter]
 ) -> None:
     answers = sample(model, make(model, plain))

@@ -53,7 +53,7 @@ def test_an_invalid_draft_is_refused() -> None:
         Draft((5,), (), ())
 
 
-def test_only_keeps_the_given_nodes_and_renumbers_their_parents() -> None:
+def test_draft_only_keeps_the_given_nodes_and_renumbers_their_parents() -> None:
     draft = Draft((1, 2, 3, 4, 5), (-1, -1, 0, 1, 3), (0.9, 0.5, 0.4, 0.3, 0.2))
     cut = draft.only([1, 3, 4])
     assert (cut.tokens, cut.parents) == ((2, 4, 5), (-1, 0, 1))
@@ -72,7 +72,7 @@ def logits_for(tokens: list[int], vocab_size: int = 10) -> torch.Tensor:
     return torch.nn.functional.one_hot(torch.tensor(tokens), vocab_size).float()
 
 
-def test_verification_accepts_the_branch_that_the_target_agrees_with() -> None:
+def test_verification_accepts_the_branch_whose_tokens_the_target_samples() -> None:
     draft = Draft((1, 2, 3, 4), (-1, -1, 1, 2), (0.9, 0.8, 0.7, 0.6))
     # The target samples 2 at the root, 3 at node 1 (token 2), and 9 at node 2 (token 3), which no node proposes.
     verdict = verify(logits_for([2, 0, 3, 9, 0]), draft, greedy_sequence(), frozenset())

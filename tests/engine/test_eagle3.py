@@ -99,7 +99,7 @@ def test_both_layouts_store_the_same_drafter(tmp_path: Path) -> None:
     )
 
 
-def test_the_specforge_layout_numbers_a_tap_by_the_layer_before_it() -> None:
+def test_the_specforge_layout_numbers_a_tap_by_the_layer_whose_output_it_is() -> None:
     values = make_config().to_values("specforge", base_model="", depth=5)
     assert values["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 3]  # SGLang adds one to each
     assert Eagle3Config.from_values(values).tap_layers == (1, 2, 4)

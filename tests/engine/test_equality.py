@@ -1,4 +1,4 @@
-"""The product's guarantee: no drafter, batch, tree or chunk size changes an answer, at any temperature."""
+"""The guarantee of docs/design.md: no drafter, batch, tree or chunk size changes an answer, at any temperature."""
 
 import random
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_answers_are_equal_with_every_drafter(
         assert answers_only(drafted) == answers_only(plain), drafter.name
 
 
-def test_tokens_of_a_correct_drafter_are_accepted_and_counted(model: Model) -> None:
+def test_all_tokens_of_a_drafter_without_errors_are_accepted_and_counted(model: Model) -> None:
     requests = make_requests(model, {"temperature": 0.8, "seed": 1, "ignore_eos": True}, max_tokens=41)
     plain = complete(model, NoDrafter(), requests)
     tokens_of = {c.request_id: c.token_ids for c in plain}
@@ -123,7 +123,7 @@ def test_tokens_of_a_correct_drafter_are_accepted_and_counted(model: Model) -> N
         assert completion.speculation.num_spec_tokens == 4
 
 
-def test_neither_batch_size_nor_prefill_chunk_changes_an_answer(model: Model) -> None:
+def test_batch_size_and_prefill_chunk_size_do_not_change_an_answer(model: Model) -> None:
     requests = make_requests(model, SAMPLINGS["T=0.8"])
     plain = answers_only(complete(model, NoDrafter(), requests, max_batch_size=16))
     for max_batch_size, prefill_chunk in ((1, 256), (3, 5), (16, 1), (5, 16)):
@@ -141,7 +141,7 @@ def test_an_answer_does_not_depend_on_other_requests_in_the_batch(model: Model) 
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "top-p"])
-def test_neither_preemption_nor_a_shared_prefix_changes_an_answer(model: Model, sampling: str) -> None:
+def test_preemption_and_shared_prefixes_do_not_change_an_answer(model: Model, sampling: str) -> None:
     common = tuple(random.Random(5).randrange(model.config.vocab_size) for _ in range(37))
     requests = [
         Request(request.request_id, common[: 12 * (index % 4)] + request.prompt_token_ids, request.sampling)

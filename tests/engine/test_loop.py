@@ -97,12 +97,12 @@ def test_an_answer_of_one_token_has_no_verify_pass(model: Model) -> None:
     assert completion.speculation.mean_acceptance_length == 1.0
 
 
-def test_a_float32_model_can_be_served_in_bfloat16(tmp_path: Path) -> None:
+def test_a_float32_checkpoint_can_be_served_in_bfloat16(tmp_path: Path) -> None:
     model = load_model(make_tiny_model(tmp_path, "qwen2"), dtype="bfloat16")
     assert len(generate(Engine(model, NoDrafter(), EngineConfig()), [make_request("a")])[0].token_ids) == 12
 
 
-def test_equal_prefixes_are_computed_once(model: Model) -> None:
+def test_an_equal_prefix_of_later_requests_is_read_from_the_cache(model: Model) -> None:
     engine = Engine(model, NoDrafter(), EngineConfig())
     prompt = tuple(range(50))
     (first,) = generate(engine, [make_request("a", prompt)])

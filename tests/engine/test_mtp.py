@@ -158,7 +158,7 @@ def test_training_computes_the_formulas_of_the_papers(changes: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("changes", LAYERS.values(), ids=LAYERS.keys())
-def test_every_nodes_survival_is_the_probability_of_its_path(model: Model, changes: dict[str, Any]) -> None:
+def test_the_survival_of_every_node_is_the_probability_of_the_path_to_it(model: Model, changes: dict[str, Any]) -> None:
     module = make_mtp(**changes)
     learn(module, model, greedy := answers(model, NoDrafter(), GREEDY, budget=9, max_tokens=16), num_steps=20)
 
@@ -175,7 +175,9 @@ def test_every_nodes_survival_is_the_probability_of_its_path(model: Model, chang
     assert acceptance_length(drafted) > 1.3  # so that drafts after accepted nodes were compared, too
 
 
-def test_survival_is_also_the_probability_of_the_path_with_deepseeks_own_module(tmp_path: Path) -> None:
+def test_the_survival_of_every_node_is_the_probability_of_its_path_with_the_module_of_deepseek(
+    tmp_path: Path,
+) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3")
     add_mtp_module(folder, DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32))
     model = load_model(folder, dtype="float32")
@@ -217,7 +219,7 @@ def learn(module: Mtp, model: Model, completions: list[Completion], *, num_steps
     depth = module.config.num_steps
     optimizer = torch.optim.Adam(module.parameters(), lr=2e-3)
     texts = [torch.tensor(prompt + c.token_ids) for prompt, c in zip(PROMPTS, completions, strict=True)]
-    # Tensors made in inference mode cannot be used in training, but their clones can.
+    # Tensors that were created in inference mode cannot be used in training, but their clones can.
     states = [model.hidden_states(text).final.clone() for text in texts]
     for _ in range(num_steps):
         losses = []

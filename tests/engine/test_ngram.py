@@ -6,14 +6,14 @@ from engine.drafters.ngram import NgramDrafter
 from tests.engine.test_suffix import make_sequence
 
 
-def test_a_longer_match_wins_over_a_later_match() -> None:
+def test_a_longer_match_is_preferred_to_a_later_match() -> None:
     prompt = [1, 2, 3, 4, 50, 51, 52, 9, 4, 60, 61, 1, 2, 3]
     (draft,) = NgramDrafter().propose([make_sequence("a", prompt, [4])], 3)
     assert draft.tokens == (50, 51, 52)
     assert draft.parents == (-1, 0, 1)
 
 
-def test_of_equally_long_matches_the_latest_wins() -> None:
+def test_the_latest_of_equally_long_matches_is_used() -> None:
     prompt = [1, 2, 70, 71, 5, 1, 2, 80, 81, 1]
     (draft,) = NgramDrafter().propose([make_sequence("a", prompt, [2])], 2)
     assert draft.tokens == (80, 81)
@@ -25,7 +25,7 @@ def test_without_an_earlier_occurrence_nothing_is_proposed() -> None:
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_survival_follows_observed_acceptance(right: bool) -> None:
+def test_the_survival_of_a_proposal_approaches_the_observed_acceptance_rate(right: bool) -> None:
     drafter = NgramDrafter()
     sequence = make_sequence("a", [*range(20)] * 2, [0])
     survivals = []

@@ -85,7 +85,7 @@ def test_the_maximum_context_is_limited_by_the_attention_window(tmp_path: Path) 
     assert load_model(edit_config(folder, sliding_window=None)).max_positions == 64
 
 
-def test_end_tokens_of_both_config_files_are_used(tmp_path: Path) -> None:
+def test_the_end_of_sequence_tokens_of_both_config_files_are_used(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "llama")
     edit_config(folder, eos_token_id=2)
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')

@@ -124,7 +124,7 @@ def test_sequences_that_compute_the_same_prefix_concurrently_share_it_afterwards
     check_slots(scheduler)
 
 
-def test_chunks_end_at_fixed_positions_wherever_the_cached_prefix_ends() -> None:
+def test_chunks_end_at_multiples_of_the_chunk_size_for_any_length_of_the_cached_prefix() -> None:
     scheduler = make_scheduler(400, prefill_chunk=24)
     scheduler.add(make_sequence("a", [7] * 20))
     run_pass(scheduler, scheduler.schedule())
@@ -134,4 +134,4 @@ def test_chunks_end_at_fixed_positions_wherever_the_cached_prefix_ends() -> None
         plan = scheduler.schedule()
         ends += [end for sequence, end in plan.prefills if sequence.request.request_id == "b"]
         run_pass(scheduler, plan)
-    assert ends == [24, 48, 60]  # although 16 tokens are cached, chunks end at multiples of 24
+    assert ends == [24, 48, 60]  # multiples of the chunk size 24, although the first 16 tokens are cached

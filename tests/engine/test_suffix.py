@@ -26,7 +26,7 @@ def occurs(part: list[int], text: list[int]) -> bool:
 
 @settings(deadline=None)
 @given(text=texts, context=st.lists(few_tokens, min_size=1, max_size=20), depth=st.integers(1, 9))
-def test_the_longest_context_is_found_with_its_true_continuation(
+def test_matches_finds_the_longest_earlier_context_and_the_tokens_after_it(
     text: list[int], context: list[int], depth: int
 ) -> None:
     index = SuffixIndex(len(text))
@@ -43,7 +43,7 @@ def test_the_longest_context_is_found_with_its_true_continuation(
     assert max((match_length for match_length, _ in matches), default=0) == longest
 
 
-def test_a_full_index_has_the_latest_tokens() -> None:
+def test_a_full_index_finds_only_matches_in_the_latest_tokens() -> None:
     index = SuffixIndex(100)
     numbers = random.Random(0)
     text = [numbers.randrange(5) for _ in range(1000)]
@@ -120,7 +120,7 @@ def test_a_preempted_request_gets_the_same_draft_as_before() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_survivals_add_up_to_the_number_of_accepted_tokens(temperature: float) -> None:
-    """The text is random: the previous two tokens determine three possible successors with unequal probabilities."""
+    """The text is random. After each pair of tokens, there are three possible tokens with different probabilities."""
     numbers = random.Random(1)
     drafter = SuffixDrafter()
     expected = accepted = 0.0

@@ -50,7 +50,7 @@ BYTE_LEVEL = TOKENIZERS["byte level"]
 def ids_and_splits(draw: st.DrawFn) -> tuple[EngineTokenizer, list[int], list[int]]:
     tokenizer = TOKENIZERS[draw(st.sampled_from(sorted(TOKENIZERS)))]
     random_ids = st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=24)
-    # Random ids mostly decode to broken characters, ids of encoded text to whole characters.
+    # Random ids mostly decode to invalid characters, so ids of encoded text are drawn, too.
     texts = st.text("abc é漢👩‍👧\n", max_size=12).map(tokenizer.encode)
     ids = draw(st.one_of(random_ids, texts, st.tuples(texts, random_ids).map(lambda pair: pair[0] + pair[1])))
     return tokenizer, ids, draw(st.lists(st.integers(1, 5), min_size=len(ids), max_size=len(ids)))
@@ -70,7 +70,7 @@ def stream_text(stream: TextStream, pieces: Sequence[Sequence[int]]) -> str:
 
 
 def cut_at_first_complete(text: str, stop: Sequence[str]) -> str:
-    """Cuts the text before the stop string that is completed first, as the definition says: character by character."""
+    """Cuts the text before the stop string that is completed first. Checks character by character."""
     for end in range(1, len(text) + 1):
         complete = [s for s in stop if text[:end].endswith(s)]
         if complete:
@@ -108,7 +108,7 @@ def test_text_ends_before_the_stop_string_that_is_completed_first(
 
 @without_deadline
 @given(ids_and_splits(), st.lists(st.text("abc é", min_size=1, max_size=3), min_size=1, max_size=2))
-def test_the_split_of_ids_changes_neither_the_number_of_tokens_nor_their_offsets(
+def test_the_number_of_tokens_and_their_offsets_do_not_depend_on_the_pieces(
     case: tuple[EngineTokenizer, list[int], list[int]], stop: list[str]
 ) -> None:
     tokenizer, ids, sizes = case
@@ -124,7 +124,9 @@ def test_the_split_of_ids_changes_neither_the_number_of_tokens_nor_their_offsets
 
 @without_deadline
 @given(ids_and_splits())
-def test_returned_text_never_changes(case: tuple[EngineTokenizer, list[int], list[int]]) -> None:
+def test_returned_text_is_always_a_prefix_of_the_decoded_text(
+    case: tuple[EngineTokenizer, list[int], list[int]],
+) -> None:
     tokenizer, ids, sizes = case
     stream, pushed = TextStream(tokenizer), []
 
@@ -189,7 +191,7 @@ def test_a_stop_string_that_spans_several_pieces_ends_the_text() -> None:
     assert stream.num_tokens == 4  # x, b, space, c; later tokens are not counted
 
 
-def test_of_stop_strings_completed_by_the_same_character_the_longest_is_cut_off() -> None:
+def test_if_one_character_completes_several_stop_strings_the_longest_is_cut_off() -> None:
     stream = TextStream(BYTE_LEVEL, stop=["c", "abc"])
 
     assert stream.push(BYTE_LEVEL.encode("xabcd")) == "x"

@@ -29,7 +29,7 @@ def test_decoding_the_ids_of_a_text_returns_the_text(tokenizer: Tokenizer) -> No
     assert tokenizer.decode(tokenizer.encode("  a 漢 , b\n")) == "  a 漢 , b\n"
 
 
-def test_a_chat_is_rendered_by_the_models_own_template(tokenizer: Tokenizer) -> None:
+def test_a_chat_is_rendered_by_the_template_in_the_model_folder(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_chat(USER_ASKS)
 
     assert text_with_special_tokens(tokenizer, ids) == "<|start|>user\nhé<|end|>\n<|start|>assistant\n"
@@ -49,7 +49,7 @@ def test_special_tokens_have_a_name_but_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([end]) == ""
 
 
-def test_the_tokens_of_a_character_have_its_bytes(tokenizer: Tokenizer) -> None:
+def test_the_token_bytes_of_a_character_are_the_utf8_bytes_of_it(tokenizer: Tokenizer) -> None:
     assert [tokenizer.token_bytes(i) for i in tokenizer.encode("é ")] == [b"\xc3", b"\xa9", b" "]
 
 
@@ -57,7 +57,7 @@ def test_an_id_beyond_the_vocabulary_has_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
 
 
-def test_end_tokens_of_the_generation_config_are_used_too(model_dir: Path, tmp_path: Path) -> None:
+def test_the_end_tokens_include_those_of_the_generation_config(model_dir: Path, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_bytes((model_dir / name).read_bytes())
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 2]}))
@@ -84,7 +84,7 @@ def test_encoding_a_chat_without_a_template_raises_an_error(model_dir: Path, tmp
         tokenizer.encode_chat(USER_ASKS)
 
 
-def test_the_error_contains_a_templates_reason_for_refusing_the_messages(model_dir: Path, tmp_path: Path) -> None:
+def test_the_error_contains_the_reason_for_which_a_template_refuses_messages(model_dir: Path, tmp_path: Path) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", template))
 

@@ -163,7 +163,7 @@ def test_end_and_stop_tokens_are_allowed_once_the_answer_has_min_tokens() -> Non
     assert torch.equal(adjusted(logits, without_end_tokens), logits)
 
 
-def test_verification_does_not_modify_the_models_logits() -> None:
+def test_verification_does_not_modify_the_logits_in_place() -> None:
     logits = torch.stack([random_logits(), random_logits()])
     before = logits.clone()
     options = {"repetition_penalty": 2.0, "presence_penalty": 2.0, "min_tokens": 3, "logit_bias": ((4, 100.0),)}
@@ -172,7 +172,7 @@ def test_verification_does_not_modify_the_models_logits() -> None:
     assert torch.equal(logits, before)
 
 
-def test_a_bias_for_tokens_that_the_model_lacks_is_refused(model: Model) -> None:
+def test_a_logit_bias_for_a_token_outside_the_vocabulary_is_refused(model: Model) -> None:
     params = SamplingParams(max_tokens=4, logit_bias=((model.config.vocab_size, 1.0),))
     with pytest.raises(ValueError, match=r"prompt_token_ids and logit_bias must be in 0\.\.258"):
         Engine(model, NoDrafter(), EngineConfig()).add(Request("r", (1,), params))

@@ -42,7 +42,7 @@ def block_values(transformer: dict[str, Any] | None = None, **changes: Any) -> d
 
 
 def make_block(*, seed: int = 0, **changes: Any) -> BlockModel:
-    """Makes a block drafter with random weights, also of norms, so large that every part affects the output.
+    """Makes a block drafter with random weights, also in norms. They are so large that every part affects the output.
 
     Args: changes: values of config.json.
     """
@@ -85,7 +85,7 @@ def randomize(module: nn.Module, seed: int) -> None:
 
 
 def make_memoryless(model: Decoder) -> None:
-    """Sets the layers' outputs to zero, so that the next token depends only on the last, and sharpens the logits."""
+    """Sets the outputs of all layers to zero, so that only the last token matters, and scales the logits."""
     model.weights.final_norm.mul_(6.0)
     for layer in model.weights.layers:
         for weight in (layer.output, layer.down):

@@ -197,7 +197,7 @@ def test_an_upload_cannot_be_completed_with_another_file(client: Client, tmp_pat
     other.write_bytes(rows(1))
     upload = client.uploads.create(filename="a", num_bytes=7, purpose="batch", mime_type="application/jsonl")
 
-    with pytest.raises(UploadError, match="is for 7"):
+    with pytest.raises(UploadError, match="is for a file of 7 bytes"):
         client.uploads.send(upload.id, other)
     assert client.uploads.cancel(upload.id).status == "cancelled"
 

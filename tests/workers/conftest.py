@@ -1,4 +1,4 @@
-"""A tiny model for all tests of the workers, made once per test session."""
+"""The fixture `tiny_model`: the folder of a tiny model, which is created once per test session."""
 
 from pathlib import Path
 

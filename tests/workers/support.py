@@ -1,4 +1,4 @@
-"""Helpers for the tests of training and inference: they make input rows, record events and run the child process."""
+"""Helpers for the tests of training and inference, which create input rows, record events and run the child process."""
 
 import json
 import os
@@ -59,12 +59,12 @@ def start_child(spec: Spec, folder: Path) -> subprocess.Popen[str]:
 
 
 def run_child(spec: Spec, folder: Path) -> tuple[int, list[Event], str]:
-    """Returns exit status, events and standard error. Every line of standard output must be an event."""
+    """Runs the real child process. Returns its exit status, its events and its standard error."""
     return end_of(start_child(spec, folder))
 
 
 def end_of(child: subprocess.Popen[str]) -> tuple[int, list[Event], str]:
-    """Waits for a child and returns what `run_child` does."""
+    """Waits until a child has ended. Returns its exit status, its events and its standard error."""
     stdout, stderr = child.communicate(timeout=120)
     return child.returncode, [decode_event(line) for line in stdout.splitlines()], stderr
 

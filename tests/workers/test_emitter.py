@@ -1,4 +1,4 @@
-"""How often the events of a job are written: progress events are limited, all others are not."""
+"""`EventWriter` limits the rate of progress events, and writes all other events."""
 
 import io
 import json
@@ -19,7 +19,7 @@ def done_values(stream: io.StringIO) -> list[int]:
     return [json.loads(line)["done"] for line in stream.getvalue().splitlines()]
 
 
-def test_progress_is_written_at_most_twice_a_second() -> None:
+def test_progress_events_are_written_at_most_twice_per_second() -> None:
     stream, clock = io.StringIO(), Clock()
     emit = EventWriter(stream, clock=clock)
     for done in range(20):
@@ -28,7 +28,7 @@ def test_progress_is_written_at_most_twice_a_second() -> None:
     assert done_values(stream) == [0, 4, 8, 12, 16]
 
 
-def test_the_last_progress_is_never_dropped() -> None:
+def test_the_progress_event_with_done_equal_to_total_is_always_written() -> None:
     stream = io.StringIO()
     emit = EventWriter(stream, clock=Clock())
     for done in (98, 99, 100):
@@ -36,7 +36,7 @@ def test_the_last_progress_is_never_dropped() -> None:
     assert done_values(stream) == [98, 100]
 
 
-def test_other_events_are_never_dropped() -> None:
+def test_metrics_events_are_always_written() -> None:
     stream = io.StringIO()
     emit = EventWriter(stream, clock=Clock())
     for step in range(3):

@@ -23,12 +23,14 @@ from workers.failures import InvalidInputError, UserConfigError, failed_event
         (ZeroDivisionError("division by zero"), FailureClass.BUG, "unexpected_error"),
     ],
 )
-def test_each_error_has_its_class_and_code(error: Exception, failure_class: FailureClass, code: str) -> None:
+def test_each_exception_gives_the_expected_failure_class_and_code(
+    error: Exception, failure_class: FailureClass, code: str
+) -> None:
     event = failed_event(error)
     assert (event.failure_class, event.code) == (failure_class, code)
 
 
-def test_the_message_of_a_bug_names_the_exception() -> None:
+def test_the_message_of_an_unexpected_error_names_the_exception_class() -> None:
     assert failed_event(ZeroDivisionError("division by zero")).message == "ZeroDivisionError: division by zero"
 
 

@@ -9,7 +9,7 @@ from workers.kinds import TRAINED_KINDS
 
 
 @pytest.mark.parametrize("kind", TRAINED_KINDS)
-def test_omitted_values_have_defaults_and_written_values_can_be_read_back(kind: str) -> None:
+def test_omitted_hyperparameters_have_defaults_and_as_values_can_be_read_back(kind: str) -> None:
     found = read_hyperparameters(kind, {"max_steps": 7, "learning_rate": 1})
     assert (found.loop.max_steps, found.loop.learning_rate, found.loop.max_seconds) == (7, 1, None)
     assert read_hyperparameters(kind, as_values(found)) == found
@@ -46,14 +46,14 @@ def test_omitted_values_have_defaults_and_written_values_can_be_read_back(kind: 
         ("psychic", {}, "kind must be one of medusa, .*, got 'psychic'"),
     ],
 )
-def test_the_error_for_a_wrong_value_lists_the_allowed_values(
+def test_the_error_for_wrong_hyperparameters_says_what_is_allowed(
     kind: str, values: dict[str, object], message: str
 ) -> None:
     with pytest.raises(HyperparameterError, match=message):
         read_hyperparameters(kind, values)
 
 
-def test_every_kind_can_be_trained_for_export_in_each_of_its_formats() -> None:
+def test_export_as_accepts_every_format_of_the_kind() -> None:
     heads = {"token_input": False}
     for kind in TRAINED_KINDS:
         for form in formats_of(kind):

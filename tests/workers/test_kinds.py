@@ -14,23 +14,23 @@ from workers.kinds import TRAINED_KINDS, class_prefix
 from workers.training.methods import trainer_class
 
 
-def test_the_engines_kinds_with_a_trainer_are_the_trained_kinds() -> None:
+def test_the_kinds_that_have_a_trainer_in_the_engine_are_the_trained_kinds() -> None:
     assert {name for name, kind in KINDS.items() if kind.trainer is not None} == set(TRAINED_KINDS)
 
 
 @pytest.mark.parametrize("kind", TRAINED_KINDS)
-def test_every_kind_has_its_parts(kind: str) -> None:
+def test_every_trained_kind_has_hyperparameters_a_trainer_an_artifact_check_and_export_formats(kind: str) -> None:
     assert isinstance(hyperparameters_class(kind)().loop, LoopParameters)
     assert callable(trainer_class(kind).prepare)
     assert callable(artifact_kind(kind).check)
     assert formats_of(kind)
 
 
-def test_the_kinds_of_all_formats_are_the_trained_kinds() -> None:
+def test_the_export_formats_cover_exactly_the_trained_kinds() -> None:
     assert {kind for form in FORMATS.values() for kind in form.kinds} == set(TRAINED_KINDS)
 
 
-def test_the_files_for_exports_and_training_belong_to_trained_kinds() -> None:
+def test_each_trained_kind_has_a_file_for_exports_and_a_folder_for_training() -> None:
     exports = {path.stem for path in (ROOT / "workers" / "exports" / "kinds").glob("[!_]*.py")}
     trainers = {path.parent.name for path in (ROOT / "workers" / "training").glob("*/method.py")}
 

@@ -1,6 +1,7 @@
-"""Commands end when the process that started them, their owner, ends, even if it is killed.
+"""A command ends when its owner, the process that started it, ends, even if the owner is killed.
 
-A kept command is started by a keeper process, which kills the command when the owner's end of a pipe is closed.
+`dying_with_parent` asks the kernel for this. `kept_command` starts the command below a keeper process, which kills it
+and its children when the owner's end of a pipe, the lifeline, is closed.
 """
 
 import os
@@ -44,7 +45,7 @@ def test_a_command_dies_with_a_killed_parent() -> None:
     wait_until_ended(pid)
 
 
-def test_a_command_keeps_its_exit_code_and_arguments() -> None:
+def test_dying_with_parent_preserves_the_arguments_and_the_exit_code_of_a_command() -> None:
     program = "import sys; sys.exit(len(sys.argv))"
 
     assert subprocess.run(dying_with_parent([sys.executable, "-c", program, "a", "b"]), check=False).returncode == 3

@@ -28,7 +28,7 @@ Ended = tuple[int, list[Event], str]
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> tuple[Ended, Ended]:
-    """Runs a job with a model and, at the same time, a job with an empty folder in place of a model."""
+    """Runs two jobs at the same time, of which the second has an empty folder as its model. Returns both results."""
     good, bad, empty = (tmp_path_factory.mktemp(name) for name in ("good", "bad", "empty"))
     children = start_child(make_batch(good, tiny_model), good), start_child(make_batch(bad, empty), bad)
     return end_of(children[0]), end_of(children[1])
@@ -42,16 +42,16 @@ def test_a_finished_job_exits_with_0_after_its_last_event(ended: tuple[Ended, En
     assert [line["custom_id"] for line in read_lines(Path(shard.path))] == ["row-0", "row-1", "row-2"]
 
 
-def test_a_model_that_cannot_be_loaded_is_the_customers_error_and_exits_with_1(ended: tuple[Ended, Ended]) -> None:
+def test_a_model_that_cannot_be_loaded_is_a_user_config_failure_with_exit_status_1(ended: tuple[Ended, Ended]) -> None:
     _, (status, events, stderr) = ended
     assert status == 1
     (failed,) = events
     assert isinstance(failed, Failed)
     assert (failed.failure_class, failed.code) == ("user_config", "model_not_loadable")
-    assert "Traceback" in stderr  # for operators
+    assert "Traceback" in stderr  # operators find it in the log of the job
 
 
-def test_a_spec_of_an_unknown_kind_fails_with_an_event(tmp_path: Path) -> None:
+def test_a_spec_of_an_unknown_kind_gives_a_failed_event_with_the_code_invalid_spec(tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps({"kind": "dance"}))
     child = subprocess.run(
@@ -61,7 +61,7 @@ def test_a_spec_of_an_unknown_kind_fails_with_an_event(tmp_path: Path) -> None:
     assert json.loads(child.stdout)["code"] == "invalid_spec"
 
 
-def test_output_of_the_process_other_than_events_goes_to_standard_error() -> None:
+def test_output_that_is_not_an_event_goes_to_standard_error() -> None:
     script = (
         "import os, workers.run as run\n"
         "with run._events_only_stdout() as stream:\n"

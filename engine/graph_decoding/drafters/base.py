@@ -1,8 +1,8 @@
 """The interface between graph steps and a drafter on the device.
 
 A graph drafter drafts from its state in the batch slots and observes the verified pass, both without the host. It
-shares weights, keys and values with the drafter of engine/drafters. `draft` and `observe` are captured in graphs, so
-they only read and write tensors that exist already.
+shares weights, keys and values with a drafter of engine/drafters. `draft` and `observe` are captured in graphs, so
+their state has to be in tensors that were allocated before.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from kernels.tree import Accepted, Trees
 class Kept:
     """Kept rows of a pass: for each of B sequences, the row of its last token and those of the accepted nodes.
 
-    There are n entries per sequence. Unused entries repeat the last token's row with the padding slot.
+    Each sequence has n entries. If it has fewer kept rows, the other entries repeat the last token's row, with the
+    padding slot.
 
     rows: [B, n] int64. Index of the row in the pass.
     positions: [B, n] int64. Position in the sequence.
@@ -41,7 +42,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A verified pass of B (1 + N) rows: for each of B sequences, its last token and N draft nodes.
+    """A pass with B * (1 + N) rows that has been verified: for each of B sequences, the last token and N draft nodes.
 
     state: the batch slots before the pass.
     slots: [B, 1 + N] int32, the rows' cache slots.
@@ -86,10 +87,10 @@ class GraphDrafter(Protocol):
     max_depth: int
 
     def load_sequence(self, sequence: Sequence) -> None:
-        """Copies the host drafter's state of the sequence to its batch slot."""
+        """Copies the state that the drafter on the host has for the sequence to the sequence's batch slot."""
 
     def draft(self, state: BatchSlotState, budget: int) -> Trees:
-        """Returns trees of at most `budget` nodes; a batch slot without drafter state gets no nodes."""
+        """Returns a tree of at most `budget` nodes for each batch slot, empty if the slot has no drafter state."""
 
     def observe(self, verified: Verified) -> None:
         """Called in every graph step, even if nothing was drafted."""

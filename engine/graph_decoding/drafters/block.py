@@ -1,7 +1,7 @@
 """The block drafter on the device: one pass proposes candidates for every depth, and a tree is grown from them.
 
 With a Markov head, a candidate's score depends on its parent. All pairs of candidates of two adjacent depths are then
-scored at once, and the tree grows level by level: a node's children are looked up by the index of the node's token
+scored at once. The tree grows level by level. The children of a node are found by the index that the node's token has
 among the candidates of its depth.
 
 Shape letters: B sequences, H hidden size, P paired candidates per depth, k children of a node, W nodes of a level.
@@ -63,7 +63,7 @@ class BlockGraphDrafter:
         return self._conditional(predicting, state, budget)
 
     def _rows(self, attention: LayerAttention, state: BatchSlotState, anchors: Tensor) -> AttentionRows:
-        """Returns attention rows that read their block and the contexts before the anchor, within the window if set."""
+        """Returns rows that attend to their own block and to the contexts before the anchor, within a window if set."""
         B, size, device = anchors.shape[0], self._drafter.config.block_size, anchors.device
         tables, seqs, prefix_lens = self._batch_slots.slot_tables, state.rows, anchors
         if attention.window is not None:  # a slot table for each sequence, with only the window's positions

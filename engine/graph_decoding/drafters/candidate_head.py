@@ -1,4 +1,4 @@
-"""Finds a drafter's likeliest tokens, ranked with the target's sampling noise; on CUDA without storing logits."""
+"""Finds the candidates of a drafter: its likeliest tokens, ranked with the target's sampling noise."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class CandidateHead:
     vocab: Tensor | None = None
 
     def best(self, x: Tensor, count: int) -> BestTokens:
-        """Returns the best tokens of each row of x [M, H]: `count`, or all of a smaller vocabulary."""
+        """Returns the `count` best tokens of each row of x [M, H], or all tokens if the vocabulary is smaller."""
         count = min(count, self.weight.out_features)
         if x.is_cuda:
             return best_tokens(x, Head(data=self.weight.data, scales=self.weight.scales, vocab=self.vocab), count)
@@ -26,5 +26,5 @@ class CandidateHead:
         return BestTokens(values, columns if self.vocab is None else self.vocab[columns], totals)
 
     def ranked(self, x: Tensor, count: int, rows: RowSampling) -> Candidates:
-        """Returns the best tokens with their survivals, ranked with the noise of `rows`."""
+        """Returns the best tokens, ranked with the noise of `rows`, and their survival probabilities."""
         return candidates(self.best(x, count), rows)

@@ -6,8 +6,8 @@
               depth
 
 The module's input at position t includes token t + 1. The last token has no successor yet, so the cached keys end one
-position before it. The depth of a tree depends only on the budget, because a captured graph cannot decide whether
-another level is worth its time.
+position before it. The depth of a tree depends only on the budget, because a captured graph has a fixed number of
+levels.
 
 Shape letters: B sequences, H hidden size, M rows, W nodes of a level, k candidates of a node.
 """
@@ -36,7 +36,8 @@ _CANDIDATES = 6  # per node
 class Levels(Protocol):
     """A module that drafts level by level.
 
-    For each row, `run` returns the output that the head reads, and the feedback: the module's input at the next level.
+    For each row, `run` returns two vectors: the output, which the head reads, and the feedback, which is the module's
+    input at the next level.
     """
 
     max_depth: int
@@ -56,7 +57,9 @@ class Levels(Protocol):
         """
 
     def host_state(self, sequence: Sequence) -> tuple[Tensor, Tensor] | None:
-        """Returns the host drafter's output and feedback [H] for the next draft; None if it observed no such pass."""
+        """Returns output and feedback, [H] each, from which the drafter on the host would start the next draft; None if
+        it has not observed the pass before the last token.
+        """
 
 
 class GrowingTreeGraphDrafter:
@@ -110,7 +113,7 @@ class GrowingTreeGraphDrafter:
         self._last_output.write(verified.state.rows, (output[last], feedback[last]))
 
     def _depth(self, budget: int) -> int:
-        """Returns the number of levels: 3, 5, 6, 7 for budgets of 3, 7, 15, 31 nodes, at most the module's depth."""
+        """Returns the number of levels: 3, 5, 6 or 7 for a budget of 3, 7, 15 or 31 nodes, but at most `max_depth`."""
         return max(1, min(self.max_depth, budget, 1 + (budget + 1).bit_length()))
 
     def _scratch(self, num_trees: int, level: int, device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ from kernels.decoder import DecoderRows
 
 
 class Eagle3Levels:
-    """The module's input is g, computed from the target's taps; at draft nodes it is the layer's own output."""
+    """At kept positions, the module's input is g, computed from the target's taps; at draft nodes, its own output."""
 
     def __init__(self, drafter: Eagle3Drafter) -> None:
         self._drafter = drafter
@@ -42,7 +42,7 @@ class Eagle3Levels:
 
 
 class MtpLevels:
-    """The module's input is the target's hidden state; at draft nodes it is the module's own output."""
+    """At kept positions, the module's input is the target's hidden state; at draft nodes, its own output."""
 
     def __init__(self, drafter: MtpDrafter, module: DensePrediction, target: Decoder) -> None:
         self._drafter = drafter

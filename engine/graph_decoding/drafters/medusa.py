@@ -1,4 +1,4 @@
-"""Medusa heads on the device: one product runs all heads, candidates are found without storing logits."""
+"""Medusa heads on the device. One product runs all heads, and candidates are found without storing logits."""
 
 import torch
 
@@ -38,7 +38,7 @@ class MedusaGraphDrafter:
         self._last_hidden.write(verified.state.rows, (verified.hidden.final[verified.last_rows()],))
 
     def _best(self, features: torch.Tensor) -> BestTokens:
-        """Returns the best tokens of each head for each sequence, as B K rows; features [B, K, H] of K heads."""
+        """Returns the best tokens of K heads for B sequences, as B * K rows. features: [B, K, H]."""
         if len(self._heads) == 1:
             return self._heads[0].best(features.flatten(0, 1), CANDIDATES)
         each = [head.best(features[:, k].contiguous(), CANDIDATES) for k, head in enumerate(self._heads)]

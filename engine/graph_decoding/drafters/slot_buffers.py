@@ -1,4 +1,4 @@
-"""A drafter's state in each batch slot between graph steps."""
+"""Stores the state of a drafter for each batch slot between graph steps."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,10 @@ class BatchSlotBuffers:
         self._ready = torch.zeros(tables.shape[0], dtype=torch.int64, device=tables.device)
 
     def load(self, row: int, vectors: tuple[Tensor, ...] | None) -> None:
-        """vectors: [H] each, from the drafter on the host; None if the drafter has no state for this sequence."""
+        """Sets the state of a batch slot to that of the drafter on the host.
+
+        vectors: [H] each; None if that drafter has no state for the sequence.
+        """
         self._device.put(self._ready[row], torch.tensor(int(vectors is not None)))
         for own, vector in zip(self._vectors, vectors or (), strict=False):
             self._device.put(own[row], vector)

@@ -9,7 +9,7 @@ from slipstream.cli.context import Context, context_of
 from slipstream.cli.output import Watch
 from slipstream.client import Client
 
-app = typer.Typer(no_args_is_help=True, help="Batches: many prompts in, one file of answers out.")
+app = typer.Typer(no_args_is_help=True, help="Batches: files of prompts that a model answers.")
 
 add_list(app, "batches", ("id", "status", "num_rows", "num_completed", "num_failed", "created_at"))
 add_show(app, "batches")
@@ -43,7 +43,7 @@ def wait(context: typer.Context, batch_id: str) -> None:
 
 @app.command()
 def cancel(context: typer.Context, batch_id: str) -> None:
-    """Cancel a batch; the answers so far are kept."""
+    """Cancel a batch; finished answers are kept."""
     cli = context_of(context)
     with cli.client() as client:
         cli.output.one(client.batches.cancel(batch_id))

@@ -1,4 +1,4 @@
-"""`slipstream captures`: a deployment's requests, kept for training its next speculator."""
+"""`slipstream captures`."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ import typer
 from slipstream.cli.context import context_of
 
 app = typer.Typer(
-    no_args_is_help=True, help="Captures: a deployment's requests, kept for training its next speculator."
+    no_args_is_help=True, help="Captures: stored requests to a deployment, to train its next speculator with them."
 )
 
 
@@ -17,7 +17,7 @@ def set_(
     deployment_id: str,
     hours: Annotated[int, typer.Option(min=1, help="Delete each request after this many hours.")] = 24,
 ) -> None:
-    """Keep requests from now on, without their answers."""
+    """Start to store the requests that a deployment answers, without their answers."""
     cli = context_of(context)
     with cli.client() as client:
         cli.output.one(client.captures.set(deployment_id, hours=hours))
@@ -25,7 +25,7 @@ def set_(
 
 @app.command()
 def show(context: typer.Context, deployment_id: str) -> None:
-    """Show how many requests are kept."""
+    """Show how many requests are stored."""
     cli = context_of(context)
     with cli.client() as client:
         cli.output.one(client.captures.retrieve(deployment_id))
@@ -33,7 +33,7 @@ def show(context: typer.Context, deployment_id: str) -> None:
 
 @app.command()
 def file(context: typer.Context, deployment_id: str) -> None:
-    """Make a file of prompts from the kept requests, for `pipelines create`."""
+    """Make a file of prompts from the stored requests, for `pipelines create`."""
     cli = context_of(context)
     with cli.client() as client:
         cli.output.one(client.captures.file(deployment_id))
@@ -41,7 +41,7 @@ def file(context: typer.Context, deployment_id: str) -> None:
 
 @app.command()
 def end(context: typer.Context, deployment_id: str) -> None:
-    """Stop keeping requests, and delete those that were kept."""
+    """End a capture, and delete the stored requests."""
     cli = context_of(context)
     with cli.client() as client:
         client.captures.end(deployment_id)

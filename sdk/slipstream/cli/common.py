@@ -1,4 +1,4 @@
-"""Commands that exist for many kinds of objects (list, show, delete), and the upload of files named as arguments."""
+"""The commands `list`, `show` and `delete`, which many resources have, and the upload of files given as arguments."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +43,7 @@ def add_delete(app: typer.Typer, resource: str) -> None:
 
 
 def send(cli: Context, client: Client, path: Path, *, purpose: str, mime_type: str = "application/jsonl") -> File:
-    """Uploads a file. A large file is sent in parts, after a note that says how to continue an interrupted upload."""
+    """Uploads a file. Before a large file is sent in parts, a note says how to continue an interrupted upload."""
     num_bytes = path.stat().st_size
     if num_bytes <= PART_BYTES:
         return client.files.upload(path, purpose=purpose)

@@ -37,7 +37,7 @@ def read_login() -> Login | None:
 
 
 def write_login(login: Login) -> Path:
-    """Writes the file; from its creation on, only its owner can read it."""
+    """Writes the file and returns its path. The file is created with permissions that let only its owner read it."""
     path = config_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")

@@ -31,7 +31,7 @@ def check(
         if dataset.status != "valid":
             for bad in dataset.errors["data"][:MAX_PRINTED_ERRORS]:
                 cli.output.advice(f"line {bad['line']}: {bad['message']} [{bad['code']}]")
-            cli.output.advice(f"`slipstream datasets errors {dataset.id}` lists the bad lines.")
+            cli.output.advice(f"`slipstream datasets errors {dataset.id}` lists up to 1,000 bad lines.")
             raise typer.Exit(INVALID)
 
 
@@ -47,7 +47,7 @@ def errors(context: typer.Context, dataset_id: str) -> None:
 def preview(
     context: typer.Context,
     dataset_id: str,
-    limit: Annotated[int, typer.Option(min=1, max=20)] = 5,
+    limit: Annotated[int, typer.Option(min=1, max=20, help="Number of rows.")] = 5,
 ) -> None:
     """Print the first rows as the model will read them, one JSON object per line."""
     cli = context_of(context)

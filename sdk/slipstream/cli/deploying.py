@@ -1,4 +1,4 @@
-"""`slipstream adapters`, `slipstream rollouts`, and metrics and adapters of deployments."""
+"""`slipstream adapters`, `slipstream rollouts`, `slipstream deployments metrics` and `… adapters`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +17,9 @@ rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: trying another spec
 def metrics(
     context: typer.Context,
     deployment_id: str,
-    bucket_width: Annotated[str, typer.Option(help="1m, 1h or 1d.")] = "1m",
+    bucket_width: Annotated[str, typer.Option(help="Length of an interval: 1m, 1h or 1d.")] = "1m",
 ) -> None:
-    """Show acceptance, speed and latency over time, for intervals with requests."""
+    """Show acceptance, speed and latency for each time interval that has requests."""
     cli = context_of(context)
     with cli.client() as client:
         intervals = client.deployments.metrics(deployment_id, bucket_width=bucket_width)
@@ -31,9 +31,9 @@ def metrics(
 def serve_adapters(
     context: typer.Context,
     deployment_id: str,
-    adapter_ids: Annotated[list[str] | None, typer.Argument(help="The complete new list; empty: no adapter.")] = None,
+    adapter_ids: Annotated[list[str] | None, typer.Argument(help="Ids of the adapters to serve.")] = None,
 ) -> None:
-    """Replace a deployment's adapters; the endpoint drains and restarts."""
+    """Replace a deployment's adapters; the endpoint finishes its current requests and restarts."""
     cli = context_of(context)
     with cli.client() as client:
         cli.output.one(client.deployments.update(deployment_id, adapters=adapter_ids or []))
@@ -61,7 +61,7 @@ def create_rollout(
     min_requests: int | None = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the rollout is promoted or rolled back.")] = False,
 ) -> None:
-    """Try another speculator on a share of the requests; its measured figures decide whether it stays."""
+    """Try another speculator on a share of the requests; the measurements decide whether it is kept."""
     cli = context_of(context)
     with cli.client() as client:
         rollout = client.rollouts.create(

@@ -19,10 +19,10 @@ def create(
     context: typer.Context,
     model: str,
     prompts: Annotated[str, typer.Argument(help="A local file, or the id of an uploaded file.")],
-    quote_id: Annotated[str | None, typer.Option(help="The quote whose cap pauses the distillation.")] = None,
+    quote_id: Annotated[str | None, typer.Option(help="A quote whose cap limits the cost.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the distillation has ended.")] = False,
 ) -> None:
-    """Let the model answer the prompts, and keep the token ids."""
+    """Let the model answer the prompts, and keep the answers as training data."""
     cli = context_of(context)
     with cli.client() as client:
         prompts_file = file_id_of(cli, client, prompts)
@@ -32,7 +32,7 @@ def create(
 
 @app.command()
 def cancel(context: typer.Context, distillation_id: str) -> None:
-    """Cancel a distillation; the answers so far are kept."""
+    """Cancel a distillation; finished answers are kept."""
     cli = context_of(context)
     with cli.client() as client:
         cli.output.one(client.distillations.cancel(distillation_id))

@@ -14,8 +14,8 @@ from slipstream.cli.output import Watch
 from slipstream.client import Client
 from slipstream.errors import CertificateError
 
-app = typer.Typer(no_args_is_help=True, help="Evaluations: measuring what a speculator gains on held-out prompts.")
-certificates = typer.Typer(no_args_is_help=True, help="Certificates: signed proof that answers are equal.")
+app = typer.Typer(no_args_is_help=True, help="Evaluations: comparisons of answers with and without a speculator.")
+certificates = typer.Typer(no_args_is_help=True, help="Certificates: signed results of evaluations.")
 
 DIFFERENT = 4
 _COLUMNS = ("id", "speculator_id", "model", "status", "result", "created_at")
@@ -29,9 +29,11 @@ def create(
     context: typer.Context,
     speculator_id: str,
     prompts: Annotated[str | None, typer.Option(help="A local file or a file id; default: held-out prompts.")] = None,
-    concurrency: Annotated[list[int] | None, typer.Option(help="May be given several times.")] = None,
-    max_tokens: int | None = None,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="USD.")] = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(help="Number of simultaneous requests; may be repeated. Default: 1, 4, 16, 32.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens of an answer.")] = None,
+    price_per_gpu_hour: Annotated[float | None, typer.Option(help="USD, for the reported costs.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the report is ready.")] = False,
 ) -> None:
     """Answer prompts with and without the speculator, and compare answers and speed."""
@@ -87,7 +89,7 @@ def certificate(context: typer.Context, evaluation_id: str, to: Path) -> None:
 
 @app.command()
 def plot(context: typer.Context, evaluation_id: str, to: Path) -> None:
-    """Save the plot (PNG)."""
+    """Save the evaluation's plot (PNG)."""
     cli = context_of(context)
     with cli.client() as client:
         cli.output.one({"path": str(client.evaluations.plot(evaluation_id, to))})
@@ -96,7 +98,7 @@ def plot(context: typer.Context, evaluation_id: str, to: Path) -> None:
 @certificates.command()
 def key(
     context: typer.Context,
-    to: Annotated[Path | None, typer.Argument(help="Default: the file that `certificates verify` reads.")] = None,
+    to: Annotated[Path | None, typer.Argument(help="Default: where `certificates verify` looks.")] = None,
 ) -> None:
     """Download the service's public key; this is needed once."""
     cli, path = context_of(context), to or _saved_key_path()
@@ -129,7 +131,7 @@ def verify_(
     cli = context_of(context)
     cli.output.one(statement)
     if statement.get("result") != EQUAL:
-        cli.output.note("The signature is valid, but the certificate says that answers differ.")
+        cli.output.note("The signature is valid. The certificate says that some answers differ.")
         raise typer.Exit(DIFFERENT)
 
 

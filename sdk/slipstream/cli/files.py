@@ -8,7 +8,7 @@ import typer
 from slipstream.cli.common import add_delete, add_show, send
 from slipstream.cli.context import context_of
 
-app = typer.Typer(no_args_is_help=True, help="Files: uploaded prompts and resulting answers.")
+app = typer.Typer(no_args_is_help=True, help="Files: uploaded files, and files that the service creates.")
 
 COLUMNS = ("id", "filename", "bytes", "purpose", "status", "created_at")
 
@@ -44,7 +44,7 @@ add_show(app, "files")
 
 @app.command()
 def download(context: typer.Context, file_id: str, to: Path) -> None:
-    """Download a file, which appears complete or not at all; an interrupted download is continued."""
+    """Download a file; the same command continues an interrupted download."""
     cli = context_of(context)
     with cli.client() as client:
         cli.output.one({"path": str(client.files.download(file_id, to))})

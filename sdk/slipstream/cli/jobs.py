@@ -35,9 +35,9 @@ def events(
         list[str] | None, typer.Option("--type", help="Type or pattern such as batch.*; may be repeated.")
     ] = None,
     object_id: Annotated[str | None, typer.Option(help="Only events of this object.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Print new events as they happen, as JSON.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Print new events as they happen, in JSON.")] = False,
 ) -> None:
-    """List the organization's events, newest first."""
+    """List the organization's events, newest first; with --follow, wait for new events instead."""
     cli = context_of(context)
     with cli.client() as client:
         if follow:

@@ -19,10 +19,10 @@ def create(
     context: typer.Context,
     name: str,
     scopes: Annotated[
-        list[str] | None, typer.Option("--scope", help="May be repeated; default: your own scopes.")
+        list[str] | None, typer.Option("--scope", help="Scope of the key; may be repeated. Default: your own scopes.")
     ] = None,
     days: Annotated[int | None, typer.Option(min=1, help="Lifetime in days.")] = None,
-    project_id: Annotated[str | None, typer.Option(help="The project to which usage of the key is charged.")] = None,
+    project_id: Annotated[str | None, typer.Option(help="The project that pays for requests with the key.")] = None,
 ) -> None:
     """Create a key; it is shown only once."""
     cli = context_of(context)
@@ -35,7 +35,7 @@ def create(
 def rotate(
     context: typer.Context,
     key_id: str,
-    grace_seconds: Annotated[int | None, typer.Option(min=0, help="The old key stays valid for this time.")] = None,
+    grace_seconds: Annotated[int | None, typer.Option(min=0, help="Time for which the old key stays valid.")] = None,
 ) -> None:
     """Replace a key by a new one with the same rights; the new key is shown only once."""
     cli = context_of(context)
@@ -45,7 +45,7 @@ def rotate(
 
 @app.command()
 def revoke(context: typer.Context, key_id: str) -> None:
-    """Revoke a key permanently, from the next request on."""
+    """Revoke a key; the service refuses it from the next request on."""
     cli = context_of(context)
     with cli.client() as client:
         client.api_keys.revoke(key_id)

@@ -46,8 +46,8 @@ NOT_FOUND = 3
 JOB_FAILED = 4
 
 
-class Reporting(TyperGroup):
-    """Turns the client's errors into a message and an exit code. Typer itself exits with 2 after a usage error."""
+class ErrorReportingGroup(TyperGroup):
+    """Turns the client's exceptions into a message and an exit code. After a usage error, Typer itself exits with 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -61,7 +61,7 @@ class Reporting(TyperGroup):
             raise typer.Exit(_exit_code(error)) from error
 
 
-app = typer.Typer(cls=Reporting, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=ErrorReportingGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(files.app, name="files")
 app.add_typer(datasets.app, name="datasets")
 app.add_typer(batches.app, name="batches")
@@ -85,9 +85,7 @@ app.add_typer(keys.app, name="keys")
 @app.callback()
 def begin(
     context: typer.Context,
-    is_json: Annotated[
-        bool, typer.Option("--json", help="Print objects as JSON, lists as one object per line.")
-    ] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="Print JSON: one line per object.")] = False,
 ) -> None:
     """Slipstream: faster answers without changing a single token."""
     context.obj = Context(Output(is_json=is_json))
@@ -110,7 +108,7 @@ def login(
 def chat(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="The name of a deployment.")],
-    prompt: Annotated[str | None, typer.Argument(help="Default: standard input.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The question; default: read from standard input.")] = None,
     max_tokens: int | None = None,
     temperature: float | None = None,
 ) -> None:
@@ -141,7 +139,7 @@ def usage(
 
 
 def _advice(error: Exception) -> str | None:
-    """Returns advice for errors that the user can solve with another `slipstream` command."""
+    """Returns advice for errors that the user can fix with a `slipstream` command."""
     if isinstance(error, AuthenticationError):
         return "Store another key with `slipstream login`; SLIPSTREAM_API_KEY takes precedence over it."
     if isinstance(error, APIConnectionError):

@@ -1,4 +1,4 @@
-"""Output of objects: as tables or lists of fields for people, or as JSON. Progress and errors go to stderr."""
+"""Prints objects as tables of fields for people, or as JSON for programs. Progress and errors go to stderr."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ class Output:
         self.console.print(_fields(_plain(value)))
 
     def many(self, values: Iterable[Any], columns: Sequence[str]) -> None:
-        """Prints a table of these columns. With --json, prints each object when it arrives: all fields, on one line."""
+        """Prints a table with these columns. With --json, prints all fields of each object on a line, as it arrives."""
         if self.is_json:
             for value in values:
                 self.json(_plain(value))
@@ -57,14 +57,14 @@ class Output:
         self.errors.out(message, highlight=False)
 
     def error(self, message: str, **fields: object) -> None:
-        """Prints an error; with --json, as an object, so that programs need not parse sentences."""
+        """Prints an error. With --json, prints an object, so that programs can read `fields`."""
         if self.is_json:
             self.errors.out(json.dumps({"error": {"message": message, **fields}}, ensure_ascii=False), highlight=False)
         else:
             self.errors.print(f"[red]Error:[/] {escape(message)}", soft_wrap=True)
 
     def advice(self, message: str) -> None:
-        """Prints a message for people; with --json, nothing is printed."""
+        """Prints a message for people. With --json, prints nothing."""
         if not self.is_json:
             self.note(message)
 
@@ -145,7 +145,7 @@ def _fields(values: Mapping[str, Any]) -> Table:
 
 
 def _rendered(name: str, value: object) -> RenderableType:
-    """Formats a value; nested objects become tables, up to two levels deep. (`--json` shows all levels.)"""
+    """Formats a value. Objects become tables; objects nested in these are omitted. (`--json` shows everything.)"""
     if isinstance(value, dict) and not _is_single_value(value):
         return _fields({key: field for key, field in value.items() if not _is_nested(field)})
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):

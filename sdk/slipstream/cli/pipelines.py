@@ -33,12 +33,12 @@ def create(
     name: Annotated[str, typer.Argument(help="The endpoint's name, which requests send as `model`.")],
     model: str,
     prompts: Annotated[str, typer.Argument(help="A local file, a file id, or a distillation id.")],
-    held_out: Annotated[int | None, typer.Option(help="Number of prompts for the evaluation.")] = None,
-    held_out_file: Annotated[str | None, typer.Option(help="File id of prompts for the evaluation.")] = None,
+    held_out: Annotated[int | None, typer.Option(help="Number of prompts to take out for the evaluation.")] = None,
+    held_out_file: Annotated[str | None, typer.Option(help="Id of a file of prompts for the evaluation.")] = None,
     training: Annotated[Any, typer.Option(parser=_json_object, metavar="JSON", help='{"kind": "eagle3", …}')] = None,
     gate: Annotated[Any, typer.Option(parser=_json_object, metavar="JSON", help='{"min_speedup": 1.25, …}')] = None,
     deploy: bool = True,
-    quote_id: Annotated[str | None, typer.Option(help="The quote whose cap pauses the pipeline.")] = None,
+    quote_id: Annotated[str | None, typer.Option(help="A quote whose cap limits the cost.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the pipeline has ended.")] = False,
 ) -> None:
     """Start a pipeline from prompts to an endpoint: distil, train, evaluate, gate, deploy."""
@@ -65,7 +65,7 @@ def create(
 
 @app.command()
 def wait(context: typer.Context, pipeline_id: str) -> None:
-    """Wait until the pipeline is live; the exit code is 4 if it fails, is rejected or cancelled."""
+    """Wait until the pipeline has ended; the exit code is 4 if it failed, was rejected or was cancelled."""
     cli = context_of(context)
     with cli.client() as client:
         _wait(cli, client, pipeline_id)

@@ -39,7 +39,7 @@ def import_speculator(
     source: Annotated[Path, typer.Argument(exists=True, help="A folder, or a zip archive of a folder.")],
     form: Annotated[str, typer.Option("--format", help="speculators, specforge, medusa, hugging_face or lorax.")],
     model: Annotated[str, typer.Option(help="The model that it was trained for.")],
-    name: Annotated[str, typer.Option(help="An existing name gets a new version.")],
+    name: Annotated[str, typer.Option(help="Name of the speculator. If it exists, this is its next version.")],
 ) -> None:
     """Create a speculator from another engine's folder."""
     cli = context_of(context)

@@ -19,7 +19,7 @@ add_delete(caps, "spend_caps")
 def create(
     context: typer.Context,
     amount: float,
-    project_id: Annotated[str | None, typer.Option(help="Default: the whole organization.")] = None,
+    project_id: Annotated[str | None, typer.Option(help="Project to limit; default: the whole organization.")] = None,
 ) -> None:
     """Create a cap; work is paused when the month's spending reaches the amount."""
     cli = context_of(context)
@@ -44,10 +44,10 @@ def create_quote(
     context: typer.Context,
     dataset_id: str,
     basis: Annotated[
-        str, typer.Option(help="pilot: answer some of the rows first; history: use earlier batches.")
+        str, typer.Option(help="pilot: estimate by answering some rows; history: estimate from earlier batches.")
     ] = "pilot",
     cap: Annotated[
-        float | None, typer.Option(help="Pause work created with the quote when it has cost this amount.")
+        float | None, typer.Option(help="US dollars; work created with the quote is paused when it has cost this much.")
     ] = None,
 ) -> None:
     """Estimate the cost of a batch of the dataset."""
@@ -60,7 +60,7 @@ def create_quote(
 def cap_quote(
     context: typer.Context,
     quote_id: str,
-    amount: Annotated[float | None, typer.Argument(help="Default: no cap.")] = None,
+    amount: Annotated[float | None, typer.Argument(help="US dollars; default: remove the cap.")] = None,
 ) -> None:
     """Change or remove the cap of a quote."""
     cli = context_of(context)

@@ -1,4 +1,4 @@
-"""Tests of the GPU benchmark of decoding: its formulas, the compared engines, and a rehearsal on the CPU."""
+"""The GPU benchmark of decoding: its arithmetic, equal answers of the compared engines, and a dry run on the CPU."""
 
 import json
 import time
@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from benchmarks import decode
-from benchmarks.gpu import numerics_off, plain, steps, suite, table
-from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu import library_operations, plain, steps, suite, table
 from benchmarks.gpu.goals import GOALS, Verdict, verdicts
-from benchmarks.gpu.shapes import SHAPES, make_model, pass_bytes, published
+from benchmarks.gpu.peak_rates import PeakRates
+from benchmarks.gpu.shapes import SHAPES, make_model, pass_bytes, transformers_config
 from benchmarks.gpu.speculation import predicted_speedup
 from engine.config import ModelConfig
 from engine.models.dense import Decoder
@@ -31,7 +31,7 @@ def model() -> Decoder:
 
 
 @pytest.mark.parametrize(("name", "gigabytes"), [("llama-3.2-1b", 2.47), ("llama-3.1-8b", 15.01), ("qwen3-8b", 15.14)])
-def test_the_bytes_of_a_pass_without_context_are_those_of_the_published_weights(name: str, gigabytes: float) -> None:
+def test_the_bytes_of_a_pass_without_context_are_those_of_the_weights(name: str, gigabytes: float) -> None:
     config = ModelConfig.from_values(SHAPES[name])
     assert pass_bytes(config, 2, context=0, batch=1) / 1e9 == pytest.approx(gigabytes, abs=0.01)
 
@@ -39,40 +39,40 @@ def test_the_bytes_of_a_pass_without_context_are_those_of_the_published_weights(
 def test_pass_bytes_include_keys_and_values_of_each_sequence() -> None:
     config = ModelConfig.from_values(SHAPES["llama-3.1-8b"])
     weights = pass_bytes(config, 2, context=0, batch=8)
-    # A token has 32 layers * 2 (key and value) * 8 heads * 128 numbers * 2 bytes = 131,072 bytes.
+    # Bytes of a token: keys and values in 32 layers and 8 heads with 128 elements of 2 bytes: 2 * 32 * 8 * 128 * 2.
     assert pass_bytes(config, 2, context=8192, batch=8) - weights == 8 * 8192 * 131_072
 
 
 def test_our_engine_and_the_compared_ones_give_equal_answers(model: Decoder) -> None:
     prompts = torch.randint(0, 96, (2, 11), generator=torch.Generator().manual_seed(3))
-    shape = published("tiny")
+    shape = transformers_config("tiny")
     our_answers = plain.ours(model, prompts, 9)(9)
     assert plain.compiled_loop(model, shape, prompts, 9, compiled=False)(9) == our_answers
     assert plain.hugging_face(model, shape, prompts, compiled=False)(9) == our_answers
 
 
-def test_tokens_per_second_exclude_the_time_to_read_the_prompts() -> None:
+def test_the_decoding_rate_is_computed_from_the_difference_of_long_and_short_answers() -> None:
     assert plain.rate(8, 16, 144, short_seconds=1.5, long_seconds=3.5) == 8 * 128 / 2.0
     assert plain.rate(8, 16, 144, short_seconds=2.0, long_seconds=1.0) == 0.0
 
 
-def test_agreement_is_the_share_of_tokens_before_the_first_difference_in_their_answer() -> None:
+def test_agreement_is_the_share_of_tokens_before_the_first_difference() -> None:
     assert plain.agreement([(1, 2, 3, 4), (5, 6)], [(1, 2, 9, 4), (5, 6)]) == 4 / 6
 
 
-def test_the_replacements_of_numerics_off_agree_with_our_references() -> None:
+def test_the_products_and_attention_of_torch_agree_with_our_references() -> None:
     generator = torch.Generator().manual_seed(1)
     x, data, bias = (torch.randn(*shape, generator=generator) for shape in ((3, 8), (5, 8), (5,)))
-    parts = numerics_off.library_parts(x, data, None, bias)
+    parts = library_operations.library_parts(x, data, None, bias)
     assert parts.bias is not None
     torch.testing.assert_close(parts.sums[0] + parts.bias, linear_reference(x, data, bias))
 
     q, k, v = (torch.randn(*shape, generator=generator) for shape in ((1, 4, 16), (9, 2, 16), (9, 2, 16)))
     rows = make_rows(torch.arange(9, dtype=torch.int32).view(1, -1), [7], [[]])
-    torch.testing.assert_close(numerics_off.library_attention(q, k, v, 7), attention_reference(q, k, v, rows))
+    torch.testing.assert_close(library_operations.library_attention(q, k, v, 7), attention_reference(q, k, v, rows))
 
 
-def test_numerics_off_replaces_our_operations_only_inside_the_context_manager() -> None:
+def test_with_library_operations_replaces_our_operations_by_those_of_torch_and_restores_them() -> None:
     operations = [
         ("kernels.cuda.decoder", "linear_parts"),
         ("kernels.cuda.decoder", "attention"),
@@ -83,7 +83,7 @@ def test_numerics_off_replaces_our_operations_only_inside_the_context_manager() 
         return [getattr(import_module(module), name) for module, name in operations]
 
     originals = current()
-    with numerics_off.numerics_off(4) as num_calls:
+    with library_operations.with_library_operations(4) as num_calls:
         products, *others = current()
         products(torch.ones(1, 2), torch.ones(3, 2))
         assert num_calls == {"products": 1}
@@ -96,9 +96,9 @@ def test_a_step_is_compared_with_the_plain_step_that_has_the_same_context(model:
         steps.Step(context=context, nodes=nodes, verify_seconds=seconds, host_seconds=0.0)
         for context, nodes, seconds in ((10, 0, 2.0), (10, 4, 3.0), (20, 0, 4.0), (20, 4, 4.0))
     ]
-    # With this bandwidth, the lower bound of the first step is one second. The step took two.
+    # With this bandwidth, reading the bytes of the first step takes one second. The step took two, so its share is 0.5.
     bandwidth = pass_bytes(model.config, 4, context=10, batch=1)
-    rows = steps.with_shares(measured_steps, model, Ceilings(copy_bytes_per_second=bandwidth, flops_per_second=1.0))
+    rows = steps.with_shares(measured_steps, model, PeakRates(copy_bytes_per_second=bandwidth, flops_per_second=1.0))
     assert [row["over_plain"] for row in rows] == [1.0, 1.5, 1.0, 1.0]
     assert rows[0]["share_of_bandwidth"] == 0.5
     assert "share_of_bandwidth" not in rows[1]
@@ -108,7 +108,7 @@ def test_a_speedup_is_predicted_from_acceptance_and_step_times() -> None:
     assert predicted_speedup(3.0, plain=2.0, verify=2.5, draft=0.5) == 2.0
 
 
-def test_a_goal_without_results_is_not_measured_and_others_pass_or_fail() -> None:
+def test_a_goal_passes_or_fails_by_its_bound_and_is_not_measured_without_a_value() -> None:
     steps_of_8b = [
         {"context": 512, "nodes": 0, "share_of_bandwidth": 0.86},
         {"context": 2048, "nodes": 16, "over_plain": 1.09},
@@ -118,7 +118,7 @@ def test_a_goal_without_results_is_not_measured_and_others_pass_or_fail() -> Non
     assert Verdict(GOALS[0], float("nan")).status == "FAIL"
 
 
-def test_the_goals_for_attention_and_kernels_fail_if_bandwidth_is_low_and_a_kernel_fails() -> None:
+def test_the_goals_for_attention_bandwidth_and_failed_checks_pass_or_fail_by_the_kernel_results() -> None:
     case: dict[str, Any] = {
         "shape": "llama-3.1-8b heads, 32768 keys, 16 rows",
         "passed": True,
@@ -148,7 +148,7 @@ def test_results_name_failed_and_skipped_sections() -> None:
     assert saved[-1] == {"failed": {}, "left_out": ["a"]}
 
 
-def test_a_run_on_the_cpu_measures_every_section(
+def test_a_dry_run_on_the_cpu_measures_every_section(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "_REPEATS", 3)

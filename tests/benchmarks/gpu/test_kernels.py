@@ -1,4 +1,4 @@
-"""Tests of the benchmark of kernels: its checks find faulty kernels, its formulas, and a rehearsal on the CPU."""
+"""The kernel benchmark: its checks find faulty kernels, its arithmetic is correct, and a dry run works on the CPU."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,19 @@ from torch import Tensor
 from benchmarks import kernels
 from benchmarks.gpu import table
 from benchmarks.gpu.case import Case, RowInvariance, check, different_windows, relative_error, windows
-from benchmarks.gpu.ceilings import Ceilings, Work, copy_bandwidth, product_flops
 from benchmarks.gpu.clock import interleaved
+from benchmarks.gpu.peak_rates import PeakRates, Work, copy_bandwidth, product_flops
 from benchmarks.gpu.poison import Poisoned
 from benchmarks.gpu.record import folder_name
 
-CEILINGS = Ceilings(copy_bytes_per_second=100.0, flops_per_second=1000.0)
+PEAK_RATES = PeakRates(copy_bytes_per_second=100.0, flops_per_second=1000.0)
 
 
 def case_of(num_written: int, num_beyond: int = 0) -> Case:
-    """Makes the case of a kernel that should write 4 ones. It writes `num_written`, and `num_beyond` out of bounds."""
+    """Makes a case of a kernel that should write four ones, but writes `num_written + num_beyond` ones.
+
+    num_beyond: number of ones that are out of bounds, after `num_written` = 4.
+    """
 
     def run() -> list[Tensor]:
         out = torch.empty(4)
@@ -49,7 +52,7 @@ def test_a_kernel_that_does_not_write_an_element_fails() -> None:
 def test_the_position_of_an_out_of_bounds_write_is_found() -> None:
     found = check(case_of(4, num_beyond=2))
     assert found.error == 0.0
-    assert found.damage == ["8 bytes around 16, the first at 16"]
+    assert found.damage == ["8 bytes written outside a tensor of 16 bytes, the first at offset 16"]
     assert not found.passed
 
 
@@ -63,11 +66,11 @@ def test_memory_is_poisoned_by_every_allocation_function(dtype: torch.dtype) -> 
 
 
 def test_the_lower_bound_of_the_time_is_the_longer_of_memory_traffic_and_arithmetic() -> None:
-    assert Work(num_bytes=200, flops=1000).floor_seconds(CEILINGS) == 2.0
-    assert Work(num_bytes=200, flops=1000).bound(CEILINGS) == "bandwidth"
-    assert Work(num_bytes=200, flops=4000).floor_seconds(CEILINGS) == 4.0
-    assert Work(num_bytes=200, flops=4000).bound(CEILINGS) == "arithmetic"
-    assert Work(num_bytes=200).share(4.0, CEILINGS) == 0.5
+    assert Work(num_bytes=200, flops=1000).lower_bound_seconds(PEAK_RATES) == 2.0
+    assert Work(num_bytes=200, flops=1000).bound(PEAK_RATES) == "bandwidth"
+    assert Work(num_bytes=200, flops=4000).lower_bound_seconds(PEAK_RATES) == 4.0
+    assert Work(num_bytes=200, flops=4000).bound(PEAK_RATES) == "arithmetic"
+    assert Work(num_bytes=200).share(4.0, PEAK_RATES) == 0.5
 
 
 def test_bandwidth_counts_reads_and_writes_and_flops_count_multiplications_and_additions() -> None:
@@ -75,20 +78,20 @@ def test_bandwidth_counts_reads_and_writes_and_flops_count_multiplications_and_a
     assert product_flops(2, 3, 5) == 60
 
 
-def test_the_order_of_the_arms_is_reversed_in_every_second_repetition() -> None:
+def test_interleaved_reverses_the_order_of_the_functions_in_every_second_repetition() -> None:
     order: list[str] = []
 
-    def arm(name: str, seconds: float) -> float:
+    def timed_run(name: str, seconds: float) -> float:
         order.append(name)
         return seconds
 
-    found = interleaved({"a": lambda: arm("a", 1.0), "b": lambda: arm("b", 3.0)}, 3)
+    found = interleaved({"a": lambda: timed_run("a", 1.0), "b": lambda: timed_run("b", 3.0)}, 3)
 
     assert "".join(order) == "abbaab"
     assert (found["a"].median, found["b"].median, found["a"].count) == (1.0, 3.0, 3)
 
 
-def test_windows_are_the_proper_prefixes_and_suffixes_of_the_batch_and_its_single_rows() -> None:
+def test_windows_are_the_proper_prefixes_the_proper_suffixes_and_the_single_rows_of_a_batch() -> None:
     assert [(window.start, window.stop) for window in windows(3)] == [
         *((0, 1), (0, 2)),
         *((1, 3), (2, 3)),
@@ -96,7 +99,7 @@ def test_windows_are_the_proper_prefixes_and_suffixes_of_the_batch_and_its_singl
     ]
 
 
-def test_a_kernel_whose_rows_depend_on_the_other_rows_is_found() -> None:
+def test_different_windows_finds_an_operation_whose_rows_depend_on_other_rows() -> None:
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
     independent = RowInvariance("independent", 4, lambda window: [x[window] * 2])
     assert different_windows(independent, windows(4)) == []
@@ -109,7 +112,7 @@ def test_rows_with_nan_count_as_different() -> None:
     assert different_windows(rows_of_nan, [slice(0, 1)]) == ["0:1"]
 
 
-def test_a_run_on_the_cpu_checks_every_kernel_and_prints_a_table(
+def test_a_dry_run_on_the_cpu_checks_every_kernel_and_prints_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = kernels.main(["--device", "cpu", "--results", str(tmp_path), "--seed", "7"])

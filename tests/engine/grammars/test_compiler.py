@@ -72,13 +72,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
-    # None: without the trial process, to save time
+    # None disables the process that compiles grammars for trial, to save time.
     return GrammarCompiler(tokenizer, tokenizer.eos_token_ids, trial_seconds=None)
 
 
 def make_requests(tokenizer: Tokenizer, grammar: Grammar, temperature: float, **options: Any) -> list[Request]:
-    # The model's random weights would generate long answers, so whitespace is excluded, and "{", which begins another
-    # node of the linked list, is made unlikely.
+    # Random weights would generate long answers. Therefore whitespace is excluded, and "{" is made unlikely, with which
+    # another node of the linked list begins.
     bias = [(tokenizer.encode(blank)[0], -100.0) for blank in " \n\t\r"] + [(tokenizer.encode("{")[0], -8.0)]
     params = SamplingParams(
         max_tokens=300, temperature=temperature, seed=3, grammar=grammar, logit_bias=tuple(bias), **options
@@ -239,7 +239,7 @@ SCHEMAS = st.recursive(
 
 @settings(max_examples=40, deadline=None)
 @given(schema=SCHEMAS, seed=st.integers(0, 10**6))
-def test_any_answer_that_a_schemas_grammar_allows_matches_the_schema(
+def test_any_answer_that_the_grammar_of_a_schema_allows_matches_the_schema(
     tokenizer: Tokenizer, compiler: GrammarCompiler, schema: Any, seed: int
 ) -> None:
     constraint = compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))).start()

@@ -1,4 +1,4 @@
-"""A device that executes as late as possible: work stays in its queue until the host waits for a result.
+"""A fake device that executes work as late as possible: it stays in a queue until the host waits for a result.
 
 The host therefore never has results of the graph steps in flight when it schedules, which can also happen with a GPU.
 Prefill passes run immediately, after the work in the queue, because a CUDA stream keeps this order, too.

@@ -1,4 +1,4 @@
-"""Graph decoding returns the same tokens as synchronous steps, the engine steps without graphs.
+"""Graph decoding returns the same tokens as synchronous steps, which are the engine's steps without graphs.
 
 This holds whatever is drafted, and when requests finish, are cancelled or are preempted.
 """
@@ -77,7 +77,7 @@ def plain_answers(model: Model, requests: list[Request]) -> list[tuple[object, .
 
 
 def is_empty(engine: Engine) -> bool:
-    """Returns whether no request is left and every cache slot is free."""
+    """Whether the engine has no requests and all cache slots are free."""
     return engine.scheduler.pool.num_available == engine.cache.num_slots and not engine.has_work
 
 
@@ -103,7 +103,7 @@ def test_tokens_do_not_depend_on_batch_size_and_draft_budget(
     assert answers_only(generate(engine, requests)) == plain_answers(model, requests)
 
 
-def test_drafts_of_the_device_are_accepted_and_counted(model: Model, device: LateDevice) -> None:
+def test_drafts_made_on_the_device_are_accepted_and_counted(model: Model, device: LateDevice) -> None:
     requests = requests_of(model, SAMPLINGS["greedy"], max_tokens=40)
     synchronous = generate(Engine(model, random_medusa(model), EngineConfig(draft_budget=7)), requests)
     actual = generate(graph_engine(model, random_medusa(model), draft_budget=7), requests)
@@ -149,7 +149,7 @@ def test_requests_that_force_synchronous_steps_do_not_change_tokens(model: Model
 
 
 @pytest.mark.parametrize("kind", ["none", "medusa", "eagle3", "block", "ngram"])
-def test_neither_preemption_nor_a_shared_prefix_changes_an_answer(model: Model, device: LateDevice, kind: str) -> None:
+def test_preemption_and_shared_prefixes_do_not_change_an_answer(model: Model, device: LateDevice, kind: str) -> None:
     common = tuple(random.Random(5).randrange(model.config.vocab_size) for _ in range(37))
     requests = [
         Request(request.request_id, common[: 12 * (index % 4)] + request.prompt_token_ids, request.sampling)
@@ -210,7 +210,7 @@ def test_adding_or_cancelling_requests_during_a_step_does_not_change_other_answe
     assert is_empty(engine)
 
 
-def test_an_answer_may_end_at_the_models_last_position(tmp_path: Path, device: LateDevice) -> None:
+def test_an_answer_can_end_at_the_last_position_of_the_model(tmp_path: Path, device: LateDevice) -> None:
     model = load_model(make_tiny_model(tmp_path, "llama", num_layers=4), device="cpu")
     length = model.max_positions
     sampling = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
@@ -231,7 +231,9 @@ def test_graph_steps_can_be_timed_between_requests(model: Model) -> None:
     for _ in range(2):  # the second time, cached prefixes must not come from slots that the measurement overwrote
         assert answers_only(generate(engine, requests)) == plain_answers(model, requests)
         engine.time_graph_step(2, 3, context=100, repeats=1)
-    with pytest.raises(ValueError, match=r"there may be 1\.\.4 sequences of 1\.\.\d+ tokens, got 5 of 40"):
+    with pytest.raises(
+        ValueError, match=r"expected 1\.\.4 sequences with 1\.\.\d+ tokens each, got 5 sequences with 40 tokens each"
+    ):
         engine.time_graph_step(5, 7, context=40)
     with pytest.raises(ValueError, match="uses graph decoding"):
         Engine(model, NoDrafter(), EngineConfig()).time_graph_step(1, 0, context=1)

@@ -1,4 +1,4 @@
-"""A drafter on the device drafts the same likeliest paths as the same drafter on the host."""
+"""The drafts of a drafter on the device have the same likely paths as its drafts on the host."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,9 @@ BUDGET = 15
 
 
 def eagle3(model: Model, **options: bool) -> Drafter:
-    """Like the factories below, scales the logits of random weights so that there are likely nodes at every depth."""
+    """Makes a drafter with random weights. As in the functions below, its logits are scaled, so that drafts have likely
+    nodes at every depth.
+    """
     drafter = Eagle3Drafter(make_module(make_config(**options)), model)
     drafter.layer.lm_head.data.mul_(20.0)
     return drafter

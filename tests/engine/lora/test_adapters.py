@@ -113,7 +113,7 @@ def test_batching_and_drafts_do_not_change_answers(base: Path, adapters: dict[st
     assert max(c.speculation.mean_acceptance_length for c in drafted) > 1.5
 
 
-def test_each_adapter_of_a_batch_uses_its_own_drafter(base: Path, adapters: dict[str, Path]) -> None:
+def test_requests_with_different_adapters_use_different_drafters(base: Path, adapters: dict[str, Path]) -> None:
     requests = make_requests()
     engine = make_engine(base, adapters, max_batch_size=9, draft_budget=4)
     plain = generate(engine, requests)
@@ -127,7 +127,7 @@ def test_each_adapter_of_a_batch_uses_its_own_drafter(base: Path, adapters: dict
     drafted = generate(engine, requests)
 
     assert answers_of(drafted) == answers_of(plain)
-    # After the first token, 23 follow, and a pass yields five. An oracle raises if it gets another adapter's request.
+    # A pass yields five of the 23 tokens after the first. An oracle raises an error for a request of another adapter.
     assert {c.speculation.num_spec_steps for c in drafted} == {5}
 
 

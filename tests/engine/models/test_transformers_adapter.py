@@ -84,7 +84,7 @@ def test_the_maximum_context_is_limited_by_the_sliding_window_and_the_rope_lengt
     [
         ("gemma2", {}, r"gemma2 is not served: attention with a soft cap on scores \(softcap\)"),
         ("gpt_oss", EXPERTS, "experts like GptOssExperts are not supported"),
-        ("bloom", {"n_layer": 2, "n_head": 4}, "a product of its own"),
+        ("bloom", {"n_layer": 2, "n_head": 4}, "a product with torch"),
     ],
 )
 def test_models_that_the_adapter_cannot_run_exactly_are_refused_with_the_reason(
@@ -97,10 +97,10 @@ def test_models_that_the_adapter_cannot_run_exactly_are_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"auto_map": {"AutoConfig": "theirs.Config"}}, r"names code of its own \(auto_map\)"),
+        ({"auto_map": {"AutoConfig": "theirs.Config"}}, r"refers to code in the folder \(auto_map\)"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config of a gpt_neox is not supported"),
         ({"max_position_embeddings": None}, "max_position_embeddings"),
-        ({"num_hidden_layers": 3}, "holds no tensor gpt_neox.layers.2"),
+        ({"num_hidden_layers": 3}, "tensors are missing in the folder, such as gpt_neox.layers.2"),
     ],
 )
 def test_model_folders_that_the_adapter_does_not_support_are_refused_with_the_reason(

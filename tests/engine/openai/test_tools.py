@@ -108,7 +108,7 @@ def test_calls_of_strict_tools_match_the_schema_and_are_optional(tokenizer: Toke
     assert [tag["content"]["json_schema"] for tag in structure_format["tags"]] == [CITY, {"type": "object"}]
 
 
-def test_the_servers_call_format_overrides_the_format_of_the_chat_template(tokenizer: Tokenizer) -> None:
+def test_the_call_format_of_the_server_overrides_the_format_of_the_chat_template(tokenizer: Tokenizer) -> None:
     parsed = chat(tokenizer, tools=[tool("f")], tool_choice="required", call_form=CallForm.LLAMA3_JSON)
 
     structure_format = structure(parsed)

@@ -1,7 +1,7 @@
-"""Hostile requests that a client may send by mistake or on purpose, each generated from a seed.
+"""Generates hostile requests from seeds, such as a client may send by mistake or on purpose.
 
-An attack says which bytes are sent and when the client disconnects. The server may return any response except an
-internal error.
+An `Attack` consists of the bytes to send and the moment at which the client disconnects. The server may return any
+response except an internal error.
 """
 
 import json
@@ -25,7 +25,7 @@ class Attack:
     sent: tuple[bytes, ...]  # in pieces, with a pause between them
     read_bytes: int | None = None  # disconnect after this many bytes; None: read the whole response
     is_complete: bool = True  # False: the server may wait for more bytes of the request
-    canary: bool = False  # a valid request, which must succeed or be refused because the queue is full
+    canary: bool = False  # whether the request is valid, so that it must succeed or be refused by a full queue
 
 
 Body = dict[str, Any]

@@ -1,4 +1,4 @@
-"""`python -m tests.engine.server.hostile --requests 10000`: hostile requests against a live server with a tiny model.
+"""`python -m tests.engine.server.hostile --requests 10000` sends hostile requests to a server with a tiny model.
 
 The run passes if the server returns no internal error, answers the valid requests among the hostile ones, is healthy
 and idle afterwards, and needs no more memory in the second half of the requests than in the first.
@@ -21,7 +21,7 @@ from tests.engine.server.child import Child, running
 
 CONCURRENCY = 16
 ANSWER_SECONDS = 60.0
-GROWTH_BYTES = 64 << 20  # growth that allocators may cause without a leak
+GROWTH_BYTES = 64 << 20  # tolerated growth of memory, because allocators keep some memory without a leak
 # A response with one of these error codes is a fault of the server.
 _FAULTS = (b'"code":"internal_error"', b'"code":"generation_failed"', b'"code":"engine_unavailable"')
 _OPTIONS = ("--drafter", "ngram", "--max-body-bytes", "262144", "--max-batch-size", "8", "--max-waiting", "24")

@@ -1,4 +1,4 @@
-"""A server on a real socket, in a thread of the test process."""
+"""Runs a server on a real socket, in a thread of the test process."""
 
 import socket
 import threading

@@ -1,8 +1,8 @@
 """`python -m tests.engine.server.soak --seconds 300 --streams 64` reads many concurrent streams for a long time.
 
 Every client sends its next prompt as soon as its answer ends, and disconnects in the middle of every sixteenth answer.
-The soak passes if each answer that is read to its end is complete, and if the server's memory in the last quarter of
-the time exceeds its memory in the second quarter by no more than allocators may keep.
+The soak passes if each answer that is read to its end is complete, and if the server's memory does not grow by more
+than GROWTH from the second to the last quarter of the time.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import httpx2
 from tests.engine.server.child import TOKEN, Child, running
 from tests.tiny_model import make_tiny_model
 
-GROWTH = 0.03  # relative to the memory in the second quarter
+GROWTH = 0.03  # tolerated, because allocators keep some memory; relative to the memory in the second quarter
 
 
 @dataclass(slots=True)

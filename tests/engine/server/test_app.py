@@ -213,7 +213,7 @@ def test_errors_for_unknown_routes_and_methods_have_openais_format(live: Live) -
     assert error_of(response)["code"] == "http_405"
 
 
-def test_the_request_id_is_the_callers_if_valid_and_otherwise_generated(live: Live) -> None:
+def test_a_valid_request_id_of_the_caller_is_used_and_otherwise_one_is_generated(live: Live) -> None:
     assert live.http.get("/health").headers["x-request-id"].startswith("req_")
     assert live.http.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     assert live.http.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"].startswith("req_")

@@ -81,7 +81,7 @@ def test_the_stall_limit_is_short_only_for_decoding_steps_after_enough_measureme
     assert stall_limit(worker) == 60.0
 
 
-def test_a_call_on_the_engines_thread_returns_its_result_or_its_error() -> None:
+def test_a_call_on_the_engine_thread_returns_the_result_or_raises_the_error() -> None:
     engine = FakeEngine()
     worker = EngineWorker(engine, deliver=lambda reports: None)
     worker.start()

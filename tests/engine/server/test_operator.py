@@ -151,7 +151,7 @@ def test_unloading_an_unknown_adapter_gets_404(live: Live) -> None:
     assert (refused.status_code, error_of(refused)["code"]) == (404, "adapter_not_found")
 
 
-def test_the_operators_and_the_clients_token_are_valid_only_for_their_own_routes(live: Live) -> None:
+def test_the_operator_token_and_the_client_token_are_each_valid_only_for_their_routes(live: Live) -> None:
     assert post(live, "/v1/speculator", token=TOKEN, drafter="none").status_code == 401
     assert post(live, "/v1/load_lora_adapter", token="wrong", lora_name="a").status_code == 401
     assert get(live, "/v1/models").status_code == 401

@@ -208,7 +208,7 @@ def test_if_requests_cannot_be_cancelled_all_later_requests_get_engine_broken(st
     assert reader.worker.broken == "RuntimeError: the device is lost"
 
 
-def test_the_error_of_a_failed_request_does_not_contain_the_engines_message(start: Start) -> None:
+def test_the_error_of_a_failed_request_does_not_contain_the_exception_message_of_the_engine(start: Start) -> None:
     reader = start(FakeEngine(poison=POISON))
 
     reader.worker.submit(make_request("bad", POISON, 11, 12, 13))

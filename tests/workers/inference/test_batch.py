@@ -32,7 +32,7 @@ def make_spec(folder: Path, model: Path, rows: Sequence[dict[str, Any]], *shards
 
 
 def run(spec: BatchSpec) -> tuple[list[dict[str, Any]], Recorder]:
-    """Returns all lines in the order of shards, and the events."""
+    """Returns the lines of all shard files, in the order of the shards, and the recorded events."""
     emit = Recorder()
     run_batch(spec, emit)
     shards = sorted(emit.of("shard"), key=lambda event: event.shard_no)
@@ -71,7 +71,7 @@ def test_an_output_row_has_the_fields_of_openais_batch_output(tmp_path: Path, ti
     assert line["finish_reason"] == body["choices"][0]["finish_reason"] == "length"
 
 
-def test_token_ids_decode_to_the_answers_text(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_completion_token_ids_decode_to_the_text_of_the_answer(tmp_path: Path, tiny_model: Path) -> None:
     (line,), _ = run(make_spec(tmp_path, tiny_model, chat_rows(1)))
     text = Tokenizer.load(tiny_model).decode(line["completion_token_ids"])
     assert line["output"]["response"]["body"]["choices"][0]["message"]["content"] == text
@@ -109,7 +109,9 @@ def test_the_usage_of_a_shard_is_the_sum_over_its_rows(tmp_path: Path, tiny_mode
     assert set(shard.usage) == {"prompt_tokens", "completion_tokens", "total_tokens"}
 
 
-def test_a_second_attempt_gives_the_same_rows_even_without_a_seed(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_second_attempt_gives_the_same_sampled_answers_although_rows_have_no_seed(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     spec = make_spec(tmp_path, tiny_model, chat_rows(4, temperature=1.0))
     first, _ = run(spec)
     again, _ = run(replace(spec, output_dir=str(tmp_path / "again"), max_batch_size=1))
@@ -141,13 +143,13 @@ def test_the_output_folder_contains_only_shard_files_at_the_end(tmp_path: Path, 
     assert [path.name for path in Path(spec.output_dir).iterdir()] == ["shard-000000.jsonl"]
 
 
-def test_an_unknown_drafter_is_the_customers_error(tmp_path: Path, tiny_model: Path) -> None:
+def test_an_unknown_drafter_is_a_user_config_error(tmp_path: Path, tiny_model: Path) -> None:
     with pytest.raises(UserConfigError) as raised:
         run_batch(replace(make_spec(tmp_path, tiny_model, chat_rows(1)), drafter="oracle"), Recorder())
     assert raised.value.code == "speculator_not_loadable"
 
 
-def test_a_file_shorter_than_its_shards_is_an_error(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_file_with_fewer_rows_than_the_shards_need_is_invalid_input(tmp_path: Path, tiny_model: Path) -> None:
     with pytest.raises(InvalidInputError, match="should have 5 rows or more, has 2"):
         run(make_spec(tmp_path, tiny_model, chat_rows(2), (0, 5)))
 
@@ -174,9 +176,7 @@ class SlowFirstRow:
         return [StepOutput(key, (70,), None, FinishReason.LENGTH, SpeculationStats()) for key in ended]
 
 
-def test_the_engines_batch_is_filled_with_rows_of_later_shards_while_a_slow_row_runs(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_rows_of_later_shards_fill_the_batch_while_a_slow_row_runs(tmp_path: Path, tiny_model: Path) -> None:
     spec = make_spec(tmp_path, tiny_model, chat_rows(24), (0, 8), (8, 16), (16, 24))
     engine, emit = SlowFirstRow(), Recorder()
     tokenizer = Tokenizer.load(tiny_model)

@@ -12,7 +12,7 @@ SECONDS = floats(1.0, 1e7)
 
 
 @given(PRICES, SPEEDS)
-def test_the_tokens_of_one_hour_cost_the_price_of_an_hour(price: float, speed: float) -> None:
+def test_the_tokens_generated_in_one_hour_cost_the_price_per_hour(price: float, speed: float) -> None:
     tokens = speed * 3600
     assert cost_per_million_tokens(price, speed) * tokens / 1e6 == pytest.approx(price)
 
@@ -42,7 +42,7 @@ def test_a_speculator_without_a_speedup_has_no_break_even_point(seconds: float, 
     assert break_even_tokens(seconds, plain, plain * speedup) is None
 
 
-def test_figures_with_unknown_inputs_are_none() -> None:
+def test_economic_figures_without_a_price_or_training_time_are_none() -> None:
     figures = Economics().figures(plain=10.0, speculative=20.0, tokens_per_answer=5.0)
     assert set(figures.values()) == {None}
     assert Economics(price_per_gpu_hour=2.0).training_cost is None

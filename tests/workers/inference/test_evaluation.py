@@ -56,7 +56,7 @@ def test_suffix_decoding_does_not_copy_from_answers_of_an_earlier_run(tiny_model
     rows = [prepared(number, f"Question {number}", tokenizer, temperature=0.7) for number in range(5)]
     found = measure(arms, rows, tokenizer=tokenizer, concurrency=5, repeats=4, on_answer=lambda: None)
     length = found.speculative.speculation.mean_acceptance_length
-    # The answers have little in common: many tokens could be drafted only from an earlier answer to the same row.
+    # Only an earlier answer to the same row would be a good draft, because the answers have little in common.
     assert length < 1.2
 
 
@@ -68,7 +68,7 @@ def prepared(number: int, content: str, tokenizer: Tokenizer, **body: Any) -> Ro
     return request
 
 
-def test_a_report_has_every_figure_and_outputs_are_equal(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_report_has_every_required_figure_and_counts_all_answers_as_equal(tmp_path: Path, tiny_model: Path) -> None:
     finished = run_evaluation(make_spec(tmp_path, tiny_model, chat_rows(5, temperature=0.7)), Recorder())
     report = json.loads(Path(finished.artifacts["report"]).read_text())
     assert report == json.loads(json.dumps(finished.result))
@@ -101,7 +101,7 @@ def test_the_evidence_describes_the_run_and_its_result(tmp_path: Path, tiny_mode
     assert found["build"]["versions"]["torch"] == torch.__version__
 
 
-def test_a_fingerprint_depends_on_order_and_content(tmp_path: Path) -> None:
+def test_a_fingerprint_depends_on_the_order_and_the_content_of_the_files(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.write_bytes(b"1")
     second.write_bytes(b"2")
@@ -111,7 +111,7 @@ def test_a_fingerprint_depends_on_order_and_content(tmp_path: Path) -> None:
     assert fingerprint(tmp_path, [first, second]) != original
 
 
-def test_the_time_left_is_estimated_from_the_current_speed() -> None:
+def test_the_remaining_time_is_estimated_from_the_speed_at_the_current_concurrency() -> None:
     now, emit = 0.0, Recorder()
     reporter = ProgressReporter(emit, total=20, clock=lambda: now)
     for _ in range(10):
@@ -128,7 +128,7 @@ def test_the_time_left_is_estimated_from_the_current_speed() -> None:
     assert metrics[-1]["eta_seconds"] == 0.5 * 6  # reported when 6 answers remain, which take 0.5 s each
 
 
-def test_progress_counts_every_answer_of_both_arms(tmp_path: Path, tiny_model: Path) -> None:
+def test_progress_counts_the_plain_and_the_speculative_answers(tmp_path: Path, tiny_model: Path) -> None:
     emit = Recorder()
     run_evaluation(replace(make_spec(tmp_path, tiny_model, chat_rows(3)), repeats=2), emit)
     # 3 rows, 2 arms, 2 repeats and 2 concurrencies
@@ -141,9 +141,9 @@ class Interrupted(Exception):
 
 
 def interrupted(spec: EvaluationSpec, folder: Path) -> EvaluationSpec:
-    """Interrupts a run after the first concurrency and copies its checkpoint to `folder`.
+    """Interrupts a run after its first checkpoint, which it copies to `folder`.
 
-    Returns the spec with which a worker would then continue the run.
+    Returns the spec with which a worker would continue the run.
     """
 
     def emit(event: Event) -> None:
@@ -159,7 +159,7 @@ def interrupted(spec: EvaluationSpec, folder: Path) -> EvaluationSpec:
 def test_an_interrupted_evaluation_resumes_after_the_measured_concurrency(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A fixed draft budget, because a budget chosen from measured times differs between two runs on a busy machine.
+    # The draft budget is fixed, because an adaptive one depends on measured times, so that acceptance would differ.
     monkeypatch.setattr("workers.inference.evaluation.EngineConfig", partial(EngineConfig, draft_budget=8))
     spec = interrupted(make_spec(tmp_path, tiny_model, chat_rows(3)), tmp_path / "staged")
     (measured,) = json.loads((tmp_path / "staged" / "measurements.json").read_text())["measurements"]
@@ -205,13 +205,13 @@ def test_a_concurrency_of_zero_is_refused(tmp_path: Path, tiny_model: Path) -> N
 
 
 class AnswerFactory:
-    """Makes answers, and the totals of an arm, without an engine."""
+    """Makes answers and `ArmTotals` without an engine."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def answer(self, number: int, tokens: list[int], *, passes: int = 1, accepted: int = 0) -> RowAnswer:
-        """Makes an answer of this many verify passes, of which one accepted all accepted tokens."""
+        """Makes an answer that took `passes` verify passes. One of them accepted `accepted` tokens, the others none."""
         answer = RowAnswer(prepared(number, "hello", self._tokenizer), self._tokenizer)
         stats = SpeculationStats(
             num_spec_steps=passes,
@@ -274,8 +274,8 @@ def test_looping_answers_are_counted_and_excluded_from_the_figures_without_loops
     totals = factory.totals(normal, looping, seconds=1.0)
     report = report_of(Measurement(1, totals, totals))
     assert report["looping_answers"] == 1
-    assert report["acceptance_length"] == 1.3  # 1 + 6 accepted tokens in 20 passes
-    assert report["acceptance_length_without_loops"] == 1.1  # 1 + 1 accepted token in 10 passes
+    assert report["acceptance_length"] == 1 + (1 + 5) / 20  # accepted draft tokens / passes of both answers
+    assert report["acceptance_length_without_loops"] == 1 + 1 / 10
     assert report["acceptance_rate_per_position_without_loops"] == [0.1]
 
 
@@ -286,7 +286,7 @@ def test_the_figures_without_loops_are_none_if_all_answers_loop(factory: AnswerF
     assert report["acceptance_length_without_loops"] is None
 
 
-def test_the_result_of_the_evidence_is_different_if_one_answer_differs(
+def test_the_result_in_the_evidence_is_different_if_one_answer_differs(
     factory: AnswerFactory, tmp_path: Path, tiny_model: Path
 ) -> None:
     answers = [factory.answer(number, [70, 71, 72]) for number in range(3)]

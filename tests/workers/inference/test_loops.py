@@ -14,11 +14,11 @@ def test_a_sequence_of_tokens_that_is_repeated_often_is_a_loop(period: int) -> N
     assert is_looping([1, 2, 3, *sequence * repetitions, 4])
 
 
-def test_three_occurrences_are_not_a_loop() -> None:
+def test_a_sequence_that_occurs_three_times_in_a_row_is_not_a_loop() -> None:
     assert not is_looping(list(range(30)) * 3)
 
 
-def test_one_token_is_a_loop_from_24_repetitions_on() -> None:
+def test_a_repeated_token_is_a_loop_if_it_occurs_24_times_in_a_row() -> None:
     assert not is_looping([5, *[9] * 23, 6])
     assert is_looping([5, *[9] * 24, 6])
 

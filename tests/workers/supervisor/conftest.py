@@ -38,7 +38,7 @@ def stack(
     django_db_blocker: DjangoDbBlocker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LiveStack]:
-    """Makes a stack for one test. After the test, every job's history must be valid and no log may contain a secret."""
+    """Yields a stack. After the test, checks that all jobs' histories are valid and that no log contains a secret."""
     monkeypatch.setattr(settings, "SLIPSTREAM", Config(data_dir=tmp_path, shard_rows=4))
     environment = {
         **os.environ,

@@ -1,7 +1,7 @@
-"""Replaces `workers.run` by a program with the same interface and no model: `python fake_child.py [OPTIONS] SPEC.json`.
+"""A program with the interface of `workers.run` but without a model: `python fake_child.py [OPTIONS] SPEC.json`.
 
-A row with the content "crash" kills the process, and one with "hang" blocks it for ever. The answer to any other
-content is its reverse, so tests can compute the files that a batch must end with.
+A row with the content "crash" kills the process, and one with "hang" blocks it forever. The answer to any other content
+is the reversed content, so tests can compute the expected output of a batch.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def run_batch(spec: BatchSpec, row_seconds: float, limit: Path | None) -> None:
 
 
 def wait_for_permission(limit: Path | None, number: int) -> None:
-    """Waits until the file `limit` has more than `number` bytes; a test allows further rows by making it longer."""
+    """Waits until the file `limit` has more than `number` bytes. A test allows further rows by extending the file."""
     while limit is not None and number >= limit.stat().st_size:
         time.sleep(0.01)
 
@@ -91,7 +91,7 @@ def crash_or_hang(content: str) -> None:
 
 
 def run_training(spec: TrainingSpec, row_seconds: float) -> None:
-    """Counts steps instead of training. The artifact records the step after which this attempt started."""
+    """Counts steps instead of training. The artifact contains the number of steps that earlier attempts had done."""
     state = Path(spec.checkpoint_dir) / "step"
     first = int(state.read_text()) if state.exists() else 0
     for step in range(first + 1, TRAINING_STEPS + 1):

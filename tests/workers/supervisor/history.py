@@ -1,8 +1,8 @@
-"""Rules that the recorded history of a job must satisfy, whatever fails in workers, queue, storage and database.
+"""Checks the recorded events of jobs. They must be consistent after any fault of workers, queue, storage and database.
 
 Every test with a `LiveStack` ends with `check_histories`; `test_history` shows that this check finds each kind of
-fault. The fence of a claim is its number among the claims of the job: a worker whose fence is not the newest has lost
-the job and must not write.
+fault. The claims of a job are numbered, and the number of a claim is its fence. If a job has a newer fence than a
+worker, the worker has lost the job and must not write.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ def check_histories(accepted: Iterable[str] = (), *, all_ended: bool = False) ->
     lost = set(accepted) - statuses.keys()
     assert not lost, f"accepted jobs are missing: {lost}"
     for job_id, status in statuses.items():
-        assert not all_ended or status in ENDINGS, f"{job_id} has no end"
+        assert not all_ended or status in ENDINGS, f"{job_id} has not ended"
         check_history(job_id)
 
 
@@ -57,7 +57,7 @@ def _check_ending(job: Job, events: Sequence[JobEvent]) -> None:
     assert (job.finished_at is not None) == bool(endings), "finished_at does not match the events"
     is_in_back_off = job.not_before is not None and job.not_before > timezone.now()
     waits = job.status == Job.Status.PAUSED or (job.status == Job.Status.QUEUED and is_in_back_off)
-    assert not (waits and job.cancel_requested_at), "a job whose cancellation was requested waits for something else"
+    assert not (waits and job.cancel_requested_at), "a job to be cancelled is paused or in back-off"
 
 
 def _check_fences(job: Job, events: Sequence[JobEvent]) -> None:

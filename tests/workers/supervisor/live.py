@@ -1,6 +1,6 @@
-"""A database, a storage folder and worker processes for one test.
+"""`LiveStack`: a database, a storage folder and real worker processes for one test.
 
-The test and its workers are separate processes that share one database, by default a SQLite file.
+The test and the workers are separate processes that share the database, by default a SQLite file.
 """
 
 import os
@@ -46,7 +46,7 @@ class LiveStack:
         redis_url: str = "",
         drain_seconds: float = 10.0,
     ) -> subprocess.Popen[bytes]:
-        """Starts the polling worker, or `command`, with a fake child that gets the options `child`."""
+        """Starts a worker, by default the polling one. Its jobs run `child_module` with the options `child`."""
         child_command = shlex.join((sys.executable, str(child_module.__file__)))
         environment = {
             **self.environment,
@@ -104,7 +104,7 @@ class LiveStack:
     def serve(
         self, application: str = "control.asgi:application", *, port: int = 0, **environment: str
     ) -> Iterator[str]:
-        """Runs the API in a process of its own, which is killed at the end. Yields its URL."""
+        """Runs the API in another process and yields its URL. At the end, the process is killed."""
         port = port or free_port()
         command = [sys.executable, "-m", "uvicorn", application, "--port", str(port), "--lifespan", "on"]
         with (self.data_dir / "worker-api.log").open("ab") as log:
@@ -118,7 +118,7 @@ class LiveStack:
             kill_9(server)
 
     def holder_of(self, job_id: str) -> subprocess.Popen[bytes]:
-        """Waits until a worker that is alive and not frozen has claimed the job, and returns this worker."""
+        """Waits until a worker that is neither dead nor frozen has claimed the job. Returns this worker."""
         found: list[subprocess.Popen[bytes]] = []
 
         def has_holder() -> bool:
@@ -146,7 +146,7 @@ class LiveStack:
 
 
 def check_leaks(stack: LiveStack) -> None:
-    """S8 of docs/reliability.md: logs contain no secret, and jobs' errors and events contain no internals."""
+    """Checks S8 of docs/reliability.md: logs contain no secrets; errors and events of jobs contain no internals."""
     for path in (*stack.data_dir.glob("*.log"), *stack.data_dir.glob("logs/**/*.log")):
         assert secrets_in(path.read_text(errors="replace")) == [], path.name
     for error in Job.objects.exclude(error=None).values_list("error", flat=True):
@@ -165,7 +165,7 @@ def kill_9(worker: subprocess.Popen[bytes]) -> None:
 
 
 def is_frozen(pid: int) -> bool:
-    """Whether all threads of the process are stopped; SIGSTOP reaches threads on other processors with a delay."""
+    """Whether all threads of the process are stopped. (SIGSTOP reaches threads on other processors with a delay.)"""
     threads = Path(f"/proc/{pid}/task").glob("*/stat")
     return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads)
 
@@ -187,7 +187,7 @@ def read_object(key: str) -> bytes:
 
 
 def children_of(data_dir: Path) -> list[int]:
-    """Returns the ids of jobs' child processes, whose command lines name a spec in this folder."""
+    """Returns the process ids of all running job children whose command line has the work folder in `data_dir`."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,5 +1,5 @@
-"""A fake child with two more faults, which the first row selects: it dies before its first event, or kills its
-supervisor.
+"""A fake child with two additional faults. If the first row has the content "die at once", it dies before its first
+event; if it has "kill the supervisor", it kills its supervisor.
 """
 
 import json

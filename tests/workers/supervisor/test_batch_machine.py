@@ -1,6 +1,6 @@
-"""R17 of docs/reliability.md: random sequences of requests, attempts and faults on one batch.
+"""R17 of docs/reliability.md: a batch ends correctly after random sequences of requests, attempts and faults.
 
-The worker runs in this process. Its batch handler is the real one, and `BatchMachine.attempt` replaces its child.
+The real batch handler of the worker runs in this process. `BatchMachine.attempt` replaces its child process.
 """
 
 import json
@@ -44,7 +44,7 @@ from workers.supervisor.lease import Lease
 from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, Draining
 
 NUM_ROWS = 7
-ENDINGS: dict[str, Callable[[], BaseException]] = {  # fault -> the exception that then ends the attempt
+ENDINGS: dict[str, Callable[[], BaseException]] = {  # fault -> makes the exception with which the attempt ends
     "crash": lambda: ChildCrashed("worker_crashed", "It died.", sent_event=True),
     "crash at once": lambda: ChildCrashed("worker_crashed", "It died.", sent_event=False),
     "bug": lambda: AttemptFailed(FailureClass.BUG, "bug", "A bug."),
@@ -62,12 +62,12 @@ EXTERNAL_FAULTS = (  # what happens to the job while the child works on it
     "cancelled as the cap is reached",
 )
 LATE_KILLS = ("killed before the batch ends", "killed before the job ends")
-FAULTS = (*["none"] * 4, *LATE_KILLS * 2, *EXTERNAL_FAULTS, *ENDINGS)  # repeated values are drawn more often
+FAULTS = (*["none"] * 4, *LATE_KILLS * 2, *EXTERNAL_FAULTS, *ENDINGS)  # a repeated value is drawn more often
 NO_BUDGET, AMPLE_BUDGET = 0, 10**9
 
 
 class BatchMachine(RuleBasedStateMachine):
-    organization: Organization  # set by the test, which owns the database
+    organization: Organization  # set by the fixture `machine`
     folder: Path
 
     @initialize()
@@ -133,7 +133,7 @@ class BatchMachine(RuleBasedStateMachine):
             self.attempt(claim, fault, at_shard)
 
     def attempt(self, claim: Claim, fault: str = "none", at_shard: int = 0) -> None:
-        """Runs an attempt, with a fault before the child's result for one of its shards."""
+        """Runs an attempt in which the fault happens before the child reports its shard number `at_shard`."""
 
         def run_child(_: Attempt, spec: BatchSpec, *, on_result: Callable[[ShardDone], None], **__: object) -> object:
             if Job.objects.get(pk=claim.job_id).cancel_requested_at is not None:
@@ -162,12 +162,12 @@ class BatchMachine(RuleBasedStateMachine):
         with (
             patch.object(batch, "run_child", run_child),
             patch.object(assemble, "_publish", publish),
-            suppress(LeaseLost, KeyboardInterrupt),  # another worker has claimed the job, or will claim it
+            suppress(LeaseLost, KeyboardInterrupt),  # the attempt lost its job, or its supervisor was killed
         ):
             attempt._run_handler(running, BatchHandler())
 
     def apply_fault(self, fault: str) -> None:
-        """Applies the fault while the child works; the lease's thread has not noticed the fault yet."""
+        """Applies the fault while the child works. The thread that renews the lease has not noticed it yet."""
         match fault:
             case "overtaken":
                 expire_lease(self.job())
@@ -257,7 +257,7 @@ def test_a_batch_ends_with_its_other_rows_if_a_shard_is_lost_in_storage(machine:
     instance.create()
     instance.claim_and_attempt(fault="drain", at_shard=2)
     get_storage().delete(JobShard.objects.exclude(storage_key="").earliest("shard_no").storage_key)
-    for _ in range(1 + MAX_STALLED_ATTEMPTS):  # the first attempt answers the remaining rows, the others stall
+    for _ in range(1 + MAX_STALLED_ATTEMPTS):  # the first answers the remaining rows, the others make no progress
         instance.time_passes()
         instance.claim_and_attempt(fault="none", at_shard=0)
 

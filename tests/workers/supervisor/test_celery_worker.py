@@ -25,7 +25,7 @@ CELERY = (sys.executable, "-m", "celery", "-A", "workers.celery_app", "worker", 
 
 
 def use_redis(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the queue to which the test process sends wake-ups."""
+    """Makes this process send wake-ups to the Redis server at this URL."""
     config = settings.SLIPSTREAM.model_copy(update={"redis_url": SecretStr(url)})
     monkeypatch.setattr(settings, "SLIPSTREAM", config)
     monkeypatch.setattr(wake, "_redis_retry_at", 0.0)
@@ -34,7 +34,7 @@ def use_redis(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def redis_url(stack: LiveStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Starts a Valkey server, to which the test process also sends wake-ups, and yields its URL."""
+    """Starts a Valkey server, makes this process send wake-ups to it, and yields its URL."""
     with ValkeyServer() as server:
         url = f"redis://127.0.0.1:{server.port}/0"
         monkeypatch.setattr(
@@ -78,7 +78,7 @@ def test_each_job_runs_once_if_wake_ups_are_lost_repeated_and_reordered(
 
 
 def shuffle(queue: redis.Redis, num_jobs: int) -> None:
-    """Puts every message into the queue zero, one or five times, in random order."""
+    """Replaces the messages of the queue: each is now there zero, one or five times, in random order."""
     draw = random.Random(num_jobs)
     messages = cast(list[bytes], queue.lrange(wake.QUEUE, 0, -1))
     assert len(messages) == num_jobs
@@ -133,8 +133,8 @@ def test_a_stopped_celery_worker_releases_its_job(stack: LiveStack, redis_url: s
 
 
 def test_workers_accept_messages_of_the_previous_and_the_next_release(stack: LiveStack, redis_url: str) -> None:
-    """A message has the form that the previous release expects, and a worker accepts arguments that it does not know,
-    which the next release may add.
+    """Messages have the format that the previous release reads. Workers ignore unknown arguments, which the next
+    release may add.
     """
     batch = stack.make_batch(["prompt"])
     queue = redis.Redis.from_url(redis_url)

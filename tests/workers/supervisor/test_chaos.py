@@ -1,4 +1,4 @@
-"""Workers are killed and frozen at random moments of a long batch; its output must equal that of an undisturbed run."""
+"""Workers of a long batch are killed or frozen at random moments. The output must equal that of an undisturbed run."""
 
 import os
 import random
@@ -41,15 +41,15 @@ def allow(stack: LiveStack, num_rows: int) -> Path:
 
 
 def make_long_batch(stack: LiveStack) -> tuple[Batch, list[str], str]:
-    """Returns the batch, its prompts, and options of a child that takes half a second for a tenth of the rows."""
+    """Returns the batch, its prompts, and the options of its fake child, which needs 5 ms per row and obeys `allow`."""
     contents = [f"prompt {number}" for number in range(NUM_ROWS)]
     return stack.make_batch(contents), contents, f"--row-seconds 0.005 --limit {allow(stack, 0)}"
 
 
 def random_moments(stack: LiveStack, job_id: str, count: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Yields the worker that has claimed the job, and the fence of its claim, at random moments of attempts.
+    """Yields, `count` times at a random moment, the worker that has claimed the job and the fence of its claim.
 
-    It waits until fewer than two attempts in a row have made no progress, because a third would fail the job.
+    A moment is never in an attempt that follows two attempts without progress, because a third one would fail the job.
     """
     draw = random.Random(count)
     for number in range(1, count + 1):

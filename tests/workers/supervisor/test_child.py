@@ -1,4 +1,4 @@
-"""The child process of a job: its environment, its events, and the end of its whole process group."""
+"""`ChildProcess` gives the child a clean environment, reads its events, and ends its whole process group."""
 
 import json
 import queue
@@ -62,7 +62,7 @@ def test_the_environment_of_a_child_contains_no_secrets(run_script: RunScript, m
     assert "secret" not in json.dumps(finished.result)
 
 
-def test_an_output_line_that_is_not_an_event_counts_as_a_bug(run_script: RunScript) -> None:
+def test_an_output_line_that_is_not_an_event_fails_the_job_as_a_bug(run_script: RunScript) -> None:
     child = run_script("print('Loading weights...', flush=True)")
     (failed,) = events_of(child)
     child.stop(0)
@@ -102,7 +102,7 @@ def test_standard_error_of_the_child_is_copied_to_the_log(run_script: RunScript,
     assert "the disk is on fire" in (tmp_path / "log" / "child.log").read_text()
 
 
-def test_next_event_raises_empty_if_no_event_comes_in_time(run_script: RunScript) -> None:
+def test_next_event_raises_queue_empty_after_the_timeout(run_script: RunScript) -> None:
     child = run_script("import time; time.sleep(60)")
     with pytest.raises(queue.Empty):
         child.next_event(0.01)

@@ -167,13 +167,13 @@ def a_row_is_in_both_files(job: Job) -> None:
     Batch.objects.filter(pk=batch.pk).update(error_file=batch.output_file)
 
 
-# A part of the check's message -> the fault. Two faults may have the same message, of which they name different parts.
+# A part of the check's message -> the fault. If two faults give the same message, their parts of it differ.
 FAULTS: dict[str, Callable[[Job], None]] = {
     "an event is missing": an_event_is_missing,
     "the final events do not match": the_job_ends_twice,
     "an event follows the final event": an_event_follows_the_end_of_the_job,
     "do not match the job's status": the_status_differs_from_the_last_event,
-    "has no end": the_final_event_is_missing,
+    "has not ended": the_final_event_is_missing,
     "a fence was skipped or used twice": a_fence_is_used_twice,
     "skipped or used twice": a_fence_is_skipped,
     "a claim has no event": a_claim_has_no_event,
@@ -204,12 +204,12 @@ def test_the_check_reports_each_kind_of_fault(job: Job, message: str, damage: Ca
 
 
 @pytest.mark.parametrize("damage", [a_job_to_be_cancelled_is_in_back_off, a_job_to_be_cancelled_is_paused])
-def test_the_check_reports_a_job_that_waits_although_its_cancellation_was_requested(
+def test_the_check_reports_a_job_that_is_paused_or_in_back_off_although_its_cancellation_was_requested(
     job: Job, damage: Callable[[Job], None]
 ) -> None:
     damage(job)
 
-    with pytest.raises(AssertionError, match="waits for something else"):
+    with pytest.raises(AssertionError, match="is paused or in back-off"):
         check_histories([job.pk])
 
 
@@ -222,7 +222,7 @@ def test_a_queued_job_passes_the_check_unless_all_jobs_should_have_ended(job: Jo
     Job.objects.create(organization=job.organization, kind=Job.Kind.TRAINING)
 
     check_histories([job.pk])
-    with pytest.raises(AssertionError, match="has no end"):
+    with pytest.raises(AssertionError, match="has not ended"):
         check_histories([job.pk], all_ended=True)
 
 

@@ -28,7 +28,7 @@ def num_events(job_id: str, kind: str) -> int:
 
 
 @pytest.mark.timeout(1200)
-def test_no_job_is_lost_while_workers_are_restarted_one_after_the_other(stack: LiveStack) -> None:
+def test_no_job_is_lost_or_retried_while_workers_are_restarted_one_after_the_other(stack: LiveStack) -> None:
     child = "--row-seconds 0.1"
     workers = [stack.start_worker(child=child) for _ in range(2)]
     batches = []
@@ -57,7 +57,7 @@ def test_no_job_is_lost_while_workers_are_restarted_one_after_the_other(stack: L
 def test_a_running_batch_completes_correctly_after_a_backup_is_restored(
     stack: LiveStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The storage is newer than the database dump: it has shards of an attempt that is not in the restored database."""
+    """The restored storage is newer than the restored database, so it has shards that the database does not know."""
     server, name, dump = postgres_server(), str(connection.settings_dict["NAME"]), tmp_path / "dump"
     batch = stack.make_batch(CONTENTS)
     first = stack.start_worker(child="--row-seconds 0.05")
@@ -85,7 +85,7 @@ def test_a_running_batch_completes_correctly_after_a_backup_is_restored(
                 organization=stack.organization,
                 environment={**stack.environment, **changes},
             )
-            assert 5 <= num_events(batch.job_id, "shard_committed") < 15  # as when the dump was made
+            assert 5 <= num_events(batch.job_id, "shard_committed") < 15  # the state at the time of the dump
             restored.start_worker()
             job = restored.wait_for_job(batch.job_id)
             restored.close()

@@ -46,8 +46,9 @@ def test_a_worker_runs_a_pipeline_from_prompts_to_an_endpoint(stack: LiveStack) 
     wait_for_status(stack, pipeline, "live")
 
 
-def test_an_evaluation_fails_if_the_models_files_changed_since_training(stack: LiveStack) -> None:
-    BaseModel.objects.filter(pk=stack.base_model.pk).update(revision="9" * 64)  # the child's evidence names another
+def test_a_pipeline_fails_with_model_changed_if_the_evaluated_weights_have_another_revision(stack: LiveStack) -> None:
+    # The fake child always reports the same revision in its evidence, so it differs from this one.
+    BaseModel.objects.filter(pk=stack.base_model.pk).update(revision="9" * 64)
     stack.base_model.refresh_from_db()
     pipeline = make_pipeline(stack.organization, base_model=stack.base_model)
     stack.start_worker()

@@ -18,7 +18,7 @@ STALL_SECONDS = 2
 
 
 def num_runs(stack: LiveStack, job_id: str) -> int:
-    """Counts the attempts that started a child, by the children's log files."""
+    """Returns the number of attempts that started a child. Each child has a log file."""
     return len(list((stack.data_dir / "logs" / "jobs").glob(f"{job_id}.*.log")))
 
 
@@ -77,7 +77,7 @@ def test_a_job_that_kills_its_supervisor_fails_after_three_attempts(stack: LiveS
 
 
 def test_a_frozen_child_is_killed_within_five_seconds_of_the_stall_limit(stack: LiveStack) -> None:
-    """The GPU process hangs, while its supervisor is alive and renews the lease."""
+    """The supervisor of the frozen child is alive and renews the lease, so the lease does not expire."""
     stack.environment["SLIPSTREAM_STALL_SECONDS"] = str(STALL_SECONDS)
     contents = [f"prompt {number}" for number in range(24)]
     batch = stack.make_batch(contents)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parametrize("database_kind", [needs_postgres("postgresq
 
 @pytest.fixture(autouse=True)
 def _server_runs_afterwards(database_kind: str) -> Iterator[None]:
-    """Starts the server if a test that failed has not restarted it."""
+    """Starts the server after a test that failed before it restarted the server."""
     yield
     if not postgres_server()._accepts_connections():
         postgres_server().start()
@@ -54,7 +54,7 @@ def test_a_batch_completes_after_restarts_of_the_database_and_the_death_of_a_wor
 
 
 def test_another_worker_takes_over_from_a_worker_frozen_in_a_transaction(stack: LiveStack) -> None:
-    """The worker is frozen while it holds a lock on the job's row and waits for a table that the test has locked."""
+    """The frozen transaction has locked the job's row. To make it wait there, the test locks a table it needs."""
     stack.environment |= {"SLIPSTREAM_LEASE_SECONDS": "1", "SLIPSTREAM_RENEW_SECONDS": "0.25"}
     url = postgres_server().url(str(connection.settings_dict["NAME"]), "postgres")
     waits_for_table = "wait_event_type = 'Lock' AND query LIKE 'INSERT INTO \"jobs_jobevent\"%'"
@@ -73,7 +73,7 @@ def test_another_worker_takes_over_from_a_worker_frozen_in_a_transaction(stack: 
     frozen.send_signal(signal.SIGCONT)
 
 
-def test_the_api_responds_with_503_without_its_database_and_recovers_with_it(stack: LiveStack) -> None:
+def test_the_api_answers_503_while_its_database_is_down_and_recovers_afterwards(stack: LiveStack) -> None:
     client = client_of(stack.organization)
     assert client.get("/v1/jobs").status_code == 200
     postgres_server().crash()

@@ -1,4 +1,4 @@
-"""Races between threads, on both databases."""
+"""Races between threads that claim the same job, on SQLite and PostgreSQL."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A spend cap pauses a batch of real workers. When the cap is raised, the batch continues, and no row is lost or paid
+"""A batch that real workers run is paused at a spend cap. When the cap is raised, it continues; no row is lost or paid
 twice.
 """
 
@@ -37,7 +37,7 @@ def spent() -> int:
     return sum(row.input_nanousd + row.output_nanousd for row in UsageRecord.objects.all())
 
 
-def test_a_batch_paused_at_the_organizations_cap_has_the_same_result_as_an_unpaused_one(stack: LiveStack) -> None:
+def test_a_batch_paused_at_the_cap_of_the_organization_has_the_same_result_as_an_unpaused_one(stack: LiveStack) -> None:
     cap = spend_cap_create(organization=stack.organization, project=None, nanousd=3 * SHARD_NANOUSD)
     batch = stack.make_batch(CONTENTS)
     stack.start_worker(child="--row-seconds 0.02")
@@ -67,7 +67,7 @@ def test_a_batch_paused_at_the_organizations_cap_has_the_same_result_as_an_unpau
     assert len(changes) >= 4  # the batch paused at both caps
 
 
-def test_a_quotes_cap_pauses_only_the_batch_created_with_the_quote(stack: LiveStack) -> None:
+def test_the_cap_of_a_quote_pauses_only_the_batch_created_with_the_quote(stack: LiveStack) -> None:
     quote = make_quote(stack.organization, stack.base_model, cap_nanousd=SHARD_NANOUSD)
     capped, free = stack.make_batch(CONTENTS), stack.make_batch(CONTENTS)
     Batch.objects.filter(pk=capped.pk).update(quote=quote)

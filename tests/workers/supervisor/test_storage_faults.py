@@ -34,7 +34,7 @@ CREDENTIALS = {
 
 @pytest.fixture(scope="session")
 def s3_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Runs the server of moto in a process of its own."""
+    """Runs moto's S3 server in another process and yields its port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -128,7 +128,7 @@ def test_a_large_object_is_stored_in_parts_and_an_interrupted_read_is_resumed(
 
 
 def small_disk_command(folder: Path, size: str) -> list[str] | None:
-    """Returns a command prefix that mounts a small disk at `folder`, or None if this machine does not allow it."""
+    """Returns a prefix that runs a command with a small disk mounted at `folder`; None if mounting is not allowed."""
     mount = f"mount -t tmpfs -o size={size} none {shlex.quote(str(folder))}"
     if shutil.which("unshare") is None:
         return None

@@ -1,7 +1,7 @@
-"""W1 of docs/reliability.md with processes: no event is lost if a receiver is down or sending workers are killed.
+"""W1 of docs/reliability.md with real workers: no event is lost if a receiver is down or sending workers are killed.
 
-Retry delays and claims of dead senders last minutes, so the tests set the timestamps in the database back instead of
-waiting.
+Retry delays and the claims of dead senders last minutes. Instead of waiting, the tests change their times in the
+database.
 """
 
 import datetime as dt
@@ -28,7 +28,7 @@ NUM_EVENTS, NUM_OBJECTS = 60, 6
 
 @dataclass
 class Receiver:
-    """Responds slowly, so that a sender that is killed is often in the middle of a call."""
+    """Receives webhooks. It responds slowly, so that senders are often killed in the middle of a call."""
 
     is_up: bool = True
     num_calls: int = 0

@@ -48,7 +48,7 @@ def receiver() -> Iterator[Receiver]:
         thread.join()
 
 
-def test_the_sender_delivers_due_webhooks_with_a_signature_and_stops_when_asked_to(
+def test_the_sender_delivers_due_webhooks_with_a_signature_and_ends_after_the_stop_event(
     stack: LiveStack, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "SLIPSTREAM", get_config().model_copy(update={"webhooks_allow_private": True}))

@@ -18,7 +18,7 @@ from tests.workers.supervisor.live import LiveStack, children_of, kill_9, read_o
 
 
 def expected_output(job_id: str, contents: list[str]) -> bytes:
-    """Returns the output file of an undisturbed run over the rows that do not crash or hang the fake child."""
+    """Returns the expected output file. It has no lines for rows that crash or hang the fake child."""
     lines = []
     for number, content in enumerate(contents):
         if content not in ("crash", "hang"):
@@ -39,7 +39,7 @@ def errors_of(batch: Batch) -> list[tuple[str, str]]:
     return [(row["custom_id"], row["error"]["code"]) for row in rows]
 
 
-def test_the_child_of_a_killed_worker_dies(stack: LiveStack) -> None:
+def test_the_child_process_of_a_killed_worker_dies(stack: LiveStack) -> None:
     batch = stack.make_batch(["prompt"] * 40)
     worker = stack.start_worker(child="--row-seconds 0.2")
     stack.wait_until(lambda: Job.objects.get(pk=batch.job_id).progress_done > 0, 20)
@@ -50,7 +50,7 @@ def test_the_child_of_a_killed_worker_dies(stack: LiveStack) -> None:
     stack.wait_until(lambda: children_of(stack.data_dir) == [], 5)
 
 
-def test_the_work_folder_of_a_killed_attempt_is_removed_while_another_attempt_runs(stack: LiveStack) -> None:
+def test_the_work_folder_of_a_dead_attempt_is_removed_while_another_attempt_runs(stack: LiveStack) -> None:
     batch = stack.make_batch(["prompt"] * 100)
     old_folder = stack.data_dir / "work" / f"{batch.job_id}.0"  # named by job and fence; the first claim has fence 1
     old_folder.mkdir(parents=True)
@@ -149,7 +149,7 @@ def test_an_expired_batch_keeps_its_finished_rows(stack: LiveStack) -> None:
     assert errors_of(batch) == [(f"row-{number}", "batch_expired") for number in range(batch.completed, 40)]
 
 
-def test_a_batch_with_bad_lines_fails_before_a_child_starts(stack: LiveStack) -> None:
+def test_a_batch_with_bad_lines_fails_before_a_child_is_started(stack: LiveStack) -> None:
     batch = stack.make_batch(["prompt", ""])
     file = make_file(stack.organization, "{oops\n")
     Batch.objects.filter(pk=batch.pk).update(input_file=file)
@@ -176,7 +176,7 @@ def test_a_busy_worker_ends_a_cancelled_job_that_never_started(stack: LiveStack)
     assert Job.objects.get(pk=running.job_id).status == Job.Status.RUNNING
 
 
-def test_a_stopped_worker_finishes_its_shard_and_releases_the_job(stack: LiveStack) -> None:
+def test_a_worker_finishes_its_shard_and_releases_the_job_after_sigterm(stack: LiveStack) -> None:
     contents = [f"prompt {number}" for number in range(24)]
     batch = stack.make_batch(contents)
     worker = stack.start_worker(child="--row-seconds 0.1")
@@ -216,7 +216,7 @@ def test_a_worker_with_a_clock_that_is_wrong_by_an_hour_works_correctly(stack: L
     Batch.objects.filter(pk=batch.pk).update(expires_at=timezone.now() + timedelta(minutes=5))
     stack.start_worker(sys.executable, wrong_clock.__file__, str(seconds), child="--row-seconds 0.1")
     stack.wait_for_committed_shards(batch.job_id, 1)
-    stack.start_worker(child="--row-seconds 0.1")  # must not take over, because the first worker's lease is valid
+    stack.start_worker(child="--row-seconds 0.1")  # must not claim the job, because the first worker's lease is valid
 
     job = stack.wait_for_job(batch.job_id)
 

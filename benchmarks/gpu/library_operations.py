@@ -1,8 +1,9 @@
-"""Replaces row-invariant operations by those of torch, to measure the cost of exact numerics.
+"""Replaces our row-invariant operations by torch's, to measure how much time row invariance costs.
 
-CUDA graphs that are captured within `numerics_off` use torch's matrix products, whose algorithm depends on the number
-of rows, and torch's fused attention over contiguous keys. Only the times of these graphs are meaningful. Their results
-are wrong, because this attention ignores the slot tables and lets all nodes of a tree attend to each other.
+CUDA graphs that are captured within `with_library_operations` use torch's matrix products, which choose an algorithm by
+the number of rows, and torch's fused attention over contiguous keys. Only the times of these graphs are meaningful.
+Their results are wrong, because this attention ignores the slot tables and lets all nodes of a tree attend to each
+other.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ from kernels.lm_head import Head, SampledRows
 
 
 def library_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:
-    """Replaces kernels.cuda.linear.linear_parts. Returns the product as a single split in float32."""
+    """Replaces kernels.cuda.linear.linear_parts. Returns the product as a single partial sum, in float32."""
     sums = torch.mm(x, data.T, out_dtype=torch.float32) if x.is_cuda else functional.linear(x, data).float()
     return Parts(sums=sums.unsqueeze(0), scales=scales, bias=bias)
 
@@ -35,8 +36,8 @@ def library_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, length: int) 
 
 
 @contextmanager
-def numerics_off(length: int) -> Iterator[Counter[str]]:
-    """Replaces the operations. Yields a counter of the calls of each replacement.
+def with_library_operations(length: int) -> Iterator[Counter[str]]:
+    """Replaces the operations within the `with` block. Yields a counter of the calls of each replacement.
 
     length: number of keys; there must be only one sequence.
     """

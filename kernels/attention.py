@@ -2,8 +2,8 @@
 
 A slot is an index into the KV cache. A row at position p attends to the p + 1 keys at the positions 0 .. p. The slots
 of the first keys are in the sequence's slot table. The slots of the others are in the row's path, which lists the row's
-ancestors in the draft tree and then the row itself. Keys are always processed in blocks of 16 positions from position
-0, so plain decoding, chains and trees perform their additions in the same order.
+ancestors in the draft tree and then the row itself. Keys are always processed in blocks of positions counted from
+position 0, so plain decoding, chains and trees perform their additions in the same order.
 
 M rows, S sequences of at most L positions, paths of at most P nodes, Hq query heads and Hkv KV heads of dimension D.
 

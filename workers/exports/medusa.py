@@ -71,7 +71,7 @@ def read(folder: Path, target: Target) -> Artifact:
         if match := _LAYER.fullmatch(name) or _ARTIFACT_LAYER.fullmatch(name):
             tensors[f"{match[1]}.{match[2]}.linear.{match[3]}"] = tensor
         elif name not in ("token_map", "lm_head.weight", "lm_heads.0.weight"):
-            raise invalid(f"tensor {name:.120} belongs to no Medusa heads")
+            raise invalid(f"tensor {name:.120} is not part of Medusa heads")
     return heads_artifact(
         tensors,
         _vocab(weights, target),

@@ -31,7 +31,7 @@ def check_tensors(tensors: Mapping[str, Stored], wanted: TensorShapes) -> None:
     shapes = wanted.required | wanted.optional
     for name, tensor in sorted(tensors.items()):
         if name not in shapes:
-            raise invalid(f"tensor {name:.120} belongs to no speculator of this kind")
+            raise invalid(f"tensor {name:.120} is not part of a speculator of this kind")
         if tensor.shape != shapes[name]:
             raise invalid(f"tensor {name} must be {list(shapes[name])}, got {list(tensor.shape)}")
         dtypes = {"d2t": _INTEGERS, "t2d": _BOOLEANS, "draft_vocab": _INTEGERS}.get(name, FLOATS)

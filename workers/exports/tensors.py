@@ -48,7 +48,7 @@ class Stored:
                     size = min(count, _COPY_BYTES)
                     chunk = bytes(size) if first is None else file.read(size)
                     if not chunk:
-                        raise invalid(f"{self.path.name} ends within a tensor")
+                        raise invalid(f"{self.path.name} ends before the end of a tensor")
                     count -= len(chunk)
                     yield chunk
 
@@ -80,7 +80,7 @@ class Stored:
     def integers(self) -> list[int]:
         """Returns the values of a tensor [N] int64. Raises: ExchangeError."""
         if self.dtype != "I64" or len(self.shape) != 1:
-            raise invalid(f"expected a row of int64, got {self.dtype} {list(self.shape)}")
+            raise invalid(f"the tensor must be one-dimensional int64, got {self.dtype} {list(self.shape)}")
         values = array("q", b"".join(self.chunks()))
         if sys.byteorder == "big":
             values.byteswap()

@@ -90,7 +90,8 @@ def split_by_hash(
     size = max(MIN_VALIDATION_CONVERSATIONS, math.ceil(len(hashes) * fraction))
     if size >= len(hashes):
         raise InvalidInputError(
-            "too_few_conversations", f"{size} validation conversations leave none of {len(hashes)} to train on"
+            "too_few_conversations",
+            f"validation needs {size} conversations, which leaves none of {len(hashes)} for training",
         )
     held_out = set(hashes[:size])
     train = tuple(c for c in conversations if split_key(c.custom_id) not in held_out)

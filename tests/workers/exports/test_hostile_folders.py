@@ -99,7 +99,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a header beyond the end": (_header_beyond_the_end, "the header cannot have"),
     "a tensor twice": (_duplicate_tensors, "is in two files"),
     "a tensor missing": (_change_tensors(lambda t: t.pop("fc.weight")), "fc.weight is missing"),
-    "a tensor too many": (_change_tensors(lambda t: t.update(own=torch.ones(1))), "own belongs to no speculator"),
+    "a tensor too many": (_change_tensors(lambda t: t.update(own=torch.ones(1))), "own is not part of a speculator"),
     "a tensor of another shape": (
         _change_tensors(lambda t: t.update({"norm.weight": torch.ones(63)})),
         "norm.weight must be [64], got [63]",

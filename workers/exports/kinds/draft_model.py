@@ -20,7 +20,7 @@ def _check_model(artifact: Artifact, target: Target) -> None:
         raise invalid(f"the draft model must have the model's vocabulary of {target.vocab_size}, got {vocab}")
     for name, tensor in artifact.tensors.items():
         if not name.startswith(("model.", "lm_head.")) or tensor.dtype not in FLOATS:
-            raise invalid(f"tensor {name:.120} belongs to no draft model")
+            raise invalid(f"tensor {name:.120} has a name or dtype that a draft model cannot have")
     embedding = artifact.tensors.get("model.embed_tokens.weight")
     if embedding is None or embedding.shape != (vocab, integer(artifact.config, "hidden_size")):
         raise invalid("model.embed_tokens.weight is missing, or its shape is not the one that config.json states")

@@ -48,7 +48,7 @@ class DraftModel(nn.Module):
         """
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
         if config.model_type not in MODEL_TYPES or config.model_type == "deepseek_v3":
-            raise SpeculatorNotLoadable(f"no draft model can be cut out of a {config.model_type}")
+            raise SpeculatorNotLoadable(f"draft models cannot be made from models of type {config.model_type}")
         layers = AutoModel.from_pretrained(model_dir, dtype=torch.float32, trust_remote_code=False)
         kept = kept_layers(config.num_hidden_layers, num_layers)
         layers.layers = nn.ModuleList([layers.layers[index] for index in kept])
@@ -66,7 +66,7 @@ class DraftModel(nn.Module):
             head = load_file(folder / _WEIGHTS_FILE)[_HEAD]
             layers = AutoModel.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
-            raise SpeculatorNotLoadable(f"{folder.name} holds no draft model of this kind: {error!r}") from error
+            raise SpeculatorNotLoadable(f"{folder.name} has no draft model that can be loaded: {error!r}") from error
         return cls(layers, (head != 0).any(dim=1).nonzero().flatten())  # only rows of the draft vocabulary are not 0
 
     @property

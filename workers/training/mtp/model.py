@@ -35,7 +35,7 @@ def existing_module(preparation: Preparation, parameters: MtpHyperparameters) ->
             module = Mtp(_config(preparation, parameters, width), preparation.draft_vocab(parameters.draft_vocab_size))
             module.load_state_dict(published)
         except (RuntimeError, KeyError) as error:
-            raise SpeculatorNotLoadable(f"the model's own prediction module is of another kind: {error}") from error
+            raise SpeculatorNotLoadable(f"the MTP module in the model's files cannot be loaded: {error}") from error
     else:
         return None
     DensePrediction(module, preparation.target)  # raises if it does not fit the target

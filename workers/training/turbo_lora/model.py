@@ -96,7 +96,7 @@ def _read(folder: Path) -> "tuple[LoraConfig, dict[str, Tensor]]":
         config.layers_to_transform = None  # all layers are adapted, because the others were removed
         return config, load_file(folder / _WEIGHTS_FILE)
     except (OSError, ValueError, TypeError) as error:
-        raise SpeculatorNotLoadable(f"{folder.name} holds no adapter: {error!r}") from error
+        raise SpeculatorNotLoadable(f"{folder.name} has no adapter that can be loaded: {error!r}") from error
 
 
 def _renumbered(tensors: dict[str, Tensor], by: int) -> dict[str, Tensor]:

@@ -158,8 +158,8 @@ def folder_table(folder: Path, *, short: bool = False) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Prints the results files of a GPU as Markdown tables.")
-    folders = "folders with results files (default: all such folders in benchmarks/results)"
-    parser.add_argument("folders", type=Path, nargs="*", help=folders)
+    folders_help = "folders with results files (default: all such folders in benchmarks/results)"
+    parser.add_argument("folders", type=Path, nargs="*", help=folders_help)
     parser.add_argument("--short", action="store_true", help="omit the kernels' table")
     args = parser.parse_args(argv)
     measured = {path.parent for path in DEFAULT_FOLDER.glob("*/*.json") if path.stem.split("-")[0] in PRINTERS}

@@ -34,6 +34,7 @@ from engine.models.base import Model
 from engine.models.dense import Decoder
 from engine.pass_timing import measure_passes
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
+from engine.row_invariance import NOT_TESTED, RowInvariance
 from engine.rows import RowBuilder
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
@@ -61,6 +62,7 @@ class Engine:
         self.adapters = Adapters(model.config, model.dtype, model.device, supported=isinstance(model, Decoder))
         self._stacks = stacks_for(self.adapters, model.device)
         self.eos_token_ids = model.config.eos_token_ids
+        self.row_invariance: RowInvariance = NOT_TESTED  # callers that test the model replace it
         self.uses_graph_decoding = uses_graph_decoding(model, config)
         self._node_counts = node_counts(config.draft_budget)
         adaptive_max = self._node_counts[-1] if self.uses_graph_decoding else _MAX_DRAFT_NODES

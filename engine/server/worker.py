@@ -25,6 +25,7 @@ from engine.drafters.base import Drafter
 from engine.fields import InvalidRequest
 from engine.lora.adapters import LoraAdapter
 from engine.request import FinishReason, Request, StepOutput
+from engine.row_invariance import RowInvariance
 from engine.server.errors import EngineBroken, GenerationFailed, ServerFault
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,9 @@ class Engine(Protocol):
 
     @property
     def adapters(self) -> Adapters: ...
+
+    @property
+    def row_invariance(self) -> RowInvariance: ...
 
     def swap_drafter(self, drafter: Drafter) -> None: ...
 

@@ -15,6 +15,7 @@ from engine.drafters.none import NoDrafter
 from engine.grammars.compiler import GrammarCompiler
 from engine.load import apply_adapter, load_drafter, load_model
 from engine.loop import Engine
+from engine.row_invariance import check_row_invariance
 from engine.tokenizer import Tokenizer
 from workers.build import build_identity
 from workers.contracts import Checkpoint, EvaluationSpec, Finished, Metrics, Progress
@@ -50,6 +51,7 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
         max_tokens=spec.max_tokens,
         repeats=spec.repeats,
         rows_refused=refused,
+        row_invariance=arms.plain.row_invariance,
         economics=Economics(spec.price_per_gpu_hour, spec.training_seconds),
     )
     found = evidence(spec, rows, measurements, report)
@@ -73,7 +75,9 @@ def load_arms(spec: EvaluationSpec) -> Arms:
     )
     drafter = load_drafter(spec.drafter, model, speculator, model_dir=model_dir)
     arms = Arms(plain=Engine(model, NoDrafter(), config), speculative=Engine(model, drafter, config))
+    verdict = check_row_invariance(model)
     for engine in (arms.plain, arms.speculative):
+        engine.row_invariance = verdict
         apply_adapter(engine, spec.drafter, speculator)
     return arms
 

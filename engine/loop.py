@@ -24,7 +24,7 @@ from engine.counters import Counters
 from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafting import Drafting
-from engine.errors import RequestTooLong
+from engine.errors import NonFiniteLogits, RequestTooLong
 from engine.graph_decoding.decoder import GraphDecoder, fits_graph_decoding, node_counts
 from engine.graph_decoding.setup import GraphDecodingSetup, uses_graph_decoding
 from engine.graph_decoding.timing import GraphStepTimes, measure_graph_steps, time_graph_step
@@ -264,7 +264,7 @@ class Engine:
                 rows = (rows[0], *(rows[1 + node] for node in path))
             outputs.append(output)
             if output.finish_reason:
-                self._end(sequence)
+                self._end(sequence, forget_prefix=output.failure is not None)
             else:
                 kept.append(Kept(sequence, position, rows))
         return outputs, tuple(kept)
@@ -275,31 +275,36 @@ class Engine:
         """Verifies a draft and commits the tokens up to the end of the answer. Returns the output and kept nodes."""
         sampling = sequence.request.sampling
         verdict = verify(logits, draft, sequence, self.eos_token_ids)
-        output, path = self._commit_tokens(sequence, verdict.tokens, verdict.path)
+        output, path = self._commit_tokens(sequence, verdict.tokens, verdict.path, failed=verdict.failed)
         if sampling.num_logprobs is not None:
             logprobs = _logprobs(logits, verdict, output.token_ids, sampling.num_logprobs)
             output = replace(output, logprobs=logprobs)
         return output, path
 
     def _commit_graph_tokens(
-        self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...]
+        self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...], *, failed: bool
     ) -> tuple[StepOutput, tuple[int, ...]]:
         """Commits the tokens that a graph step verified. Returns the output and the kept nodes."""
-        output, path = self._commit_tokens(sequence, tokens, path)
+        output, path = self._commit_tokens(sequence, tokens, path, failed=failed)
         self._record(sequence, draft, path)
         if output.finish_reason:
-            self._end(sequence)
+            self._end(sequence, forget_prefix=output.failure is not None)
         return output, path
 
     def _commit_tokens(
-        self, sequence: Sequence, tokens: tuple[int, ...], path: tuple[int, ...]
+        self, sequence: Sequence, tokens: tuple[int, ...], path: tuple[int, ...], *, failed: bool
     ) -> tuple[StepOutput, tuple[int, ...]]:
-        """Commits verified tokens up to the end of the answer. Returns the output and the kept nodes."""
+        """Commits verified tokens up to the end of the answer. Returns the output and the kept nodes.
+
+        failed: the logits after `tokens` are not finite, so the request fails unless its answer ends before.
+        """
         added, finish_reason = self._until_end(sequence, tokens)
-        path = path[: len(added) - 1]
+        failure = NonFiniteLogits() if failed and finish_reason is None else None
+        finish_reason = FinishReason.FAILED if failure is not None else finish_reason
+        path = path[: max(0, len(added) - 1)]
         self.scheduler.commit(sequence, added, path)
         stats = sequence.stats if finish_reason else None
-        return StepOutput(sequence.request.request_id, tuple(added), None, finish_reason, stats), path
+        return StepOutput(sequence.request.request_id, tuple(added), None, finish_reason, stats, failure), path
 
     def _record(self, sequence: Sequence, draft: Draft, path: tuple[int, ...]) -> None:
         sequence.stats.record(drafted=len(draft), accepted=len(path))
@@ -319,8 +324,12 @@ class Engine:
                 return kept, FinishReason.LENGTH
         return kept, None
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: Sequence, *, forget_prefix: bool = False) -> None:
+        """`forget_prefix`: no later request may share the sequence's keys and values, which may contain NaN."""
+        blocks = tuple(sequence.blocks)
         self.scheduler.remove(sequence)
+        if forget_prefix:
+            self.scheduler.pool.forget(blocks)
         self._drafting.forget(sequence.request.request_id)
 
 

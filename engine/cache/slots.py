@@ -85,6 +85,12 @@ class SlotPool:
             self.free(slots)
         return cached
 
+    def forget(self, blocks: Sequence[Block]) -> None:
+        """Evicts those of the consecutive `blocks` that no sequence holds."""
+        for block in reversed(blocks):
+            if block in self._idle:
+                self._evict(block)
+
     def forget_idle(self) -> None:
         """Evicts every block that no sequence holds."""
         for block in list(self._idle):

@@ -263,6 +263,10 @@ class EngineWorker:
         if num_repeated:
             logprobs = output.logprobs[num_repeated:] if output.logprobs is not None else None
             output = replace(output, token_ids=output.token_ids[num_repeated:], logprobs=logprobs)
+        if output.failure is not None:
+            fault = GenerationFailed(str(output.failure), code=output.failure.code)
+            last_tokens = replace(output, finish_reason=None) if output.token_ids else None
+            return Report(output.request_id, last_tokens, fault)
         return Report(output.request_id, output)
 
     def _recover(self, error: Exception) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from engine.errors import RequestTooLong
+from engine.errors import NonFiniteLogits, RequestTooLong
 from engine.fields import InvalidRequest
-from engine.request import Request, StepOutput
+from engine.request import FinishReason, Request, StepOutput
 from engine.tokenizer import Tokenizer
 from workers.inference.rows import RowAnswer, RowError, RowRequest
 
@@ -47,11 +47,18 @@ def answer_rows(
             if answer.finish_reason is None:
                 continue
             del answers[output.request_id]
+            if output.failure is not None and answer.finish_reason is FinishReason.FAILED:
+                yield RowError(answer.request.row, _failure_of_row(output.failure))
+                continue
             if output.finish_reason is None:  # a stop string ended the answer; the engine knows no stop strings
                 engine.cancel(output.request_id)
                 cancelled.add(output.request_id)
             yield answer
         yield None
+
+
+def _failure_of_row(failure: NonFiniteLogits) -> InvalidRequest:
+    return InvalidRequest(str(failure), code=failure.code, status=500)
 
 
 def _open(

@@ -1,12 +1,15 @@
 """Batch inference over shards, with the real engine on a tiny model."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from engine.load import load_engine
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput
 from engine.tokenizer import Tokenizer
 from tests.workers.support import Recorder, chat_row, chat_rows, read_lines, write_lines
@@ -181,3 +184,21 @@ def test_the_batch_stays_full_across_shards(tmp_path: Path, tiny_model: Path) ->
     answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=1024, clock=lambda: 0.0)
     assert engine.num_open[:6] == [4] * 6
     assert [event.shard_no for event in emit.of("shard")] == [1, 0, 2]  # the slow row delays only its own shard
+
+
+def test_a_row_with_non_finite_logits_gets_an_error_and_the_others_their_answers(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    tokenizer, engine = Tokenizer.load(tiny_model), load_engine(tiny_model)
+    (damaged,) = tokenizer.encode("#")
+    with torch.inference_mode():
+        engine.model.weights.embedding[damaged] = math.nan
+    spec, emit = make_spec(tmp_path, tiny_model, [*chat_rows(2, max_tokens=1), chat_row("bad", "a # b")]), Recorder()
+
+    answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=engine.max_seq_len)
+
+    (shard,) = emit.of("shard")
+    lines = read_lines(Path(shard.path))
+    assert [line["ok"] for line in lines] == [True, True, False]
+    response = lines[2]["output"]["response"]
+    assert (response["status_code"], response["body"]["error"]["code"]) == (500, "non_finite_logits")

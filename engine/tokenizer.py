@@ -35,6 +35,7 @@ class Tokenizer:
         self._tokenizer = tokenizer
         decoders = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
         self._byte_level = '"ByteLevel"' in decoders
+        self.text_is_utf8 = _types_of(json.loads(decoders)) == {"ByteLevel"}  # `decode` decodes the ids' `text_bytes`
         self._byte_fallback = '"ByteFallback"' in decoders
         self._special = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
         self._added = frozenset(tokenizer.added_tokens_decoder)
@@ -118,6 +119,11 @@ class Tokenizer:
             return bytes.fromhex(match[1])
         return token.replace("▁", " ").encode()
 
+    def text_bytes(self, token_id: int) -> bytes:
+        """Returns the bytes that the token contributes to `decode`, if `text_is_utf8`."""
+        token, table = "" if self.is_special(token_id) else self._token(token_id), _byte_of_character()
+        return bytes(table[c] for c in token) if all(c in table for c in token) else token.encode()
+
     def vocabulary(self) -> list[bytes]:
         """Returns the bytes that each token adds to an answer; b"" for special tokens, which `decode` leaves out."""
         return [b"" if self.is_special(i) else self.token_bytes(i) for i in range(self.vocab_size)]
@@ -134,6 +140,13 @@ class Tokenizer:
         """Returns the token's string in the vocabulary; "" for an id that is not in the vocabulary."""
         token = cast(str | None, self._tokenizer.convert_ids_to_tokens(token_id))
         return token or ""
+
+
+def _types_of(decoder: Any) -> set[str]:
+    """Returns the types of all decoders of a sequence, or of a single decoder."""
+    if decoder is None:
+        return set()
+    return set().union(*map(_types_of, decoder["decoders"])) if decoder["type"] == "Sequence" else {decoder["type"]}
 
 
 def _configured_eos(model_dir: Path) -> frozenset[int]:

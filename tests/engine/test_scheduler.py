@@ -135,3 +135,52 @@ def test_chunks_end_at_fixed_positions_wherever_a_prefix_ends() -> None:
         ends += [end for sequence, end in plan.prefills if sequence.request.request_id == "b"]
         run_pass(scheduler, plan)
     assert ends == [24, 48, 60]
+
+
+def passes_until_decoding(scheduler: Scheduler, sequence: Sequence) -> int:
+    num_passes = 0
+    while not sequence.is_decoding:
+        run_pass(scheduler, scheduler.schedule())
+        num_passes += 1
+        assert num_passes < 1000
+    return num_passes
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it() -> None:
+    scheduler = Scheduler(140_000, max_batch_size=16, prefill_chunk=256, prefill_rows=512)
+    for index in range(4):
+        scheduler.add(make_sequence(f"long{index}", [index] * 32_768))
+    run_pass(scheduler, scheduler.schedule())
+    short = make_sequence("short", [9] * 50)
+    scheduler.add(short)
+
+    assert passes_until_decoding(scheduler, short) <= 3  # five prompts take turns, two in each pass
+
+
+def test_short_prompts_that_keep_arriving_do_not_stop_a_long_one() -> None:
+    scheduler = Scheduler(40_000, max_batch_size=8, prefill_chunk=256, prefill_rows=512)
+    long = make_sequence("long", [1] * 8192)
+    scheduler.add(long)
+    num_passes = 0
+    while not long.is_decoding:
+        while len(scheduler.waiting) < 4:
+            scheduler.add(
+                make_sequence(f"short{num_passes}.{len(scheduler.waiting)}", [num_passes % 7] * 250, max_tokens=1)
+            )
+        run_pass(scheduler, scheduler.schedule())
+        num_passes += 1
+        assert num_passes <= 4 * 32  # 32 chunks, of which one is read in at most every fourth pass
+
+
+def test_a_sequence_that_is_preempted_or_removed_while_its_prompt_is_read_has_one_turn() -> None:
+    scheduler = Scheduler(4000, max_batch_size=4, prefill_chunk=256, prefill_rows=512)
+    sequences = [make_sequence(f"s{index}", [index] * 900) for index in range(3)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    run_pass(scheduler, scheduler.schedule())
+    assert scheduler.preempt_latest() is sequences[2]
+    scheduler.remove(sequences[0])
+
+    plan = scheduler.schedule()
+
+    assert sorted(sequence.request.request_id for sequence, _ in plan.prefills) == ["s1", "s2"]

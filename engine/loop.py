@@ -151,11 +151,13 @@ class Engine:
         if self._graph_decoder is not None:
             self._ready += self._graph_decoder.drain()
         drafter.prepare(self.cache)
+        if drafter.slot_bytes > 0:  # the drafter has no keys and values of cached prefixes, only zeros
+            self.scheduler.pool.forget_prefixes()
         runner, on_device = self._graph_setup.runner(drafter) if self._graph_setup is not None else (None, None)
         adaptive = drafter.max_depth > 0 and self.config.draft_budget is None
         if adaptive and self._cost is None:
             if runner is None or self._graph_setup is None:
-                self._cost = measure_passes(self.model, self.cache, self.scheduler.pool)
+                self._cost = measure_passes(self.model)
             else:
                 self._cost = measure_graph_steps(runner, self._graph_setup.batch_slots, self._node_counts)
         budget = DraftBudget(self._cost if adaptive else None, self._max_nodes)
@@ -182,7 +184,7 @@ class Engine:
         """
         if self._graph_decoder is None or self.has_work:
             raise ValueError("graph steps are timed on an engine that uses graph decoding and has no request")
-        self.scheduler.pool.forget_idle()  # the measurement overwrites the slots of cached prefixes
+        self.scheduler.pool.forget_prefixes()  # the measurement overwrites the slots of cached prefixes
         return time_graph_step(
             self._graph_decoder.runner,
             self._graph_decoder.batch_slots,
@@ -325,11 +327,10 @@ class Engine:
         return kept, None
 
     def _end(self, sequence: Sequence, *, forget_prefix: bool = False) -> None:
-        """`forget_prefix`: no later request may share the sequence's keys and values, which may contain NaN."""
-        blocks = tuple(sequence.blocks)
+        """`forget_prefix`: no later request may share keys and values with the sequence, since they may be NaN."""
         self.scheduler.remove(sequence)
         if forget_prefix:
-            self.scheduler.pool.forget(blocks)
+            self.scheduler.pool.forget_prefixes()
         self._drafting.forget(sequence.request.request_id)
 
 

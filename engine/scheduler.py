@@ -151,7 +151,7 @@ class Scheduler:
     def _admit(self) -> None:
         while self.waiting and self._free_rows:
             sequence = self.waiting[0]
-            blocks = self.pool.match(sequence.root, sequence.tokens)
+            blocks = self.pool.match(sequence.root, sequence.tokens, sequence.found_blocks)
             num_shared = BLOCK * len(blocks)
             needed = len(sequence.tokens) - num_shared
             # Each running sequence needs one more slot; otherwise the admitted sequence would be preempted at once.
@@ -159,7 +159,7 @@ class Scheduler:
                 return
             self.waiting.popleft()
             self.pool.hold(blocks)
-            sequence.blocks = blocks
+            sequence.blocks, sequence.found_blocks = blocks, []
             sequence.slots = [slot for block in blocks for slot in block.slots] + self.pool.allocate(needed)
             sequence.num_computed = num_shared
             sequence.table_row = self._free_rows.pop()

@@ -113,6 +113,10 @@ class _Constraint:
         self._accepted: list[int] = []
         self._is_violated = False  # the grammar excludes an accepted token, so only the end of the answer is allowed
 
+    @property
+    def num_accepted(self) -> int:
+        return len(self._accepted)
+
     def follow(self, answer: Sequence[int]) -> None:
         if self._accepted == answer:
             return

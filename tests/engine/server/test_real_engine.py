@@ -74,7 +74,7 @@ def test_a_request_with_non_finite_logits_gets_its_tokens_and_an_error_of_its_ow
     expected = {completion.request_id: completion.token_ids for completion in generate(engine, requests)}
     with torch.inference_mode():
         engine.model.weights.embedding[99] = math.nan
-    engine.scheduler.pool.forget_idle()
+    engine.scheduler.pool.forget_prefixes()
     bad = replace(requests[0], request_id="bad", prompt_token_ids=(10, 99, 12))
 
     with closing(Reader(engine)) as reader:

@@ -11,7 +11,10 @@ from workers.inference.rows import RowAnswer, RowError, RowRequest
 
 
 class RowEngine(Protocol):
-    """The methods of `engine.loop.Engine` that are used here."""
+    """The part of `engine.loop.Engine` that is used here."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
 
     def add(self, request: Request) -> None: ...
 

@@ -7,12 +7,13 @@ decoding that it offers. Every run is compared token by token with the first pla
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
-from engine.grammars.compiler import GrammarCompiler
+from engine.grammars.compiler import compiler_for
 from engine.load import apply_adapter, load_drafter, load_model
 from engine.loop import Engine
 from engine.row_invariance import check_row_invariance
@@ -38,7 +39,7 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
     with loading_failures():
         tokenizer = Tokenizer.load(Path(spec.model_dir))
         arms = load_arms(spec)
-    rows, refused = _held_out(spec, tokenizer, arms.plain.max_seq_len)
+    rows, refused = _held_out(spec, tokenizer, arms.plain)
     warm_up(arms, rows, tokenizer=tokenizer)
     measurements = _measure_all(spec, arms, rows, tokenizer, emit)
     report = evaluation_report(
@@ -82,22 +83,22 @@ def load_arms(spec: EvaluationSpec) -> Arms:
     return arms
 
 
-def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, max_seq_len: int) -> tuple[list[RowRequest], int]:
+def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, engine: Engine) -> tuple[list[RowRequest], int]:
     rows, refused = [], 0
-    grammars = GrammarCompiler(tokenizer, tokenizer.eos_token_ids)
-    for row in read_rows(Path(spec.prompts_path)):
-        prepared = prepare_row(
-            row,
-            tokenizer=tokenizer,
-            grammars=grammars,
-            max_seq_len=max_seq_len,
-            seed_key=spec.job_id,
-            max_tokens=spec.max_tokens,
-        )
-        if isinstance(prepared, RowError):
-            refused += 1
-        else:
-            rows.append(prepared)
+    with closing(compiler_for(engine, tokenizer)) as grammars:
+        for row in read_rows(Path(spec.prompts_path)):
+            prepared = prepare_row(
+                row,
+                tokenizer=tokenizer,
+                grammars=grammars,
+                max_seq_len=engine.max_seq_len,
+                seed_key=spec.job_id,
+                max_tokens=spec.max_tokens,
+            )
+            if isinstance(prepared, RowError):
+                refused += 1
+            else:
+                rows.append(prepared)
     if not rows:
         raise InvalidInputError("no_held_out_prompts", f"no row of {refused} can be answered")
     return rows, refused

@@ -1,6 +1,8 @@
 """Batch inference over shards, with the real engine on a tiny model."""
 
+import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +160,8 @@ def test_a_file_shorter_than_its_shards_is_an_error(tmp_path: Path, tiny_model: 
 class SlowFirstRow:
     """An engine that takes long for row 0 and one step for all others. It records the open rows of each step."""
 
+    eos_token_ids = frozenset({2})
+
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
         self.num_open: list[int] = []
@@ -202,3 +206,20 @@ def test_a_row_with_non_finite_logits_gets_an_error_and_the_others_their_answers
     assert [line["ok"] for line in lines] == [True, True, False]
     response = lines[2]["output"]["response"]
     assert (response["status_code"], response["body"]["error"]["code"]) == (500, "non_finite_logits")
+
+
+def test_a_grammar_ends_with_the_end_token_of_the_engine_and_not_with_another_of_the_tokenizer(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|endoftext|>"}))
+    tokenizer, engine = Tokenizer.load(folder), load_engine(folder)
+    (other_end,) = tokenizer.eos_token_ids - engine.eos_token_ids
+    bias = {"logit_bias": {str(other_end): 100}}  # makes the other token likelier wherever the grammar allows it
+    row = chat_row("row", "hello", structured_outputs={"regex": "ab"}, **bias)
+
+    (line,), _ = run(make_spec(tmp_path, folder, [row]))
+
+    assert line["finish_reason"] == "stop"
+    assert line["completion_token_ids"] == [*tokenizer.encode("ab"), *engine.eos_token_ids]

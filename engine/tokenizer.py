@@ -12,15 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from engine.deadline import TooSlow, deadline
+from engine.chat_rendering import Chat, TemplateRefusal, chat_rendering
 
-TEMPLATE_SECONDS = 10.0  # common templates take a millisecond
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# Errors of templates for unexpected messages, such as a missing key, a wrong type or infinite recursion.
-_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class ChatTemplateError(ValueError):
@@ -70,36 +66,33 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template_variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Renders the model's chat template in the sandbox of `transformers`, and returns the token ids.
+        """Renders the model's chat template as `transformers` does (engine/chat_rendering.py). Returns the token ids.
 
         Args:
             template_variables: further variables of the template, such as Qwen3's `enable_thinking`.
 
-        Raises: ChatTemplateError: there is no template, it refuses the messages or takes too long, or a variable is
-        reserved.
+        Raises: ChatTemplateError: there is no template, it refuses the messages, takes too long or too much memory,
+        or a variable is reserved.
         """
         variables = dict(template_variables or {})
         if reserved := sorted(variables.keys() & _reserved_variables()):
             raise ChatTemplateError(f"chat template variables must not be any of {reserved}: they are reserved")
         if not self._tokenizer.chat_template:
             raise ChatTemplateError("this model has no chat template; use /v1/completions with a prompt")
+        described = [dict(tool) for tool in tools] if tools else None
+        chat = Chat(
+            template=self._tokenizer.get_chat_template(tools=described),
+            # Absent values are left out, as `apply_chat_template` does: many templates would print None.
+            messages=[{name: value for name, value in message.items() if value is not None} for message in messages],
+            tools=described,
+            add_generation_prompt=add_generation_prompt,
+            variables={**self._tokenizer.special_tokens_map, **variables},
+        )
         try:
-            with deadline(TEMPLATE_SECONDS):
-                ids = self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=[dict(tool) for tool in tools] if tools else None,
-                    add_generation_prompt=add_generation_prompt,
-                    tokenize=True,
-                    return_dict=False,
-                    **variables,
-                )
-        except TooSlow as error:
-            message = f"the model's chat template takes more than {TEMPLATE_SECONDS:g} s for these messages"
-            raise ChatTemplateError(message) from error
-        except _TEMPLATE_ERRORS as error:
-            message = f"the model's chat template refuses these messages: {error or type(error).__name__}"
-            raise ChatTemplateError(message) from error
-        return cast(list[int], ids)  # the type with tokenize=True and return_dict=False
+            text = chat_rendering().render(chat)
+        except TemplateRefusal as error:
+            raise ChatTemplateError(f"the model's chat template {error}") from error
+        return self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text = self._tokenizer.decode(

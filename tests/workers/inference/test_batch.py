@@ -223,3 +223,15 @@ def test_a_grammar_ends_with_the_end_token_of_the_engine_and_not_with_another_of
 
     assert line["finish_reason"] == "stop"
     assert line["completion_token_ids"] == [*tokenizer.encode("ab"), *engine.eos_token_ids]
+
+
+def test_a_row_for_which_the_chat_template_takes_too_much_memory_fails_alone(tmp_path: Path, tiny_model: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    source = "{{ 'x' * 10 ** 10 if 'bomb' in messages[0].content else messages[0].content }}"
+    (folder / "chat_template.jinja").write_text(source)
+
+    lines, _ = run(make_spec(tmp_path, folder, [chat_row("a", "one"), chat_row("b", "bomb"), chat_row("c", "two")]))
+
+    assert [line["ok"] for line in lines] == [True, False, True]
+    error = lines[1]["output"]["response"]["body"]["error"]
+    assert error["message"] == "the model's chat template takes too much memory"

@@ -176,6 +176,9 @@ class Scheduler:
         for sequence in list(self._reading):
             if num_rows >= self._prefill_rows:
                 return
+            if sequence.is_decoding:  # it was preempted, and now only its last token is pending
+                del self._reading[sequence]
+                continue
             end = min(len(sequence.tokens), (sequence.num_computed // chunk + 1) * chunk)
             num_rows += end - sequence.num_computed
             del self._reading[sequence]

@@ -252,3 +252,19 @@ def test_a_sequence_that_is_preempted_or_removed_while_its_prompt_is_read_has_on
     plan = scheduler.schedule()
 
     assert sorted(sequence.request.request_id for sequence, _ in plan.prefills) == ["s1", "s2"]
+
+
+def test_a_resumed_sequence_whose_last_token_is_pending_after_a_chunk_decodes_and_reads_nothing() -> None:
+    scheduler = make_scheduler(200, prefill_chunk=32)
+    sequence = make_sequence("s", [1] * 20)
+    scheduler.add(sequence)
+    while len(sequence.tokens) < 33:
+        run_pass(scheduler, scheduler.schedule())
+    scheduler.preempt_latest()
+    scheduler.pool.forget_prefixes()
+    run_pass(scheduler, scheduler.schedule())  # reads the first 32 tokens
+    assert sequence.is_decoding
+
+    plan = scheduler.schedule()
+
+    assert (plan.prefills, plan.decoding) == ((), (sequence,))

@@ -12,7 +12,6 @@ min_tokens: if the grammar allows only the end of the answer, the answer ends.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -21,8 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.draft import Draft
+from engine.grammars.grammar import Constraint
 from engine.request import SamplingParams
 from engine.sequence import Sequence
+from engine.token_counts import TokenCounts
 
 
 def needs_adjusting(sampling: SamplingParams) -> bool:
@@ -41,9 +42,15 @@ def without_excluded(draft: Draft, sequence: Sequence) -> Draft:
     constraint = sequence.constraint
     if constraint is None or not draft:
         return draft
-    constraint.follow(sequence.tokens[len(sequence.request.prompt_token_ids) :])
+    _follow(constraint, sequence)
     kept = constraint.allowed_nodes(draft.tokens, draft.parents)
     return draft if len(kept) == len(draft) else draft.only(kept)
+
+
+def _follow(constraint: Constraint, sequence: Sequence) -> None:
+    """Moves the constraint to the end of the answer. It is there already, unless the sequence is new to it."""
+    if constraint.num_accepted != sequence.num_generated:
+        constraint.follow(sequence.tokens[len(sequence.request.prompt_token_ids) :])
 
 
 class Adjuster:
@@ -53,22 +60,20 @@ class Adjuster:
 
     def __init__(self, sequence: Sequence, eos_token_ids: frozenset[int]) -> None:
         sampling = sequence.request.sampling
-        prompt = sequence.request.prompt_token_ids
-        answer = sequence.tokens[len(prompt) :]
+        self._sequence = sequence
         self._sampling = sampling
-        self._num_generated = len(answer)
-        self._counts = Counter(answer)
-        self._seen = set(sequence.tokens) if sampling.repetition_penalty != 1.0 else set()
+        self._num_generated = sequence.num_generated
+        self._counts: TokenCounts | None = None  # of the sequence; set when a penalty is applied
         self._stops = sorted(sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos_token_ids))
         self._constraint = sequence.constraint
         if self._constraint is not None:
-            self._constraint.follow(answer)
+            _follow(self._constraint, sequence)
 
     def adjust(self, logits: Tensor) -> Tensor:
         """Returns the adjusted logits as a new tensor. logits: [V] float32, one per token of the vocabulary."""
         logits = logits.clone()
         self._add_bias(logits)
-        self._penalize(logits)
+        logits = self._penalized(logits)
         if self._constraint is not None:
             logits = torch.where(_mask(self._constraint.allowed(), logits), logits, -math.inf)
         if self._num_generated >= self._sampling.min_tokens:
@@ -79,9 +84,8 @@ class Adjuster:
 
     def accept(self, token: int) -> None:
         self._num_generated += 1
-        self._counts[token] += 1
-        if self._sampling.repetition_penalty != 1.0:
-            self._seen.add(token)
+        if self._counts is not None:
+            self._counts.accept(token)
         if self._constraint is not None:
             self._constraint.accept(token)
 
@@ -90,16 +94,26 @@ class Adjuster:
             tokens, biases = zip(*self._sampling.logit_bias, strict=True)
             logits[_ids(tokens, logits)] += torch.tensor(biases, device=logits.device)
 
-    def _penalize(self, logits: Tensor) -> None:
+    def _penalized(self, logits: Tensor) -> Tensor:
         sampling = self._sampling
+        subtracts = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+        if sampling.repetition_penalty == 1.0 and not subtracts:
+            return logits
+        counts = self._counts or self._up_to_date_counts(logits)
         if sampling.repetition_penalty != 1.0:
-            ids = _ids(sorted(self._seen), logits)
-            values = logits[ids]
             penalty = sampling.repetition_penalty
-            logits[ids] = torch.where(values > 0, values / penalty, values * penalty)
-        if self._counts and (sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0):
-            counts = torch.tensor(list(self._counts.values()), dtype=torch.float32, device=logits.device)
-            logits[_ids(self._counts, logits)] -= sampling.frequency_penalty * counts + sampling.presence_penalty
+            penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
+            logits = torch.where(counts.in_text, penalized, logits)
+        if subtracts:
+            penalty_of_count = sampling.frequency_penalty * counts.in_answer + sampling.presence_penalty
+            logits = torch.where(counts.in_answer > 0, logits - penalty_of_count, logits)
+        return logits
+
+    def _up_to_date_counts(self, logits: Tensor) -> TokenCounts:
+        sequence = self._sequence
+        self._counts = sequence.token_counts = sequence.token_counts or TokenCounts(len(logits), logits.device)
+        self._counts.follow(sequence.tokens, len(sequence.request.prompt_token_ids))
+        return self._counts
 
 
 def _ids(tokens: Iterable[int], logits: Tensor) -> Tensor:

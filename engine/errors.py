@@ -5,6 +5,7 @@ EngineError
 ├── SpeculatorNotLoadable the folder holds no speculator for this model
 ├── AdapterNotLoadable    the folder holds no LoRA adapter for this model
 ├── RequestTooLong        prompt and answer exceed the context or the cache
+├── NonFiniteLogits       the model computes no usable logits for one request; only this request fails
 ├── GrammarTooSlow        matching the grammar takes too long
 └── DrafterError          the drafter can't serve this batch; the engine then decodes without a draft
 """
@@ -28,6 +29,17 @@ class AdapterNotLoadable(EngineError, ValueError):
 
 class RequestTooLong(EngineError, ValueError):
     pass
+
+
+class NonFiniteLogits(EngineError):
+    code = "non_finite_logits"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model's logits for the next token are not finite numbers (NaN or infinity), so this request cannot be "
+            "answered; other requests are not affected. The usual causes are damaged weights and numbers that exceed "
+            "the number format: check the model's files, or serve it with another dtype"
+        )
 
 
 class GrammarTooSlow(EngineError):

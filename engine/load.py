@@ -17,6 +17,7 @@ from engine.models.dense import Decoder
 from engine.models.rotary import rotary_tables
 from engine.models.transformers_adapter import load_transformers_model
 from engine.models.weights import load_weights
+from engine.row_invariance import check_row_invariance
 from engine.tokenizer import Tokenizer
 
 
@@ -85,10 +86,14 @@ def load_engine(
     speculator_dir: Path | None = None,
     config: EngineConfig | None = None,
 ) -> Engine:
-    """Raises: ModelNotLoadable, SpeculatorNotLoadable."""
+    """Loads an engine and tests whether its rows are invariant on this machine.
+
+    Raises: ModelNotLoadable, SpeculatorNotLoadable.
+    """
     config = config or EngineConfig()
     model = load_model(model_dir, dtype=config.dtype, weights=config.weights, device=config.device)
     engine = Engine(model, load_drafter(drafter, model, speculator_dir, model_dir=model_dir), config)
+    engine.row_invariance = check_row_invariance(model)
     apply_adapter(engine, drafter, speculator_dir)
     return engine
 

@@ -24,7 +24,7 @@ from engine.counters import Counters
 from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafting import Drafting
-from engine.errors import RequestTooLong
+from engine.errors import NonFiniteLogits, RequestTooLong
 from engine.graph_decoding.decoder import GraphDecoder, fits_graph_decoding, node_counts
 from engine.graph_decoding.setup import GraphDecodingSetup, uses_graph_decoding
 from engine.graph_decoding.timing import GraphStepTimes, measure_graph_steps, time_graph_step
@@ -34,6 +34,7 @@ from engine.models.base import Model
 from engine.models.dense import Decoder
 from engine.pass_timing import measure_passes
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
+from engine.row_invariance import NOT_TESTED, RowInvariance
 from engine.rows import RowBuilder
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
@@ -61,6 +62,7 @@ class Engine:
         self.adapters = Adapters(model.config, model.dtype, model.device, supported=isinstance(model, Decoder))
         self._stacks = stacks_for(self.adapters, model.device)
         self.eos_token_ids = model.config.eos_token_ids
+        self.row_invariance: RowInvariance = NOT_TESTED  # callers that test the model replace it
         self.uses_graph_decoding = uses_graph_decoding(model, config)
         self._node_counts = node_counts(config.draft_budget)
         adaptive_max = self._node_counts[-1] if self.uses_graph_decoding else _MAX_DRAFT_NODES
@@ -149,11 +151,13 @@ class Engine:
         if self._graph_decoder is not None:
             self._ready += self._graph_decoder.drain()
         drafter.prepare(self.cache)
+        if drafter.slot_bytes > 0:  # the drafter has no keys and values of cached prefixes, only zeros
+            self.scheduler.pool.forget_prefixes()
         runner, on_device = self._graph_setup.runner(drafter) if self._graph_setup is not None else (None, None)
         adaptive = drafter.max_depth > 0 and self.config.draft_budget is None
         if adaptive and self._cost is None:
             if runner is None or self._graph_setup is None:
-                self._cost = measure_passes(self.model, self.cache, self.scheduler.pool)
+                self._cost = measure_passes(self.model)
             else:
                 self._cost = measure_graph_steps(runner, self._graph_setup.batch_slots, self._node_counts)
         budget = DraftBudget(self._cost if adaptive else None, self._max_nodes)
@@ -180,7 +184,7 @@ class Engine:
         """
         if self._graph_decoder is None or self.has_work:
             raise ValueError("graph steps are timed on an engine that uses graph decoding and has no request")
-        self.scheduler.pool.forget_idle()  # the measurement overwrites the slots of cached prefixes
+        self.scheduler.pool.forget_prefixes()  # the measurement overwrites the slots of cached prefixes
         return time_graph_step(
             self._graph_decoder.runner,
             self._graph_decoder.batch_slots,
@@ -262,7 +266,7 @@ class Engine:
                 rows = (rows[0], *(rows[1 + node] for node in path))
             outputs.append(output)
             if output.finish_reason:
-                self._end(sequence)
+                self._end(sequence, forget_prefix=output.failure is not None)
             else:
                 kept.append(Kept(sequence, position, rows))
         return outputs, tuple(kept)
@@ -273,31 +277,36 @@ class Engine:
         """Verifies a draft and commits the tokens up to the end of the answer. Returns the output and kept nodes."""
         sampling = sequence.request.sampling
         verdict = verify(logits, draft, sequence, self.eos_token_ids)
-        output, path = self._commit_tokens(sequence, verdict.tokens, verdict.path)
+        output, path = self._commit_tokens(sequence, verdict.tokens, verdict.path, failed=verdict.failed)
         if sampling.num_logprobs is not None:
             logprobs = _logprobs(logits, verdict, output.token_ids, sampling.num_logprobs)
             output = replace(output, logprobs=logprobs)
         return output, path
 
     def _commit_graph_tokens(
-        self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...]
+        self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...], *, failed: bool
     ) -> tuple[StepOutput, tuple[int, ...]]:
         """Commits the tokens that a graph step verified. Returns the output and the kept nodes."""
-        output, path = self._commit_tokens(sequence, tokens, path)
+        output, path = self._commit_tokens(sequence, tokens, path, failed=failed)
         self._record(sequence, draft, path)
         if output.finish_reason:
-            self._end(sequence)
+            self._end(sequence, forget_prefix=output.failure is not None)
         return output, path
 
     def _commit_tokens(
-        self, sequence: Sequence, tokens: tuple[int, ...], path: tuple[int, ...]
+        self, sequence: Sequence, tokens: tuple[int, ...], path: tuple[int, ...], *, failed: bool
     ) -> tuple[StepOutput, tuple[int, ...]]:
-        """Commits verified tokens up to the end of the answer. Returns the output and the kept nodes."""
+        """Commits verified tokens up to the end of the answer. Returns the output and the kept nodes.
+
+        failed: the logits after `tokens` are not finite, so the request fails unless its answer ends before.
+        """
         added, finish_reason = self._until_end(sequence, tokens)
-        path = path[: len(added) - 1]
+        failure = NonFiniteLogits() if failed and finish_reason is None else None
+        finish_reason = FinishReason.FAILED if failure is not None else finish_reason
+        path = path[: max(0, len(added) - 1)]
         self.scheduler.commit(sequence, added, path)
         stats = sequence.stats if finish_reason else None
-        return StepOutput(sequence.request.request_id, tuple(added), None, finish_reason, stats), path
+        return StepOutput(sequence.request.request_id, tuple(added), None, finish_reason, stats, failure), path
 
     def _record(self, sequence: Sequence, draft: Draft, path: tuple[int, ...]) -> None:
         sequence.stats.record(drafted=len(draft), accepted=len(path))
@@ -317,8 +326,11 @@ class Engine:
                 return kept, FinishReason.LENGTH
         return kept, None
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: Sequence, *, forget_prefix: bool = False) -> None:
+        """`forget_prefix`: no later request may share keys and values with the sequence, since they may be NaN."""
         self.scheduler.remove(sequence)
+        if forget_prefix:
+            self.scheduler.pool.forget_prefixes()
         self._drafting.forget(sequence.request.request_id)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from engine.errors import NonFiniteLogits
 from engine.grammars.grammar import Grammar
 
 MAX_LOGIT_BIAS = 1024
@@ -12,6 +13,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence or stop token
     LENGTH = "length"
     CANCELLED = "cancelled"
+    FAILED = "failed"  # `StepOutput.failure` says why; responses of the API have an error instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +131,7 @@ class StepOutput:
     logprobs: tuple[TokenLogprob, ...] | None
     finish_reason: FinishReason | None
     speculation: SpeculationStats | None
+    failure: NonFiniteLogits | None = None  # set if the finish reason is FAILED
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@
 A sequence is admitted when there are slots for its prompt and its answer so far. While it decodes, each new token takes
 one slot. When no slot is left, the latest admitted sequence is preempted: its slots are freed, and it is prefilled
 again later. The scheduler does not handle tensors.
+
+Prompts are read in turns of one chunk, so a short prompt does not wait until the long ones before it have been read.
 """
 
 from collections import deque
@@ -40,6 +42,7 @@ class Scheduler:
         self.pool = SlotPool(num_slots)
         self.waiting: deque[Sequence] = deque()
         self.running: dict[str, Sequence] = {}
+        self._reading: dict[Sequence, None] = {}  # sequences with chunks to prefill, the next one first
         self.num_preemptions = 0
         self.prefix_queries = 0  # tokens looked up in the prefix cache; vLLM counts them in the same way
         self.prefix_hits = 0
@@ -141,13 +144,14 @@ class Scheduler:
         self.pool.free(sequence.slots[BLOCK * len(sequence.blocks) :])
         self.pool.release(sequence.blocks)
         self._free_rows.append(sequence.table_row)
+        self._reading.pop(sequence, None)
         sequence.slots, sequence.blocks, sequence.draft_slots = [], [], []
         sequence.table_row, sequence.num_tabled, sequence.num_computed = -1, 0, 0
 
     def _admit(self) -> None:
         while self.waiting and self._free_rows:
             sequence = self.waiting[0]
-            blocks = self.pool.match(sequence.root, sequence.tokens)
+            blocks = self.pool.match(sequence.root, sequence.tokens, sequence.found_blocks)
             num_shared = BLOCK * len(blocks)
             needed = len(sequence.tokens) - num_shared
             # Each running sequence needs one more slot; otherwise the admitted sequence would be preempted at once.
@@ -155,23 +159,29 @@ class Scheduler:
                 return
             self.waiting.popleft()
             self.pool.hold(blocks)
-            sequence.blocks = blocks
+            sequence.blocks, sequence.found_blocks = blocks, []
             sequence.slots = [slot for block in blocks for slot in block.slots] + self.pool.allocate(needed)
             sequence.num_computed = num_shared
             sequence.table_row = self._free_rows.pop()
             self.running[sequence.request.request_id] = sequence
+            self._reading[sequence] = None
             if sequence.num_generated == 0:
                 sequence.stats.num_cached_tokens = num_shared
                 self.prefix_queries += len(sequence.tokens)
                 self.prefix_hits += num_shared
 
     def _chunks(self) -> Iterable[tuple[Sequence, int]]:
-        num_rows = 0
-        for sequence in self.running.values():
-            if not sequence.is_decoding:
-                if num_rows >= self._prefill_rows:
-                    return
-                chunk = self._prefill_chunk
-                end = min(len(sequence.tokens), (sequence.num_computed // chunk + 1) * chunk)
-                num_rows += end - sequence.num_computed
-                yield sequence, end
+        """Yields one chunk of each sequence in turn; a sequence with more chunks then goes to the end of the line."""
+        num_rows, chunk = 0, self._prefill_chunk
+        for sequence in list(self._reading):
+            if num_rows >= self._prefill_rows:
+                return
+            if sequence.is_decoding:  # it was preempted, and now only its last token is pending
+                del self._reading[sequence]
+                continue
+            end = min(len(sequence.tokens), (sequence.num_computed // chunk + 1) * chunk)
+            num_rows += end - sequence.num_computed
+            del self._reading[sequence]
+            if end < len(sequence.tokens):
+                self._reading[sequence] = None
+            yield sequence, end

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from engine.cache.slots import Block
 from engine.grammars.grammar import Constraint
 from engine.request import Request, SpeculationStats
+from engine.token_counts import TokenCounts
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,8 @@ class Sequence:
     slots: list[int] = field(default_factory=list)  # cache slots of the first positions
     blocks: list[Block] = field(default_factory=list)  # full blocks of the first positions, in order
     draft_slots: list[int] = field(default_factory=list)  # cache slots of the current draft nodes
+    found_blocks: list[Block] = field(default_factory=list)  # cached blocks of a waiting sequence's prefix, not held
+    token_counts: TokenCounts | None = None  # None until a penalty is applied
 
     @property
     def num_generated(self) -> int:

@@ -4,13 +4,17 @@ The concatenated pieces of text that a stream returns equal the decoding of all 
 that is completed first (before the longest one if several are completed at the same character). This holds however the
 ids are split over the calls, so the text does not depend on the number of tokens per engine step.
 
-    ids ─ decode the window of latest ids ─ settled text ─ hold back what may begin a stop string ─ returned text
+    ids ─ decode the latest ids ─ settled text ─ hold back what may begin a stop string ─ returned text
 
-The window starts with the last settled piece, because some tokenizers drop the space before the first token. Text is
-settled when no later token can change it. It is not settled while it ends in an incomplete character, which decodes as
-U+FFFD, or, in tokenizers with byte fallback, within a run of byte tokens, because a run is decoded as a whole.
+Text is settled when no later token can change it. If the text is the UTF-8 decoding of the tokens' bytes, each byte is
+decoded once, and only an incomplete character at the end is not settled. For other tokenizers, a window of latest ids
+is decoded again. It starts with the last settled piece, because some tokenizers drop the space before the first token.
+Its text is not settled within a run of byte tokens, because a run is decoded as a whole, when it ends.
+
+The work grows linearly with the number of ids, whatever they are, since the server decodes text in its event loop.
 """
 
+import codecs
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,6 +23,11 @@ _REPLACEMENT = "\ufffd"
 
 class Detokenizer(Protocol):
     """The part of `engine.tokenizer.Tokenizer` that this module needs."""
+
+    @property
+    def text_is_utf8(self) -> bool: ...
+
+    def text_bytes(self, token_id: int) -> bytes: ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
@@ -32,7 +41,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Detokenizer, *, stop: Sequence[str] = (), per_token: bool = False) -> None:
         """`per_token`: whether to record `token_starts`; with stop strings it is always recorded."""
-        self._window = _Window(tokenizer)
+        self._window = _Utf8Decoder(tokenizer) if tokenizer.text_is_utf8 else _Window(tokenizer)
         self._cutter = _StopCutter(stop)
         self._one_by_one = per_token or bool(stop)
         self.text = ""  # all text returned so far
@@ -69,6 +78,33 @@ class TextStream:
         return piece
 
 
+class _Utf8Decoder:
+    """Decodes the bytes of the ids, and returns the characters that are settled.
+
+    A final U+FFFD is held back until the next character, as it is in a window whose text ends in an incomplete one.
+    """
+
+    def __init__(self, tokenizer: Detokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self.num_characters = 0  # number of characters that were returned in total
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        text = self._held + self._decoder.decode(b"".join(map(self._tokenizer.text_bytes, token_ids)))
+        is_complete = not self._decoder.getstate()[0]
+        self._held = _REPLACEMENT if is_complete and text.endswith(_REPLACEMENT) else ""
+        return self._count(text[: len(text) - len(self._held)])
+
+    def finish(self) -> str:
+        text, self._held = self._held + self._decoder.decode(b"", final=True), ""
+        return self._count(text)
+
+    def _count(self, piece: str) -> str:
+        self.num_characters += len(piece)
+        return piece
+
+
 class _Window:
     """Decodes the ids of the window again at each push, and returns the characters that are new."""
 
@@ -80,19 +116,13 @@ class _Window:
         self.num_characters = 0  # number of characters that were returned in total
 
     def push(self, token_ids: Sequence[int]) -> str:
-        if not token_ids:
+        shown = [i for i in token_ids if not self._tokenizer.is_special(i)]  # special tokens have no text
+        self._ids.extend(shown)
+        if not shown or self._tokenizer.is_byte(shown[-1]):
             return ""
-        self._ids.extend(token_ids)
-        if self._ends_in_byte_run():
-            return ""
-        text = self._tokenizer.decode(self._ids)
-        # An incomplete character decodes as one U+FFFD; an earlier U+FFFD stands for bytes that never form a character.
-        num_settled = len(text) - 1 if text.endswith(_REPLACEMENT) else len(text)
-        piece = text[self._num_returned : num_settled]
-        self._num_returned = max(self._num_returned, num_settled)
+        piece = self._tokenizer.decode(self._ids)[self._num_returned :]
         self.num_characters += len(piece)
-        if num_settled == len(text):
-            self._advance()
+        self._advance()
         return piece
 
     def finish(self) -> str:
@@ -101,16 +131,10 @@ class _Window:
         self.num_characters += len(piece)
         return piece
 
-    def _ends_in_byte_run(self) -> bool:
-        last = next((i for i in reversed(self._ids) if not self._tokenizer.is_special(i)), None)
-        return last is not None and self._tokenizer.is_byte(last)
-
     def _advance(self) -> None:
-        """Drops the ids before the last piece, unless that piece has only special tokens, which give no context."""
-        last = self._ids[self._num_settled_ids :]
-        if self._num_settled_ids and not all(self._tokenizer.is_special(i) for i in last):
-            self._ids = last
-            self._num_returned = len(self._tokenizer.decode(last))
+        """Settles all ids, and drops those before the last piece."""
+        self._ids = self._ids[self._num_settled_ids :]
+        self._num_returned = len(self._tokenizer.decode(self._ids))
         self._num_settled_ids = len(self._ids)
 
 

@@ -12,15 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from engine.deadline import TooSlow, deadline
+from engine.chat_rendering import Chat, TemplateRefusal, chat_rendering
 
-TEMPLATE_SECONDS = 10.0  # common templates take a millisecond
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# Errors of templates for unexpected messages, such as a missing key, a wrong type or infinite recursion.
-_TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class ChatTemplateError(ValueError):
@@ -35,6 +31,7 @@ class Tokenizer:
         self._tokenizer = tokenizer
         decoders = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
         self._byte_level = '"ByteLevel"' in decoders
+        self.text_is_utf8 = _types_of(json.loads(decoders)) == {"ByteLevel"}  # `decode` decodes the ids' `text_bytes`
         self._byte_fallback = '"ByteFallback"' in decoders
         self._special = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
         self._added = frozenset(tokenizer.added_tokens_decoder)
@@ -69,36 +66,33 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template_variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Renders the model's chat template in the sandbox of `transformers`, and returns the token ids.
+        """Renders the model's chat template as `transformers` does (engine/chat_rendering.py). Returns the token ids.
 
         Args:
             template_variables: further variables of the template, such as Qwen3's `enable_thinking`.
 
-        Raises: ChatTemplateError: there is no template, it refuses the messages or takes too long, or a variable is
-        reserved.
+        Raises: ChatTemplateError: there is no template, it refuses the messages, takes too long or too much memory,
+        or a variable is reserved.
         """
         variables = dict(template_variables or {})
         if reserved := sorted(variables.keys() & _reserved_variables()):
             raise ChatTemplateError(f"chat template variables must not be any of {reserved}: they are reserved")
         if not self._tokenizer.chat_template:
             raise ChatTemplateError("this model has no chat template; use /v1/completions with a prompt")
+        described = [dict(tool) for tool in tools] if tools else None
+        chat = Chat(
+            template=self._tokenizer.get_chat_template(tools=described),
+            # Absent values are left out, as `apply_chat_template` does: many templates would print None.
+            messages=[{name: value for name, value in message.items() if value is not None} for message in messages],
+            tools=described,
+            add_generation_prompt=add_generation_prompt,
+            variables={**self._tokenizer.special_tokens_map, **variables},
+        )
         try:
-            with deadline(TEMPLATE_SECONDS):
-                ids = self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=[dict(tool) for tool in tools] if tools else None,
-                    add_generation_prompt=add_generation_prompt,
-                    tokenize=True,
-                    return_dict=False,
-                    **variables,
-                )
-        except TooSlow as error:
-            message = f"the model's chat template takes more than {TEMPLATE_SECONDS:g} s for these messages"
-            raise ChatTemplateError(message) from error
-        except _TEMPLATE_ERRORS as error:
-            message = f"the model's chat template refuses these messages: {error or type(error).__name__}"
-            raise ChatTemplateError(message) from error
-        return cast(list[int], ids)  # the type with tokenize=True and return_dict=False
+            text = chat_rendering().render(chat)
+        except TemplateRefusal as error:
+            raise ChatTemplateError(f"the model's chat template {error}") from error
+        return self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text = self._tokenizer.decode(
@@ -118,6 +112,11 @@ class Tokenizer:
             return bytes.fromhex(match[1])
         return token.replace("▁", " ").encode()
 
+    def text_bytes(self, token_id: int) -> bytes:
+        """Returns the bytes that the token contributes to `decode`, if `text_is_utf8`."""
+        token, table = "" if self.is_special(token_id) else self._token(token_id), _byte_of_character()
+        return bytes(table[c] for c in token) if all(c in table for c in token) else token.encode()
+
     def vocabulary(self) -> list[bytes]:
         """Returns the bytes that each token adds to an answer; b"" for special tokens, which `decode` leaves out."""
         return [b"" if self.is_special(i) else self.token_bytes(i) for i in range(self.vocab_size)]
@@ -134,6 +133,13 @@ class Tokenizer:
         """Returns the token's string in the vocabulary; "" for an id that is not in the vocabulary."""
         token = cast(str | None, self._tokenizer.convert_ids_to_tokens(token_id))
         return token or ""
+
+
+def _types_of(decoder: Any) -> set[str]:
+    """Returns the types of all decoders of a sequence, or of a single decoder."""
+    if decoder is None:
+        return set()
+    return set().union(*map(_types_of, decoder["decoders"])) if decoder["type"] == "Sequence" else {decoder["type"]}
 
 
 def _configured_eos(model_dir: Path) -> frozenset[int]:

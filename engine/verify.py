@@ -13,15 +13,19 @@ from engine.adjust import Adjuster, needs_adjusting
 from engine.draft import Draft
 from engine.request import SamplingParams, TokenLogprob
 from engine.sequence import Sequence
-from kernels.sampling import greedy_tokens, sample_token
+from kernels.sampling import finite_rows, greedy_tokens, sample_token
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """path: kept nodes, top down. tokens: the tokens of the kept nodes and one more token, which the target adds."""
+    """path: kept nodes, top down. tokens: the tokens of the kept nodes and one more token, which the target adds.
+
+    failed: the logits from which that token would be sampled are not finite; it is then missing from `tokens`.
+    """
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
+    failed: bool = False
 
 
 def verify(logits: Tensor, draft: Draft, sequence: Sequence, eos_token_ids: frozenset[int]) -> Verdict:
@@ -34,12 +38,15 @@ def verify(logits: Tensor, draft: Draft, sequence: Sequence, eos_token_ids: froz
     children = {edge: node for node, edge in enumerate(zip(draft.parents, draft.tokens, strict=True))}
     sampling = sequence.request.sampling
     adjuster = Adjuster(sequence, eos_token_ids) if needs_adjusting(sampling) else None
+    finite = finite_rows(logits)
     greedy = greedy_tokens(logits) if sampling.temperature == 0.0 and adjuster is None else None
     path: list[int] = []
     tokens: list[int] = []
     node = -1  # the last committed token, as in Draft.parents
     while True:
         row = node + 1
+        if not finite[row]:
+            return Verdict(tuple(path), tuple(tokens), failed=True)
         if greedy is not None:
             token = greedy[row]
         else:

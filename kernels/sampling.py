@@ -102,6 +102,12 @@ def greedy_tokens(logits: Tensor) -> list[int]:
     return [int(token) for token in best.tolist()]
 
 
+def finite_rows(logits: Tensor) -> list[bool]:
+    """Returns for each row of logits [M, V] float32 whether its largest logit is finite. No row with a NaN is."""
+    largest = logits.numpy().max(-1) if logits.device.type == "cpu" else logits.amax(-1).cpu().numpy()
+    return [bool(finite) for finite in np.isfinite(largest)]
+
+
 def _within(values: _Values, temperature: float, nats: float) -> tuple[Ids, _Scaled]:
     """Returns the tokens whose logits / T are at most `nats` below the largest, and their logits / T.
 

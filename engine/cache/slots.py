@@ -10,6 +10,7 @@ position (kernels/decoder.py).
 Source: hash-chained blocks as in vLLM's prefix caching; pages of one token as in SGLang.
 """
 
+import bisect
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -45,14 +46,19 @@ class SlotPool:
     def free(self, slots: Sequence[int]) -> None:
         self._free.extend(reversed(slots))
 
-    def match(self, root: Hashable, tokens: Sequence[int]) -> list[Block]:
+    def match(self, root: Hashable, tokens: Sequence[int], found: list[Block] | None = None) -> list[Block]:
         """Returns the blocks of the longest cached prefix of `tokens` that leaves at least one token to compute.
 
-        `root`: the adapter, or None.
+        Args:
+            root: the adapter, or None.
+            found: the result of an earlier call for the same tokens; the call updates and returns it. Only blocks
+                that were evicted or cached since are looked up.
         """
-        blocks: list[Block] = []
-        before = root
-        for start in range(0, len(tokens) - BLOCK, BLOCK):
+        blocks: list[Block] = [] if found is None else found
+        while blocks and not self._is_cached(blocks[-1]):  # later blocks of a text are evicted first
+            blocks.pop()
+        before = blocks[-1] if blocks else root
+        for start in range(BLOCK * len(blocks), len(tokens) - BLOCK, BLOCK):
             block = self._blocks.get((before, tuple(tokens[start : start + BLOCK])))
             if block is None:
                 break
@@ -61,8 +67,10 @@ class SlotPool:
         return blocks
 
     def num_available_after_holding(self, blocks: Sequence[Block]) -> int:
-        """Returns what `num_available` would be after `hold(blocks)`."""
-        return self.num_available - BLOCK * sum(block.num_users == 0 for block in blocks)
+        """Returns what `num_available` would be after `hold(blocks)`; `blocks`: the first blocks of one text."""
+        # A sequence that holds a block also holds those before it, so the blocks that no sequence holds are the last.
+        num_held = bisect.bisect_left(blocks, True, key=lambda block: block.num_users == 0)
+        return self.num_available - BLOCK * (len(blocks) - num_held)
 
     def hold(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
@@ -72,8 +80,12 @@ class SlotPool:
     def release(self, blocks: Sequence[Block]) -> None:
         for block in reversed(blocks):  # so that a block is evicted before the previous one
             block.num_users -= 1
-            if block.num_users == 0:
+            if block.num_users > 0:
+                continue
+            if self._is_cached(block):
                 self._idle[block] = None
+            else:
+                self.free(block.slots)
 
     def register(self, before: Hashable, tokens: tuple[int, ...], slots: tuple[int, ...]) -> Block:
         """Holds and returns the block of 16 computed positions; frees `slots` if an equal block is cached already."""
@@ -85,10 +97,14 @@ class SlotPool:
             self.free(slots)
         return cached
 
-    def forget_idle(self) -> None:
-        """Evicts every block that no sequence holds."""
+    def forget_prefixes(self) -> None:
+        """Makes all cached blocks unavailable to later sequences. Blocks that sequences hold are freed with them."""
         for block in list(self._idle):
             self._evict(block)
+        self._blocks.clear()
+
+    def _is_cached(self, block: Block) -> bool:
+        return self._blocks.get(block.key) is block
 
     def _evict(self, block: Block) -> None:
         del self._idle[block]

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import xgrammar
@@ -26,6 +27,21 @@ _ENTRY_BYTES = 4096  # assumed overhead of a cache entry
 _SLOW_SECONDS = 1.0  # of CPU time for one token; the trial already refuses grammars that take a tenth of this
 
 
+class EndTokens(Protocol):
+    """The part of `engine.loop.Engine` that a compiler needs."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+
+def compiler_for(engine: EndTokens, tokenizer: Tokenizer) -> "GrammarCompiler":
+    """Returns a compiler for requests to this engine.
+
+    A grammar must end with the tokens at which the engine ends an answer; the tokenizer may name other end tokens.
+    """
+    return GrammarCompiler(tokenizer, engine.eos_token_ids)
+
+
 class GrammarCompiler:
     """Thread-safe. One grammar is compiled at a time; requests with cached grammars do not wait."""
 
@@ -34,7 +50,7 @@ class GrammarCompiler:
     ) -> None:
         """
         Args:
-            eos_token_ids: tokens that end an answer.
+            eos_token_ids: tokens that end an answer in the engine; see `compiler_for`.
             trial_seconds: CPU time limit of a grammar's trial; None: grammars are trusted and compiled without a trial.
         """
         self._tokenizer = tokenizer
@@ -112,6 +128,10 @@ class _Constraint:
         self._eos_token_ids = eos_token_ids
         self._accepted: list[int] = []
         self._is_violated = False  # the grammar excludes an accepted token, so only the end of the answer is allowed
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self._accepted)
 
     def follow(self, answer: Sequence[int]) -> None:
         if self._accepted == answer:

@@ -31,8 +31,12 @@ class GrammarKind(StrEnum):
 class Constraint(Protocol):
     """State of an answer in its grammar. It depends only on the answer's tokens and can be recomputed from them."""
 
+    @property
+    def num_accepted(self) -> int:
+        """Number of tokens of the answer so far."""
+
     def follow(self, answer: Sequence[int]) -> None:
-        """Moves to the state after these tokens. This is fast if they are the tokens accepted so far."""
+        """Moves to the state after these tokens."""
 
     def allowed(self) -> NDArray[np.bool_]:
         """Returns the mask of allowed next tokens, [vocabulary] bool. At least one token is allowed.

@@ -42,9 +42,12 @@ def node_counts(draft_budget: int | None) -> tuple[int, ...]:
 
 class CommitTokens(Protocol):
     def __call__(
-        self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...]
+        self, sequence: Sequence, draft: Draft, tokens: tuple[int, ...], path: tuple[int, ...], *, failed: bool
     ) -> tuple[StepOutput, tuple[int, ...]]:
-        """Commits verified tokens up to the end of the answer. Returns the output and the kept nodes."""
+        """Commits verified tokens up to the end of the answer. Returns the output and the kept nodes.
+
+        failed: the logits after `tokens` are not finite.
+        """
 
 
 def fits_graph_decoding(sequence: Sequence, *, adapters: bool) -> bool:
@@ -258,7 +261,9 @@ class GraphDecoder:
             drafts.append(outcome.draft if flight.drafts is None else flight.drafts[index])
             position, first_row = sequence.num_computed, index * (1 + flight.num_nodes)
             self._assign_slots(part, outcome)
-            output, path = self._commit_tokens(sequence, drafts[-1], outcome.tokens, outcome.path)
+            output, path = self._commit_tokens(
+                sequence, drafts[-1], outcome.tokens, outcome.path, failed=outcome.failed
+            )
             outputs.append(output)
             if output.finish_reason:
                 self._loaded.discard(sequence)

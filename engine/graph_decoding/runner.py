@@ -23,7 +23,7 @@ from engine.draft import MAX_DEPTH, Draft
 from engine.graph_decoding.batch_slots import BatchSlots
 from engine.graph_decoding.device import Device, Fetch, Mark, Program
 from engine.graph_decoding.drafters.base import GraphDrafter, Verified
-from engine.graph_decoding.sampling import token_sampler_for
+from engine.graph_decoding.sampling import NO_TOKEN, token_sampler_for
 from engine.lora.stacks import LoraStacks
 from engine.models.base import Hidden, Rows
 from engine.models.dense import Decoder
@@ -55,6 +55,7 @@ class Outcome:
     """The result of one step for one sequence."""
 
     tokens: tuple[int, ...]  # tokens of the accepted nodes, and then the token that the target sampled after them
+    failed: bool  # the target could not sample that token, which is then missing, because its logits are not finite
     path: tuple[int, ...]  # accepted nodes, from the root down
     draft: Draft
 
@@ -68,7 +69,9 @@ class Outcome:
             nodes, rest = rest[:num_nodes], rest[num_nodes:]
             tokens, rest = rest[: num_nodes + 1], rest[num_nodes + 1 :]
             draft = Draft(tuple(rest[:drafted]), tuple(rest[num_nodes:][:drafted]), tuple(survivals[:drafted]))
-            outcomes.append(cls(tuple(tokens[: accepted + 1]), tuple(nodes[:accepted]), draft))
+            failed = tokens[accepted] == NO_TOKEN
+            kept = tokens[: accepted + (not failed)]
+            outcomes.append(cls(tuple(kept), failed, tuple(nodes[:accepted]), draft))
         return outcomes
 
 
@@ -254,6 +257,7 @@ class Runner:
         )
         accepted = accept_trees(sampled, trees, commit)
         last_tokens = accepted.tokens.gather(1, accepted.counts.unsqueeze(1)).squeeze(1)
+        last_tokens = last_tokens.clamp(min=0)  # after NO_TOKEN, a step in flight still embeds the token
         batch_slots.advance(state, accepted.counts, last_tokens)
         if self._drafter is not None:
             self._drafter.observe(Verified(hidden, state, accepted, buffers.slots, depth))

@@ -13,13 +13,16 @@ from engine.models.dense import Decoder
 from kernels.candidates import RowSampling
 from kernels.filtered import sample_filtered_rows
 from kernels.lm_head import Head, SampledRows, sample_rows
-from kernels.sampling import sample_token
+from kernels.sampling import finite_rows, sample_token
+
+NO_TOKEN = -1  # stands for a token that cannot be sampled, because the logits are not finite
 
 
 class TokenSampler(Protocol):
     def sample(self, hidden: Tensor, rows: RowSampling, *, filtered: bool) -> Tensor:
         """Samples a token for each row: hidden [M, H] after the final norm -> tokens [M] int64.
 
+        The token of a row whose logits are not finite is NO_TOKEN.
         filtered: whether any row uses top-k, top-p or min-p.
         """
 
@@ -36,11 +39,14 @@ class DeviceTokenSampler:
 
     def sample(self, hidden: Tensor, rows: RowSampling, *, filtered: bool) -> Tensor:
         tokens = sample_rows(hidden, self._head, SampledRows(rows.temperatures, rows.seeds, rows.positions))
+        # The logits are not stored, so the hidden states are checked, of which the logits are a linear function.
+        tokens = torch.where(hidden.isfinite().all(-1), tokens, NO_TOKEN)
         if not filtered:
             return tokens
         is_filtered = (rows.top_ks > 0) | (rows.top_ps < 1.0) | (rows.min_ps > 0.0)
         filtered_tokens = sample_filtered_rows(self._model.logits(hidden), rows)
-        return torch.where((rows.temperatures > 0.0) & is_filtered, filtered_tokens, tokens)
+        chosen = torch.where((rows.temperatures > 0.0) & is_filtered, filtered_tokens, tokens)
+        return torch.where(tokens == NO_TOKEN, NO_TOKEN, chosen)
 
 
 class HostTokenSampler:
@@ -52,9 +58,12 @@ class HostTokenSampler:
     def sample(self, hidden: Tensor, rows: RowSampling, *, filtered: bool) -> Tensor:
         names = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions")
         columns = (getattr(rows, name).tolist() for name in names)
+        all_logits = self._model.logits(hidden)
         return torch.tensor(
             [
-                sample_token(
+                NO_TOKEN
+                if not finite
+                else sample_token(
                     logits,
                     temperature=temperature,
                     top_k=top_k,
@@ -63,8 +72,8 @@ class HostTokenSampler:
                     seed=seed % 2**64,  # undoes the mapping to int64 (batch_slots.py)
                     position=position,
                 )
-                for logits, temperature, top_k, top_p, min_p, seed, position in zip(
-                    self._model.logits(hidden), *columns, strict=True
+                for logits, finite, temperature, top_k, top_p, min_p, seed, position in zip(
+                    all_logits, finite_rows(all_logits), *columns, strict=True
                 )
             ]
         )

@@ -11,6 +11,7 @@ Source: DeepSeek-V3, arXiv:2412.19437.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -100,6 +101,12 @@ class Deepseek:
         self.folder = folder
         cosines, sines = (table.to(self.device) for table in tables)
         self.layers = DeepseekLayers(config, (cosines, sines), dtype)
+
+    def with_layers(self, indices: Sequence[int]) -> "Deepseek":
+        """Returns a model of these layers only, which shares the weights."""
+        weights = replace(self.weights, layers=tuple(self.weights.layers[index] for index in indices))
+        tables = (self.layers.rotation.cosines, self.layers.rotation.sines)
+        return Deepseek(replace(self.config, num_layers=len(indices)), weights, tables, self.dtype, self.folder)
 
     @property
     def lm_head(self) -> Tensor:

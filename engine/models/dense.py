@@ -5,6 +5,7 @@ a row's bits depend only on the tokens before it.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,6 +38,12 @@ class Decoder:
         )
         cosines, sines = (table.to(self.device) for table in tables)
         self._layers = DecoderLayers(shape, weights.layers, weights.final_norm, cosines, sines)
+
+    def with_layers(self, indices: Sequence[int]) -> "Decoder":
+        """Returns a decoder of these layers only, which shares the weights."""
+        weights = replace(self.weights, layers=tuple(self.weights.layers[index] for index in indices))
+        tables = (self._layers.cosines, self._layers.sines)
+        return Decoder(replace(self.config, num_layers=len(indices)), weights, tables, self.dtype)
 
     @property
     def lm_head(self) -> Tensor:

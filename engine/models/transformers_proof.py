@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.cache.kv_cache import KVCache
 from engine.errors import ModelNotLoadable
-from engine.models.base import Rows
+from engine.models.reading import read_in_chunks
 from engine.models.transformers_model import TransformersModel
-from kernels.attention import AttentionRows
-from kernels.decoder import DecoderRows
 
 _LENGTH = 80  # tokens of the text; more than 64, so that a pass over it is padded to 128 rows and a chunk to 64
 _CHUNKS = (1, 2, 15, 62)  # row counts below the padding size; their sum is _LENGTH
@@ -47,14 +44,16 @@ def prove(model: TransformersModel, expected: Tensor) -> None:
     token_ids = probe_tokens(model.config.vocab_size, model.max_positions).to(model.device)
     length = token_ids.shape[0]
     with _KernelProductsOnly():  # type: ignore[no-untyped-call]
-        whole, cache = _read(model, token_ids, [length], num_other_rows=0)
+        whole, cache = read_in_chunks(model, token_ids, [length])
         logits = model.logits(whole)
     deviation = (expected - expected.mean(-1, keepdim=True)).pow(2).mean().sqrt()
     error = float((logits - expected).pow(2).mean().sqrt() / deviation)
     if not error <= _TOLERANCE[model.dtype]:
         raise ModelNotLoadable(f"the logits of a {model.config.model_type} differ from transformers' by {error:.2g}")
     for num_other_rows in (0, 5):
-        pieces, other_cache = _read(model, token_ids, _CHUNKS, num_other_rows)
+        pieces, other_cache = read_in_chunks(
+            model, token_ids, _CHUNKS, num_other_rows=num_other_rows, as_tree=num_other_rows > 0
+        )
         # the logits of the first and the last row, computed one row at a time
         single_rows = torch.cat([model.logits(row) for row in pieces[:: length - 1].split(1)])
         same = torch.equal(pieces, whole) and torch.equal(single_rows, logits[:: length - 1])
@@ -85,41 +84,3 @@ def _called_from_kernels() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _read(
-    model: TransformersModel, token_ids: Tensor, chunks: Sequence[int], num_other_rows: int
-) -> tuple[Tensor, KVCache]:
-    """Returns hidden states [T, H] of a text read in `chunks`, each with `num_other_rows` rows of another text.
-
-    With other rows, the positions of a chunk form a path like a draft; without other rows, all positions are
-    committed.
-    """
-    T, device = token_ids.shape[0], model.device
-    cache = KVCache(
-        model.config, num_slots=T + num_other_rows, max_sequences=2, max_seq_len=T, dtype=model.dtype, device=device
-    )
-    slot_ids = torch.arange(T + num_other_rows, dtype=torch.int32, device=device)
-    cache.slot_tables[0], cache.slot_tables[1, :num_other_rows] = slot_ids[:T], slot_ids[T:]
-    other_slots = slot_ids[T:].long()  # slots of the other text; its token at position p is in slot T + p
-    pieces, start = [], 0
-    for length in chunks:
-        if start >= T:
-            break
-        # position p of the text is in slot p
-        text_positions = torch.arange(start, min(T, start + length), device=device)
-        positions = torch.cat((other_slots - T, text_positions))
-        num_drafted = (text_positions - start + 1) if num_other_rows else torch.zeros_like(text_positions)
-        attention = AttentionRows(
-            slot_tables=cache.slot_tables,
-            seqs=torch.cat((torch.ones_like(other_slots), torch.zeros_like(text_positions))),
-            prefix_lens=torch.cat((other_slots - T + 1, text_positions + 1 - num_drafted)),
-            paths=slot_ids[start : start + length].repeat(positions.shape[0], 1),
-            path_lens=torch.cat((torch.zeros_like(other_slots), num_drafted)),
-        )
-        slots = torch.cat((other_slots, text_positions))
-        tokens = torch.cat((token_ids[other_slots - T], token_ids[text_positions]))
-        hidden = model.forward(Rows(tokens, DecoderRows(positions, slots, attention)), cache).final
-        pieces.append(hidden[num_other_rows:])
-        start += length
-    return torch.cat(pieces), cache

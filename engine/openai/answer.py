@@ -4,6 +4,7 @@ With speculation, a step returns several tokens, and a stop string may end at an
 including its number of tokens, depends only on the token ids and not on how the steps group them.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ class AnswerStream:
         self._keep = keep
         self._stream = TextStream(tokenizer, stop=stop, per_token=logprobs)
         self._wants_logprobs = logprobs
-        self._waiting: list[AnswerLogprob] = []  # entries of tokens whose text is held back
+        self._waiting: deque[AnswerLogprob] = deque()  # entries of tokens whose text is held back
         self._returned: list[AnswerLogprob] = []
         self._num_without_text = 0  # 1 after a stop token, which counts as a token but has no text
         self.finish_reason: FinishReason | None = None
@@ -100,11 +101,12 @@ class AnswerStream:
         If the answer ended without a stop string, these are all entries.
         """
         num_characters = len(self._stream.text)
-        if self.finish_reason is not None and not self.stopped:
-            released = self._waiting
-        else:
-            released = [waiting for waiting in self._waiting if waiting.text_offset < num_characters]
-        self._waiting = self._waiting[len(released) :]  # offsets never decrease, so `released` is a prefix
+        release_all = self.finish_reason is not None and not self.stopped
+        released = []
+        while self._waiting and (
+            release_all or self._waiting[0].text_offset < num_characters
+        ):  # offsets never decrease
+            released.append(self._waiting.popleft())
         if self._keep:
             self._returned += released
         return tuple(released)

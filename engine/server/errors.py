@@ -59,3 +59,7 @@ class EngineBroken(ServerFault):
 
 class GenerationFailed(ServerFault):
     code = "generation_failed"
+
+    def __init__(self, message: str, *, code: str = "generation_failed") -> None:
+        super().__init__(message)
+        self.code = code

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.fields import InvalidRequest
-from engine.grammars.compiler import GrammarCompiler
+from engine.grammars.compiler import compiler_for
 from engine.openai.answer import Piece
 from engine.openai.formats import Format
 from engine.openai.responses import Head, error_body, usage_block, usage_chunk
@@ -64,7 +64,7 @@ class Generations:
         self._max_body_bytes = max_body_bytes
         self._max_active = max_active
         self._call_form = call_form
-        self._grammars = GrammarCompiler(tokenizer, async_engine.worker.engine.eos_token_ids)
+        self._grammars = compiler_for(async_engine.worker.engine, tokenizer)
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
         # Tokenizing a long prompt would block the event loop. The second thread serves other prompts meanwhile.
         self._parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="parser")

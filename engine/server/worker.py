@@ -25,6 +25,7 @@ from engine.drafters.base import Drafter
 from engine.fields import InvalidRequest
 from engine.lora.adapters import LoraAdapter
 from engine.request import FinishReason, Request, StepOutput
+from engine.row_invariance import RowInvariance
 from engine.server.errors import EngineBroken, GenerationFailed, ServerFault
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,9 @@ class Engine(Protocol):
 
     @property
     def adapters(self) -> Adapters: ...
+
+    @property
+    def row_invariance(self) -> RowInvariance: ...
 
     def swap_drafter(self, drafter: Drafter) -> None: ...
 
@@ -259,6 +263,10 @@ class EngineWorker:
         if num_repeated:
             logprobs = output.logprobs[num_repeated:] if output.logprobs is not None else None
             output = replace(output, token_ids=output.token_ids[num_repeated:], logprobs=logprobs)
+        if output.failure is not None:
+            fault = GenerationFailed(str(output.failure), code=output.failure.code)
+            last_tokens = replace(output, finish_reason=None) if output.token_ids else None
+            return Report(output.request_id, last_tokens, fault)
         return Report(output.request_id, output)
 
     def _recover(self, error: Exception) -> None:

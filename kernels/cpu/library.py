@@ -44,7 +44,8 @@ class CompileError(RuntimeError):
     """The compiler failed; the message contains its output."""
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Returns the model and the instruction sets of this machine's processors."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -52,8 +53,9 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
 
 
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipstream" / "kernels"
+def cache_folder(name: str) -> Path:
+    """Returns the folder of the user's cache for files of this kind, which may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipstream" / name
 
 
 def _compile(compiler: str, target: Path) -> None:
@@ -87,10 +89,10 @@ def library() -> ctypes.CDLL | None:
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if os.environ.get("SLIPSTREAM_CPU_KERNELS") == "off" or compiler is None:
         return None
-    digest = hashlib.sha256(repr((_FLAGS, compiler, _processor())).encode())
+    digest = hashlib.sha256(repr((_FLAGS, compiler, processor())).encode())
     for name in (*_HEADERS, *_SOURCES):
         digest.update((_FOLDER / name).read_bytes())
-    target = _cache_folder() / f"cpu-{digest.hexdigest()[:20]}.so"
+    target = cache_folder("kernels") / f"cpu-{digest.hexdigest()[:20]}.so"
     try:
         if not target.exists():
             _compile(compiler, target)

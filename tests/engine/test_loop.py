@@ -1,19 +1,25 @@
 """The engine ends answers, applies limits, cancels requests, and always frees their cache slots."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
+from engine.cost import ROW_COUNTS
+from engine.drafters.mtp import MtpDrafter
+from engine.drafters.mtp_layer import DensePrediction
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
 from engine.errors import RequestTooLong
 from engine.generate import generate
 from engine.load import load_model
 from engine.loop import Engine
-from engine.models.base import Model
-from engine.request import FinishReason, Request, SamplingParams
+from engine.models.base import Hidden, Model, Rows
+from engine.request import FinishReason, Request, SamplingParams, SpeculationStats
 from tests.engine.drafters import OracleDrafter
+from tests.engine.tiny_speculators import make_mtp
 from tests.tiny_model import make_tiny_model
 
 
@@ -138,3 +144,57 @@ def test_swapping_the_drafter_does_not_change_running_answers(model: Model) -> N
         if not engine.has_work:
             break
     assert [tuple(tokens) for tokens in answers.values()] == plain
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_after_a_swap_prompts_are_read_again_for_a_drafter_with_keys_and_values(model: Model, is_running: bool) -> None:
+    prompt = tuple(range(50))
+    before, after = make_request("before", prompt, max_tokens=40), make_request("after", (*prompt, 7), max_tokens=20)
+    (expected,) = generate(Engine(model, make_mtp_drafter(model), EngineConfig(draft_budget=4)), [after])
+    engine = Engine(model, NoDrafter(), EngineConfig(draft_budget=4))
+    engine.add(before)
+    for _ in range(5 if is_running else 50):
+        engine.step()
+    assert engine.has_work == is_running
+
+    engine.swap_drafter(make_mtp_drafter(model))
+    completions = dict(answer_of(engine, after))
+
+    assert completions["after"] == (expected.token_ids, expected.speculation)
+    assert engine.scheduler.pool.num_available == engine.cache.num_slots
+
+
+def make_mtp_drafter(model: Model) -> MtpDrafter:
+    return MtpDrafter(DensePrediction(make_mtp(), model), model, max_depth=4)
+
+
+def answer_of(engine: Engine, request: Request) -> Iterator[tuple[str, tuple[tuple[int, ...], SpeculationStats]]]:
+    """Yields the tokens and statistics of the request, which runs beside those that are in the engine already."""
+    tokens: list[int] = []
+    engine.add(request)
+    while engine.has_work:
+        for output in engine.step():
+            if output.request_id == request.request_id:
+                tokens += output.token_ids
+                if output.speculation is not None:
+                    yield request.request_id, (tuple(tokens), output.speculation)
+
+
+def test_the_cost_of_passes_is_measured_with_all_row_counts_in_a_full_cache(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(model, NoDrafter(), EngineConfig())
+    pool = engine.scheduler.pool
+    pool.allocate(pool.num_available - 2)
+    row_counts: list[int] = []
+    forward = model.forward
+
+    def record(rows: Rows, cache: KVCache, tap_layers: tuple[int, ...] = ()) -> Hidden:
+        row_counts.append(rows.token_ids.shape[0])
+        return forward(rows, cache, tap_layers)
+
+    monkeypatch.setattr(model, "forward", record)
+    engine.swap_drafter(NgramDrafter())
+
+    assert sorted(set(row_counts)) == sorted(ROW_COUNTS)
+    assert pool.num_available == 2

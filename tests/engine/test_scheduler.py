@@ -1,11 +1,13 @@
 """The scheduler admits and preempts sequences; each cache slot is free or belongs to one block or sequence."""
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cache.slots import BLOCK
+from engine.cache.slots import BLOCK, Block, SlotPool
 from engine.request import Request, SamplingParams, SpeculationStats
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
@@ -135,3 +137,134 @@ def test_chunks_end_at_multiples_of_the_chunk_size_for_any_length_of_the_cached_
         ends += [end for sequence, end in plan.prefills if sequence.request.request_id == "b"]
         run_pass(scheduler, plan)
     assert ends == [24, 48, 60]  # multiples of the chunk size 24, although the first 16 tokens are cached
+
+
+class CountedTokens(list[int]):
+    """Counts the tokens that are read."""
+
+    num_read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.num_read += len(found) if isinstance(index, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        self.num_read += len(self)
+        return super().__iter__()
+
+
+def test_a_waiting_prompt_with_a_cached_prefix_is_not_looked_up_again_at_each_step() -> None:
+    scheduler = Scheduler(4900, max_batch_size=4, prefill_chunk=1024, prefill_rows=4096)
+    first = make_sequence("first", [1] * 4000, max_tokens=900)
+    waiting = make_sequence("waiting", [1] * 4000 + [2] * 960)
+    waiting.tokens = tokens = CountedTokens(waiting.tokens)
+    scheduler.add(first)
+    while not first.is_decoding:
+        run_pass(scheduler, scheduler.schedule())
+    scheduler.add(waiting)
+    run_pass(scheduler, scheduler.schedule())
+    looked_up_once = tokens.num_read
+
+    for _ in range(200):
+        run_pass(scheduler, scheduler.schedule())
+
+    assert scheduler.waiting[0] is waiting
+    assert looked_up_once <= 4200
+    assert tokens.num_read - looked_up_once <= 200 * BLOCK
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_repeated_lookup_finds_what_a_first_lookup_finds(data: st.DataObject) -> None:
+    pool, tokens, found = SlotPool(20 * BLOCK), [3] * 9 * BLOCK, list[Block]()
+    held: list[list[Block]] = []
+    for _ in range(data.draw(st.integers(1, 12))):
+        match data.draw(st.sampled_from(["text", "release", "evict", "forget"])):
+            case "text" if pool.num_available >= 9 * BLOCK:
+                blocks = pool.match(None, tokens)
+                pool.hold(blocks)
+                for start in range(BLOCK * len(blocks), BLOCK * data.draw(st.integers(1, 8)), BLOCK):
+                    before = blocks[-1] if blocks else None
+                    own = tuple(pool.allocate(BLOCK))
+                    blocks.append(pool.register(before, tuple(tokens[start : start + BLOCK]), own))
+                held.append(blocks)
+            case "release" if held:
+                pool.release(held.pop(data.draw(st.integers(0, len(held) - 1))))
+            case "evict":
+                pool.free(pool.allocate(data.draw(st.integers(0, pool.num_available))))
+            case "forget":
+                pool.forget_prefixes()
+        found = pool.match(None, tokens, found)
+        assert found == pool.match(None, tokens)
+        num_idle = sum(block.num_users == 0 for block in found)
+        assert pool.num_available_after_holding(found) == pool.num_available - BLOCK * num_idle
+    for blocks in held:
+        pool.release(blocks)
+    pool.forget_prefixes()
+    assert sorted(pool._free) == list(range(20 * BLOCK))
+
+
+def passes_until_decoding(scheduler: Scheduler, sequence: Sequence) -> int:
+    num_passes = 0
+    while not sequence.is_decoding:
+        run_pass(scheduler, scheduler.schedule())
+        num_passes += 1
+        assert num_passes < 1000
+    return num_passes
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it() -> None:
+    scheduler = Scheduler(140_000, max_batch_size=16, prefill_chunk=256, prefill_rows=512)
+    for index in range(4):
+        scheduler.add(make_sequence(f"long{index}", [index] * 32_768))
+    run_pass(scheduler, scheduler.schedule())
+    short = make_sequence("short", [9] * 50)
+    scheduler.add(short)
+
+    assert passes_until_decoding(scheduler, short) <= 3  # five prompts take turns, two in each pass
+
+
+def test_short_prompts_that_keep_arriving_do_not_stop_a_long_one() -> None:
+    scheduler = Scheduler(40_000, max_batch_size=8, prefill_chunk=256, prefill_rows=512)
+    long = make_sequence("long", [1] * 8192)
+    scheduler.add(long)
+    num_passes = 0
+    while not long.is_decoding:
+        while len(scheduler.waiting) < 4:
+            scheduler.add(
+                make_sequence(f"short{num_passes}.{len(scheduler.waiting)}", [num_passes % 7] * 250, max_tokens=1)
+            )
+        run_pass(scheduler, scheduler.schedule())
+        num_passes += 1
+        assert num_passes <= 4 * 32  # 32 chunks, of which one is read in at most every fourth pass
+
+
+def test_a_sequence_that_is_preempted_or_removed_while_its_prompt_is_read_has_one_turn() -> None:
+    scheduler = Scheduler(4000, max_batch_size=4, prefill_chunk=256, prefill_rows=512)
+    sequences = [make_sequence(f"s{index}", [index] * 900) for index in range(3)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    run_pass(scheduler, scheduler.schedule())
+    assert scheduler.preempt_latest() is sequences[2]
+    scheduler.remove(sequences[0])
+
+    plan = scheduler.schedule()
+
+    assert sorted(sequence.request.request_id for sequence, _ in plan.prefills) == ["s1", "s2"]
+
+
+def test_a_resumed_sequence_whose_last_token_is_pending_after_a_chunk_decodes_and_reads_nothing() -> None:
+    scheduler = make_scheduler(200, prefill_chunk=32)
+    sequence = make_sequence("s", [1] * 20)
+    scheduler.add(sequence)
+    while len(sequence.tokens) < 33:
+        run_pass(scheduler, scheduler.schedule())
+    scheduler.preempt_latest()
+    scheduler.pool.forget_prefixes()
+    run_pass(scheduler, scheduler.schedule())  # reads the first 32 tokens
+    assert sequence.is_decoding
+
+    plan = scheduler.schedule()
+
+    assert (plan.prefills, plan.decoding) == ((), (sequence,))

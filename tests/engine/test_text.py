@@ -122,6 +122,69 @@ def test_the_number_of_tokens_and_their_offsets_do_not_depend_on_the_pieces(
     assert in_pieces.stopped == one_by_one.stopped
 
 
+class CountingTokenizer:
+    """Counts the ids whose text is computed."""
+
+    def __init__(self, tokenizer: EngineTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.text_is_utf8 = tokenizer.text_is_utf8
+        self.is_special, self.is_byte = tokenizer.is_special, tokenizer.is_byte
+        self.num_ids = 0
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        self.num_ids += len(token_ids)
+        return self._tokenizer.decode(token_ids)
+
+    def text_bytes(self, token_id: int) -> bytes:
+        self.num_ids += 1
+        return self._tokenizer.text_bytes(token_id)
+
+
+BYTES = [BYTE_LEVEL.vocabulary().index(bytes([byte])) for byte in range(256)]
+RUNS = {
+    "first bytes of an emoji": (BYTE_LEVEL, [BYTES[0xF0]]),
+    "emojis that lack a byte": (BYTE_LEVEL, [BYTES[byte] for byte in (0xF0, 0x9F, 0x98)]),
+    "continuation bytes": (BYTE_LEVEL, [BYTES[0x80]]),
+    "characters U+FFFD": (BYTE_LEVEL, [BYTES[byte] for byte in "\ufffd".encode()]),
+    "special tokens": (BYTE_LEVEL, [1]),
+    "raw bytes": (TOKENIZERS["byte fallback"], [2 + 0xF0]),
+    "special tokens between raw bytes": (TOKENIZERS["byte fallback"], [2 + 0x80, 1, 1]),
+    "special tokens of a tokenizer with raw bytes": (TOKENIZERS["byte fallback"], [1]),
+    "words": (TOKENIZERS["byte fallback"], TOKENIZERS["byte fallback"].encode(" a b")),
+}
+
+
+@pytest.mark.parametrize(("tokenizer", "pattern"), RUNS.values(), ids=RUNS.keys())
+def test_the_work_grows_linearly_with_the_answer(tokenizer: EngineTokenizer, pattern: list[int]) -> None:
+    ids = (pattern * 2000)[:2000]
+    counting = CountingTokenizer(tokenizer)
+    stream = TextStream(counting, per_token=True)
+
+    shown = stream_text(stream, [[token] for token in ids])
+
+    assert shown == tokenizer.decode(ids)
+    assert counting.num_ids <= 6 * len(ids)
+
+
+@without_deadline
+@given(
+    st.lists(
+        st.sampled_from([*(BYTES[b] for b in b"\xf0\x9f\x98\x80\xe2\x82\xac\xed\xa0\xef\xbf\xbda"), 1]), max_size=80
+    )
+)
+def test_broken_characters_are_decoded_as_by_the_tokenizer(ids: list[int]) -> None:
+    assert stream_text(TextStream(BYTE_LEVEL), [[token] for token in ids]) == BYTE_LEVEL.decode(ids)
+
+
+def test_added_tokens_are_decoded_as_by_the_tokenizer() -> None:
+    raw = byte_level_tokenizer()._tokenizer
+    raw.add_tokens(["<tool>", "é", "漢"])
+    tokenizer = EngineTokenizer(raw)
+    ids = [*range(tokenizer.vocab_size - 3, tokenizer.vocab_size), *tokenizer.encode("aé")]
+
+    assert stream_text(TextStream(tokenizer), [[token] for token in ids]) == tokenizer.decode(ids)
+
+
 @without_deadline
 @given(ids_and_splits())
 def test_returned_text_is_always_a_prefix_of_the_decoded_text(

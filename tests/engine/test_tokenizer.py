@@ -112,7 +112,7 @@ def test_a_template_cannot_escape_its_sandbox(model_dir: Path, tmp_path: Path, a
 def test_a_template_that_computes_for_too_long_is_stopped(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
-    monkeypatch.setattr("engine.tokenizer.TEMPLATE_SECONDS", 0.1)
+    monkeypatch.setattr("engine.chat_rendering.RENDER_SECONDS", 0.1)
     tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", template))
 
     with pytest.raises(ChatTemplateError, match=r"takes more than 0\.1 s"):

@@ -2,12 +2,15 @@
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import (
     MinNewTokensLengthLogitsProcessor,
@@ -29,6 +32,7 @@ from engine.request import Completion, Request, SamplingParams, SpeculationStats
 from engine.sequence import Sequence
 from engine.verify import verify
 from tests.engine.drafters import OracleDrafter
+from tests.engine.test_scheduler import CountedTokens
 from tests.tiny_model import make_tiny_model
 
 EOS = frozenset({2})
@@ -192,3 +196,41 @@ def test_a_logit_bias_for_a_token_outside_the_vocabulary_is_refused(model: Model
 def test_invalid_values_are_refused_with_the_rule_and_the_value(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SamplingParams(max_tokens=8, **options)
+
+
+@pytest.mark.parametrize("name", ["repetition", "presence", "frequency", "least length", "all"])
+def test_the_work_of_a_step_does_not_grow_with_the_answer(name: str) -> None:
+    sequence = make_sequence(list(range(20)), [], **{**ADJUSTMENTS[name], "max_tokens": 2000, "ignore_eos": True})
+    sequence.tokens = tokens = CountedTokens(sequence.tokens)
+    logits, num_read = torch.randn(300, 128, generator=torch.Generator().manual_seed(1)), []
+    for row in logits.split(1):
+        before = tokens.num_read
+        tokens += verify(row, EMPTY_DRAFT, sequence, EOS).tokens
+        num_read.append(tokens.num_read - before)
+
+    assert max(num_read[1:]) <= 1
+    expected = make_sequence(list(range(20)), list(tokens[20:]), **ADJUSTMENTS[name])
+    assert torch.equal(adjusted(random_logits(128), sequence), adjusted(random_logits(128), expected))
+
+
+def test_a_grammar_is_not_followed_again_at_each_step() -> None:
+    class Follower:
+        num_accepted = num_followed = 0
+
+        def follow(self, answer: list[int]) -> None:
+            self.num_followed += 1
+            self.num_accepted = len(answer)
+
+        def allowed(self) -> NDArray[np.bool_]:
+            return np.ones(40, np.bool_)
+
+        def accept(self, token: int) -> None:
+            self.num_accepted += 1
+
+    sequence = make_sequence([0, 3], [5, 6])
+    sequence.constraint = follower = Follower()  # type: ignore[assignment]
+    sequence.request = replace(sequence.request, sampling=replace(sequence.request.sampling, min_tokens=1))
+    for row in torch.randn(50, 40, generator=torch.Generator().manual_seed(1)).split(1):
+        sequence.tokens += verify(row, EMPTY_DRAFT, sequence, EOS).tokens
+
+    assert follower.num_followed == 1  # the first step follows the answer so far

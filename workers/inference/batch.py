@@ -10,12 +10,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.grammars.compiler import GrammarCompiler
+from engine.grammars.compiler import compiler_for
 from engine.load import load_engine
 from engine.tokenizer import Tokenizer
 from workers.contracts import BatchSpec, Finished, Progress, ShardDone, ShardRange
@@ -65,7 +66,7 @@ def answer_shards(
     total = sum(shard.num_rows for shard in shards)
     done, tokens = 0, 0
     started = time.monotonic()
-    rows = _prepared(spec, shards, tokenizer, GrammarCompiler(tokenizer, tokenizer.eos_token_ids), max_seq_len)
+    rows = _prepared(spec, shards, tokenizer, engine, max_seq_len)
     # The first event tells the supervisor that the model is loaded: a row may be the cause of any later crash.
     emit(Progress(done=done, total=total, unit="rows"))
     for outcome in answer_rows(engine, rows, tokenizer=tokenizer, concurrency=spec.max_batch_size):
@@ -86,16 +87,17 @@ def answer_shards(
 
 
 def _prepared(
-    spec: BatchSpec, shards: Sequence["_Shard"], tokenizer: Tokenizer, grammars: GrammarCompiler, max_seq_len: int
+    spec: BatchSpec, shards: Sequence["_Shard"], tokenizer: Tokenizer, engine: RowEngine, max_seq_len: int
 ) -> Iterator[RowRequest | RowError]:
     """Yields the rows of these shards in file order, parsed and tokenized."""
     ranges = [shard.range for shard in shards]
     last = max((r.row_to for r in ranges), default=0)
-    for row in read_rows(Path(spec.input_path), row_to=last):
-        if any(r.row_from <= row.number < r.row_to for r in ranges):
-            yield prepare_row(
-                row, tokenizer=tokenizer, grammars=grammars, max_seq_len=max_seq_len, seed_key=spec.job_id
-            )
+    with closing(compiler_for(engine, tokenizer)) as grammars:
+        for row in read_rows(Path(spec.input_path), row_to=last):
+            if any(r.row_from <= row.number < r.row_to for r in ranges):
+                yield prepare_row(
+                    row, tokenizer=tokenizer, grammars=grammars, max_seq_len=max_seq_len, seed_key=spec.job_id
+                )
 
 
 def _result(shards: Sequence["_Shard"], tokens: int, seconds: float) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from engine.loop import Engine
 from engine.openai.responses import merged_stats
 from engine.request import SpeculationStats
 from engine.tokenizer import Tokenizer
+from workers.failures import InvalidInputError
 from workers.inference.driver import answer_rows
-from workers.inference.rows import RowAnswer, RowRequest
+from workers.inference.rows import RowAnswer, RowError, RowRequest
 
 PLAIN, SPECULATIVE = "plain", "speculative"
 _MIN_CHUNK = 8  # rows
@@ -83,6 +84,7 @@ def measure(
     on_answer: Callable[[], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
+    """Raises: InvalidInputError: a row cannot be answered, for example because the model's logits are not finite."""
     totals = {PLAIN: ArmTotals(), SPECULATIVE: ArmTotals()}
     before = {name: dict(arms.of(name).phase_seconds) for name in totals}
     for repeat in range(repeats):
@@ -93,6 +95,9 @@ def measure(
         for name, chunk in _turns(rows, concurrency, repeat=repeat):
             started = clock()
             for outcome in answer_rows(arms.of(name), chunk, tokenizer=tokenizer, concurrency=concurrency):
+                if isinstance(outcome, RowError):
+                    where, error = outcome.row.custom_id, outcome.error
+                    raise InvalidInputError(error.code, f"the row {where!r} cannot be answered: {error.message}")
                 if isinstance(outcome, RowAnswer):
                     totals[name].answers.append(outcome)
                     totals[name].num_tokens[-1] += outcome.num_tokens

@@ -3,15 +3,18 @@
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from engine.errors import RequestTooLong
+from engine.errors import NonFiniteLogits, RequestTooLong
 from engine.fields import InvalidRequest
-from engine.request import Request, StepOutput
+from engine.request import FinishReason, Request, StepOutput
 from engine.tokenizer import Tokenizer
 from workers.inference.rows import RowAnswer, RowError, RowRequest
 
 
 class RowEngine(Protocol):
-    """The methods of `engine.loop.Engine` that are used here."""
+    """The part of `engine.loop.Engine` that is used here."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
 
     def add(self, request: Request) -> None: ...
 
@@ -47,11 +50,18 @@ def answer_rows(
             if answer.finish_reason is None:
                 continue
             del answers[output.request_id]
+            if output.failure is not None and answer.finish_reason is FinishReason.FAILED:
+                yield RowError(answer.request.row, _failure_of_row(output.failure))
+                continue
             if output.finish_reason is None:  # a stop string ended the answer, which the engine does not look for
                 engine.cancel(output.request_id)
                 cancelled.add(output.request_id)
             yield answer
         yield None
+
+
+def _failure_of_row(failure: NonFiniteLogits) -> InvalidRequest:
+    return InvalidRequest(str(failure), code=failure.code, status=500)
 
 
 def _add(

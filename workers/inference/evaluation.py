@@ -7,14 +7,16 @@ decoding that the engine offers. Every run is compared token by token with the f
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
-from engine.grammars.compiler import GrammarCompiler
+from engine.grammars.compiler import compiler_for
 from engine.load import apply_adapter, load_drafter, load_model
 from engine.loop import Engine
+from engine.row_invariance import check_row_invariance
 from engine.tokenizer import Tokenizer
 from workers.build import build_identity
 from workers.contracts import Checkpoint, EvaluationSpec, Finished, Metrics, Progress
@@ -37,7 +39,7 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
     with loading_failures():
         tokenizer = Tokenizer.load(Path(spec.model_dir))
         arms = load_arms(spec)
-    rows, refused = _held_out(spec, tokenizer, arms.plain.max_seq_len)
+    rows, refused = _held_out(spec, tokenizer, arms.plain)
     warm_up(arms, rows, tokenizer=tokenizer)
     measurements = _measure_all(spec, arms, rows, tokenizer, emit)
     report = evaluation_report(
@@ -50,6 +52,7 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
         max_tokens=spec.max_tokens,
         repeats=spec.repeats,
         rows_refused=refused,
+        row_invariance=arms.plain.row_invariance,
         economics=Economics(spec.price_per_gpu_hour, spec.training_seconds),
     )
     contents = evidence(spec, rows, measurements, report)
@@ -73,28 +76,30 @@ def load_arms(spec: EvaluationSpec) -> Arms:
     )
     drafter = load_drafter(spec.drafter, model, speculator, model_dir=model_dir)
     arms = Arms(plain=Engine(model, NoDrafter(), config), speculative=Engine(model, drafter, config))
+    verdict = check_row_invariance(model)
     for engine in (arms.plain, arms.speculative):
+        engine.row_invariance = verdict
         apply_adapter(engine, spec.drafter, speculator)
     return arms
 
 
-def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, max_seq_len: int) -> tuple[list[RowRequest], int]:
+def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, engine: Engine) -> tuple[list[RowRequest], int]:
     """Returns the rows to answer and the number of rows that were refused."""
     rows, refused = [], 0
-    grammars = GrammarCompiler(tokenizer, tokenizer.eos_token_ids)
-    for row in read_rows(Path(spec.prompts_path)):
-        prepared = prepare_row(
-            row,
-            tokenizer=tokenizer,
-            grammars=grammars,
-            max_seq_len=max_seq_len,
-            seed_key=spec.job_id,
-            max_tokens=spec.max_tokens,
-        )
-        if isinstance(prepared, RowError):
-            refused += 1
-        else:
-            rows.append(prepared)
+    with closing(compiler_for(engine, tokenizer)) as grammars:
+        for row in read_rows(Path(spec.prompts_path)):
+            prepared = prepare_row(
+                row,
+                tokenizer=tokenizer,
+                grammars=grammars,
+                max_seq_len=engine.max_seq_len,
+                seed_key=spec.job_id,
+                max_tokens=spec.max_tokens,
+            )
+            if isinstance(prepared, RowError):
+                refused += 1
+            else:
+                rows.append(prepared)
     if not rows:
         raise InvalidInputError("no_held_out_prompts", f"no row of {refused} can be answered")
     return rows, refused

@@ -1,7 +1,7 @@
 """Evidence: the part of a certificate that describes the run, and whether the answers of both arms were equal.
 
-The signer adds the organization that owns the speculator. Evidence holds only strings, integers and null: unlike
-floats, these have only one spelling in JSON, and the signed bytes must be reproducible.
+The signer adds the organization that owns the speculator. Evidence holds only strings, integers, booleans and null:
+unlike floats, these have only one spelling in JSON, and the signed bytes must be reproducible.
 """
 
 import hashlib
@@ -29,6 +29,8 @@ def evidence(
     speculator = None if spec.speculator_dir is None else Path(spec.speculator_dir)
     held_out, equal = report["prompts_held_out"], report["outputs_equal"]
     return {
+        "exact": report["exact"],
+        "exact_reason": report["exact_reason"],
         "result": EQUAL if equal == held_out else DIFFERENT,
         "counts": {
             "prompts": held_out,

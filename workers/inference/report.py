@@ -5,6 +5,7 @@ from typing import Any
 
 from engine.openai.responses import merged_stats
 from engine.request import SpeculationStats
+from engine.row_invariance import RowInvariance
 from workers.inference.comparison import Measurement
 from workers.inference.economy import Economics
 from workers.inference.loops import is_looping
@@ -13,6 +14,7 @@ from workers.inference.rows import RowAnswer
 MAX_DIVERGENCES = 100
 
 DEFINITIONS = {
+    "exact": "Whether the engine's test of row invariance passed for this model on this machine; if not, exact_reason.",
     "outputs_equal": "Prompts for which all runs, plain and speculative at all concurrencies, gave the same token ids.",
     "first_divergences": "For each other prompt: position of the first token that differs, counted from 0.",
     "acceptance_length": "Tokens per verify pass, including the target's own: 1 + accepted draft tokens / passes.",
@@ -43,6 +45,7 @@ def evaluation_report(
     max_tokens: int | None,
     repeats: int,
     rows_refused: int,
+    row_invariance: RowInvariance,
     economics: Economics,
 ) -> dict[str, Any]:
     """Args: measurements: at least one; all of the same prompts."""
@@ -63,6 +66,8 @@ def evaluation_report(
         "repeats": repeats,
         "prompts_held_out": len(reference),
         "rows_refused": rows_refused,
+        "exact": row_invariance.exact,
+        "exact_reason": row_invariance.reason,
         "outputs_equal": len(reference) - len(divergences),
         "first_divergences": divergences[:MAX_DIVERGENCES],
         "num_tokens": num_tokens,

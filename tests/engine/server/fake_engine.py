@@ -10,6 +10,7 @@ from engine.drafters.none import NoDrafter
 from engine.errors import AdapterNotLoadable
 from engine.lora.adapters import LoraAdapter
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
+from engine.row_invariance import EXACT
 
 Script = Callable[[Request], Sequence[int]]
 
@@ -82,6 +83,7 @@ class FakeEngine:
         self.counters = Counters()
         self.drafter: Drafter = NoDrafter()
         self.adapters = FakeAdapters()
+        self.row_invariance = EXACT
 
     def swap_drafter(self, drafter: Drafter) -> None:
         self.drafter = drafter

@@ -365,25 +365,6 @@ def test_a_broken_engine_makes_the_server_unhealthy(tokenizer: Tokenizer) -> Non
     assert "device is lost" in health.json()["reason"]
 
 
-def test_the_health_check_generates_a_token_if_the_engine_is_idle(tokenizer: Tokenizer) -> None:
-    engine = FakeEngine()
-    with serve(engine, tokenizer) as live:
-        assert live.http.get("/health").status_code == 200
-        assert live.http.get("/health").status_code == 200
-
-    assert len(engine.added) == 1  # the second check relies on the token of the first
-    assert engine.added[0].startswith("health-")
-
-
-def test_the_health_check_detects_a_broken_idle_engine(tokenizer: Tokenizer) -> None:
-    engine = FakeEngine()
-    engine.broken = True
-    with serve(engine, tokenizer) as live:
-        health = live.http.get("/health")
-
-    assert health.status_code == 503
-
-
 def test_a_draining_server_refuses_new_requests(tokenizer: Tokenizer) -> None:
     with serve(FakeEngine(), tokenizer) as live:
         live.app.drain()

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from engine.server.queue_time import QueueTime
 from engine.server.worker import EngineWorker, Report
 from engine.tokenizer import Tokenizer
 from tests.engine.server.fake_engine import FakeEngine
-from tests.engine.server.live import Live, serve, wait_until
+from tests.engine.server.live import MODEL, Live, serve, wait_until
 from tests.tiny_model import make_tiny_model
 
 
@@ -136,3 +137,17 @@ def test_requests_beyond_the_limit_of_open_requests_are_refused(live: Live) -> N
 
     live.app.generations.num_active = 0
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+
+
+def test_a_chat_for_which_the_template_takes_too_much_memory_gets_400_and_others_their_answers(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, num_layers=1)
+    source = "{{ 'x' * 10 ** 10 if 'bomb' in messages[0].content else messages[0].content }}"
+    (folder / "chat_template.jinja").write_text(source)
+    chats = [{"model": MODEL, "messages": [{"role": "user", "content": text}]} for text in ("bomb", "good")]
+
+    with serve(FakeEngine(), Tokenizer.load(folder)) as live:
+        refused, answered = (live.http.post("/v1/chat/completions", json=chat) for chat in chats)
+
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "the model's chat template takes too much memory"
+    assert answered.json()["choices"][0]["message"]["content"] == "good"

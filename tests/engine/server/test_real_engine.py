@@ -1,10 +1,12 @@
 """When a step of the real engine raises, recomputed answers are equal, and all cache slots are free in the end."""
 
+import math
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
@@ -65,3 +67,24 @@ def test_a_failing_request_does_not_change_the_answers_of_other_requests(
         assert reader.ends[request.request_id] is FinishReason.LENGTH
         assert tuple(reader.tokens[request.request_id]) == expected[request.request_id]
     assert engine.counters.kv_usage == 0.0
+
+
+def test_a_request_with_non_finite_logits_gets_its_tokens_and_an_error_of_its_own(engine: Engine) -> None:
+    requests = make_requests()
+    expected = {completion.request_id: completion.token_ids for completion in generate(engine, requests)}
+    with torch.inference_mode():
+        engine.model.weights.embedding[99] = math.nan
+    engine.scheduler.pool.forget_prefixes()
+    bad = replace(requests[0], request_id="bad", prompt_token_ids=(10, 99, 12))
+
+    with closing(Reader(engine)) as reader:
+        for request in [*requests[:2], bad, requests[2]]:
+            reader.worker.submit(request)
+        reader.wait_for("bad", *expected)
+
+    failure = reader.ends.pop("bad")
+    assert isinstance(failure, GenerationFailed)
+    assert (failure.status, failure.code) == (500, "non_finite_logits")
+    assert "check the model's files" in failure.message
+    assert {name: tuple(reader.tokens[name]) for name in expected} == expected
+    assert "bad" not in reader.tokens or reader.tokens["bad"] == []

@@ -1,12 +1,17 @@
 """Batch inference over shards, with the real engine on a tiny model."""
 
+import json
+import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from engine.load import load_engine
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput
 from engine.tokenizer import Tokenizer
 from tests.workers.support import Recorder, chat_row, chat_rows, read_lines, write_lines
@@ -157,6 +162,8 @@ def test_a_file_with_fewer_rows_than_the_shards_need_is_invalid_input(tmp_path: 
 class SlowFirstRow:
     """An engine that needs six steps for row 0 and one step for each other row."""
 
+    eos_token_ids = frozenset({2})
+
     def __init__(self) -> None:
         self._steps_left: dict[str, int] = {}  # by request id
         self.batch_sizes: list[int] = []  # number of requests in each step
@@ -183,3 +190,50 @@ def test_rows_of_later_shards_fill_the_batch_while_a_slow_row_runs(tmp_path: Pat
     answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=1024, clock=lambda: 0.0)
     assert engine.batch_sizes[:6] == [4] * 6  # max_batch_size is 4
     assert [event.shard_no for event in emit.of("shard")] == [1, 0, 2]  # the slow row delays only its own shard
+
+
+def test_a_row_with_non_finite_logits_gets_an_error_and_the_others_their_answers(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    tokenizer, engine = Tokenizer.load(tiny_model), load_engine(tiny_model)
+    (damaged,) = tokenizer.encode("#")
+    with torch.inference_mode():
+        engine.model.weights.embedding[damaged] = math.nan
+    spec, emit = make_spec(tmp_path, tiny_model, [*chat_rows(2, max_tokens=1), chat_row("bad", "a # b")]), Recorder()
+
+    answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=engine.max_seq_len)
+
+    (shard,) = emit.of("shard")
+    lines = read_lines(Path(shard.path))
+    assert [line["ok"] for line in lines] == [True, True, False]
+    response = lines[2]["output"]["response"]
+    assert (response["status_code"], response["body"]["error"]["code"]) == (500, "non_finite_logits")
+
+
+def test_a_grammar_ends_with_the_end_token_of_the_engine_and_not_with_another_of_the_tokenizer(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|endoftext|>"}))
+    tokenizer, engine = Tokenizer.load(folder), load_engine(folder)
+    (other_end,) = tokenizer.eos_token_ids - engine.eos_token_ids
+    bias = {"logit_bias": {str(other_end): 100}}  # makes the other token likelier wherever the grammar allows it
+    row = chat_row("row", "hello", structured_outputs={"regex": "ab"}, **bias)
+
+    (line,), _ = run(make_spec(tmp_path, folder, [row]))
+
+    assert line["finish_reason"] == "stop"
+    assert line["completion_token_ids"] == [*tokenizer.encode("ab"), *engine.eos_token_ids]
+
+
+def test_a_row_for_which_the_chat_template_takes_too_much_memory_fails_alone(tmp_path: Path, tiny_model: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    source = "{{ 'x' * 10 ** 10 if 'bomb' in messages[0].content else messages[0].content }}"
+    (folder / "chat_template.jinja").write_text(source)
+
+    lines, _ = run(make_spec(tmp_path, folder, [chat_row("a", "one"), chat_row("b", "bomb"), chat_row("c", "two")]))
+
+    assert [line["ok"] for line in lines] == [True, False, True]
+    error = lines[1]["output"]["response"]["body"]["error"]
+    assert error["message"] == "the model's chat template takes too much memory"

@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.grammars.compiler import GrammarCompiler
 from engine.load import load_engine
 from engine.request import FinishReason, SpeculationStats, StepOutput
+from engine.row_invariance import EXACT, RowInvariance
 from engine.tokenizer import Tokenizer
 from tests.workers.support import Recorder, chat_row, chat_rows, write_lines
 from workers.contracts import EvaluationSpec, Event, fingerprint
@@ -99,6 +100,20 @@ def test_the_evidence_describes_the_run_and_its_result(tmp_path: Path, tiny_mode
     assert found["model_sha256"] == inspect_folder(tiny_model).revision  # as the catalog identifies these weights
     assert found["speculator_sha256"] is None
     assert found["build"]["versions"]["torch"] == torch.__version__
+
+
+def test_the_report_and_the_evidence_say_whether_the_engine_is_exact(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = RowInvariance(False, "the product down gives a row other bits")
+    monkeypatch.setattr("workers.inference.evaluation.check_row_invariance", lambda _: verdict)
+
+    finished = run_evaluation(make_spec(tmp_path, tiny_model, chat_rows(3)), Recorder())
+
+    evidence = json.loads(Path(finished.artifacts["evidence"]).read_text())
+    for stated in (finished.result, evidence):
+        assert (stated["exact"], stated["exact_reason"]) == (False, "the product down gives a row other bits")
+    assert (finished.result["outputs_equal"], evidence["result"]) == (3, "equal")  # what was measured is stated too
 
 
 def test_a_fingerprint_depends_on_the_order_and_the_content_of_the_files(tmp_path: Path) -> None:
@@ -237,6 +252,7 @@ def report_of(*measurements: Measurement) -> dict[str, Any]:
         max_tokens=None,
         repeats=1,
         rows_refused=0,
+        row_invariance=EXACT,
         economics=Economics(price_per_gpu_hour=3.6, training_seconds=100.0),
     )
 

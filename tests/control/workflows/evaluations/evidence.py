@@ -9,6 +9,8 @@ from typing import Any
 
 def make_evidence(*, equal: int = 20, different: int = 0) -> dict[str, Any]:
     return {
+        "exact": True,
+        "exact_reason": None,
         "result": "different" if different else "equal",
         "counts": {"prompts": equal + different, "equal": equal, "different": different, "refused": 0, "answers": 80},
         "prompts": {"sha256": "1" * 64, "count": equal + different},

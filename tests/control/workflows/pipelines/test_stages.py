@@ -10,7 +10,9 @@ from control.queue.jobs.models import Job
 from control.serving.deployments.models import Deployment
 from control.workflows.batches.models import Batch
 from control.workflows.pipelines import services
+from control.workflows.pipelines.gate import gate_objections
 from control.workflows.pipelines.models import Pipeline
+from control.workflows.pipelines.schemas import Gate
 from control.workflows.pipelines.selectors import pipeline_fresh
 from control.workflows.pipelines.services import pipeline_cancel, pipeline_resume
 from control.workflows.pipelines.stages import pipeline_advance, pipelines_advance_after_job, pipelines_reconcile
@@ -107,6 +109,25 @@ def test_a_speculator_that_fails_the_gate_is_not_deployed() -> None:
     assert "outputs_equal must be all 2 held-out prompts, got 1" in pipeline.error["message"]
     assert "speedup must be at least 2, got 1.500" in pipeline.error["message"]
     assert not Deployment.objects.exists()
+
+
+INEXACT = {"exact": False, "exact_reason": "the product down gives a row other bits"}
+
+
+def test_a_refusal_for_unequal_answers_says_that_the_machine_is_not_exact() -> None:
+    pipeline = end_evaluation(advance_to_stage("evaluate", make_pipeline()), outputs_equal=1, **INEXACT)
+    assert pipeline.error is not None
+    expected = "got 1; the machine is not exact: the product down gives a row other bits"
+    assert expected in pipeline.error["message"]
+
+
+def test_an_inexact_machine_passes_the_gate_only_if_equal_answers_were_measured() -> None:
+    measured = {"prompts_held_out": 2, "outputs_equal": 2, "speedup": 1.5, "acceptance_length": 2.0}
+    unmeasured = {**measured, "prompts_held_out": 0, "outputs_equal": 0}
+    assert gate_objections(Gate(), {**measured, **INEXACT}) == []
+    (objection,) = gate_objections(Gate(), {**unmeasured, **INEXACT})
+    assert objection.startswith("outputs_equal was not measured on any held-out prompt; the machine is not exact")
+    assert gate_objections(Gate(outputs_equal=False), {**unmeasured, **INEXACT}) == []
 
 
 def test_without_deploy_a_pipeline_ends_after_the_gate() -> None:

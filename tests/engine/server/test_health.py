@@ -1,0 +1,46 @@
+"""The route /health: it generates a token if necessary, and says whether the engine is exact."""
+
+import pytest
+
+from engine.row_invariance import RowInvariance
+from engine.tokenizer import Tokenizer
+from tests.engine.server.fake_engine import FakeEngine
+from tests.engine.server.live import serve
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(make_tiny_model(tmp_path_factory.mktemp("model"), "llama", num_layers=1))
+
+
+def test_the_health_check_generates_a_token_if_no_request_did_recently(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine()
+    with serve(engine, tokenizer) as live:
+        assert live.http.get("/health").status_code == 200
+        assert live.http.get("/health").status_code == 200
+
+    assert len(engine.added) == 1  # the second check used the first one's token
+    assert engine.added[0].startswith("health-")
+
+
+def test_the_health_check_detects_a_broken_idle_engine(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine()
+    engine.broken = True
+    with serve(engine, tokenizer) as live:
+        health = live.http.get("/health")
+
+    assert health.status_code == 503
+
+
+def test_the_health_check_says_whether_the_engine_is_exact_and_if_not_why(tokenizer: Tokenizer) -> None:
+    engine = FakeEngine()
+    with serve(engine, tokenizer) as live:
+        exact = live.http.get("/health")
+        engine.row_invariance = RowInvariance(False, "the product down gives a row other bits")
+        inexact = live.http.get("/health")
+
+    assert exact.json() == {"status": "ok", "exact": True, "exact_reason": None}
+    reason = "the product down gives a row other bits"
+    assert inexact.json() == {"status": "ok", "exact": False, "exact_reason": reason}
+    assert inexact.status_code == 200  # it still serves

@@ -1,0 +1,134 @@
+"""The test of row invariance at start-up: it passes with our kernels, names a planted fault, and stores successes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import engine.row_invariance
+import kernels.linear
+from engine.load import load_engine, load_model
+from engine.models.dense import Decoder
+from engine.row_invariance import EXACT, RowInvariance, check_row_invariance
+from tests.tiny_model import make_tiny_model
+
+_reference = kernels.linear.linear_reference
+
+
+def _depends_on_row_count(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None
+) -> Tensor:
+    """A planted fault: passes of 17 rows or more add in another order, but only in the product `down`, [64, 128]."""
+    out = _reference(x, weight, bias, scales)
+    return out + 1e-6 if x.shape[0] >= 17 and weight.shape == (64, 128) else out
+
+
+@pytest.fixture
+def count_tests(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The models that were tested, without those whose success was stored."""
+    tested: list[object] = []
+    find_fault = engine.row_invariance.find_fault
+
+    def record(model: Decoder) -> str | None:
+        tested.append(model)
+        return find_fault(model)
+
+    monkeypatch.setattr(engine.row_invariance, "find_fault", record)
+    return tested
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "deepseek_v3", "gpt_neox"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_a_sound_model_are_exact(tmp_path: Path, architecture: str, dtype: str) -> None:
+    model = load_model(make_tiny_model(tmp_path / "model", architecture), dtype=dtype)
+
+    assert check_row_invariance(model, folder=tmp_path / "cache") == EXACT
+
+
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+def test_rows_of_the_reference_are_exact(tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.linear, "_has_kernels", lambda _: False)
+    model = load_model(make_tiny_model(tmp_path / "model"), weights=weights)
+
+    assert check_row_invariance(model, folder=tmp_path / "cache") == EXACT
+
+
+def test_a_kernel_whose_rows_depend_on_the_row_count_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count_tests: list[object]
+) -> None:
+    monkeypatch.setattr(kernels.linear, "_has_kernels", lambda _: False)
+    monkeypatch.setattr(kernels.linear, "linear_reference", _depends_on_row_count)
+    model = load_model(make_tiny_model(tmp_path / "model"))
+
+    verdicts = [check_row_invariance(model, folder=tmp_path / "cache") for _ in range(2)]
+
+    reason = "the product down [64, 128] gives a row other bits among 1 rows than among 129"
+    assert verdicts == [RowInvariance(False, reason)] * 2
+    assert len(count_tests) == 2  # a failure is not stored
+
+
+def test_a_layer_that_treats_drafts_differently_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(make_tiny_model(tmp_path / "model"))
+    forward = Decoder.forward
+
+    def distort_drafts(self: Decoder, rows: object, cache: object, tap_layers: object = ()) -> object:
+        hidden = forward(self, rows, cache, tap_layers)  # type: ignore[arg-type]
+        drafted = rows.rows.attention.path_lens > 0  # type: ignore[attr-defined]
+        hidden.final[drafted] += 0.001
+        return hidden
+
+    monkeypatch.setattr(Decoder, "forward", distort_drafts)
+
+    verdict = check_row_invariance(model, folder=tmp_path / "cache")
+
+    reason = "a layer gives rows other bits when they are read as draft trees than in one pass"
+    assert verdict == RowInvariance(False, reason)
+
+
+def test_a_success_is_stored_for_the_same_shapes_and_dtype_only(tmp_path: Path, count_tests: list[object]) -> None:
+    folder, cache = make_tiny_model(tmp_path / "model"), tmp_path / "cache"
+    other_shapes = make_tiny_model(tmp_path / "other", hidden_size=128)
+    first, second = load_model(folder), load_model(folder)
+
+    for model in (first, second, load_model(folder, dtype="bfloat16"), load_model(other_shapes), second):
+        assert check_row_invariance(model, folder=cache) == EXACT
+
+    assert [model is first or model is second for model in count_tests] == [True, False, False]
+
+
+def test_a_torn_or_foreign_stored_result_is_ignored(tmp_path: Path, count_tests: list[object]) -> None:
+    model, cache = load_model(make_tiny_model(tmp_path / "model")), tmp_path / "cache"
+    check_row_invariance(model, folder=cache)
+    (path,) = cache.iterdir()
+    whole = path.read_text()
+    foreign = json.dumps({"key": {**json.loads(whole)["key"], "dtype": "torch.float16"}, "exact": True})
+
+    for content in (whole[: len(whole) // 2], foreign, "[]", "", json.dumps({"exact": True})):
+        path.write_text(content)
+        assert check_row_invariance(model, folder=cache) == EXACT
+        assert path.read_text() == whole
+
+    assert len(count_tests) == 6
+
+
+def test_a_test_that_cannot_run_leaves_the_model_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(engine.row_invariance, "find_fault", fail)
+    monkeypatch.setattr(engine.row_invariance, "cache_folder", lambda name: tmp_path / name)
+
+    loaded = load_engine(make_tiny_model(tmp_path / "model"))
+
+    reason = "the test of row invariance failed to run (OutOfMemoryError)"
+    assert loaded.row_invariance == RowInvariance(False, reason)
+
+
+def test_a_cache_folder_that_cannot_be_written_does_not_change_the_result(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("not a folder")
+
+    model = load_model(make_tiny_model(tmp_path / "model"))
+
+    assert check_row_invariance(model, folder=tmp_path / "cache") == EXACT

@@ -57,9 +57,17 @@ class Deployments(Resource[D]):
         *,
         speculator_id: str | Unchanged | None = UNCHANGED,
         adapters: Sequence[str] | Unchanged = UNCHANGED,
+        allow_output_change: bool | Unchanged = UNCHANGED,
     ) -> Steps[Deployment]:
-        """Change the speculator (None removes it), or replace the list of adapters."""
-        body = {"speculator_id": speculator_id, "adapters": adapters}
+        """Change the speculator (None removes it), or replace the list of adapters.
+
+        Args: allow_output_change: accept a speculator with which answers change (to or from `turbo_lora`).
+        """
+        body = {
+            "speculator_id": speculator_id,
+            "adapters": adapters,
+            "allow_output_change": allow_output_change,
+        }
         changes = {name: value for name, value in body.items() if not isinstance(value, Unchanged)}
         return self.http.patch(Deployment, path_of("deployments", deployment_id), changes)
 

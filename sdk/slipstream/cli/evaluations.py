@@ -129,7 +129,7 @@ def verify_(
     cli = context_of(context)
     cli.output.one(statement)
     if statement.get("result") != EQUAL:
-        cli.output.note("The signature is valid, but the certificate says that answers differ.")
+        cli.output.note("The signature is valid, but the certificate says that answers differ from the model's.")
         raise typer.Exit(DIFFERENT)
 
 

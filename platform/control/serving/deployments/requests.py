@@ -26,7 +26,7 @@ def create_from(organization: Organization, body: DeploymentInput) -> Deployment
 
 def update_from(deployment: Deployment, body: DeploymentUpdateInput) -> Deployment:
     """Raises: ApiError: 400, `body` is empty; 404, no such speculator or adapter; otherwise as `deployment_update`."""
-    if not body.model_fields_set:
+    if not body.model_fields_set - {"allow_output_change"}:
         message = "speculator_id: give speculator_id, adapters or both"
         raise ApiError(400, message, "missing_required_parameter", "speculator_id")
     organization, speculator, adapters = deployment.organization, deployment.speculator, None
@@ -34,7 +34,12 @@ def update_from(deployment: Deployment, body: DeploymentUpdateInput) -> Deployme
         speculator = _speculator(organization, body.speculator_id)
     if "adapters" in body.model_fields_set:
         adapters = adapters_get(organization, body.adapters)
-    return deployment_update(deployment=deployment, speculator=speculator, adapters=adapters)
+    return deployment_update(
+        deployment=deployment,
+        speculator=speculator,
+        adapters=adapters,
+        allow_output_change=body.allow_output_change,
+    )
 
 
 def _speculator(organization: Organization, speculator_id: str | None) -> Speculator | None:

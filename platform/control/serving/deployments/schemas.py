@@ -10,6 +10,9 @@ from control.serving.deployments.figures import PeriodFigures
 from control.serving.deployments.models import Deployment
 
 MAX_ADAPTERS = 32
+ALLOW_OUTPUT_CHANGE = (
+    "Accept a speculator with which answers change: to or from the kind `turbo_lora`, whose adapter every answer uses."
+)
 
 _AdapterIds = Annotated[list[Annotated[str, Text(40)]], Field(max_length=MAX_ADAPTERS)]
 
@@ -26,6 +29,7 @@ class DeploymentUpdateInput(RequestModel):
 
     speculator_id: Annotated[str, Text(40)] | None = None
     adapters: _AdapterIds = Field(default_factory=list, description="The ids of all adapters from now on.")
+    allow_output_change: bool = Field(default=False, description=ALLOW_OUTPUT_CHANGE)
 
 
 class ServedAdapter(ResponseModel):

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from control.core.api.errors import ApiError
 from control.models.adapters.models import Adapter
+from control.models.catalog.drafters import changes_output
 from control.models.catalog.models import BaseModel, Speculator
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.states import RUNNING_STATES, State, transition
@@ -75,18 +76,35 @@ def _check_speculator(speculator: Speculator, base_model: BaseModel) -> None:
         raise ApiError(409, message, "speculator_mismatch", "speculator_id")
 
 
+def output_change_refuse(deployment: Deployment, speculator: Speculator | None) -> None:
+    """Raises: ApiError: 409, answers change if this speculator replaces that of the deployment."""
+    if changes_output(deployment.speculator, speculator):
+        message = (
+            "With this speculator the answers change, because one of the two speculators contains an adapter that "
+            "every answer uses. Set allow_output_change to true to accept that."
+        )
+        raise ApiError(409, message, "output_change", "speculator_id")
+
+
 @audited("deployment.update")
 @transaction.atomic
 def deployment_update(
-    *, deployment: Deployment, speculator: Speculator | None, adapters: Sequence[Adapter] | None = None
+    *,
+    deployment: Deployment,
+    speculator: Speculator | None,
+    adapters: Sequence[Adapter] | None = None,
+    allow_output_change: bool = False,
 ) -> Deployment:
     """Changes the speculator and the adapters. The new generation makes a running endpoint drain and restart.
 
     Args:
         speculator: None: serve without a speculator.
         adapters: the complete new list; None: leave the adapters as they are.
-    Raises: ApiError: 409, as `deployment_create`, except for the name.
+        allow_output_change: accept a speculator with which answers change.
+    Raises: ApiError: 409, as `deployment_create`, except for the name, or answers would change.
     """
+    if not allow_output_change:
+        output_change_refuse(deployment, speculator)
     if adapters is not None:
         _check_adapters(adapters, deployment.base_model)
         deployment.adapters.set(adapters)

@@ -10,7 +10,15 @@ from typing import Any
 def make_evidence(*, equal: int = 20, different: int = 0) -> dict[str, Any]:
     return {
         "result": "different" if different else "equal",
-        "counts": {"prompts": equal + different, "equal": equal, "different": different, "refused": 0, "answers": 80},
+        "equal_to": "model",
+        "counts": {
+            "prompts": equal + different,
+            "equal": equal,
+            "equal_to_model": equal,
+            "different": different,
+            "refused": 0,
+            "answers": 80,
+        },
         "prompts": {"sha256": "1" * 64, "count": equal + different},
         "answers": {"plain_sha256": "2" * 64, "speculative_sha256": ("3" if different else "2") * 64},
         "model_sha256": "0" * 64,

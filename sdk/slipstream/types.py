@@ -221,6 +221,7 @@ class Deployment:
     state: str  # provisioning, ready, degraded, stopping, stopped, failed
     speculator_id: str | None = None
     adapters: Sequence[Mapping[str, str]] = ()  # id, name, model: the value of `model` in requests
+    remember_answers: bool = True  # whether the engine may draft copies of a project's past answers
     error_code: str | None = None
     error_message: str | None = None
     created_at: int

@@ -68,7 +68,7 @@ async def _serve(request: HttpRequest, path: str) -> HttpResponseBase:
     span = _begin_span(routed, path)
     try:
         sent = metered_request(routed.body) or request.body
-        answer = await forward(routed.target, path, sent, request_id=request_id(request))
+        answer = await forward(routed.target, path, sent, request_id=request_id(request), memory=routed.memory)
     except ApiError as error:
         tracing.fail(span, str(error.code))
         span.end()
@@ -98,6 +98,7 @@ class _Routed:
     deployment_id: str  # the deployment that answers: the named one, or its canary
     named_id: str  # the deployment that `model` names
     endpoint: str
+    memory: str | None  # the caller's project, if the deployment remembers answers
 
 
 def _begin_span(routed: _Routed, path: str) -> Span:
@@ -154,6 +155,7 @@ def _route(request: HttpRequest) -> _Routed:
         deployment_id=answering.pk,
         named_id=deployment.pk,
         endpoint=request.path,
+        memory=(caller.project_id or caller.organization_id) if deployment.remember_answers else None,
     )
 
 

@@ -32,6 +32,7 @@ def test_a_deployment_is_created_with_a_name_and_a_model(client: Client, organiz
         "model": model.name,
         "speculator_id": None,
         "adapters": [],
+        "remember_answers": True,
         "desired_state": "running",
         "state": "provisioning",
         "error": None,
@@ -217,6 +218,19 @@ def test_an_update_that_keeps_answers_needs_no_permission(
 
     body = {"speculator_id": None if new is None else new.pk}
     assert client.patch(f"/v1/deployments/{deployment.pk}", body, content_type="application/json").status_code == 200
+
+
+def test_remembering_answers_is_switched_off_without_a_restart(client: Client, organization: Organization) -> None:
+    deployment = make_deployment(make_base_model(), organization)
+    path = f"/v1/deployments/{deployment.pk}"
+
+    changed = client.patch(path, {"remember_answers": False}, content_type="application/json")
+
+    assert client.get(path).json() == changed.json()
+    assert (deployment.remember_answers, changed.json()["remember_answers"]) == (True, False)
+    assert Deployment.objects.get().generation == deployment.generation
+    client.patch(path, {"adapters": []}, content_type="application/json")
+    assert client.get(path).json()["remember_answers"] is False, "a parameter that is left out does not change"
 
 
 def test_an_update_without_values_is_refused(client: Client, organization: Organization) -> None:

@@ -114,6 +114,7 @@ class Pipeline:
     stages: tuple[Stage, ...]
     prompts_file: str
     held_out_file: str | None = None
+    held_out_duplicates: int = 0  # rows of held_out_file that are left out, because they are training prompts
     batch_id: str | None = None
     speculator_id: str | None = None
     deployment_id: str | None = None

@@ -114,6 +114,9 @@ class PipelineObject(ResponseModel):
     status: Annotated[str, OneOf(Status)]
     prompts_file: str
     held_out_file: str
+    held_out_duplicates: int = Field(
+        description="Rows of your `held_out_file` that are left out because their prompts are training prompts."
+    )
     training: SkipValidation[Figures]
     evaluation: SkipValidation[Figures]
     gate: SkipValidation[Figures]

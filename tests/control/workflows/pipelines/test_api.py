@@ -190,6 +190,17 @@ def test_another_organizations_file_cannot_be_used(
         assert (response.status_code, response.json()["error"]["param"]) == (404, field)
 
 
+def test_a_pipeline_reports_held_out_prompts_that_are_training_prompts(
+    client: Client, organization: Organization
+) -> None:
+    prompts = make_file(organization, [chat_row(f"row-{n}", content=f"prompt {n}") for n in range(10)])
+    held_out = make_file(organization, [chat_row(f"held-{n}", content=f"prompt {n}") for n in range(7, 12)])
+
+    body = post(client, request_body(organization, prompts_file=prompts.pk, held_out_file=held_out.pk)).json()
+
+    assert body["held_out_duplicates"] == 3
+
+
 def test_the_error_for_an_invalid_held_out_row_has_the_line_number_of_the_customers_file(
     client: Client, organization: Organization
 ) -> None:

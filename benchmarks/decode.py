@@ -90,7 +90,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     max_prompt_len = engine.max_seq_len - args.max_tokens
     prompts = read_prompts(args.prompts, Tokenizer.load(model), max_seq_len=max_prompt_len, limit=args.limit)
     sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
-    requests = [Request(f"{number}", prompt.token_ids, sampling) for number, prompt in enumerate(prompts)]
+    requests = [
+        Request(f"{number}", prompt.token_ids, sampling, memory="benchmark") for number, prompt in enumerate(prompts)
+    ]
     measure(engine, requests[: args.batch_size])  # warm-up: first passes allocate, and the draft budget adapts
     runs = []
     for _ in range(args.repeats):

@@ -127,7 +127,7 @@ class Trial:
     def _requests(self, sampling: str) -> list[Request]:
         length, sampled = self._args.max_tokens, SAMPLINGS[sampling]
         return [
-            Request(f"{number}", prompt.token_ids, replace(sampled, max_tokens=length, seed=number))
+            Request(f"{number}", prompt.token_ids, replace(sampled, max_tokens=length, seed=number), memory="benchmark")
             for number, prompt in enumerate(self.prompts)
         ]
 

@@ -127,7 +127,7 @@ def our_answers(model: Path, kind: str, speculator: Path, job: Job, *, depth: in
         sampling = SamplingParams(max_tokens=job.max_tokens, temperature=0.0)
 
         def add(number: int, prompt: list[int]) -> None:
-            engine.add(Request(str(number), tuple(prompt), sampling))
+            engine.add(Request(str(number), tuple(prompt), sampling, memory="benchmark"))
 
         def step() -> Iterator[Advance]:
             for output in engine.step():

@@ -166,6 +166,7 @@ def _held_out(answers: Path, ids: set[str]) -> list[Request]:
             row["custom_id"],
             tuple(row["prompt_token_ids"]),
             SamplingParams(max_tokens=len(row["completion_token_ids"]), temperature=0.0),
+            memory="benchmark",
         )
         for row in rows
         if row["custom_id"] in ids

@@ -23,14 +23,13 @@ from typing import Any
 from benchmarks.report import Machine
 from benchmarks.train_plot import draw
 from benchmarks.workload import arguments
-from workers.kinds import TRAINED_KINDS
+from workers.kinds import OUTPUT_CHANGING_KINDS, TRAINED_KINDS
 
 _ROOT = Path(__file__).resolve().parents[1]
 _ROWS, _OTHER_ROWS = 300, (100, 1000)
 _SHARE_OF_MINUTES = {100: 0.5, 300: 1.0, 1000: 4.0}  # number of answers -> training time / --minutes
 _NUM_BEST = 2
 _LINES_FILE = "results.json"
-_KINDS_THAT_CHANGE_ANSWERS = ("turbo_lora",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,7 @@ def write(lines: Sequence[Line], folder: Path) -> None:
 
 
 def best(lines: Sequence[Line]) -> list[str]:
-    compared = [line for line in lines if line.rows == _ROWS and line.kind not in _KINDS_THAT_CHANGE_ANSWERS]
+    compared = [line for line in lines if line.rows == _ROWS and line.kind not in OUTPUT_CHANGING_KINDS]
     return [line.kind for line in sorted(compared, key=lambda line: -line.served)[:_NUM_BEST]]
 
 

@@ -2,6 +2,7 @@
 
 EngineError
 ├── ModelNotLoadable      the folder holds no model that this engine supports
+│   └── QuantizedCheckpoint   the weights are quantized, and their scales would be ignored
 ├── SpeculatorNotLoadable the folder holds no speculator for this model
 ├── AdapterNotLoadable    the folder holds no LoRA adapter for this model
 ├── RequestTooLong        prompt and answer exceed the context or the cache
@@ -10,13 +11,19 @@ EngineError
 └── DrafterError          the drafter can't serve this batch; the engine then decodes without a draft
 """
 
+from workers.model_folders import QUANTIZED_CHECKPOINT
+
 
 class EngineError(Exception):
     pass
 
 
 class ModelNotLoadable(EngineError, ValueError):
-    pass
+    code = "model_not_loadable"  # shown to customers; never changes
+
+
+class QuantizedCheckpoint(ModelNotLoadable):
+    code = QUANTIZED_CHECKPOINT
 
 
 class SpeculatorNotLoadable(EngineError, ValueError):

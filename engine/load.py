@@ -1,13 +1,14 @@
 """Loads models, drafters and engines from folders."""
 
 from pathlib import Path
+from typing import Any
 
 from engine.config import MODEL_TYPES, EngineConfig, ModelConfig, read_config, resolve_device, resolve_dtype
 from engine.draft import MAX_DEPTH
 from engine.drafters.base import Drafter
 from engine.drafters.combined import CombinedDrafter
 from engine.drafters.draft_model import DraftModelDrafter, check_vocabularies
-from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable
+from engine.errors import AdapterNotLoadable, ModelNotLoadable, QuantizedCheckpoint, SpeculatorNotLoadable
 from engine.kinds import KINDS, DrafterSource
 from engine.loop import Engine
 from engine.models.base import Model
@@ -19,14 +20,18 @@ from engine.models.transformers_adapter import load_transformers_model
 from engine.models.weights import load_weights
 from engine.row_invariance import check_row_invariance
 from engine.tokenizer import Tokenizer
+from workers.model_folders import QUANTIZATION_FILES, quantization_method, quantized_message
 
 
 def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", device: str = "auto") -> Model:
     """`weights` as in EngineConfig.
 
     Raises: ModelNotLoadable: the engine does not support the model in the folder, or supports it only without int8.
+        QuantizedCheckpoint: the weights are quantized.
     """
-    if read_config(model_dir).get("model_type") not in MODEL_TYPES:
+    values = read_config(model_dir)
+    _refuse_quantized(model_dir, values)
+    if values.get("model_type") not in MODEL_TYPES:
         _refuse_int8(weights)
         return load_transformers_model(model_dir, dtype=dtype, device=device)
     config = ModelConfig.from_folder(model_dir)
@@ -40,6 +45,14 @@ def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", d
     decoder_weights = load_weights(model_dir, config, resolved_dtype, resolved_device, int8=int8)
     tables = rotary_tables(model_dir, config.head_dim, config.max_position_embeddings)
     return Decoder(config, decoder_weights, tables, resolved_dtype)
+
+
+def _refuse_quantized(model_dir: Path, config: dict[str, Any]) -> None:
+    if (method := quantization_method(config)) is not None:
+        raise QuantizedCheckpoint(quantized_message(method, "config.json"))
+    for name in QUANTIZATION_FILES:
+        if (model_dir / name).exists():
+            raise QuantizedCheckpoint(quantized_message("unknown", name))
 
 
 def _refuse_int8(weights: str) -> None:

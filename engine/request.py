@@ -82,6 +82,7 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     adapter: str | None = None  # name of a loaded LoRA adapter
+    memory: str | None = None  # drafters may copy from past answers of requests with the same value; None: from none
 
 
 @dataclass(frozen=True, slots=True)

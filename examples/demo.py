@@ -89,7 +89,7 @@ class Demo:
             held_out_file=files["held_out"],
             training=training,
             evaluation={"concurrencies": self._options.concurrencies, "max_tokens": self._options.max_tokens},
-            gate=self._options.gate,
+            gate={"concurrency": min(self._options.concurrencies), **self._options.gate},
         )
         self._step("7-9", f"submitted pipeline {pipeline.id}: distil, train, evaluate, gate, deploy")
         with make_view(self._console) as view:

@@ -5,6 +5,7 @@
     kernels  <-  engine  <-  workers.inference, workers.training   (run in a worker's child process)
     workers.contracts  <-  everything                              (specs, events, error codes)
     workers.kinds  <-  everything                                  (names of the kinds of speculators)
+    workers.model_folders  <-  engine, control                     (rules for the files of a model)
     control  ->  workers.contracts, .kinds, .hyperparameters,      (no torch in the web image)
                  .exports, .model_folders, .parent_death
     workers.supervisor  ->  control services, workers.contracts    (no torch in the supervisor)
@@ -54,7 +55,7 @@ ENGINE = frozenset({"torch", "triton", "transformers", "safetensors", "numpy", "
 # A file belongs to the layer with the longest `module` that equals the file's module or contains it.
 LAYERS = (
     Layer(module="kernels", packages=frozenset({"torch", "triton", "numpy"})),
-    Layer(module="engine", project=("kernels", CONTRACTS, KINDS), packages=ENGINE),
+    Layer(module="engine", project=("kernels", CONTRACTS, KINDS, MODEL_FOLDERS), packages=ENGINE),
     Layer(
         module="engine.server",
         project=("engine", "kernels"),

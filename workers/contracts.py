@@ -131,8 +131,23 @@ class EvaluationSpec:
     device: str = "auto"
 
 
-Spec = BatchSpec | TrainingSpec | EvaluationSpec
-_SPECS: dict[str, type[Spec]] = {"batch": BatchSpec, "training": TrainingSpec, "evaluation": EvaluationSpec}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCheckSpec:
+    """A job that loads a model and measures its perplexity on a fixed text. The files have been checked before."""
+
+    kind: str = "model_check"
+    job_id: str
+    model_dir: str
+    device: str = "auto"
+
+
+Spec = BatchSpec | TrainingSpec | EvaluationSpec | ModelCheckSpec
+_SPECS: dict[str, type[Spec]] = {
+    "batch": BatchSpec,
+    "training": TrainingSpec,
+    "evaluation": EvaluationSpec,
+    "model_check": ModelCheckSpec,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,10 @@ The parts of a kind are found from its name:
 
 TRAINED_KINDS = ("medusa", "turbo_lora", "eagle3", "mtp", "block", "draft_model")
 
+# Kinds whose speculator contains a LoRA adapter that every answer uses, so that answers differ from the model's.
+OUTPUT_CHANGING_KINDS = ("turbo_lora",)
+MODEL, MODEL_AND_ADAPTER = "model", "model_and_adapter"  # what the answers of an evaluation are compared with
+
 
 def class_prefix(kind: str) -> str:
     """Returns the kind's name as the beginning of a class name: TurboLora for turbo_lora."""

@@ -1,9 +1,10 @@
 """The rules for folders that come from outside, whether they hold a model or a speculator. Standard library only.
 
 An accepted folder contains no code: its files are JSON, text and safetensors, and no configuration may make a loader
-import Python files.
+import Python files. A quantized checkpoint is refused, because the engine would load its weights without their scales.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 MODEL_NAMES = (
@@ -26,6 +27,11 @@ SPECULATOR_NAMES = (*MODEL_NAMES, "adapter_config.json", "draft_vocab.json", "pr
 CONFIG_NAMES = ("config.json", "adapter_config.json", "tokenizer_config.json", "generation_config.json")
 # These keys make a loader import Python files, or allow it to.
 CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "custom_generate", "trust_remote_code"})
+# The values of these keys describe how the weights of a checkpoint are quantized.
+QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
+# Quantization tools write these files beside config.json: ModelOpt the first one, AutoGPTQ and AutoAWQ the others.
+QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+QUANTIZED_CHECKPOINT = "quantized_checkpoint"  # the code of the error
 MAX_JSON_BYTES = 64 << 20
 
 
@@ -34,13 +40,47 @@ def code_key(values: Any) -> str | None:
 
     Keys at any depth count, because a configuration may contain the configurations of submodels.
     """
+    for value in _objects(values):
+        if code_keys := CODE_KEYS & value.keys():
+            return min(code_keys)
+    return None
+
+
+def quantization_method(values: Any) -> str | None:
+    """Returns the method with which the weights are quantized according to config.json, or None if they are not.
+
+    Returns "unknown" if the configuration does not name the method. Keys at any depth count, as in `code_key`.
+    """
+    for value in _objects(values):
+        for key in QUANTIZATION_KEYS:
+            if value.get(key):
+                return _method(value[key])
+    return None
+
+
+def quantized_message(method: str, file: str) -> str:
+    return (
+        f"{file} describes a quantized checkpoint (method {method}), whose weights cannot be read yet: "
+        "upload the bf16 checkpoint from which it was made"
+    )
+
+
+def _method(described: Any) -> str:
+    if not isinstance(described, dict):
+        return str(described)[:40]
+    if described.get("load_in_8bit") or described.get("load_in_4bit"):
+        return "bitsandbytes"
+    named = described.get("quant_method") or described.get("quant_algo")
+    return named[:40] if isinstance(named, str) else "unknown"
+
+
+def _objects(values: Any) -> Iterator[dict[str, Any]]:
+    """Yields all objects of a JSON value, at any depth."""
     pending = [values]
     while pending:
         value = pending.pop()
         if isinstance(value, dict):
-            if code_keys := CODE_KEYS & value.keys():
-                return min(code_keys)
+            yield value
             pending += value.values()
         elif isinstance(value, list):
             pending += value
-    return None

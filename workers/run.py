@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from workers.contracts import BatchSpec, EvaluationSpec, Finished, Spec, TrainingSpec, read_spec
+from workers.contracts import BatchSpec, EvaluationSpec, Finished, ModelCheckSpec, Spec, TrainingSpec, read_spec
 from workers.emitter import Emit, EventWriter
 from workers.failures import failed_event
 from workers.log_lines import configure_logging
@@ -65,6 +65,10 @@ def _dispatch(spec: Spec, emit: Emit) -> Finished:
             from workers.inference.evaluation import run_evaluation
 
             return run_evaluation(spec, emit)
+        case ModelCheckSpec():
+            from workers.inference.perplexity import run_model_check
+
+            return run_model_check(spec)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def measure_drafters(
         for name, folder in drafters_of(speculators)
     }
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    requests = [Request(prompt.custom_id, prompt.token_ids, sampling) for prompt in prompts]
+    requests = [Request(prompt.custom_id, prompt.token_ids, sampling, memory="benchmark") for prompt in prompts]
     speeds: dict[str, list[float]] = {name: [] for name in engines}
     answers: dict[str, list[Completion]] = {}
     draft_seconds: dict[str, float] = {}

@@ -43,7 +43,7 @@ class Slipstream:
         sampling = SamplingParams(max_tokens=job.max_tokens, temperature=0.0)
 
         def add(number: int, prompt: list[int]) -> None:
-            engine.add(Request(f"{prefix}/{number}", tuple(prompt), sampling))
+            engine.add(Request(f"{prefix}/{number}", tuple(prompt), sampling, memory="benchmark"))
 
         def step() -> Iterator[Advance]:
             for output in engine.step():

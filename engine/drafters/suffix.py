@@ -11,14 +11,17 @@ The kind of a node consists of the number of matching tokens, the token's share,
 whether the temperature is above 0. `rate` is the observed acceptance rate of nodes of this kind. Nodes are grown best
 first, and the maximum depth of a path depends on the length of the match.
 
-The past answers of all requests are in one index, because a process serves only one deployment and thus one customer.
-The oldest answers are dropped first. The output of a preempted request is indexed at the preemption and again at the
-end, so it may vote twice.
+Past answers and observed rates belong to a memory, which is shared by the requests with the same `Request.memory`: the
+gateway sets it to the caller's project, so that no project's answers influence another project's drafts. A request
+without one has a memory of its own, which ends with the request. The oldest answers of a memory are dropped first, and
+of more than MAX_MEMORIES memories the one that was used least recently. The output of a preempted request is indexed
+at the preemption and again at the end, so it may vote twice.
 
 Source: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975; best-first growth as in JetSpec, arXiv:2606.18394.
 """
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -47,10 +50,22 @@ _Vote = tuple[
 _Claim = tuple[int, float, _Kind, list[_Vote]]  # token, rate, kind, votes for it
 
 
+MAX_MEMORIES = 8  # of _PAST_TOKENS tokens, each of which takes 22 MB
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is kept of past requests: their text, if it is kept at all, and how often drafts were right."""
+
+    past: SuffixIndex | None
+    record: Record
+
+
 @dataclass(frozen=True, slots=True)
 class _Request:
     sequence: Sequence
     index: SuffixIndex
+    memory: _Memory
 
 
 class SuffixDrafter(Drafter):
@@ -60,8 +75,7 @@ class SuffixDrafter(Drafter):
     def __init__(self, *, past_tokens: int = _PAST_TOKENS) -> None:
         self._past_tokens = past_tokens
         self._requests: dict[str, _Request] = {}
-        self._record = Record()
-        self.forget_past()
+        self._memories: OrderedDict[str, _Memory] = OrderedDict()  # least recently used first
 
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
         return [self._propose(sequence, budget) for sequence in sequences]
@@ -76,13 +90,26 @@ class SuffixDrafter(Drafter):
         if request is None:
             return
         tokens = request.sequence.tokens
-        self._record.settle(request_id, tokens)
-        start = max(0, len(request.sequence.request.prompt_token_ids) - LONGEST)
-        self._past.extend(tokens[start:])
-        self._past.extend((BREAK,))
+        memory = request.memory
+        memory.record.settle(request_id, tokens)
+        if memory.past is not None:
+            start = max(0, len(request.sequence.request.prompt_token_ids) - LONGEST)
+            memory.past.extend(tokens[start:])
+            memory.past.extend((BREAK,))
 
     def forget_past(self) -> None:
-        self._past = SuffixIndex(self._past_tokens)
+        for memory in self._memories.values():
+            memory.past = SuffixIndex(self._past_tokens)
+
+    def _memory_of(self, name: str | None) -> _Memory:
+        if name is None:
+            return _Memory(None, Record())
+        if name not in self._memories:
+            if len(self._memories) == MAX_MEMORIES:
+                self._memories.popitem(last=False)
+            self._memories[name] = _Memory(SuffixIndex(self._past_tokens), Record())
+        self._memories.move_to_end(name)
+        return self._memories[name]
 
     def _read(self, sequence: Sequence, end: int) -> _Request:
         """Adds the request's tokens up to `end` to its index."""
@@ -90,72 +117,77 @@ class SuffixDrafter(Drafter):
         request = self._requests.get(request_id)
         if request is None:
             capacity = len(sequence.tokens) + min(sequence.num_remaining, _MAX_OUTPUT)
-            request = self._requests[request_id] = _Request(sequence, SuffixIndex(capacity))
+            memory = self._memory_of(sequence.request.memory)
+            request = self._requests[request_id] = _Request(sequence, SuffixIndex(capacity), memory)
         request.index.extend(sequence.tokens[request.index.num_tokens : end])
         return request
 
     def _propose(self, sequence: Sequence, budget: int) -> Draft:
         tokens = sequence.tokens
         request = self._read(sequence, len(tokens))
-        self._record.settle(sequence.request.request_id, tokens)
+        past, record = request.memory.past, request.memory.record
+        record.settle(sequence.request.request_id, tokens)
         context = tokens[-LONGEST:]
         votes = [(*match, 1, _WEIGHTS[match[0]]) for match in request.index.matches(context, _MAX_DEPTH)]
-        past = self._past.matches(context, _MAX_DEPTH)
-        votes += [(*match, 2, _WEIGHTS[match[0]] * _PAST_WEIGHT) for match in past]
+        if past is not None:
+            found = past.matches(context, _MAX_DEPTH)
+            votes += [(*match, 2, _WEIGHTS[match[0]] * _PAST_WEIGHT) for match in found]
         if not votes:
             return EMPTY_DRAFT
         votes.sort(key=itemgetter(0), reverse=True)
-        draft, kinds = self._grow(votes, sequence.request.sampling.temperature > 0.0, budget)
-        self._record.claim(sequence.request.request_id, len(tokens), draft, kinds)
+        draft, kinds = _grow(votes, sequence.request.sampling.temperature > 0.0, budget, record)
+        record.claim(sequence.request.request_id, len(tokens), draft, kinds)
         return draft
 
-    def _grow(self, votes: list[_Vote], sampled: bool, budget: int) -> tuple[Draft, list[_Kind]]:
-        """Returns the likeliest nodes and their kinds, by best-first search over a heap of candidate nodes."""
-        depth_limit = min(_MAX_DEPTH, _DEPTH_FACTOR * votes[0][0] + _DEPTH_OFFSET)
-        tokens: list[int] = []
-        parents: list[int] = []
-        survival: list[float] = []
-        kinds: list[_Kind] = []
-        heap: list[tuple[float, int, int, int, _Claim]] = []  # -survival, sequence number, depth, parent, claim
-        parent_survival, depth, parent, num_offered = 1.0, 0, -1, 0
-        while True:
-            if depth < depth_limit:
-                for claim in self._claims(votes, depth, sampled):
-                    if parent_survival * claim[1] >= _LEAST_SURVIVAL:
-                        heapq.heappush(heap, (-parent_survival * claim[1], num_offered, depth, parent, claim))
-                        num_offered += 1
-            if not heap or len(tokens) == budget:
-                return Draft(tuple(tokens), tuple(parents), tuple(survival)), kinds
-            negative, _, depth, popped_parent, (token, _, kind, votes) = heapq.heappop(heap)
-            tokens.append(token)
-            parents.append(popped_parent)
-            survival.append(-negative)
-            kinds.append(kind)
-            parent_survival, depth, parent = -negative, depth + 1, len(tokens) - 1
 
-    def _claims(self, votes: list[_Vote], depth: int, sampled: bool) -> Iterator[_Claim]:
-        """Yields a claim for each token that a vote has at `depth` of its continuation.
+def _grow(votes: list[_Vote], sampled: bool, budget: int, record: Record) -> tuple[Draft, list[_Kind]]:
+    """Returns the likeliest nodes and their kinds, by best-first search over a heap of candidate nodes."""
+    depth_limit = min(_MAX_DEPTH, _DEPTH_FACTOR * votes[0][0] + _DEPTH_OFFSET)
+    tokens: list[int] = []
+    parents: list[int] = []
+    survival: list[float] = []
+    kinds: list[_Kind] = []
+    heap: list[tuple[float, int, int, int, _Claim]] = []  # -survival, sequence number, depth, parent, claim
+    parent_survival, depth, parent, num_offered = 1.0, 0, -1, 0
+    while True:
+        if depth < depth_limit:
+            for claim in _claims(votes, depth, sampled, record):
+                if parent_survival * claim[1] >= _LEAST_SURVIVAL:
+                    heapq.heappush(heap, (-parent_survival * claim[1], num_offered, depth, parent, claim))
+                    num_offered += 1
+        if not heap or len(tokens) == budget:
+            return Draft(tuple(tokens), tuple(parents), tuple(survival)), kinds
+        negative, _, depth, popped_parent, (token, _, kind, votes) = heapq.heappop(heap)
+        tokens.append(token)
+        parents.append(popped_parent)
+        survival.append(-negative)
+        kinds.append(kind)
+        parent_survival, depth, parent = -negative, depth + 1, len(tokens) - 1
 
-        votes: sorted by the length of the match, longest first. Their fields are accessed by the indices of `_Vote`: 1
-        is the continuation, 2 the source and 3 the weight.
-        """
-        groups: dict[int, list[_Vote]] = {}
-        total = 1.0  # the 1 in the formula of the share, so that a single vote has a share below 1
-        for vote in votes:
-            continuation = vote[1]
-            if depth < len(continuation):
-                total += vote[3]
-                token = continuation[depth]
-                if token in groups:
-                    groups[token].append(vote)
-                else:
-                    groups[token] = [vote]
-        groups.pop(BREAK, None)
-        for token, token_votes in groups.items():
-            weight, sources = 0.0, 0
-            for vote in token_votes:
-                weight += vote[3]
-                sources |= vote[2]
-            share = weight / total
-            kind = (min((token_votes[0][0] + depth).bit_length(), _MAX_LENGTH_BITS), int(share * 10), sources, sampled)
-            yield token, self._record.rate(kind, share * _ASSUMED), kind, token_votes
+
+def _claims(votes: list[_Vote], depth: int, sampled: bool, record: Record) -> Iterator[_Claim]:
+    """Yields a claim for each token that a vote has at `depth` of its continuation.
+
+    votes: sorted by the length of the match, longest first. Their fields are accessed by the indices of `_Vote`: 1 is
+    the continuation, 2 the source and 3 the weight.
+    """
+    groups: dict[int, list[_Vote]] = {}
+    total = 1.0  # the 1 in the formula of the share, so that a single vote has a share below 1
+    for vote in votes:
+        continuation = vote[1]
+        if depth < len(continuation):
+            total += vote[3]
+            token = continuation[depth]
+            if token in groups:
+                groups[token].append(vote)
+            else:
+                groups[token] = [vote]
+    groups.pop(BREAK, None)
+    for token, token_votes in groups.items():
+        weight, sources = 0.0, 0
+        for vote in token_votes:
+            weight += vote[3]
+            sources |= vote[2]
+        share = weight / total
+        kind = (min((token_votes[0][0] + depth).bit_length(), _MAX_LENGTH_BITS), int(share * 10), sources, sampled)
+        yield token, record.rate(kind, share * _ASSUMED), kind, token_votes

@@ -27,8 +27,6 @@ def read_foreign_config(model_dir: Path) -> PretrainedConfig:
     model_type = values.get("model_type")
     if "auto_map" in values:
         raise ModelNotLoadable("config.json refers to code in the folder (auto_map), which is never run")
-    if values.get("quantization_config"):
-        raise ModelNotLoadable(f"quantization_config of a {model_type} is not supported")
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelNotLoadable(f"model_type must be one of transformers' causal models, got {model_type!r}")
     try:

@@ -43,7 +43,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
 }
-_COMMON = frozenset({"model"}) | options.SAMPLING | output_format.NAMES | _WITHOUT_EFFECT
+_COMMON = frozenset({"model", "remember_answers"}) | options.SAMPLING | output_format.NAMES | _WITHOUT_EFFECT
 _CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
 _COMPLETION = _COMMON | {"prompt"}
 
@@ -65,6 +65,7 @@ class ParsedRequest:
     include_usage: bool
     continuous_usage: bool  # whether every chunk of the stream contains the usage so far
     grammar_param: str | None  # name of the request parameter that set the grammar, for error messages
+    remember_answers: bool = True  # whether later requests may draft copies of this answer, and this request of others'
     calls: CallStyle | None = None  # None: the request has no callable tools
 
     @property
@@ -92,10 +93,13 @@ class ParsedRequest:
         choices = tuple((prompt, replace(sampling, grammar=grammar)) for prompt, sampling in self.choices)
         return replace(self, choices=choices)
 
-    def engine_requests(self, request_id: str, *, adapter: str | None = None) -> list[Request]:
+    def engine_requests(
+        self, request_id: str, *, adapter: str | None = None, memory: str | None = None
+    ) -> list[Request]:
         """Returns one request per choice, in the order of their indices, with ids `<request_id>-<index>`."""
+        memory = memory if self.remember_answers else None
         return [
-            Request(f"{request_id}-{index}", self.prompts[prompt], sampling, adapter)
+            Request(f"{request_id}-{index}", self.prompts[prompt], sampling, adapter, memory)
             for index, (prompt, sampling) in enumerate(self.choices)
         ]
 
@@ -229,6 +233,7 @@ def _parsed(
     num_tokens = sum(choice_sampling.max_tokens for _, choice_sampling in choices)
     options.check_num_logprobs(sampling.num_logprobs, num_tokens=num_tokens)
     return ParsedRequest(
+        remember_answers=fields.boolean("remember_answers", True),
         model=fields.string("model", ""),
         prompts=prompts,
         choices=tuple(choices),

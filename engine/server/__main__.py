@@ -112,7 +112,9 @@ def _load(args: argparse.Namespace) -> ServerApp:
         _fail("adapter_not_loadable", str(error))
     except SpeculatorNotLoadable as error:
         _fail("speculator_not_loadable", str(error))
-    except (ModelNotLoadable, OSError) as error:
+    except ModelNotLoadable as error:
+        _fail(error.code, str(error))
+    except OSError as error:
         _fail("model_not_loadable", str(error))
     except ValueError as error:
         _fail("invalid_argument", str(error))

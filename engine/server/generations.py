@@ -30,6 +30,9 @@ from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+# Set by the gateway, which passes on no header of its caller: the group of requests that share past answers (see
+# `engine.request.Request.memory`).
+MEMORY_HEADER = "x-slipstream-memory"
 SEND_SECONDS = 60.0  # a client that does not read for this long is disconnected
 
 # Clients that split lines like Python's splitlines treat these characters as line ends, so they are escaped.
@@ -124,6 +127,7 @@ class Generations:
             parsed,
             request_id=head.response_id,
             adapter=adapter,
+            memory=request.headers.get(MEMORY_HEADER),
             tokenizer=self._tokenizer,
             metrics=self._metrics,
         )

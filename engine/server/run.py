@@ -25,6 +25,7 @@ class PendingResponse:
         *,
         request_id: str,
         adapter: str | None,
+        memory: str | None,
         tokenizer: Tokenizer,
         metrics: ServerMetrics,
     ) -> None:
@@ -38,7 +39,9 @@ class PendingResponse:
             for _, sampling in parsed.choices
         ]
         self._choice_stats: dict[int, SpeculationStats] = {}  # by index of the choice
-        self._generation: Generation = async_engine.open(parsed.engine_requests(request_id, adapter=adapter))
+        self._generation: Generation = async_engine.open(
+            parsed.engine_requests(request_id, adapter=adapter, memory=memory)
+        )
         self._started_at = time.monotonic()
         self._last_token_at: dict[int, float] = {}
         self._request_id = request_id

@@ -32,6 +32,7 @@ class BaseModel:
     source: str | None = None
     model_type: str | None = None
     revision: str | None = None  # hash of the weights; a speculator only works with the revision it was trained for
+    perplexity: float | None = None  # per token, on the fixed text of the check; None: not measured
     is_shared: bool
     created_at: int
 

@@ -36,10 +36,27 @@ class DeploymentMetrics:
 class Deployments(Resource[D]):
     @procedure
     def create(
-        self, *, name: str, model: str, speculator_id: str | None = None, adapters: Sequence[str] | None = None
+        self,
+        *,
+        name: str,
+        model: str,
+        speculator_id: str | None = None,
+        adapters: Sequence[str] | None = None,
+        remember_answers: bool | None = None,
     ) -> Steps[Deployment]:
-        """Args: adapters: ids of adapters. A request selects an adapter by setting `model` to `name:adapter`."""
-        body = {"name": name, "model": model, "speculator_id": speculator_id, "adapters": adapters}
+        """Create a deployment.
+
+        Args:
+            adapters: ids of adapters. A request selects an adapter by setting `model` to `name:adapter`.
+            remember_answers: whether the engine may draft copies of a project's past answers; default: true.
+        """
+        body = {
+            "name": name,
+            "model": model,
+            "speculator_id": speculator_id,
+            "adapters": adapters,
+            "remember_answers": remember_answers,
+        }
         return self.http.post(Deployment, "deployments", body)
 
     @procedure
@@ -57,9 +74,19 @@ class Deployments(Resource[D]):
         *,
         speculator_id: str | Unchanged | None = UNCHANGED,
         adapters: Sequence[str] | Unchanged = UNCHANGED,
+        allow_output_change: bool | Unchanged = UNCHANGED,
+        remember_answers: bool | Unchanged = UNCHANGED,
     ) -> Steps[Deployment]:
-        """Change the speculator (None removes it), or replace the list of adapters."""
-        body = {"speculator_id": speculator_id, "adapters": adapters}
+        """Change the speculator (None removes it), or replace the list of adapters.
+
+        Args: allow_output_change: accept a speculator with which answers change (to or from `turbo_lora`).
+        """
+        body = {
+            "speculator_id": speculator_id,
+            "adapters": adapters,
+            "allow_output_change": allow_output_change,
+            "remember_answers": remember_answers,
+        }
         changes = {name: value for name, value in body.items() if not isinstance(value, Unchanged)}
         return self.http.patch(Deployment, path_of("deployments", deployment_id), changes)
 

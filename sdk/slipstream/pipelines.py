@@ -55,7 +55,7 @@ class Pipelines(Resource[D]):
             held_out_file: prompts for the evaluation. Without it, `held_out` prompts are taken from `prompts_file`.
             training: {"kind": "medusa", ...hyperparameters}.
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
-            gate: {"min_speedup": 1.25, "min_acceptance_length": 1.8, "outputs_equal": True}.
+            gate: {"min_speedup": 1.25, "concurrency": 4, "min_acceptance_length": 1.8, "outputs_equal": "model"}.
             quote_id: a quote whose cap limits the cost of the pipeline.
         """
         body = {

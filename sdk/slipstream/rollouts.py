@@ -40,6 +40,7 @@ class Rollouts(Resource[D]):
         max_acceptance_drop: float | None = None,
         max_error_rate: float | None = None,
         max_seconds: int | None = None,
+        allow_output_change: bool | None = None,
     ) -> Steps[Rollout]:
         """
         Args:
@@ -53,6 +54,7 @@ class Rollouts(Resource[D]):
             "max_acceptance_drop": max_acceptance_drop,
             "max_error_rate": max_error_rate,
             "max_seconds": max_seconds,
+            "allow_output_change": allow_output_change,
         }
         return self.http.post(Rollout, path_of("deployments", deployment_id, "rollouts"), body)
 

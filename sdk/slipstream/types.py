@@ -114,6 +114,7 @@ class Pipeline:
     stages: tuple[Stage, ...]
     prompts_file: str
     held_out_file: str | None = None
+    held_out_duplicates: int = 0  # rows of held_out_file that are left out, because they are training prompts
     batch_id: str | None = None
     speculator_id: str | None = None
     deployment_id: str | None = None
@@ -221,6 +222,7 @@ class Deployment:
     state: str  # provisioning, ready, degraded, stopping, stopped, failed
     speculator_id: str | None = None
     adapters: Sequence[Mapping[str, str]] = ()  # id, name, model: the value of `model` in requests
+    remember_answers: bool = True  # whether the engine may draft copies of a project's past answers
     error_code: str | None = None
     error_message: str | None = None
     created_at: int

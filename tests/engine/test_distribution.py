@@ -81,7 +81,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def sample(model: Model, drafter: Drafter) -> dict[str, tuple[int, ...]]:
     params = {"max_tokens": LENGTH, "temperature": TEMPERATURE, "top_k": TOP_K, "ignore_eos": True}
     requests = [
-        Request(str(seed), PROMPT, SamplingParams(seed=seed, **params))  # type: ignore[arg-type]
+        Request(str(seed), PROMPT, SamplingParams(seed=seed, **params), memory="test")  # type: ignore[arg-type]
         for seed in range(NUM_SEEDS)
     ]
     engine = Engine(model, drafter, EngineConfig(max_batch_size=64, draft_budget=6))

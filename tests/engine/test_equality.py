@@ -1,6 +1,7 @@
 """The guarantee of docs/design.md: no drafter, batch, tree or chunk size changes an answer, at any temperature."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def make_requests(model: Model, sampling: Sampling, *, count: int = 10, max_toke
         prompt = [generator.randrange(model.config.vocab_size) for _ in range(generator.randint(1, 30))]
         prompt = prompt * 2 if index % 2 else prompt
         params = SamplingParams(max_tokens=max_tokens, num_logprobs=2, **sampling)  # type: ignore[arg-type]
-        requests.append(Request(f"r{index}", tuple(prompt), params))
+        requests.append(Request(f"r{index}", tuple(prompt), params, memory="test"))
     return requests
 
 
@@ -144,7 +145,7 @@ def test_an_answer_does_not_depend_on_other_requests_in_the_batch(model: Model) 
 def test_preemption_and_shared_prefixes_do_not_change_an_answer(model: Model, sampling: str) -> None:
     common = tuple(random.Random(5).randrange(model.config.vocab_size) for _ in range(37))
     requests = [
-        Request(request.request_id, common[: 12 * (index % 4)] + request.prompt_token_ids, request.sampling)
+        replace(request, prompt_token_ids=common[: 12 * (index % 4)] + request.prompt_token_ids)
         for index, request in enumerate(make_requests(model, SAMPLINGS[sampling]))
     ]
     plain = [answers_only(complete(model, NoDrafter(), [request]))[0] for request in requests]

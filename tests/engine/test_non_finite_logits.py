@@ -22,7 +22,7 @@ from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Completion, FinishReason, Request, SamplingParams
 from tests.engine.drafters import OracleDrafter
-from tests.engine.graph_decoding.captured import CapturingDevice, through_cuda_kernels
+from tests.engine.graph_decoding.captured import CapturingDevice, use_cuda_kernels
 from tests.engine.graph_decoding.late_device import LateDevice, install
 from tests.engine.test_equality import SAMPLINGS, Sampling, make_requests, random_medusa
 from tests.kernels.cuda.device import HAS_GPU
@@ -120,7 +120,7 @@ def test_only_that_request_fails_in_captured_graphs(tmp_path: Path, monkeypatch:
     token = healthy[1].token_ids[2]
     assert token not in (*healthy[0].token_ids, *healthy[1].token_ids[:2], 3, 4, 5, 9, 8, 7)
     install(monkeypatch, CapturingDevice())
-    through_cuda_kernels(monkeypatch)
+    use_cuda_kernels(monkeypatch)
     engine = Engine(damaged(folder, token), NoDrafter(), EngineConfig(graph_decoding="on", max_batch_size=2))
 
     greedy, sampled = generate(engine, requests)

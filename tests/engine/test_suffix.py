@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.drafters.suffix import SuffixDrafter
+from engine.draft import Draft
+from engine.drafters.suffix import MAX_MEMORIES, SuffixDrafter
 from engine.drafters.suffix_index import BREAK, CONTEXTS, SuffixIndex
 from engine.request import Request, SamplingParams, SpeculationStats
 from engine.sequence import Sequence
@@ -15,8 +16,10 @@ few_tokens = st.integers(0, 3)  # a small alphabet, so that tokens repeat
 texts = st.lists(few_tokens, min_size=1, max_size=120)
 
 
-def make_sequence(name: str, prompt: list[int], answer: list[int], *, temperature: float = 0.0) -> Sequence:
-    request = Request(name, tuple(prompt), SamplingParams(max_tokens=1000, temperature=temperature))
+def make_sequence(
+    name: str, prompt: list[int], answer: list[int], *, temperature: float = 0.0, memory: str | None = "project"
+) -> Sequence:
+    request = Request(name, tuple(prompt), SamplingParams(max_tokens=1000, temperature=temperature), memory=memory)
     return Sequence(request, prompt + answer, None, SpeculationStats())
 
 
@@ -94,6 +97,55 @@ def test_past_answers_are_used_for_drafts_until_newer_answers_displace_them() ->
         drafter.forget(f"{number}")
     (draft,) = drafter.propose([make_sequence("third", [7, 8], answer[:20])], 8)
     assert len(draft) == 0
+
+
+def finish(drafter: SuffixDrafter, name: str, answer: list[int], memory: str | None) -> None:
+    """Drafts along a whole answer, so that the drafter observes which drafts were right, and ends the request."""
+    answer_with_drafts(drafter, name, answer, memory)
+    drafter.forget(name)
+
+
+def answer_with_drafts(drafter: SuffixDrafter, name: str, answer: list[int], memory: str | None) -> list[Draft]:
+    sequence, drafts = make_sequence(name, [5], [], memory=memory), []
+    for token in answer:
+        drafts += drafter.propose([sequence], 8)
+        sequence.tokens.append(token)
+    return drafts
+
+
+@pytest.mark.parametrize(("of_others", "own"), [("a", "b"), ("a", None), (None, "b"), (None, None)])
+def test_drafts_are_not_influenced_by_the_answers_of_another_project(of_others: str | None, own: str | None) -> None:
+    """Neither the drafted tokens nor their survivals depend on them; the others' answers are those to be drafted."""
+    answer = [100, 101, 102, 103] * 8
+    influenced, alone = SuffixDrafter(), SuffixDrafter()
+    for number in range(10):
+        finish(influenced, f"other-{number}", answer, of_others)
+
+    drafts = answer_with_drafts(influenced, "mine", answer, own)
+
+    assert drafts == answer_with_drafts(alone, "mine", answer, own)
+    assert any(len(draft) for draft in drafts), "the answer repeats itself, so there is something to copy"
+
+
+def test_a_request_without_a_memory_leaves_no_answer_to_its_own_project() -> None:
+    drafter, answer = SuffixDrafter(), list(range(100, 140))
+    finish(drafter, "private", answer, None)
+    assert len(drafter.propose([make_sequence("later", [5], answer[:20], memory="a")], 8)[0]) == 0
+
+
+def test_of_too_many_projects_the_one_that_was_used_least_recently_is_forgotten() -> None:
+    drafter, answer = SuffixDrafter(past_tokens=256), list(range(100, 140))
+    for number in range(MAX_MEMORIES):
+        finish(drafter, f"{number}", answer, f"project-{number}")
+    finish(drafter, "again", answer, "project-0")
+    finish(drafter, "new", answer, "another project")
+
+    def num_drafted(memory: str) -> int:
+        (draft,) = drafter.propose([make_sequence(f"later-{memory}", [7], answer[:20], memory=memory)], 8)
+        return len(draft)
+
+    assert num_drafted("project-0") == 8
+    assert num_drafted("project-1") == 0
 
 
 def test_no_draft_continues_from_the_end_of_one_answer_into_the_next() -> None:

@@ -1,10 +1,10 @@
-"""No configuration of a model or a speculator may make a loader import code."""
+"""No configuration of a model or a speculator may make a loader import code, and no quantized model is accepted."""
 
 from typing import Any
 
 import pytest
 
-from workers.model_folders import CODE_KEYS, code_key
+from workers.model_folders import CODE_KEYS, code_key, quantization_method
 
 
 @pytest.mark.parametrize("key", sorted(CODE_KEYS))
@@ -27,3 +27,39 @@ def test_a_very_deep_configuration_is_searched_without_recursion() -> None:
         values = [values]
 
     assert code_key(values) == "auto_map"
+
+
+QUANTIZED: dict[str, tuple[dict[str, Any], str]] = {
+    "fp8": ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "fp8"),
+    "compressed-tensors": (
+        {"quantization_config": {"quant_method": "compressed-tensors", "format": "float-quantized"}},
+        "compressed-tensors",
+    ),
+    "compression_config": ({"compression_config": {"quant_method": "sparseml"}}, "sparseml"),
+    "awq": ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq"),
+    "gptq": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+    "bitsandbytes without a method": ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes"),
+    "mlx": ({"quantization": {"bits": 4, "group_size": 64}}, "unknown"),
+    "modelopt": ({"quantization_config": {"quant_algo": "NVFP4"}}, "NVFP4"),
+    "unknown": ({"quantization_config": {"bits": 3}}, "unknown"),
+    "method that is no text": ({"quantization_config": {"quant_method": 7}}, "unknown"),
+    "no object": ({"quantization_config": "fp8"}, "fp8"),
+    "submodel": ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, "fp8"),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_the_quantization_method_of_a_configuration_is_found(name: str) -> None:
+    values, method = QUANTIZED[name]
+
+    assert quantization_method({"model_type": "llama", **values}) == method
+
+
+def test_a_configuration_with_empty_quantization_keys_is_not_quantized() -> None:
+    values: dict[str, object] = {
+        "model_type": "llama",
+        "quantization_config": None,
+        "text_config": {"quantization_config": {}},
+    }
+
+    assert quantization_method(values) is None

@@ -23,13 +23,14 @@ from workers.contracts import Checkpoint, EvaluationSpec, Finished, Metrics, Pro
 from workers.emitter import Emit
 from workers.failures import InvalidInputError, UserConfigError
 from workers.inference.comparison import Arms, Measurement, measure, warm_up
+from workers.inference.driver import answer_rows
 from workers.inference.economy import Economics
 from workers.inference.evidence import device_name, evidence
 from workers.inference.loading import loading_failures
 from workers.inference.measured import read_measurements, write_measurements
 from workers.inference.plot import plot_report
-from workers.inference.report import evaluation_report
-from workers.inference.rows import RowError, RowRequest, prepare_row, read_rows
+from workers.inference.report import evaluation_report, tokens_by_row
+from workers.inference.rows import RowAnswer, RowError, RowRequest, prepare_row, read_rows
 
 _ETA_SECONDS = 2.0  # between two estimates of the remaining time
 
@@ -54,6 +55,7 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
         rows_refused=refused,
         row_invariance=arms.plain.row_invariance,
         economics=Economics(spec.price_per_gpu_hour, spec.training_seconds),
+        model_answers=_answers_without_adapter(spec, arms, rows, tokenizer),
     )
     contents = evidence(spec, rows, measurements, report)
     return _write(report, contents, Path(spec.output_dir))
@@ -67,13 +69,17 @@ def _check(spec: EvaluationSpec) -> None:
         )
 
 
+def _engine_config(spec: EvaluationSpec) -> EngineConfig:
+    return EngineConfig(
+        max_batch_size=max(spec.concurrencies), dtype=spec.dtype, weights=spec.weights, device=spec.device
+    )
+
+
 def load_arms(spec: EvaluationSpec) -> Arms:
     """Loads both engines with one copy of the weights. If the speculator has a LoRA adapter, both engines apply it."""
     model_dir, speculator = Path(spec.model_dir), Path(spec.speculator_dir) if spec.speculator_dir else None
     model = load_model(model_dir, dtype=spec.dtype, weights=spec.weights, device=spec.device)
-    config = EngineConfig(
-        max_batch_size=max(spec.concurrencies), dtype=spec.dtype, weights=spec.weights, device=spec.device
-    )
+    config = _engine_config(spec)
     drafter = load_drafter(spec.drafter, model, speculator, model_dir=model_dir)
     arms = Arms(plain=Engine(model, NoDrafter(), config), speculative=Engine(model, drafter, config))
     verdict = check_row_invariance(model)
@@ -81,6 +87,18 @@ def load_arms(spec: EvaluationSpec) -> Arms:
         engine.row_invariance = verdict
         apply_adapter(engine, spec.drafter, speculator)
     return arms
+
+
+def _answers_without_adapter(
+    spec: EvaluationSpec, arms: Arms, rows: Sequence[RowRequest], tokenizer: Tokenizer
+) -> dict[int, tuple[int, ...]] | None:
+    """Returns the answers of the model that the customer named, by row; None if the plain arm has given them."""
+    if arms.plain.adapters.default is None:
+        return None
+    engine = Engine(arms.plain.model, NoDrafter(), _engine_config(spec))
+    concurrency = max(spec.concurrencies)
+    found = answer_rows(engine, rows, tokenizer=tokenizer, concurrency=concurrency)
+    return tokens_by_row(answer for answer in found if isinstance(answer, RowAnswer))
 
 
 def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, engine: Engine) -> tuple[list[RowRequest], int]:

@@ -17,8 +17,10 @@ from workers.contracts import EvaluationSpec, files_below, fingerprint
 from workers.inference.comparison import ArmTotals, Measurement
 from workers.inference.report import tokens_by_row
 from workers.inference.rows import RowRequest
+from workers.kinds import MODEL_AND_ADAPTER
 
-EQUAL, DIFFERENT = "equal", "different"
+# EQUAL_WITH_ADAPTER: equal to the model with the speculator's own adapter, but not to the model that was named.
+EQUAL, EQUAL_WITH_ADAPTER, DIFFERENT = "equal", "equal_with_adapter", "different"
 
 
 def evidence(
@@ -31,10 +33,12 @@ def evidence(
     return {
         "exact": report["exact"],
         "exact_reason": report["exact_reason"],
-        "result": EQUAL if equal == held_out else DIFFERENT,
+        "result": _result(report),
+        "equal_to": report["equal_to"],
         "counts": {
             "prompts": held_out,
             "equal": equal,
+            "equal_to_model": report["outputs_equal_to_model"],
             "different": held_out - equal,
             "refused": report["rows_refused"],
             "answers": sum(len(arm.answers) for m in measurements for arm in (m.plain, m.speculative)),
@@ -59,6 +63,14 @@ def evidence(
         "weights": report["weights"],
         "build": build_identity(),
     }
+
+
+def _result(report: dict[str, Any]) -> str:
+    held_out = report["prompts_held_out"]
+    if report["outputs_equal_to_model"] == held_out == report["outputs_equal"]:
+        return EQUAL
+    is_equal = report["outputs_equal"] == held_out and report["equal_to"] == MODEL_AND_ADAPTER
+    return EQUAL_WITH_ADAPTER if is_equal else DIFFERENT
 
 
 def answers_sha256(arm: ArmTotals) -> str:

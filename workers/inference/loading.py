@@ -9,12 +9,12 @@ from workers.failures import UserConfigError
 
 @contextmanager
 def loading_failures() -> Iterator[None]:
-    """Raises: UserConfigError: codes `model_not_loadable`, `speculator_not_loadable`."""
+    """Raises: UserConfigError: codes `model_not_loadable`, `quantized_checkpoint`, `speculator_not_loadable`."""
     try:
         yield
     except SpeculatorNotLoadable as error:
         raise UserConfigError("speculator_not_loadable", str(error)) from error
     except ModelNotLoadable as error:
-        raise UserConfigError("model_not_loadable", str(error)) from error
+        raise UserConfigError(error.code, str(error)) from error
     except (FileNotFoundError, ValueError, KeyError) as error:  # raised by libraries for tokenizer and config files
         raise UserConfigError("model_not_loadable", f"{type(error).__name__}: {error}") from error

@@ -7,6 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from workers.kinds import MODEL
+
 _PLAIN, _SPECULATIVE = "#9aa0a6", "#1a73e8"
 
 
@@ -16,7 +18,8 @@ def plot_report(report: dict[str, Any], path: Path) -> None:
     FigureCanvasAgg(figure)
     figure.suptitle(
         f"{report['model']}, drafter {report['drafter']}, {report['dtype']} on {report['device']}: "
-        f"{report['outputs_equal']} of {report['prompts_held_out']} held-out answers equal token for token"
+        f"{report['outputs_equal']} of {report['prompts_held_out']} held-out answers equal "
+        + ("token for token" if report["equal_to"] == MODEL else "those of the model with the adapter")
     )
     left, right = figure.subplots(1, 2)
     _plot_acceptance(left, report)

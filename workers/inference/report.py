@@ -1,6 +1,6 @@
 """The report of an evaluation: its measurements as JSON, with the definition of every figure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.openai.responses import merged_stats
@@ -10,12 +10,16 @@ from workers.inference.comparison import Measurement
 from workers.inference.economy import Economics
 from workers.inference.loops import is_looping
 from workers.inference.rows import RowAnswer
+from workers.kinds import MODEL, MODEL_AND_ADAPTER
 
 MAX_DIVERGENCES = 100
 
 DEFINITIONS = {
     "exact": "Whether the engine's test of row invariance passed for this model on this machine; if not, exact_reason.",
     "outputs_equal": "Prompts for which all runs, plain and speculative at all concurrencies, gave the same token ids.",
+    "equal_to": "What outputs_equal compares with: model, or model_and_adapter if the speculator has its own adapter.",
+    "outputs_equal_to_model": "Prompts for which all runs gave the token ids of the named model, without any adapter.",
+    "tokens_equal_to_model": "Share of the named model's tokens that come before the first difference of their answer.",
     "first_divergences": "For each other prompt: position of the first token that differs, counted from 0.",
     "acceptance_length": "Tokens per verify pass, including the target's own: 1 + accepted draft tokens / passes.",
     "acceptance_rate_per_position": "Position i, from 1: share of verify passes that accepted i or more draft tokens.",
@@ -47,11 +51,18 @@ def evaluation_report(
     rows_refused: int,
     row_invariance: RowInvariance,
     economics: Economics,
+    model_answers: Mapping[int, tuple[int, ...]] | None = None,
 ) -> dict[str, Any]:
-    """Args: measurements: at least one; all of the same prompts."""
+    """Builds the report.
+
+    Args:
+        measurements: at least one; all of the same prompts.
+        model_answers: the named model's answers by row, if both arms use an adapter; None: the plain arm's answers.
+    """
     lowest = min(measurements, key=lambda m: m.concurrency)
     reference = tokens_by_row(lowest.plain.answers)
     divergences = _first_divergences(measurements, reference)
+    from_model = divergences if model_answers is None else _first_divergences(measurements, model_answers)
     looping = {number for number, tokens in reference.items() if is_looping(tokens)}
     stats = lowest.speculative.speculation
     without_loops = _without(looping, lowest.speculative.answers)
@@ -68,8 +79,14 @@ def evaluation_report(
         "rows_refused": rows_refused,
         "exact": row_invariance.exact,
         "exact_reason": row_invariance.reason,
+        "equal_to": MODEL if model_answers is None else MODEL_AND_ADAPTER,
         "outputs_equal": len(reference) - len(divergences),
-        "first_divergences": divergences[:MAX_DIVERGENCES],
+        "outputs_equal_to_model": len(reference) - len(from_model),
+        "tokens_equal_to_model": _share_before(from_model, model_answers or reference),
+        "first_divergences": [
+            {"custom_id": custom_id, "position": position}
+            for _, (custom_id, position) in sorted(divergences.items())[:MAX_DIVERGENCES]
+        ],
         "num_tokens": num_tokens,
         "acceptance_length": round(stats.mean_acceptance_length, 4),
         "acceptance_rate_per_position": acceptance_rates(stats),
@@ -123,9 +140,10 @@ def tokens_by_row(answers: Iterable[RowAnswer]) -> dict[int, tuple[int, ...]]:
 
 
 def _first_divergences(
-    measurements: Sequence[Measurement], reference: dict[int, tuple[int, ...]]
-) -> list[dict[str, Any]]:
-    earliest: dict[int, tuple[str, int]] = {}  # row number -> custom_id, earliest position of a different token
+    measurements: Sequence[Measurement], reference: Mapping[int, tuple[int, ...]]
+) -> dict[int, tuple[str, int]]:
+    """Returns custom_id and earliest position of a different token, by row number, of the rows that differ."""
+    earliest: dict[int, tuple[str, int]] = {}
     for measurement in measurements:
         for answer in (*measurement.plain.answers, *measurement.speculative.answers):
             row = answer.request.row
@@ -135,7 +153,13 @@ def _first_divergences(
             different = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
             position = min(len(expected), len(got)) if different is None else different
             earliest[row.number] = (row.custom_id, min(position, earliest.get(row.number, ("", position))[1]))
-    return [{"custom_id": custom_id, "position": position} for _, (custom_id, position) in sorted(earliest.items())]
+    return earliest
+
+
+def _share_before(divergences: Mapping[int, tuple[str, int]], reference: Mapping[int, tuple[int, ...]]) -> float:
+    total = sum(map(len, reference.values()))
+    lost = sum(len(reference[number]) - position for number, (_, position) in divergences.items())
+    return round(1.0 - lost / max(1, total), 4)
 
 
 def _without(looping: set[int], answers: Iterable[RowAnswer]) -> SpeculationStats | None:

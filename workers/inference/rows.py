@@ -110,7 +110,8 @@ def prepare_row(
     if max_tokens is not None:
         min_tokens = min(sampling.min_tokens, max_tokens)
         sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens), min_tokens=min_tokens)
-    return RowRequest(row, parsed, Request(str(row.number), parsed.prompt_token_ids, sampling))
+    memory = "job" if parsed.remember_answers else None  # a child process answers the rows of one job only
+    return RowRequest(row, parsed, Request(str(row.number), parsed.prompt_token_ids, sampling, memory=memory))
 
 
 def _row_seed(key: str, number: int) -> int:

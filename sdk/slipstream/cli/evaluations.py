@@ -131,7 +131,7 @@ def verify_(
     cli = context_of(context)
     cli.output.one(statement)
     if statement.get("result") != EQUAL:
-        cli.output.note("The signature is valid. The certificate says that some answers differ.")
+        cli.output.note("The signature is valid, but some answers differ from those of the model.")
         raise typer.Exit(DIFFERENT)
 
 

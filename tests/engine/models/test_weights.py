@@ -1,12 +1,14 @@
 """A model with int8 weights is close to the original model, and its rows do not depend on each other."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import ModelNotLoadable
+from engine.errors import ModelNotLoadable, QuantizedCheckpoint
 from engine.load import load_model
 from tests.tiny_model import make_tiny_model
 
@@ -45,6 +47,32 @@ def test_int8_weights_of_unsupported_models_are_refused(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3")
     with pytest.raises(ModelNotLoadable, match="int8 weights are for the dense models"):
         load_model(folder, weights="int8")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "deepseek_v3", "olmo2"])
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"compression_config": {"quant_method": "compressed-tensors"}},
+        {"text_config": {"quantization_config": {"quant_method": "awq"}}},
+    ],
+)
+def test_a_quantized_checkpoint_is_not_loaded(tmp_path: Path, architecture: str, quantization: dict[str, Any]) -> None:
+    """Its tensors have the usual names and shapes, so it would load, with its scales ignored."""
+    path = make_tiny_model(tmp_path, architecture) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | quantization))
+
+    with pytest.raises(QuantizedCheckpoint, match="upload the bf16 checkpoint") as refused:
+        load_model(tmp_path)
+    assert refused.value.code == "quantized_checkpoint"
+
+
+def test_a_model_with_the_file_of_a_quantization_tool_is_not_loaded(tmp_path: Path) -> None:
+    (make_tiny_model(tmp_path) / "hf_quant_config.json").write_text("{}")
+
+    with pytest.raises(QuantizedCheckpoint, match=r"hf_quant_config\.json"):
+        load_model(tmp_path)
 
 
 def test_an_unknown_value_of_weights_is_refused() -> None:

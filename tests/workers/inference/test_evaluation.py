@@ -92,7 +92,14 @@ def test_the_evidence_describes_the_run_and_its_result(tmp_path: Path, tiny_mode
     spec = make_spec(tmp_path, tiny_model, rows)
     found = json.loads(Path(run_evaluation(spec, Recorder()).artifacts["evidence"]).read_text())
     assert found["result"] == "equal"
-    assert found["counts"] == {"prompts": 5, "equal": 5, "different": 0, "refused": 1, "answers": 5 * 2 * 2}
+    assert found["counts"] == {
+        "prompts": 5,
+        "equal": 5,
+        "equal_to_model": 5,
+        "different": 0,
+        "refused": 1,
+        "answers": 5 * 2 * 2,
+    }
     digest = hashlib.sha256(Path(spec.prompts_path).read_bytes()).hexdigest()
     assert found["prompts"] == {"sha256": digest, "count": 6}
     assert found["answers"]["plain_sha256"] == found["answers"]["speculative_sha256"]
@@ -241,7 +248,7 @@ class AnswerFactory:
         return ArmTotals([sum(a.num_tokens for a in answers)], [seconds], list(answers))
 
 
-def report_of(*measurements: Measurement) -> dict[str, Any]:
+def report_of(*measurements: Measurement, model_answers: dict[int, tuple[int, ...]] | None = None) -> dict[str, Any]:
     return evaluation_report(
         measurements,
         drafter="d",
@@ -254,6 +261,7 @@ def report_of(*measurements: Measurement) -> dict[str, Any]:
         rows_refused=0,
         row_invariance=EXACT,
         economics=Economics(price_per_gpu_hour=3.6, training_seconds=100.0),
+        model_answers=model_answers,
     )
 
 
@@ -284,6 +292,19 @@ def test_a_plain_answer_that_changes_with_concurrency_counts_as_different(factor
     assert report["outputs_equal"] == 0
 
 
+def test_a_report_with_an_adapter_also_compares_with_the_model_itself(factory: AnswerFactory) -> None:
+    answers = factory.totals(factory.answer(0, [70, 71]), factory.answer(1, [70, 71, 72, 73]), seconds=1.0)
+    of_the_model = {0: (70, 71), 1: (70, 99, 72, 73)}
+
+    report = report_of(Measurement(1, answers, answers), model_answers=of_the_model)
+
+    assert (report["equal_to"], report["outputs_equal"]) == ("model_and_adapter", 2)
+    assert report["outputs_equal_to_model"] == 1
+    assert report["tokens_equal_to_model"] == 0.5  # two tokens of the first answer and one of the second, of six
+    plain = report_of(Measurement(1, answers, answers))
+    assert (plain["equal_to"], plain["outputs_equal_to_model"], plain["tokens_equal_to_model"]) == ("model", 2, 1.0)
+
+
 def test_looping_answers_are_counted_and_excluded_from_the_figures_without_loops(factory: AnswerFactory) -> None:
     normal = factory.answer(0, list(range(70, 90)), passes=10, accepted=1)
     looping = factory.answer(1, [70, 71] * 20, passes=10, accepted=5)
@@ -312,7 +333,14 @@ def test_the_result_in_the_evidence_is_different_if_one_answer_differs(
     spec = make_spec(tmp_path, tiny_model, chat_rows(3))
     found = evidence(spec, [answer.request for answer in answers], measurements, report_of(*measurements))
     assert found["result"] == "different"
-    assert found["counts"] == {"prompts": 3, "equal": 2, "different": 1, "refused": 0, "answers": 6}
+    assert found["counts"] == {
+        "prompts": 3,
+        "equal": 2,
+        "equal_to_model": 2,
+        "different": 1,
+        "refused": 0,
+        "answers": 6,
+    }
     assert found["answers"]["plain_sha256"] != found["answers"]["speculative_sha256"]
 
 

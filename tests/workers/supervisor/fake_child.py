@@ -21,6 +21,7 @@ from workers.contracts import (
     Failed,
     Finished,
     Metrics,
+    ModelCheckSpec,
     Progress,
     ShardDone,
     TrainingSpec,
@@ -149,6 +150,8 @@ def main() -> None:
             run_training(spec, arguments.row_seconds)
         case EvaluationSpec() as spec:
             run_evaluation(spec)
+        case ModelCheckSpec():
+            emit(Finished(result={"perplexity": 12.5, "num_tokens": 170, "num_bytes": 750}, artifacts={}))
 
 
 if __name__ == "__main__":

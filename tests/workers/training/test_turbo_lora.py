@@ -1,5 +1,6 @@
 """Tests of training Turbo LoRA, which is an adapter together with Medusa heads, and of serving it."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,15 @@ def test_the_plain_arm_of_an_evaluation_uses_the_adapter(speculator: Path, tiny_
     plain, drafted = (generate(engine, requests()) for engine in (arms.plain, arms.speculative))
     unadapted = generate(load_engine(tiny_model), requests())
     assert [a.token_ids for a in plain] == [a.token_ids for a in drafted] != [a.token_ids for a in unadapted]
-    assert run_evaluation(spec, Recorder()).result["outputs_equal"] == 3
+    finished = run_evaluation(spec, Recorder())
+
+    report = finished.result
+    assert (report["equal_to"], report["outputs_equal"]) == ("model_and_adapter", 3)
+    assert report["outputs_equal_to_model"] < 3
+    assert 0.0 <= report["tokens_equal_to_model"] < 1.0
+    found = json.loads(Path(finished.artifacts["evidence"]).read_text())
+    assert (found["result"], found["equal_to"]) == ("equal_with_adapter", "model_and_adapter")
+    assert found["counts"]["equal_to_model"] == report["outputs_equal_to_model"]
 
 
 def test_the_files_of_a_speculator_contain_no_local_path(speculator: Path, tiny_model: Path) -> None:

@@ -1,7 +1,8 @@
-"""The name of the drafter with which the engine serves or evaluates a speculator."""
+"""What a speculator means for serving: the name of its drafter, and whether it changes answers."""
 
 from control.core.settings.config import get_config
 from control.models.catalog.models import Speculator
+from workers.kinds import OUTPUT_CHANGING_KINDS
 
 
 def drafter_of(speculator: Speculator) -> str:
@@ -10,3 +11,13 @@ def drafter_of(speculator: Speculator) -> str:
     Suffix decoding drafts copies of text from the request and from past answers.
     """
     return f"{speculator.kind}+suffix" if get_config().suffix_decoding else speculator.kind
+
+
+def changes_output(old: Speculator | None, new: Speculator | None) -> bool:
+    """Whether answers change when `new` replaces `old`. Each speculator of such a kind has an adapter of its own."""
+    return _output_of(old) != _output_of(new)
+
+
+def _output_of(speculator: Speculator | None) -> str | None:
+    """The id of the speculator whose adapter every answer uses; None: answers are those of the model."""
+    return speculator.pk if speculator is not None and speculator.kind in OUTPUT_CHANGING_KINDS else None

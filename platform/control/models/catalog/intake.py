@@ -1,6 +1,6 @@
 """Registers the models of customers: checking ──> ready | refused.
 
-A job checks each model, because the check reads every byte of it.
+A job checks each model, because the check reads every byte of it and computes the model's perplexity on a text.
 """
 
 from django.db import IntegrityError, transaction
@@ -52,9 +52,9 @@ def base_model_delete(*, base_model: BaseModel, organization: Organization) -> N
         raise ApiError(409, message, "base_model_in_use", "model_id") from error
 
 
-def base_model_accept(*, base_model: BaseModel, folder: ModelFolder) -> None:
+def base_model_accept(*, base_model: BaseModel, folder: ModelFolder, perplexity: float) -> None:
     values = {"path": str(folder.path), "model_type": folder.model_type, "revision": folder.revision}
-    _finish_check(base_model, Status.READY, **values)
+    _finish_check(base_model, Status.READY, perplexity=perplexity, **values)
 
 
 def base_model_refuse(*, base_model: BaseModel, code: str, message: str) -> None:

@@ -32,6 +32,9 @@ class BaseModel(models.Model):
         blank=True,
         help_text="SHA-256 of the configuration and weight files. A speculator records the revision of its model.",
     )
+    perplexity = models.FloatField(
+        null=True, blank=True, help_text="Per token, on the fixed text of the check; null: not measured."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -28,6 +28,9 @@ class BaseModelObject(ResponseModel):
     revision: str | None = Field(
         description="The revision of the weights. A speculator serves only the revision that it was trained for."
     )
+    perplexity: float | None = Field(
+        description="Per token, on a fixed English text. Null: not measured, as for shared models."
+    )
     is_shared: bool
     created_at: Unix
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from django import forms
 from django.core.files.uploadedfile import UploadedFile
@@ -157,7 +157,8 @@ def _choices(info: FieldInfo, types: tuple[Any, ...]) -> Choices | None:
     offered = next((entry for entry in info.metadata if isinstance(entry, OneOf)), None)
     if offered is not None:
         return name_choices(offered.values)
-    return [("true", "yes"), ("false", "no")] if bool in types else None
+    named = [name for kind in types if get_origin(kind) is Literal for name in get_args(kind)]
+    return [("true", "yes"), ("false", "no"), *name_choices(named)] if bool in types else None
 
 
 def _is_a(member: Any, kind: type) -> bool:

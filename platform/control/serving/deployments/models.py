@@ -28,6 +28,11 @@ class Deployment(models.Model):
         Speculator, on_delete=models.PROTECT, related_name="deployments", null=True, blank=True
     )
     adapters = models.ManyToManyField("adapters.Adapter", related_name="deployments", blank=True)
+    remember_answers = models.BooleanField(
+        default=True,
+        db_default=True,
+        help_text="Whether the engine drafts copies of a project's past answers, which it keeps in memory.",
+    )
     desired_state = models.CharField(max_length=16, choices=Desired.choices, default=Desired.RUNNING)
     state = models.CharField(max_length=16, choices=State.choices, default=State.PROVISIONING)
     generation = models.PositiveIntegerField(default=1, help_text="Incremented by every change of the desired state.")

@@ -9,7 +9,7 @@ from control.models.catalog.selectors import base_model_get, speculator_get
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.schemas import DeploymentInput, DeploymentUpdateInput
 from control.serving.deployments.selectors import deployment_get
-from control.serving.deployments.services import deployment_create, deployment_update
+from control.serving.deployments.services import deployment_create, deployment_memory_set, deployment_update
 from control.tenants.accounts.models import Organization
 
 
@@ -21,20 +21,30 @@ def create_from(organization: Organization, body: DeploymentInput) -> Deployment
         base_model=base_model_get(organization, body.model),
         speculator=_speculator(organization, body.speculator_id),
         adapters=adapters_get(organization, body.adapters),
+        remember_answers=body.remember_answers,
     )
 
 
 def update_from(deployment: Deployment, body: DeploymentUpdateInput) -> Deployment:
     """Raises: ApiError: 400, `body` is empty; 404, no such speculator or adapter; otherwise as `deployment_update`."""
-    if not body.model_fields_set:
-        message = "speculator_id: give speculator_id, adapters or both"
+    changed = body.model_fields_set - {"allow_output_change"}
+    if not changed:
+        message = "speculator_id: give speculator_id, adapters or remember_answers"
         raise ApiError(400, message, "missing_required_parameter", "speculator_id")
     organization, speculator, adapters = deployment.organization, deployment.speculator, None
+    if changed == {"remember_answers"}:
+        return deployment_memory_set(deployment=deployment, remember_answers=body.remember_answers)
     if "speculator_id" in body.model_fields_set:
         speculator = _speculator(organization, body.speculator_id)
     if "adapters" in body.model_fields_set:
         adapters = adapters_get(organization, body.adapters)
-    return deployment_update(deployment=deployment, speculator=speculator, adapters=adapters)
+    return deployment_update(
+        deployment=deployment,
+        speculator=speculator,
+        adapters=adapters,
+        allow_output_change=body.allow_output_change,
+        remember_answers=body.remember_answers if "remember_answers" in changed else None,
+    )
 
 
 def _speculator(organization: Organization, speculator_id: str | None) -> Speculator | None:
@@ -59,5 +69,6 @@ CHANGE_DEPLOYMENT = ConsoleForm(
     initial=lambda row: {
         "speculator_id": row.speculator_id,
         "adapters": [adapter.pk for adapter in row.adapters.all()],
+        "remember_answers": row.remember_answers,
     },
 )

@@ -10,7 +10,13 @@ from control.serving.deployments.figures import PeriodFigures
 from control.serving.deployments.models import Deployment
 
 MAX_ADAPTERS = 32
+ALLOW_OUTPUT_CHANGE = (
+    "Accept a speculator with which answers change: to or from the kind `turbo_lora`, whose adapter every answer uses."
+)
 
+_REMEMBER_ANSWERS = (
+    "Whether the engine may draft copies of a project's past answers. It keeps them in the memory of its process only."
+)
 _AdapterIds = Annotated[list[Annotated[str, Text(40)]], Field(max_length=MAX_ADAPTERS)]
 
 
@@ -19,6 +25,7 @@ class DeploymentInput(RequestModel):
     model: Annotated[str, Text(120)]
     speculator_id: Annotated[str, Text(40)] | None = None
     adapters: _AdapterIds = Field(default_factory=list, description="The ids of the adapters.")
+    remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
 
 
 class DeploymentUpdateInput(RequestModel):
@@ -26,6 +33,8 @@ class DeploymentUpdateInput(RequestModel):
 
     speculator_id: Annotated[str, Text(40)] | None = None
     adapters: _AdapterIds = Field(default_factory=list, description="The ids of all adapters from now on.")
+    allow_output_change: bool = Field(default=False, description=ALLOW_OUTPUT_CHANGE)
+    remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
 
 
 class ServedAdapter(ResponseModel):
@@ -41,6 +50,7 @@ class DeploymentObject(ResponseModel):
     model: str
     speculator_id: str | None
     adapters: list[ServedAdapter]
+    remember_answers: bool
     desired_state: Annotated[str, OneOf(Deployment.Desired)]
     state: Annotated[str, OneOf(Deployment.State)]
     error: SkipValidation[Failure | None]

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from control.core.api.errors import ApiError
 from control.models.adapters.models import Adapter
+from control.models.catalog.drafters import changes_output
 from control.models.catalog.models import BaseModel, Speculator
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.states import RUNNING_STATES, State, transition
@@ -28,6 +29,7 @@ def deployment_create(
     base_model: BaseModel,
     speculator: Speculator | None = None,
     adapters: Sequence[Adapter] = (),
+    remember_answers: bool = True,
 ) -> Deployment:
     """Creates a deployment that answers requests for the model `name`. The supervisor starts its process.
 
@@ -46,7 +48,11 @@ def deployment_create(
     try:
         with transaction.atomic():  # a savepoint, so that a failed insert does not break the caller's transaction
             deployment = Deployment.objects.create(
-                organization=organization, name=name, base_model=base_model, speculator=speculator
+                organization=organization,
+                name=name,
+                base_model=base_model,
+                speculator=speculator,
+                remember_answers=remember_answers,
             )
     except IntegrityError as error:
         raise ApiError(409, f"There is already a deployment named {name!r}.", "name_taken", "name") from error
@@ -75,18 +81,39 @@ def _check_speculator(speculator: Speculator, base_model: BaseModel) -> None:
         raise ApiError(409, message, "speculator_mismatch", "speculator_id")
 
 
+def output_change_refuse(deployment: Deployment, speculator: Speculator | None) -> None:
+    """Raises: ApiError: 409, answers change if this speculator replaces that of the deployment."""
+    if changes_output(deployment.speculator, speculator):
+        message = (
+            "With this speculator the answers change, because one of the two speculators contains an adapter that "
+            "every answer uses. Set allow_output_change to true to accept that."
+        )
+        raise ApiError(409, message, "output_change", "speculator_id")
+
+
 @audited("deployment.update")
 @transaction.atomic
 def deployment_update(
-    *, deployment: Deployment, speculator: Speculator | None, adapters: Sequence[Adapter] | None = None
+    *,
+    deployment: Deployment,
+    speculator: Speculator | None,
+    adapters: Sequence[Adapter] | None = None,
+    allow_output_change: bool = False,
+    remember_answers: bool | None = None,
 ) -> Deployment:
     """Changes the speculator and the adapters. The new generation makes a running endpoint drain and restart.
 
     Args:
         speculator: None: serve without a speculator.
         adapters: the complete new list; None: leave the adapters as they are.
-    Raises: ApiError: 409, as `deployment_create`, except for the name.
+        allow_output_change: accept a speculator with which answers change.
+        remember_answers: None: leave it as it is.
+    Raises: ApiError: 409, as `deployment_create`, except for the name, or answers would change.
     """
+    if not allow_output_change:
+        output_change_refuse(deployment, speculator)
+    if remember_answers is not None:
+        deployment_memory_set(deployment=deployment, remember_answers=remember_answers)
     if adapters is not None:
         _check_adapters(adapters, deployment.base_model)
         deployment.adapters.set(adapters)
@@ -95,6 +122,15 @@ def deployment_update(
     Deployment.objects.filter(pk=deployment.pk).update(
         speculator=speculator, generation=F("generation") + 1, crashes=[], not_before=None
     )
+    deployment.refresh_from_db()
+    return deployment
+
+
+@audited("deployment.update")
+@transaction.atomic
+def deployment_memory_set(*, deployment: Deployment, remember_answers: bool) -> Deployment:
+    """The gateway reads the switch with each request, so the endpoint is not restarted."""
+    Deployment.objects.filter(pk=deployment.pk).update(remember_answers=remember_answers)
     deployment.refresh_from_db()
     return deployment
 

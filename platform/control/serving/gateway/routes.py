@@ -50,6 +50,7 @@ class Route:
     input_nanousd: int  # a token's price
     output_nanousd: int
     context_tokens: int
+    remembers_answers: bool  # whether drafts may be copied from past answers
 
     def choose(self) -> Process:
         """Selects the canary for its share of the requests. If only one process is up, it gets all requests."""
@@ -134,6 +135,7 @@ def route_read(key: ApiKey, model: str) -> Route:
         input_nanousd=price.input_nanousd,
         output_nanousd=price.output_nanousd,
         context_tokens=_context_tokens(deployment.base_model.path, deployment.base_model.revision),
+        remembers_answers=deployment.remember_answers,
     )
 
 

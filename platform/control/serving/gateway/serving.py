@@ -109,7 +109,13 @@ async def _serve(request: HttpRequest, backend: Backend, key: ApiKey, until_comp
         reservation_id=reservation_id,
         span=_begin_span(body["model"], request.path),
     )
-    send = partial(forward, path=request.path, body=metered_request(body) or raw, request_id=request_id(request))
+    send = partial(
+        forward,
+        path=request.path,
+        body=metered_request(body) or raw,
+        request_id=request_id(request),
+        memory=(caller.project_id or caller.organization_id) if route.remembers_answers else None,
+    )
     answer = await exchange.send(send, key, route)
     headers = {"Content-Type": answer.content_type}
     if answer.retry_after is not None:

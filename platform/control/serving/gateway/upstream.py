@@ -43,9 +43,10 @@ class Answer:
     body: bytes | AsyncGenerator[bytes]  # a generator if the answer is an event stream
 
 
-async def forward(target: Target, path: str, body: bytes, *, request_id: str) -> Answer:
+async def forward(target: Target, path: str, body: bytes, *, request_id: str, memory: str | None) -> Answer:
     """Returns once the whole answer or the first event of a stream has arrived.
 
+    Args: memory: requests with the same value may draft copies of each other's answers; None: this one shares nothing.
     Raises: ApiError: 502, the engine failed before then; NotConnected: before it got the request.
     """
     client = _client()
@@ -57,6 +58,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str) ->
             "Content-Type": "application/json",
             "Authorization": f"Bearer {target.token}",
             "x-request-id": request_id,
+            **({} if memory is None else {"x-slipstream-memory": memory}),
         },
     )
     try:

@@ -18,6 +18,7 @@ def create_from(deployment: Deployment, body: RolloutInput) -> Rollout:
         share_percent=body.share_percent,
         terms=body.terms(),
         max_seconds=body.max_seconds,
+        allow_output_change=body.allow_output_change,
     )
 
 

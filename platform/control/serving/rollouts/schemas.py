@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SkipValidation
 
 from control.core.api.schemas import IntRange, Number, OneOf, RequestModel, ResponseModel, Text, Unix
+from control.serving.deployments.schemas import ALLOW_OUTPUT_CHANGE
 from control.serving.rollouts.decision import Terms
 from control.serving.rollouts.models import Rollout
 
@@ -16,6 +17,7 @@ class RolloutInput(RequestModel):
     max_acceptance_drop: Annotated[Number, Field(ge=0, le=1)] = 0.05
     max_error_rate: Annotated[Number, Field(ge=0, le=1)] = 0.01
     max_seconds: Annotated[int, IntRange(60, 7 * 86400)] = 86400
+    allow_output_change: bool = Field(default=False, description=ALLOW_OUTPUT_CHANGE)
 
     def terms(self) -> Terms:
         return Terms(

@@ -18,7 +18,13 @@ from control.core.api.errors import ApiError
 from control.models.catalog.models import Speculator
 from control.serving.deployments.figures import figures_since
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.services import canary_create, canary_share, deployment_delete, deployment_update
+from control.serving.deployments.services import (
+    canary_create,
+    canary_share,
+    deployment_delete,
+    deployment_update,
+    output_change_refuse,
+)
 from control.serving.rollouts.decision import Decision, Figures, Terms, decide
 from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.selectors import ACTIVE, rollouts_active
@@ -38,14 +44,21 @@ def rollout_create(
     share_percent: int,
     terms: Terms,
     max_seconds: int,
+    allow_output_change: bool = False,
 ) -> Rollout:
-    """Raises: ApiError: 409, the deployment is not running or has an active rollout, or the speculator does not fit."""
+    """Creates the rollout and its canary.
+
+    Raises: ApiError: 409, the deployment is not running or has an active rollout, the speculator does not fit, or
+        answers would change and `allow_output_change` is false.
+    """
     if deployment.state not in (State.READY, State.DEGRADED):
         message = f"The deployment is {deployment.state}: a rollout needs a deployment that is ready or degraded."
         raise ApiError(409, message, "deployment_not_ready", "deployment_id")
     if deployment.speculator_id == speculator.pk:
         message = "The deployment already serves with this speculator."
         raise ApiError(409, message, "nothing_to_roll_out", "speculator_id")
+    if not allow_output_change:
+        output_change_refuse(deployment, speculator)
     try:
         with transaction.atomic():
             return Rollout.objects.create(
@@ -127,7 +140,7 @@ def _finish(rollout: Rollout) -> None:
     elif deployment.state == State.FAILED:
         with transaction.atomic():
             if _roll_back(rollout, "deployment_failed", "The deployment did not start with the new speculator."):
-                deployment_update(deployment=deployment, speculator=rollout.previous)
+                deployment_update(deployment=deployment, speculator=rollout.previous, allow_output_change=True)
     elif deployment.state == State.READY and deployment.observed_generation == deployment.generation:
         with transaction.atomic():
             if _move(rollout, Status.PROMOTED, finished_at=timezone.now()):
@@ -162,7 +175,7 @@ def _promote(rollout: Rollout, decision: Decision, figures: Mapping[str, object]
     reason = {"code": decision.code, "message": decision.message}
     if _move(rollout, Status.PROMOTING, reason=reason, figures=figures):
         canary_share(canary=rollout.canary, percent=100)
-        deployment_update(deployment=rollout.deployment, speculator=rollout.speculator)
+        deployment_update(deployment=rollout.deployment, speculator=rollout.speculator, allow_output_change=True)
 
 
 @transaction.atomic

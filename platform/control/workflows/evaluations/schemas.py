@@ -39,7 +39,10 @@ class EvaluationObject(ResponseModel):
     metrics: SkipValidation[Figures] = Field(
         description="The latest metrics; `eta_seconds` is estimated from the speed at the current concurrency."
     )
-    result: SkipValidation[Literal["equal", "different"] | None] = Field(description="The certificate's result.")
+    result: SkipValidation[Literal["equal", "equal_with_adapter", "different"] | None] = Field(
+        description="The certificate's result. `equal_with_adapter`: the answers equal those of the model with the "
+        "speculator's own adapter, but not those of the model."
+    )
     report: SkipValidation[Figures | None] = Field(description="The report's `definitions` explain its figures.")
     error: SkipValidation[Figures | None]
     created_at: Unix

@@ -4,30 +4,47 @@ from collections.abc import Mapping
 from typing import Any
 
 from control.workflows.pipelines.schemas import Gate
+from workers.kinds import MODEL_AND_ADAPTER
 
 
 def gate_objections(gate: Gate, report: Mapping[str, Any]) -> list[str]:
     """Returns one message for each condition that the report does not meet; none if the speculator passes."""
     objections = []
-    if gate.outputs_equal and (objection := _inequality(report)):
+    if gate.outputs_equal is not False and (objection := _inequality(gate, report)):
         objections.append(objection)
-    if report["speedup"] < gate.min_speedup:
-        objections.append(f"speedup must be at least {gate.min_speedup:g}, got {report['speedup']:.3f}")
-    minimum = gate.min_acceptance_length
-    if minimum is not None and report["acceptance_length"] < minimum:
-        objections.append(f"acceptance_length must be at least {minimum:g}, got {report['acceptance_length']:.3f}")
+    judged = _judged(gate, report)
+    if not judged:
+        objections.append(f"the report must have figures at concurrency {gate.concurrency}")
+    for point in judged:
+        at = f" at concurrency {point['concurrency']}" if "concurrency" in point else ""
+        if point["speedup"] < gate.min_speedup:
+            objections.append(f"speedup must be at least {gate.min_speedup:g}{at}, got {point['speedup']:.3f}")
+        minimum = gate.min_acceptance_length
+        if minimum is not None and point["acceptance_length"] < minimum:
+            got = f"{point['acceptance_length']:.3f}"
+            objections.append(f"acceptance_length must be at least {minimum:g}{at}, got {got}")
     return objections
 
 
-def _inequality(report: Mapping[str, Any]) -> str | None:
+def _inequality(gate: Gate, report: Mapping[str, Any]) -> str | None:
     """Returns why the report does not show equal outputs; None if it does.
 
     Equality that was measured on held-out prompts counts even if the engine's test of row invariance did not pass.
     """
-    equal, total, exact = report["outputs_equal"], report["prompts_held_out"], report.get("exact", True)
+    total, exact = report["prompts_held_out"], report.get("exact", True)
+    if gate.outputs_equal == MODEL_AND_ADAPTER:
+        equal, reference = report["outputs_equal"], "the model and the adapter"
+    else:  # reports of older versions compare only with the plain arm: the named model, unless there is an adapter
+        equal, reference = report.get("outputs_equal_to_model", report["outputs_equal"]), "the model"
     if equal == total and (exact or total > 0):
         return None
     reason = "" if exact else f"; the machine is not exact: {report.get('exact_reason')}"
     if total == 0:
         return f"outputs_equal was not measured on any held-out prompt{reason}"
-    return f"outputs_equal must be all {total} held-out prompts, got {equal}{reason}"
+    return f"outputs_equal must be all {total} held-out prompts, got {equal} (compared with {reference}){reason}"
+
+
+def _judged(gate: Gate, report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the figures at the gate's concurrency, or, if it names none, at each evaluated concurrency."""
+    points = report.get("concurrencies") or [report]
+    return [point for point in points if gate.concurrency in (None, point.get("concurrency"))]

@@ -31,6 +31,9 @@ class Pipeline(models.Model):
     base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="pipelines")
     prompts_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")
     held_out_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")
+    held_out_duplicates = models.PositiveIntegerField(
+        default=0, db_default=0, help_text="Rows of the held-out file that are not evaluated: they are trained on."
+    )
     training = models.JSONField(default=dict, blank=True, help_text="kind and hyperparameters")
     evaluation = models.JSONField(default=dict, blank=True, help_text="concurrencies, max_tokens")
     gate = models.JSONField(default=dict, blank=True, help_text="min_speedup, min_acceptance_length, outputs_equal")

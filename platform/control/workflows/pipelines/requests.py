@@ -12,7 +12,7 @@ from control.workflows.pipelines.services import pipeline_create
 from control.workflows.quotes.selectors import quotes_list
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.kinds import read_hyperparameters
-from workers.kinds import TRAINED_KINDS
+from workers.kinds import OUTPUT_CHANGING_KINDS, TRAINED_KINDS
 
 
 def create_from(organization: Organization, body: PipelineRequest) -> Pipeline:
@@ -21,6 +21,7 @@ def create_from(organization: Organization, body: PipelineRequest) -> Pipeline:
     """
     _check_hyperparameters(body.training)
     _check_prompts(body)
+    _check_gate(body)
     return pipeline_create(organization=organization, request=body)
 
 
@@ -45,6 +46,20 @@ def _check_prompts(body: PipelineRequest) -> None:
     if body.held_out_file is not None and body.held_out is not None:
         message = "held_out splits rows off prompts_file; it cannot be given together with held_out_file"
         raise ApiError(400, message, "invalid_value", "held_out")
+
+
+def _check_gate(body: PipelineRequest) -> None:
+    """Refuses at once a gate that the evaluation could never meet or answer."""
+    gate, evaluated = body.gate, body.evaluation.concurrencies
+    if gate.concurrency is not None and gate.concurrency not in evaluated:
+        message = f"gate.concurrency must be one of evaluation.concurrencies {evaluated}, got {gate.concurrency}"
+        raise ApiError(400, message, "invalid_value", "gate.concurrency")
+    if body.training.kind in OUTPUT_CHANGING_KINDS and gate.outputs_equal is True:
+        message = (
+            f"gate.outputs_equal must be model, model_and_adapter or false for a {body.training.kind}, "
+            "whose adapter changes the answers of the model"
+        )
+        raise ApiError(400, message, "invalid_value", "gate.outputs_equal")
 
 
 CREATE_PIPELINE = ConsoleForm(

@@ -32,7 +32,15 @@ class Evaluation(RequestModel, strict=True):
 class Gate(RequestModel, strict=True):
     min_speedup: Annotated[float, Field(ge=0)] = 1.0
     min_acceptance_length: Annotated[float, Field(ge=0)] | None = None
-    outputs_equal: bool = True
+    concurrency: Annotated[int, Field(ge=1, le=256)] | None = Field(
+        default=None,
+        description="The evaluated concurrency at which speedup and acceptance length are judged. Null: at each.",
+    )
+    outputs_equal: bool | Literal["model", "model_and_adapter"] = Field(
+        default=True,
+        description="`model` or true: all answers must equal those of the model that you named. `model_and_adapter`: "
+        "those of the model with the speculator's own adapter, if its kind has one. false: they may differ.",
+    )
 
 
 class PipelineRequest(RequestModel, strict=True):
@@ -106,6 +114,9 @@ class PipelineObject(ResponseModel):
     status: Annotated[str, OneOf(Status)]
     prompts_file: str
     held_out_file: str
+    held_out_duplicates: int = Field(
+        description="Rows of your `held_out_file` that are left out because their prompts are training prompts."
+    )
     training: SkipValidation[Figures]
     evaluation: SkipValidation[Figures]
     gate: SkipValidation[Figures]

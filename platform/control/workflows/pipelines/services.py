@@ -45,12 +45,13 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
         _refuse_taken_name(organization, request.name)
     queued_quota_check(organization.pk)  # to fail early; the first stage checks again, under the lock
     identity = pipeline_id()
-    key = held_out_key(organization.pk, identity)
+    key, num_duplicates = held_out_key(organization.pk, identity), 0
     if request.held_out_file is None:
         prompts, held_out = _split(prompts, request.held_out, base_model=base_model, key=key)
     else:
         held_out = _batch_file(organization, request.held_out_file, "held_out_file")
-        normalise_held_out(held_out, base_model=base_model, key=key)
+        stored = normalise_held_out(held_out, base_model=base_model, key=key, training_prompts=prompts)
+        num_duplicates = stored.num_duplicates
     status = Status.DISTILLING if batch is None else Status.TRAINING
     with transaction.atomic():
         pipeline = Pipeline.objects.create(
@@ -60,6 +61,7 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
             base_model=base_model,
             prompts_file=prompts,
             held_out_file=held_out,
+            held_out_duplicates=num_duplicates,
             training=request.training.model_dump(),
             evaluation=request.evaluation.model_dump(),
             gate=request.gate.model_dump(),

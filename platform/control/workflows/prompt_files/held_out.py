@@ -9,12 +9,14 @@ are therefore those of the customer's file.
 
 import hashlib
 import heapq
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from control.core.api.errors import ApiError
 from control.core.storage.backends import ObjectMissing, get_storage
@@ -22,7 +24,7 @@ from control.data.files.models import File
 from control.data.files.services import file_create
 from control.models.catalog.models import BaseModel
 from control.workflows.prompt_files.lines import MAX_LINE_BYTES, Readable, read_lines
-from control.workflows.prompt_files.rows import ENDPOINTS, RowError, parse_row
+from control.workflows.prompt_files.rows import ENDPOINTS, RowError, parse_object, parse_row
 from control.workflows.prompt_files.validation import ModelChoice, validate
 
 HELD_OUT_FRACTION = 0.1
@@ -84,26 +86,68 @@ def endpoint_of(file: File) -> str:
         return _eligible(source).endpoint
 
 
-def normalise_held_out(file: File, *, base_model: BaseModel, key: str, param: str = "held_out_file") -> int:
-    """Stores the normalised rows for workers. Returns: their number.
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    num_rows: int  # stored rows
+    num_duplicates: int  # rows that were left out because their prompt is a training prompt
+
+
+def normalise_held_out(
+    file: File,
+    *,
+    base_model: BaseModel,
+    key: str,
+    param: str = "held_out_file",
+    training_prompts: File | None = None,
+) -> HeldOut:
+    """Stores the normalised rows for workers, without those whose prompt is also in `training_prompts`.
 
     Args:
         param: the request's parameter that named the file.
 
-    Raises: ApiError: 400 for the first bad line.
+    Raises: ApiError: 400 for the first bad line, or because every prompt is a training prompt.
     """
     choice = ModelChoice(visible=[base_model.name], default=base_model.name, is_fixed=True)
+    trained = frozenset() if training_prompts is None else _prompt_digests(training_prompts)
+    num_duplicates = 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
         with _opened(file) as source, path.open("wb") as rows:
-            report = validate(source, endpoint=endpoint_of(file), models=choice, write=rows.write)
+
+            def write(line: bytes) -> None:
+                nonlocal num_duplicates
+                if trained and _prompt_digest(json.loads(line)["body"]) in trained:
+                    num_duplicates += 1
+                else:
+                    rows.write(line)
+
+            report = validate(source, endpoint=endpoint_of(file), models=choice, write=write)
         if report.errors:
             first = report.errors[0]
             position = "" if first["line"] is None else f" line {first['line']}:"
             message = f"{param}:{position} {first['message']} ({report.num_errors} errors in all)"
             raise ApiError(400, message, first["code"], param)
+        if num_duplicates == report.num_rows:
+            message = f"{param}: all {num_duplicates} prompts are also in the training prompts, so none is held out"
+            raise ApiError(400, message, "no_held_out_prompts", param)
         get_storage().put_file(key, path)
-    return report.num_rows
+    return HeldOut(report.num_rows - num_duplicates, num_duplicates)
+
+
+def _prompt_digests(file: File) -> frozenset[bytes]:
+    """Returns digests of the prompts of all valid rows; the batch reports the invalid ones."""
+    digests = set()
+    with _opened(file) as source:
+        for line in read_lines(source):
+            with suppress(RowError):
+                digests.add(_prompt_digest(parse_object(line.content or b"").get("body")))
+    return frozenset(digests)
+
+
+def _prompt_digest(body: Any) -> bytes:
+    """Identifies what the model reads. Two rows have the same digest if only ids or sampling settings differ."""
+    read = {name: body.get(name) for name in ("messages", "prompt", "tools")} if isinstance(body, dict) else None
+    return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).digest()
 
 
 def _opened(file: File) -> BinaryIO:

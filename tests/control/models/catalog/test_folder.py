@@ -80,6 +80,25 @@ def test_a_folder_with_a_missing_invalid_or_forbidden_file_is_refused(
     assert error_code_of(folder) == code
 
 
+@pytest.mark.parametrize("method", ["fp8", "compressed-tensors", "awq", "gptq", "bitsandbytes"])
+def test_a_quantized_checkpoint_is_refused_and_its_method_is_named(tmp_path: Path, method: str) -> None:
+    folder = make_folder(tmp_path / "model")
+    config = {"model_type": "llama", "quantization_config": {"quant_method": method}}
+    (folder / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(UnusableModel, match=rf"method {method}.* upload the bf16 checkpoint") as refused:
+        inspect_folder(folder)
+    assert refused.value.code == "quantized_checkpoint"
+
+
+@pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "quant_config.json"])
+def test_a_folder_with_the_file_of_a_quantization_tool_is_refused(tmp_path: Path, name: str) -> None:
+    folder = make_folder(tmp_path / "model")
+    (folder / name).write_text("{}")
+
+    assert error_code_of(folder) == "quantized_checkpoint"
+
+
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     assert error_code_of(tmp_path / "none") == "model_folder_missing"
 

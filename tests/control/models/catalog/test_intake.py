@@ -25,7 +25,13 @@ from control.tenants.accounts.models import Organization
 from control.tenants.events.models import Event
 from tests.control.factories import make_base_model
 from tests.control.models.catalog.test_folder import TENSOR, make_folder, safetensors
+from tests.tiny_model import make_tiny_model, train_tiny_model
+from workers.contracts import FailureClass, Finished
+from workers.inference.perplexity import TEXT
+from workers.supervisor import model_check
 from workers.supervisor.attempt import run_attempt
+from workers.supervisor.outcomes import AttemptFailed
+from workers.supervisor.run_child import run_child
 from workers.supervisor.worker import HANDLERS
 
 
@@ -37,6 +43,15 @@ def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     config = Config(data_dir=tmp_path / "data", model_roots=f"{root}/{{organization}}, s3://models/{{organization}}")
     monkeypatch.setattr(settings, "SLIPSTREAM", config)
     return root
+
+
+@pytest.fixture(autouse=True)
+def child_result(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Replaces the child process, because these folders hold no real weights. A test may change the result."""
+    result = {"perplexity": 12.5, "num_tokens": 170, "num_bytes": 770}
+    finished = Finished(result=result, artifacts={})
+    monkeypatch.setattr(model_check, "run_child", lambda *arguments, **options: finished)
+    return result
 
 
 @pytest.fixture
@@ -82,6 +97,7 @@ def test_a_worker_checks_a_folder_and_then_its_model_is_ready(
     run_check()
     ready = get_model(client, made)
     assert (ready["status"], ready["model_type"], len(ready["revision"])) == ("ready", "llama", 64)
+    assert (made["perplexity"], ready["perplexity"]) == (None, 12.5)
     assert model_folder(base_model_get(organization, "mine")) == folder
     assert Event.objects.filter(type="base_model.ready", object_id=made["id"]).count() == 1
     assert Job.objects.get().status == Job.Status.SUCCEEDED
@@ -122,6 +138,70 @@ def test_a_folder_with_code_is_refused_with_a_reason(client: Client, organizatio
     assert base_model_get(organization, "mine") == shared, "a refused model hides no shared model"
     assert client.delete(f"/v1/base_models/{made['id']}").json()["deleted"]
     register(client, folder)
+
+
+def test_a_model_with_an_implausible_perplexity_is_refused_with_the_number(
+    client: Client, organization: Organization, roots: Path, child_result: dict[str, Any]
+) -> None:
+    child_result["perplexity"] = 49_152.0
+    made = register(client, make_folder(roots / organization.pk / "llama"))
+    run_check()
+
+    refused = get_model(client, made)
+    assert (refused["status"], refused["error"]["code"]) == ("refused", "implausible_perplexity")
+    assert "49,152.0" in refused["error"]["message"]
+
+
+def test_operators_can_allow_a_higher_perplexity(
+    client: Client,
+    organization: Organization,
+    roots: Path,
+    child_result: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = settings.SLIPSTREAM.model_copy(update={"max_model_bits_per_byte": 8.5})
+    monkeypatch.setattr(settings, "SLIPSTREAM", config)
+    child_result["perplexity"] = 49_152.0
+    made = register(client, make_folder(roots / organization.pk / "llama"))
+    run_check()
+
+    assert get_model(client, made)["status"] == "ready"
+
+
+def test_a_model_that_the_engine_cannot_load_is_refused_without_naming_internal_folders(
+    client: Client, organization: Organization, bucket: S3Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(attempt: Any, spec: Any, **_: Any) -> None:
+        message = f"weights in {spec.model_dir} can't be read"
+        raise AttemptFailed(FailureClass.USER_CONFIG, "model_not_loadable", message)
+
+    monkeypatch.setattr(model_check, "run_child", fail)
+    bucket.put_folder(f"{organization.pk}/llama", make_folder(tmp_path / "made"))
+    made = register(client, f"s3://models/{organization.pk}/llama")
+    run_check()
+
+    refused = get_model(client, made)
+    assert (refused["status"], refused["error"]["code"]) == ("refused", "model_not_loadable")
+    assert str(tmp_path) not in refused["error"]["message"]
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_real_child_process_measures_the_perplexity(
+    client: Client, organization: Organization, roots: Path, monkeypatch: pytest.MonkeyPatch, is_trained: bool
+) -> None:
+    monkeypatch.setattr(model_check, "run_child", run_child)
+    folder = make_tiny_model(roots / organization.pk / "tiny")
+    if is_trained:
+        train_tiny_model(folder, TEXT)
+    made = register(client, folder)
+    run_check()
+
+    checked = get_model(client, made)
+    if is_trained:
+        assert checked["status"] == "ready"
+        assert 1.0 < checked["perplexity"] < 10.0
+    else:
+        assert checked["error"]["code"] == "implausible_perplexity"
 
 
 def test_each_machine_fetches_models_from_s3_by_itself(

@@ -69,7 +69,13 @@ class Handler(BaseHTTPRequestHandler):
         else:
             if content == "linger":
                 self._linger()
-            body_sent = {"echo": body, "path": self.path, "options": self.options, "pid": os.getpid()}
+            body_sent = {
+                "echo": body,
+                "path": self.path,
+                "options": self.options,
+                "pid": os.getpid(),
+                "memory": self.headers.get("x-slipstream-memory"),
+            }
             self._send_json(200, body_sent | {"usage": usage(2)})
 
     def _stream(self, content: str, options: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ def test_a_deployment_is_created_with_a_name_and_a_model(client: Client, organiz
         "model": model.name,
         "speculator_id": None,
         "adapters": [],
+        "remember_answers": True,
         "desired_state": "running",
         "state": "provisioning",
         "error": None,
@@ -178,6 +179,58 @@ def test_an_error_of_an_unknown_shape_is_returned_unchanged(
 
     assert client.get(f"/v1/deployments/{deployment.pk}").json()["error"] == error
     assert client.get("/v1/deployments").json()["data"][0]["error"] == error
+
+
+@pytest.mark.parametrize(
+    ("old_kind", "new_kind"),
+    [("medusa", "turbo_lora"), ("turbo_lora", "eagle3"), ("turbo_lora", "turbo_lora"), ("turbo_lora", None),
+     (None, "turbo_lora")],
+)  # fmt: skip
+def test_an_update_that_changes_answers_needs_permission(
+    client: Client, organization: Organization, old_kind: str | None, new_kind: str | None
+) -> None:
+    model = make_base_model()
+    old, new = (
+        None if kind is None else make_speculator(model, organization, version=version, kind=kind)
+        for version, kind in enumerate((old_kind, new_kind), start=1)
+    )
+    deployment = make_deployment(model, organization)
+    Deployment.objects.update(speculator=old)
+    path, body = f"/v1/deployments/{deployment.pk}", {"speculator_id": None if new is None else new.pk}
+
+    refused = client.patch(path, body, content_type="application/json")
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "output_change")
+    assert Deployment.objects.get().speculator == old
+    allowed = client.patch(path, {**body, "allow_output_change": True}, content_type="application/json")
+    assert (allowed.status_code, allowed.json()["speculator_id"]) == (200, body["speculator_id"])
+
+
+@pytest.mark.parametrize("new_kind", ["eagle3", None])
+def test_an_update_that_keeps_answers_needs_no_permission(
+    client: Client, organization: Organization, new_kind: str | None
+) -> None:
+    model = make_base_model()
+    old = make_speculator(model, organization, version=1)
+    new = None if new_kind is None else make_speculator(model, organization, version=2, kind=new_kind)
+    deployment = make_deployment(model, organization)
+    Deployment.objects.update(speculator=old)
+
+    body = {"speculator_id": None if new is None else new.pk}
+    assert client.patch(f"/v1/deployments/{deployment.pk}", body, content_type="application/json").status_code == 200
+
+
+def test_remembering_answers_is_switched_off_without_a_restart(client: Client, organization: Organization) -> None:
+    deployment = make_deployment(make_base_model(), organization)
+    path = f"/v1/deployments/{deployment.pk}"
+
+    changed = client.patch(path, {"remember_answers": False}, content_type="application/json")
+
+    assert client.get(path).json() == changed.json()
+    assert (deployment.remember_answers, changed.json()["remember_answers"]) == (True, False)
+    assert Deployment.objects.get().generation == deployment.generation
+    client.patch(path, {"adapters": []}, content_type="application/json")
+    assert client.get(path).json()["remember_answers"] is False, "a parameter that is left out does not change"
 
 
 def test_an_update_without_values_is_refused(client: Client, organization: Organization) -> None:

@@ -13,7 +13,7 @@ from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_delete, deployment_stop
 from control.serving.deployments.states import State
 from control.serving.gateway.routes import CACHE_SECONDS
-from control.tenants.accounts.models import ApiKey, Organization
+from control.tenants.accounts.models import ApiKey, Organization, Project
 from control.tenants.administration.services import api_key_revoke
 from tests.control.factories import make_base_model, make_key, make_organization
 from tests.control.serving.deployments.support import make_deployment
@@ -65,6 +65,21 @@ def test_a_request_is_passed_to_the_engine_unchanged(client: httpx2.Client, path
     assert response.json()["echo"] == body
     assert response.json()["path"] == f"/v1{path}"
     assert response.headers["x-request-id"]
+
+
+def test_the_engine_learns_the_project_of_a_key_and_a_client_cannot_choose_it(
+    base_url: str, deployment: Deployment, caller: Organization
+) -> None:
+    first, second = (Project.objects.create(organization=caller, name=name) for name in ("first", "second"))
+
+    def memory_of(**key: Any) -> Any:
+        headers = {"Authorization": f"Bearer {make_key(caller, **key)[1]}", "x-slipstream-memory": second.pk}
+        with httpx2.Client(base_url=base_url, headers=headers, trust_env=False) as client:
+            return post(client, chat("hello")).json()["memory"]
+
+    assert [memory_of(project=first), memory_of(project=second), memory_of()] == [first.pk, second.pk, caller.pk]
+    Deployment.objects.update(remember_answers=False)
+    assert memory_of(project=first) is None
 
 
 @pytest.mark.usefixtures("deployment")

@@ -116,7 +116,7 @@ def test_a_request_that_does_not_fit_under_a_spend_cap_is_told_to_lower_max_toke
 
 ROUTE = Route(
     named_id="d", main=None, canary=None, canary_percent=0, is_capped=True, input_nanousd=1, output_nanousd=1000,
-    context_tokens=100,
+    context_tokens=100, remembers_answers=True,
 )  # fmt: skip
 
 

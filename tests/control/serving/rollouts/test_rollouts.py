@@ -244,6 +244,32 @@ def test_an_invalid_rollout_is_refused(
     assert DeploymentSample.objects.count() == 0
 
 
+@pytest.mark.parametrize(("old_kind", "new_kind"), [("medusa", "turbo_lora"), ("turbo_lora", "medusa")])
+def test_a_rollout_that_changes_answers_needs_permission(
+    client: Client, deployment: Deployment, new_speculator: Speculator, old_kind: str, new_kind: str
+) -> None:
+    Speculator.objects.filter(pk=deployment.speculator_id).update(kind=old_kind)
+    Speculator.objects.filter(pk=new_speculator.pk).update(kind=new_kind)
+
+    assert start_rollout(client, deployment, new_speculator, status=409)["error"]["code"] == "output_change"
+    assert not Rollout.objects.exists()
+    start_rollout(client, deployment, new_speculator, allow_output_change=True)
+
+
+def test_a_permitted_rollout_that_changes_answers_is_promoted(
+    client: Client, deployment: Deployment, new_speculator: Speculator
+) -> None:
+    Speculator.objects.filter(pk=new_speculator.pk).update(kind="turbo_lora")
+    start_rollout(client, deployment, new_speculator, allow_output_change=True)
+    canary = update_deployment(Rollout.objects.get().canary, state=State.READY, port=2, token="t")
+    rollouts_reconcile()
+    for process in (deployment, canary):
+        add_samples(process, requests=20, accepted=20)
+    rollouts_reconcile()
+
+    assert update_deployment(deployment).speculator_id == new_speculator.pk
+
+
 def test_a_rollout_on_a_deployment_that_does_not_serve_is_refused(
     client: Client, deployment: Deployment, new_speculator: Speculator
 ) -> None:

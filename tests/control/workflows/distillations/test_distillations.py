@@ -38,7 +38,7 @@ def end_batch_of(distillation: Any, status: str = Batch.Status.COMPLETED, tokens
 
 
 def pipeline_body(organization: Organization, distillation: Any, **body: Any) -> dict[str, Any]:
-    held_out = make_file(organization, [chat_row("held-out")])
+    held_out = make_file(organization, [chat_row("held-out", content="3+3?")])
     return {
         "name": "fast", "model": "m", "distillation_id": distillation["id"], "held_out_file": held_out.pk, **body
     }  # fmt: skip

@@ -47,7 +47,12 @@ def test_one_post_starts_a_pipeline(client: Client, organization: Organization) 
         ("deploy", "pending"),
     ]
     assert body["stages"][0]["job_id"] == Job.objects.get().pk
-    assert body["gate"] == {"min_speedup": 1.0, "min_acceptance_length": None, "outputs_equal": True}
+    assert body["gate"] == {
+        "min_speedup": 1.0,
+        "min_acceptance_length": None,
+        "concurrency": None,
+        "outputs_equal": True,
+    }
     assert client.get(f"/v1/pipelines/{body['id']}").json() == body
     assert client.get("/v1/pipelines").json()["data"] == [body]
 
@@ -118,6 +123,9 @@ def test_a_pipeline_can_be_cancelled_over_the_api(client: Client, organization: 
         ({"training": {"seed": 1 << 32}}, 400, "training.seed"),
         ({"evaluation": {"concurrencies": []}}, 400, "evaluation.concurrencies"),
         ({"gate": {"min_speed": 1}}, 400, "gate.min_speed"),
+        ({"gate": {"concurrency": 4}}, 400, "gate.concurrency"),
+        ({"gate": {"outputs_equal": "adapter"}}, 400, "gate.outputs_equal"),
+        ({"training": {"kind": "turbo_lora"}}, 400, "gate.outputs_equal"),
         ({"surprise": 1}, 400, "surprise"),
     ],
 )
@@ -133,7 +141,8 @@ def test_the_error_for_an_invalid_request_names_the_field_and_creates_nothing(
 @pytest.mark.parametrize("kind", TRAINED_KINDS)
 def test_every_kind_of_speculator_can_be_trained(client: Client, organization: Organization, kind: str) -> None:
     training = {"kind": kind, "max_seconds": 60, "seed": 1}
-    response = post(client, request_body(organization, training=training))
+    gate = {"outputs_equal": "model_and_adapter"}
+    response = post(client, request_body(organization, training=training, gate=gate))
     assert response.status_code == 201
     assert response.json()["training"] == training | {"initial_speculator": None}
 
@@ -179,6 +188,17 @@ def test_another_organizations_file_cannot_be_used(
     for field in ("prompts_file", "held_out_file"):
         response = post(client, request_body(organization, **{field: foreign.pk}))
         assert (response.status_code, response.json()["error"]["param"]) == (404, field)
+
+
+def test_a_pipeline_reports_held_out_prompts_that_are_training_prompts(
+    client: Client, organization: Organization
+) -> None:
+    prompts = make_file(organization, [chat_row(f"row-{n}", content=f"prompt {n}") for n in range(10)])
+    held_out = make_file(organization, [chat_row(f"held-{n}", content=f"prompt {n}") for n in range(7, 12)])
+
+    body = post(client, request_body(organization, prompts_file=prompts.pk, held_out_file=held_out.pk)).json()
+
+    assert body["held_out_duplicates"] == 3
 
 
 def test_the_error_for_an_invalid_held_out_row_has_the_line_number_of_the_customers_file(

@@ -2,6 +2,7 @@
 
 import io
 import json
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from control.core.api.errors import ApiError
 from control.core.storage.backends import get_storage
 from control.data.files.models import File
 from control.tenants.accounts.models import Organization
-from control.workflows.prompt_files.held_out import normalise_held_out, split_prompts
+from control.workflows.prompt_files.held_out import HeldOut, normalise_held_out, split_prompts
 from tests.control.factories import chat_row, make_base_model, make_file
 
 pytestmark = pytest.mark.django_db
@@ -66,7 +67,7 @@ def test_too_few_rows_are_refused(organization: Organization, num_rows: int, req
 
 def test_held_out_rows_are_stored_in_the_format_that_workers_read(organization: Organization) -> None:
     model = make_base_model()
-    assert normalise_held_out(make_file(organization, rows(3)), base_model=model, key="k/rows.jsonl") == 3
+    assert normalise_held_out(make_file(organization, rows(3)), base_model=model, key="k/rows.jsonl") == HeldOut(3, 0)
     with get_storage().open("k/rows.jsonl") as source:
         stored = [json.loads(line) for line in source.read().splitlines()]
     assert [row["custom_id"] for row in stored] == ["row-0", "row-1", "row-2"]
@@ -79,3 +80,45 @@ def test_the_error_for_an_invalid_held_out_line_has_its_line_number(organization
         normalise_held_out(file, base_model=make_base_model(), key="k")
     assert (refusal.value.code, refusal.value.param) == ("invalid_json_line", "held_out_file")
     assert "line 2" in refusal.value.message
+
+
+def prompt_row(number: int, content: str, **body: Any) -> dict[str, Any]:
+    return chat_row(f"row-{number}", content=content, **body)
+
+
+def test_held_out_prompts_that_are_trained_on_are_left_out(organization: Organization) -> None:
+    """A prompt is the same under another custom_id, with other sampling settings, or with its keys in another order."""
+    training = make_file(organization, [prompt_row(n, f"prompt {n}") for n in range(10)])
+    reordered = {"body": {"messages": [{"content": "prompt 4", "role": "user"}], "model": ""}, "custom_id": "x"}
+    held_out = make_file(
+        organization,
+        [
+            prompt_row(100, "prompt 3", temperature=0.5),
+            prompt_row(101, "new"),
+            {"method": "POST", "url": "/v1/chat/completions", **reordered},
+            prompt_row(102, "prompt 3 again"),
+        ],
+    )
+
+    stored = normalise_held_out(held_out, base_model=make_base_model(), key="k/rows.jsonl", training_prompts=training)
+
+    assert stored == HeldOut(num_rows=2, num_duplicates=2)
+    with get_storage().open("k/rows.jsonl") as source:
+        assert [json.loads(line)["custom_id"] for line in source.read().splitlines()] == ["row-101", "row-102"]
+
+
+def test_bad_lines_of_the_training_prompts_do_not_hide_duplicates(organization: Organization) -> None:
+    training = make_file(organization, "{oops\n[]\n" + json.dumps(prompt_row(1, "same")) + "\n")
+    held_out = make_file(organization, [prompt_row(1, "same"), prompt_row(2, "new")])
+
+    stored = normalise_held_out(held_out, base_model=make_base_model(), key="k/other.jsonl", training_prompts=training)
+
+    assert stored == HeldOut(num_rows=1, num_duplicates=1)
+
+
+def test_a_held_out_file_of_training_prompts_only_is_refused(organization: Organization) -> None:
+    file = make_file(organization, [prompt_row(n, f"prompt {n}") for n in range(3)])
+    with pytest.raises(ApiError) as refusal:
+        normalise_held_out(file, base_model=make_base_model(), key="k/other.jsonl", training_prompts=file)
+    assert (refusal.value.code, refusal.value.param) == ("no_held_out_prompts", "held_out_file")
+    assert "all 3 prompts" in refusal.value.message

@@ -58,7 +58,8 @@ class BaseModelAdmin(FormAdmin):
     list_filter = ["status"]
     actions_detail = ["delete"]
     fields = [
-        "id", "name", "organization", "state", "failure", "source", "model_type", "path", "revision", "created_at",
+        "id", "name", "organization", "state", "failure", "source", "model_type", "path", "revision", "perplexity",
+        "created_at",
     ]  # fmt: skip
 
     @admin.display(description="status", ordering="status")

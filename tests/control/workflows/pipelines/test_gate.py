@@ -1,0 +1,71 @@
+"""Which reports a gate accepts."""
+
+from typing import Any
+
+import pytest
+
+from control.workflows.pipelines.gate import gate_objections
+from control.workflows.pipelines.schemas import Gate
+
+
+def report(**values: Any) -> dict[str, Any]:
+    """The report of a speculator that is fast at concurrency 1 and slow at concurrency 16."""
+    points = [
+        {"concurrency": 1, "speedup": 2.0, "acceptance_length": 3.0},
+        {"concurrency": 16, "speedup": 0.9, "acceptance_length": 2.0},
+    ]
+    return {
+        "prompts_held_out": 10,
+        "outputs_equal": 10,
+        "outputs_equal_to_model": 10,
+        "speedup": 2.0,
+        "acceptance_length": 3.0,
+        "concurrencies": points,
+        **values,
+    }
+
+
+@pytest.mark.parametrize(
+    ("gate", "num_objections"),
+    [
+        ({"concurrency": 1, "min_speedup": 1.5}, 0),
+        ({"concurrency": 16, "min_speedup": 1.5}, 1),
+        ({"concurrency": 1, "min_speedup": 1.5, "min_acceptance_length": 2.5}, 0),
+        ({"concurrency": 16, "min_speedup": 0.5, "min_acceptance_length": 2.5}, 1),
+        ({"min_speedup": 1.5}, 1),  # at every evaluated concurrency
+        ({"min_speedup": 0.5}, 0),
+        ({"concurrency": 4, "min_speedup": 0.5}, 1),  # this concurrency was not evaluated
+    ],
+)
+def test_the_speedup_is_judged_at_the_concurrency_that_the_gate_names(
+    gate: dict[str, Any], num_objections: int
+) -> None:
+    assert len(gate_objections(Gate(**gate), report())) == num_objections
+
+
+@pytest.mark.parametrize(
+    ("outputs_equal", "passes"), [(True, False), ("model", False), ("model_and_adapter", True), (False, True)]
+)
+def test_a_gate_asks_for_answers_equal_to_the_model_or_to_the_model_with_its_adapter(
+    outputs_equal: Any, passes: bool
+) -> None:
+    gate = Gate(min_speedup=0, outputs_equal=outputs_equal)
+
+    assert (gate_objections(gate, report(outputs_equal_to_model=3)) == []) == passes
+    assert gate_objections(gate, report()) == []
+
+
+@pytest.mark.parametrize(("outputs_equal", "passes"), [(True, False), ("model_and_adapter", False), (False, True)])
+def test_answers_that_differ_with_and_without_speculation_pass_only_a_gate_that_asks_for_no_equality(
+    outputs_equal: Any, passes: bool
+) -> None:
+    gate = Gate(min_speedup=0, outputs_equal=outputs_equal)
+
+    assert (gate_objections(gate, report(outputs_equal=9, outputs_equal_to_model=9)) == []) == passes
+
+
+def test_the_report_of_an_older_version_is_judged_by_its_only_figures() -> None:
+    old = {"prompts_held_out": 2, "outputs_equal": 2, "speedup": 1.5, "acceptance_length": 2.0}
+
+    assert gate_objections(Gate(min_speedup=1.2), old) == []
+    assert len(gate_objections(Gate(min_speedup=1.6), old)) == 1

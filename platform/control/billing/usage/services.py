@@ -8,7 +8,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from control.billing.usage.models import Attribution, Price, UsageRecord
-from control.billing.usage.selectors import price_of
+from control.billing.usage.selectors import price_of, prices_unassigned
 from control.tenants.authentication.caller import Caller, current_caller
 
 
@@ -20,10 +20,21 @@ class Tokens:
 
 
 def usage_add(
-    *, caller: Caller, model: str, tokens: Tokens, num_requests: int, is_batch: bool, at: dt.datetime | None = None
+    *,
+    caller: Caller,
+    model: str,
+    base_model_id: str,
+    tokens: Tokens,
+    num_requests: int,
+    is_batch: bool,
+    at: dt.datetime | None = None,
 ) -> int:
-    """Counts tokens at the current price. Returns: the cost in billionths of a dollar."""
-    price = price_of(model)
+    """Counts tokens at the base model's current price.
+
+    Args: model: the name in the request, which the customer may have chosen; it does not affect the price.
+    Returns: the cost in billionths of a dollar.
+    """
+    price = price_of(base_model_id)
     percent = price.batch_percent if is_batch else 100
     counts = {
         "input_tokens": tokens.input,
@@ -42,19 +53,19 @@ def usage_add(
         "is_batch": is_batch,
     }
     cost: int = counts["input_nanousd"] + counts["output_nanousd"]
-    if _increase(row, counts):
+    if _increase(row, base_model_id, counts):
         return cost
     try:
         with transaction.atomic():
-            UsageRecord.objects.create(**row, **counts)
+            UsageRecord.objects.create(**row, base_model_id=base_model_id, **counts)
     except IntegrityError:  # another process has created the row meanwhile
-        _increase(row, counts)
+        _increase(row, base_model_id, counts)
     return cost
 
 
-def _increase(row: dict[str, object], counts: dict[str, int]) -> bool:
+def _increase(row: dict[str, object], base_model_id: str, counts: dict[str, int]) -> bool:
     increased = {name: F(name) + count for name, count in counts.items()}
-    return bool(UsageRecord.objects.filter(**row).update(**increased))
+    return bool(UsageRecord.objects.filter(**row).update(base_model_id=base_model_id, **increased))
 
 
 def usage_attribute(*, job_id: str, organization_id: str) -> None:
@@ -78,8 +89,28 @@ def caller_of_job(*, job_id: str, organization_id: str) -> Caller:
     )
 
 
-def price_set(*, model: str, input_nanousd: int, output_nanousd: int, batch_percent: int = 50) -> Price:
-    """Sets the price from now on. An empty `model` stands for all models that have no price of their own."""
-    values = {"input_nanousd": input_nanousd, "output_nanousd": output_nanousd, "batch_percent": batch_percent}
-    price, _ = Price.objects.update_or_create(model=model, defaults=values)
+@transaction.atomic
+def price_set(
+    *, base_model_id: str, model: str = "", input_nanousd: int, output_nanousd: int, batch_percent: int = 50
+) -> Price:
+    """Sets the price from now on. It replaces a price that an earlier release stored under the model's name alone.
+
+    Args:
+        base_model_id: "" stands for all models that have no price of their own.
+        model: the base model's name.
+    """
+    prices_unassigned().filter(model=model).delete()
+    values = {
+        "model": model,
+        "input_nanousd": input_nanousd,
+        "output_nanousd": output_nanousd,
+        "batch_percent": batch_percent,
+    }
+    price, _ = Price.objects.update_or_create(base_model_id=base_model_id, defaults=values)
     return price
+
+
+def price_remove(*, model: str) -> int:
+    """Removes the price of the base model with this id, or else the prices with this name. Returns: their number."""
+    by_id = Price.objects.filter(base_model_id=model).delete()[0]
+    return by_id or Price.objects.filter(model=model).delete()[0]

@@ -7,6 +7,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.utils import timezone
 
+from control.billing.usage.selectors import require_price
 from control.core.api.errors import ApiError
 from control.models.adapters.models import Adapter
 from control.models.catalog.models import BaseModel, Speculator
@@ -31,8 +32,9 @@ def deployment_create(
 ) -> Deployment:
     """Creates a deployment that answers requests for the model `name`. The supervisor starts its process.
 
-    Raises: ApiError: 400: the name is invalid; 409: the name is taken, the speculator is not ready or was trained for
-        another revision of the base model, or an adapter belongs to another model.
+    Raises: ApiError: 400: the name is invalid; 403: the model has no price; 409: the name is taken,
+        the speculator is not ready or was trained for another revision of the base model, or an adapter belongs to
+        another model.
     """
     if not _NAME.fullmatch(name):
         message = (
@@ -40,6 +42,7 @@ def deployment_create(
             f"got {name[:80]!r}"
         )
         raise ApiError(400, message, "invalid_value", "name")
+    require_price(base_model_id=base_model.pk, name=base_model.name)
     if speculator is not None:
         _check_speculator(speculator, base_model)
     _check_adapters(adapters, base_model)
@@ -102,10 +105,14 @@ def deployment_update(
 @audited("deployment.start")
 @transaction.atomic
 def deployment_start(*, deployment: Deployment) -> Deployment:
-    """Starts a deployment that is stopped or failed and forgets its crashes. No effect if it is running."""
+    """Starts a deployment that is stopped or failed and forgets its crashes. No effect if it is running.
+
+    Raises: ApiError: 403, the model has no price; 404, the deployment is deleted.
+    """
     _refuse_deleted(deployment)
     if deployment.desired_state == Deployment.Desired.RUNNING and deployment.state in RUNNING_STATES:
         return deployment
+    require_price(base_model_id=deployment.base_model_id, name=deployment.base_model.name)
     transition(
         deployment,
         State.PROVISIONING,

@@ -25,6 +25,7 @@ from django.views.decorators.csrf import csrf_exempt
 from opentelemetry.trace import Span, SpanKind
 
 from control.billing.spending.selectors import cap_reached
+from control.billing.usage.selectors import require_price
 from control.billing.usage.services import Tokens, usage_add
 from control.core.api.errors import ApiError, error_response
 from control.core.api.json_body import is_text, parse_json
@@ -97,6 +98,7 @@ class _Routed:
     body: dict[str, Any]
     deployment_id: str  # the deployment that answers: the named one, or its canary
     named_id: str  # the deployment that `model` names
+    base_model_id: str
     endpoint: str
 
 
@@ -124,7 +126,14 @@ async def _count(routed: _Routed, span: Span, tokens: Tokens) -> None:
 def _write_usage(routed: _Routed, tokens: Tokens) -> None:
     try:
         with as_tenant(routed.caller.organization_id):
-            usage_add(caller=routed.caller, model=routed.body["model"], tokens=tokens, num_requests=1, is_batch=False)
+            usage_add(
+                caller=routed.caller,
+                model=routed.body["model"],
+                base_model_id=routed.base_model_id,
+                tokens=tokens,
+                num_requests=1,
+                is_batch=False,
+            )
             request_capture(deployment_id=routed.named_id, endpoint=routed.endpoint, body=routed.body)
     except DatabaseError:  # the caller must get the answer even if its tokens cannot be recorded
         log.exception("usage not counted", model=routed.body["model"], tokens=tokens)
@@ -143,6 +152,7 @@ def _route(request: HttpRequest) -> _Routed:
         headers = {"x-should-retry": "false"}
         raise ApiError(429, reached.message, reached.code, type="insufficient_quota", headers=headers)
     deployment = deployment_by_name(key.organization, body["model"], only=key.deployment_ids)
+    require_price(base_model_id=deployment.base_model_id, name=deployment.base_model.name)
     answering = _select_process(deployment)
     if answering is None or answering.port is None:
         raise _not_ready(deployment)
@@ -153,6 +163,7 @@ def _route(request: HttpRequest) -> _Routed:
         body=body,
         deployment_id=answering.pk,
         named_id=deployment.pk,
+        base_model_id=deployment.base_model_id,
         endpoint=request.path,
     )
 

@@ -29,13 +29,14 @@ DOLLAR = 10**9  # in nanodollars
 @pytest.fixture(autouse=True)
 def _price(db: None) -> None:
     """A token costs a dollar, in batches as well."""
-    price_set(model="", input_nanousd=DOLLAR, output_nanousd=DOLLAR, batch_percent=100)
+    price_set(base_model_id="", input_nanousd=DOLLAR, output_nanousd=DOLLAR, batch_percent=100)
 
 
 def spend(organization: Organization, dollars: int, **values: Any) -> None:
     at = values.pop("at", None)
     caller = Caller(organization_id=organization.pk, **values)
-    usage_add(caller=caller, model="m", tokens=Tokens(input=dollars), num_requests=1, is_batch=True, at=at)
+    tokens = Tokens(input=dollars)
+    usage_add(caller=caller, model="m", base_model_id="", tokens=tokens, num_requests=1, is_batch=True, at=at)
 
 
 def pause(batch: Batch) -> None:

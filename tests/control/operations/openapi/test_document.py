@@ -96,7 +96,8 @@ def test_responses_match_the_document(route: Route, method: str, client: Client,
     operation, world = declared_operation(route, method), World(organization)
     if method == "GET" and not route.path.endswith("}"):
         world.ids_of_all_objects()  # so that lists have entries; `path_of` creates the objects of other operations
-    usage_add(caller=Caller(organization_id=organization.pk), model="m", tokens=Tokens(), num_requests=1, is_batch=True)
+    caller = Caller(organization_id=organization.pk)
+    usage_add(caller=caller, model="m", base_model_id="", tokens=Tokens(), num_requests=1, is_batch=True)
     query = f"?start_time={int(time.time()) - 1}" if route.path.startswith("/v1/organization/") else ""
 
     response = call(client, world, method, route, path_of(route, world) + query)

@@ -42,7 +42,10 @@ class UsageRecord(models.Model):
 
 
 class Attribution(models.Model):
-    """The API key with which a job was requested and to which its usage is charged. A pipeline's jobs have one key."""
+    """The API key that requested a job, pipeline or deployment (`job_id` is its id) and is charged for its usage.
+
+    The jobs and the deployment of a pipeline have the pipeline's key.
+    """
 
     job_id = models.CharField(primary_key=True, max_length=40, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")

@@ -8,6 +8,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from control.billing.usage.selectors import require_price
+from control.billing.usage.services import usage_attribute
 from control.core.api.errors import ApiError
 from control.models.adapters.models import Adapter
 from control.models.catalog.models import BaseModel, Speculator
@@ -54,6 +55,7 @@ def deployment_create(
     except IntegrityError as error:
         raise ApiError(409, f"There is already a deployment named {name!r}.", "name_taken", "name") from error
     deployment.adapters.set(adapters)
+    usage_attribute(job_id=deployment.pk, organization_id=organization.pk)
     event_record(organization_id=organization.pk, type="deployment.provisioning", object_id=deployment.pk)
     return deployment
 
@@ -165,6 +167,7 @@ def canary_create(*, deployment: Deployment, speculator: Speculator) -> Deployme
         canary_of=deployment,
     )
     canary.adapters.set(deployment.adapters.all())
+    usage_attribute(job_id=canary.pk, organization_id=canary.organization_id)
     return canary
 
 

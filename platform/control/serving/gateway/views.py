@@ -13,6 +13,7 @@ import random
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import structlog
 from asgiref.sync import sync_to_async
@@ -133,6 +134,8 @@ def _write_usage(routed: _Routed, tokens: Tokens) -> None:
                 tokens=tokens,
                 num_requests=1,
                 is_batch=False,
+                object_id=routed.named_id,
+                sequence=uuid4().hex,
             )
             request_capture(deployment_id=routed.named_id, endpoint=routed.endpoint, body=routed.body)
     except DatabaseError:  # the caller must get the answer even if its tokens cannot be recorded

@@ -163,6 +163,8 @@ def batch_commit_shard(*, batch: Batch, claim: Claim, shard_no: int, storage_key
             tokens=Tokens(input=rows.usage.get("prompt_tokens", 0), output=rows.usage.get("completion_tokens", 0)),
             num_requests=rows.completed + rows.failed,
             is_batch=True,
+            object_id=batch.pk,
+            sequence=str(shard_no),
         )
         Batch.objects.filter(pk=batch.pk).update(cost_nanousd=F("cost_nanousd") + cost)
     return True

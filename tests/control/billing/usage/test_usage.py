@@ -9,13 +9,14 @@ from django.test import Client
 from openai.types.admin.organization import UsageCompletionsResponse, UsageCostsResponse
 
 from control.billing.usage.models import UsageRecord
-from control.billing.usage.services import Tokens, price_set, usage_add
+from control.billing.usage.services import Tokens, price_set
 from control.queue.jobs.shards import ShardRows
 from control.tenants.accounts.models import ApiKey, Organization
 from control.tenants.administration.services import project_create
 from control.tenants.authentication.caller import Caller, current_caller
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_commit_shard
+from tests.control import factories
 from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_key
 from tests.control.queue.jobs.helpers import add_shards, claim
 
@@ -31,10 +32,7 @@ def add_usage(organization: Organization, at: dt.datetime = NOON, **values: Any)
         project_id=values.pop("project_id", ""),
     )
     tokens = Tokens(input=values.pop("input", 0), output=values.pop("output", 0))
-    usage_add(
-        **{"caller": caller, "model": "m", "base_model_id": "", "tokens": tokens, "num_requests": 1}
-        | {"is_batch": False, "at": at, **values}
-    )
+    factories.add_usage(caller, tokens=tokens, at=at, **values)
 
 
 def unix(moment: dt.datetime) -> int:

@@ -297,6 +297,7 @@ class ApiKey:
     hint: str
     scopes: Sequence[str]
     project_id: str | None = None
+    member_id: str | None = None
     deployment_ids: Sequence[str] | None = None
     key: str | None = None  # only in the response to the request that creates or rotates the key
     created_at: int

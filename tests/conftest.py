@@ -84,6 +84,7 @@ if importlib.util.find_spec("django"):
     from django.core.signals import request_finished, request_started
     from django.db import close_old_connections, connection
 
+    from control.tenants.row_security.policies import APPEND_ONLY_TABLES
     from control.tenants.row_security.scope import Across, across_tenants
 
     if connection.vendor == "sqlite":
@@ -98,8 +99,8 @@ if importlib.util.find_spec("django"):
             yield
 
     @pytest.fixture(autouse=True)
-    def _audit_can_be_emptied(request: pytest.FixtureRequest) -> Iterator[None]:
-        """Allows emptying the audit table after a test with transactions; on SQLite its trigger refuses DELETE."""
+    def _append_only_tables_can_be_emptied(request: pytest.FixtureRequest) -> Iterator[None]:
+        """Empties the append-only tables after a test with transactions; on SQLite their triggers refuse DELETE."""
         marker = request.node.get_closest_marker("django_db")
         is_transactional = "transactional_db" in request.fixturenames or (marker and marker.kwargs.get("transaction"))
         if is_transactional:
@@ -107,11 +108,13 @@ if importlib.util.find_spec("django"):
         yield
         if is_transactional and connection.vendor == "sqlite":
             with connection.cursor() as cursor:
-                cursor.execute("SELECT sql FROM sqlite_master WHERE name = 'audit_no_delete'")
-                (trigger,) = cursor.fetchone()
-                cursor.execute("DROP TRIGGER audit_no_delete")
-                cursor.execute("DELETE FROM audit_auditevent")
-                cursor.execute(trigger)
+                for table in APPEND_ONLY_TABLES:
+                    trigger = f"{table.partition('_')[0]}_no_delete"
+                    cursor.execute("SELECT sql FROM sqlite_master WHERE name = %s", [trigger])
+                    (definition,) = cursor.fetchone()
+                    cursor.execute(f"DROP TRIGGER {trigger}")
+                    cursor.execute(f"DELETE FROM {table}")
+                    cursor.execute(definition)
 
     @pytest.fixture
     def one_connection(db: None) -> Iterator[None]:

@@ -15,6 +15,7 @@ class ApiKeys(Resource[D]):
         name: str,
         scopes: Sequence[str] | None = None,
         project_id: str | None = None,
+        member_id: str | None = None,
         deployment_ids: Sequence[str] | None = None,
         expires_at: int | None = None,
     ) -> Steps[ApiKey]:
@@ -24,7 +25,7 @@ class ApiKeys(Resource[D]):
         revoke the key and create another one.
         """
         body = {"name": name, "scopes": scopes, "project_id": project_id, "deployment_ids": deployment_ids}
-        return self.http.post(ApiKey, "api_keys", {**body, "expires_at": expires_at})
+        return self.http.post(ApiKey, "api_keys", {**body, "member_id": member_id, "expires_at": expires_at})
 
     @procedure
     def retrieve(self, key_id: str) -> Steps[ApiKey]:

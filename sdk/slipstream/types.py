@@ -299,6 +299,7 @@ class ApiKey:
     hint: str
     scopes: Sequence[str]
     project_id: str | None = None
+    member_id: str | None = None
     deployment_ids: Sequence[str] | None = None
     key: str | None = None  # the secret; only in the response to the request that creates or rotates the key
     created_at: int

@@ -26,7 +26,7 @@ WHOLE_NANOUSD = len(CONTENTS) * ROW_NANOUSD
 
 @pytest.fixture(autouse=True)
 def _price(stack: LiveStack) -> None:
-    price_set(model="", input_nanousd=1, output_nanousd=1, batch_percent=100)
+    price_set(base_model_id="", input_nanousd=1, output_nanousd=1, batch_percent=100)
 
 
 def is_paused(batch: Batch) -> bool:

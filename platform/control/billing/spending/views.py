@@ -9,13 +9,12 @@ from control.billing.spending.services import spend_cap_create, spend_cap_delete
 from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Deleted, Page
-from control.tenants.accounts.scopes import ADMIN
 from control.tenants.accounts.selectors import project_get
 from control.tenants.authentication.views import OrganizationView
 
 
 class SpendCapsView(OrganizationView):
-    scope = ADMIN
+    scope = "spend_caps"
 
     @operation("spend_caps.list", response=Page[SpendCapObject], query=PAGING)
     def get(self, request: Request) -> Response:
@@ -36,7 +35,7 @@ class SpendCapsView(OrganizationView):
 
 
 class SpendCapView(OrganizationView):
-    scope = ADMIN
+    scope = "spend_caps"
 
     @operation("spend_caps.retrieve", response=SpendCapObject)
     def get(self, request: Request, cap_id: str) -> SpendCapObject:

@@ -10,7 +10,13 @@ class UsageRecord(models.Model):
 
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="usage")
     minute = models.DateTimeField(help_text="The beginning of the minute.")
-    model = models.CharField(max_length=120)
+    model = models.CharField(max_length=120, help_text="The name in the request: of an endpoint or a base model.")
+    base_model_id = models.CharField(
+        max_length=40,
+        blank=True,
+        db_default="",
+        help_text="The base model whose price applied last in this minute. Empty in records of earlier releases.",
+    )
     project_id = models.CharField(max_length=40, blank=True)
     api_key_id = models.CharField(max_length=8, blank=True)
     is_batch = models.BooleanField()
@@ -57,7 +63,10 @@ class MonthlySpend(models.Model):
 
 
 class Attribution(models.Model):
-    """The API key with which a job was requested and to which its usage is charged. A pipeline's jobs have one key."""
+    """The API key that requested a job, pipeline or deployment (`job_id` is its id) and is charged for its usage.
+
+    The jobs and the deployment of a pipeline have the pipeline's key.
+    """
 
     job_id = models.CharField(primary_key=True, max_length=40, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
@@ -69,13 +78,21 @@ class Attribution(models.Model):
 
 
 class Price(models.Model):
-    """A price for all organizations. Usage is priced when it is counted, so a new price does not change past usage."""
+    """The price of a base model for all organizations.
 
-    model = models.CharField(
-        max_length=120,
+    Usage is priced when it is counted, so a new price does not change past usage.
+    """
+
+    base_model_id = models.CharField(
+        max_length=40,
         unique=True,
+        null=True,
         blank=True,
-        help_text="Empty for the price of all models that have no price of their own.",
+        help_text="Empty for the price of all models that have no price of their own. Null: the price came from an "
+        "earlier release under a name that no shared base model has, and applies to no model.",
+    )
+    model = models.CharField(
+        max_length=120, blank=True, help_text="Name of the base model when the price was set, for operators."
     )
     input_nanousd = models.PositiveBigIntegerField(
         help_text="Price of one input token. 100 means 0.10 USD per million tokens."

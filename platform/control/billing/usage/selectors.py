@@ -9,9 +9,10 @@ from django.db.models import QuerySet, Sum
 from django.db.models.functions import TruncDay, TruncHour, TruncMinute
 
 from control.billing.usage.models import Price, UsageRecord
+from control.core.api.errors import ApiError
 from control.tenants.accounts.models import Organization
 
-FREE = Price(model="", input_nanousd=0, output_nanousd=0)
+FREE = Price(base_model_id="", input_nanousd=0, output_nanousd=0)
 COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "requests", "input_nanousd", "output_nanousd")
 
 
@@ -110,7 +111,27 @@ def usage_total(organization: Organization, *, start: dt.datetime, end: dt.datet
     return Sums({}, {name: sums[f"sum_{name}"] or 0 for name in COUNTS})
 
 
-def price_of(model: str) -> Price:
-    """Returns the model's current price, or else the price of all other models, or else zero."""
-    prices = {price.model: price for price in Price.objects.filter(model__in=(model, ""))}
-    return prices.get(model) or prices.get("") or FREE
+def price_of(base_model_id: str) -> Price:
+    """Returns the base model's current price, or else the price of all other models, or else zero."""
+    return _own_or_general_price(base_model_id) or FREE
+
+
+def require_price(*, base_model_id: str, name: str) -> None:
+    """Every service that starts work for a model calls this, and the gateway for every request.
+
+    Args: name: the base model's name, for the message.
+    Raises: ApiError: 403, prices are in use on this installation, and this model has none.
+    """
+    if _own_or_general_price(base_model_id) is None and Price.objects.exists():
+        message = f"The model {name[:120]!r} has no price on this installation, so it is not served. Ask the operator."
+        raise ApiError(403, message, "model_not_priced", "model")
+
+
+def _own_or_general_price(base_model_id: str) -> Price | None:
+    prices = {price.base_model_id: price for price in Price.objects.filter(base_model_id__in=(base_model_id, ""))}
+    return prices.get(base_model_id) or prices.get("")
+
+
+def prices_unassigned() -> QuerySet[Price]:
+    """Prices of earlier releases whose name is not that of a shared base model. They apply to no model."""
+    return Price.objects.filter(base_model_id=None)

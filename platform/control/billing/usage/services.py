@@ -10,9 +10,16 @@ from django.db import IntegrityError, transaction
 from django.db.models import F, Model
 from django.utils import timezone
 
+from control.billing.ledger.models import LedgerLine, Subject
+from control.billing.ledger.services import ledger_add
 from control.billing.usage.models import Attribution, MonthlySpend, Price, UsageRecord
-from control.billing.usage.selectors import price_of
+from control.billing.usage.selectors import price_of, prices_unassigned
 from control.tenants.authentication.caller import Caller, current_caller
+
+_SUBJECTS = {  # by `is_batch`
+    False: {"input": Subject.ENDPOINT_INPUT_TOKENS, "output": Subject.ENDPOINT_OUTPUT_TOKENS},
+    True: {"input": Subject.BATCH_INPUT_TOKENS, "output": Subject.BATCH_OUTPUT_TOKENS},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +34,10 @@ class Used:
     """Usage of one model by one API key in one minute."""
 
     caller: Caller
-    model: str
+    model: str  # the name in the request, which the customer may have chosen; it does not affect the price
+    base_model_id: str
+    object_id: str  # the deployment or batch
+    sequence: str  # which part of the object's usage this is
     minute: dt.datetime
     tokens: Tokens
     num_requests: int
@@ -45,25 +55,47 @@ class Used:
 
 
 def usage_add(
-    *, caller: Caller, model: str, tokens: Tokens, num_requests: int, is_batch: bool, at: dt.datetime | None = None
+    *,
+    caller: Caller,
+    model: str,
+    base_model_id: str,
+    tokens: Tokens,
+    num_requests: int,
+    is_batch: bool,
+    object_id: str,
+    sequence: str,
+    at: dt.datetime | None = None,
 ) -> int:
-    """Counts tokens at the current price. Returns: the cost in billionths of a dollar."""
-    minute = minute_of(at or timezone.now())
-    used = Used(caller=caller, model=model, minute=minute, tokens=tokens, num_requests=num_requests, is_batch=is_batch)
+    """Counts tokens at the current price of the base model. Returns: the cost in billionths of a dollar."""
+    used = Used(
+        caller=caller,
+        model=model,
+        base_model_id=base_model_id,
+        object_id=object_id,
+        sequence=sequence,
+        minute=minute_of(at or timezone.now()),
+        tokens=tokens,
+        num_requests=num_requests,
+        is_batch=is_batch,
+    )
     return usage_add_all([used])
 
 
 @transaction.atomic
 def usage_add_all(usage: Sequence[Used]) -> int:
-    """Counts and prices the usage, and increases the amounts spent in the month. Returns: the cost of all of it.
+    """Counts and prices the usage in the usage records, the ledger and the amounts spent in the month.
 
-    All transactions lock usage records before amounts, and each kind in the order of its key, so that no two of them
-    wait for each other.
+    A part of an object's usage that the ledger already contains changes nothing. All transactions lock usage records
+    before amounts, and each kind in the order of its key, so that no two of them wait for each other.
+    Returns: the cost of all of it.
     """
     spent: Counter[tuple[str, str, dt.date]] = Counter()
-    for used in sorted(usage, key=lambda used: tuple(used.row().values())):
-        counts = _counts(used)
-        _increase(UsageRecord, used.row(), counts)
+    for used in sorted(usage, key=lambda used: (*used.row().values(), used.object_id)):
+        price = price_of(used.base_model_id)
+        counts = _counts(used, price)
+        if not ledger_add(*_ledger_lines(used, price, counts)):
+            continue
+        _increase(UsageRecord, used.row(), counts, base_model_id=used.base_model_id)
         cost = counts["input_nanousd"] + counts["output_nanousd"]
         month = used.minute.astimezone(dt.UTC).date().replace(day=1)
         for project_id in {"", used.caller.project_id}:
@@ -79,8 +111,7 @@ def minute_of(moment: dt.datetime) -> dt.datetime:
     return moment.replace(second=0, microsecond=0)
 
 
-def _counts(used: Used) -> dict[str, int]:
-    price = price_of(used.model)
+def _counts(used: Used, price: Price) -> dict[str, int]:
     percent = price.batch_percent if used.is_batch else 100
     return {
         "input_tokens": used.tokens.input,
@@ -92,16 +123,37 @@ def _counts(used: Used) -> dict[str, int]:
     }
 
 
-def _increase(counter: type[Model], row: dict[str, Any], counts: dict[str, int]) -> None:
-    """Increases the counters in the row, which is created if it does not exist."""
+def _ledger_lines(used: Used, price: Price, counts: dict[str, int]) -> list[LedgerLine]:
+    return [
+        LedgerLine(
+            organization_id=used.caller.organization_id,
+            project_id=used.caller.project_id,
+            api_key_id=used.caller.api_key_id,
+            subject=subject,
+            object_id=used.object_id,
+            sequence=used.sequence,
+            base_model_id=used.base_model_id,
+            started_at=used.minute,
+            ended_at=used.minute,
+            count=counts[f"{kind}_tokens"],
+            price_nanousd=getattr(price, f"{kind}_nanousd"),
+            price_percent=price.batch_percent if used.is_batch else 100,
+            cost_nanousd=counts[f"{kind}_nanousd"],
+        )
+        for kind, subject in _SUBJECTS[used.is_batch].items()
+    ]
+
+
+def _increase(counter: type[Model], row: dict[str, Any], counts: dict[str, int], **values: Any) -> None:
+    """Increases the counters in the row, which is created if it does not exist, and sets its other values."""
     rows, increased = counter._default_manager.filter(**row), {name: F(name) + count for name, count in counts.items()}
-    if rows.update(**increased):
+    if rows.update(**increased, **values):
         return
     try:
         with transaction.atomic():
-            counter._default_manager.create(**row, **counts)
+            counter._default_manager.create(**row, **counts, **values)
     except IntegrityError:  # another process has created the row meanwhile
-        rows.update(**increased)
+        rows.update(**increased, **values)
 
 
 def usage_attribute(*, job_id: str, organization_id: str) -> None:
@@ -123,8 +175,28 @@ def caller_of_job(*, job_id: str, organization_id: str) -> Caller:
     return Caller(organization_id=organization_id, api_key_id=attribution.api_key_id, project_id=attribution.project_id)
 
 
-def price_set(*, model: str, input_nanousd: int, output_nanousd: int, batch_percent: int = 50) -> Price:
-    """Sets the price from now on. An empty `model` stands for all models that have no price of their own."""
-    values = {"input_nanousd": input_nanousd, "output_nanousd": output_nanousd, "batch_percent": batch_percent}
-    price, _ = Price.objects.update_or_create(model=model, defaults=values)
+@transaction.atomic
+def price_set(
+    *, base_model_id: str, model: str = "", input_nanousd: int, output_nanousd: int, batch_percent: int = 50
+) -> Price:
+    """Sets the price from now on. It replaces a price that an earlier release stored under the model's name alone.
+
+    Args:
+        base_model_id: "" stands for all models that have no price of their own.
+        model: the base model's name.
+    """
+    prices_unassigned().filter(model=model).delete()
+    values = {
+        "model": model,
+        "input_nanousd": input_nanousd,
+        "output_nanousd": output_nanousd,
+        "batch_percent": batch_percent,
+    }
+    price, _ = Price.objects.update_or_create(base_model_id=base_model_id, defaults=values)
     return price
+
+
+def price_remove(*, model: str) -> int:
+    """Removes the price of the base model with this id, or else the prices with this name. Returns: their number."""
+    by_id = Price.objects.filter(base_model_id=model).delete()[0]
+    return by_id or Price.objects.filter(model=model).delete()[0]

@@ -11,13 +11,15 @@ from django.db import transaction
 from django.db.models import Case, F, Value, When
 from django.db.models.functions import Coalesce, Now
 
+from control.billing.ledger.services import device_kind
 from control.billing.usage.services import usage_attribute
 from control.core.api.errors import ApiError
 from control.core.database_clock import from_now
 from control.core.settings.config import get_config
+from control.queue.jobs.attempts import attempt_ended, attempt_lost
 from control.queue.jobs.config import get_job_config
 from control.queue.jobs.failures import MAX_STALLED_ATTEMPTS, Failure, backoff_seconds, final_failure
-from control.queue.jobs.fair import PRIORITIES, may_run_another, next_job, share_charge, share_join
+from control.queue.jobs.fair import PRIORITIES, may_run_another, next_job, share_join
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.origin import origin
 from control.queue.jobs.selectors import is_due, jobs_due
@@ -134,10 +136,9 @@ def _claim(job: Job, worker: str) -> Claim | None:
     )
     if not claimed:
         return None
-    # The previous attempt, if its lease expired; otherwise `lease_until` is null and nothing is charged.
-    share_charge(job.organization_id, since=job.claimed_at, until=job.lease_until)
+    attempt_lost(job)
     fence = job.fence + 1
-    event_add(job_id=job.pk, type="claimed", data={"fence": fence, "worker": worker})
+    event_add(job_id=job.pk, type="claimed", data={"fence": fence, "worker": worker, "device": device_kind()})
     return Claim(
         job_id=job.pk,
         organization_id=job.organization_id,
@@ -284,7 +285,10 @@ def job_pause_on_request(*, job: Job, why: Mapping[str, Any]) -> bool:
         if row.paused is not None and row.paused["code"] == data["code"]:
             return True
         if row.lease_until is not None:  # an attempt is running, or its lease has expired
-            share_charge(row.organization_id, since=row.claimed_at, until=min(row.now, row.lease_until))
+            if row.lease_until > row.now:
+                attempt_ended(row, fence=row.fence, at=row.now)
+            else:
+                attempt_lost(row)
             Job.objects.filter(pk=row.pk).update(stalled_attempts=_stalled_before())
         Job.objects.filter(pk=row.pk).update(status=Job.Status.PAUSED, paused=data, lease_until=None)
         event_add(job_id=row.pk, type="paused", data=data)

@@ -17,8 +17,8 @@ from django.db import transaction
 from django.db.models import Max, QuerySet
 from django.db.models.functions import Now
 
+from control.queue.jobs.attempts import attempt_ended
 from control.queue.jobs.event_types import EVALUATION_EVENTS, JOB_EVENTS
-from control.queue.jobs.fair import share_charge
 from control.queue.jobs.models import Job, JobEvent
 from control.tenants.events.services import event_record
 
@@ -64,8 +64,8 @@ def transition(claim: Claim, to: Job.Status, *, event: str, data: Mapping[str, A
     assert to in LEGAL_MOVES[Job.Status.RUNNING], f"a running job cannot become {to}"
     with transaction.atomic():
         update_claimed(claim, status=to, lease_until=None, **values)
-        times = Job.objects.annotate(now=Now()).values("claimed_at", "now").get(pk=claim.job_id)
-        share_charge(claim.organization_id, since=times["claimed_at"], until=times["now"])
+        job = Job.objects.annotate(now=Now()).only("organization_id", "kind", "claimed_at").get(pk=claim.job_id)
+        attempt_ended(job, fence=claim.fence, at=job.now)
         event_add(job_id=claim.job_id, type=event, data={"fence": claim.fence, **data})
 
 

@@ -49,6 +49,9 @@ class Deployment(models.Model):
     not_before = models.DateTimeField(null=True, blank=True)
     error = models.JSONField(null=True, blank=True)
     healthy_at = models.DateTimeField(null=True, blank=True)
+    metered_until = models.DateTimeField(
+        null=True, blank=True, help_text="Until when the ledger contains the device time of the process."
+    )
     num_failed = models.PositiveIntegerField(
         default=0, db_default=0, help_text="Number of requests that failed because the engine did not answer."
     )

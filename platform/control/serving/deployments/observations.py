@@ -10,6 +10,7 @@ from functools import partial
 from django.db import transaction
 from django.utils import timezone
 
+from control.serving.deployments.metering import endpoint_meter_end
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.signals import deployment_settled
 from control.serving.deployments.states import State, transition
@@ -35,6 +36,7 @@ def deployment_launched(*, deployment: Deployment, pid: int, process_started: st
         port=port,
         token=token,
         observed_generation=deployment.generation,
+        metered_until=timezone.now(),
     )
 
 
@@ -67,7 +69,10 @@ def deployment_crashed(*, deployment: Deployment, code: str, message: str) -> No
         message = f"{len(crashes)} crashes within 10 minutes. The last error: {message}"
         error = {"code": "crash_loop", "message": message}
     changes = {**NO_PROCESS, "crashes": crashes, "not_before": not_before, "error": error}
-    if transition(deployment, to, expected_generation=deployment.generation, **changes) and to is State.FAILED:
+    if not transition(deployment, to, expected_generation=deployment.generation, **changes):
+        return
+    endpoint_meter_end(deployment=deployment)
+    if to is State.FAILED:
         transaction.on_commit(partial(deployment_settled.send, Deployment, deployment_id=deployment.pk))
 
 
@@ -85,12 +90,18 @@ def deployment_draining(*, deployment: Deployment) -> bool:
 @transaction.atomic
 def deployment_drained(*, deployment: Deployment) -> bool:
     """Records that the drained process has ended; the supervisor starts another one."""
-    return transition(deployment, State.PROVISIONING, expected_generation=deployment.generation, **NO_PROCESS)
+    moved = transition(deployment, State.PROVISIONING, expected_generation=deployment.generation, **NO_PROCESS)
+    if moved:
+        endpoint_meter_end(deployment=deployment)
+    return moved
 
 
 @transaction.atomic
 def deployment_stopped(*, deployment: Deployment) -> bool:
     """Records that the process of a stopping deployment has ended."""
-    return transition(
+    moved = transition(
         deployment, State.STOPPED, expected_generation=deployment.generation, **NO_PROCESS, healthy_at=None
     )
+    if moved:
+        endpoint_meter_end(deployment=deployment)
+    return moved

@@ -7,11 +7,14 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.utils import timezone
 
+from control.billing.usage.selectors import require_price
+from control.billing.usage.services import usage_attribute
 from control.core.api.errors import ApiError
 from control.models.adapters.models import Adapter
 from control.models.catalog.drafters import changes_output
 from control.models.catalog.models import BaseModel, Speculator
 from control.serving.deployments.models import Deployment
+from control.serving.deployments.quota import deployment_quota_check, device_quota_check
 from control.serving.deployments.states import RUNNING_STATES, State, transition
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
@@ -33,8 +36,9 @@ def deployment_create(
 ) -> Deployment:
     """Creates a deployment that answers requests for the model `name`. The supervisor starts its process.
 
-    Raises: ApiError: 400: the name is invalid; 409: the name is taken, the speculator is not ready or was trained for
-        another revision of the base model, or an adapter belongs to another model.
+    Raises: ApiError: 400: the name is invalid; 403: the model has no price; 409: the name is taken,
+        the speculator is not ready or was trained for another revision of the base model, or an adapter belongs to
+        another model; 429: the organization has reached its limit of deployments or devices.
     """
     if not _NAME.fullmatch(name):
         message = (
@@ -42,6 +46,9 @@ def deployment_create(
             f"got {name[:80]!r}"
         )
         raise ApiError(400, message, "invalid_value", "name")
+    require_price(base_model_id=base_model.pk, name=base_model.name)
+    deployment_quota_check(organization.pk)
+    device_quota_check(organization.pk)
     if speculator is not None:
         _check_speculator(speculator, base_model)
     _check_adapters(adapters, base_model)
@@ -57,6 +64,7 @@ def deployment_create(
     except IntegrityError as error:
         raise ApiError(409, f"There is already a deployment named {name!r}.", "name_taken", "name") from error
     deployment.adapters.set(adapters)
+    usage_attribute(job_id=deployment.pk, organization_id=organization.pk)
     event_record(organization_id=organization.pk, type="deployment.provisioning", object_id=deployment.pk)
     return deployment
 
@@ -138,10 +146,16 @@ def deployment_memory_set(*, deployment: Deployment, remember_answers: bool) -> 
 @audited("deployment.start")
 @transaction.atomic
 def deployment_start(*, deployment: Deployment) -> Deployment:
-    """Starts a deployment that is stopped or failed and forgets its crashes. No effect if it is running."""
+    """Starts a deployment that is stopped or failed and forgets its crashes. No effect if it is running.
+
+    Raises: ApiError: 403, the model has no price; 404, the deployment is deleted; 429, the organization's endpoints
+        occupy as many devices as they may.
+    """
     _refuse_deleted(deployment)
     if deployment.desired_state == Deployment.Desired.RUNNING and deployment.state in RUNNING_STATES:
         return deployment
+    require_price(base_model_id=deployment.base_model_id, name=deployment.base_model.name)
+    device_quota_check(deployment.organization_id, starting=deployment.pk)
     transition(
         deployment,
         State.PROVISIONING,
@@ -183,8 +197,9 @@ def _refuse_deleted(deployment: Deployment) -> None:
 def canary_create(*, deployment: Deployment, speculator: Speculator) -> Deployment:
     """Creates a hidden deployment with another speculator. `canary_share` sets its share of the requests.
 
-    Raises: ApiError: 409, as `deployment_create`; IntegrityError: the deployment already has a canary.
+    Raises: ApiError: 409 or 429, as `deployment_create`; IntegrityError: the deployment already has a canary.
     """
+    device_quota_check(deployment.organization_id)
     _check_speculator(speculator, deployment.base_model)
     canary = Deployment.objects.create(
         organization=deployment.organization,
@@ -194,6 +209,7 @@ def canary_create(*, deployment: Deployment, speculator: Speculator) -> Deployme
         canary_of=deployment,
     )
     canary.adapters.set(deployment.adapters.all())
+    usage_attribute(job_id=canary.pk, organization_id=canary.organization_id)
     return canary
 
 

@@ -33,6 +33,7 @@ from control.serving.deployments import observations
 from control.serving.deployments.health import HealthWatch
 from control.serving.deployments.launcher import LaunchError, launch, stage
 from control.serving.deployments.measuring import CounterSampler
+from control.serving.deployments.metering import endpoint_meter
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.selectors import deployment_sessions, deployments_to_supervise
@@ -140,6 +141,7 @@ class Supervisor:
             self._without_process(deployment)
             return
         watched = self._watch(deployment, identity)
+        endpoint_meter(deployment=deployment)
         if deployment.state == State.STOPPING or deployment.observed_generation != deployment.generation:
             self._drain(deployment, watched)
         else:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
+from uuid import uuid4
 
 import structlog
 from django.db import DatabaseError, InterfaceError, OperationalError, transaction
@@ -47,6 +48,7 @@ class Ended:
     reservation_id: str | None  # None: no spend cap applies
     failed_id: str | None = None  # the deployment whose process failed
     named_id: str = ""  # the deployment that `model` names
+    base_model_id: str = ""
     endpoint: str = ""
     body: bytes | None = None  # None: too long to be captured
 
@@ -145,12 +147,12 @@ def _record(ended: Sequence[Ended]) -> None:
 
 
 def _summed(ended: Sequence[Ended]) -> list[Used]:
-    """One record for each key, model and minute."""
-    sums: dict[tuple[Caller, str, dt.datetime], Used] = {}
+    """One record for each key, deployment and minute."""
+    sums: dict[tuple[Caller, str, str, dt.datetime], Used] = {}
     for one in ended:
         if one.tokens is None:
             continue
-        key = (one.caller, one.model, minute_of(one.at))
+        key = (one.caller, one.model, one.named_id, minute_of(one.at))
         before = sums.get(key)
         tokens, num_requests = (before.tokens, before.num_requests) if before else (Tokens(), 0)
         tokens = Tokens(
@@ -158,9 +160,16 @@ def _summed(ended: Sequence[Ended]) -> list[Used]:
             cached=tokens.cached + one.tokens.cached,
             output=tokens.output + one.tokens.output,
         )
-        caller, model, minute = key
         sums[key] = Used(
-            caller=caller, model=model, minute=minute, tokens=tokens, num_requests=num_requests + 1, is_batch=False
+            caller=one.caller,
+            model=one.model,
+            base_model_id=one.base_model_id,
+            object_id=one.named_id,
+            sequence=before.sequence if before else uuid4().hex,
+            minute=minute_of(one.at),
+            tokens=tokens,
+            num_requests=num_requests + 1,
+            is_batch=False,
         )
     return list(sums.values())
 

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from control.billing.spending.selectors import cap_reached, caps_of
-from control.billing.usage.selectors import price_of
+from control.billing.usage.selectors import price_of, require_price
 from control.core.api.errors import ApiError
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import canary_of, deployment_by_name
@@ -43,6 +43,7 @@ class Process:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     named_id: str  # the deployment that `model` names
+    base_model_id: str
     main: Process | None  # at least one of main and canary is up
     canary: Process | None
     canary_percent: int
@@ -125,9 +126,11 @@ def route_read(key: ApiKey, model: str) -> Route:
         main_process, canary_process = _process(deployment), None if canary is None else _process(canary)
         if main_process is None and canary_process is None:
             raise _not_ready(deployment)
-        price = price_of(model)
+        require_price(base_model_id=deployment.base_model_id, name=deployment.base_model.name)
+        price = price_of(deployment.base_model_id)
     return Route(
         named_id=deployment.pk,
+        base_model_id=deployment.base_model_id,
         main=main_process,
         canary=canary_process,
         canary_percent=0 if canary is None else canary.canary_percent,

@@ -105,6 +105,7 @@ async def _serve(request: HttpRequest, backend: Backend, key: ApiKey, until_comp
         model=body["model"],
         path=request.path,
         named_id=route.named_id,
+        base_model_id=route.base_model_id,
         captured=raw if len(raw) <= MAX_BODY_BYTES else None,
         reservation_id=reservation_id,
         span=_begin_span(body["model"], request.path),
@@ -149,6 +150,7 @@ class _Exchange:
     model: str
     path: str
     named_id: str
+    base_model_id: str
     captured: bytes | None  # the body, which is kept if the deployment's owner has opted in; None: it is too long
     reservation_id: str | None
     span: Span
@@ -206,6 +208,7 @@ class _Exchange:
             reservation_id=self.reservation_id,
             failed_id=failed_id,
             named_id=self.named_id,
+            base_model_id=self.base_model_id,
             endpoint=self.path,
             body=self.captured,
         )

@@ -5,7 +5,7 @@ from django.contrib.auth.models import AbstractUser
 from django.db import models
 
 from control.core.ids import member_id, organization_id, project_id
-from control.tenants.accounts.scopes import full_access
+from control.tenants.accounts.scopes import ROLE_SCOPES, full_access, scopes_within
 
 
 class Organization(models.Model):
@@ -25,6 +25,8 @@ class Member(models.Model):
     class Role(models.TextChoices):
         OWNER = "owner"
         MEMBER = "member"
+        BILLING = "billing"
+        READ_ONLY = "read_only"
 
     public_id = models.CharField(max_length=40, unique=True, default=member_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="members")
@@ -64,6 +66,14 @@ class ApiKey(models.Model):
     last4 = models.CharField(max_length=4, editable=False)
     scopes = models.JSONField(default=full_access, db_default=models.Value(full_access(), models.JSONField()))
     project = models.ForeignKey(Project, on_delete=models.PROTECT, related_name="api_keys", null=True, blank=True)
+    member = models.ForeignKey(
+        Member,
+        on_delete=models.CASCADE,
+        related_name="api_keys",
+        null=True,
+        blank=True,
+        help_text="The member whose role limits the key; null: the key belongs to the organization.",
+    )
     deployment_ids = models.JSONField(
         null=True, blank=True, help_text="The only deployments that the key may use; null for all."
     )
@@ -75,3 +85,8 @@ class ApiKey(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} (…{self.last4})"
+
+    @property
+    def granted_scopes(self) -> list[str]:
+        """The key's scopes, as far as its member's present role has them."""
+        return list(self.scopes) if self.member is None else scopes_within(self.scopes, ROLE_SCOPES[self.member.role])

@@ -23,7 +23,7 @@ def api_key_authenticate(token: str) -> ApiKey:
         raise refused from None
     # The query filters by id and hash, so that an unknown id and a wrong secret take the same time. The comparison of
     # the hashes need not take constant time, because the position at which they differ says nothing about the secret.
-    keys = ApiKey.objects.select_related("organization__limits", "project")
+    keys = ApiKey.objects.select_related("organization__limits", "project", "member")
     key = keys.filter(pk=parsed.id, secret_sha256=parsed.secret_sha256).first()
     if key is None or not is_valid(key):
         raise refused
@@ -39,7 +39,7 @@ def is_valid(key: ApiKey) -> bool:
 
 
 def api_keys_list(organization: Organization) -> QuerySet[ApiKey]:
-    return ApiKey.objects.filter(organization=organization)
+    return ApiKey.objects.filter(organization=organization).select_related("member")
 
 
 def api_key_get(organization: Organization, key_id: str) -> ApiKey:

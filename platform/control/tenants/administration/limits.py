@@ -14,6 +14,8 @@ class LimitValues(TypedDict):
 
     queued_jobs: int | None
     running_jobs: int | None
+    deployments: int | None
+    devices: int | None
     storage_bytes: int | None
     requests_per_minute: int | None
 

@@ -5,22 +5,26 @@ import datetime as dt
 from django.utils import timezone
 
 from control.core.api.errors import ApiError
-from control.tenants.accounts.models import ApiKey
-from control.tenants.accounts.selectors import project_get
+from control.tenants.accounts.models import ApiKey, Member
+from control.tenants.accounts.scopes import INFERENCE, ROLE_SCOPES, scopes_within
+from control.tenants.accounts.selectors import member_get, project_get
 from control.tenants.administration.schemas import ApiKeyInput
 from control.tenants.administration.services import api_key_create, refuse_wider_scopes
 from control.tenants.administration.signals import key_restricting
 
 
 def create_from(caller: ApiKey, body: ApiKeyInput) -> tuple[ApiKey, str]:
-    """Without `scopes`, a key restricted to deployments gets `inference`, any other key the scopes of the caller's key.
+    """Without `scopes`, a key restricted to deployments gets `inference`, any other key the scopes of the caller's key
+    that the new key's member may have. Without `member_id`, the new key has the member of the caller's key.
 
-    Raises: ApiError: 403, the caller's key lacks a scope; 404, no such project or deployment; 400, `expires_at` is in
+    Raises: ApiError: 403, the caller's key or the member's role lacks a scope; 404, no such project, member or
+        deployment; 400, `expires_at` is in
         the past; and the errors of `api_key_create`.
     """
     organization = caller.organization
-    scopes = body.scopes or (None if body.deployment_ids else caller.scopes)
-    if scopes is not None:
+    member = caller.member if body.member_id is None else member_get(organization, body.member_id)
+    scopes = body.scopes or ([INFERENCE] if body.deployment_ids else _default_scopes(caller, member))
+    if body.scopes or not body.deployment_ids:
         refuse_wider_scopes(granting=caller, scopes=scopes)
     key_restricting.send(ApiKey, organization=organization, deployment_ids=body.deployment_ids or ())
     return api_key_create(
@@ -29,8 +33,19 @@ def create_from(caller: ApiKey, body: ApiKeyInput) -> tuple[ApiKey, str]:
         expires_at=_future(body.expires_at),
         scopes=scopes,
         project=None if body.project_id is None else project_get(organization, body.project_id),
+        member=member,
         deployment_ids=body.deployment_ids,
     )
+
+
+def _default_scopes(caller: ApiKey, member: Member | None) -> list[str]:
+    if member is None:
+        return caller.granted_scopes
+    scopes = scopes_within(caller.granted_scopes, ROLE_SCOPES[member.role])
+    if not scopes:
+        message = f"This key has none of the scopes of the role {member.role!r}, so it cannot grant them."
+        raise ApiError(403, message, "insufficient_scope", "scopes")
+    return scopes
 
 
 def _future(moment: int | None) -> dt.datetime | None:

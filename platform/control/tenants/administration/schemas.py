@@ -35,6 +35,7 @@ class ApiKeyInput(RequestModel):
     name: Annotated[str, Text(120)]
     scopes: Annotated[list[Annotated[str, OneOf(SCOPES)]], Field(min_length=1, max_length=len(SCOPES))] | None = None
     project_id: Annotated[str, Text(40)] | None = None
+    member_id: Annotated[str, Text(40)] | None = None
     deployment_ids: (
         Annotated[list[Annotated[str, Text(40)]], Field(min_length=1, max_length=MAX_RESTRICTIONS)] | None
     ) = None
@@ -65,6 +66,9 @@ class ApiKeyObject(ResponseModel):
     hint: str = Field(description="The first and last characters of the key.")
     scopes: SkipValidation[list[str]]
     project_id: str | None
+    member_id: str | None = Field(
+        description="The member whose role limits the key and with whom it is removed. Null: a key of the organization."
+    )
     deployment_ids: SkipValidation[list[str] | None] = Field(
         description="The only deployments that the key may use. Null: it may use all of them."
     )
@@ -77,7 +81,8 @@ class ApiKeyObject(ResponseModel):
     @classmethod
     def of(cls, row: ApiKey, **fields: Any) -> Self:
         hint = f"{PREFIX}{row.pk}…{row.last4}"
-        return cls.from_row(row, hint=hint, rotated_from=row.rotated_from_id, **fields)
+        member_id = None if row.member is None else row.member.public_id
+        return cls.from_row(row, hint=hint, rotated_from=row.rotated_from_id, member_id=member_id, **fields)
 
 
 class NewApiKeyObject(ApiKeyObject):

@@ -9,7 +9,7 @@ from django.utils import timezone
 from control.core.api.errors import ApiError
 from control.tenants.accounts.keys import new_token
 from control.tenants.accounts.models import ApiKey, Member, Organization, Project, User
-from control.tenants.accounts.scopes import INFERENCE, full_access, is_granted
+from control.tenants.accounts.scopes import INFERENCE, ROLE_SCOPES, full_access, is_granted
 from control.tenants.audit.record import audited
 
 _RESTRICTABLE = frozenset({INFERENCE, "deployments:read", "deployments:write", "deployments:*"})
@@ -53,7 +53,10 @@ def member_invite(*, organization: Organization, email: str, role: Member.Role) 
 @audited("member.change")
 @transaction.atomic
 def member_change(*, member: Member, role: Member.Role) -> Member:
-    """Raises: ApiError: 409, the change would leave the organization without an owner."""
+    """Changes the role, which limits the member's API keys from the next request on.
+
+    Raises: ApiError: 409, the change would leave the organization without an owner.
+    """
     if role != Member.Role.OWNER:
         _refuse_last_owner(member)
     Member.objects.filter(pk=member.pk).update(role=role)
@@ -64,7 +67,7 @@ def member_change(*, member: Member, role: Member.Role) -> Member:
 @audited("member.remove")
 @transaction.atomic
 def member_remove(*, member: Member) -> None:
-    """Removes a member. The user's account and all API keys stay. Raises: as `member_change`."""
+    """Removes a member and the member's API keys. The user's account stays. Raises: as `member_change`."""
     _refuse_last_owner(member)
     Member.objects.filter(pk=member.pk).delete()
 
@@ -119,17 +122,25 @@ def api_key_create(
     expires_at: dt.datetime | None = None,
     scopes: Sequence[str] | None = None,
     project: Project | None = None,
+    member: Member | None = None,
     deployment_ids: Sequence[str] | None = None,
     rotated_from: ApiKey | None = None,
 ) -> tuple[ApiKey, str]:
     """Returns the key's row and its text. The text is shown once: only a hash of its secret is stored.
 
     Args:
-        scopes: None means full access, or only inference if the key is restricted to deployments.
+        scopes: None means all scopes of the member's role, or only inference if the key is restricted to deployments.
+        member: the member whose role limits the key, and with whom it is removed. None: a key of the organization.
         deployment_ids: the organization's deployments that the key may use; None means all.
-    Raises: ApiError: 400: a restricted key has a scope that is not about deployments; 409: the project is archived.
+    Raises: ApiError: 400: a restricted key has a scope that is not about deployments; 403: the member's
+        role lacks a scope; 409: the project is archived.
     """
-    scopes = scopes or ([INFERENCE] if deployment_ids is not None else full_access())
+    all_scopes = full_access() if member is None else list(ROLE_SCOPES[member.role])
+    scopes = scopes or ([INFERENCE] if deployment_ids is not None else all_scopes)
+    if missing := [scope for scope in scopes if not is_granted(scope, all_scopes)]:
+        assert member is not None, "full access includes every scope"
+        message = f"The role {member.role!r} does not have the scope {missing[0]!r}."
+        raise ApiError(403, message, "insufficient_scope", "scopes")
     if deployment_ids is not None and not _RESTRICTABLE.issuperset(scopes):
         message = f"a key restricted to deployments can only have the scopes {sorted(_RESTRICTABLE)}"
         raise ApiError(400, message, "invalid_value", "scopes")
@@ -145,6 +156,7 @@ def api_key_create(
         expires_at=expires_at,
         scopes=list(scopes),
         project=project,
+        member=member,
         deployment_ids=None if deployment_ids is None else list(deployment_ids),
         rotated_from=rotated_from,
     )
@@ -166,8 +178,9 @@ def api_key_rotate(*, key: ApiKey, grace: dt.timedelta) -> tuple[ApiKey, str]:
         organization=locked.organization,
         name=locked.name,
         expires_at=locked.expires_at,
-        scopes=locked.scopes,
+        scopes=_scopes_left(locked),
         project=locked.project,
+        member=locked.member,
         deployment_ids=locked.deployment_ids,
         rotated_from=locked,
     )
@@ -176,9 +189,16 @@ def api_key_rotate(*, key: ApiKey, grace: dt.timedelta) -> tuple[ApiKey, str]:
     return created
 
 
+def _scopes_left(key: ApiKey) -> list[str]:
+    """Raises: ApiError: 403, the member's role has none of the key's scopes any more."""
+    if not key.granted_scopes:
+        raise ApiError(403, "The role of this key's member has none of the key's scopes.", "insufficient_scope")
+    return key.granted_scopes
+
+
 def refuse_wider_scopes(*, granting: ApiKey, scopes: Sequence[str]) -> None:
     """A key can grant only scopes that it has itself. Raises: ApiError: 403."""
-    if missing := [scope for scope in scopes if not is_granted(scope, granting.scopes)]:
+    if missing := [scope for scope in scopes if not is_granted(scope, granting.granted_scopes)]:
         message = f"This key does not have the scope {missing[0]!r} itself, so it cannot grant it."
         raise ApiError(403, message, "insufficient_scope", "scopes")
 

@@ -47,10 +47,11 @@ def enter_organization(key: ApiKey) -> None:
 
 
 def require_scope(key: ApiKey, scope: str, method: str) -> None:
-    """Raises: ApiError: 403, naming the scope that the key lacks."""
+    """Raises: ApiError: 403, naming the scope that the key, or the role of its member, lacks."""
     needed = scope_needed(scope, method)
-    if not is_granted(needed, key.scopes):
-        raise ApiError(403, f"This key lacks the scope {needed!r}.", "insufficient_scope")
+    if not is_granted(needed, key.granted_scopes):
+        whose = "The role of this key's member" if is_granted(needed, key.scopes) else "This key"
+        raise ApiError(403, f"{whose} lacks the scope {needed!r}.", "insufficient_scope")
 
 
 class ApiKeyAuthentication(authentication.BaseAuthentication):

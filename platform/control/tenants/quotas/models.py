@@ -11,6 +11,8 @@ class Limits(models.Model):
     organization = models.OneToOneField(Organization, on_delete=models.CASCADE, primary_key=True, related_name="limits")
     queued_jobs = models.PositiveIntegerField(null=True, blank=True)
     running_jobs = models.PositiveIntegerField(null=True, blank=True)
+    deployments = models.PositiveIntegerField(null=True, blank=True)
+    devices = models.PositiveIntegerField(null=True, blank=True)
     storage_bytes = models.PositiveBigIntegerField(null=True, blank=True)
     requests_per_minute = models.PositiveIntegerField(null=True, blank=True)
 

@@ -17,6 +17,8 @@ from control.tenants.quotas.models import Limits
 class Quota:
     queued_jobs: int
     running_jobs: int | None  # None: no limit
+    deployments: int
+    devices: int  # occupied by the processes of endpoints
     storage_bytes: int
     requests_per_minute: int
 
@@ -31,6 +33,8 @@ def quota_with(limits: Limits | None) -> Quota:
     return Quota(
         queued_jobs=config.max_queued_jobs if limits.queued_jobs is None else limits.queued_jobs,
         running_jobs=config.max_running_jobs if limits.running_jobs is None else limits.running_jobs,
+        deployments=config.max_deployments if limits.deployments is None else limits.deployments,
+        devices=config.max_devices if limits.devices is None else limits.devices,
         storage_bytes=config.max_storage_bytes if limits.storage_bytes is None else limits.storage_bytes,
         requests_per_minute=(
             config.requests_per_minute if limits.requests_per_minute is None else limits.requests_per_minute

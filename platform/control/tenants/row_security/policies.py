@@ -19,7 +19,7 @@ from control.tenants.row_security.scope import ALL_TENANTS, SETTING
 # All tenants can read rows without an organization in these tables; in other tables only operators can.
 SHARED_TABLES = frozenset({"catalog_basemodel"})
 # The application may not change or delete rows of these tables.
-APPEND_ONLY_TABLES = frozenset({"audit_auditevent"})
+APPEND_ONLY_TABLES = frozenset({"audit_auditevent", "ledger_ledgerline"})
 
 # A sub-select, so that PostgreSQL reads the setting once per statement and not once per row.
 _TENANT = f"(SELECT current_setting('{SETTING}', true))"

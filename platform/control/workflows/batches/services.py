@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
+from control.billing.usage.selectors import require_price
 from control.billing.usage.services import Tokens, caller_of_job, usage_add
 from control.core.api.errors import ApiError
 from control.core.ids import batch_id
@@ -52,7 +53,7 @@ def batch_create(
     Args:
         model: name of the base model for rows with an empty `body.model`. If given, no row may name another model.
         quote: the quote whose cap pauses the batch.
-    Raises: ApiError: 400 or 404, the request itself is invalid.
+    Raises: ApiError: 400 or 404, the request itself is invalid; 403, the model has no price.
     """
     if endpoint not in ENDPOINTS:
         raise ApiError(400, f"endpoint must be one of {ENDPOINTS}, got {endpoint[:80]!r}", "invalid_value", "endpoint")
@@ -64,6 +65,8 @@ def batch_create(
         raise ApiError(400, message, "invalid_value", "input_file_id")
     assert input_file.organization_id == organization.pk, "callers find the file through file_get"
     base_model = base_model_get(organization, model) if model else None
+    if base_model is not None:
+        require_price(base_model_id=base_model.pk, name=base_model.name)
     identity = batch_id()
     with transaction.atomic():
         job = job_submit(
@@ -124,13 +127,19 @@ def batch_validate(*, batch: Batch) -> bool:
         report = _read_input(batch, writer)
         if report.num_errors:
             return _reject(batch, report)
+        base_model = base_model_get(batch.organization, report.model or "")
+        try:
+            require_price(base_model_id=base_model.pk, name=base_model.name)
+        except ApiError as error:  # the rows name the model, which was unknown when the batch was created
+            entry = {"code": error.code, "line": None, "message": error.message, "param": "model"}
+            return _reject(batch, Report(errors=[entry], num_errors=1))
         get_storage().put_file(rows_key, writer.finish().path)
     with transaction.atomic():
         moved = transition(
             batch,
             Status.IN_PROGRESS,
             total=report.num_rows,
-            base_model=base_model_get(batch.organization, report.model or ""),
+            base_model=base_model,
             warnings=report.warnings,
         )
         if moved:
@@ -150,9 +159,12 @@ def batch_commit_shard(*, batch: Batch, claim: Claim, shard_no: int, storage_key
         cost = usage_add(
             caller=caller_of_job(job_id=batch.job_id, organization_id=batch.organization_id),
             model=batch.base_model.name,
+            base_model_id=batch.base_model.pk,
             tokens=Tokens(input=rows.usage.get("prompt_tokens", 0), output=rows.usage.get("completion_tokens", 0)),
             num_requests=rows.completed + rows.failed,
             is_batch=True,
+            object_id=batch.pk,
+            sequence=str(shard_no),
         )
         Batch.objects.filter(pk=batch.pk).update(cost_nanousd=F("cost_nanousd") + cost)
     return True

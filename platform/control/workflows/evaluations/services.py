@@ -6,6 +6,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from control.billing.usage.selectors import require_price
 from control.core.api.errors import ApiError
 from control.core.ids import evaluation_id
 from control.core.settings.config import get_config
@@ -32,10 +33,12 @@ def evaluation_create(
 
     Args:
         prompts: the prompts to evaluate on; None: those that the speculator's pipeline held out.
-    Raises: ApiError: 400, no or invalid prompts; 409, the speculator is not ready; 429, too many queued jobs.
+    Raises: ApiError: 400, no or invalid prompts; 403, the model has no price; 409, the speculator is not
+        ready; 429, too many queued jobs.
     """
     if speculator.status != Speculator.Status.READY:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
+    require_price(base_model_id=speculator.base_model_id, name=speculator.base_model.name)
     queued_quota_check(organization.pk)  # to fail early
     identity, pipeline = evaluation_id(), pipeline_of(speculator)
     if prompts is not None:

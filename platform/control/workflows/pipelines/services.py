@@ -2,6 +2,7 @@
 
 from django.db import transaction
 
+from control.billing.usage.selectors import require_price
 from control.billing.usage.services import usage_attribute
 from control.core.api.errors import ApiError
 from control.core.ids import pipeline_id
@@ -33,10 +34,11 @@ from control.workflows.quotes.selectors import quote_get
 def pipeline_create(*, organization: Organization, request: PipelineRequest) -> Pipeline:
     """Checks the request, splits off held-out prompts unless the request names a file of them, and starts a stage.
 
-    Raises: ApiError: 400 for files that cannot be used, 404 for a model or file that does not exist, 409 for an
-        endpoint name that is taken.
+    Raises: ApiError: 400 for files that cannot be used, 403 for a model without a price, 404 for a model or file
+        that does not exist, 409 for an endpoint name that is taken.
     """
     base_model = base_model_get(organization, request.model)
+    require_price(base_model_id=base_model.pk, name=base_model.name)
     _check_initial(organization, request.training, base_model)
     quote = None if request.quote_id is None else quote_get(organization, request.quote_id)
     batch = _distillation_batch(organization, request.distillation_id, base_model)

@@ -3,15 +3,16 @@
 import datetime as dt
 
 from django.db import transaction
-from django.db.models import Sum
+from django.db.models import Q, Sum
 from django.utils import timezone
 
 from control.billing.usage.models import UsageRecord
-from control.billing.usage.selectors import price_of
+from control.billing.usage.selectors import price_of, require_price
 from control.core.api.errors import ApiError
 from control.core.ids import quote_id
 from control.core.storage.backends import ObjectMissing
 from control.core.storage.undo import delete_stored_on_error
+from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
 from control.workflows.batches.caps import batches_resume
@@ -31,14 +32,16 @@ def quote_create(
 ) -> Quote:
     """Estimates the cost at current prices. With the basis `pilot`, runs a few rows, which the customer pays for.
 
-    Raises: ApiError: 409, the dataset is not valid, its tokens are not counted, or there are too few past requests.
+    Raises: ApiError: 403, the model has no price; 409, the dataset is not valid, its tokens are not counted, or there
+        are too few past requests.
     """
     model = dataset.base_model
     if model is None or dataset.num_tokens is None or dataset.status != Dataset.Status.VALID or not dataset.num_rows:
         message = "A quote needs a valid dataset that was created with a `model`, because its tokens must be counted."
         raise ApiError(409, message, "dataset_not_quotable", "dataset_id")
-    price, identity = price_of(model.name), quote_id()
-    mean = _mean_past_output_tokens(organization, model.name) if basis is Basis.HISTORY else None
+    require_price(base_model_id=model.pk, name=model.name)
+    price, identity = price_of(model.pk), quote_id()
+    mean = _mean_past_output_tokens(organization, model) if basis is Basis.HISTORY else None
     with delete_stored_on_error(), transaction.atomic():
         return Quote.objects.create(
             id=identity,
@@ -54,14 +57,15 @@ def quote_create(
         )
 
 
-def _mean_past_output_tokens(organization: Organization, model: str) -> float:
+def _mean_past_output_tokens(organization: Organization, model: BaseModel) -> float:
     """Mean number of output tokens per batch row within `HISTORY`. Raises: ApiError: 409, too few requests."""
+    of_model = Q(base_model_id=model.pk) | Q(base_model_id="", model=model.name)  # the latter: from earlier releases
     past = UsageRecord.objects.filter(
-        organization=organization, model=model, is_batch=True, minute__gte=timezone.now() - HISTORY
+        of_model, organization=organization, is_batch=True, minute__gte=timezone.now() - HISTORY
     ).aggregate(tokens=Sum("output_tokens"), requests=Sum("requests"))
     if (past["requests"] or 0) < MIN_REQUESTS:
         message = (
-            f"{model!r} answered fewer than {MIN_REQUESTS} of your batch rows in the last {HISTORY.days} days; "
+            f"{model.name!r} answered fewer than {MIN_REQUESTS} of your batch rows in the last {HISTORY.days} days; "
             "use the basis `pilot`."
         )
         raise ApiError(409, message, "no_history", "basis")

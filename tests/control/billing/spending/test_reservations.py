@@ -9,13 +9,13 @@ from django.utils import timezone
 
 from control.billing.spending.models import SpendCap, SpendReservation
 from control.billing.spending.reservations import reservations_release, reservations_renew, spend_reserve
-from control.billing.usage.services import Tokens, price_set, usage_add
+from control.billing.usage.services import Tokens, price_set
 from control.core.api.errors import ApiError
 from control.tenants.accounts.models import Organization
 from control.tenants.administration.services import project_create
 from control.tenants.authentication.caller import Caller
 from control.tenants.row_security.scope import as_tenant
-from tests.control.factories import make_organization
+from tests.control.factories import add_usage, make_organization
 
 USD = 10**9
 
@@ -29,9 +29,8 @@ def reserve(organization: Organization, dollars: int, project_id: str = "") -> s
 
 
 def spend(organization: Organization, dollars: int) -> None:
-    price_set(model="", input_nanousd=USD, output_nanousd=USD)
-    caller = Caller(organization_id=organization.pk)
-    usage_add(caller=caller, model="m", tokens=Tokens(input=dollars), num_requests=1, is_batch=False)
+    price_set(base_model_id="", input_nanousd=USD, output_nanousd=USD)
+    add_usage(Caller(organization_id=organization.pk), tokens=Tokens(input=dollars))
 
 
 def refusal(organization: Organization, dollars: int, project_id: str = "") -> ApiError:

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from control.billing.spending.models import SpendCap
 from control.billing.spending.selectors import cap_reached
-from control.billing.usage.services import Tokens, price_set, usage_add
+from control.billing.usage.services import Tokens, price_set
 from control.queue.jobs.models import Job
 from control.tenants.accounts.models import Organization
 from control.tenants.administration.services import project_create
@@ -19,7 +19,7 @@ from control.workflows.batches.caps import batch_cap_reached, batch_pause, batch
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_cancel
 from tests.control.billing.spending.support import make_quote
-from tests.control.factories import client_of, make_base_model, make_key
+from tests.control.factories import add_usage, client_of, make_base_model, make_key
 from tests.control.queue.jobs.helpers import claim
 from tests.control.workflows.batches.helpers import make_batch
 
@@ -29,13 +29,13 @@ DOLLAR = 10**9  # in nanodollars
 @pytest.fixture(autouse=True)
 def _price(db: None) -> None:
     """A token costs a dollar, in batches as well."""
-    price_set(model="", input_nanousd=DOLLAR, output_nanousd=DOLLAR, batch_percent=100)
+    price_set(base_model_id="", input_nanousd=DOLLAR, output_nanousd=DOLLAR, batch_percent=100)
 
 
 def spend(organization: Organization, dollars: int, **values: Any) -> None:
     at = values.pop("at", None)
     caller = Caller(organization_id=organization.pk, **values)
-    usage_add(caller=caller, model="m", tokens=Tokens(input=dollars), num_requests=1, is_batch=True, at=at)
+    add_usage(caller, tokens=Tokens(input=dollars), is_batch=True, at=at)
 
 
 def pause(batch: Batch) -> None:

@@ -15,23 +15,23 @@ from django.utils import timezone
 from control.billing.spending.models import SpendCap
 from control.billing.spending.selectors import cap_reached
 from control.billing.usage.models import MonthlySpend, UsageRecord
-from control.billing.usage.services import Tokens, Used, minute_of, price_set, usage_add, usage_add_all
+from control.billing.usage.services import Tokens, Used, minute_of, price_set, usage_add_all
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
 from control.tenants.row_security.scope import Across, across_tenants
-from tests.control.factories import make_organization
+from tests.control.factories import add_usage, make_organization
 
 USD = 10**9
 
 
 @pytest.fixture(autouse=True)
 def _price(db: None) -> None:
-    price_set(model="", input_nanousd=USD, output_nanousd=3 * USD)
+    price_set(base_model_id="", input_nanousd=USD, output_nanousd=3 * USD)
 
 
 def add(organization: Organization, *, project_id: str = "", at: dt.datetime | None = None, output: int = 0) -> None:
     caller = Caller(organization_id=organization.pk, project_id=project_id)
-    usage_add(caller=caller, model="m", tokens=Tokens(input=1, output=output), num_requests=1, is_batch=False, at=at)
+    add_usage(caller, tokens=Tokens(input=1, output=output), at=at)
 
 
 def counters() -> set[tuple[str, str, dt.date, int]]:
@@ -65,13 +65,16 @@ def test_usage_written_together_has_the_same_records_and_counters_as_usage_writt
         Used(
             caller=caller[project_id],
             model=model,
+            base_model_id="",
+            object_id="endpoint",
+            sequence=f"{project_id}{number}",
             minute=minute,
             tokens=Tokens(input=5, output=7, cached=1),
             num_requests=1,
             is_batch=False,
         )
         for project_id in ("p", "")
-        for model in ("b", "a", "b")
+        for number, model in enumerate(["b", "a", "b"])
     ]
 
     cost = usage_add_all(usage)
@@ -115,7 +118,7 @@ def test_the_migration_fills_the_counters_from_the_usage_records() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_writers_lose_no_amount() -> None:
-    price_set(model="", input_nanousd=USD, output_nanousd=USD)
+    price_set(base_model_id="", input_nanousd=USD, output_nanousd=USD)
     organization = make_organization()
 
     def write() -> None:

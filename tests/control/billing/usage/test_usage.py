@@ -5,18 +5,18 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.test import Client
 from openai.types.admin.organization import UsageCompletionsResponse, UsageCostsResponse
 
-from control.billing.usage.models import Price, UsageRecord
-from control.billing.usage.services import Tokens, price_set, usage_add
+from control.billing.usage.models import UsageRecord
+from control.billing.usage.services import Tokens, price_set
 from control.queue.jobs.shards import ShardRows
 from control.tenants.accounts.models import ApiKey, Organization
 from control.tenants.administration.services import project_create
 from control.tenants.authentication.caller import Caller, current_caller
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_commit_shard
+from tests.control import factories
 from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_key
 from tests.control.queue.jobs.helpers import add_shards, claim
 
@@ -32,9 +32,7 @@ def add_usage(organization: Organization, at: dt.datetime = NOON, **values: Any)
         project_id=values.pop("project_id", ""),
     )
     tokens = Tokens(input=values.pop("input", 0), output=values.pop("output", 0))
-    usage_add(
-        **{"caller": caller, "model": "m", "tokens": tokens, "num_requests": 1, "is_batch": False, "at": at, **values}
-    )
+    factories.add_usage(caller, tokens=tokens, at=at, **values)
 
 
 def unix(moment: dt.datetime) -> int:
@@ -137,9 +135,9 @@ def test_an_invalid_query_is_refused(client: Client, query: str, param: str) -> 
 
 
 def test_costs_are_computed_with_the_prices_at_the_time_of_use(client: Client, organization: Organization) -> None:
-    price_set(model="", input_nanousd=100, output_nanousd=400)
+    price_set(base_model_id="", input_nanousd=100, output_nanousd=400)
     add_usage(organization, input=1_000_000, output=500_000)
-    price_set(model="", input_nanousd=999, output_nanousd=999)
+    price_set(base_model_id="", input_nanousd=999, output_nanousd=999)
 
     times = f"start_time={unix(NOON)}&end_time={unix(NOON + DAY)}"
     page = client.get(f"/v1/organization/costs?{times}").json()
@@ -161,11 +159,11 @@ def test_costs_are_computed_with_the_prices_at_the_time_of_use(client: Client, o
 
 
 def test_a_model_can_have_its_own_price_and_batches_cost_half(organization: Organization) -> None:
-    price_set(model="", input_nanousd=100, output_nanousd=100)
-    price_set(model="expensive", input_nanousd=1000, output_nanousd=1000)
-    add_usage(organization, model="expensive", input=10)
-    add_usage(organization, model="expensive", input=10, is_batch=True)
-    add_usage(organization, model="other", input=10)
+    price_set(base_model_id="", input_nanousd=100, output_nanousd=100)
+    price_set(base_model_id="bmodel_expensive", model="expensive", input_nanousd=1000, output_nanousd=1000)
+    add_usage(organization, model="endpoint", base_model_id="bmodel_expensive", input=10)
+    add_usage(organization, model="endpoint", base_model_id="bmodel_expensive", input=10, is_batch=True)
+    add_usage(organization, model="other", base_model_id="bmodel_other", input=10)
 
     rows = UsageRecord.objects.order_by("model", "is_batch").values_list("input_nanousd", flat=True)
     assert list(rows) == [10_000, 5_000, 1_000]
@@ -200,14 +198,3 @@ def test_the_current_caller_is_reset_after_each_request(organization: Organizati
     assert client_of(organization).get("/v1/files/none").status_code == 404
     assert current_caller() is None
     assert ApiKey.objects.count() == 2
-
-
-def test_operators_set_prices_in_dollars_per_million_tokens(db: None) -> None:
-    call_command("price_set", "m", "0.15", "0.6", batch_percent=40)
-    call_command("price_set", "m", "0.1", "0.6")
-
-    price = Price.objects.get()
-    assert (price.model, price.input_nanousd, price.output_nanousd, price.batch_percent) == ("m", 100, 600, 50)
-    for bad in ("-1", "0.0001"):
-        with pytest.raises(CommandError):
-            call_command("price_set", "m", "0.1", bad)

@@ -11,13 +11,13 @@ from django.test import Client
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import TypeAdapter
 
-from control.billing.usage.services import Tokens, usage_add
 from control.core.api.operation import Operation, operation_of
 from control.operations.openapi.gateway import OPERATIONS
 from control.operations.openapi.views import generate
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
 from tests.control.calls import call, path_of
+from tests.control.factories import add_usage
 from tests.control.routes import Route, api_routes
 from tests.control.world import NO_BODY, World, example_bodies
 from tests.source_tree import ROOT
@@ -96,7 +96,7 @@ def test_responses_match_the_document(route: Route, method: str, client: Client,
     operation, world = declared_operation(route, method), World(organization)
     if method == "GET" and not route.path.endswith("}"):
         world.ids_of_all_objects()  # so that lists have entries; `path_of` creates the objects of other operations
-    usage_add(caller=Caller(organization_id=organization.pk), model="m", tokens=Tokens(), num_requests=1, is_batch=True)
+    add_usage(Caller(organization_id=organization.pk))
     query = f"?start_time={int(time.time()) - 1}" if route.path.startswith("/v1/organization/") else ""
 
     response = call(client, world, method, route, path_of(route, world) + query)

@@ -9,6 +9,8 @@ import openai
 import pytest
 from django.db import OperationalError
 
+from control.billing.usage.models import UsageRecord
+from control.billing.usage.services import price_set
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_delete, deployment_stop
 from control.serving.deployments.states import State
@@ -276,3 +278,28 @@ def test_a_request_for_another_host_is_refused(client: httpx2.Client) -> None:
     response = client.post("/chat/completions", json=chat("hello"), headers={"Host": "other.example"})
 
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_request")
+
+
+def test_the_price_follows_the_base_model_and_not_the_endpoints_name(
+    client: httpx2.Client, deployment: Deployment, caller: Organization
+) -> None:
+    """The customer has named the endpoint of an expensive model after a cheap model."""
+    cheap = make_base_model(deployment.name)
+    price_set(base_model_id=cheap.pk, model=cheap.name, input_nanousd=1, output_nanousd=1)
+    price_set(base_model_id=deployment.base_model_id, input_nanousd=1000, output_nanousd=1000)
+
+    assert post(client, chat("hello")).status_code == 200
+
+    usage = UsageRecord.objects.get(organization=caller)
+    assert (usage.model, usage.base_model_id) == (deployment.name, deployment.base_model_id)
+    assert usage.input_nanousd == usage.input_tokens * 1000 > 0
+    assert usage.output_nanousd == usage.output_tokens * 1000 > 0
+
+
+@pytest.mark.usefixtures("deployment")
+def test_an_endpoint_whose_model_has_no_price_is_refused_where_prices_are_in_use(client: httpx2.Client) -> None:
+    price_set(base_model_id=make_base_model("fast").pk, input_nanousd=1, output_nanousd=1)
+
+    response = post(client, chat("hello"))
+
+    assert (response.status_code, response.json()["error"]["code"]) == (403, "model_not_priced")

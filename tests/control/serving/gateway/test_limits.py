@@ -74,7 +74,7 @@ def test_a_caller_who_disconnects_no_longer_counts(client: httpx2.Client, settin
 @pytest.fixture
 def cap(caller: Organization) -> SpendCap:
     """Of 10 USD, while an output token costs 1 USD and the tokens of prompts nothing."""
-    price_set(model="", input_nanousd=0, output_nanousd=USD)
+    price_set(base_model_id="", input_nanousd=0, output_nanousd=USD)
     return SpendCap.objects.create(organization=caller, nanousd=10 * USD)
 
 
@@ -116,7 +116,7 @@ def test_a_request_that_does_not_fit_under_a_spend_cap_is_told_to_lower_max_toke
 
 ROUTE = Route(
     named_id="d", main=None, canary=None, canary_percent=0, is_capped=True, input_nanousd=1, output_nanousd=1000,
-    context_tokens=100, remembers_answers=True,
+    context_tokens=100, remembers_answers=True, base_model_id="m",
 )  # fmt: skip
 
 

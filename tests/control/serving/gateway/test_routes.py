@@ -22,7 +22,7 @@ def make_route(port: int) -> Route:
     main = Process(deployment_id="d", target=Target(port=port, token="t"))
     return Route(
         named_id="d", main=main, canary=None, canary_percent=0, is_capped=False, input_nanousd=0, output_nanousd=0,
-        context_tokens=1, remembers_answers=True,
+        context_tokens=1, remembers_answers=True, base_model_id="m",
     )  # fmt: skip
 
 

@@ -25,7 +25,8 @@ IDS: Ids = {
 }
 BODIES: Bodies = {
     "POST /v1/api_keys": Body(
-        lambda world: {"name": "new"}, {"project_id": "project_id", "deployment_ids.0": "deployment_id"}
+        lambda world: {"name": "new"},
+        {"project_id": "project_id", "member_id": "member_id", "deployment_ids.0": "deployment_id"},
     ),
     "POST /v1/api_keys/{key_id}/rotate": Body(lambda world: {"grace_seconds": 60}),
     "POST /v1/members": Body(lambda world: {"email": "new@example.com"}),

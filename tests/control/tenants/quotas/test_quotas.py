@@ -1,5 +1,6 @@
 """No organization exceeds its quota, however many requests run concurrently."""
 
+import itertools
 import threading
 from collections.abc import Callable
 
@@ -13,12 +14,21 @@ from control.core.api.errors import ApiError
 from control.data.files.models import File
 from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_claim_next, job_submit
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.observations import deployment_stopped
+from control.serving.deployments.services import (
+    canary_create,
+    deployment_create,
+    deployment_start,
+    deployment_stop,
+)
 from control.tenants.accounts.models import Organization, User
 from control.tenants.audit.models import AuditEvent
 from control.tenants.quotas.models import Limits
 from control.tenants.quotas.quota import quota_of
 from control.tenants.row_security.scope import Across, across_tenants, as_tenant
 from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_organization
+from tests.control.serving.deployments.support import make_speculator
 from tests.databases import needs_postgres
 from tests.workers.supervisor.live import LiveStack
 
@@ -94,6 +104,51 @@ def test_a_hundred_concurrent_uploads_do_not_exceed_the_quota_of_storage(stack: 
     assert (outcomes.count("done"), outcomes.count("storage_quota_exceeded")) == (5, 95)
     assert File.objects.count() == 5
     assert len(list((stack.data_dir / "storage").rglob("file-*"))) == 5, "a refused upload must leave no bytes"
+
+
+@both_databases
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"deployments": 4, "devices": 50}, "deployments_quota_exceeded"),
+        ({"deployments": 50, "devices": 4}, "devices_quota_exceeded"),
+    ],
+    ids=["deployments", "devices"],
+)
+def test_of_a_hundred_concurrent_deployments_exactly_as_many_as_allowed_are_created(
+    stack: LiveStack, limits: dict[str, int], code: str
+) -> None:
+    organization, model = with_limits(stack.organization, **limits), make_base_model()
+    names = itertools.count(1)
+
+    def create() -> None:
+        with as_tenant(organization.pk):
+            deployment_create(organization=organization, name=f"endpoint-{next(names)}", base_model=model)
+
+    outcomes = call_concurrently(create)
+
+    assert (outcomes.count("done"), outcomes.count(code)) == (4, 96)
+    assert Deployment.objects.count() == 4
+
+
+def test_the_limit_of_devices_counts_processes_that_run_or_are_being_stopped(db: None) -> None:
+    organization = with_limits(make_organization(), devices=1)
+    other = make_organization()
+    first = deployment_create(organization=organization, name="first", base_model=make_base_model("m"))
+    deployment_create(organization=other, name="first", base_model=make_base_model())  # has its own limit
+    deployment_stop(deployment=first)
+    with pytest.raises(ApiError, match="occupy 1 devices"):
+        deployment_create(organization=organization, name="second", base_model=make_base_model())
+
+    first.refresh_from_db()
+    deployment_stopped(deployment=first)
+    second = deployment_create(organization=organization, name="second", base_model=make_base_model())
+
+    with pytest.raises(ApiError, match="occupy 1 devices"):
+        deployment_start(deployment=first)
+    with pytest.raises(ApiError, match="occupy 1 devices"):
+        canary_create(deployment=second, speculator=make_speculator(second.base_model, organization))
+    deployment_start(deployment=second)  # its own process does not count
 
 
 def test_the_error_of_the_api_names_the_exceeded_quota(db: None) -> None:

@@ -30,7 +30,9 @@ from tests.postgres import OWNER
 _TABLES_OF_TENANTS = """
 WITH RECURSIVE reaching AS (
     SELECT 'accounts_organization'::regclass::oid AS oid
-    UNION SELECT 'audit_auditevent'::regclass::oid -- it has no constraint, because events outlive their organization
+    -- these have no constraint, because their rows outlive the organization
+    UNION SELECT 'audit_auditevent'::regclass::oid
+    UNION SELECT 'ledger_ledgerline'::regclass::oid
     UNION SELECT conrelid FROM pg_constraint JOIN reaching ON confrelid = reaching.oid WHERE contype = 'f'
 )
 SELECT relname, relrowsecurity AND relforcerowsecurity, (SELECT count(*) FROM pg_policy WHERE polrelid = pg_class.oid)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from control.billing.usage.services import Tokens, price_set, usage_add
+from control.billing.usage.services import Tokens, price_remove, price_set
 from control.core.storage.backends import get_storage
 from control.core.storage.staging import staged_writer
 from control.data.files.models import File
@@ -22,7 +22,7 @@ from control.workflows.datasets.services import dataset_create
 from control.workflows.quotes.models import Quote
 from control.workflows.quotes.pilot import PILOT_ROWS, mean_with_bounds
 from control.workflows.quotes.services import MIN_REQUESTS
-from tests.control.factories import chat_row, make_base_model, make_file
+from tests.control.factories import add_usage, chat_row, make_base_model, make_file
 
 NUM_ROWS = 100
 INPUT_TOKENS = 5_000
@@ -30,7 +30,7 @@ INPUT_TOKENS = 5_000
 
 @pytest.fixture
 def model(db: None) -> BaseModel:
-    price_set(model="", input_nanousd=1000, output_nanousd=4000, batch_percent=50)
+    price_set(base_model_id="", input_nanousd=1000, output_nanousd=4000, batch_percent=50)
     return make_base_model("m")
 
 
@@ -92,9 +92,27 @@ def test_a_quote_extrapolates_the_pilots_answers_to_all_rows(
 def test_a_later_price_does_not_change_a_quote(client: Client, organization: Organization, model: BaseModel) -> None:
     quote = create_quote(client, make_dataset(organization, model))
     end_pilot(quote, [20])
-    price_set(model="", input_nanousd=9, output_nanousd=9)
+    price_set(base_model_id="", input_nanousd=9, output_nanousd=9)
 
     assert client.get(f"/v1/quotes/{quote['id']}").json()["cost"]["value"] == 0.0065  # computed with the old price
+
+
+def test_no_quote_is_made_for_a_model_without_a_price_where_prices_are_in_use(
+    client: Client, organization: Organization, model: BaseModel
+) -> None:
+    dataset = make_dataset(organization, make_base_model("unpriced"))
+    price_remove(model="")
+    price_set(base_model_id=model.pk, input_nanousd=1, output_nanousd=1)
+
+    assert create_quote(client, dataset, status=403)["error"]["code"] == "model_not_priced"
+
+
+def test_a_quote_uses_the_price_of_its_base_model(client: Client, organization: Organization, model: BaseModel) -> None:
+    price_set(base_model_id=model.pk, input_nanousd=7, output_nanousd=7, batch_percent=100)
+
+    quote = create_quote(client, make_dataset(organization, model))
+
+    assert Quote.objects.get(pk=quote["id"]).input_nanousd == 7 * INPUT_TOKENS
 
 
 def test_a_quote_fails_if_its_pilot_has_no_answers(
@@ -114,7 +132,8 @@ def test_a_quote_from_history_needs_enough_requests_of_its_own_organization(
     def record_usage(owner: Organization, num_requests: int) -> None:
         caller = Caller(organization_id=owner.pk)
         tokens = Tokens(output=7 * num_requests)
-        usage_add(caller=caller, model=model.name, tokens=tokens, num_requests=num_requests, is_batch=True)
+        values = {"model": model.name, "base_model_id": model.pk, "num_requests": num_requests}
+        add_usage(caller, tokens=tokens, is_batch=True, **values)
 
     record_usage(other_organization, 1000)
     record_usage(organization, MIN_REQUESTS - 1)

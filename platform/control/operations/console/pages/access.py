@@ -78,14 +78,14 @@ class MemberAdmin(CreatableAdmin):
     def create(self, request: HttpRequest, values: dict[str, Any]) -> Member:
         return member_add(**values)
 
-    @service_action("Change role", "An owner becomes a member, a member an owner.", icon="swap_horiz")
+    @service_action("Change role", "A member becomes an owner, every other role a member.", icon="swap_horiz")
     def change_role(self, row: Member) -> str:
-        new_role = Member.Role.MEMBER if row.role == Member.Role.OWNER else Member.Role.OWNER
+        new_role = Member.Role.OWNER if row.role == Member.Role.MEMBER else Member.Role.MEMBER
         return f"{row.user} now has the role {member_change(member=row, role=new_role).role}."
 
     @service_action(
         "Remove",
-        "API keys of this user stay valid, because they belong to the organization.",
+        "The member's API keys are removed at once. Keys without a member belong to the organization and stay.",
         icon="person_remove",
         danger=True,
     )

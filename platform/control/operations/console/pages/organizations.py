@@ -22,6 +22,8 @@ from control.operations.console.pages.money import usd
 from control.operations.console.rendering import link, number, page_url, table
 from control.operations.console.sidebar import SidebarEntry
 from control.queue.jobs.models import Job
+from control.serving.deployments.quota import devices_occupied
+from control.serving.deployments.selectors import deployments_list
 from control.tenants.accounts.models import ApiKey, Member, Organization, Project
 from control.tenants.administration.services import organization_create
 from control.tenants.audit.selectors import audit_events_list
@@ -67,6 +69,8 @@ class OrganizationAdmin(CreatableAdmin):
         lines = [
             ("queued jobs", number(jobs.filter(status=Job.Status.QUEUED).count()), number(quota.queued_jobs)),
             ("running jobs", number(jobs.filter(status=Job.Status.RUNNING).count()), number(quota.running_jobs)),
+            ("deployments", number(deployments_list(row).count()), number(quota.deployments)),
+            ("devices of endpoints", number(devices_occupied(row.pk).count()), number(quota.devices)),
             ("storage", filesizeformat(stored), filesizeformat(quota.storage_bytes)),
             ("requests a minute", "–", number(quota.requests_per_minute)),
         ]

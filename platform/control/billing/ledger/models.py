@@ -1,0 +1,56 @@
+"""Lines of the usage ledger are append-only: a database trigger refuses to change or delete them."""
+
+from django.db import models
+
+from control.tenants.accounts.models import Organization
+
+
+class Subject(models.TextChoices):
+    """What was used. The unit is a token, or a millisecond of one device."""
+
+    ENDPOINT_INPUT_TOKENS = "endpoint_input_tokens"
+    ENDPOINT_OUTPUT_TOKENS = "endpoint_output_tokens"
+    BATCH_INPUT_TOKENS = "batch_input_tokens"
+    BATCH_OUTPUT_TOKENS = "batch_output_tokens"
+    ENDPOINT_TIME = "endpoint_time"
+    BATCH_TIME = "batch_time"
+    TRAINING_TIME = "training_time"
+    EVALUATION_TIME = "evaluation_time"
+
+
+class LedgerLine(models.Model):
+    """Usage between `started_at` and `ended_at`. Ids are plain text, because the line outlives what it names."""
+
+    # No constraint: a line outlives the organization.
+    organization = models.ForeignKey(Organization, on_delete=models.DO_NOTHING, db_constraint=False, related_name="+")
+    project_id = models.CharField(max_length=40, blank=True)
+    api_key_id = models.CharField(max_length=8, blank=True)
+    subject = models.CharField(max_length=32, choices=Subject.choices)
+    object_id = models.CharField(max_length=40, help_text="The deployment, batch or job that used it.")
+    sequence = models.CharField(
+        max_length=64,
+        help_text="The part of the object's usage that the line records: the shard of a batch, the attempt (fence) of "
+        "a job, the request to an endpoint, or the start of a period of an endpoint.",
+    )
+    base_model_id = models.CharField(
+        max_length=40, blank=True, help_text="Of tokens: the base model that sets the price."
+    )
+    device_kind = models.CharField(max_length=24, blank=True, help_text="Of device time: cuda or cpu.")
+    count = models.BigIntegerField(help_text="Tokens, or milliseconds of one device.")
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField()
+    price_nanousd = models.BigIntegerField(
+        null=True, blank=True, help_text="Price of one unit when the line was written. Null: the unit is not charged."
+    )
+    price_percent = models.PositiveSmallIntegerField(default=100, help_text="The part of the price that is charged.")
+    cost_nanousd = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["subject", "object_id", "sequence"], name="ledger_line_once"),
+            models.CheckConstraint(condition=models.Q(count__gte=0), name="ledger_count_not_negative"),
+        ]
+        indexes = [models.Index(fields=["organization", "ended_at"], name="ledger_period")]
+
+    def __str__(self) -> str:
+        return f"{self.subject} {self.object_id} {self.sequence}"

@@ -1,0 +1,112 @@
+"""The ledger has the device time of an endpoint once, although supervisors are killed, race, or find a process gone."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.utils import timezone
+
+from control.billing.ledger.models import LedgerLine, Subject
+from control.serving.deployments import observations
+from control.serving.deployments.metering import INTERVAL, endpoint_meter
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.services import deployment_stop
+from control.serving.deployments.supervisor import Supervisor
+from control.tenants.accounts.models import Organization
+from tests.control.factories import make_base_model
+from tests.control.serving.deployments.support import State, make_deployment, make_served_model, tick_until_state
+
+
+def launched(organization: Organization, *, seconds_ago: float) -> Deployment:
+    """A deployment whose process was launched, and metered for the last time, so many seconds ago."""
+    deployment = make_deployment(make_base_model(), organization)
+    process = {"pid": 4_000_000, "process_started": "1", "port": 1, "token": "t"}
+    assert observations.deployment_launched(deployment=deployment, **process)  # type: ignore[arg-type]
+    Deployment.objects.filter(pk=deployment.pk).update(metered_until=timezone.now() - timedelta(seconds=seconds_ago))
+    deployment.refresh_from_db()
+    return deployment
+
+
+def recorded_seconds(deployment: Deployment) -> list[float]:
+    lines = LedgerLine.objects.filter(subject=Subject.ENDPOINT_TIME, object_id=deployment.pk).order_by("started_at")
+    return [line.count / 1000 for line in lines]
+
+
+def test_a_running_process_is_recorded_once_per_interval(organization: Organization) -> None:
+    deployment = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
+
+    for _ in range(3):
+        endpoint_meter(deployment=deployment)
+        deployment.refresh_from_db()
+
+    assert recorded_seconds(deployment) == [pytest.approx(65, abs=2)]
+
+
+def test_of_two_supervisors_that_read_the_same_row_one_records_the_interval(organization: Organization) -> None:
+    deployment = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
+    same_row = Deployment.objects.get(pk=deployment.pk)
+
+    endpoint_meter(deployment=deployment)
+    endpoint_meter(deployment=same_row)
+
+    assert len(recorded_seconds(deployment)) == 1
+
+
+def test_a_process_that_outlives_its_supervisor_is_recorded_without_a_gap(organization: Organization) -> None:
+    deployment = launched(organization, seconds_ago=3600)  # no supervisor has run for an hour
+
+    endpoint_meter(deployment=deployment)
+
+    assert recorded_seconds(deployment) == [pytest.approx(3600, abs=2)]
+
+
+def test_a_process_that_died_without_a_supervisor_is_charged_for_at_most_one_interval(
+    organization: Organization,
+) -> None:
+    deployment = launched(organization, seconds_ago=3600)
+
+    observations.deployment_crashed(deployment=deployment, code="engine_exited", message="")
+
+    assert recorded_seconds(deployment) == [INTERVAL.total_seconds()]
+
+
+def test_an_endpoint_that_stops_is_recorded_until_its_end_and_a_second_observation_adds_nothing(
+    organization: Organization,
+) -> None:
+    deployment = launched(organization, seconds_ago=10)
+    late = Deployment.objects.get(pk=deployment.pk)
+    observations.deployment_crashed(deployment=deployment, code="engine_exited", message="")
+    observations.deployment_drained(deployment=late)
+
+    assert recorded_seconds(deployment) == [pytest.approx(10, abs=2)]
+    assert Deployment.objects.get(pk=deployment.pk).metered_until is None
+
+
+def test_a_process_launched_by_a_release_that_did_not_meter_is_metered_from_now_on(organization: Organization) -> None:
+    deployment = launched(organization, seconds_ago=0)
+    Deployment.objects.filter(pk=deployment.pk).update(metered_until=None)
+    deployment.refresh_from_db()
+
+    endpoint_meter(deployment=deployment)
+
+    deployment.refresh_from_db()
+    assert deployment.metered_until is not None
+    assert recorded_seconds(deployment) == []
+
+
+def test_the_supervisor_records_the_device_time_of_a_process_from_its_launch_to_its_end(
+    supervisor: Supervisor, organization: Organization, tmp_path: Path
+) -> None:
+    deployment = make_deployment(make_served_model(tmp_path / "model"), organization)
+    tick_until_state(supervisor, deployment, State.READY)
+    launched_at = Deployment.objects.get(pk=deployment.pk).metered_until
+    assert launched_at is not None
+    Deployment.objects.filter(pk=deployment.pk).update(metered_until=launched_at - INTERVAL)
+
+    supervisor.tick()
+    deployment_stop(deployment=deployment)
+    tick_until_state(supervisor, deployment, State.STOPPED)
+
+    total = sum(recorded_seconds(deployment))
+    assert total == pytest.approx((timezone.now() - launched_at + INTERVAL).total_seconds(), abs=2)
+    assert len(recorded_seconds(deployment)) == 2

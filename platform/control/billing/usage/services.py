@@ -73,9 +73,7 @@ def caller_of_job(*, job_id: str, organization_id: str) -> Caller:
     attribution = Attribution.objects.filter(job_id=job_id).first()
     if attribution is None:
         return Caller(organization_id=organization_id)
-    return Caller(
-        organization_id=organization_id, api_key_id=attribution.api_key_id, project_id=attribution.project_id
-    )
+    return Caller(organization_id=organization_id, api_key_id=attribution.api_key_id, project_id=attribution.project_id)
 
 
 def price_set(*, model: str, input_nanousd: int, output_nanousd: int, batch_percent: int = 50) -> Price:

@@ -18,8 +18,10 @@ from typing import IO, BinaryIO
 
 from control.core.api.errors import ApiError
 from control.core.storage.backends import ObjectMissing, get_storage
+from control.core.storage.staging import measure
+from control.core.storage.undo import register_stored
 from control.data.files.models import File
-from control.data.files.services import file_create
+from control.data.files.services import file_store
 from control.models.catalog.models import BaseModel
 from control.workflows.prompt_files.lines import MAX_LINE_BYTES, Readable, read_lines
 from control.workflows.prompt_files.rows import ENDPOINTS, RowError, parse_row
@@ -42,7 +44,7 @@ class _Eligible:
 
 
 def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
-    """Returns: the file of training prompts and the held-out file, both new files of the organization.
+    """Returns: the file of training prompts and the held-out file; both rows are unsaved, as `file_store` returns them.
 
     Args:
         held_out: number of rows to hold out; None: a tenth of the rows, at least one.
@@ -67,11 +69,11 @@ def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
         ):
             _divide(source, held_out_ids, rest=rest, held=held)
         made = [
-            file_create(
+            file_store(
                 organization=file.organization,
                 filename=f"{stem}.{part}.jsonl",
                 purpose=File.Purpose.BATCH,
-                source=path,
+                staged=measure(path),
             )
             for part, path in (("prompts", rest_path), ("held-out", held_out_path))
         ]
@@ -103,6 +105,7 @@ def normalise_held_out(file: File, *, base_model: BaseModel, key: str, param: st
             message = f"{param}:{position} {first['message']} ({report.num_errors} errors in all)"
             raise ApiError(400, message, first["code"], param)
         get_storage().put_file(key, path)
+        register_stored(key)
     return report.num_rows
 
 

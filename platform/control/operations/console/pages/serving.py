@@ -267,8 +267,6 @@ class DeploymentAdmin(FormAdmin):
     def stop(self, row: Deployment) -> str:
         return f"{row.name} is {deployment_stop(deployment=row).state}."
 
-    @service_action(
-        "Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True, when=is_not_deleted
-    )
+    @service_action("Delete", "Stops the endpoint and frees its name.", icon="delete", danger=True, when=is_not_deleted)
     def delete(self, row: Deployment) -> str:
         return f"{deployment_delete(deployment=row).name} is deleted."

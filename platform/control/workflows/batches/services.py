@@ -23,7 +23,7 @@ from control.models.catalog.selectors import base_model_get, base_models_list
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.services import job_cancel, job_submit
 from control.queue.jobs.shards import ShardRows, job_commit_shard
-from control.queue.jobs.state import Claim
+from control.queue.jobs.state import Claim, job_lock
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
 from control.workflows.batches.models import Batch
@@ -100,6 +100,7 @@ def batch_cancel(*, batch: Batch) -> Batch:
     Raises: ApiError: 400, the batch has ended with another status.
     """
     with transaction.atomic():
+        job_lock(batch.job_id)  # before the batch, in the order of `queue.jobs.state`
         if transition(batch, Status.CANCELLING):
             job_cancel(job=batch.job)
     if batch.status in TERMINAL - {Status.CANCELLED}:

@@ -42,7 +42,12 @@ class Job(models.Model):
     fence = models.BigIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0)
     stalled_attempts = models.PositiveIntegerField(
-        default=0, help_text="Number of consecutive attempts without progress."
+        default=0, help_text="Number of consecutive attempts without progress, except lost ones."
+    )
+    lost_attempts = models.PositiveIntegerField(
+        default=0,
+        db_default=0,
+        help_text="Number of attempts without progress whose machine was lost or whose process was killed.",
     )
     failures = models.JSONField(default=dict, blank=True, help_text="Number of failed attempts by failure class.")
     claimed_at = models.DateTimeField(null=True, blank=True)

@@ -32,6 +32,7 @@ from control.workflows.prompt_files.rows import ENDPOINTS
 from control.workflows.prompt_files.validation import ModelChoice, Report, validate
 from control.workflows.quotes.models import Quote
 
+FIRST_SHARD_ROWS = 4
 COMPLETION_WINDOWS = {"24h": dt.timedelta(hours=24)}
 
 
@@ -184,8 +185,14 @@ def _reject(batch: Batch, report: Report) -> bool:
 
 
 def _shards(job: Job, num_rows: int) -> list[JobShard]:
-    size = get_config().shard_rows
-    return [
-        JobShard(job=job, shard_no=number, row_from=first, row_to=min(first + size, num_rows))
-        for number, first in enumerate(range(0, num_rows, size))
-    ]
+    """The first shard has `FIRST_SHARD_ROWS` rows, and each next one twice as many up to the normal size.
+
+    The first commit then comes early, even on a machine that is soon preempted.
+    """
+    shards: list[JobShard] = []
+    first, size = 0, FIRST_SHARD_ROWS
+    while first < num_rows:
+        last = min(first + min(size, get_config().shard_rows), num_rows)
+        shards.append(JobShard(job=job, shard_no=len(shards), row_from=first, row_to=last))
+        first, size = last, 2 * size
+    return shards

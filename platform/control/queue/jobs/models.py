@@ -146,3 +146,13 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return self.id
+
+
+class Chore(models.Model):
+    """A recurring task of the installation, such as the deletion of old rows. One worker runs it each time."""
+
+    name = models.CharField(primary_key=True, max_length=40)
+    due_at = models.DateTimeField(help_text="When a worker runs the chore next, by the database's clock.")
+
+    def __str__(self) -> str:
+        return self.name

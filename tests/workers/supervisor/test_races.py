@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
+from control.billing.usage.services import usage_add
 from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_claim, job_claim_next, job_submit
 from control.queue.jobs.shards import ShardRows
 from control.queue.jobs.state import Claim
 from control.tenants.row_security.scope import Across, across_tenants
-from control.workflows.batches import services
 from control.workflows.batches.services import batch_cancel, batch_commit_shard, batch_validate
 from tests.control.factories import make_organization
 from tests.databases import needs_postgres
@@ -53,14 +53,13 @@ def test_a_batch_can_be_cancelled_while_a_shard_of_it_is_committed(
     claim = job_claim(job_id=batch.job_id, worker="worker")
     assert claim is not None
     cancellation: list[threading.Thread] = []
-    add_usage = services.usage_add
 
     def add_usage_when_the_cancellation_waits(**values: Any) -> Any:
         cancellation.append(in_thread(lambda: batch_cancel(batch=batch)))
         stack.wait_until(lambda: num_waiting_for_locks() == 1, 20)
-        return add_usage(**values)
+        return usage_add(**values)
 
-    monkeypatch.setattr(services, "usage_add", add_usage_when_the_cancellation_waits)
+    monkeypatch.setattr("control.workflows.batches.services.usage_add", add_usage_when_the_cancellation_waits)
     rows = ShardRows(completed=2, failed=0, usage={"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2})
 
     is_committed = batch_commit_shard(batch=batch, claim=claim, shard_no=0, storage_key="shards/0.1.jsonl", rows=rows)

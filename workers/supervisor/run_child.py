@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from control.queue.jobs.config import get_job_config
+from control.queue.jobs.failures import KILLED
 from control.queue.jobs.services import job_metrics, job_progress
 from control.queue.jobs.state import LeaseLost
 from workers.contracts import Checkpoint, Event, Failed, FailureClass, Finished, Metrics, Progress, ShardDone, Spec
@@ -19,6 +20,8 @@ TICK_SECONDS = 0.2  # between two checks whether the child must be stopped
 PROGRESS_SECONDS = 1.0  # between two writes of progress to the database
 CANCEL_GRACE_SECONDS = 2.0
 EXIT_GRACE_SECONDS = 30.0  # between the last event and the exit
+# Sent by preempted machines, by operators, and by the kernel when memory runs out. Crashes of the code end otherwise.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 
 
 def run_child(
@@ -135,7 +138,8 @@ class _Watch:
         if self._attempt.lease.lost.is_set():
             raise LeaseLost("the lease ran out while the child worked")
         how = f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit status {status}"
-        return ChildCrashed("worker_crashed", f"the worker process ended with {how}", sent_event=self._sent_event)
+        code = KILLED if -status in _FROM_OUTSIDE else "worker_crashed"
+        return ChildCrashed(code, f"the worker process ended with {how}", sent_event=self._sent_event)
 
     def _write_progress(self, *, at_once: bool = False) -> None:
         now = time.monotonic()

@@ -1,21 +1,27 @@
-"""The thread of a worker that sends webhooks. All workers share the outbox; a worker claims each delivery it sends."""
+"""The thread of a worker that sends webhooks. All workers share the outbox; a worker claims each delivery it sends.
+
+Endpoints with due deliveries take turns: first those of the organization with the fewest deliveries in flight, then
+those that were served longest ago. Dead endpoints of one organization therefore do not delay the others.
+"""
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import structlog
 from django.db import close_old_connections, connection
 
 from control.tenants.row_security.scope import Across, across_tenants
-from control.tenants.webhooks.sender import Sender, due
+from control.tenants.webhooks.sender import Sender, Turn, due, endpoints_due
 from workers.supervisor.guarded import run_guarded
 
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 1.0
 MIN_ROUND_SECONDS = 0.05  # between two queries for due deliveries, even if many are due
-MAX_IN_FLIGHT = 8
+MAX_IN_FLIGHT = 16
+MAX_PER_ORGANIZATION = 4  # a dead receiver occupies a thread until the deadline; other organizations need threads too
 MAX_PER_ENDPOINT = 2  # a slow endpoint must not delay the deliveries of others
 
 
@@ -26,7 +32,9 @@ class WebhookSender(threading.Thread):
         super().__init__(name="webhook sender", daemon=True)
         self._halt = stop  # not `_stop`, which is a method of Thread
         self._sender = sender or Sender()
-        self._in_flight: dict[str, tuple[str, Future[None]]] = {}  # delivery id -> endpoint id, future of the delivery
+        self._in_flight: dict[str, tuple[Turn, Future[None]]] = {}  # by delivery id
+        self._served: dict[str, int] = {}  # endpoint id -> number of the turn in which it was served last
+        self._num_turns = 0
 
     def run(self) -> None:
         with ThreadPoolExecutor(MAX_IN_FLIGHT, thread_name_prefix="webhook sender") as pool:
@@ -46,13 +54,37 @@ class WebhookSender(threading.Thread):
 
     def _round(self, pool: ThreadPoolExecutor) -> None:
         self._in_flight = {key: entry for key, entry in self._in_flight.items() if not entry[1].done()}
-        busy = Counter(endpoint_id for endpoint_id, _ in self._in_flight.values())
-        for delivery_id, endpoint_id in due(self._sender.clock()).values_list("pk", "endpoint_id")[: 8 * MAX_IN_FLIGHT]:
-            if len(self._in_flight) >= MAX_IN_FLIGHT:
+        turns = endpoints_due(self._sender.clock())
+        self._served = {turn.endpoint_id: self._served.get(turn.endpoint_id, 0) for turn in turns}
+        while turns and len(self._in_flight) < MAX_IN_FLIGHT:
+            turn = self._next(turns)
+            if turn is None:
                 return
-            if delivery_id not in self._in_flight and busy[endpoint_id] < MAX_PER_ENDPOINT:
-                busy[endpoint_id] += 1
-                self._in_flight[delivery_id] = endpoint_id, pool.submit(self._deliver, delivery_id)
+            if not self._submit(pool, turn):
+                turns.remove(turn)  # all due deliveries of the endpoint are in flight
+
+    def _next(self, turns: Sequence[Turn]) -> Turn | None:
+        """Returns the endpoint whose turn is next; None if all of them have as many deliveries in flight as allowed."""
+        busy = Counter[str]()
+        for turn, _ in self._in_flight.values():
+            busy.update((turn.organization_id, turn.endpoint_id))
+        free = [
+            turn
+            for turn in turns
+            if busy[turn.organization_id] < MAX_PER_ORGANIZATION and busy[turn.endpoint_id] < MAX_PER_ENDPOINT
+        ]
+        return min(free, key=lambda turn: (busy[turn.organization_id], self._served[turn.endpoint_id]), default=None)
+
+    def _submit(self, pool: ThreadPoolExecutor, turn: Turn) -> bool:
+        """Sends the endpoint's oldest due delivery that is not in flight. Returns: False if there is none."""
+        deliveries = due(self._sender.clock()).filter(endpoint_id=turn.endpoint_id).exclude(pk__in=self._in_flight)
+        delivery_id = deliveries.values_list("pk", flat=True).first()
+        if delivery_id is None:
+            return False
+        self._num_turns += 1
+        self._served[turn.endpoint_id] = self._num_turns
+        self._in_flight[delivery_id] = turn, pool.submit(self._deliver, delivery_id)
+        return True
 
     def _deliver(self, delivery_id: str) -> None:
         try:

@@ -1,7 +1,7 @@
 """A worker process: its threads, its housekeeping, and its loop that polls for jobs.
 
 main thread     runs one job at a time; the child process dies with this thread
-housekeeper     writes heartbeats, repeats wake-ups, advances pipelines, ends cancelled jobs without a worker
+housekeeper     writes heartbeats, cleans this machine's folders, and runs the installation's chores that are due
 webhook sender  sends webhooks
 """
 
@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 from django.db import close_old_connections, connection
@@ -21,6 +21,7 @@ from control.core.settings.config import get_config
 from control.core.storage.staging import staging_purge
 from control.data.files.services import files_expire
 from control.data.uploads.services import uploads_expire
+from control.queue.jobs.chores import chores_claim
 from control.queue.jobs.config import get_job_config
 from control.queue.jobs.models import Job
 from control.queue.jobs.selectors import jobs_to_cancel
@@ -53,6 +54,21 @@ HANDLERS: dict[str, Handler] = {
     Job.Kind.TRAINING: TrainingHandler(),
     Job.Kind.EVALUATION: EvaluationHandler(),
     Job.Kind.MODEL_CHECK: ModelCheckHandler(),
+}
+
+# Tasks of the installation: the worker that claims one runs it. The number is the cadence in periods of
+# `reconcile_seconds`: 1 for what customers wait for, more for the deletion of old data.
+CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
+    "repeat wake-ups": (1, reconcile),
+    "advance pipelines": (1, pipelines_reconcile),
+    "review paused batches": (1, batches_review),
+    "advance rollouts": (1, rollouts_reconcile),
+    "tidy batches": (1, batches_tidy),
+    "expire files": (6, files_expire),
+    "expire uploads": (6, uploads_expire),
+    "delete idempotency keys": (6, keys_purge),
+    "delete captured requests": (12, captures_prune),
+    "delete old events": (60, events_prune),
 }
 
 
@@ -104,30 +120,25 @@ class JobWorker:
         return claim is not None
 
     def _do_housekeeping(self) -> None:
-        steps: tuple[tuple[str, Callable[[], object]], ...] = (
-            ("heartbeat not written", lambda: worker_beat(worker=self.name, role="jobs")),
-            ("wake-ups not repeated", reconcile),
-            ("cancelled and overdue jobs not ended", self._end_jobs_never_begun),
-            ("pipelines not advanced", pipelines_reconcile),
-            ("captured requests not deleted", captures_prune),
-            ("paused batches not reviewed", batches_review),
-            ("rollouts not advanced", rollouts_reconcile),
-            ("idempotency keys not deleted", keys_purge),
-            ("files not expired", files_expire),
-            ("staging not emptied", staging_purge),
-            ("batches not tidied", batches_tidy),
-            ("work folders of killed attempts not removed", work_folders_sweep),
-            ("old events not deleted", events_prune),
-            ("uploads not expired", uploads_expire),
-        )
+        chores = {**CHORES, "end jobs never begun": (1, self._end_jobs_never_begun)}
         while not self.stop.is_set():
             close_old_connections()
             with across_tenants(Across.HOUSEKEEPING):
-                for message, step in steps:
-                    run_guarded(step, message)
-                    self._last_step_at = time.monotonic()
+                self._step("heartbeat", lambda: worker_beat(worker=self.name, role="jobs"))
+                self._step("empty staging", staging_purge)
+                self._step("remove work folders of killed attempts", work_folders_sweep)
+                self._step("chores", lambda: self._do_chores(chores))
             self.stop.wait(get_config().reconcile_seconds)
         connection.close()
+
+    def _do_chores(self, chores: Mapping[str, tuple[int, Callable[[], object]]]) -> None:
+        period = get_config().reconcile_seconds
+        for name in chores_claim({name: num_periods * period for name, (num_periods, _) in chores.items()}):
+            self._step(name, chores[name][1])
+
+    def _step(self, name: str, step: Callable[[], object]) -> None:
+        run_guarded(step, f"housekeeping failed: {name}")
+        self._last_step_at = time.monotonic()
 
     def _end_jobs_never_begun(self) -> None:
         """Ends cancelled and overdue jobs that never began, so that their customers need not wait for a free worker."""

@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("spec", type=Path)
     arguments = parser.parse_args()
     if arguments.die_at_once:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSEGV)
     if arguments.fail:
         emit(Failed(failure_class=arguments.fail, code="asked_to_fail", message="The test wanted it."))
         raise SystemExit(1)

@@ -18,7 +18,7 @@ def main() -> None:
             first = json.loads(Path(spec.input_path).read_text().partition("\n")[0])
             match first["body"]["messages"][0]["content"]:
                 case "die at once":
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), signal.SIGSEGV)
                 case "kill the supervisor":
                     os.kill(os.getppid(), signal.SIGKILL)
     fake_child.main()

@@ -1,22 +1,28 @@
 """The thread that sends webhooks, against a real HTTP receiver in another thread."""
 
+import datetime as dt
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from django.conf import settings
+from django.utils import timezone
 from standardwebhooks import Webhook
 
 from control.core.settings.config import get_config
-from control.tenants.webhooks.models import WebhookDelivery
+from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
+from control.tenants.webhooks.sender import Sender
 from control.tenants.webhooks.services import endpoint_create, endpoint_test
+from tests.control.factories import make_organization
 from tests.workers.supervisor.live import LiveStack
 from workers.supervisor import webhook_sender
-from workers.supervisor.webhook_sender import WebhookSender
+from workers.supervisor.webhook_sender import MAX_PER_ORGANIZATION, WebhookSender
 
 NUM_EVENTS = 5
+NUM_DEAD = 200
 
 
 class Receiver(ThreadingHTTPServer):
@@ -72,3 +78,33 @@ def test_the_sender_delivers_due_webhooks_with_a_signature_and_ends_after_the_st
     assert len(receiver.calls) == NUM_EVENTS
     for body, headers in receiver.calls:
         Webhook(secret).verify(body, headers)
+
+
+@pytest.mark.django_db
+def test_two_hundred_dead_endpoints_of_one_organization_do_not_delay_the_delivery_of_another_by_a_round() -> None:
+    noisy, other = make_organization(), make_organization()
+    dead = WebhookEndpoint.objects.bulk_create(
+        [WebhookEndpoint(organization=noisy, url="https://dead.example", events=["*"]) for _ in range(NUM_DEAD)]
+    )
+    for endpoint in dead:
+        endpoint_test(endpoint=endpoint)
+    healthy, _ = endpoint_create(organization=other, url="https://healthy.example", events=["*"])
+    endpoint_test(endpoint=healthy)
+    WebhookDelivery.objects.filter(endpoint=healthy).update(next_attempt_at=timezone.now())
+    WebhookDelivery.objects.exclude(endpoint=healthy).update(next_attempt_at=timezone.now() - dt.timedelta(hours=1))
+    attempted, may_end = list[str](), threading.Event()
+
+    class BlockedSender(Sender):
+        def deliver(self, delivery_id: str) -> bool:
+            attempted.append(delivery_id)
+            return may_end.wait(30)
+
+    sender = WebhookSender(threading.Event(), BlockedSender())
+    with ThreadPoolExecutor(webhook_sender.MAX_IN_FLIGHT) as pool:
+        sender._round(pool)
+        may_end.set()
+
+    endpoints = dict(WebhookDelivery.objects.values_list("pk", "endpoint_id"))
+    served = [endpoints[delivery_id] for delivery_id in attempted]
+    assert healthy.pk in served
+    assert len(set(served)) == len(served) == 1 + MAX_PER_ORGANIZATION

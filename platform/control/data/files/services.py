@@ -13,7 +13,8 @@ from control.core.ids import file_id
 from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
 from control.core.storage.staging import StagedFile, copy_stream, measure, staged_writer
-from control.core.storage.undo import register_stored
+from control.core.storage.undo import delete_stored_on_error, register_stored
+from control.core.transactions import change
 from control.data.files.models import File
 from control.data.files.quota import storage_quota_check
 from control.tenants.accounts.models import Organization
@@ -49,26 +50,39 @@ def file_create(
                 source=copy_stream(source, writer),
                 expires_after=expires_after,
             )
+    with delete_stored_on_error():
+        file = file_store(
+            organization=organization, filename=filename, purpose=purpose, staged=staged, expires_after=expires_after
+        )
+        with change():
+            return file_add(file=file)
+
+
+def file_store(
+    *,
+    organization: Organization,
+    filename: str,
+    purpose: str,
+    staged: StagedFile,
+    expires_after: dt.timedelta | None = None,
+) -> File:
+    """Stores the bytes and returns the row unsaved, for `file_add`. Call this before the transaction begins.
+
+    Effects: a surrounding `delete_stored_on_error` block deletes the bytes if it raises.
+    """
     identity = file_id()
-    key = f"{organization.pk}/files/{identity}"
-    storage = get_storage()
-    storage.put_file(key, staged.path)
-    register_stored(key)
-    try:
-        with transaction.atomic():
-            storage_quota_check(organization.pk, adding=staged.size_bytes)
-            return file_record(
-                organization=organization,
-                filename=filename,
-                purpose=purpose,
-                staged=staged,
-                storage_key=key,
-                expires_after=expires_after,
-                identity=identity,
-            )
-    except Exception:
-        storage.delete(key)
-        raise
+    file = _row(organization, filename, purpose, staged, f"{organization.pk}/files/{identity}", expires_after, identity)
+    get_storage().put_file(file.storage_key, staged.path)
+    register_stored(file.storage_key)
+    return file
+
+
+@audited("file.create")
+def file_add(*, file: File) -> File:
+    """Saves a row that `file_store` returned, in the caller's transaction. Raises: ApiError: 403, as `file_create`."""
+    storage_quota_check(file.organization_id, adding=file.size_bytes)
+    file.save(force_insert=True)
+    return file
 
 
 @audited("file.create")
@@ -80,11 +94,25 @@ def file_record(
     staged: StagedFile,
     storage_key: str,
     expires_after: dt.timedelta | None = None,
-    identity: str | None = None,
 ) -> File:
     """Creates only the row, in the caller's transaction, for bytes that the caller has stored."""
-    return File.objects.create(
-        id=identity or file_id(),
+    file = _row(organization, filename, purpose, staged, storage_key, expires_after, file_id())
+    file.save(force_insert=True)
+    return file
+
+
+def _row(
+    organization: Organization,
+    filename: str,
+    purpose: str,
+    staged: StagedFile,
+    storage_key: str,
+    expires_after: dt.timedelta | None,
+    identity: str,
+) -> File:
+    """Returns an unsaved row."""
+    return File(
+        id=identity,
         organization=organization,
         filename=filename,
         purpose=File.Purpose(purpose),

@@ -18,9 +18,10 @@ from control.core.ids import upload_part_id
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.core.storage.staging import CHUNK_BYTES, StagedFile, StagedWriter, staged_writer
 from control.core.storage.undo import delete_stored_on_error, register_stored
+from control.core.transactions import change
 from control.data.files.models import File
 from control.data.files.quota import storage_quota_check
-from control.data.files.services import file_create
+from control.data.files.services import file_add, file_store
 from control.data.uploads.models import Upload, UploadPart
 from control.data.uploads.selectors import is_open, parts_left_over, parts_list, uploads_overdue
 from control.tenants.accounts.models import Organization
@@ -66,7 +67,7 @@ def part_add(*, upload: Upload, staged: StagedFile) -> UploadPart:
     identity = upload_part_id()
     key = f"{upload.organization_id}/uploads/{upload.pk}/{identity}"
     get_storage().put_file(key, staged.path)
-    with delete_stored_on_error(), transaction.atomic():
+    with delete_stored_on_error(), change():
         register_stored(key)
         _lock_open(upload)
         total = parts_list(upload).aggregate(total=Sum("size_bytes"))["total"] or 0
@@ -89,17 +90,18 @@ def upload_complete(*, upload: Upload, part_ids: Sequence[str], md5: str | None 
     parts = _parts_in_order(upload, part_ids)
     with staged_writer() as writer:
         staged = _concatenate(parts, writer, md5)
-        with delete_stored_on_error(), transaction.atomic():
-            _lock_open(upload)
-            file = file_create(
+        with delete_stored_on_error():
+            file = file_store(
                 organization=upload.organization,
                 filename=upload.filename,
                 purpose=upload.purpose,
-                source=staged,
+                staged=staged,
                 expires_after=upload.file_expires_after,
             )
-            _end(upload, Status.COMPLETED, file=file)
-            audit_record("upload.complete", upload)
+            with change():
+                _lock_open(upload)
+                _end(upload, Status.COMPLETED, file=file_add(file=file))
+                audit_record("upload.complete", upload)
     upload.refresh_from_db()
     return upload
 

@@ -12,6 +12,7 @@ from django.db import IntegrityError, transaction
 from control.core.api.errors import ApiError
 from control.core.ids import adapter_id
 from control.core.storage.backends import ObjectMissing, get_storage
+from control.core.transactions import change
 from control.data.files.models import File
 from control.models.adapters.lora import MAX_CONFIG_BYTES, UnusableAdapter, inspect_adapter
 from control.models.adapters.models import Adapter
@@ -44,7 +45,7 @@ def adapter_create(
         config.write_text(json.dumps(lora.config))
         get_storage().put_folder(prefix, Path(folder))
     try:
-        with transaction.atomic():
+        with change():
             adapter = Adapter.objects.create(
                 id=identity,
                 organization=organization,

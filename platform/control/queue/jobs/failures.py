@@ -1,7 +1,8 @@
 """Decides whether and when a failed job is tried again. These are pure functions, which do not access the database.
 
 invalid_input, user_config, expired   no retry
-infra                                 retries as long as there is progress
+infra                                 retries as long as there is progress: ended by 3 attempts in a row without any
+                                      progress, or by 8 that were lost: the machine was lost, or the process killed
 out_of_memory                         one retry, with half the batch size
 bug                                   three attempts in all
 """
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from workers.contracts import FailureClass
 
 MAX_STALLED_ATTEMPTS = 3
+# Higher, because lost attempts say little about the job: machines are preempted, and their processes killed.
+MAX_LOST_ATTEMPTS = 8
 MAX_TRIES: Mapping[FailureClass, int | None] = {
     FailureClass.INVALID_INPUT: 1,
     FailureClass.USER_CONFIG: 1,
@@ -45,22 +48,30 @@ class Failure:
 CRASH_LOOP = Failure(
     failure_class=FailureClass.INFRA,
     code="worker_crash_loop",
-    message=f"{MAX_STALLED_ATTEMPTS} attempts in a row ended without any progress",
+    message="too many attempts in a row ended without any progress",
 )
-CRASHES = ("worker_crashed", "no_progress")  # codes of failures whose cause is unknown
+KILLED = "worker_killed"  # code of a failure: the process was ended from outside, by SIGKILL or SIGTERM
+CRASHES = ("worker_crashed", KILLED, "no_progress")  # codes of failures whose cause is unknown
 
 
-def final_failure(failure: Failure, *, earlier: int, stalled_attempts: int) -> Failure | None:
+def is_lost(failure: Failure, *, stalled_attempts: int) -> bool:
+    """Whether the attempt counts as lost. An attempt that committed something, which resets the counts, does not."""
+    return failure.code == KILLED and stalled_attempts > 0
+
+
+def final_failure(failure: Failure, *, earlier: int, stalled_attempts: int, lost_attempts: int = 0) -> Failure | None:
     """Returns the failure with which the job ends, or None if it is tried again.
 
     Args:
         earlier: number of failures of the same class before this one.
         stalled_attempts: number of attempts in a row without progress, including the one that failed.
+        lost_attempts: number of lost attempts before the one that failed.
     """
     tries = MAX_TRIES[failure.failure_class]
     if tries is not None and earlier + 1 >= tries:
         return failure
-    if stalled_attempts >= MAX_STALLED_ATTEMPTS:
+    lost = int(is_lost(failure, stalled_attempts=stalled_attempts))
+    if lost_attempts + lost >= MAX_LOST_ATTEMPTS or stalled_attempts - lost >= MAX_STALLED_ATTEMPTS:
         cause = f"{CRASH_LOOP.message}; the last: {failure.code}: {failure.message}"
         has_known_cause = failure.failure_class is FailureClass.INFRA and failure.code not in CRASHES
         code = failure.code if has_known_cause else CRASH_LOOP.code

@@ -43,15 +43,15 @@ def next_job() -> NextJob | None:
     cancelled = jobs_to_cancel().select_for_update(skip_locked=True).first()
     if cancelled is not None:
         return NextJob(cancelled, None)
-    candidate = _organizations_with_due_jobs().first()
-    if candidate is None:
-        return None
-    organization_id, limit = candidate
-    jobs = Job.objects.filter(organization_id=organization_id).select_for_update(skip_locked=True)
-    jobs = jobs.order_by("-priority", "pk")
-    # Two queries, each of which reads the first row of an index: one query for both would sort all waiting jobs.
-    job = jobs.filter(is_abandoned()).first() or jobs.filter(is_waiting()).first()
-    return None if job is None else NextJob(job, limit)
+    for organization_id, limit in _organizations_with_due_jobs():
+        jobs = Job.objects.filter(organization_id=organization_id).select_for_update(skip_locked=True)
+        jobs = jobs.order_by("-priority", "pk")
+        # Two queries, each of which reads the first row of an index: one query for both would sort all waiting jobs.
+        job = jobs.filter(is_abandoned()).first() or jobs.filter(is_waiting()).first()
+        if job is not None:
+            return NextJob(job, limit)
+        # Other workers have locked all due jobs of this organization: the next organization's turn.
+    return None
 
 
 def _organizations_with_due_jobs() -> QuerySet[Organization, tuple[str, int | None]]:

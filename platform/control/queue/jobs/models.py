@@ -42,7 +42,12 @@ class Job(models.Model):
     fence = models.BigIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0)
     stalled_attempts = models.PositiveIntegerField(
-        default=0, help_text="Number of consecutive attempts without progress."
+        default=0, help_text="Number of consecutive attempts without progress, except lost ones."
+    )
+    lost_attempts = models.PositiveIntegerField(
+        default=0,
+        db_default=0,
+        help_text="Number of attempts without progress whose machine was lost or whose process was killed.",
     )
     failures = models.JSONField(default=dict, blank=True, help_text="Number of failed attempts by failure class.")
     claimed_at = models.DateTimeField(null=True, blank=True)
@@ -141,3 +146,13 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return self.id
+
+
+class Chore(models.Model):
+    """A recurring task of the installation, such as the deletion of old rows. One worker runs it each time."""
+
+    name = models.CharField(primary_key=True, max_length=40)
+    due_at = models.DateTimeField(help_text="When a worker runs the chore next, by the database's clock.")
+
+    def __str__(self) -> str:
+        return self.name

@@ -18,7 +18,14 @@ from control.core.database_clock import from_now
 from control.core.settings.config import get_config
 from control.queue.jobs.attempts import attempt_ended, attempt_lost
 from control.queue.jobs.config import get_job_config
-from control.queue.jobs.failures import MAX_STALLED_ATTEMPTS, Failure, backoff_seconds, final_failure
+from control.queue.jobs.failures import (
+    MAX_LOST_ATTEMPTS,
+    MAX_STALLED_ATTEMPTS,
+    Failure,
+    backoff_seconds,
+    final_failure,
+    is_lost,
+)
 from control.queue.jobs.fair import PRIORITIES, may_run_another, next_job, share_join
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.origin import origin
@@ -118,6 +125,10 @@ def _claim(job: Job, worker: str) -> Claim | None:
     Args:
         job: the row as it was before the claim. On PostgreSQL it is locked; on SQLite no other transaction can write.
     """
+    # An abandoned job has lost its worker. That attempt counts as lost instead of stalled, unless it made progress.
+    is_abandoned = job.status == Job.Status.RUNNING
+    stalled = max(1, job.stalled_attempts) if is_abandoned else job.stalled_attempts + 1
+    lost = job.lost_attempts + (is_abandoned and job.stalled_attempts > 0)
     claimed = (
         Job.objects.filter(pk=job.pk)
         .filter(is_due())
@@ -125,7 +136,8 @@ def _claim(job: Job, worker: str) -> Claim | None:
             status=Job.Status.RUNNING,
             fence=F("fence") + 1,
             attempt=F("attempt") + 1,
-            stalled_attempts=F("stalled_attempts") + 1,  # a committed shard or checkpoint resets it
+            stalled_attempts=stalled,  # a committed shard or checkpoint resets both counts
+            lost_attempts=lost,
             lease_until=from_now(get_config().lease_seconds),
             worker=worker,
             not_before=None,
@@ -144,7 +156,7 @@ def _claim(job: Job, worker: str) -> Claim | None:
         organization_id=job.organization_id,
         fence=fence,
         worker=worker,
-        is_exhausted=job.stalled_attempts + 1 > MAX_STALLED_ATTEMPTS,
+        is_exhausted=stalled > MAX_STALLED_ATTEMPTS or lost >= MAX_LOST_ATTEMPTS,
     )
 
 
@@ -168,7 +180,7 @@ def job_metrics(*, claim: Claim, metrics: Mapping[str, float]) -> None:
 def job_commit_checkpoint(*, claim: Claim, storage_prefix: str, step: int) -> None:
     """Records an uploaded checkpoint; later attempts resume from it. Raises: LeaseLost."""
     with transaction.atomic():
-        update_claimed(claim, checkpoint_key=storage_prefix, stalled_attempts=0, progress_at=Now())
+        update_claimed(claim, checkpoint_key=storage_prefix, stalled_attempts=0, lost_attempts=0, progress_at=Now())
         metrics = claimed_job(claim).values_list("metrics", flat=True).get()
         data = {"fence": claim.fence, "step": step, "metrics": metrics}
         event_add(job_id=claim.job_id, type="checkpoint_committed", data=data)
@@ -195,7 +207,9 @@ def job_end_cancelled(*, claim: Claim) -> None:
 def job_final_failure(*, job: Job, failure: Failure) -> Failure | None:
     """Returns the failure with which `job_fail` would end the job, or None if the job would be tried again."""
     earlier = job.failures.get(failure.failure_class.value, 0)
-    return final_failure(failure, earlier=earlier, stalled_attempts=job.stalled_attempts)
+    return final_failure(
+        failure, earlier=earlier, stalled_attempts=job.stalled_attempts, lost_attempts=job.lost_attempts
+    )
 
 
 def job_fail(*, claim: Claim, failure: Failure) -> bool:
@@ -218,13 +232,17 @@ def job_fail(*, claim: Claim, failure: Failure) -> bool:
             )
             return True
         config = get_job_config()
-        delay = backoff_seconds(job.stalled_attempts, first=config.backoff_seconds, cap=config.backoff_cap_seconds)
+        lost = is_lost(failure, stalled_attempts=job.stalled_attempts)
+        num_in_vain = job.stalled_attempts + job.lost_attempts
+        delay = backoff_seconds(num_in_vain, first=config.backoff_seconds, cap=config.backoff_cap_seconds)
         transition(
             claim,
             Job.Status.QUEUED,
             event="retried",
             data={**failure.as_error(), "pause_seconds": round(delay, 3)},
             failures=failures,
+            stalled_attempts=job.stalled_attempts - lost,
+            lost_attempts=job.lost_attempts + lost,
             params=_halved(job.params) if failure.failure_class is FailureClass.OUT_OF_MEMORY else job.params,
             # a requested cancellation does not wait for the back-off
             not_before=from_now(delay) if job.cancel_requested_at is None else None,

@@ -50,7 +50,11 @@ def job_commit_shard(*, claim: Claim, shard_no: int, storage_key: str, rows: Sha
     """
     with transaction.atomic():
         update_claimed(
-            claim, lease_until=from_now(get_config().lease_seconds), stalled_attempts=0, progress_at=Now()
+            claim,
+            lease_until=from_now(get_config().lease_seconds),
+            stalled_attempts=0,
+            lost_attempts=0,
+            progress_at=Now(),
         )  # first, because this update locks the job's row
         num_updated = JobShard.objects.filter(job_id=claim.job_id, shard_no=shard_no, storage_key="").update(
             storage_key=storage_key,
@@ -103,7 +107,7 @@ def _halve(claim: Claim, shard: JobShard) -> None:
         alone=True,
         crashes=_inherited_crashes(shard.row_to - middle),
     )
-    update_claimed(claim, stalled_attempts=0)
+    update_claimed(claim, stalled_attempts=0, lost_attempts=0)
     data = {"shard_no": shard.shard_no, "row_from": shard.row_from, "middle": middle, "row_to": shard.row_to}
     event_add(job_id=claim.job_id, type="shard_halved", data={"fence": claim.fence, "new_shard_no": new_no, **data})
 

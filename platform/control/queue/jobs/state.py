@@ -7,6 +7,10 @@
       └── resume, cancel ┴──────> paused <── paused by the customer ── queued
 
 A queued job is claimed before it is cancelled or failed, because its partial results are assembled under a lease.
+
+Transactions lock rows in one order, so that two of them never wait for each other: organization, pipeline, job
+(`job_lock`), shards, then the batch or other row that the job works for. Only a claim, which skips locked jobs, locks a
+job before its organization.
 """
 
 from collections.abc import Mapping
@@ -51,6 +55,12 @@ class Claim:
 def claimed_job(claim: Claim) -> QuerySet[Job]:
     """Selects the job's row if the claim is still valid. Every write of an attempt uses this query."""
     return Job.objects.filter(pk=claim.job_id, fence=claim.fence, status=Job.Status.RUNNING)
+
+
+def job_lock(job_id: str) -> None:
+    """Locks the job's row until the transaction ends. (SQLite has no row locks, but only one writer.)"""
+    assert transaction.get_connection().in_atomic_block, "a row lock needs a transaction"
+    Job.objects.select_for_update(no_key=True).only("pk").get(pk=job_id)
 
 
 def update_claimed(claim: Claim, **values: Any) -> None:

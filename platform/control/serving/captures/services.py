@@ -16,12 +16,15 @@ from django.db import DatabaseError, transaction
 from django.db.models import Exists, OuterRef
 
 from control.core.api.errors import ApiError
+from control.core.storage.staging import measure
+from control.core.storage.undo import delete_stored_on_error
+from control.core.transactions import change
 from control.data.files.models import File
-from control.data.files.services import file_create
+from control.data.files.services import file_add, file_store
 from control.serving.captures.models import Capture, CapturedRequest
 from control.serving.captures.selectors import oldest_kept, requests_kept
 from control.serving.deployments.models import Deployment
-from control.tenants.audit.record import audited
+from control.tenants.audit.record import audit_record, audited
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +68,7 @@ def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any
     return True
 
 
-@audited("capture.export")
+@audited("capture.export", records_itself=True)
 def capture_export(*, capture: Capture) -> File:
     """Writes all distinct requests that are kept into a file, as rows of a batch for the base model.
 
@@ -79,12 +82,17 @@ def capture_export(*, capture: Capture) -> File:
                 out.write(json.dumps(row, ensure_ascii=False) + "\n")
         if not path.stat().st_size:
             raise ApiError(409, f"No request to {deployment.name!r} has been kept yet.", "nothing_captured")
-        return file_create(
-            organization=deployment.organization,
-            filename=f"{deployment.name}.captured.jsonl",
-            purpose=File.Purpose.BATCH,
-            source=path,
-        )
+        with delete_stored_on_error():
+            file = file_store(
+                organization=deployment.organization,
+                filename=f"{deployment.name}.captured.jsonl",
+                purpose=File.Purpose.BATCH,
+                staged=measure(path),
+            )
+            with change():
+                file_add(file=file)
+                audit_record("capture.export", file)
+    return file
 
 
 def _rows(capture: Capture) -> Iterator[dict[str, Any]]:

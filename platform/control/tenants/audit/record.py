@@ -3,7 +3,8 @@
     @audited("project.rename")                        the decorator runs the service and writes its event in one
                                                       transaction
     @audited("upload.complete", records_itself=True)  the service moves bytes outside of its transaction, so it calls
-                                                      `audit_record` itself, in the transaction that changes rows
+                                                      `audit_record` itself, in the `core.transactions.change` that
+                                                      changes rows
 
 Only the outermost audited service of a request writes an event, not the services that it calls, such as the creation of
 a new pipeline's batch. Workers write no audit events; job events record their actions.
@@ -19,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 from django.db import models, transaction
 from django.http import HttpRequest
 
+from control.core.transactions import change
 from control.tenants.accounts.keys import KEY_META
 from control.tenants.accounts.models import ApiKey, Organization, User
 from control.tenants.audit.models import AuditEvent
@@ -67,7 +69,7 @@ def audited(action: str, *, records_itself: bool = False) -> Callable[[Callable[
 def _recorded(service: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, Any], action: str) -> _R:
     argument = _first_row((*args, *kwargs.values()))
     subject = None if argument is None else _Subject.of(argument)  # before the call: a deleted row has no key any more
-    with transaction.atomic():
+    with change():
         result = service(*args, **kwargs)
         returned = _first_row(result if isinstance(result, tuple) else (result,))
         if returned is not None:

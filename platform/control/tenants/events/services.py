@@ -11,7 +11,7 @@ has read 10 would never read 9. With a lock, all writers of an organization woul
 import datetime as dt
 
 from django.db import transaction
-from django.db.models import Max
+from django.db.models import Exists, Max, OuterRef, Q
 from django.utils import timezone
 
 from control.tenants.accounts.models import Organization
@@ -19,6 +19,7 @@ from control.tenants.events.models import Event
 from control.tenants.webhooks.outbox import deliveries_enqueue
 
 RETENTION = dt.timedelta(days=30)
+PRUNE_LIMIT = 5_000
 
 
 def event_record(*, organization_id: str, type: str, object_id: str) -> Event:  # noqa: A002  # the column's name
@@ -46,9 +47,12 @@ def events_number(organization: Organization) -> None:
 
 
 def events_prune() -> int:
-    """Deletes events older than `RETENTION`, except each organization's last one, from which numbering continues."""
-    old = Event.objects.filter(created_at__lt=timezone.now() - RETENTION, seq__isnull=False)
-    if not old.exists():
-        return 0
-    lasts = Event.objects.values("organization").annotate(last=Max("number")).values("last")
-    return old.exclude(number__in=lasts).delete()[0]
+    """Deletes events older than `RETENTION`, at most `PRUNE_LIMIT` in a call. Returns: the number of deleted rows.
+
+    Events that nobody has read have no number and are deleted too. Each organization's last numbered event is kept,
+    because the numbering continues from it.
+    """
+    later = Event.objects.filter(organization=OuterRef("organization"), seq__gt=OuterRef("seq"))
+    old = Event.objects.filter(Q(seq=None) | Exists(later), created_at__lt=timezone.now() - RETENTION)
+    numbers = list(old.order_by("created_at").values_list("pk", flat=True)[:PRUNE_LIMIT])
+    return Event.objects.filter(pk__in=numbers).delete()[0] if numbers else 0

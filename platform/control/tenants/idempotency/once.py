@@ -1,7 +1,8 @@
 """Makes POST requests safe to retry: requests with the same `Idempotency-Key` are executed once, with one response.
 
-The view's work and its stored response share one transaction, so the response is not lost if the process dies after the
-commit but before it reaches the caller. Only successful responses are stored: a refused request changed nothing and may
+The view's changes and its stored response share one transaction, so the response is not lost if the process dies after
+the commit but before it reaches the caller. The transaction begins at the first change, after the view has stored and
+read files (`core.transactions`). Only successful responses are stored: a refused request changed nothing and may
 succeed later. Chat and completion requests ignore the header: they change nothing, and a seed makes them repeatable.
 """
 
@@ -10,7 +11,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol
 
-from django.db import transaction
 from django.http import Http404, HttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework.renderers import JSONRenderer
@@ -19,6 +19,7 @@ from rest_framework.response import Response
 
 from control.core.api.errors import ApiError
 from control.core.storage.undo import delete_stored_on_error
+from control.core.transactions import change, transaction_from_first_change
 from control.tenants.accounts.models import Organization
 from control.tenants.idempotency.fingerprint import fingerprint
 from control.tenants.idempotency.services import Claim, StoredResponse, key_claim, key_release, key_store
@@ -61,10 +62,11 @@ def once(post: Post) -> Post:
 def _execute(claim: Claim, not_replayed: tuple[str, ...], handle: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     is_stored = False
     try:
-        with delete_stored_on_error(), transaction.atomic():
+        with delete_stored_on_error(), transaction_from_first_change():
             response = handle()
             if isinstance(response, Response) and response.status_code < 400:
-                key_store(claim=claim, status=response.status_code, body=_stored_body(response, not_replayed))
+                with change():
+                    key_store(claim=claim, status=response.status_code, body=_stored_body(response, not_replayed))
                 is_stored = True
         return response
     except BaseException:

@@ -74,6 +74,9 @@ class WebhookDelivery(models.Model):
         indexes = [
             models.Index(fields=["next_attempt_at"], name="webhook_due", condition=models.Q(status="pending")),
             models.Index(
+                fields=["endpoint", "next_attempt_at"], name="webhook_turn", condition=models.Q(status="pending")
+            ),
+            models.Index(
                 fields=["endpoint", "object_id", "event"], name="webhook_order", condition=models.Q(status="pending")
             ),
         ]

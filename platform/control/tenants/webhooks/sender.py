@@ -23,7 +23,7 @@ from standardwebhooks import Webhook
 from control.core.observability import metrics
 from control.core.settings.config import get_config
 from control.tenants.events.schemas import EventObject
-from control.tenants.webhooks.models import WebhookDelivery
+from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.tenants.webhooks.results import Attempt, delivery_attempted, delivery_exhausted
 from control.tenants.webhooks.schedule import PAUSES
 from control.tenants.webhooks.selectors import secrets_in_force
@@ -81,6 +81,23 @@ def due(now: dt.datetime) -> QuerySet[WebhookDelivery]:
         .exclude(Exists(earlier))
         .order_by("next_attempt_at", "event")
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An endpoint that has due deliveries."""
+
+    organization_id: str
+    endpoint_id: str
+
+
+def endpoints_due(now: dt.datetime) -> list[Turn]:
+    """Returns the endpoints with due deliveries. They are found by endpoint, because one may have many deliveries."""
+    pending = WebhookDelivery.objects.filter(
+        endpoint=OuterRef("pk"), status=Status.PENDING, next_attempt_at__lte=now
+    ).filter(Q(claimed_until=None) | Q(claimed_until__lte=now))
+    endpoints = WebhookEndpoint.objects.filter(Exists(pending), disabled="")
+    return [Turn(*ids) for ids in endpoints.values_list("organization_id", "pk")]
 
 
 def _claim(delivery: WebhookDelivery, now: dt.datetime) -> bool:

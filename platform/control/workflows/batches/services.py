@@ -24,7 +24,7 @@ from control.models.catalog.selectors import base_model_get, base_models_list
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.services import job_cancel, job_submit
 from control.queue.jobs.shards import ShardRows, job_commit_shard
-from control.queue.jobs.state import Claim
+from control.queue.jobs.state import Claim, job_lock
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
 from control.workflows.batches.models import Batch
@@ -33,6 +33,7 @@ from control.workflows.prompt_files.rows import ENDPOINTS
 from control.workflows.prompt_files.validation import ModelChoice, Report, validate
 from control.workflows.quotes.models import Quote
 
+FIRST_SHARD_ROWS = 4
 COMPLETION_WINDOWS = {"24h": dt.timedelta(hours=24)}
 
 
@@ -103,6 +104,7 @@ def batch_cancel(*, batch: Batch) -> Batch:
     Raises: ApiError: 400, the batch has ended with another status.
     """
     with transaction.atomic():
+        job_lock(batch.job_id)  # before the batch, in the order of `queue.jobs.state`
         if transition(batch, Status.CANCELLING):
             job_cancel(job=batch.job)
     if batch.status in TERMINAL - {Status.CANCELLED}:
@@ -195,8 +197,14 @@ def _reject(batch: Batch, report: Report) -> bool:
 
 
 def _shards(job: Job, num_rows: int) -> list[JobShard]:
-    size = get_config().shard_rows
-    return [
-        JobShard(job=job, shard_no=number, row_from=first, row_to=min(first + size, num_rows))
-        for number, first in enumerate(range(0, num_rows, size))
-    ]
+    """The first shard has `FIRST_SHARD_ROWS` rows, and each next one twice as many up to the normal size.
+
+    The first commit then comes early, even on a machine that is soon preempted.
+    """
+    shards: list[JobShard] = []
+    first, size = 0, FIRST_SHARD_ROWS
+    while first < num_rows:
+        last = min(first + min(size, get_config().shard_rows), num_rows)
+        shards.append(JobShard(job=job, shard_no=len(shards), row_from=first, row_to=last))
+        first, size = last, 2 * size
+    return shards

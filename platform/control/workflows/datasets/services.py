@@ -5,13 +5,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from django.db import transaction
-
 from control.core.api.errors import ApiError
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.core.storage.staging import staged_writer
+from control.core.transactions import change
 from control.data.files.models import File
-from control.data.files.services import file_create
+from control.data.files.services import file_store
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
@@ -45,7 +44,7 @@ def dataset_create(*, organization: Organization, file: File, base_model: BaseMo
         findings, tokens = file_examine(file, on_example=_ignore), _Tokens(None, True)
     else:
         findings, tokens = _examine_and_count(file, base_model)
-    with transaction.atomic():
+    with change():
         dataset = Dataset.objects.create(
             organization=organization,
             file=file,
@@ -88,8 +87,10 @@ def file_examine(file: File, *, on_example: OnExample) -> Findings:
         return examine(source, on_example=on_example)
 
 
-def prompts_file_create(*, file: File, param: str) -> File:
+def prompts_file_store(*, file: File, param: str) -> File:
     """Writes the file's prompts, without their answers, to a batch file, so that the model answers them itself.
+
+    Returns: the unsaved row, as `file_store` does.
 
     Args:
         param: the request's parameter that named the file.
@@ -105,11 +106,11 @@ def prompts_file_create(*, file: File, param: str) -> File:
         findings = file_examine(file, on_example=write)
         if findings.num_errors:
             raise _unusable(findings, param)
-        return file_create(
+        return file_store(
             organization=file.organization,
             filename=f"{Path(file.filename).stem}.prompts.jsonl",
             purpose=File.Purpose.BATCH,
-            source=writer.finish(),
+            staged=writer.finish(),
         )
 
 

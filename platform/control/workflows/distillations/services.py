@@ -2,20 +2,19 @@
 
 from collections.abc import Mapping
 
-from django.db import transaction
-
 from control.core.api.errors import ApiError
+from control.core.transactions import change
 from control.data.files.models import File
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
-from control.tenants.audit.record import audited
+from control.tenants.audit.record import audit_record, audited
 from control.workflows.batches.services import batch_cancel, batch_create
 from control.workflows.distillations.models import Distillation
 from control.workflows.prompt_files.held_out import endpoint_of
 from control.workflows.quotes.models import Quote
 
 
-@audited("distillation.create")
+@audited("distillation.create", records_itself=True)
 def distillation_create(
     *,
     organization: Organization,
@@ -29,7 +28,7 @@ def distillation_create(
         message = f"prompts_file must name a file with purpose 'batch', got one with purpose {prompts_file.purpose!r}"
         raise ApiError(400, message, "invalid_value", "prompts_file")
     endpoint = endpoint_of(prompts_file)
-    with transaction.atomic():
+    with change():
         batch = batch_create(
             organization=organization,
             input_file=prompts_file,
@@ -38,7 +37,9 @@ def distillation_create(
             metadata=metadata,
             quote=quote,
         )
-        return Distillation.objects.create(organization=organization, batch=batch)
+        distillation = Distillation.objects.create(organization=organization, batch=batch)
+        audit_record("distillation.create", distillation)
+    return distillation
 
 
 @audited("distillation.cancel")

@@ -10,6 +10,7 @@ from control.billing.usage.selectors import require_price
 from control.core.api.errors import ApiError
 from control.core.ids import evaluation_id
 from control.core.settings.config import get_config
+from control.core.transactions import change
 from control.data.files.models import File
 from control.models.catalog.drafters import drafter_of
 from control.models.catalog.models import Speculator
@@ -50,7 +51,7 @@ def evaluation_create(
         message = "prompts_file is required: this speculator has no pipeline that held out prompts"
         raise ApiError(400, message, "missing_required_parameter", "prompts_file")
     settings = request.model_dump(exclude={"speculator_id", "prompts_file"})
-    with transaction.atomic():
+    with change():
         evaluation = evaluation_start(
             identity=identity, speculator=speculator, prompts=prompts, rows_key=rows_key, settings=settings
         )

@@ -3,20 +3,19 @@
 import re
 from typing import Any
 
-from django.db import transaction
-
 from control.core.api.errors import ApiError
 from control.core.api.requests import parse_request
 from control.core.ids import fine_tuning_job_id
 from control.core.storage.undo import delete_stored_on_error
+from control.core.transactions import change, transaction_from_first_change
 from control.data.files.models import File
 from control.data.files.selectors import file_get
 from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_pause_on_request, job_resume
 from control.tenants.accounts.models import Organization
-from control.tenants.audit.record import audited
+from control.tenants.audit.record import audit_record, audited
 from control.workflows.batches.services import batch_window_restart
-from control.workflows.datasets.services import prompts_file_create
+from control.workflows.datasets.services import prompts_file_store
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.fine_tuning.schemas import Hyperparameters, JobInput, TurboInput
 from control.workflows.fine_tuning.selectors import PAUSED_ON_REQUEST, stage_job
@@ -36,7 +35,7 @@ _NUM_ID_CHARACTERS = 8  # of a job's id, at the end of its model's name
 _PARAMS = {"prompts_file": "training_file", "held_out_file": "validation_file", "training": "turbo.hyperparameters"}
 
 
-@audited("fine_tuning_job.create")
+@audited("fine_tuning_job.create", records_itself=True)
 def fine_tuning_job_create(*, organization: Organization, request: JobInput) -> FineTuningJob:
     """Reads both files completely before any cost arises, and starts a pipeline.
 
@@ -50,7 +49,7 @@ def fine_tuning_job_create(*, organization: Organization, request: JobInput) -> 
         validation_file = _given_file(organization, request.validation_file, "validation_file")
     identity = fine_tuning_job_id()
     try:
-        with delete_stored_on_error(), transaction.atomic():
+        with delete_stored_on_error():
             prompts = _as_prompts(training_file, "training_file")
             held_out = None if validation_file is None else _as_prompts(validation_file, "validation_file")
             body = {
@@ -64,18 +63,23 @@ def fine_tuning_job_create(*, organization: Organization, request: JobInput) -> 
                 "gate": turbo.gate,
                 "deploy": turbo.deploy,
             }
-            pipeline = create_from(organization, parse_request(PipelineRequest, body))
-            return FineTuningJob.objects.create(
-                id=identity,
-                organization=organization,
-                pipeline=pipeline,
-                training_file=training_file,
-                validation_file=validation_file,
-                hyperparameters=hyperparameters.model_dump(),
-                metadata=request.metadata or {},
-            )
+            new_files = [file for file in (prompts, held_out) if file not in (None, training_file, validation_file)]
+            with transaction_from_first_change():
+                pipeline = create_from(organization, parse_request(PipelineRequest, body), new_files)
+                with change():
+                    job = FineTuningJob.objects.create(
+                        id=identity,
+                        organization=organization,
+                        pipeline=pipeline,
+                        training_file=training_file,
+                        validation_file=validation_file,
+                        hyperparameters=hyperparameters.model_dump(),
+                        metadata=request.metadata or {},
+                    )
+                    audit_record("fine_tuning_job.create", job)
     except ApiError as error:
         raise _with_openai_param(error) from error
+    return job
 
 
 def _training(hyperparameters: Hyperparameters, turbo: TurboInput, seed: int) -> dict[str, Any]:
@@ -152,8 +156,8 @@ def _given_file(organization: Organization, file_id: str, param: str) -> File:
 
 
 def _as_prompts(file: File, param: str) -> File:
-    """Returns the file if it has batch rows, otherwise a new file with its prompts as batch rows."""
-    return file if file.purpose == File.Purpose.BATCH else prompts_file_create(file=file, param=param)
+    """Returns the file if it has batch rows, otherwise a new, unsaved file with its prompts as batch rows."""
+    return file if file.purpose == File.Purpose.BATCH else prompts_file_store(file=file, param=param)
 
 
 def _with_openai_param(error: ApiError) -> ApiError:

@@ -1,8 +1,11 @@
 """Carries out requests for pipelines that come from the API, the console or a fine-tuning job."""
 
+from collections.abc import Sequence
+
 from control.core.api.errors import ApiError
 from control.core.api.forms import ConsoleForm, name_choices, row_choices
 from control.data.files.choices import prompt_files
+from control.data.files.models import File
 from control.models.catalog.choices import base_models, ready_speculators
 from control.tenants.accounts.models import Organization
 from control.workflows.distillations.selectors import distillations_list
@@ -15,14 +18,14 @@ from workers.hyperparameters.kinds import read_hyperparameters
 from workers.kinds import OUTPUT_CHANGING_KINDS, TRAINED_KINDS
 
 
-def create_from(organization: Organization, body: PipelineRequest) -> Pipeline:
+def create_from(organization: Organization, body: PipelineRequest, new_files: Sequence[File] = ()) -> Pipeline:
     """Raises: ApiError: 400, a hyperparameter is invalid, or the parameters that name the prompts contradict each
     other; otherwise as `pipeline_create`.
     """
     _check_hyperparameters(body.training)
     _check_prompts(body)
     _check_gate(body)
-    return pipeline_create(organization=organization, request=body)
+    return pipeline_create(organization=organization, request=body, new_files=new_files)
 
 
 def _check_hyperparameters(training: Training) -> None:

@@ -1,14 +1,19 @@
 """Creates, cancels and resumes pipelines on a customer's request. The module `stages` advances them."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from django.db import transaction
 
 from control.billing.usage.selectors import require_price
 from control.billing.usage.services import usage_attribute
 from control.core.api.errors import ApiError
 from control.core.ids import pipeline_id
+from control.core.storage.undo import delete_stored_on_error
+from control.core.transactions import change
 from control.data.files.models import File
 from control.data.files.selectors import file_get
-from control.data.files.services import file_delete
+from control.data.files.services import file_add
 from control.models.catalog.models import BaseModel, Speculator
 from control.models.catalog.selectors import base_model_get, speculator_get
 from control.queue.jobs.services import job_cancel, queued_quota_check
@@ -24,16 +29,22 @@ from control.workflows.distillations.selectors import distillation_get
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
 from control.workflows.pipelines.schemas import PipelineRequest, Training
 from control.workflows.pipelines.selectors import pipeline_fresh
-from control.workflows.pipelines.stages import pipeline_advance
+from control.workflows.pipelines.stages import pipeline_advance, pipeline_distil
 from control.workflows.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition
-from control.workflows.prompt_files.held_out import held_out_key, normalise_held_out, split_prompts
+from control.workflows.prompt_files.held_out import endpoint_of, held_out_key, normalise_held_out, split_prompts
 from control.workflows.quotes.selectors import quote_get
 
 
 @audited("pipeline.create", records_itself=True)
-def pipeline_create(*, organization: Organization, request: PipelineRequest) -> Pipeline:
+def pipeline_create(
+    *, organization: Organization, request: PipelineRequest, new_files: Sequence[File] = ()
+) -> Pipeline:
     """Checks the request, splits off held-out prompts unless the request names a file of them, and starts a stage.
 
+    Files are stored before the transaction, in which their rows are saved.
+
+    Args:
+        new_files: unsaved rows of `file_store` that the request names; they are saved together with the pipeline.
     Raises: ApiError: 400 for files that cannot be used, 403 for a model without a price, 404 for a model or file
         that does not exist, 409 for an endpoint name that is taken.
     """
@@ -42,41 +53,62 @@ def pipeline_create(*, organization: Organization, request: PipelineRequest) -> 
     _check_initial(organization, request.training, base_model)
     quote = None if request.quote_id is None else quote_get(organization, request.quote_id)
     batch = _distillation_batch(organization, request.distillation_id, base_model)
-    prompts = batch.input_file if batch else _batch_file(organization, request.prompts_file or "", "prompts_file")
+    given = {file.pk: file for file in new_files}
+    prompts = (
+        batch.input_file if batch else _batch_file(organization, given, request.prompts_file or "", "prompts_file")
+    )
     if request.deploy:
         _refuse_taken_name(organization, request.name)
     queued_quota_check(organization.pk)  # to fail early; the first stage checks again, under the lock
     identity = pipeline_id()
     key, num_duplicates = held_out_key(organization.pk, identity), 0
-    if request.held_out_file is None:
-        prompts, held_out = _split(prompts, request.held_out, base_model=base_model, key=key)
-    else:
-        held_out = _batch_file(organization, request.held_out_file, "held_out_file")
-        stored = normalise_held_out(held_out, base_model=base_model, key=key, training_prompts=prompts)
-        num_duplicates = stored.num_duplicates
-    status = Status.DISTILLING if batch is None else Status.TRAINING
-    with transaction.atomic():
-        pipeline = Pipeline.objects.create(
-            id=identity,
-            organization=organization,
-            name=request.name,
-            base_model=base_model,
-            prompts_file=prompts,
-            held_out_file=held_out,
-            held_out_duplicates=num_duplicates,
-            training=request.training.model_dump(),
-            evaluation=request.evaluation.model_dump(),
-            gate=request.gate.model_dump(),
-            deploy=request.deploy,
-            quote=quote,
-            batch=batch,
-            status=status,
-        )
-        PipelineEvent.objects.create(pipeline=pipeline, status=status, data={"stage": STAGES[status]})
-        event_record(organization_id=organization.pk, type=f"pipeline.{status.value}", object_id=identity)
-        usage_attribute(job_id=identity, organization_id=organization.pk)
-        audit_record("pipeline.create", pipeline)
+    with delete_stored_on_error():
+        if request.held_out_file is None:
+            prompts, held_out = split_prompts(prompts, held_out=request.held_out)
+            new_files = (*new_files, prompts, held_out)
+            normalise_held_out(held_out, base_model=base_model, key=key, param="prompts_file")
+        else:
+            held_out = _batch_file(organization, given, request.held_out_file, "held_out_file")
+            stored = normalise_held_out(held_out, base_model=base_model, key=key, training_prompts=prompts)
+            num_duplicates = stored.num_duplicates
+        endpoint = endpoint_of(prompts) if batch is None else None
+        with change():
+            for file in new_files:
+                file_add(file=file)
+            pipeline = _pipeline_start(
+                organization=organization,
+                request=request,
+                id=identity,
+                base_model=base_model,
+                prompts_file=prompts,
+                held_out_file=held_out,
+                held_out_duplicates=num_duplicates,
+                quote=quote,
+                batch=batch,
+            )
+            if endpoint is not None:
+                pipeline_distil(pipeline=pipeline, endpoint=endpoint)
     return pipeline_advance(pipeline=pipeline)
+
+
+def _pipeline_start(*, organization: Organization, request: PipelineRequest, **values: Any) -> Pipeline:
+    """Creates the pipeline at its first stage."""
+    status = Status.DISTILLING if values["batch"] is None else Status.TRAINING
+    pipeline = Pipeline.objects.create(
+        organization=organization,
+        name=request.name,
+        training=request.training.model_dump(),
+        evaluation=request.evaluation.model_dump(),
+        gate=request.gate.model_dump(),
+        deploy=request.deploy,
+        status=status,
+        **values,
+    )
+    PipelineEvent.objects.create(pipeline=pipeline, status=status, data={"stage": STAGES[status]})
+    event_record(organization_id=organization.pk, type=f"pipeline.{status.value}", object_id=pipeline.pk)
+    usage_attribute(job_id=pipeline.pk, organization_id=organization.pk)
+    audit_record("pipeline.create", pipeline)
+    return pipeline
 
 
 def _check_initial(organization: Organization, training: Training, base_model: BaseModel) -> None:
@@ -106,20 +138,9 @@ def _distillation_batch(organization: Organization, distillation_id: str | None,
     return batch
 
 
-def _split(prompts: File, count: int | None, *, base_model: BaseModel, key: str) -> tuple[File, File]:
-    """Effects: creates two files, and deletes them again if the held-out rows are invalid."""
-    rest, held_out = split_prompts(prompts, held_out=count)
-    try:
-        normalise_held_out(held_out, base_model=base_model, key=key, param="prompts_file")
-    except ApiError:
-        for made in (rest, held_out):
-            file_delete(file=made)
-        raise
-    return rest, held_out
-
-
-def _batch_file(organization: Organization, file_id: str, param: str) -> File:
-    file = file_get(organization, file_id, param=param)
+def _batch_file(organization: Organization, given: Mapping[str, File], file_id: str, param: str) -> File:
+    """Returns one of the `given` files, or else a file of the organization."""
+    file = given.get(file_id) or file_get(organization, file_id, param=param)
     if file.purpose != File.Purpose.BATCH:
         message = f"{param} must name a file with purpose 'batch', got one with purpose {file.purpose!r}"
         raise ApiError(400, message, "invalid_value", param)

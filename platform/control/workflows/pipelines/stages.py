@@ -8,6 +8,7 @@ The functions in `_STEPS` return whether they changed the pipeline.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
@@ -46,6 +47,11 @@ def pipeline_advance(*, pipeline: Pipeline) -> Pipeline:
         step = _STEPS.get(Status(pipeline.status))
         if step is None or not step(pipeline):
             return pipeline
+
+
+def pipeline_distil(*, pipeline: Pipeline, endpoint: str) -> None:
+    """Starts the first stage of a new pipeline, whose prompts the caller has read for their `endpoint`."""
+    _start(pipeline, partial(_make_batch, endpoint=endpoint))
 
 
 def pipelines_advance_after_job(*, job_id: str) -> None:
@@ -91,11 +97,11 @@ def _distil(pipeline: Pipeline) -> bool:
     return False
 
 
-def _make_batch(pipeline: Pipeline) -> dict[str, Any]:
+def _make_batch(pipeline: Pipeline, *, endpoint: str | None = None) -> dict[str, Any]:
     batch = batch_create(
         organization=pipeline.organization,
         input_file=pipeline.prompts_file,
-        endpoint=endpoint_of(pipeline.prompts_file),
+        endpoint=endpoint or endpoint_of(pipeline.prompts_file),
         model=pipeline.base_model.name,
         metadata={"pipeline": pipeline.pk},
         quote=pipeline.quote,

@@ -20,8 +20,10 @@ from typing import IO, Any, BinaryIO
 
 from control.core.api.errors import ApiError
 from control.core.storage.backends import ObjectMissing, get_storage
+from control.core.storage.staging import measure
+from control.core.storage.undo import register_stored
 from control.data.files.models import File
-from control.data.files.services import file_create
+from control.data.files.services import file_store
 from control.models.catalog.models import BaseModel
 from control.workflows.prompt_files.lines import MAX_LINE_BYTES, Readable, read_lines
 from control.workflows.prompt_files.rows import ENDPOINTS, RowError, parse_object, parse_row
@@ -44,7 +46,7 @@ class _Eligible:
 
 
 def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
-    """Returns: the file of training prompts and the held-out file, both new files of the organization.
+    """Returns: the file of training prompts and the held-out file; both rows are unsaved, as `file_store` returns them.
 
     Args:
         held_out: number of rows to hold out; None: a tenth of the rows, at least one.
@@ -69,11 +71,11 @@ def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
         ):
             _divide(source, held_out_ids, rest=rest, held=held)
         made = [
-            file_create(
+            file_store(
                 organization=file.organization,
                 filename=f"{stem}.{part}.jsonl",
                 purpose=File.Purpose.BATCH,
-                source=path,
+                staged=measure(path),
             )
             for part, path in (("prompts", rest_path), ("held-out", held_out_path))
         ]
@@ -131,6 +133,7 @@ def normalise_held_out(
             message = f"{param}: all {num_duplicates} prompts are also in the training prompts, so none is held out"
             raise ApiError(400, message, "no_held_out_prompts", param)
         get_storage().put_file(key, path)
+        register_stored(key)
     return HeldOut(report.num_rows - num_duplicates, num_duplicates)
 
 

@@ -1,11 +1,12 @@
 """The pilot of a quote: the model answers a few rows, because prompts do not reveal how long their answers will be."""
 
 import statistics
+from dataclasses import dataclass
 from math import ceil, sqrt
 
 from control.core.storage.staging import StagedWriter, staged_writer
 from control.data.files.models import File
-from control.data.files.services import file_create
+from control.data.files.services import file_add, file_store
 from control.workflows.batches.models import Batch
 from control.workflows.batches.results import read_json_lines
 from control.workflows.batches.services import batch_create
@@ -38,25 +39,33 @@ class _Sample:
         self._writer.write(normalised_line(row, url=example.endpoint, model=""))
 
 
-def pilot_start(dataset: Dataset, *, quote_id: str) -> Batch:
-    """Starts the pilot as an ordinary batch, for which the organization pays.
+@dataclass(frozen=True, slots=True)
+class PilotRows:
+    file: File  # stored, but its row is not saved
+    endpoint: str
 
-    Raises: ApiError: 404, the file is deleted; 429, a quota is reached.
-    """
-    assert dataset.base_model is not None, "a quote is for a dataset with a model"
+
+def pilot_rows_store(dataset: Dataset, *, quote_id: str) -> PilotRows:
+    """Stores the pilot's input. Raises: ApiError: 404, the dataset's file is deleted."""
     with staged_writer() as writer:
         sample = _Sample(writer, every=ceil(dataset.num_rows / PILOT_ROWS))
         file_examine(dataset.file, on_example=sample.add)
-        file = file_create(
+        file = file_store(
             organization=dataset.organization,
             filename=f"{quote_id}.jsonl",
             purpose=File.Purpose.BATCH,
-            source=writer.finish(),
+            staged=writer.finish(),
         )
+    return PilotRows(file, sample.endpoint)
+
+
+def pilot_start(dataset: Dataset, rows: PilotRows, *, quote_id: str) -> Batch:
+    """Starts the pilot as an ordinary batch, for which the organization pays. Raises: ApiError: 429, a quota."""
+    assert dataset.base_model is not None, "a quote is for a dataset with a model"
     return batch_create(
         organization=dataset.organization,
-        input_file=file,
-        endpoint=sample.endpoint,
+        input_file=file_add(file=rows.file),
+        endpoint=rows.endpoint,
         model=dataset.base_model.name,
         metadata={"quote": quote_id},
     )

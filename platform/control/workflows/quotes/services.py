@@ -12,21 +12,22 @@ from control.core.api.errors import ApiError
 from control.core.ids import quote_id
 from control.core.storage.backends import ObjectMissing
 from control.core.storage.undo import delete_stored_on_error
+from control.core.transactions import change
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
-from control.tenants.audit.record import audited
+from control.tenants.audit.record import audit_record, audited
 from control.workflows.batches.caps import batches_resume
 from control.workflows.batches.state import TERMINAL
 from control.workflows.datasets.models import Dataset
 from control.workflows.quotes.models import Quote
-from control.workflows.quotes.pilot import answer_lengths, mean_with_bounds, pilot_start
+from control.workflows.quotes.pilot import answer_lengths, mean_with_bounds, pilot_rows_store, pilot_start
 
 HISTORY = dt.timedelta(days=90)  # an estimate from history uses the batches of this period
 MIN_REQUESTS = 20  # an estimate from history needs at least this many past requests
 Status, Basis = Quote.Status, Quote.Basis
 
 
-@audited("quote.create")
+@audited("quote.create", records_itself=True)
 def quote_create(
     *, organization: Organization, dataset: Dataset, basis: Quote.Basis, cap_nanousd: int | None = None
 ) -> Quote:
@@ -42,19 +43,23 @@ def quote_create(
     require_price(base_model_id=model.pk, name=model.name)
     price, identity = price_of(model.pk), quote_id()
     mean = _mean_past_output_tokens(organization, model) if basis is Basis.HISTORY else None
-    with delete_stored_on_error(), transaction.atomic():
-        return Quote.objects.create(
-            id=identity,
-            organization=organization,
-            dataset=dataset,
-            basis=basis,
-            pilot=pilot_start(dataset, quote_id=identity) if mean is None else None,
-            status=Status.MEASURING if mean is None else Status.READY,
-            output_tokens=None if mean is None else round(mean * dataset.num_rows),
-            input_nanousd=dataset.num_tokens * price.input_nanousd * price.batch_percent // 100,
-            cap_nanousd=cap_nanousd,
-            output_nanousd=price.output_nanousd * price.batch_percent // 100,
-        )
+    with delete_stored_on_error():
+        rows = pilot_rows_store(dataset, quote_id=identity) if mean is None else None
+        with change():
+            quote = Quote.objects.create(
+                id=identity,
+                organization=organization,
+                dataset=dataset,
+                basis=basis,
+                pilot=None if rows is None else pilot_start(dataset, rows, quote_id=identity),
+                status=Status.MEASURING if mean is None else Status.READY,
+                output_tokens=None if mean is None else round(mean * dataset.num_rows),
+                input_nanousd=dataset.num_tokens * price.input_nanousd * price.batch_percent // 100,
+                cap_nanousd=cap_nanousd,
+                output_nanousd=price.output_nanousd * price.batch_percent // 100,
+            )
+            audit_record("quote.create", quote)
+    return quote
 
 
 def _mean_past_output_tokens(organization: Organization, model: BaseModel) -> float:

@@ -18,8 +18,9 @@ from control.core.settings.config import get_config
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.core.storage.staging import measure
 from control.core.storage.undo import delete_stored_on_error
+from control.core.transactions import change
 from control.data.files.models import File
-from control.data.files.services import file_create
+from control.data.files.services import file_add, file_store
 from control.models.catalog.models import BaseModel, Speculator
 from control.models.catalog.services import speculator_create, speculator_ready
 from control.queue.jobs.models import Job
@@ -64,14 +65,16 @@ def speculator_export(*, speculator: Speculator, form: str) -> File:
             export_speculator(native, form, _target(speculator.base_model), exported)
         archive = exported.with_suffix(".zip")
         pack(exported, archive)
-        with delete_stored_on_error(), transaction.atomic():
-            file = file_create(
+        with delete_stored_on_error():
+            file = file_store(
                 organization=speculator.organization,
                 filename=f"{speculator.name}-v{speculator.version}-{form}.zip",
                 purpose=File.Purpose.FINE_TUNE_RESULTS,
-                source=measure(archive),
+                staged=measure(archive),
             )
-            audit_record("speculator.export", speculator)
+            with change():
+                file_add(file=file)
+                audit_record("speculator.export", speculator)
     return file
 
 
@@ -99,7 +102,7 @@ def speculator_import(
         prefix = f"{organization.pk}/speculators/{speculator_id()}"
         get_storage().put_folder(prefix, native)
     try:
-        with transaction.atomic():
+        with change():
             speculator = speculator_create(organization=organization, base_model=base_model, name=name, kind=kind)
             audit_record("speculator.import", speculator)
             return speculator_ready(

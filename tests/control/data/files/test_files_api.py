@@ -201,10 +201,10 @@ def test_stored_bytes_are_deleted_if_the_row_cannot_be_written(
     storage = get_storage()
 
     def fail(**values: Any) -> None:
-        stored_keys.append(values["storage_key"])
+        stored_keys.append(values["file"].storage_key)
         raise RuntimeError("the database is gone")
 
-    monkeypatch.setattr("control.data.files.services.file_record", fail)
+    monkeypatch.setattr("control.data.files.services.file_add", fail)
 
     with pytest.raises(RuntimeError):
         make_file(organization, io.BytesIO(b"x").read())

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from django.db.models.functions import Now
 
-from control.queue.jobs.failures import Failure
+from control.queue.jobs.failures import KILLED, MAX_LOST_ATTEMPTS, Failure
 from control.queue.jobs.models import Job, JobEvent, Worker
 from control.queue.jobs.selectors import jobs_due
 from control.queue.jobs.services import (
@@ -164,23 +164,47 @@ def test_a_job_that_has_ended_cannot_be_cancelled() -> None:
     assert Job.objects.get(pk=job.pk).cancel_requested_at is None
 
 
-def test_the_fourth_claim_without_progress_is_marked_as_exhausted() -> None:
+def test_the_ninth_claim_is_marked_as_exhausted_if_all_earlier_attempts_lost_their_machine_without_progress() -> None:
     job = submit()
     claims = []
-    for _ in range(4):
+    for _ in range(MAX_LOST_ATTEMPTS + 1):
         claims.append(claim(job))
         expire_lease(job)
-    assert [current_claim.is_exhausted for current_claim in claims] == [False, False, False, True]
+    assert [current_claim.is_exhausted for current_claim in claims] == [False] * MAX_LOST_ATTEMPTS + [True]
+
+
+def test_a_job_survives_lost_attempts_that_alternate_with_two_crashes_of_its_code() -> None:
+    """Each kind of failure has its own limit, so preempted machines use up none of the attempts of the other kind."""
+    job, killed = submit(), Failure(failure_class=FailureClass.INFRA, code=KILLED, message="SIGKILL")
+    for failure in (killed, INFRA, killed, killed, INFRA, killed):
+        assert not job_fail(claim=claim(job), failure=failure)
+        end_backoff(job)
+    job.refresh_from_db()
+    assert (job.stalled_attempts, job.lost_attempts) == (2, 4)
+
+    assert job_fail(claim=claim(job), failure=INFRA)
+
+
+def test_a_killed_job_fails_after_eight_attempts_without_progress() -> None:
+    job, killed = submit(), Failure(failure_class=FailureClass.INFRA, code=KILLED, message="SIGKILL")
+    ends = []
+    for _ in range(MAX_LOST_ATTEMPTS):
+        ends.append(job_fail(claim=claim(job), failure=killed))
+        end_backoff(job)
+    job.refresh_from_db()
+    assert ends == [False] * (MAX_LOST_ATTEMPTS - 1) + [True]
+    assert job.error is not None
+    assert job.error["code"] == "worker_crash_loop"
 
 
 def test_progress_resets_the_count_of_stalled_attempts() -> None:
     job = submit()
-    for _ in range(3):
+    for _ in range(MAX_LOST_ATTEMPTS):
         current_claim = claim(job)
         expire_lease(job)
     job_commit_checkpoint(claim=current_claim, storage_prefix="checkpoints/1", step=1)
     expire_lease(job)
-    for _ in range(3):
+    for _ in range(MAX_LOST_ATTEMPTS):
         assert not claim(job).is_exhausted
         expire_lease(job)
 

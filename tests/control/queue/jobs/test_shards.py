@@ -5,6 +5,7 @@ Shards in progress at a crash are run one at a time afterwards. A shard that cra
 
 import pytest
 
+from control.queue.jobs.failures import MAX_LOST_ATTEMPTS
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.selectors import shards_uncommitted
 from control.queue.jobs.shards import MAX_CRASHED_ROWS, ShardRows, job_blame_shards, job_commit_shard
@@ -110,4 +111,4 @@ def test_if_every_row_crashes_the_worker_only_a_few_are_marked_as_crashed() -> N
     with pytest.raises(AssertionError, match="not done"):
         find_poison(job, set(range(32)))
     assert JobShard.objects.filter(job=job).exclude(storage_key="").count() == MAX_CRASHED_ROWS
-    assert Job.objects.get(pk=job.pk).stalled_attempts > 3, "the job must be given up"
+    assert Job.objects.get(pk=job.pk).lost_attempts >= MAX_LOST_ATTEMPTS, "the job must be given up"

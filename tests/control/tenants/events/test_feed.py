@@ -297,3 +297,21 @@ def test_the_route_of_a_deployments_events_lists_only_events_of_that_deployment(
 
     assert [event["type"] for event in events] == ["deployment.stopping", "deployment.provisioning"]
     assert {event["data"]["id"] for event in events} == {deployment.pk}
+
+
+def test_old_events_that_nobody_has_read_are_deleted_and_later_numbers_are_not_used_again(
+    organization: Organization, other_organization: Organization
+) -> None:
+    for _ in range(3):
+        event_record(organization_id=organization.pk, type="job.queued", object_id="job")
+        event_record(organization_id=other_organization.pk, type="job.queued", object_id="job")
+    events_number(other_organization)
+    event_record(organization_id=other_organization.pk, type="job.queued", object_id="unread")
+    Event.objects.update(created_at=timezone.now() - RETENTION - dt.timedelta(seconds=1))
+
+    events_prune()
+
+    assert not Event.objects.filter(organization=organization).exists()
+    event_record(organization_id=other_organization.pk, type="job.queued", object_id="new")
+    events_number(other_organization)
+    assert Event.objects.get(object_id="new").seq == 4

@@ -300,3 +300,15 @@ def test_cancelling_a_batch_again_is_accepted_until_the_batch_has_ended(db: None
         batch_cancel(batch=failed)
 
     assert (refused.value.status, refused.value.code) == (400, "invalid_batch_status")
+
+
+def test_the_first_shards_are_small_so_that_progress_is_committed_early(
+    organization: Organization, settings: Settings
+) -> None:
+    settings.SLIPSTREAM = get_config().model_copy(update={"shard_rows": 16})
+    batch = make_batch(organization, num_rows=50)
+
+    assert batch_validate(batch=batch)
+
+    shards = JobShard.objects.filter(job=batch.job).order_by("shard_no").values_list("row_from", "row_to")
+    assert list(shards) == [(0, 4), (4, 12), (12, 28), (28, 44), (44, 50)]

@@ -45,8 +45,8 @@ class JobAdmin(RowsAdmin):
     actions_detail = ["cancel"]
     fields = [
         "id", "organization", "kind", "belongs_to", "state", "pause_message", "progress", "failure", "curves",
-        "latest_metrics", "timeline", "log", "attempt", "stalled_attempts", "worker", "fence", "lease_until",
-        "not_before", "created_at", "started_at", "finished_at", "parameters", "outcome",
+        "latest_metrics", "timeline", "log", "attempt", "stalled_attempts", "lost_attempts", "worker", "fence",
+        "lease_until", "not_before", "created_at", "started_at", "finished_at", "parameters", "outcome",
     ]  # fmt: skip
 
     def change_view(

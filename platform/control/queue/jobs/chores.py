@@ -1,0 +1,28 @@
+"""Chores: recurring tasks of the whole installation, each of which one worker at a time runs at its own cadence.
+
+A worker claims a due chore by moving its `due_at` to the next time, in one compare-and-swap. If the worker dies before
+it has run the chore, another worker runs it at that time.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from django.db.models.functions import Now
+
+from control.core.database_clock import from_now
+from control.queue.jobs.models import Chore
+
+
+def chores_claim(cadences: Mapping[str, float]) -> Iterator[str]:
+    """Yields the names of due chores, each claimed just before, so that other workers take those behind a slow one.
+
+    Args: cadences: seconds between two runs, by the chore's name.
+    """
+    due_at = dict(Chore.objects.filter(pk__in=cadences).values_list("pk", "due_at"))
+    new = [Chore(name=name, due_at=from_now(-1)) for name in cadences if name not in due_at]
+    Chore.objects.bulk_create(new, ignore_conflicts=True)  # another worker may create them at the same time
+    due = set(Chore.objects.filter(pk__in=cadences, due_at__lte=Now()).values_list("pk", flat=True))
+    yield from (name for name in cadences if name in due and _claim(name, cadences[name]))
+
+
+def _claim(name: str, seconds: float) -> bool:
+    return bool(Chore.objects.filter(pk=name, due_at__lte=Now()).update(due_at=from_now(seconds)))

@@ -15,8 +15,7 @@ def engine_client() -> httpx2.Client:
     Every request opens a connection, because a check has to show that the engine accepts connections.
     """
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
-    # Without `verify`, no certificates are loaded; engines listen on loopback without TLS.
-    return httpx2.Client(trust_env=False, verify=False, timeout=PROBE_TIMEOUT_SECONDS, limits=limits)
+    return httpx2.Client(trust_env=False, timeout=PROBE_TIMEOUT_SECONDS, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)

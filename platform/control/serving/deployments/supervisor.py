@@ -28,6 +28,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from django.db import DatabaseError
 from django.utils import timezone
 
+from control.core.processes.engine_users import uid_range
 from control.core.settings.config import Config
 from control.core.storage.backends import StorageError
 from control.serving.deployments import observations
@@ -93,6 +94,8 @@ class Supervisor:
         self.timings = timings or SupervisorTimings()
         self.lifeline = lifeline
         self.drains = drains or lifeline is not None
+        if uid_range(config) is None:
+            log.warning("engines of all organizations run as the same user; SLIPSTREAM_ENGINE_UIDS separates them")
         self._watched: dict[str, _Watched] = {}
         self._staging: dict[tuple[str, int], Future[Path | None]] = {}
         self._unreaped: list[subprocess.Popen[bytes]] = []

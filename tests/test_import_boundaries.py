@@ -70,7 +70,9 @@ LAYERS = (
     Layer(
         module="workers.supervisor", project=("control", CONTRACTS, PARENT_DEATH, "workers.celery_app"), banned=TENSORS
     ),
-    Layer(module="workers.celery_app", project=("control", CONTRACTS, PARENT_DEATH, "workers.supervisor"), banned=TENSORS),
+    Layer(
+        module="workers.celery_app", project=("control", CONTRACTS, PARENT_DEATH, "workers.supervisor"), banned=TENSORS
+    ),
     Layer(
         module="control",
         project=(CONTRACTS, HYPERPARAMETERS, EXPORTS, KINDS, MODEL_FOLDERS, PARENT_DEATH),

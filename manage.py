@@ -11,6 +11,9 @@ def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.embedded")
     from django.core.management import execute_from_command_line
 
+    from workers.parent_death import hide_memory_and_environment
+
+    hide_memory_and_environment()
     execute_from_command_line(sys.argv)
 
 

@@ -71,7 +71,9 @@ LAYERS = (
     Layer(
         module="workers.supervisor", project=("control", CONTRACTS, PARENT_DEATH, "workers.celery_app"), banned=TENSORS
     ),
-    Layer(module="workers.celery_app", project=("control", CONTRACTS, "workers.supervisor"), banned=TENSORS),
+    Layer(
+        module="workers.celery_app", project=("control", CONTRACTS, PARENT_DEATH, "workers.supervisor"), banned=TENSORS
+    ),
     Layer(
         module="control",
         project=(CONTRACTS, HYPERPARAMETERS, EXPORTS, KINDS, MODEL_FOLDERS, PARENT_DEATH),
@@ -89,7 +91,7 @@ LAYERS = (
     Layer(module="benchmarks.job_claims", project=("control",), banned=TENSORS),
     Layer(module="benchmarks.gateway", project=("control",), banned=TENSORS),
     Layer(module="benchmarks.datasets", project=("control.workflows.datasets.validation",), packages=frozenset()),
-    Layer(module="manage", packages=frozenset({"django"})),
+    Layer(module="manage", project=(PARENT_DEATH,), packages=frozenset({"django"})),
     Layer(module="tests", project=tuple(PROJECT)),
 )
 

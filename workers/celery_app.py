@@ -13,12 +13,13 @@ import os
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
+from celery.signals import celeryd_init, worker_ready, worker_shutdown, worker_shutting_down
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.embedded")
 
 from control.core.settings.config import get_config
 from control.queue.jobs.wake import QUEUE, TASK_NAME, TRANSPORT_OPTIONS
+from workers.parent_death import hide_memory_and_environment
 
 _redis_url = get_config().redis_url
 
@@ -58,6 +59,11 @@ def _start(**_: object) -> None:
 
     _Process.worker = JobWorker()
     _Process.worker.start()
+
+
+@celeryd_init.connect  # type: ignore[untyped-decorator]
+def _hide(**_: object) -> None:
+    hide_memory_and_environment()
 
 
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]

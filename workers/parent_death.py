@@ -1,6 +1,9 @@
 """Starts commands that must not outlive the process that started them, even if that process is killed with SIGKILL.
 
-There are two modes. Both run this file as a script, which is why it imports the standard library only.
+There are three modes. All run this file as a script, which is why it imports the standard library only. In each mode,
+the command can gain no privileges by exec (PR_SET_NO_NEW_PRIVS), and runs as another user if `uid` is given.
+
+`unprivileged`: the script only does this, and then becomes the command by exec. The command may outlive its parent.
 
 `dying_with_parent`: the script asks the kernel to send it SIGKILL when its parent dies (PR_SET_PDEATHSIG, a setting
 that survives exec), and then becomes the command by exec. The kernel's "parent" is the thread that started the script,
@@ -27,42 +30,71 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_DYING, _KEPT = "dying-with-parent", "kept"
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_UNPRIVILEGED, _DYING, _KEPT = "unprivileged", "dying-with-parent", "kept"
+_SAME_USER = "same-user"
 
 
-def dying_with_parent(command: Sequence[str]) -> list[str]:
+def unprivileged(command: Sequence[str], *, uid: int | None = None) -> list[str]:
+    """Returns a command line that runs `command` through this script."""
+    return [*_script(_UNPRIVILEGED, uid), *command]
+
+
+def dying_with_parent(command: Sequence[str], *, uid: int | None = None) -> list[str]:
     """Returns a command line that runs `command` through this script. Start it from a thread that outlives it."""
-    return [*_script(_DYING), str(os.getpid()), *command]
+    return [*_script(_DYING, uid), str(os.getpid()), *command]
 
 
-def kept_command(command: Sequence[str], *, lifeline: int, adopt: bool = True) -> list[str]:
-    """Returns a command line that runs `command` under a keeper.
+def kept_command(command: Sequence[str], *, lifeline: int, adopt: bool = True, uid: int | None = None) -> list[str]:
+    """Returns a command line that runs `command` under a keeper, which keeps the user of its parent.
 
     The caller starts it in a new session, with the file descriptor `lifeline` in `pass_fds`.
     """
-    return [*_script(_KEPT), str(lifeline), "adopt" if adopt else "leave", *command]
+    return [*_script(_KEPT, uid), str(lifeline), "adopt" if adopt else "leave", *command]
 
 
-def _script(mode: str) -> list[str]:
-    return [sys.executable, str(Path(__file__).resolve()), mode]
+def hide_memory_and_environment() -> None:
+    """Hides /proc/PID/environ and the memory of this process from other processes of the same user, except root.
+
+    A process that holds a password calls this when it starts. Programs that it executes are not hidden.
+    """
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def _script(mode: str, uid: int | None) -> list[str]:
+    return [sys.executable, str(Path(__file__).resolve()), mode, _SAME_USER if uid is None else str(uid)]
 
 
 def main(arguments: Sequence[str]) -> int:
-    mode, *rest = arguments
+    mode, user, *rest = arguments
+    uid = None if user == _SAME_USER else int(user)
+    if mode == _UNPRIVILEGED:
+        _drop_privileges(uid)
+        os.execvp(rest[0], rest)  # noqa: S606  # no shell wanted
     if mode == _DYING:
-        return _become(int(rest[0]), rest[1:])
-    return _keep(int(rest[0]), rest[2:], adopt=rest[1] == "adopt")
+        return _become(int(rest[0]), rest[1:], uid)
+    return _keep(int(rest[0]), rest[2:], adopt=rest[1] == "adopt", uid=uid)
 
 
-def _become(parent_pid: int, command: list[str]) -> int:
+def _become(parent_pid: int, command: list[str], uid: int | None) -> int:
+    _drop_privileges(uid)
     _die_with_parent()
     if sys.platform == "linux" and os.getppid() != parent_pid:  # the parent died before the call above
         return 1
     os.execvp(command[0], command)  # noqa: S606  # no shell wanted
 
 
-def _keep(lifeline: int, command: list[str], *, adopt: bool) -> int:
+def _drop_privileges(uid: int | None) -> None:
+    """Must be called before `_die_with_parent`, because the kernel forgets that setting when the user changes."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+
+
+def _keep(lifeline: int, command: list[str], *, adopt: bool, uid: int | None) -> int:
+    hide_memory_and_environment()  # the environment of a command may hold a password
     if adopt:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     wakeup, poke = os.pipe()
@@ -72,12 +104,17 @@ def _keep(lifeline: int, command: list[str], *, adopt: bool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: pending.append(received))
     signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, SIGCHLD would not wake the select
+
+    def prepare() -> None:
+        _drop_privileges(uid)
+        _die_with_parent()
+
     try:
         child = subprocess.Popen(
             command,
             pass_fds=(lifeline,),  # the command may start keepers on the same lifeline
             # In case the keeper itself is killed. preexec_fn is safe here, because this process has only one thread.
-            preexec_fn=_die_with_parent,
+            preexec_fn=prepare,
         )
     except OSError as error:
         sys.stderr.write(f"{command[0]} could not be started: {error}\n")

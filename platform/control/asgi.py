@@ -15,7 +15,9 @@ from django.core.handlers.asgi import ASGIHandler
 from control.core.api.body_limit import BodyLimit
 from control.core.database_threads import DatabaseThreads
 from control.core.settings.config import get_config
+from workers.parent_death import hide_memory_and_environment
 
+hide_memory_and_environment()
 django.setup(set_prefix=False)
 
 from control.core.processes.files import raise_file_limit  # noqa: E402  # needs the apps

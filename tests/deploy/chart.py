@@ -1,7 +1,7 @@
-"""Renders the Helm chart, with every option enabled, into rendered.yaml: `python -m tests.deploy.chart`.
+"""Renders the Helm chart with every option enabled; `python -m tests.deploy.helm --write` stores it in rendered.yaml.
 
-This needs Helm. The tests read only the stored rendered.yaml, so they need no Helm. Its first line has a hash of the
-chart and the options, so that a test fails if the file is out of date.
+The tests read only the stored file, so they need no Helm. Its first line has a hash of the chart and the options, so
+that a test fails if the file is out of date.
 """
 
 import hashlib
@@ -21,11 +21,6 @@ def first_line() -> str:
     return f"# Of {digest.hexdigest()}"
 
 
-def main() -> None:
-    command = ["helm", "template", "slipstream", str(CHART), "--values", str(OPTIONS)]
-    manifests = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    RENDERED.write_text(f"{first_line()}\n{manifests}")
-
-
-if __name__ == "__main__":
-    main()
+def render(helm: str) -> str:
+    command = [helm, "template", "slipstream", str(CHART), "--values", str(OPTIONS)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

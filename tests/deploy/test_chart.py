@@ -1,12 +1,13 @@
 """The rendered chart follows the usual rules for pods, secrets and networks of a Kubernetes cluster."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.deploy.chart import RENDERED, first_line
+from tests.deploy.chart import CHART, RENDERED, first_line
 
 MANIFESTS: list[dict[str, Any]] = [part for part in yaml.safe_load_all(RENDERED.read_text()) if part]
 KINDS = {
@@ -38,7 +39,7 @@ def environment(container: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_rendered_chart_is_up_to_date() -> None:
-    assert RENDERED.read_text().splitlines()[0] == first_line(), "run python -m tests.deploy.chart"
+    assert RENDERED.read_text().splitlines()[0] == first_line(), "run python -m tests.deploy.helm --write"
 
 
 def test_the_chart_renders_every_kind_of_object() -> None:
@@ -128,3 +129,11 @@ def test_the_ingress_routes_completions_to_the_gateway() -> None:
 def test_pods_cannot_reach_the_clouds_metadata_service() -> None:
     (policy,) = (m for m in MANIFESTS if m["kind"] == "NetworkPolicy")
     assert policy["spec"]["egress"][0]["to"][0]["ipBlock"]["except"] == ["169.254.169.254/32"]
+
+
+def test_an_upgrade_can_leave_the_endpoints_alone() -> None:
+    """Every image of the gateway's pod takes `gateway.tag`, without which its pod restarts with each new version."""
+    gateway = (CHART / "templates" / "gateway.yaml").read_text()
+    images = re.findall(r"include \"slipstream\.(?:image|migrated|webContainer)\".*", gateway)
+    assert len(images) == 3
+    assert all('"tag" .Values.gateway.tag' in image for image in images)

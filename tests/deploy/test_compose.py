@@ -66,3 +66,18 @@ def test_the_file_matches_the_compose_schema() -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*command, str(FOLDER / "compose.yaml")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_migrations_wait_for_the_roles_and_are_tried_again() -> None:
+    """The image's first start runs roles.sh on a server that listens on a socket only."""
+    assert SERVICES["postgres"]["healthcheck"]["test"][:4] == ["CMD", "pg_isready", "-h", "127.0.0.1"]
+    assert SERVICES["migrate"]["restart"].startswith("on-failure")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_secret_is_an_argument_of_a_process(name: str) -> None:
+    """Arguments can be read by every process of the machine."""
+    service = SERVICES[name]
+    health = service.get("healthcheck", {}).get("test", [])
+    words = [*service.get("command", []), *service.get("entrypoint", []), *health]
+    assert [word for word in words if re.search(r"PASSWORD|SECRET|TOKEN|KEY", word)] == []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,24 @@ def is_serving(stack: Stack) -> bool:
         return httpx2.get(stack.url.replace("/v1", "/health"), trust_env=False, timeout=2.0).status_code == 200
     except httpx2.HTTPError:
         return False
+
+
+def secrets_of(data_dir: Path) -> list[str]:
+    """The secrets of the stack: passwords and keys in its files and in the environments of its processes."""
+    texts = [path.read_text() for path in data_dir.rglob("*.json") if path.name in ("credentials.json", "ready.json")]
+    words = {word for text in texts for word in re.findall(r'(?:password|key|secret|token)": *"([^"]{12,})"', text)}
+    words |= set(re.findall(r"^requirepass (\S+)", (data_dir / "valkey" / "valkey.conf").read_text(), re.MULTILINE))
+    return [*words, (data_dir / "secret_key").read_text().strip()]
+
+
+def test_no_process_has_a_secret_among_its_arguments(stack: Stack) -> None:
+    """Every user of a machine can read the arguments of all processes."""
+    secrets = secrets_of(stack.data_dir)
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in stack.processes()]
+
+    assert len(secrets) >= 3
+    assert len(commands) >= 5
+    assert [word for word in secrets for command in commands if word in command] == []
 
 
 def test_a_killed_server_is_restarted(stack: Stack) -> None:

@@ -198,7 +198,7 @@ def test_invalid_values_are_refused_with_the_rule_and_the_value(options: dict[st
         SamplingParams(max_tokens=8, **options)
 
 
-@pytest.mark.parametrize("name", ["repetition", "presence", "frequency", "least length", "all"])
+@pytest.mark.parametrize("name", ["repetition", "presence", "frequency", "minimum length", "all"])
 def test_the_work_of_a_step_does_not_grow_with_the_answer(name: str) -> None:
     sequence = make_sequence(list(range(20)), [], **{**ADJUSTMENTS[name], "max_tokens": 2000, "ignore_eos": True})
     sequence.tokens = tokens = CountedTokens(sequence.tokens)

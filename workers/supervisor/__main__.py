@@ -6,8 +6,11 @@ from types import FrameType
 
 import django
 
+from workers.parent_death import hide_memory_and_environment
+
 
 def main() -> None:
+    hide_memory_and_environment()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.embedded")
     django.setup()
     from workers.supervisor.worker import JobWorker  # imported here, because it needs Django's models

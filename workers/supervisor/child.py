@@ -15,6 +15,7 @@ from typing import IO, Any
 import workers
 from control.core.observability.child_logs import child_log_environment
 from control.core.processes.child_environment import child_environment
+from control.core.processes.engine_users import EngineUser, make_readable, make_writable
 from control.queue.jobs.config import get_job_config
 from workers.contracts import ContractError, Event, Failed, FailureClass, Spec, decode_event, write_spec
 from workers.parent_death import dying_with_parent
@@ -25,18 +26,25 @@ MAX_LOG_BYTES = 16 * 1024 * 1024
 class ChildProcess:
     """A running child process. Its creating thread must outlive it: see `workers.parent_death.dying_with_parent`."""
 
-    def __init__(self, spec: Spec, *, folder: Path, log_path: Path, log_ids: Mapping[str, Any]) -> None:
-        """log_ids: fields that are added to every line of the child's log."""
+    def __init__(
+        self, spec: Spec, *, folder: Path, log_path: Path, log_ids: Mapping[str, Any], user: EngineUser | None = None
+    ) -> None:
+        """Args:
+        log_ids: fields that are added to every line of the child's log.
+        user: the user of the child; None: the user of this process.
+        """
         spec_path = folder / "spec.json"
         write_spec(spec, spec_path)
+        if user is not None:
+            _give_access(folder, spec, user)
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._process = subprocess.Popen(
-            dying_with_parent([*_command(), str(spec_path)]),
+            dying_with_parent([*_command(), str(spec_path)], uid=None if user is None else user.uid),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**_environment(), **child_log_environment(log_ids)},
+            env={**_environment(), **(user.environment() if user else {}), **child_log_environment(log_ids)},
             cwd=folder,
             start_new_session=True,  # a process group of its own, so that the child's own processes are killed too
         )
@@ -97,6 +105,20 @@ class ChildProcess:
                 log.write(chunk[: max(0, MAX_LOG_BYTES - written)])
                 log.flush()
                 written += len(chunk)
+
+
+def _give_access(folder: Path, spec: Spec, user: EngineUser) -> None:
+    """Lets the child read its inputs and write its results.
+
+    The folder itself stays root's, so that the child cannot put a link where root writes the next spec or input.
+    """
+    paths = (getattr(spec, name, None) for name in ("output_dir", "checkpoint_dir"))  # not every spec has both
+    outputs = [Path(path) for path in paths if path is not None]
+    if not any(output.exists() and output.stat().st_uid == user.uid for output in outputs):  # the first child
+        make_readable(folder, user)
+    (folder / "spec.json").chmod(0o644)
+    for output in outputs:
+        make_writable(output, user)
 
 
 def _command() -> list[str]:

@@ -3,10 +3,13 @@
 import queue
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import structlog
 
+from control.core.processes.engine_users import engine_user
+from control.core.settings.config import get_config
 from control.queue.jobs.config import get_job_config
 from control.queue.jobs.failures import KILLED
 from control.queue.jobs.services import job_metrics, job_progress
@@ -44,7 +47,8 @@ def run_child(
     Raises: Cancelled, Draining, Paused, LeaseLost, AttemptFailed, ChildCrashed: all after the child has ended.
     """
     ids = structlog.contextvars.get_contextvars()
-    child = ChildProcess(spec, folder=attempt.folder, log_path=attempt.log_path, log_ids=ids)
+    user = engine_user(get_config(), attempt.claim.organization_id)
+    child = ChildProcess(spec, folder=attempt.folder, log_path=attempt.log_path, log_ids=ids, user=user)
     try:
         return _Watch(attempt, child, on_result, rows_done_before, rows_total, seconds_left).until_finished()
     except (Cancelled, Draining, Paused):
@@ -100,10 +104,12 @@ class _Watch:
     def _on_event(self, event: Event) -> Finished | None:
         match event:
             case Finished():
+                _check_paths(self._attempt.folder, event.artifacts.values())
                 return event
             case Failed():
                 raise AttemptFailed(_failure_class(event), event.code, event.message)
             case ShardDone() | Checkpoint():
+                _check_paths(self._attempt.folder, [event.path])
                 self._write_progress(at_once=True)  # the checkpoint's job event includes the metrics written last
                 self._on_result(event)
                 if self._attempt.stop.is_set():
@@ -162,3 +168,12 @@ def _failure_class(event: Failed) -> FailureClass:
         return FailureClass(event.failure_class)
     except ValueError:
         return FailureClass.BUG
+
+
+def _check_paths(folder: Path, paths: Iterable[str]) -> None:
+    """Refuses results outside of the work folder: a model that took over its process must not name our other files."""
+    for path in map(Path, paths):
+        entries = [path, *path.rglob("*")]
+        inside = path.resolve().is_relative_to(folder.resolve())
+        if not inside or any(entry.is_symlink() for entry in entries):
+            raise AttemptFailed(FailureClass.BUG, "invalid_event", "the child named a file outside of its folder")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from control.core.processes.engine_users import make_model_readable
+from control.core.settings.config import get_config
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.models.catalog.folder import UnusableModel
 from control.models.catalog.models import BaseModel, Speculator
@@ -32,10 +34,12 @@ def stage_folder(prefix: str, path: Path) -> Path:
 def model_dir(base_model: BaseModel) -> str:
     """Raises: AttemptFailed: this machine does not have the folder of the model and cannot fetch it."""
     try:
-        return str(model_folder(base_model))
+        folder = model_folder(base_model)
     except UnusableModel as error:
         message = f"The files of model {base_model.name!r} are not available: {error.message}"
         raise _input_failure("model_missing", message) from error
+    make_model_readable(get_config(), folder, owner_id=base_model.organization_id)
+    return str(folder)
 
 
 def stage_speculator(speculator: Speculator | None, path: Path) -> str | None:

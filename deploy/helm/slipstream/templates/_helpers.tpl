@@ -4,7 +4,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{- define "slipstream.image" -}}
-{{ index .root.Values.image .name }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
+{{ index .root.Values.image .name }}:{{ .tag | default .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
 {{- define "slipstream.podSecurity" -}}
@@ -51,7 +51,7 @@ capabilities: {drop: [ALL]}
 {{/* One container with API, console and gateway; two Deployments use it. */}}
 {{- define "slipstream.webContainer" -}}
 - name: web
-  image: {{ include "slipstream.image" (dict "root" .root "name" "web") }}
+  image: {{ include "slipstream.image" (dict "root" .root "name" "web" "tag" .tag) }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   securityContext: {{- include "slipstream.containerSecurity" . | nindent 4 }}
   env:
@@ -73,7 +73,7 @@ capabilities: {drop: [ALL]}
 {{/* Waits until the migrations of this version are applied, so that a pod never runs with an older schema. */}}
 {{- define "slipstream.migrated" -}}
 - name: migrated
-  image: {{ include "slipstream.image" (dict "root" .root "name" .image) }}
+  image: {{ include "slipstream.image" (dict "root" .root "name" .image "tag" .tag) }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command: [python, manage.py, migrate, --check]
   securityContext: {{- include "slipstream.containerSecurity" . | nindent 4 }}

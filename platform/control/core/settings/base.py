@@ -58,6 +58,7 @@ MIDDLEWARE = [
     "control.tenants.audit.middleware.AuditMiddleware",
     "control.tenants.authentication.rate_limits.RateLimitMiddleware",
     "control.core.api.outage.OutageMiddleware",
+    "control.core.api.content_security_policy.content_security_policy_middleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",

@@ -15,6 +15,7 @@ from pathlib import Path
 from django.conf import settings
 
 from control.core.processes.child_environment import child_environment
+from control.core.processes.engine_users import EngineUser, NoFreeUser, engine_user, make_model_readable, make_readable
 from control.core.processes.ports import free_port
 from control.core.settings.config import Config
 from control.core.storage.backends import get_storage
@@ -24,7 +25,7 @@ from control.models.catalog.folder import UnusableModel
 from control.models.catalog.sources import model_folder
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.processes import DEPLOYMENT_ID_VARIABLE, ProcessIdentity, process_started
-from workers.parent_death import kept_command
+from workers.parent_death import kept_command, unprivileged
 
 PROJECT_ROOT = Path(__file__).resolve().parents[4]
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
@@ -85,16 +86,23 @@ def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | Non
     port, token = free_port(), secrets.token_urlsafe(32)
     try:
         command = _command(config, deployment, port=port, speculator_dir=speculator_dir)
+        user = _prepare_user(config, deployment)
     except UnusableModel as error:
         raise LaunchError(f"the model is not available: {error.message}") from error
+    except NoFreeUser as error:
+        raise LaunchError(str(error)) from error
+    uid = None if user is None else user.uid
+    environment = {**child_environment(), **(user.environment() if user else {})}
     log = log_path(config, deployment.pk)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         try:
             process = subprocess.Popen(
-                command if lifeline is None else kept_command(command, lifeline=lifeline),
+                unprivileged(command, uid=uid)
+                if lifeline is None
+                else kept_command(command, lifeline=lifeline, uid=uid),
                 cwd=PROJECT_ROOT,
-                env={**child_environment(), TOKEN_VARIABLE: token, DEPLOYMENT_ID_VARIABLE: deployment.pk},
+                env={**environment, TOKEN_VARIABLE: token, DEPLOYMENT_ID_VARIABLE: deployment.pk},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -107,6 +115,17 @@ def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | Non
     if started is None:
         raise LaunchError(f"the engine ended at once with code {process.wait()}")
     return Endpoint(identity=ProcessIdentity(process.pid, started), process=process, port=port, token=token)
+
+
+def _prepare_user(config: Config, deployment: Deployment) -> EngineUser | None:
+    """Returns the user of the engine, after giving it access to the files that the engine reads."""
+    user = engine_user(config, deployment.organization_id)
+    if user is not None:
+        base_model = deployment.base_model
+        model = model_folder(base_model, may_fetch=False)
+        make_model_readable(config, model, owner_id=base_model.organization_id)
+        make_readable(config.data_dir / "deployments" / deployment.pk, user)
+    return user
 
 
 def _command(config: Config, deployment: Deployment, *, port: int, speculator_dir: Path | None) -> list[str]:

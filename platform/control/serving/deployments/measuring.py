@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from control.serving.deployments.models import Deployment, DeploymentSample
 
-TIMEOUT_SECONDS = 5.0
 RETENTION = dt.timedelta(days=7)
 # Maps the name of a sample in Prometheus's text to the counter's name in `DeploymentSample.counters`.
 _COUNTED: Mapping[str, str] = {
@@ -44,10 +43,9 @@ def counters_of(text: str) -> dict[str, float]:
     return counters
 
 
-def _read_counters(port: int, token: str) -> dict[str, float] | None:
+def _read_counters(client: httpx2.Client, port: int, token: str) -> dict[str, float] | None:
     try:
-        with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
-            response = client.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"})
+        response = client.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"})
     except httpx2.HTTPError:
         return None
     return counters_of(response.text) if response.status_code == 200 else None
@@ -61,11 +59,11 @@ class CounterSampler:
     _pending: "Future[dict[str, float] | None] | None" = None
     _next_at: float = 0.0
 
-    def poll(self, pool: ThreadPoolExecutor, deployment: Deployment) -> None:
+    def poll(self, pool: ThreadPoolExecutor, client: httpx2.Client, deployment: Deployment) -> None:
         """Starts a read when one is due, and stores the result of a read that has ended since the last call."""
         if self._pending is None:
             if time.monotonic() >= self._next_at and deployment.port is not None:
-                self._pending = pool.submit(_read_counters, deployment.port, deployment.token)
+                self._pending = pool.submit(_read_counters, client, deployment.port, deployment.token)
         elif self._pending.done():
             counters = self._pending.result()
             self._pending, self._next_at = None, time.monotonic() + self.interval_seconds

@@ -20,6 +20,7 @@ import subprocess
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -27,19 +28,23 @@ from botocore.exceptions import BotoCoreError, ClientError
 from django.db import DatabaseError
 from django.utils import timezone
 
+from control.core.processes.engine_users import uid_range
 from control.core.settings.config import Config
 from control.core.storage.backends import StorageError
 from control.serving.deployments import observations
-from control.serving.deployments.health import HealthWatch
+from control.serving.deployments.health import HealthWatch, engine_client
 from control.serving.deployments.launcher import LaunchError, launch, stage
 from control.serving.deployments.measuring import CounterSampler
 from control.serving.deployments.metering import endpoint_meter
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.selectors import deployment_sessions, deployments_to_supervise
+from control.serving.deployments.staging_pool import StagingPool
 from control.serving.deployments.states import State
 
 log = structlog.get_logger(__name__)
+
+NUM_PROBE_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,7 @@ class SupervisorTimings:
 
     probe_seconds: float = 1.0
     startup_seconds: float = 900.0  # until the first good health check: large models load for minutes
-    hang_seconds: float = 60.0  # a process that was healthy is killed after this time without a good health check
+    hang_seconds: float = 60.0  # a process that was healthy is killed when its checks have failed for this time
     drain_seconds: float = 60.0  # between SIGTERM and SIGKILL
     failures_to_degrade: int = 3
     sample_seconds: float = 30.0  # between two reads of an engine's counters
@@ -90,10 +95,14 @@ class Supervisor:
         self.timings = timings or SupervisorTimings()
         self.lifeline = lifeline
         self.drains = drains or lifeline is not None
+        if uid_range(config) is None:
+            log.warning("engines of all organizations run as the same user; SLIPSTREAM_ENGINE_UIDS separates them")
         self._watched: dict[str, _Watched] = {}
         self._staging: dict[tuple[str, int], Future[Path | None]] = {}
         self._unreaped: list[subprocess.Popen[bytes]] = []
-        self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="supervisor")
+        self._staging_pool = StagingPool()
+        self._probe_pool = ThreadPoolExecutor(max_workers=NUM_PROBE_THREADS, thread_name_prefix="probe")
+        self._engine_client = engine_client()
 
     def kill_strays(self) -> None:
         """Kills endpoint processes that belong to a deployment but are not the process in its row.
@@ -124,6 +133,9 @@ class Supervisor:
                 log.exception("could not reconcile", deployment=deployment.pk)
         for gone in self._watched.keys() - {deployment.pk for deployment in rows}:
             self._forget(gone)
+        wanted = {(deployment.pk, deployment.generation) for deployment in rows}
+        for key in self._staging.keys() - wanted:
+            self._staging.pop(key).cancel()
 
     def reap(self) -> None:
         """Collects the exit codes of children that are no longer watched, so that they do not stay zombies."""
@@ -133,7 +145,8 @@ class Supervisor:
         """Ends the supervisor. If `drains` is set, also ends the endpoints; the next supervisor starts them again."""
         if self.drains:
             self._drain_all()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._staging_pool.shutdown()
+        self._probe_pool.shutdown(wait=False, cancel_futures=True)
 
     def _reconcile(self, deployment: Deployment) -> None:
         identity = _identity(deployment)
@@ -162,7 +175,9 @@ class Supervisor:
     def _launch(self, deployment: Deployment) -> None:
         key = (deployment.pk, deployment.generation)
         if key not in self._staging:
-            self._staging[key] = self._pool.submit(stage, self.config, deployment)
+            self._staging[key] = self._staging_pool.submit(
+                deployment.organization_id, partial(stage, self.config, deployment)
+            )
         if not self._staging[key].done():
             return
         staged = self._staging.pop(key)
@@ -212,8 +227,8 @@ class Supervisor:
     def _check(self, deployment: Deployment, watched: _Watched) -> None:
         assert deployment.port is not None
         if deployment.state == State.READY:
-            watched.sampler.poll(self._pool, deployment)
-        healthy = watched.health.poll(self._pool, deployment.port, deployment.token)
+            watched.sampler.poll(self._probe_pool, self._engine_client, deployment)
+        healthy = watched.health.poll(self._probe_pool, self._engine_client, deployment.port, deployment.token)
         if healthy:
             if observations.deployment_observe(deployment=deployment, healthy=True):
                 log.info("endpoint ready", deployment=deployment.pk, name=deployment.name)

@@ -181,3 +181,29 @@ def test_a_jobs_page_follows_its_progress_without_a_reload(
 
     WebDriverWait(browser, 20).until(lambda driver: "700 / 2000 steps" in driver.page_source)
     assert browser.execute_script("return window.stayed")
+
+
+def test_a_page_loads_and_sends_nothing_to_other_origins(browser: Chrome, live_server: LiveServer) -> None:
+    """The other origin is the same server under another host name, so that only the page's policy forbids it."""
+    sign_in(browser, live_server, operator_client())
+    browser.get(f"{live_server.url}{reverse('admin:index')}")
+    messages_of(browser)
+    other = live_server.url.replace("localhost", "127.0.0.1")
+    assert other != live_server.url
+
+    blocked = browser.execute_async_script(
+        """
+        const [other, done] = arguments, blocked = []
+        document.addEventListener("securitypolicyviolation", (event) => {
+            blocked.push(event.effectiveDirective)
+            if (blocked.length === 3) done(blocked.sort())
+        })
+        document.head.append(Object.assign(document.createElement("script"), {src: other + "/static/any.js"}))
+        document.body.append(Object.assign(document.createElement("img"), {src: other + "/static/any.png"}))
+        fetch(other + "/livez").catch(() => {})
+        """,
+        other,
+    )
+
+    assert blocked == ["connect-src", "img-src", "script-src-elem"]
+    messages_of(browser)

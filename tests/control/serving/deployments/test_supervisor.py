@@ -331,7 +331,7 @@ def test_the_engine_gets_no_secret_of_the_control_plane(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("MAIL_PASSWORD", "secret")
     deployment = make_deployment(make_served_model(tmp_path / "model"))
-    tick_until(supervisor, lambda: Deployment.objects.get().pid is not None)
+    tick_until_state(supervisor, deployment, State.READY)
 
     environment = Path(f"/proc/{identity_of(deployment).pid}/environ").read_text()
 
@@ -339,3 +339,5 @@ def test_the_engine_gets_no_secret_of_the_control_plane(
     assert "DATABASE_URL" not in environment
     assert "AWS_SECRET" not in environment
     assert "MAIL_PASSWORD" not in environment
+    assert deployment.token
+    assert deployment.token not in Path(f"/proc/{deployment.pid}/cmdline").read_text(), "arguments are no secret"

@@ -117,7 +117,7 @@ INEXACT = {"exact": False, "exact_reason": "the product down gives a row other b
 def test_a_refusal_for_unequal_answers_says_that_the_machine_is_not_exact() -> None:
     pipeline = end_evaluation(advance_to_stage("evaluate", make_pipeline()), outputs_equal=1, **INEXACT)
     assert pipeline.error is not None
-    expected = "got 1; the machine is not exact: the product down gives a row other bits"
+    expected = "got 1 (compared with the model); the machine is not exact: the product down gives a row other bits"
     assert expected in pipeline.error["message"]
 
 

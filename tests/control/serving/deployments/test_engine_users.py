@@ -1,0 +1,86 @@
+"""The supervisor starts each organization's engines as a user of their own."""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytest_django import Settings
+
+from control.core.settings.config import get_config
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.supervisor import Supervisor
+from tests.control.factories import make_organization
+from tests.control.serving.deployments.conftest import TIMINGS
+from tests.control.serving.deployments.support import (
+    FAKE_ENGINE,
+    State,
+    identity_of,
+    make_deployment,
+    make_served_model,
+    tick_until,
+    tick_until_state,
+)
+
+PYTHON = "/usr/bin/python3"  # every user can run it
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.skipif(
+        sys.platform != "linux" or os.geteuid() != 0 or not Path(PYTHON).exists(),
+        reason="only root on Linux can start a process as another user",
+    ),
+]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that every user may pass through, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def uid_of_process(deployment: Deployment) -> int:
+    return Path(f"/proc/{identity_of(deployment).pid}").stat().st_uid
+
+
+def test_engines_of_two_organizations_run_as_different_users_that_are_not_the_supervisors(
+    settings: Settings, folder: Path
+) -> None:
+    engine = shutil.copy(FAKE_ENGINE[-1], folder)
+    settings.SLIPSTREAM_ENGINE_COMMAND = [PYTHON, engine]
+    settings.SLIPSTREAM = get_config().model_copy(update={"data_dir": folder / "data", "engine_uids": "61000-61001"})
+    supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS, drains=True)
+    organizations = [make_organization() for _ in range(3)]
+    deployments = [
+        make_deployment(make_served_model(folder / f"model{i}", organization=owner), owner, name=f"endpoint{i}")
+        for i, owner in enumerate([organizations[0], organizations[0], organizations[1]])
+    ]
+
+    try:
+        for deployment in deployments:
+            tick_until_state(supervisor, deployment, State.READY)
+
+        assert [uid_of_process(deployment) for deployment in deployments] == [61000, 61000, 61001]
+        one_too_many = make_deployment(
+            make_served_model(folder / "model3", organization=organizations[2]), organizations[2], name="endpoint3"
+        )
+        tick_until_error(supervisor, one_too_many)
+        assert one_too_many.error is not None
+        assert "belong to other organizations" in one_too_many.error["message"]
+    finally:
+        processes = [watched.process for watched in supervisor._watched.values() if watched.process]
+        supervisor.stop()
+        for process in processes:
+            process.wait(timeout=10)
+
+
+def tick_until_error(supervisor: Supervisor, deployment: Deployment) -> None:
+    def has_error() -> bool:
+        deployment.refresh_from_db()
+        return deployment.error is not None
+
+    tick_until(supervisor, has_error)

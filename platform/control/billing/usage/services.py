@@ -38,7 +38,7 @@ class Used:
     base_model_id: str
     object_id: str  # the deployment or batch
     sequence: str  # which part of the object's usage this is
-    minute: dt.datetime
+    at: dt.datetime  # when the usage ended
     tokens: Tokens
     num_requests: int
     is_batch: bool
@@ -46,7 +46,7 @@ class Used:
     def row(self) -> dict[str, Any]:
         return {
             "organization_id": self.caller.organization_id,
-            "minute": self.minute,
+            "minute": minute_of(self.at),
             "model": self.model,
             "project_id": self.caller.project_id,
             "api_key_id": self.caller.api_key_id,
@@ -73,7 +73,7 @@ def usage_add(
         base_model_id=base_model_id,
         object_id=object_id,
         sequence=sequence,
-        minute=minute_of(at or timezone.now()),
+        at=at or timezone.now(),
         tokens=tokens,
         num_requests=num_requests,
         is_batch=is_batch,
@@ -97,7 +97,7 @@ def usage_add_all(usage: Sequence[Used]) -> int:
             continue
         _increase(UsageRecord, used.row(), counts, base_model_id=used.base_model_id)
         cost = counts["input_nanousd"] + counts["output_nanousd"]
-        month = used.minute.astimezone(dt.UTC).date().replace(day=1)
+        month = used.at.astimezone(dt.UTC).date().replace(day=1)
         for project_id in {"", used.caller.project_id}:
             spent[used.caller.organization_id, project_id, month] += cost
     for (organization_id, project_id, month), cost in sorted(spent.items()):
@@ -133,8 +133,8 @@ def _ledger_lines(used: Used, price: Price, counts: dict[str, int]) -> list[Ledg
             object_id=used.object_id,
             sequence=used.sequence,
             base_model_id=used.base_model_id,
-            started_at=used.minute,
-            ended_at=used.minute,
+            started_at=used.at,
+            ended_at=used.at,
             count=counts[f"{kind}_tokens"],
             price_nanousd=getattr(price, f"{kind}_nanousd"),
             price_percent=price.batch_percent if used.is_batch else 100,

@@ -130,7 +130,7 @@ def _write_group(organization_id: str, ended: Sequence[Ended]) -> bool:
             return False
         # The database may have committed. A second attempt could charge the customer twice.
         log.exception("usage may not be counted", organization_id=organization_id, used=str(_summed(ended)))
-    except DatabaseError:  # such as: the organization has been deleted
+    except Exception:  # such as: the organization has been deleted. The others' usage must still be written.
         log.exception("usage not counted", organization_id=organization_id, used=str(_summed(ended)))
     else:
         _capture(organization_id, ended)
@@ -166,7 +166,7 @@ def _summed(ended: Sequence[Ended]) -> list[Used]:
             base_model_id=one.base_model_id,
             object_id=one.named_id,
             sequence=before.sequence if before else uuid4().hex,
-            minute=minute_of(one.at),
+            at=one.at,
             tokens=tokens,
             num_requests=num_requests + 1,
             is_batch=False,

@@ -55,11 +55,13 @@ def tokens_of(answer: bytes) -> Tokens | None:
     try:
         usage = json.loads(answer)["usage"]
         details = usage.get("prompt_tokens_details") or {}
-        return Tokens(
-            input=usage["prompt_tokens"], output=usage["completion_tokens"], cached=details.get("cached_tokens", 0)
-        )
+        counts = usage["prompt_tokens"], usage["completion_tokens"], details.get("cached_tokens") or 0
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    # Any other value would make the end of the request fail, whose reservation would then be renewed for ever.
+    if any(type(count) is not int or count < 0 for count in counts):
+        return None
+    return Tokens(input=counts[0], output=counts[1], cached=counts[2])
 
 
 async def metered(stream: AsyncGenerator[bytes], *, options: UsageOptions, count: Count) -> AsyncGenerator[bytes]:

@@ -68,7 +68,7 @@ def test_usage_written_together_has_the_same_records_and_counters_as_usage_writt
             base_model_id="",
             object_id="endpoint",
             sequence=f"{project_id}{number}",
-            minute=minute,
+            at=minute,
             tokens=Tokens(input=5, output=7, cached=1),
             num_requests=1,
             is_batch=False,

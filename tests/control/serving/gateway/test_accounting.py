@@ -3,6 +3,7 @@
 import datetime as dt
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NoReturn
 
 import httpx2
@@ -56,6 +57,17 @@ def test_each_organizations_requests_are_counted_for_it(
     write([ended(organization), ended(other_organization), ended(organization)])
 
     assert sums() == {(organization.pk, 2, 10), (other_organization.pk, 1, 5)}
+
+
+def test_usage_that_the_database_cannot_store_does_not_lose_that_of_other_organizations(
+    organization: Organization, other_organization: Organization
+) -> None:
+    first, second = sorted([organization, other_organization], key=lambda one: one.pk)  # the order of writing
+    too_many = replace(ended(first), tokens=Tokens(input=2**64))  # SQLite: OverflowError; PostgreSQL: DataError
+
+    assert write([too_many, ended(second)]) == []
+
+    assert sums() == {(second.pk, 1, 5)}
 
 
 def test_a_reservation_is_released_with_the_usage(organization: Organization) -> None:

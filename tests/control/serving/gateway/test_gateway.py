@@ -290,6 +290,7 @@ def test_the_price_follows_the_base_model_and_not_the_endpoints_name(
 
     assert post(client, chat("hello")).status_code == 200
 
+    wait_for(UsageRecord.objects.filter(organization=caller).exists)  # the gateway writes usage after the response
     usage = UsageRecord.objects.get(organization=caller)
     assert (usage.model, usage.base_model_id) == (deployment.name, deployment.base_model_id)
     assert usage.input_nanousd == usage.input_tokens * 1000 > 0

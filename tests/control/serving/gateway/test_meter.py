@@ -127,5 +127,17 @@ def test_an_answer_without_usage_has_no_tokens(answer: bytes) -> None:
     assert tokens_of(answer) is None
 
 
-def test_usage_without_token_details_is_read() -> None:
+@pytest.mark.parametrize("count", [None, "3", 1.5, -1, True])
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+def test_usage_that_is_not_a_number_of_tokens_is_not_read(name: str, count: object) -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 5} | {name: count}
+
+    assert tokens_of(json.dumps({"usage": usage}).encode()) is None
+
+
+@pytest.mark.parametrize("details", ["null", "{}", '{"cached_tokens": null}'])
+def test_usage_without_token_details_is_read(details: str) -> None:
+    usage = f'{{"prompt_tokens": 3, "completion_tokens": 5, "prompt_tokens_details": {details}}}'
+
+    assert tokens_of(f'{{"usage": {usage}}}'.encode()) == Tokens(input=3, output=5, cached=0)
     assert tokens_of(b'{"usage": {"prompt_tokens": 3, "completion_tokens": 5}}') == Tokens(input=3, output=5)

@@ -9,6 +9,7 @@ ALLOWED = {
     ("control.tenants.authentication.api_keys", "AUTHENTICATION"),
     ("control.billing.usage.migrations.0003_fill_monthly_spend", "COMMAND"),
     ("control.serving.deployments.management.commands.supervise_deployments", "SUPERVISION"),
+    ("control.models.catalog.management.commands.price_set", "COMMAND"),
     ("control.operations.embedded.management.commands.base_model_register", "COMMAND"),
     ("control.operations.embedded.management.commands.up", "COMMAND"),
     ("control.queue.jobs.fair", "CLAIM"),

@@ -19,16 +19,16 @@ class Sequence:
 
     request: Request
     tokens: list[int]
-    root: Hashable  # the adapter or None, on which keys and values depend besides the tokens
+    root: Hashable  # of the prefix cache: the adapter or None; keys and values depend on the tokens and on it
     stats: SpeculationStats
     constraint: Constraint | None = None  # state of the answer in the request's grammar
     num_computed: int = 0
     table_row: int = -1  # row of the cache's slot tables; -1 while the request waits
     num_tabled: int = 0  # number of positions whose slots are in the table
-    slots: list[int] = field(default_factory=list)  # cache slots of the first positions
-    blocks: list[Block] = field(default_factory=list)  # full blocks of the first positions, in order
+    slots: list[int] = field(default_factory=list)  # slots[i] is the cache slot of position i
+    blocks: list[Block] = field(default_factory=list)  # blocks[i] is the i-th full block of positions
     draft_slots: list[int] = field(default_factory=list)  # cache slots of the current draft nodes
-    found_blocks: list[Block] = field(default_factory=list)  # cached blocks of a waiting sequence's prefix, not held
+    found_blocks: list[Block] = field(default_factory=list)  # of a waiting request: cached blocks of its prefix
     token_counts: TokenCounts | None = None  # None until a penalty is applied
 
     @property

@@ -1,7 +1,8 @@
 """The EAGLE-3 drafter: one layer reads the target's intermediate hidden states, then its own output, to draft a tree.
 
-    observe   writes keys and values of kept positions to the target's cache slots, and stores the layer's output at
-              each sequence's last kept position, from which the next draft starts
+    observe   writes the layer's keys and values at the accepted positions to a cache of its own, which uses the same
+              slot numbers as the target's, and stores the layer's output at each sequence's last accepted position,
+              from which the next draft starts
     propose   proposes candidates from that output and runs the likeliest of them as the next level of the tree, with
               keys and values in scratch slots that follow the cache's; repeats while another level may save time
 
@@ -31,16 +32,18 @@ from kernels.attention import AttentionRows
 MAX_DEPTH = 8
 _CANDIDATES = 6  # per node
 _MAX_WHOLE_ROWS = 32  # with more observed rows, the layer's output is computed only for each sequence's last row
-_LEAST_GAIN = 0.15  # expected accepted tokens per sequence that a level must add: its cost relative to a target's pass
+# A level is run only if it is expected to add this many accepted tokens per sequence. The value is what running a level
+# costs, as a fraction of a pass of the target.
+_LEAST_GAIN = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The layer's output at the position before a sequence's last token; `read` and `fed_back` as in `Features`."""
+    """The layer's output at the position before a sequence's last token."""
 
     num_tokens: int  # length of the sequence when the output was computed
-    read: Tensor  # [H]
-    fed_back: Tensor  # [H]
+    read: Tensor  # [H], the input of lm_head
+    fed_back: Tensor  # [H], the input of the layer at the next position
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +65,15 @@ class Eagle3Drafter(Drafter):
         config, target = module.config, model.config
         if (config.target_hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
             raise SpeculatorNotLoadable(
-                f"eagle3 is for hidden size {config.target_hidden_size} and {config.vocab_size} tokens, "
-                f"the model has {target.hidden_size} and {target.vocab_size}"
+                f"eagle3 is for hidden size {config.target_hidden_size} and a vocabulary of {config.vocab_size} tokens,"
+                f" but the model has hidden size {target.hidden_size} and a vocabulary of {target.vocab_size} tokens"
             )
         if module.embed_tokens is None and config.hidden_size != target.hidden_size:
             raise SpeculatorNotLoadable(f"eagle3 of hidden size {config.hidden_size} needs its own embeddings")
         self.tap_layers = config.taps_of(target.num_layers)
         if not all(0 <= layer <= target.num_layers for layer in self.tap_layers):
-            raise SpeculatorNotLoadable(f"taps must be in 0..{target.num_layers}, got {list(self.tap_layers)}")
+            layers = list(self.tap_layers)
+            raise SpeculatorNotLoadable(f"eagle3 reads the layers {layers}, but the model has 0..{target.num_layers}")
         self.slot_bytes = 2 * config.num_kv_heads * config.head_dim * model.dtype.itemsize
         self._device = model.device
         self.layer = ServedEagle3(module, embedding=model.weights.embedding, dtype=model.dtype, device=model.device)
@@ -93,7 +97,10 @@ class Eagle3Drafter(Drafter):
         self._anchors.pop(request_id, None)
 
     def anchor(self, sequence: Sequence) -> Anchor | None:
-        """Returns the start of the sequence's next draft; None if the pass before the last token was not observed."""
+        """Returns the start of the sequence's next draft.
+
+        None if the pass that produced the sequence's last token was not observed.
+        """
         anchor = self._anchors.get(sequence.request.request_id)
         return anchor if anchor is not None and anchor.num_tokens == len(sequence.tokens) else None
 
@@ -211,8 +218,8 @@ class Eagle3Drafter(Drafter):
     def _attended(self, keys: Many[tuple[Sequence, int, tuple[int, ...]]]) -> AttentionRows:
         """Returns the slots that each row attends to.
 
-        Slots that were accepted in the last pass are not in the slot table yet. They are put before the scratch slots,
-        in the path of the row.
+        The slots of tokens that were accepted in the last pass are not in the slot table yet. They are therefore added
+        to the row's own list of slots, before its scratch slots.
 
         keys: for each row: the sequence, the number of its first positions to attend to, and scratch slots.
         """

@@ -144,7 +144,7 @@ class BatchFailed(SlipstreamError):
         if batch.status == "completed":
             reason = f"all {batch.num_failed} rows failed; see its error file {batch.error_file_id}"
         else:
-            reason = "; ".join(str(error) for error in batch.errors[:5]) or "no row has an error"
+            reason = "; ".join(str(error) for error in batch.errors[:5]) or "the service reported no error"
         super().__init__(f"batch {batch.id} is {batch.status}: {reason}")
         self.batch = batch
 

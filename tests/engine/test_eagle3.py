@@ -128,9 +128,9 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
 
 
 def test_a_drafter_of_another_model_is_refused(model: Model) -> None:
-    with pytest.raises(SpeculatorNotLoadable, match="eagle3 is for hidden size 64 and 300 tokens"):
+    with pytest.raises(SpeculatorNotLoadable, match="eagle3 is for hidden size 64 and a vocabulary of 300 tokens"):
         Eagle3Drafter(make_module(make_config(vocab_size=300)), model)
-    with pytest.raises(SpeculatorNotLoadable, match=r"taps must be in 0\.\.4"):
+    with pytest.raises(SpeculatorNotLoadable, match=r"but the model has 0\.\.4"):
         Eagle3Drafter(make_module(make_config(tap_layers=(1, 2, 5))), model)
 
 

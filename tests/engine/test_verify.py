@@ -193,7 +193,7 @@ def test_a_logit_bias_for_a_token_outside_the_vocabulary_is_refused(model: Model
         ({"min_tokens": 9}, r"min_tokens must be in 0..max_tokens = 8, got 9"),
     ],
 )
-def test_invalid_values_are_refused_with_the_rule_and_the_value(options: dict[str, Any], message: str) -> None:
+def test_the_error_for_an_invalid_value_states_the_rule_and_the_value(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SamplingParams(max_tokens=8, **options)
 
@@ -213,7 +213,7 @@ def test_the_work_of_a_step_does_not_grow_with_the_answer(name: str) -> None:
     assert torch.equal(adjusted(random_logits(128), sequence), adjusted(random_logits(128), expected))
 
 
-def test_a_grammar_is_not_followed_again_at_each_step() -> None:
+def test_the_answer_is_not_replayed_through_the_grammar_at_each_step() -> None:
     class Follower:
         num_accepted = num_followed = 0
 
@@ -229,8 +229,9 @@ def test_a_grammar_is_not_followed_again_at_each_step() -> None:
 
     sequence = make_sequence([0, 3], [5, 6])
     sequence.constraint = follower = Follower()  # type: ignore[assignment]
+    # With min_tokens, the logits are adjusted although the request names no grammar.
     sequence.request = replace(sequence.request, sampling=replace(sequence.request.sampling, min_tokens=1))
     for row in torch.randn(50, 40, generator=torch.Generator().manual_seed(1)).split(1):
         sequence.tokens += verify(row, EMPTY_DRAFT, sequence, EOS).tokens
 
-    assert follower.num_followed == 1  # the first step follows the answer so far
+    assert follower.num_followed == 1  # only the first step replays the answer so far

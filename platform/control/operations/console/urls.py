@@ -1,4 +1,4 @@
-"""URLs below /admin/ of pages that do not belong to one model."""
+"""URLs of the console's own pages below /admin/. The other pages belong to classes of Django's ModelAdmin."""
 
 from django.contrib import admin
 from django.urls import path

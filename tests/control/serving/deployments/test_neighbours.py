@@ -100,7 +100,7 @@ def test_during_eight_slow_downloads_health_checks_go_on_and_no_healthy_endpoint
 def test_slow_downloads_of_one_organization_do_not_delay_the_endpoint_of_another(
     supervisor: Supervisor, storage: SlowStorage, tmp_path: Path
 ) -> None:
-    make_slow_deployments(tmp_path, num=20, num_organizations=1)
+    make_slow_deployments(tmp_path, num=16, num_organizations=1)  # the default limit of an organization
     supervisor.tick()
     organization = make_organization()
     model = make_served_model(tmp_path / "model", organization=organization)

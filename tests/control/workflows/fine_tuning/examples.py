@@ -16,7 +16,7 @@ IDS: Ids = {
 BODIES: Bodies = {
     "POST /v1/fine_tuning/jobs": Body(
         lambda world: {"model": world.base_model.name, "training_file": world.file.pk},
-        {"model": "name", "training_file": "file_id", "validation_file": "file_id"},
+        references={"model": "name", "training_file": "file_id", "validation_file": "file_id"},
     ),
     "POST /v1/fine_tuning/jobs/{job_id}/cancel": NO_BODY,
     "POST /v1/fine_tuning/jobs/{job_id}/pause": NO_BODY,

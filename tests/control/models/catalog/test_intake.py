@@ -185,6 +185,7 @@ def test_a_model_that_the_engine_cannot_load_is_refused_without_naming_internal_
     assert str(tmp_path) not in refused["error"]["message"]
 
 
+@pytest.mark.django_db(transaction=True)  # the lease is renewed by a thread, with a connection of its own
 @pytest.mark.parametrize("is_trained", [True, False])
 def test_a_real_child_process_measures_the_perplexity(
     client: Client, organization: Organization, roots: Path, monkeypatch: pytest.MonkeyPatch, is_trained: bool

@@ -47,7 +47,7 @@ class Report:
     versions: dict[str, str]
     model: str
     prompts: str
-    num_prompts: int  # available prompts; after the last one, rounds start again with the first
+    num_prompts: int  # prompts in the file; when all have been used, later rounds use them again from the first on
     max_tokens: int
     missing: dict[str, str]  # name of an arm or engine that did not run -> reason
     samples: Samples

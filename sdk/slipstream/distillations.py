@@ -1,4 +1,7 @@
-"""Distillations: a model's answers to many prompts, as training data for speculators."""
+"""Distillations: a model's answers to many prompts, as training data for speculators.
+
+`slipstream.drivers` explains the types: to users of a `Client`, `Steps[X]` is an X and `Items[X]` an iterator over X.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -42,8 +42,8 @@ QUANTIZED: dict[str, tuple[dict[str, Any], str]] = {
     "mlx": ({"quantization": {"bits": 4, "group_size": 64}}, "unknown"),
     "modelopt": ({"quantization_config": {"quant_algo": "NVFP4"}}, "NVFP4"),
     "unknown": ({"quantization_config": {"bits": 3}}, "unknown"),
-    "method that is no text": ({"quantization_config": {"quant_method": 7}}, "unknown"),
-    "no object": ({"quantization_config": "fp8"}, "fp8"),
+    "method is not a string": ({"quantization_config": {"quant_method": 7}}, "unknown"),
+    "string instead of an object": ({"quantization_config": "fp8"}, "fp8"),
     "submodel": ({"text_config": {"quantization_config": {"quant_method": "fp8"}}}, "fp8"),
 }
 

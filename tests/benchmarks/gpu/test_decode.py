@@ -31,7 +31,7 @@ def model() -> Decoder:
 
 
 @pytest.mark.parametrize(("name", "gigabytes"), [("llama-3.2-1b", 2.47), ("llama-3.1-8b", 15.01), ("qwen3-8b", 15.14)])
-def test_the_bytes_of_a_pass_without_context_are_those_of_the_weights(name: str, gigabytes: float) -> None:
+def test_a_pass_without_context_reads_all_weights_except_the_input_embedding(name: str, gigabytes: float) -> None:
     config = ModelConfig.from_values(SHAPES[name])
     assert pass_bytes(config, 2, context=0, batch=1) / 1e9 == pytest.approx(gigabytes, abs=0.01)
 
@@ -60,7 +60,7 @@ def test_agreement_is_the_share_of_tokens_before_the_first_difference() -> None:
     assert plain.agreement([(1, 2, 3, 4), (5, 6)], [(1, 2, 9, 4), (5, 6)]) == 4 / 6
 
 
-def test_the_products_and_attention_of_torch_agree_with_our_references() -> None:
+def test_linear_and_attention_of_torch_agree_with_our_references() -> None:
     generator = torch.Generator().manual_seed(1)
     x, data, bias = (torch.randn(*shape, generator=generator) for shape in ((3, 8), (5, 8), (5,)))
     parts = library_operations.library_parts(x, data, None, bias)
@@ -108,7 +108,7 @@ def test_a_speedup_is_predicted_from_acceptance_and_step_times() -> None:
     assert predicted_speedup(3.0, plain=2.0, verify=2.5, draft=0.5) == 2.0
 
 
-def test_a_goal_passes_or_fails_by_its_bound_and_is_not_measured_without_a_value() -> None:
+def test_a_goal_fails_beyond_its_bound_and_for_nan_and_is_reported_as_not_measured_without_a_value() -> None:
     steps_of_8b = [
         {"context": 512, "nodes": 0, "share_of_bandwidth": 0.86},
         {"context": 2048, "nodes": 16, "over_plain": 1.09},
@@ -118,7 +118,7 @@ def test_a_goal_passes_or_fails_by_its_bound_and_is_not_measured_without_a_value
     assert Verdict(GOALS[0], float("nan")).status == "FAIL"
 
 
-def test_the_goals_for_attention_bandwidth_and_failed_checks_pass_or_fail_by_the_kernel_results() -> None:
+def test_kernel_results_decide_the_goals_on_attention_bandwidth_and_on_the_number_of_failed_checks() -> None:
     case: dict[str, Any] = {
         "shape": "llama-3.1-8b heads, 32768 keys, 16 rows",
         "passed": True,
@@ -131,7 +131,7 @@ def test_the_goals_for_attention_bandwidth_and_failed_checks_pass_or_fail_by_the
     assert [verdict.status for verdict in verdicts(results)][-2:] == ["FAIL", "FAIL"]
 
 
-def test_results_name_failed_and_skipped_sections() -> None:
+def test_the_results_list_the_sections_that_failed_and_those_left_out_for_lack_of_time() -> None:
     saved: list[dict[str, Any]] = []
 
     def broken() -> None:

@@ -1,4 +1,4 @@
-"""Carries out requests for captures that come from the API or the console."""
+"""Handles API and console requests that switch on the capture, that is, the storage, of a deployment's traffic."""
 
 from control.core.api.forms import ConsoleForm
 from control.serving.captures.models import Capture

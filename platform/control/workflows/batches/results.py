@@ -76,7 +76,8 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
                 codes[reason[0]] += 1
                 num_unanswered += reason is unanswered  # rows of a lost shard count as failed
             else:
-                raise ResultsError(f"batch {batch.pk}: shard {shard.shard_no} has no winner, yet the job completed")
+                message = f"batch {batch.pk}: shard {shard.shard_no} has no committed result, yet the job completed"
+                raise ResultsError(message)
         if entries is not None and next(entries, None) is not None:
             rows_expected = f"rows {shard.row_from} to {shard.row_to - 1}"
             raise ResultsError(f"{shard.storage_key} must hold only {rows_expected}, got more")

@@ -252,7 +252,7 @@ def test_results_are_not_published_if_a_shard_was_never_committed(db: None, tmp_
     batch_validate(batch=batch)
     commit_shard(batch, 0, tmp_path)
 
-    with pytest.raises(ResultsError, match="no winner"):
+    with pytest.raises(ResultsError, match="no committed result"):
         batch_assemble(batch=batch, final="completed")
 
 

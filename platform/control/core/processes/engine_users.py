@@ -10,6 +10,7 @@ What such a process may reach in the data folder:
     everything else                       nothing
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -17,6 +18,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -65,15 +67,12 @@ def engine_user(config: Config, organization_id: str) -> EngineUser | None:
         return None
     data_dir = config.data_dir.resolve()
     _close_to_other_users(data_dir)
-    uid = _recorded_uid(data_dir / "engine_users.json", organization_id, uids)
-    home = data_dir / "engine_homes" / str(uid)
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.chown(home, uid, uid)
-    for name in ("cache", "tmp"):
-        if not (home / name).is_dir():
-            (home / name).mkdir(mode=0o700)
-            os.chown(home / name, uid, uid, follow_symlinks=False)
-    return EngineUser(uid, home)
+    with os.fdopen(os.open(data_dir / "engine_users.json", os.O_RDWR | os.O_CREAT, 0o600), "r+") as record:
+        fcntl.flock(record, fcntl.LOCK_EX)  # workers and the supervisor of this machine share the record and the homes
+        uid = _recorded_uid(record, organization_id, uids)
+        user = EngineUser(uid, data_dir / "engine_homes" / str(uid))
+        _make_home(user)
+    return user
 
 
 def make_readable(folder: Path, user: EngineUser | None) -> None:
@@ -113,20 +112,29 @@ def _close_to_other_users(data_dir: Path) -> None:
         (data_dir / name).chmod(0o711)
     for path in data_dir.iterdir():
         if path.name not in _SHARED and not path.is_symlink():
-            path.chmod(path.stat().st_mode & 0o770)
+            with contextlib.suppress(FileNotFoundError):  # a file of SQLite's may be gone since it was listed
+                path.chmod(path.stat().st_mode & 0o770)
 
 
-def _recorded_uid(path: Path, organization_id: str, uids: range) -> int:
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # workers and the supervisor of this machine share the file
-        recorded: dict[str, int] = json.loads(file.read() or "{}")
-        if recorded.get(organization_id) in uids:
-            return recorded[organization_id]
-        taken = set(recorded.values())
-        free = next((uid for uid in uids if uid not in taken), None)
-        if free is None:
-            raise NoFreeUser(f"all {len(uids)} ids of SLIPSTREAM_ENGINE_UIDS belong to other organizations")
-        file.seek(0)
-        file.truncate()
-        json.dump({**recorded, organization_id: free}, file)
-        return free
+def _recorded_uid(record: TextIO, organization_id: str, uids: range) -> int:
+    """The organization's id; a new one is written into the record, whose lock the caller holds."""
+    recorded: dict[str, int] = json.loads(record.read() or "{}")
+    if recorded.get(organization_id) in uids:
+        return recorded[organization_id]
+    taken = set(recorded.values())
+    free = next((uid for uid in uids if uid not in taken), None)
+    if free is None:
+        raise NoFreeUser(f"all {len(uids)} ids of SLIPSTREAM_ENGINE_UIDS belong to other organizations")
+    record.seek(0)
+    record.truncate()
+    json.dump({**recorded, organization_id: free}, record)
+    return free
+
+
+def _make_home(user: EngineUser) -> None:
+    user.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chown(user.home, user.uid, user.uid)
+    for name in ("cache", "tmp"):
+        if not (user.home / name).is_dir():
+            (user.home / name).mkdir(mode=0o700)
+            os.chown(user.home / name, user.uid, user.uid, follow_symlinks=False)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -126,6 +127,28 @@ def test_each_organization_keeps_its_own_user_even_if_many_ask_at_once(config: C
     assert sorted(set(uids)) == list(range(61000, 61010))
     with pytest.raises(NoFreeUser, match="all 10 ids"):
         engine_user(config, "org_11")
+
+
+@needs_root
+def test_a_file_that_disappears_from_the_data_folder_meanwhile_does_no_harm(config: Config) -> None:
+    user_of(config, "org_1")
+    stop = Event()
+
+    def write_and_delete() -> None:
+        while not stop.is_set():
+            for i in range(20):
+                (config.data_dir / f"slipstream.sqlite3-journal{i}").touch()
+            for i in range(20):
+                (config.data_dir / f"slipstream.sqlite3-journal{i}").unlink()
+
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(write_and_delete)
+        try:
+            for _ in range(200):
+                user_of(config, "org_1")
+        finally:
+            stop.set()
+        writer.result()
 
 
 @needs_root

@@ -14,7 +14,6 @@ import atexit
 import functools
 import json
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -22,13 +21,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
+
+from engine.memory_limit import limit_memory
 
 RENDER_SECONDS = 10.0  # common templates take a millisecond
 MEMORY_BYTES = 512 << 20  # in addition to the memory that the process uses when it starts
@@ -138,7 +138,7 @@ def chat_rendering() -> ChatRendering:
 
 
 def main() -> None:
-    _limit_memory()
+    limit_memory(MEMORY_BYTES)
     sys.stdout.write(" ")  # tells the parent that the process is ready
     sys.stdout.flush()
     for line in sys.stdin:
@@ -164,14 +164,6 @@ def _render(chat: Mapping[str, Any]) -> dict[str, str]:
     if len(text) > MAX_CHARACTERS:
         return {"error": f"renders more than {MAX_CHARACTERS} characters"}
     return {"text": text}
-
-
-def _limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError, ValueError):  # systems other than Linux lack the file or the limit
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == "__main__":

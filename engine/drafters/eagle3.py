@@ -23,18 +23,14 @@ from engine.drafters.base import Drafter, Pass
 from engine.drafters.choice import choose
 from engine.drafters.eagle3_layer import Features, ServedEagle3
 from engine.drafters.eagle3_module import Eagle3
-from engine.drafters.growing_tree import WIDTH, GrowingTree
+from engine.drafters.growing_tree import CANDIDATES, LEAST_GAIN, WIDTH, GrowingTree
 from engine.errors import DrafterError, SpeculatorNotLoadable
 from engine.models.base import Model
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
 
 MAX_DEPTH = 8
-_CANDIDATES = 6  # per node
 _MAX_WHOLE_ROWS = 32  # with more observed rows, the layer's output is computed only for each sequence's last row
-# A level is run only if it is expected to add this many accepted tokens per sequence. The value is what running a level
-# costs, as a fraction of a pass of the target.
-_LEAST_GAIN = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +174,7 @@ class Eagle3Drafter(Drafter):
                     next_level.append(_Node(index, node, depth, (*nodes[row].path, free_slot)))
                     free_slot += 1
             num_expected = sum(trees[node.tree].survival(node.node) for node in next_level)
-            if not next_level or num_expected < _LEAST_GAIN * len(trees):
+            if not next_level or num_expected < LEAST_GAIN * len(trees):
                 return
             features = self._run(sequences, trees, next_level, features.fed_back[parents])
             nodes = next_level
@@ -191,7 +187,7 @@ class Eagle3Drafter(Drafter):
             self.layer.logits(read),
             [sequences[node.tree].request.sampling for node in nodes],
             [len(sequences[node.tree].tokens) + node.depth for node in nodes],
-            count=_CANDIDATES,
+            count=CANDIDATES,
             vocab=self.vocab,
         )
         for tree in trees.values():

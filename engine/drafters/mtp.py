@@ -21,7 +21,7 @@ from engine.cache.kv_cache import KVCache
 from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafters.choice import choose
-from engine.drafters.growing_tree import WIDTH, GrowingTree
+from engine.drafters.growing_tree import CANDIDATES, LEAST_GAIN, WIDTH, GrowingTree
 from engine.drafters.mtp_layer import DensePrediction, PredictionModule
 from engine.drafters.mtp_model import Mtp
 from engine.errors import SpeculatorNotLoadable
@@ -33,8 +33,6 @@ from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 
 _DEEPSEEK_STEPS = 4  # DeepSeek's module was trained for one step only, so further steps predict worse
-_CANDIDATES = 6  # per node
-_LEAST_GAIN = 0.15  # expected accepted tokens per sequence that a level must add
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +154,7 @@ class MtpDrafter(Drafter):
                     parent = row_of[index, tree.parent(node)]
                     next_level.append(_node_row(level[parent], parent, node, tree.token(node), free_slot))
                     free_slot += 1
-            if sum(trees[row.tree].survival(row.node) for row in next_level) < _LEAST_GAIN * len(trees):
+            if sum(trees[row.tree].survival(row.node) for row in next_level) < LEAST_GAIN * len(trees):
                 return
             output = self._run(next_level, output[[row.parent for row in next_level]])
             level = next_level
@@ -167,7 +165,7 @@ class MtpDrafter(Drafter):
             self.module.logits(output),
             [row.sequence.request.sampling for row in level],
             [row.position + 2 for row in level],  # the row at position t predicts token t + 2
-            count=_CANDIDATES,
+            count=CANDIDATES,
             vocab=self.module.vocab,
         )
         for tree in trees.values():

@@ -44,9 +44,8 @@ _MAX_LENGTH_BITS = 6  # kinds distinguish match lengths by bit length, up to thi
 _LEAST_SURVIVAL = 0.02
 
 _Kind = tuple[int, int, int, bool]  # bit length of the match, share in tenths, source bits, temperature above 0
-_Vote = tuple[
-    int, Many[int], int, float
-]  # matching tokens, continuation, source bit (1: this request, 2: past), weight
+# matching tokens, continuation, source bit (1: this request, 2: past), weight
+_Vote = tuple[int, Many[int], int, float]
 _Claim = tuple[int, float, _Kind, list[_Vote]]  # token, rate, kind, votes for it
 
 

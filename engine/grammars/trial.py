@@ -19,15 +19,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xgrammar
 
 from engine.grammars.xgrammar_compile import compile_source, new_compiler
+from engine.memory_limit import limit_memory
 
 WALL_SECONDS = 20.0
 MEMORY_BYTES = 1 << 30  # in addition to the memory that the process uses when it forks
@@ -130,12 +129,8 @@ def _in_a_fork(find_error: Callable[[], str | None], cpu_seconds: int) -> str | 
 
 
 def _limit(cpu_seconds: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(MEMORY_BYTES)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))  # the CPU time of a fork starts at zero
-    with suppress(OSError, ValueError):  # systems other than Linux lack the file or the limit
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * resource.getpagesize() + MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _find_error(compiler: xgrammar.GrammarCompiler, vocab_size: int, kind: str, source: str) -> str | None:

@@ -103,9 +103,7 @@ class AnswerStream:
         num_characters = len(self._stream.text)
         release_all = self.finish_reason is not None and not self.stopped
         released = []
-        while self._waiting and (
-            release_all or self._waiting[0].text_offset < num_characters
-        ):  # offsets never decrease
+        while self._waiting and (release_all or self._waiting[0].text_offset < num_characters):
             released.append(self._waiting.popleft())
         if self._keep:
             self._returned += released

@@ -156,9 +156,7 @@ class EngineWorker:
                 if not self._stopping:
                     self._add_next()
                     self._run_step()
-        except (
-            Exception
-        ) as error:  # boundary of the thread: without this handler, nobody would notice that the thread has ended
+        except Exception as error:  # boundary of the thread, whose end nobody would notice otherwise
             logger.exception("the engine's thread ends")
             self._break(error)
 

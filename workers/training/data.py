@@ -131,12 +131,9 @@ def depth_labels(completion: Tensor, *, num_depths: int) -> Tensor:
     """
     num_tokens = completion.shape[0]
     padded = torch.cat([completion, completion.new_full((num_depths,), IGNORED)])
-    index = (
-        torch.arange(num_tokens, device=completion.device)[:, None]
-        + 1
-        + torch.arange(num_depths, device=completion.device)
-    )  # [N, D]
-    return padded[index]
+    positions = torch.arange(num_tokens, device=completion.device)
+    depths = torch.arange(num_depths, device=completion.device)
+    return padded[positions[:, None] + 1 + depths]
 
 
 def token_counts(conversations: Sequence[Conversation], *, vocab_size: int) -> Tensor:
@@ -169,6 +166,6 @@ def draft_indices(draft_vocab: Tensor, vocab_size: int) -> Tensor:
 
     The last entry is also `IGNORED`. It is selected by a label that is itself `IGNORED`, which is -1.
     """
-    indices = torch.full((vocab_size + 1,), IGNORED, device=draft_vocab.device)
+    indices = torch.full((vocab_size + 1,), IGNORED, dtype=torch.int64, device=draft_vocab.device)
     indices[draft_vocab] = torch.arange(draft_vocab.shape[0], device=draft_vocab.device)
     return indices

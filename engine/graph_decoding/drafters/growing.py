@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.drafters.growing_tree import WIDTH
+from engine.drafters.growing_tree import CANDIDATES, WIDTH
 from engine.graph_decoding.batch_slots import BatchSlots, BatchSlotState
 from engine.graph_decoding.device import Device
 from engine.graph_decoding.drafters.base import Verified
@@ -29,8 +29,6 @@ from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 from kernels.growing import Pool
 from kernels.tree import Trees
-
-_CANDIDATES = 6  # per node
 
 
 class Levels(Protocol):
@@ -75,7 +73,7 @@ class GrowingTreeGraphDrafter:
     def draft(self, state: BatchSlotState, budget: int) -> Trees:
         (output, feedback), ready = self._last_output.read(state.rows)
         B, depth, device = output.shape[0], self._depth(budget), output.device
-        k = min(_CANDIDATES, self._module.head.weight.out_features)
+        k = min(CANDIDATES, self._module.head.weight.out_features)
         pool = Pool.empty(B, k + (depth - 1) * WIDTH * k, device)
         nodes: Tensor | None = None
         paths = torch.empty(B, 1, 0, dtype=torch.int64, device=device)

@@ -58,9 +58,8 @@ class UnrolledLoss:
 
     def _steps(self, rows: TapRows, conversations: Sequence[int]) -> tuple[list[Tensor], list[Sums]]:
         steps = self.parameters.steps
-        soft_weight = (
-            self.parameters.soft_target_weight if torch.is_grad_enabled() else 0.0
-        )  # validation reports only the cross entropy of the labels
+        # Validation reports only the cross entropy of the labels.
+        soft_weight = self.parameters.soft_target_weight if torch.is_grad_enabled() else 0.0
         batch = make_batch(rows, conversations, steps=steps, draft_index=self.draft_index)
         target = functional.linear(batch.hidden, self.target_head).softmax(-1) if soft_weight > 0.0 else None
         losses, sums = [], []

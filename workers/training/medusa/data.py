@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.training.data import IGNORED, depth_labels
+from workers.training.data import IGNORED, depth_labels, draft_indices
 from workers.training.hidden_states import HiddenRows
 
 
@@ -27,17 +27,9 @@ class MedusaRows:
 
 def medusa_rows(rows: HiddenRows, *, num_heads: int, draft_vocab: Tensor, vocab_size: int) -> MedusaRows:
     """Returns the training rows of all answers. draft_vocab: [Vd] int64 token ids."""
-    device = rows.hidden.device
-    # As in `workers.training.data.draft_indices`, tokens that are `IGNORED` (-1) select the last entry.
-    draft_index = torch.full((vocab_size + 1,), IGNORED, dtype=torch.int64, device=device)
-    draft_index[draft_vocab.to(device)] = torch.arange(draft_vocab.shape[0], device=device)
-    tokens = torch.cat(
-        [
-            depth_labels(rows.completions[start:end], num_depths=num_heads)
-            for start, end in zip(rows.starts, rows.starts[1:], strict=False)
-        ]
-    )  # [R, K]
-    labels = draft_index[tokens]
+    answers = [rows.completions[start:end] for start, end in zip(rows.starts, rows.starts[1:], strict=False)]
+    tokens = torch.cat([depth_labels(answer, num_depths=num_heads) for answer in answers])
+    labels = draft_indices(draft_vocab.to(rows.hidden.device), vocab_size)[tokens]
     index = (labels != IGNORED).any(dim=1).nonzero().flatten()
     return MedusaRows(index=index, labels=labels[index])
 

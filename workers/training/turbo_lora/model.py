@@ -38,10 +38,8 @@ class AdaptedLayers(nn.Module):
 
         Raises: SpeculatorNotLoadable: the target supports no adapter, or `preparation.initial` has none.
         """
-        from peft import (
-            get_peft_model,
-            set_peft_model_state_dict,
-        )  # imported here, because importing peft takes seconds and few kinds need it
+        # Imported here, because importing peft takes seconds and few kinds need it.
+        from peft import get_peft_model, set_peft_model_state_dict
 
         super().__init__()
         target = preparation.target.config

@@ -17,8 +17,8 @@ def chores_claim(cadences: Mapping[str, float]) -> Iterator[str]:
 
     Args: cadences: seconds between two runs, by the chore's name.
     """
-    due_at = dict(Chore.objects.filter(pk__in=cadences).values_list("pk", "due_at"))
-    new = [Chore(name=name, due_at=from_now(-1)) for name in cadences if name not in due_at]
+    known = set(Chore.objects.filter(pk__in=cadences).values_list("pk", flat=True))
+    new = [Chore(name=name, due_at=from_now(-1)) for name in cadences if name not in known]
     Chore.objects.bulk_create(new, ignore_conflicts=True)  # another worker may create them at the same time
     due = set(Chore.objects.filter(pk__in=cadences, due_at__lte=Now()).values_list("pk", flat=True))
     yield from (name for name in cadences if name in due and _claim(name, cadences[name]))

@@ -49,13 +49,14 @@ def job_commit_shard(*, claim: Claim, shard_no: int, storage_key: str, rows: Sha
     Raises: LeaseLost.
     """
     with transaction.atomic():
+        # This update locks the job's row, so it comes first.
         update_claimed(
             claim,
             lease_until=from_now(get_config().lease_seconds),
             stalled_attempts=0,
             lost_attempts=0,
             progress_at=Now(),
-        )  # first, because this update locks the job's row
+        )
         num_updated = JobShard.objects.filter(job_id=claim.job_id, shard_no=shard_no, storage_key="").update(
             storage_key=storage_key,
             fence=claim.fence,

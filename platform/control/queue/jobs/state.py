@@ -85,7 +85,8 @@ def event_add(*, job_id: str, type: str, data: Mapping[str, Any]) -> None:  # no
     last = JobEvent.objects.filter(job_id=job_id).aggregate(last=Max("seq"))["last"] or 0
     JobEvent.objects.create(job_id=job_id, seq=last + 1, type=type, data=dict(data))
     if type in JOB_EVENTS:
-        organization_id, evaluation = Job.objects.values_list("organization_id", "evaluation__id").get(pk=job_id)
-        event_record(organization_id=organization_id, type=JOB_EVENTS[type], object_id=job_id)
+        job = Job.objects.values("organization_id", "project_id", "evaluation__id").get(pk=job_id)
+        evaluation = job.pop("evaluation__id")
+        event_record(**job, type=JOB_EVENTS[type], object_id=job_id)
         if evaluation is not None and type in EVALUATION_EVENTS:
-            event_record(organization_id=organization_id, type=EVALUATION_EVENTS[type], object_id=evaluation)
+            event_record(**job, type=EVALUATION_EVENTS[type], object_id=evaluation)

@@ -116,7 +116,7 @@ def _is(reading: asyncio.Task[Route], route: Route | None) -> bool:
 def route_read(key: ApiKey, model: str) -> Route:
     """Reads a route from the database. Raises: ApiError."""
     caller = Caller.of(key)
-    with as_tenant(caller.organization_id):
+    with as_tenant(key.organization_id, key.project_id):
         is_capped = caps_of(caller).exists()
         if is_capped and (reached := cap_reached(caller)):
             headers = {"x-should-retry": "false"}

@@ -7,11 +7,12 @@ from control.data.files.models import File
 from control.models.catalog.models import BaseModel
 from control.queue.jobs.models import Job
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 
 _OPEN = ("validating", "in_progress", "finalizing")
 
 
-class Batch(models.Model):
+class Batch(ProjectObject):
     class Status(models.TextChoices):
         VALIDATING = "validating"
         FAILED = "failed"

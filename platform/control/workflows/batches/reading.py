@@ -69,7 +69,7 @@ class ResultsResponse(StreamingHttpResponse):
         A regular end of the stream would mean that the results are complete. After an aborted connection the client
         tries again and gets 401.
         """
-        with as_tenant(self._key.organization_id):
+        with as_tenant(self._key.organization_id, self._key.project_id):
             key = ApiKey.objects.select_related("project").filter(pk=self._key.pk).first()
         if key is None or not is_valid(key):
             raise ConnectionAbortedError("the key of a followed batch is not valid any more")
@@ -89,12 +89,14 @@ class ResultsReader:
         return self._batch.status in TERMINAL
 
     def refresh(self) -> None:
-        with as_tenant(self._batch.organization_id):
+        with as_tenant(self._batch.organization_id, self._batch.project_id):
             self._batch.refresh_from_db()
 
     def read(self) -> bytes:
         """The next lines; empty if no further line is available yet, or after the last line."""
-        with as_tenant(self._batch.organization_id):  # the stream is read after the request's own tenant context ended
+        with as_tenant(
+            self._batch.organization_id, self._batch.project_id
+        ):  # the stream is read after the request's own tenant context ended
             return self._read()
 
     def _read(self) -> bytes:

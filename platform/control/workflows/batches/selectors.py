@@ -7,6 +7,7 @@ from control.core.api.errors import ApiError
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.selectors import is_due
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 from control.workflows.batches.models import Batch
 from control.workflows.batches.state import TERMINAL, Status
 
@@ -15,7 +16,7 @@ def batches_list(organization: Organization) -> QuerySet[Batch]:
     """Batches with the sums over finished shards, which `RequestCounts` shows while a batch is running."""
     shards = JobShard.objects.filter(job=OuterRef("job")).order_by().values("job")
     return (
-        Batch.objects.filter(organization=organization)
+        Batch.objects.filter(visible(organization))
         .select_related("base_model", "job")
         .annotate(
             shards_completed=Coalesce(Subquery(shards.annotate(n=Sum("completed")).values("n")), 0),

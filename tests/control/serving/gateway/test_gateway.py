@@ -36,6 +36,22 @@ def test_a_revoked_key_can_no_longer_use_an_endpoint(client: httpx2.Client, call
     assert post(client, chat("hello")).status_code == 401
 
 
+@pytest.mark.usefixtures("deployment")
+def test_a_stream_that_has_begun_continues_to_its_end_although_its_key_is_revoked(
+    client: httpx2.Client, caller: Organization, tmp_path: Path
+) -> None:
+    with client.stream("POST", "/chat/completions", json=chat("pause", stream=True)) as response:
+        chunks = response.iter_text()
+        assert "token0" in next(chunks)
+        api_key_revoke(key=ApiKey.objects.get(organization=caller))
+        assert post(client, chat("hello")).status_code == 401
+        (tmp_path / "model" / "go_on").touch()
+        rest = "".join(chunks)
+
+    assert rest.endswith("data: [DONE]\n\n")
+    wait_for(UsageRecord.objects.filter(requests=1, output_tokens=2).exists)
+
+
 def chat(content: str, *, model: object = "fast", **values: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": content}], **values}
 

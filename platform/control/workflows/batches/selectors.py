@@ -4,6 +4,7 @@ from django.db.models import OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce, Now
 
 from control.core.api.errors import ApiError
+from control.data.files.selectors import files_list
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.selectors import is_due
 from control.tenants.accounts.models import Organization
@@ -31,6 +32,17 @@ def batch_get(organization: Organization, batch_id: str) -> Batch:
     if batch is None:
         raise ApiError(404, f"No batch found with id '{batch_id[:80]}'.", "batch_not_found", "batch_id")
     return batch
+
+
+def require_results(batch: Batch) -> None:
+    """Raises: ApiError: 404, a result file of the batch, which has ended, is deleted or has expired."""
+    ids = [file_id for file_id in (batch.output_file_id, batch.error_file_id) if file_id is not None]
+    if not ids or files_list(batch.organization).filter(pk__in=ids).count() < len(ids):
+        raise results_deleted(batch)
+
+
+def results_deleted(batch: Batch) -> ApiError:
+    return ApiError(404, f"The results of batch {batch.pk} have been deleted.", "results_deleted", "batch_id")
 
 
 def batches_overdue() -> QuerySet[Batch]:

@@ -30,6 +30,7 @@ LEGAL_MOVES: Mapping[Status, frozenset[Status]] = {
     Status.CANCELLED: frozenset(),
 }
 TERMINAL = frozenset(status for status, moves in LEGAL_MOVES.items() if not moves)
+RESUMABLE = TERMINAL - {Status.COMPLETED}  # statuses of batches that a new batch may resume
 
 
 def transition(batch: Batch, to: Status, **values: Any) -> bool:

@@ -58,7 +58,7 @@ def finish(batch: Batch, tmp_path: Path) -> None:
 
 
 def fields_of(batch: Batch) -> dict[str, Any]:
-    return Batch.objects.filter(pk=batch.pk).values().get()
+    return dict(Batch.objects.filter(pk=batch.pk).values().get())
 
 
 @pytest.mark.parametrize("final", ["failed", "expired", "cancelled"])

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('batches', '0004_describe_fields'),
+        ('batches', '0005_belong_to_projects'),
     ]
 
     operations = [

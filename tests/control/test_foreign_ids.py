@@ -1,4 +1,4 @@
-"""Promises S1 and S19 of docs/reliability.md: a foreign id is refused like an id that does not exist.
+"""Promises S1 and S18 of docs/reliability.md: a foreign id is refused like an id that does not exist.
 
 An id is foreign if its object belongs to another organization or, for the key of a project, to another project of the
 organization. This holds for the ids in paths and bodies of all operations. The texts of the two responses are equal.

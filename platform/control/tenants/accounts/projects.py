@@ -4,11 +4,18 @@ An object belongs to the project of the key that created it, or to no project. A
 its project only. A key without a project, and an operator, see all objects of the organization.
 """
 
-from django.db import models
+from collections.abc import Sequence
+
+from django.apps import apps
+from django.db import models, transaction
 from django.db.models import Q
 
 from control.tenants.accounts.models import Organization, Project
 from control.tenants.row_security.scope import current_project
+
+
+class NoSuchObject(Exception):
+    """The organization has no object with this id that can belong to a project."""
 
 
 class ProjectObject(models.Model):
@@ -41,3 +48,16 @@ def visible(organization: Organization, *, also_of_no_project: bool = False) -> 
     if also_of_no_project:
         in_project |= Q(project_id=None)
     return Q(organization=organization) & in_project
+
+
+@transaction.atomic
+def project_assign(*, project: Project, object_ids: Sequence[str]) -> None:
+    """Moves objects of the project's organization into the project. Raises: NoSuchObject: nothing has changed."""
+    tables = [model for model in apps.get_models() if issubclass(model, ProjectObject)]
+    with_public_id = [table for table in tables if isinstance(table._meta.pk, models.CharField)]
+    for object_id in object_ids:
+        if not any(
+            table._default_manager.filter(pk=object_id, organization=project.organization).update(project=project)
+            for table in with_public_id
+        ):
+            raise NoSuchObject(f"the organization of {project.pk} has no object {object_id!r}")

@@ -93,9 +93,8 @@ class ResultsReader:
 
     def read(self) -> bytes:
         """The next lines; empty if no further line is available yet, or after the last line."""
-        with as_tenant(
-            self._batch.organization_id, self._batch.project_id
-        ):  # the stream is read after the request's own tenant context ended
+        # The stream is read after the request's own tenant context ended.
+        with as_tenant(self._batch.organization_id, self._batch.project_id):
             return self._read()
 
     def _read(self) -> bytes:

@@ -14,6 +14,7 @@ from control.queue.jobs.shards import ShardRows
 from control.tenants.accounts.models import ApiKey, Organization
 from control.tenants.administration.services import project_create
 from control.tenants.authentication.caller import Caller, current_caller
+from control.tenants.row_security.scope import as_tenant
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_commit_shard
 from tests.control import factories
@@ -174,7 +175,8 @@ def test_each_shard_of_a_batch_is_counted_once_for_the_batchs_key_and_project(or
     project = project_create(organization=organization, name="p")
     key, token = make_key(organization, project=project)
     client = Client(headers={"Authorization": f"Bearer {token}"})
-    file = make_file(organization, [chat_row()])
+    with as_tenant(organization.pk, project.pk):
+        file = make_file(organization, [chat_row()])
     body = {"input_file_id": file.pk, "endpoint": "/v1/chat/completions", "completion_window": "24h", "model": "m"}
     made = client.post("/v1/batches", body, content_type="application/json").json()
     batch = Batch.objects.select_related("base_model", "job").get(pk=made["id"])

@@ -1,4 +1,4 @@
-"""Promise S19 of docs/reliability.md: the key of a project sees the objects of this project only.
+"""Promise S18 of docs/reliability.md: the key of a project sees the objects of this project only.
 
 `tests/control/test_foreign_ids.py` checks it for the ids and lists of all operations.
 """
@@ -7,11 +7,13 @@ import importlib
 import json
 import threading
 import time
+from io import StringIO
 from typing import Any
 
 import pytest
 from django.apps import apps
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.management import CommandError, call_command
 from django.db import models, transaction
 from django.test import Client
 
@@ -229,8 +231,7 @@ def test_a_webhook_of_a_project_receives_events_of_its_project_only(
 def test_events_of_an_object_belong_to_its_project(
     organization: Organization, project: Project, project_client: Client, client: Client
 ) -> None:
-    with as_tenant(organization.pk, project.pk):
-        batch = World(organization, project).batch
+    batch = World(organization, project).batch
     client.post(f"/v1/batches/{batch.pk}/cancel")  # a key without a project changes the project's object
 
     events_number(organization)
@@ -242,8 +243,9 @@ def test_events_of_an_object_belong_to_its_project(
 def test_what_the_stages_of_a_pipeline_create_belongs_to_its_project(
     organization: Organization, project: Project
 ) -> None:
+    base_model = make_base_model()
     with as_tenant(organization.pk, project.pk):
-        pipeline = make_pipeline(organization)
+        pipeline = make_pipeline(organization, base_model=base_model)
 
     assert projects_of_parts(advance_to_stage("deploy", pipeline)) == {project}
 
@@ -312,3 +314,17 @@ def create_pipeline(client: Client, name: str) -> Pipeline:
     body = {"name": name, "model": "m", "prompts_file": client.post("/v1/files", form).json()["id"]}
     pipeline_id = client.post("/v1/pipelines", body, content_type="application/json").json()["id"]
     return advance_to_stage("deploy", Pipeline.objects.get(pk=pipeline_id))
+
+
+def test_an_operator_moves_objects_into_a_project(
+    organization: Organization, project: Project, other_organization: Organization, project_client: Client
+) -> None:
+    file, foreign = make_file(organization), make_file(other_organization)
+
+    call_command("project_assign", project.pk, file.pk, stdout=StringIO())
+    with pytest.raises(CommandError, match=foreign.pk):
+        call_command("project_assign", project.pk, file.pk, foreign.pk)
+
+    assert project_client.get(f"/v1/files/{file.pk}").status_code == 200
+    foreign.refresh_from_db()
+    assert foreign.project is None

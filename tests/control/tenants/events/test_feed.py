@@ -20,7 +20,7 @@ from control.models.catalog.services import speculator_create, speculator_ready
 from control.queue.jobs.services import job_cancel, job_claim, job_end_cancelled, job_submit
 from control.serving.deployments.services import deployment_create, deployment_start, deployment_stop
 from control.tenants.accounts.models import Organization
-from control.tenants.administration.services import api_key_revoke
+from control.tenants.administration.services import api_key_revoke, project_create
 from control.tenants.events import stream as stream_module
 from control.tenants.events.models import Event
 from control.tenants.events.services import RETENTION, event_record, events_number, events_prune
@@ -228,6 +228,22 @@ def test_a_stream_sends_each_event_once_with_its_id(organization: Organization) 
     name, kind, data = parts[1].decode().splitlines()[:3]
     assert (name, kind) == (f"id: {events[0].id}", "event: batch.completed")
     assert json.loads(data.removeprefix("data: "))["data"] == {"id": "batch_0"}
+
+
+def test_a_stream_for_the_key_of_a_project_sends_events_of_the_project_only(organization: Organization) -> None:
+    project = project_create(organization=organization, name="own")
+    record_event(organization)
+    with transaction.atomic():
+        own = event_record(
+            organization_id=organization.pk, project_id=project.pk, type="batch.completed", object_id="batch_2"
+        )
+    key, _ = make_key(organization, project=project)
+
+    async def watch() -> list[bytes]:
+        return await messages(stream(subscription, FAST), 2)
+
+    subscription = make_subscription(organization, key=key)
+    assert event_ids(async_to_sync(watch)()) == [own.id]
 
 
 def test_a_stream_without_events_sends_heartbeats(organization: Organization) -> None:

@@ -10,6 +10,7 @@ from control.models.catalog.models import BaseModel
 from control.queue.jobs.models import Job
 from control.tenants.accounts.models import Organization
 from control.tenants.administration.services import project_create
+from control.tenants.row_security.scope import as_tenant
 from control.workflows.batches.models import Batch
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.stages import pipelines_reconcile
@@ -123,9 +124,11 @@ def test_a_distillation_of_another_organization_is_not_found(
 def test_usage_of_all_stages_of_a_pipeline_is_attributed_to_the_key_that_created_it(
     organization: Organization, model: BaseModel
 ) -> None:
-    key, token = make_key(organization, project=project_create(organization=organization, name="p"))
+    project = project_create(organization=organization, name="p")
+    key, token = make_key(organization, project=project)
     client = Client(headers={"Authorization": f"Bearer {token}"})
-    prompts = make_file(organization, [chat_row(f"row-{number}") for number in range(10)])
+    with as_tenant(organization.pk, project.pk):
+        prompts = make_file(organization, [chat_row(f"row-{number}") for number in range(10)])
     body = post(client, "/v1/pipelines", {"name": "fast", "model": "m", "prompts_file": prompts.pk})
     pipeline = Pipeline.objects.get(pk=body["id"])
     Batch.objects.filter(pk=pipeline.batch_id).update(status=Batch.Status.COMPLETED, tokens_key="t")

@@ -128,18 +128,11 @@ def build_weights(
         return read(name, size).float()
 
     def linear(prefix: str, parts: dict[str, int], columns: int, *, bias: bool) -> LinearWeight:
-        names = {f"{prefix}.{part}.weight": (rows, columns) for part, rows in parts.items()}
+        shapes = {f"{prefix}.{part}.weight": (rows, columns) for part, rows in parts.items()}
         biases = [read(f"{prefix}.{part}.bias", rows) for part, rows in parts.items()] if bias else None
-        return packed(names, None if biases is None else torch.cat(biases))
-
-    def packed(names: dict[str, tuple[int, int]], bias: Tensor | None = None) -> LinearWeight:
-        if weights == "auto":
-            stored = [weight for name in names if (weight := source.quantized(name)) is not None]
-            if [weight.shape for weight in stored] == list(names.values()):
-                kept = pack_as_stored(stored, dtype, device, bias)
-                if kept is not None:
-                    return kept
-        return pack_weight(torch.cat([read(name, *shape) for name, shape in names.items()]), bias)
+        joined = None if biases is None else torch.cat(biases)
+        kept = _kept(source, shapes, dtype, device, joined) if weights == "auto" else None
+        return kept or pack_weight(torch.cat([read(name, *shape) for name, shape in shapes.items()]), joined)
 
     def layer(index: int) -> LayerWeights:
         base = f"model.layers.{index}"
@@ -168,3 +161,17 @@ def build_weights(
         lm_head=lm_head,
         lm_head_packed=pack_weight(lm_head),
     )
+
+
+def _kept(
+    source: TensorSource,
+    shapes: dict[str, tuple[int, int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    bias: Tensor | None,
+) -> LinearWeight | None:
+    """Returns the stacked weights in the format in which they are stored, or None if no kernel has that format."""
+    stored = [weight for name in shapes if (weight := source.quantized(name)) is not None]
+    if [weight.shape for weight in stored] != list(shapes.values()):
+        return None
+    return pack_as_stored(stored, dtype, device, bias)

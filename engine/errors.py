@@ -2,7 +2,9 @@
 
 EngineError
 ├── ModelNotLoadable      the folder holds no model that this engine supports
-│   └── QuantizedCheckpoint   the weights are quantized, and their scales would be ignored
+│   ├── QuantizedCheckpoint      the weights are quantized with a method that is not read
+│   ├── ScalesMissing            scales or zero points of a quantized weight are missing
+│   └── QuantizedWeightsInvalid  quantized weights contradict config.json or each other
 ├── SpeculatorNotLoadable the folder holds no speculator for this model
 ├── AdapterNotLoadable    the folder holds no LoRA adapter for this model
 ├── RequestTooLong        prompt and answer exceed the context or the cache
@@ -24,6 +26,14 @@ class ModelNotLoadable(EngineError, ValueError):
 
 class QuantizedCheckpoint(ModelNotLoadable):
     code = QUANTIZED_CHECKPOINT
+
+
+class ScalesMissing(ModelNotLoadable):
+    code = "quantization_scales_missing"
+
+
+class QuantizedWeightsInvalid(ModelNotLoadable):
+    code = "quantized_weights_invalid"
 
 
 class SpeculatorNotLoadable(EngineError, ValueError):

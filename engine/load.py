@@ -1,36 +1,39 @@
 """Loads models, drafters and engines from folders."""
 
+import logging
 from pathlib import Path
-from typing import Any
 
 from engine.config import MODEL_TYPES, EngineConfig, ModelConfig, read_config, resolve_device, resolve_dtype
 from engine.draft import MAX_DEPTH
 from engine.drafters.base import Drafter
 from engine.drafters.combined import CombinedDrafter
 from engine.drafters.draft_model import DraftModelDrafter, check_vocabularies
-from engine.errors import AdapterNotLoadable, ModelNotLoadable, QuantizedCheckpoint, SpeculatorNotLoadable
+from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable
 from engine.kinds import KINDS, DrafterSource
 from engine.loop import Engine
 from engine.models.base import Model
 from engine.models.deepseek import Deepseek
 from engine.models.deepseek_weights import load_deepseek_weights
 from engine.models.dense import Decoder
+from engine.models.quantized.report import report_weights
+from engine.models.quantized.source import format_of
 from engine.models.rotary import rotary_tables
 from engine.models.transformers_adapter import load_transformers_model
 from engine.models.weights import load_weights
 from engine.row_invariance import check_row_invariance
 from engine.tokenizer import Tokenizer
-from workers.model_folders import QUANTIZATION_FILES, quantization_method, quantized_message
+
+logger = logging.getLogger(__name__)
 
 
 def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", device: str = "auto") -> Model:
     """`weights` as in EngineConfig.
 
     Raises: ModelNotLoadable: the engine does not support the model in the folder, or supports it only without int8.
-        QuantizedCheckpoint: the weights are quantized.
+        QuantizedCheckpoint: the weights are quantized with a method that is not read.
     """
     values = read_config(model_dir)
-    _refuse_quantized(model_dir, values)
+    format_of(model_dir)  # refuses what cannot be read before anything else is loaded
     if values.get("model_type") not in MODEL_TYPES:
         _refuse_int8(weights)
         return load_transformers_model(model_dir, dtype=dtype, device=device)
@@ -41,18 +44,9 @@ def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", d
         tables = rotary_tables(model_dir, config.latent.rope_dim, config.max_position_embeddings)
         latent_weights = load_deepseek_weights(model_dir, config, resolved_dtype, resolved_device)
         return Deepseek(config, latent_weights, tables, resolved_dtype, model_dir)
-    int8 = weights == "int8"
-    decoder_weights = load_weights(model_dir, config, resolved_dtype, resolved_device, int8=int8)
+    decoder_weights = load_weights(model_dir, config, resolved_dtype, resolved_device, weights=weights)
     tables = rotary_tables(model_dir, config.head_dim, config.max_position_embeddings)
     return Decoder(config, decoder_weights, tables, resolved_dtype)
-
-
-def _refuse_quantized(model_dir: Path, config: dict[str, Any]) -> None:
-    if (method := quantization_method(config)) is not None:
-        raise QuantizedCheckpoint(quantized_message(method, "config.json"))
-    for name in QUANTIZATION_FILES:
-        if (model_dir / name).exists():
-            raise QuantizedCheckpoint(quantized_message("unknown", name))
 
 
 def _refuse_int8(weights: str) -> None:
@@ -107,6 +101,8 @@ def load_engine(
     model = load_model(model_dir, dtype=config.dtype, weights=config.weights, device=config.device)
     engine = Engine(model, load_drafter(drafter, model, speculator_dir, model_dir=model_dir), config)
     engine.row_invariance = check_row_invariance(model)
+    engine.weights_report = report_weights(model_dir, model)
+    logger.info("weights: %s, computed as %s", engine.weights_report.format, engine.weights_report.kernel)
     apply_adapter(engine, drafter, speculator_dir)
     return engine
 

@@ -32,6 +32,7 @@ from engine.lora.adapters import Adapters
 from engine.lora.stacks import stacks_for
 from engine.models.base import Model
 from engine.models.dense import Decoder
+from engine.models.quantized.report import UNKNOWN, WeightsReport
 from engine.pass_timing import measure_passes
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
 from engine.row_invariance import NOT_TESTED, RowInvariance
@@ -62,7 +63,8 @@ class Engine:
         self.adapters = Adapters(model.config, model.dtype, model.device, supported=isinstance(model, Decoder))
         self._stacks = stacks_for(self.adapters, model.device)
         self.eos_token_ids = model.config.eos_token_ids
-        self.row_invariance: RowInvariance = NOT_TESTED  # callers that test the model replace it
+        self.row_invariance: RowInvariance = NOT_TESTED  # set by `load_engine`
+        self.weights_report: WeightsReport = UNKNOWN  # set by `load_engine`
         self.uses_graph_decoding = uses_graph_decoding(model, config)
         self._node_counts = node_counts(config.draft_budget)
         adaptive_max = self._node_counts[-1] if self.uses_graph_decoding else _MAX_DRAFT_NODES

@@ -28,7 +28,7 @@ _INT8_MAX = 127
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearWeight:
-    """A weight [N, K] in the layout of `linear`; created by `pack`, `pack_int8` or `pack_fp8`."""
+    """A weight [N, K] in the layout of `linear`; created by `pack`, `pack_int8`, `pack_fp8` or `pack_scaled`."""
 
     data: Tensor
     scales: Tensor | None  # [N] float32, only with int8 and float8
@@ -37,6 +37,12 @@ class LinearWeight:
     in_features: int
     dtype: torch.dtype  # dtype of x
     packed: bool
+
+    @property
+    def format_name(self) -> str:
+        """The dtype of the weights, for people."""
+        stored = torch.int8 if self.scales is not None and self.packed else self.data.dtype
+        return str(stored).removeprefix("torch.")
 
     @property
     def format(self) -> int:
@@ -59,7 +65,7 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
         data = _in_pairs(weight)
     else:
         data = _laid_out(_padded(weight).permute(0, 2, 1))  # [blocks, K, 32]
-    return _weight(weight, data, None, bias, packed)
+    return _weight(weight, data, None, bias, packed, weight.dtype)
 
 
 def pack_int8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
@@ -70,11 +76,9 @@ def pack_int8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     Raises: ValueError: neither float32 nor bfloat16, or an odd K.
     """
     dtype_code(weight, "weight")
-    _check_even(weight)
     scales = _scales(weight, _INT8_MAX)
     rounded = torch.round(weight.float() / scales.unsqueeze(1)).to(torch.int8)
-    packed = _has_kernels(weight)
-    return _weight(weight, _in_pairs(_sign_and_magnitude(rounded)) if packed else rounded, scales, bias, packed)
+    return pack_scaled(rounded, scales, weight.dtype, bias)
 
 
 def pack_fp8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
@@ -87,7 +91,26 @@ def pack_fp8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     dtype_code(weight, "weight")
     scales = _scales(weight, torch.finfo(torch.float8_e4m3fn).max)
     rounded = (weight.float() / scales.unsqueeze(1)).to(torch.float8_e4m3fn)
-    return _weight(weight, rounded, scales, bias, packed=False)
+    return pack_scaled(rounded, scales, weight.dtype, bias)
+
+
+def pack_scaled(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> LinearWeight:
+    """Packs a weight that is already quantized: weight[n, k] = values[n, k] scales[n].
+
+    Args:
+        values: [N, K] int8 from -127 on, or float8_e4m3fn.
+        scales: [N] float32.
+        dtype: of x.
+
+    Raises: ValueError: int8 values with -128, or with an odd K.
+    """
+    packed = values.dtype == torch.int8 and _has_kernels(values)
+    if values.dtype == torch.int8:
+        _check_even(values)
+        if int(values.min()) < -_INT8_MAX:
+            raise ValueError(f"int8 weights must be at least -{_INT8_MAX}")
+    data = _in_pairs(_sign_and_magnitude(values)) if packed else values.contiguous()
+    return _weight(values, data, scales.float().contiguous(), bias, packed, dtype)
 
 
 def _scales(weight: Tensor, largest: float) -> Tensor:
@@ -95,12 +118,12 @@ def _scales(weight: Tensor, largest: float) -> Tensor:
     return weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / largest
 
 
-def _weight(weight: Tensor, data: Tensor, scales: Tensor | None, bias: Tensor | None, packed: bool) -> LinearWeight:
+def _weight(
+    weight: Tensor, data: Tensor, scales: Tensor | None, bias: Tensor | None, packed: bool, dtype: torch.dtype
+) -> LinearWeight:
     N, K = weight.shape
     bias = None if bias is None else bias.float().contiguous()
-    return LinearWeight(
-        data=data, scales=scales, bias=bias, out_features=N, in_features=K, dtype=weight.dtype, packed=packed
-    )
+    return LinearWeight(data=data, scales=scales, bias=bias, out_features=N, in_features=K, dtype=dtype, packed=packed)
 
 
 def _has_kernels(weight: Tensor) -> bool:

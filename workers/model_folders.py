@@ -1,10 +1,11 @@
 """The rules for folders that come from outside, whether they hold a model or a speculator. Standard library only.
 
 An accepted folder contains no code: its files are JSON, text and safetensors, and no configuration may make a loader
-import Python files. A quantized checkpoint is refused, because the engine would load its weights without their scales.
+import Python files. A checkpoint that is quantized with a method which the engine does not read is refused, because the
+engine would load its weights without their scales.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 MODEL_NAMES = (
@@ -19,6 +20,8 @@ MODEL_NAMES = (
     "chat_template.jinja",
     "*.safetensors",
     "*.safetensors.index.json",
+    "quantize_config.json",
+    "quant_config.json",
     "LICENSE*",
     "*.md",
     ".gitattributes",
@@ -30,7 +33,9 @@ CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "custom_generate", "trust
 # The values of these keys describe how the weights of a checkpoint are quantized.
 QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
 # Quantization tools write these files beside config.json: ModelOpt the first one, AutoGPTQ and AutoAWQ the others.
-QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+MODELOPT_FILE = "hf_quant_config.json"
+QUANTIZATION_FILES = frozenset({MODELOPT_FILE, "quantize_config.json", "quant_config.json"})
+READABLE_QUANTIZATION = ("fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq")  # engine/models/quantized
 QUANTIZED_CHECKPOINT = "quantized_checkpoint"  # the code of the error
 MAX_JSON_BYTES = 64 << 20
 
@@ -58,11 +63,33 @@ def quantization_method(values: Any) -> str | None:
     return None
 
 
+def unreadable_quantization(config: dict[str, Any], file_names: Iterable[str]) -> str | None:
+    """Returns why the weights are quantized in a way that the engine does not read, or None.
+
+    config: of config.json; file_names: of the folder. The engine checks the details of a readable method when it loads
+    the model.
+    """
+    method = quantization_method(config)
+    readable = [key for key in QUANTIZATION_KEYS[:2] if _is_readable(config.get(key))]
+    if method is not None and not readable:
+        return quantized_message(method, "config.json")
+    for name in sorted(QUANTIZATION_FILES.intersection(file_names)):
+        # Tools also write the contents of the other files into config.json.
+        if not readable or name == MODELOPT_FILE:
+            return quantized_message("unknown", name)
+    return None
+
+
 def quantized_message(method: str, file: str) -> str:
     return (
-        f"{file} describes a quantized checkpoint (method {method}), whose weights cannot be read yet: "
+        f"{file} describes a quantized checkpoint (method {method}), whose weights cannot be read; methods that can be "
+        f"read are {', '.join(READABLE_QUANTIZATION)}, described in config.json: "
         "upload the bf16 checkpoint from which it was made"
     )
+
+
+def _is_readable(described: Any) -> bool:
+    return isinstance(described, dict) and described.get("quant_method") in READABLE_QUANTIZATION
 
 
 def _method(described: Any) -> str:

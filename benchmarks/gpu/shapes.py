@@ -105,6 +105,9 @@ class _RandomWeights:
             weight *= 0.7 / float(shape[1]) ** 0.5
         return weight.to(self._dtype)
 
+    def quantized(self, name: str) -> None:
+        return None
+
     def _shape(self, name: str) -> tuple[int, ...]:
         config = self._config
         H, D, inner = config.hidden_size, config.head_dim, config.intermediate_size

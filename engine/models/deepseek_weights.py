@@ -1,8 +1,5 @@
 """DeepSeek-V3's weights, read from safetensors and laid out for the kernels.
 
-DeepSeek's checkpoints store most weights in float8, with a scale for each block of 128 x 128. They are converted while
-they are read.
-
 Shape letters: H the hidden size, V the vocabulary size, Hq the number of heads, R the rank of the latent, Rq that of
 the queries. In attention, a head's query and key have N elements without and P with rotary embedding, and a head's
 value has Dv elements.
@@ -19,8 +16,6 @@ from engine.errors import ModelNotLoadable
 from engine.models.weights import TensorSource, open_weights
 from kernels.linear import LinearWeight, pack
 from kernels.moe import Expert, Routing
-
-_FLOAT8_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +92,7 @@ class DeepseekReader:
         tensor = self._source.tensor(name)
         if tuple(tensor.shape) != shape:
             raise ModelNotLoadable(f"{name} must be {list(shape)}, got {list(tensor.shape)}")
-        if tensor.dtype != torch.float8_e4m3fn:
-            return tensor
-        factors = self._source.tensor(f"{name}_scale_inv").float()
-        factors = factors.repeat_interleave(_FLOAT8_BLOCK, 0).repeat_interleave(_FLOAT8_BLOCK, 1)
-        return tensor.float() * factors[: shape[0], : shape[1]]
+        return tensor
 
     def _attention(self, base: str) -> LatentWeights:
         latent, H, heads, bias = (

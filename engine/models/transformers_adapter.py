@@ -5,14 +5,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from engine.config import resolve_device, resolve_dtype
-from engine.errors import ModelNotLoadable
+from engine.errors import ModelNotLoadable, QuantizedWeightsInvalid
+from engine.models.quantized.source import format_of
 from engine.models.transformers_config import context_limit, describe, published_dtype, read_foreign_config
 from engine.models.transformers_model import ForeignWeights, TransformersModel
 from engine.models.transformers_proof import probe_tokens, prove
 from engine.models.transformers_rows import NAME, register, replace_products
+from engine.models.weights import open_weights
+from workers.model_folders import QUANTIZATION_KEYS
 
 
 def load_transformers_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") -> TransformersModel:
@@ -36,7 +39,7 @@ def load_transformers_model(model_dir: Path, *, dtype: str = "auto", device: str
         adapted = TransformersModel(model, config, ForeignWeights(embedding, lm_head), resolved)
         prove(adapted, expected)
     except ModelNotLoadable as error:
-        raise ModelNotLoadable(f"a {foreign.model_type} is not served: {error}") from error
+        raise type(error)(f"a {foreign.model_type} is not served: {error}") from error
     except Exception as error:  # models of transformers may raise exceptions of any type
         raise ModelNotLoadable(f"a {foreign.model_type} does not run over rows: {error!r}") from error
     return adapted
@@ -44,10 +47,21 @@ def load_transformers_model(model_dir: Path, *, dtype: str = "auto", device: str
 
 def _load(model_dir: Path, config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     options: dict[str, Any] = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        model_dir, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True, **options
-    )
+    options |= {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
+    quantized = format_of(model_dir) is not None
+    if quantized:
+        for key in QUANTIZATION_KEYS:  # transformers must not read the weights in its own way
+            config.__dict__.pop(key, None)
+        with open_weights(model_dir) as source:
+            tensors = {name: source.tensor(name).to(dtype) for name in source.names()}
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        loaded = model_class.from_pretrained(None, config=config, state_dict=tensors, **options)
+    else:
+        loaded = AutoModelForCausalLM.from_pretrained(model_dir, config=config, **options)
     model, info = loaded
+    # AWQ moves factors into activations of some models; without them, the model would be a different one.
+    if quantized and (unused := sorted(info["unexpected_keys"])):
+        raise QuantizedWeightsInvalid(f"the model has no place for {len(unused)} tensors, such as {unused[0]}")
     if missing := sorted(info["missing_keys"]):
         raise ModelNotLoadable(f"{len(missing)} tensors are missing in the folder, such as {', '.join(missing[:3])}")
     return model.to(device).eval()  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ Shape letters: V the vocabulary size, H the hidden size, D the elements of a hea
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,14 @@ from torch import Tensor
 
 from engine.config import ModelConfig
 from engine.errors import ModelNotLoadable
+from engine.models.quantized.kept import pack_as_stored
+from engine.models.quantized.source import WeightSource, format_of
+from engine.models.quantized.weight import QuantizedWeight
 from kernels.decoder import LayerWeights
 from kernels.linear import LinearWeight, pack, pack_int8
 from kernels.rope import HeadNorms
+
+_QUANTIZED_PACKS = {"int8": pack_int8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +36,13 @@ class DecoderWeights:
 
 
 class TensorSource(Protocol):
-    """Returns tensors by name, from files or from memory."""
+    """Returns tensors by the names of an unquantized checkpoint, from files or from memory."""
 
-    def tensor(self, name: str) -> Tensor: ...
+    def tensor(self, name: str) -> Tensor:
+        """Returns the tensor; a quantized weight is converted to float32."""
+
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        """Returns the weight as it is stored, or None if it is not quantized."""
 
 
 class _Files:
@@ -49,6 +58,10 @@ class _Files:
         self._file_names: dict[str, str] = files
         self._folder = model_dir
         self._open: dict[str, safe_open] = {}
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._file_names.keys()
 
     def tensor(self, name: str) -> Tensor:
         if name not in self._file_names:
@@ -75,34 +88,35 @@ def _as_load_errors(model_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def open_weights(model_dir: Path) -> Iterator[TensorSource]:
+def open_weights(model_dir: Path) -> Iterator[WeightSource]:
     """Opens the folder's tensors by name.
 
     Raises: ModelNotLoadable: a file is missing or damaged; also if reading fails in the body of the `with` statement.
     """
+    form = format_of(model_dir) if (model_dir / "config.json").exists() else None
     with _as_load_errors(model_dir):
-        yield _Files(model_dir)
+        yield WeightSource(_Files(model_dir), form)
 
 
 def load_weights(
-    model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, int8: bool = False
+    model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, weights: str = "auto"
 ) -> DecoderWeights:
     """Raises: ModelNotLoadable: a file or tensor is missing, damaged or has a wrong shape."""
     with open_weights(model_dir) as source:
-        return build_weights(source, config, dtype, device, int8=int8)
+        return build_weights(source, config, dtype, device, weights=weights)
 
 
 def build_weights(
-    source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, int8: bool = False
+    source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, weights: str = "auto"
 ) -> DecoderWeights:
     """Reads all weights. Fuses query, key and value into one weight, and gate and up into another.
 
-    int8: quantize the linear weights.
+    weights: as in EngineConfig. With "auto", quantized weights keep their format if a kernel for it exists.
 
     Raises: ModelNotLoadable: the shape of a tensor contradicts the configuration.
     """
     H, D, intermediate = config.hidden_size, config.head_dim, config.intermediate_size
-    pack_weight = pack_int8 if int8 else pack
+    pack_weight = _QUANTIZED_PACKS.get(weights, pack)
 
     def read(name: str, *shape: int) -> Tensor:
         tensor = source.tensor(name)
@@ -114,9 +128,11 @@ def build_weights(
         return read(name, size).float()
 
     def linear(prefix: str, parts: dict[str, int], columns: int, *, bias: bool) -> LinearWeight:
-        weight = torch.cat([read(f"{prefix}.{part}.weight", rows, columns) for part, rows in parts.items()])
+        shapes = {f"{prefix}.{part}.weight": (rows, columns) for part, rows in parts.items()}
         biases = [read(f"{prefix}.{part}.bias", rows) for part, rows in parts.items()] if bias else None
-        return pack_weight(weight, None if biases is None else torch.cat(biases))
+        joined = None if biases is None else torch.cat(biases)
+        kept = _kept(source, shapes, dtype, device, joined) if weights == "auto" else None
+        return kept or pack_weight(torch.cat([read(name, *shape) for name, shape in shapes.items()]), joined)
 
     def layer(index: int) -> LayerWeights:
         base = f"model.layers.{index}"
@@ -145,3 +161,17 @@ def build_weights(
         lm_head=lm_head,
         lm_head_packed=pack_weight(lm_head),
     )
+
+
+def _kept(
+    source: TensorSource,
+    shapes: dict[str, tuple[int, int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    bias: Tensor | None,
+) -> LinearWeight | None:
+    """Returns the stacked weights in the format in which they are stored, or None if no kernel has that format."""
+    stored = [weight for name in shapes if (weight := source.quantized(name)) is not None]
+    if [weight.shape for weight in stored] != list(shapes.values()):
+        return None
+    return pack_as_stored(stored, dtype, device, bias)

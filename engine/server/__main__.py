@@ -45,6 +45,7 @@ def main() -> None:
         "drafter": args.drafter,
         "host": host,
         "port": port,
+        "weights": app.async_engine.worker.engine.weights_report.as_json(),
         "max_seq_len": app.async_engine.worker.engine.max_seq_len,
         "pid": os.getpid(),
     }

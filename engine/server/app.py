@@ -147,10 +147,11 @@ class ServerApp:
     async def _health(self, _: Request) -> Response:
         problem = await self.health.problem()
         verdict = self.async_engine.worker.engine.row_invariance
-        exactness = {"exact": verdict.exact, "exact_reason": verdict.reason}
+        weights = self.async_engine.worker.engine.weights_report.as_json()
+        facts = {"exact": verdict.exact, "exact_reason": verdict.reason, "weights": weights}
         if problem is None:
-            return JSONResponse({"status": "ok", **exactness})
-        return JSONResponse({"status": "unavailable", "reason": problem, **exactness}, status_code=503)
+            return JSONResponse({"status": "ok", **facts})
+        return JSONResponse({"status": "unavailable", "reason": problem, **facts}, status_code=503)
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

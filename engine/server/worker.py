@@ -24,6 +24,7 @@ from engine.counters import Counters
 from engine.drafters.base import Drafter
 from engine.fields import InvalidRequest
 from engine.lora.adapters import LoraAdapter
+from engine.models.quantized.report import WeightsReport
 from engine.request import FinishReason, Request, StepOutput
 from engine.row_invariance import RowInvariance
 from engine.server.errors import EngineBroken, GenerationFailed, ServerFault
@@ -78,6 +79,9 @@ class Engine(Protocol):
 
     @property
     def row_invariance(self) -> RowInvariance: ...
+
+    @property
+    def weights_report(self) -> WeightsReport: ...
 
     def swap_drafter(self, drafter: Drafter) -> None: ...
 

@@ -1,10 +1,10 @@
-"""No configuration of a model or a speculator may make a loader import code, and no quantized model is accepted."""
+"""No configuration may make a loader import code, and a quantization that is not read is found."""
 
 from typing import Any
 
 import pytest
 
-from workers.model_folders import CODE_KEYS, code_key, quantization_method
+from workers.model_folders import CODE_KEYS, code_key, quantization_method, unreadable_quantization
 
 
 @pytest.mark.parametrize("key", sorted(CODE_KEYS))
@@ -63,3 +63,17 @@ def test_a_configuration_with_empty_quantization_keys_is_not_quantized() -> None
     }
 
     assert quantization_method(values) is None
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_quantization_is_readable_only_if_config_json_describes_it_at_the_top(name: str) -> None:
+    values, _ = QUANTIZED[name]
+
+    assert (unreadable_quantization(values, []) is None) == (name in ("fp8", "compressed-tensors", "awq", "gptq"))
+
+
+def test_the_file_of_modelopt_is_refused_beside_a_readable_description() -> None:
+    values, _ = QUANTIZED["fp8"]
+
+    assert unreadable_quantization(values, ["quant_config.json"]) is None
+    assert "hf_quant_config.json" in (unreadable_quantization(values, ["hf_quant_config.json"]) or "")

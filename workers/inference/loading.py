@@ -9,7 +9,7 @@ from workers.failures import UserConfigError
 
 @contextmanager
 def loading_failures() -> Iterator[None]:
-    """Raises: UserConfigError: codes `model_not_loadable`, `quantized_checkpoint`, `speculator_not_loadable`."""
+    """Raises: UserConfigError: codes `speculator_not_loadable` and those of ModelNotLoadable."""
     try:
         yield
     except SpeculatorNotLoadable as error:

@@ -98,7 +98,7 @@ def test_models_that_the_adapter_cannot_run_exactly_are_refused_with_the_reason(
     ("changes", "message"),
     [
         ({"auto_map": {"AutoConfig": "theirs.Config"}}, r"refers to code in the folder \(auto_map\)"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantized checkpoint \(method gptq\)"),
+        ({"quantization_config": {"quant_method": "hqq"}}, r"quantized checkpoint \(method hqq\)"),
         ({"max_position_embeddings": None}, "max_position_embeddings"),
         ({"num_hidden_layers": 3}, "tensors are missing in the folder, such as gpt_neox.layers.2"),
     ],

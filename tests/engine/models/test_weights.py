@@ -1,8 +1,6 @@
 """A model with int8 weights is close to the original model, and its rows do not depend on each other."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -47,25 +45,6 @@ def test_int8_weights_of_unsupported_models_are_refused(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3")
     with pytest.raises(ModelNotLoadable, match="int8 weights are for the dense models"):
         load_model(folder, weights="int8")
-
-
-@pytest.mark.parametrize("architecture", ["llama", "deepseek_v3", "olmo2"])
-@pytest.mark.parametrize(
-    "quantization",
-    [
-        {"quantization_config": {"quant_method": "fp8"}},
-        {"compression_config": {"quant_method": "compressed-tensors"}},
-        {"text_config": {"quantization_config": {"quant_method": "awq"}}},
-    ],
-)
-def test_a_quantized_checkpoint_is_not_loaded(tmp_path: Path, architecture: str, quantization: dict[str, Any]) -> None:
-    """Its tensors have the usual names and shapes, so it would load, with its scales ignored."""
-    path = make_tiny_model(tmp_path, architecture) / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | quantization))
-
-    with pytest.raises(QuantizedCheckpoint, match="upload the bf16 checkpoint") as refused:
-        load_model(tmp_path)
-    assert refused.value.code == "quantized_checkpoint"
 
 
 def test_a_model_with_the_file_of_a_quantization_tool_is_not_loaded(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from engine.drafters.base import Drafter
 from engine.drafters.none import NoDrafter
 from engine.errors import AdapterNotLoadable
 from engine.lora.adapters import LoraAdapter
+from engine.models.quantized.report import WeightsReport
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
 from engine.row_invariance import EXACT
 
@@ -84,6 +85,7 @@ class FakeEngine:
         self.drafter: Drafter = NoDrafter()
         self.adapters = FakeAdapters()
         self.row_invariance = EXACT
+        self.weights_report = WeightsReport("awq int4", "bfloat16 (widened)")
 
     def swap_drafter(self, drafter: Drafter) -> None:
         self.drafter = drafter

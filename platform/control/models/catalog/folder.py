@@ -1,8 +1,8 @@
 """Checks a model's folder before anything loads it, and says why a folder is refused. This module needs no Django.
 
-`workers.model_folders` contains the rules that keep code and quantized weights out of a folder. This module checks that
-the header of each safetensors file accounts for every byte. The revision of a model is the SHA-256 over its config and
-its weights.
+`workers.model_folders` contains the rules that keep code and unreadable weights out of a folder. This module checks
+that the header of each safetensors file accounts for every byte. The revision of a model is the SHA-256 over its config
+and its weights.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from workers.model_folders import (
     CONFIG_NAMES,
     MAX_JSON_BYTES,
     MODEL_NAMES,
-    QUANTIZATION_FILES,
+    MODELOPT_FILE,
     QUANTIZED_CHECKPOINT,
     code_key,
-    quantization_method,
     quantized_message,
+    unreadable_quantization,
 )
 
 # First the types that the engine implements itself, then the types that it runs through its wrapper around
@@ -64,8 +64,8 @@ def inspect_folder(path: Path) -> ModelFolder:
     for name in CONFIG_NAMES:
         if (path / name).exists() and (key := code_key(_read_json(path / name))) is not None:
             raise UnusableModel("model_code_forbidden", f"{name} names code of its own ({key}), which is never run")
-    if (method := quantization_method(config)) is not None:
-        raise UnusableModel(QUANTIZED_CHECKPOINT, quantized_message(method, "config.json"))
+    if (message := unreadable_quantization(config, (entry.name for entry in path.iterdir()))) is not None:
+        raise UnusableModel(QUANTIZED_CHECKPOINT, message)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         message = f"model_type must be one of {sorted(MODEL_TYPES)}, got {model_type!r}"
@@ -90,7 +90,7 @@ def _check_names(path: Path) -> None:
 
 def check_name(name: str) -> None:
     """Args: name: of a file, or of a folder if it ends in `/`. Raises: UnusableModel: the name is not allowed."""
-    if name in QUANTIZATION_FILES:
+    if name == MODELOPT_FILE:
         raise UnusableModel(QUANTIZED_CHECKPOINT, quantized_message("unknown", name))
     if "/" in name or not any(fnmatch(name, pattern) for pattern in MODEL_NAMES):
         message = f"{name[:200]} is not allowed in a model's folder; allowed are {', '.join(MODEL_NAMES)}"

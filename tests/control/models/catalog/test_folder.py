@@ -80,19 +80,30 @@ def test_a_folder_with_a_missing_invalid_or_forbidden_file_is_refused(
     assert error_code_of(folder) == code
 
 
-@pytest.mark.parametrize("method", ["fp8", "compressed-tensors", "awq", "gptq", "bitsandbytes"])
-def test_a_quantized_checkpoint_is_refused_and_its_method_is_named(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize("method", ["fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq"])
+@pytest.mark.parametrize("file", ["quantize_config.json", "quant_config.json"])
+def test_a_checkpoint_of_a_readable_quantization_passes(tmp_path: Path, method: str, file: str) -> None:
+    folder = make_folder(tmp_path / "model")
+    config = {"model_type": "llama", "quantization_config": {"quant_method": method}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / file).write_text("{}")
+
+    assert inspect_folder(folder).model_type == "llama"
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "modelopt", "hqq"])
+def test_a_checkpoint_of_another_quantization_is_refused_and_its_method_is_named(tmp_path: Path, method: str) -> None:
     folder = make_folder(tmp_path / "model")
     config = {"model_type": "llama", "quantization_config": {"quant_method": method}}
     (folder / "config.json").write_text(json.dumps(config))
 
-    with pytest.raises(UnusableModel, match=rf"method {method}.* upload the bf16 checkpoint") as refused:
+    with pytest.raises(UnusableModel, match=rf"method {method}.* fp8.* upload the bf16 checkpoint") as refused:
         inspect_folder(folder)
     assert refused.value.code == "quantized_checkpoint"
 
 
 @pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "quant_config.json"])
-def test_a_folder_with_the_file_of_a_quantization_tool_is_refused(tmp_path: Path, name: str) -> None:
+def test_the_file_of_a_quantization_tool_is_refused_if_the_config_describes_none(tmp_path: Path, name: str) -> None:
     folder = make_folder(tmp_path / "model")
     (folder / name).write_text("{}")
 

@@ -1,0 +1,37 @@
+"""Says how a model's weights are stored and in which format the kernels multiply with them."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from engine.models.base import Model
+from engine.models.dense import Decoder
+from engine.models.quantized.source import format_of
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReport:
+    format: str  # of the checkpoint
+    kernel: str  # of the products of the layers
+
+    def as_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+UNKNOWN = WeightsReport("unknown", "unknown")  # of an engine that was not loaded from a folder
+
+
+def report_weights(model_dir: Path, model: Model) -> WeightsReport:
+    published, computed = _short(str(model.config.dtype)), _short(str(model.dtype))
+    form = format_of(model_dir)
+    names = {computed}
+    if isinstance(model, Decoder):
+        layers = model.weights.layers
+        products = [weight for layer in layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        names = {weight.format_name for weight in products}
+    widened = form is not None and computed in names
+    shown = [f"{name} (widened)" if widened and name == computed else name for name in sorted(names)]
+    return WeightsReport(form.name if form else published, " and ".join(shown))
+
+
+def _short(dtype: str) -> str:
+    return dtype.removeprefix("torch.")

@@ -1,13 +1,12 @@
 """The rendered chart follows the usual rules for pods, secrets and networks of a Kubernetes cluster."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.deploy.chart import CHART, RENDERED, first_line
+from tests.deploy.chart import RENDERED, first_line
 
 MANIFESTS: list[dict[str, Any]] = [part for part in yaml.safe_load_all(RENDERED.read_text()) if part]
 KINDS = {
@@ -60,14 +59,13 @@ def test_pods_run_without_privileges(name: str, pod: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "container"), [*serving_containers()])
-def test_serving_containers_have_probes_limits_and_pinned_images(name: str, container: dict[str, Any]) -> None:
+def test_serving_containers_have_probes_and_limits(name: str, container: dict[str, Any]) -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
     if container["name"] == "web":
         assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
         assert container["lifecycle"]["preStop"], "a pod must not end while proxies still send requests to it"
     assert container["resources"]["limits"]["memory"]
     assert container["resources"]["requests"]["cpu"]
-    assert container["image"].endswith(":1.2.3")
 
 
 @pytest.mark.parametrize(("name", "container"), [*containers()])
@@ -131,9 +129,7 @@ def test_pods_cannot_reach_the_clouds_metadata_service() -> None:
     assert policy["spec"]["egress"][0]["to"][0]["ipBlock"]["except"] == ["169.254.169.254/32"]
 
 
-def test_an_upgrade_can_leave_the_endpoints_alone() -> None:
-    """Every image of the gateway's pod takes `gateway.tag`, without which its pod restarts with each new version."""
-    gateway = (CHART / "templates" / "gateway.yaml").read_text()
-    images = re.findall(r"include \"slipstream\.(?:image|migrated|webContainer)\".*", gateway)
-    assert len(images) == 3
-    assert all('"tag" .Values.gateway.tag' in image for image in images)
+@pytest.mark.parametrize(("name", "container"), [*containers()])
+def test_an_upgrade_can_leave_the_endpoints_alone(name: str, container: dict[str, Any]) -> None:
+    """The gateway's pod, which restarts if any of its images changes, stays at `gateway.tag`."""
+    assert container["image"].endswith(":1.2.2" if name.startswith("slipstream-gateway/") else ":1.2.3")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -42,6 +43,14 @@ def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def model_with_another_end_token(model: Path, folder: Path) -> Path:
+    """Copies the model. The tokenizer of the copy names another end token, `<|endoftext|>`, than its configuration."""
+    shutil.copytree(model, folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<|endoftext|>"}))
+    return folder
 
 
 def start_child(spec: Spec, folder: Path) -> subprocess.Popen[str]:

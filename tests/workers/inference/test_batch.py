@@ -1,6 +1,5 @@
 """Batch inference over shards, with the real engine on a tiny model."""
 
-import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import torch
 from engine.load import load_engine
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput
 from engine.tokenizer import Tokenizer
-from tests.workers.support import Recorder, chat_row, chat_rows, read_lines, write_lines
+from tests.workers.support import Recorder, chat_row, chat_rows, model_with_another_end_token, read_lines, write_lines
 from workers.contracts import BatchSpec, ShardRange
 from workers.failures import InvalidInputError, UserConfigError
 from workers.inference.batch import answer_shards, run_batch
@@ -213,9 +212,7 @@ def test_a_row_with_non_finite_logits_gets_an_error_and_the_others_their_answers
 def test_a_grammar_ends_with_the_end_token_of_the_engine_and_not_with_another_of_the_tokenizer(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|endoftext|>"}))
+    folder = model_with_another_end_token(tiny_model, tmp_path / "model")
     tokenizer, engine = Tokenizer.load(folder), load_engine(folder)
     (other_end,) = tokenizer.eos_token_ids - engine.eos_token_ids
     bias = {"logit_bias": {str(other_end): 100}}  # makes the other token likelier wherever the grammar allows it

@@ -19,7 +19,7 @@ from engine.load import load_engine
 from engine.request import FinishReason, SpeculationStats, StepOutput
 from engine.row_invariance import EXACT, RowInvariance
 from engine.tokenizer import Tokenizer
-from tests.workers.support import Recorder, chat_row, chat_rows, write_lines
+from tests.workers.support import Recorder, chat_row, chat_rows, model_with_another_end_token, write_lines
 from workers.contracts import EvaluationSpec, Event, fingerprint
 from workers.failures import InvalidInputError, UserConfigError
 from workers.inference.comparison import Arms, ArmTotals, Measurement, measure
@@ -121,6 +121,17 @@ def test_the_report_and_the_evidence_say_whether_the_engine_is_exact(
     for stated in (finished.result, evidence):
         assert (stated["exact"], stated["exact_reason"]) == (False, "the product down gives a row other bits")
     assert (finished.result["outputs_equal"], evidence["result"]) == (3, "equal")  # what was measured is stated too
+
+
+def test_grammars_of_held_out_prompts_end_with_the_end_token_of_the_engine(tmp_path: Path, tiny_model: Path) -> None:
+    folder = model_with_another_end_token(tiny_model, tmp_path / "model")
+    (other_end,) = Tokenizer.load(folder).eos_token_ids - load_engine(folder).eos_token_ids
+    bias = {"logit_bias": {str(other_end): 100}}  # makes the other token likelier wherever the grammar allows it
+    rows = [chat_row("row", "hello", structured_outputs={"regex": "ab"}, **bias)]
+
+    finished = run_evaluation(make_spec(tmp_path, folder, rows), Recorder())
+
+    assert finished.result["num_tokens"] == len("ab") + 1
 
 
 def test_a_fingerprint_depends_on_the_order_and_the_content_of_the_files(tmp_path: Path) -> None:

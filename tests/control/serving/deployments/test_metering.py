@@ -49,7 +49,19 @@ def test_of_two_supervisors_that_read_the_same_row_one_records_the_interval(orga
     endpoint_meter(deployment=deployment)
     endpoint_meter(deployment=same_row)
 
-    assert len(recorded_seconds(deployment)) == 1
+    (line,) = LedgerLine.objects.filter(subject=Subject.ENDPOINT_TIME, object_id=deployment.pk)
+    assert Deployment.objects.get(pk=deployment.pk).metered_until == line.ended_at, "a period is not recorded"
+
+
+def test_a_supervisor_with_an_old_row_does_not_meter_a_process_that_has_ended(organization: Organization) -> None:
+    deployment = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
+    old_row = Deployment.objects.get(pk=deployment.pk)
+    observations.deployment_crashed(deployment=deployment, code="engine_exited", message="")
+
+    endpoint_meter(deployment=old_row)
+
+    assert Deployment.objects.get(pk=deployment.pk).metered_until is None
+    assert recorded_seconds(deployment) == [INTERVAL.total_seconds()]
 
 
 def test_a_process_that_outlives_its_supervisor_is_recorded_without_a_gap(organization: Organization) -> None:

@@ -7,10 +7,10 @@ because a fake child process imports it too.
 from typing import Any
 
 
-def make_evidence(*, equal: int = 20, different: int = 0) -> dict[str, Any]:
+def make_evidence(*, equal: int = 20, different: int = 0, exact_reason: str | None = None) -> dict[str, Any]:
     return {
-        "exact": True,
-        "exact_reason": None,
+        "exact": exact_reason is None,
+        "exact_reason": exact_reason,
         "result": "different" if different else "equal",
         "equal_to": "model",
         "counts": {

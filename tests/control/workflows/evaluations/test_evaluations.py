@@ -165,6 +165,14 @@ def test_a_finished_evaluation_has_a_report_and_a_verifiable_certificate(
     assert (evaluation.speculator.report, evaluation.speculator.plot_key) == (REPORT, "e/report.png")
 
 
+def test_a_certificate_of_an_inexact_machine_says_so(client: Client, organization: Organization) -> None:
+    evaluation = make_finished(client, organization, exact_reason="the product down gives a row other bits")
+
+    statement = client.get(f"/v1/evaluations/{evaluation.pk}/certificate").json()["statement"]
+
+    assert (statement["exact"], statement["exact_reason"]) == (False, "the product down gives a row other bits")
+
+
 def test_an_evaluation_stored_by_an_older_version_is_shown(client: Client, organization: Organization) -> None:
     evaluation = make_finished(client, organization)
     signed = {"object": "certificate", "of": "an older version"}

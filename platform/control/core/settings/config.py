@@ -33,6 +33,7 @@ class Config(BaseSettings):
     shard_rows: Annotated[int, Field(ge=1, le=MAX_SHARD_ROWS)] = 16
 
     max_upload_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
+    max_weights_bytes: Annotated[int, Field(ge=1)] = 2048 * MIB  # of a speculator or adapter that a request copies
     max_body_bytes: Annotated[int, Field(ge=1)] = 8 * MIB  # for requests that are not uploads
     # Default limits of one organization; `control.tenants.quotas.models.Limits` overrides them.
     max_queued_jobs: Annotated[int, Field(ge=0)] = 1_000

@@ -44,6 +44,9 @@ class Storage(Protocol):
     def get_folder(self, prefix: str, path: Path) -> None:
         """Copies all objects below `prefix` into the folder `path`. Raises: ObjectMissing: there are none."""
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Returns the size in bytes of each object below `prefix`, by its name relative to the prefix."""
+
     def open(self, key: str, *, start: int = 0) -> BinaryIO:
         """Opens the object as a stream from byte `start` on, which must be within the object. Raises: ObjectMissing."""
 
@@ -104,6 +107,9 @@ class FolderStorage:
         for _, name in _files_below(folder):
             self.get_file(f"{prefix}/{name}", path / name)
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        return {name: file.stat().st_size for file, name in _files_below(self._path(prefix))}
+
     def open(self, key: str, *, start: int = 0) -> BinaryIO:
         try:
             file = self._path(key).open("rb")
@@ -157,7 +163,7 @@ class S3Storage:
             self.get_file(f"{prefix}/{name}", path / checked_key(name))
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Returns the size in bytes of each object below a prefix, by relative name; "" lists the whole bucket."""
+        """As in `Storage`; "" lists the whole bucket."""
         base = f"{prefix}/" if prefix else ""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=base)
         items = [item for page in pages for item in page.get("Contents", [])]

@@ -26,9 +26,11 @@ from control.data.uploads.models import Upload, UploadPart
 from control.data.uploads.selectors import is_open, parts_left_over, parts_list, uploads_overdue
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
+from control.tenants.quotas.file_work import file_work
 
 Status = Upload.Status
 
+MAX_UPLOAD_BYTES = 8 << 30  # as in OpenAI's API; `upload_complete` copies the parts within the request
 MAX_PART_BYTES = 64 * 1024 * 1024
 LIFETIME = dt.timedelta(hours=1)
 # The parts together may exceed the size of the file: a client that lost a response sends the part again, and the copy
@@ -47,7 +49,12 @@ def upload_create(
     size_bytes: int,
     file_expires_after: dt.timedelta | None = None,
 ) -> Upload:
-    """Raises: ApiError: 403, the file would exceed the storage limit, which `upload_complete` checks again."""
+    """Raises: ApiError: 403, the file would exceed the storage limit, which `upload_complete` checks again; 413, the
+    file is too large.
+    """
+    if size_bytes > MAX_UPLOAD_BYTES:
+        message = f"bytes must be at most {MAX_UPLOAD_BYTES:,}, got {size_bytes:,}"
+        raise ApiError(413, message, "file_too_large", "bytes")
     with transaction.atomic():
         storage_quota_check(organization.pk, adding=size_bytes)
         return Upload.objects.create(
@@ -88,7 +95,7 @@ def upload_complete(*, upload: Upload, part_ids: Sequence[str], md5: str | None 
     if not Upload.objects.filter(is_open(), pk=upload.pk).exists():
         raise _ended_error(upload)
     parts = _parts_in_order(upload, part_ids)
-    with staged_writer() as writer:
+    with file_work.taken(upload.organization_id), staged_writer() as writer:
         staged = _concatenate(parts, writer, md5)
         with delete_stored_on_error():
             file = file_store(

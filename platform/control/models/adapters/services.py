@@ -11,6 +11,7 @@ from django.db import IntegrityError, transaction
 
 from control.core.api.errors import ApiError
 from control.core.ids import adapter_id
+from control.core.settings.config import get_config
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.core.transactions import change
 from control.data.files.models import File
@@ -19,6 +20,7 @@ from control.models.adapters.models import Adapter
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
+from control.tenants.quotas.file_work import file_work
 from workers.model_folders import MAX_JSON_BYTES
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -31,11 +33,15 @@ def adapter_create(
     """Checks the two files and copies them; the customer may delete the originals afterwards.
 
     Raises: ApiError: 400, the files are not an adapter of this model; 404, one of them is deleted; 409, the name is
-        taken.
+        taken; 413, the weights are too large; 429, too many files are being read or written.
     """
+    limit = get_config().max_weights_bytes
+    if weights_file.size_bytes > limit:
+        message = f"weights_file must have at most {limit:,} bytes, got {weights_file.size_bytes:,}"
+        raise ApiError(413, message, "file_too_large", "weights_file")
     identity = adapter_id()
     prefix = f"{organization.pk}/adapters/{identity}"
-    with tempfile.TemporaryDirectory() as folder:
+    with file_work.taken(organization.pk), tempfile.TemporaryDirectory() as folder:
         weights, config = Path(folder) / WEIGHTS, Path(folder) / CONFIG
         _copy(weights_file, weights, "weights_file")
         try:

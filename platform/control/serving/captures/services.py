@@ -6,9 +6,7 @@ file of prompts for the next pipeline. All rows are deleted after the opt-out, o
 
 import hashlib
 import json
-import tempfile
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -16,7 +14,7 @@ from django.db import DatabaseError, transaction
 from django.db.models import Exists, OuterRef
 
 from control.core.api.errors import ApiError
-from control.core.storage.staging import measure
+from control.core.storage.staging import staged_writer
 from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change
 from control.data.files.models import File
@@ -25,12 +23,15 @@ from control.serving.captures.models import Capture, CapturedRequest
 from control.serving.captures.selectors import oldest_kept, requests_kept
 from control.serving.deployments.models import Deployment
 from control.tenants.audit.record import audit_record, audited
+from control.tenants.quotas.file_work import MAX_TEXT_BYTES, file_work
 
 log = structlog.get_logger(__name__)
 
 MAX_HOURS = 30 * 24
 MAX_BODY_BYTES = 256 * 1024  # longer requests are not kept
 MAX_REQUESTS = 20_000  # of one deployment; the newest are kept
+MAX_FILE_BYTES = MAX_TEXT_BYTES
+_READ_ROWS = 16
 # Parameters without use for training. `capture_export` adds `model` again, as the base model's name.
 _NOT_KEPT = ("model", "stream", "stream_options", "n", "user", "metadata", "store")
 
@@ -70,24 +71,27 @@ def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any
 
 @audited("capture.export", records_itself=True)
 def capture_export(*, capture: Capture) -> File:
-    """Writes all distinct requests that are kept into a file, as rows of a batch for the base model.
+    """Writes the distinct requests that are kept into a file, as rows of a batch for the base model.
 
-    Raises: ApiError: 409, no request is kept.
+    The file has the newest requests that fit into `MAX_FILE_BYTES`.
+
+    Raises: ApiError: 409, no request is kept; 429, too many files are being read or written.
     """
     deployment = capture.deployment
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "captured"
-        with path.open("w", encoding="utf-8") as out:
-            for row in _rows(capture):
-                out.write(json.dumps(row, ensure_ascii=False) + "\n")
-        if not path.stat().st_size:
+    with file_work.taken(capture.organization_id), staged_writer() as writer:
+        for row in _rows(capture):
+            line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+            if writer.size_bytes + len(line) > MAX_FILE_BYTES:
+                break
+            writer.write(line)
+        if not writer.size_bytes:
             raise ApiError(409, f"No request to {deployment.name!r} has been kept yet.", "nothing_captured")
         with delete_stored_on_error():
             file = file_store(
                 organization=deployment.organization,
                 filename=f"{deployment.name}.captured.jsonl",
                 purpose=File.Purpose.BATCH,
-                staged=measure(path),
+                staged=writer.finish(),
             )
             with change():
                 file_add(file=file)
@@ -99,12 +103,21 @@ def _rows(capture: Capture) -> Iterator[dict[str, Any]]:
     """Yields rows of a batch, newest first, without duplicates, so that no held-out prompt is a training prompt too."""
     seen: set[bytes] = set()
     model = capture.deployment.base_model.name
-    for request in requests_kept(capture).order_by("-id").iterator():
+    newest_first = list(requests_kept(capture).order_by("-id").values_list("pk", flat=True)[:MAX_REQUESTS])
+    for request in _in_order(newest_first):
         identity = hashlib.sha256(json.dumps([request.endpoint, request.body], sort_keys=True).encode()).digest()
         if identity not in seen:
             seen.add(identity)
             body = {**request.body, "model": model}
             yield {"custom_id": f"captured-{request.pk}", "method": "POST", "url": request.endpoint, "body": body}
+
+
+def _in_order(ids: Sequence[int]) -> Iterator[CapturedRequest]:
+    """Reads a few rows at a time: a cursor of PostgreSQL would copy all of them, gigabytes, to a temporary file."""
+    for start in range(0, len(ids), _READ_ROWS):
+        some = ids[start : start + _READ_ROWS]
+        rows = CapturedRequest.objects.in_bulk(some)
+        yield from (rows[pk] for pk in some if pk in rows)  # the others have been pruned meanwhile
 
 
 def captures_prune() -> None:

@@ -8,8 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,14 +17,15 @@ from control.core.api.errors import ApiError
 from control.core.processes.child_environment import child_environment
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
+from control.tenants.quotas.file_work import Slots
 from control.workflows.datasets.formats import Example
 from control.workflows.datasets.rendering import UNREADABLE
 
 CPU_SECONDS = 10  # for all rows of a file
-MAX_READERS = 4  # per organization and server process, so that other organizations can use the machine too
+MAX_READERS = 2  # of a server process, whose container must have the memory for them: `rendering.MEMORY_BYTES` each
+reader_slots = Slots(MAX_READERS, per_organization=1, wait_seconds=30.0)
 _WALL_SECONDS = 60.0  # limit from the last row to the results; longer than the CPU time, as the machine may be busy
 _IMPORT_ROOT = str(Path(__file__).parents[3])
-_lock, _num_readers = threading.Lock(), Counter[str]()
 
 
 class ModelReader:
@@ -61,12 +60,12 @@ class ModelReader:
 def model_reader(organization: Organization, base_model: BaseModel, *, num_shown: int) -> Iterator[ModelReader]:
     """Args: num_shown: the maximum number of tokens that a reading lists.
 
-    Raises: ApiError: 429, the organization already runs `MAX_READERS` readers.
+    Raises: ApiError: 429, the organization runs a reader already, or too many others do.
     """
     environment = {**child_environment(), "TOKENIZERS_PARALLELISM": "false"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_IMPORT_ROOT, os.environ.get("PYTHONPATH"))))
     arguments = (base_model.path, str(num_shown), str(CPU_SECONDS))
-    with _reserved_reader(organization.pk):
+    with reader_slots.taken(organization.pk):
         process = subprocess.Popen(
             [sys.executable, "-m", "control.workflows.datasets.rendering", *arguments],
             env=environment,
@@ -82,19 +81,3 @@ def model_reader(organization: Organization, base_model: BaseModel, *, num_shown
                 assert process.stdin is not None
                 with suppress(BrokenPipeError):  # the process ended before it read all rows
                     process.stdin.close()
-
-
-@contextmanager
-def _reserved_reader(organization_id: str) -> Iterator[None]:
-    with _lock:
-        if _num_readers[organization_id] >= MAX_READERS:
-            message = f"{MAX_READERS} files of your organization are being read already. Try again in a moment."
-            raise ApiError(429, message, "rate_limit_exceeded", headers={"Retry-After": "2"})
-        _num_readers[organization_id] += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _num_readers[organization_id] -= 1
-            if not _num_readers[organization_id]:
-                del _num_readers[organization_id]

@@ -27,7 +27,7 @@ from tokenizers import Encoding, Tokenizer
 from control.workflows.datasets.formats import Example
 
 UNREADABLE = 3  # exit code: the folder has no tokenizer that can be read
-MEMORY_BYTES = 2 << 30  # limit of the address space; the libraries and a large tokenizer take a quarter of it
+MEMORY_BYTES = 512 << 20  # limit of the address space; the libraries and a tokenizer of 262,144 tokens take 323 MiB
 _SHOWN_CHARACTERS = 200  # a preview shows at most this many characters of a token
 # Exceptions that a template may raise for its input: a wrong type, a missing key, endless recursion.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -94,7 +94,8 @@ def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str
         rendered = renderer.render(example)
         prompt, answer = renderer.encode(rendered)
     except Refusal as error:
-        return {"error": str(error), "num_tokens": 0, "num_loss_tokens": 0, "tokens": []}
+        shown = str(error) if num_shown else ""  # 50,000 messages would fill the memory of the process that reads them
+        return {"error": shown, "num_tokens": 0, "num_loss_tokens": 0, "tokens": []}
     parts = ((rendered.prompt, prompt, False), (rendered.answer, answer, True))
     tokens = (
         {"id": token, "text": text[begin:end][:_SHOWN_CHARACTERS], "in_loss": is_answer}

@@ -14,6 +14,7 @@ from control.data.files.services import file_store
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
+from control.tenants.quotas.file_work import file_work, text_size_check
 from control.workflows.datasets.formats import Example
 from control.workflows.datasets.models import Dataset
 from control.workflows.datasets.reader import model_reader
@@ -38,7 +39,8 @@ def dataset_create(*, organization: Organization, file: File, base_model: BaseMo
     Bad rows are recorded in the dataset and raise no error.
     Args:
         base_model: the model whose tokenizer counts the tokens; None: tokens are not counted.
-    Raises: ApiError: 404, the file is deleted; 400, tokenizing takes too long; 429, too many files are read at once.
+    Raises: ApiError: 404, the file is deleted; 400, tokenizing takes too long; 413, the file is too large; 429,
+            too many files are being read.
     """
     if base_model is None:
         findings, tokens = file_examine(file, on_example=_ignore), _Tokens(None, True)
@@ -78,12 +80,16 @@ def _examine_and_count(file: File, base_model: BaseModel) -> tuple[Findings, _To
 
 
 def file_examine(file: File, *, on_example: OnExample) -> Findings:
-    """Checks all rows and calls `on_example` with every valid row. Raises: ApiError: 404, the file is deleted."""
+    """Checks all rows and calls `on_example` with every valid row.
+
+    Raises: ApiError: 404, the file is deleted; 413, it is too large; 429, too many files are being read.
+    """
+    text_size_check(file.size_bytes, "file_id")
     try:
         source = get_storage().open(file.storage_key)
     except ObjectMissing as error:
         raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found", "file_id") from error
-    with closing(source):
+    with closing(source), file_work.taken(file.organization_id):
         return examine(source, on_example=on_example)
 
 

@@ -1,7 +1,7 @@
 """Exports speculators to files, imports them from files, and deletes them.
 
 Files are converted within the request, on this machine's disk. As nothing is computed, this takes about as long as
-copying the files.
+copying the files, whose size is limited by `SLIPSTREAM_MAX_WEIGHTS_BYTES`.
 """
 
 import tempfile
@@ -28,6 +28,7 @@ from control.serving.deployments.models import Deployment
 from control.serving.rollouts.models import Rollout
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
+from control.tenants.quotas.file_work import file_work
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.state import ACTIVE
 from workers.exports.archive import pack, unpack
@@ -37,7 +38,6 @@ from workers.exports.target import Target
 
 Status = Speculator.Status
 
-MAX_BYTES = 8 << 30  # limit of the unpacked size of an imported archive
 _MAX_GROWTH, _FREE_BYTES = 2, 64 << 20  # an archive may unpack to _MAX_GROWTH times its size plus _FREE_BYTES
 _ENDED_JOBS = (Job.Status.SUCCEEDED, Job.Status.FAILED, Job.Status.CANCELLED)
 _ENDED_ROLLOUTS = (Rollout.Status.PROMOTED, Rollout.Status.ROLLED_BACK)
@@ -49,14 +49,16 @@ def speculator_export(*, speculator: Speculator, form: str) -> File:
     """Creates a zip archive of the speculator in the format of another engine.
 
     Raises: ApiError: 400, the format cannot represent this speculator; 409, the speculator or its model is not ready,
-        or the model has changed since the training; 403, the organization's files would exceed their quota.
+        or the model has changed since the training; 403, the organization's files would exceed their quota; 413, the
+        speculator is too large; 429, too many files are being read or written.
     """
     if speculator.status != Status.READY:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
     if speculator.target_revision != speculator.base_model.revision:
         message = f"Speculator {speculator.pk} was trained for other weights of {speculator.base_model.name!r}."
         raise ApiError(409, message, "speculator_mismatch")
-    with _folders("native", "exported") as (native, exported):
+    _check_size(sum(get_storage().sizes(speculator.storage_prefix).values()), "speculator_id")
+    with _folders(speculator.organization_id, "native", "exported") as (native, exported):
         try:
             get_storage().get_folder(speculator.storage_prefix, native)
         except ObjectMissing as error:
@@ -86,9 +88,11 @@ def speculator_import(
 
     It is not checked whether the speculator was trained for these weights: a wrong speculator makes answers slower but
     does not change them.
-    Raises: ApiError: 400, the content of the archive cannot be served with this model; 404, the file is deleted.
+    Raises: ApiError: 400, the content of the archive cannot be served with this model; 404, the file is deleted; 413,
+        the archive is too large; 429, too many files are being read or written.
     """
-    with _folders("foreign", "native") as (foreign, native):
+    _check_size(file.size_bytes, "file_id")
+    with _folders(organization.pk, "foreign", "native") as (foreign, native):
         archive = foreign.with_suffix(".zip")
         try:
             get_storage().get_file(file.storage_key, archive)
@@ -96,7 +100,8 @@ def speculator_import(
             raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found", "file_id") from error
         with _as_bad_request("file_id"):
             # Weights hardly compress: an archive that grows to many times its size was made to fill the disk.
-            unpack(archive, foreign, limit_bytes=min(MAX_BYTES, _FREE_BYTES + _MAX_GROWTH * file.size_bytes))
+            limit_bytes = min(get_config().max_weights_bytes, _FREE_BYTES + _MAX_GROWTH * file.size_bytes)
+            unpack(archive, foreign, limit_bytes=limit_bytes)
             provenance = {"archive_sha256": file.sha256, "target_revision": base_model.revision}
             kind = import_speculator(foreign, form, _target(base_model), native, provenance=provenance)
         prefix = f"{organization.pk}/speculators/{speculator_id()}"
@@ -156,12 +161,22 @@ def _target(base_model: BaseModel) -> Target:
         raise ApiError(409, message, "base_model_not_ready", "model") from error
 
 
+def _check_size(size_bytes: int, param: str) -> None:
+    limit = get_config().max_weights_bytes
+    if size_bytes > limit:
+        message = f"Speculators of more than {limit:,} bytes are not converted here, got {size_bytes:,}."
+        raise ApiError(413, message, "speculator_too_large", param)
+
+
 @contextmanager
-def _folders(*names: str) -> Iterator[tuple[Path, ...]]:
-    """Creates empty sibling folders in the staging folder, and deletes them when the block ends."""
+def _folders(organization_id: str, *names: str) -> Iterator[tuple[Path, ...]]:
+    """Creates empty sibling folders in the staging folder, and deletes them when the block ends.
+
+    Raises: ApiError: 429, too many files are being read or written.
+    """
     staging = get_config().staging_dir
     staging.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=staging) as root:
+    with file_work.taken(organization_id), tempfile.TemporaryDirectory(dir=staging) as root:
         folders = tuple(Path(root) / name for name in names)
         for folder in folders:
             folder.mkdir()

@@ -79,6 +79,14 @@ def test_parts_that_do_not_make_up_the_file_leave_the_upload_pending(
     assert client.get(f"/v1/uploads/{upload_id}").json()["status"] == "pending"
 
 
+def test_an_upload_of_more_than_8_gib_is_refused(client: Client) -> None:
+    body = {"bytes": (8 << 30) + 1, "filename": "f", "mime_type": "text/plain", "purpose": "batch"}
+
+    response = client.post("/v1/uploads", body, content_type="application/json")
+
+    assert (response.status_code, error_code(response)) == (413, "file_too_large")
+
+
 def test_a_part_may_be_sent_again_only_once(client: Client, upload_id: str) -> None:
     """The parts of an upload may have at most twice the size of the upload."""
     assert add(client, upload_id, b"abcdef").status_code == 200

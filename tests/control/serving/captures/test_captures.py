@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -93,6 +94,37 @@ def test_distinct_captured_requests_become_rows_for_the_base_model(client: Clien
     assert {row["url"] for row in rows} == {CHAT}
     assert len({row["custom_id"] for row in rows}) == 2
     assert file["purpose"] == "batch"
+
+
+def test_a_file_of_captured_requests_is_written_without_loading_them_all(
+    client: Client, deployment: Deployment
+) -> None:
+    capture_set(deployment=deployment, hours=24)
+    for number in range(200):
+        assert capture_request(deployment, f"{number} " + "x" * 200_000)
+
+    tracemalloc.start()
+    try:
+        file = client.post(f"/v1/deployments/{deployment.pk}/capture/file").json()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert file["bytes"] > 200 * 200_000
+    assert peak_bytes < 20 << 20, "40 MB of requests, 16 of which are in memory at a time, twice"
+
+
+def test_a_file_has_the_newest_captured_requests_that_fit_into_its_size_limit(
+    client: Client, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("control.serving.captures.services.MAX_FILE_BYTES", 1_000)
+    capture_set(deployment=deployment, hours=24)
+    for content in ("oldest", "older", "newest"):
+        capture_request(deployment, content, metadata=None, user="u", stop="x" * 300)
+
+    file = client.post(f"/v1/deployments/{deployment.pk}/capture/file").json()
+
+    assert [row["body"]["messages"][0]["content"] for row in rows_of(file["id"])] == ["newest", "older"]
 
 
 def test_without_captured_requests_no_file_is_created(client: Client, deployment: Deployment) -> None:

@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from django.test import Client
 
+from control.core.api.errors import ApiError
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
-from control.workflows.datasets import reader
+from control.tenants.quotas.file_work import Slots
+from control.workflows.datasets import reader, rendering
 from tests.control.factories import make_base_model, make_file
 from tests.control.workflows.datasets.hostile import GOOD
 from tests.control.workflows.datasets.tokenizer import write_tokenizer
+from tests.source_tree import ROOT
+
+WEB_BYTES = 1 << 30  # memory for the server process itself
 
 SLOW_TEMPLATES = {
     "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
@@ -93,19 +99,37 @@ def test_a_model_whose_folder_became_a_link_is_not_read(
     assert get_preview(client, organization).json()["error"]["code"] == "tokenizer_not_available"
 
 
+def test_the_readers_of_a_server_process_fit_into_the_memory_of_its_container() -> None:
+    values = yaml.safe_load((ROOT / "deploy/helm/slipstream/values.yaml").read_text())
+    assert values["web"]["resources"]["limits"]["memory"] == "2Gi"
+    assert reader.MAX_READERS * rendering.MEMORY_BYTES + WEB_BYTES <= 2 << 30
+
+
+def test_no_more_readers_run_at_once_than_a_server_process_has_memory_for(
+    client: Client, organization: Organization, other_organization: Organization, model: BaseModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    slots = Slots(reader.MAX_READERS, per_organization=1, wait_seconds=0)
+    monkeypatch.setattr(reader, "reader_slots", slots)
+    with ExitStack() as busy:
+        for number in range(reader.MAX_READERS):
+            busy.enter_context(slots.taken(f"org_{number}"))
+        with pytest.raises(ApiError) as refusal, reader.model_reader(organization, model, num_shown=0):
+            pass
+    assert (refusal.value.status, refusal.value.code) == (429, "too_many_file_requests")
+
+
 def test_the_number_of_concurrent_readers_is_limited_per_organization(
     client: Client, organization: Organization, other_organization: Organization, model: BaseModel
 ) -> None:
     body = {"file_id": make_file(organization, GOOD).pk, "model": "tiny"}
-    with ExitStack() as busy:
-        for _ in range(reader.MAX_READERS):
-            busy.enter_context(reader.model_reader(organization, model, num_shown=0))
+    with reader.model_reader(organization, model, num_shown=0):
         response = client.post("/v1/datasets", body, content_type="application/json")
         with reader.model_reader(other_organization, model, num_shown=0) as other_reader:
             assert other_reader.readings() is None, (
                 "this reader must start; it returns None, because `model` has a nonexistent path"
             )
 
-    assert (response.status_code, response.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "too_many_file_requests")
     assert "Retry-After" in response.headers
     assert client.post("/v1/datasets", body, content_type="application/json").status_code == 201

@@ -1,5 +1,6 @@
 """Held-out prompts are never used for training, and the same prompts of a file are held out every time."""
 
+import gzip
 import io
 import json
 from typing import Any
@@ -11,6 +12,8 @@ from control.core.storage.backends import get_storage
 from control.data.files.models import File
 from control.tenants.accounts.models import Organization
 from control.workflows.prompt_files.held_out import HeldOut, normalise_held_out, split_prompts
+from control.workflows.prompt_files.lines import MAX_LINE_BYTES
+from control.workflows.prompt_files.validation import MAX_ROWS
 from tests.control.factories import chat_row, make_base_model, make_file
 
 pytestmark = pytest.mark.django_db
@@ -80,6 +83,42 @@ def test_the_error_for_an_invalid_held_out_line_has_its_line_number(organization
         normalise_held_out(file, base_model=make_base_model(), key="k")
     assert (refusal.value.code, refusal.value.param) == ("invalid_json_line", "held_out_file")
     assert "line 2" in refusal.value.message
+
+
+def refusal_of_split(organization: Organization, content: bytes) -> ApiError:
+    with pytest.raises(ApiError) as refusal:
+        split_prompts(make_file(organization, content), held_out=None)
+    return refusal.value
+
+
+def test_a_file_with_more_rows_than_a_batch_can_have_is_refused_before_its_end_is_read(
+    organization: Organization,
+) -> None:
+    row = b'{"custom_id": "%d", "body": {"messages": [{"role": "user", "content": "a"}]}}\n'
+    too_many = b"".join(row % number for number in range(MAX_ROWS + 1))
+
+    assert refusal_of_split(organization, too_many + b"x" * (2 << 20)).code == "too_many_tasks"
+    assert refusal_of_split(organization, b"\n" * (4 << 20)).code == "too_many_lines"
+
+
+def test_a_file_that_is_too_large_is_not_read_within_a_request(
+    organization: Organization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("control.tenants.quotas.file_work.MAX_TEXT_BYTES", 100)
+
+    error = refusal_of_split(organization, b"x" * 101)
+
+    assert (error.status, error.code, error.param) == (413, "file_too_large", "prompts_file")
+
+
+def test_an_error_names_the_parameter_of_the_file_at_fault(organization: Organization) -> None:
+    long_line = make_file(organization, b"x" * (MAX_LINE_BYTES + 1))
+    compressed = make_file(organization, gzip.compress(b"{}"))
+    for file, code in ((long_line, "line_too_long"), (compressed, "compressed_file")):
+        with pytest.raises(ApiError) as refusal:
+            normalise_held_out(file, base_model=make_base_model(), key="k")
+        assert (refusal.value.code, refusal.value.param) == (code, "held_out_file")
+        assert refusal.value.message.startswith("held_out_file")
 
 
 def prompt_row(number: int, content: str, **body: Any) -> dict[str, Any]:

@@ -203,15 +203,30 @@ def test_an_archive_without_a_valid_speculator_is_refused_and_leaves_nothing(
 
 
 def test_an_archive_that_is_too_large_when_unpacked_is_refused(
-    client: Client, organization: Organization, model: BaseModel, monkeypatch: pytest.MonkeyPatch
+    client: Client, organization: Organization, model: BaseModel, settings: Any
 ) -> None:
-    monkeypatch.setattr("control.workflows.speculators.services.MAX_BYTES", 1 << 16)
+    settings.SLIPSTREAM = get_config().model_copy(update={"max_weights_bytes": 1 << 16})
     bomb = zipped(**{"config.json": b"{}", "model.safetensors": bytes(1 << 17)})
     assert len(bomb) < 1 << 12
 
     error = import_speculator(client, organization, bomb, status=400)["error"]
 
     assert "at most 65,536 bytes" in error["message"]
+
+
+@pytest.mark.parametrize("direction", ["export", "import"])
+def test_a_speculator_that_is_too_large_is_not_converted_within_a_request(
+    client: Client, organization: Organization, speculator: Speculator, settings: Any, direction: str
+) -> None:
+    settings.SLIPSTREAM = get_config().model_copy(update={"max_weights_bytes": 100})
+
+    if direction == "export":
+        path = f"/v1/speculators/{speculator.pk}/export"
+        error = post(client, path, {"format": "specforge"}, status=413)["error"]
+    else:
+        error = import_speculator(client, organization, bytes(101), status=413)["error"]
+
+    assert error["code"] == "speculator_too_large"
 
 
 def test_a_small_archive_that_is_large_when_unpacked_is_refused(

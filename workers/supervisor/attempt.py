@@ -43,6 +43,7 @@ from control.workflows.pipelines.stages import pipelines_advance_after_job
 from workers.contracts import FailureClass
 from workers.supervisor.lease import Lease
 from workers.supervisor.outcomes import AttemptFailed, Cancelled, Draining, Paused
+from workers.supervisor.tidy import job_untidy
 
 log = structlog.get_logger(__name__)
 
@@ -94,6 +95,7 @@ def _run_attempt(claim: Claim, job: Job, stop: threading.Event, handlers: Mappin
                 _run_handler(attempt, handlers[job.kind])
             except LeaseLost:
                 log.warning("lease lost")
+                job_untidy(job_id)
                 metrics.job_leases_lost.labels(job.kind).inc()
         pipelines_advance_after_job(job_id=job_id)
 
@@ -187,6 +189,7 @@ def work_folders_sweep() -> None:
     for folder in _work_root().glob("*.*"):
         job_id, _, fence = folder.name.rpartition(".")
         if not Job.objects.filter(pk=job_id, fence=fence, status=Job.Status.RUNNING).exists():
+            job_untidy(job_id)
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -41,6 +41,7 @@ from workers.supervisor.batch import BatchHandler
 from workers.supervisor.evaluation import EvaluationHandler
 from workers.supervisor.guarded import run_guarded
 from workers.supervisor.model_check import ModelCheckHandler
+from workers.supervisor.tidy import jobs_tidy
 from workers.supervisor.training import TrainingHandler
 from workers.supervisor.transactions import transactions_limit
 from workers.supervisor.webhook_sender import WebhookSender
@@ -64,6 +65,7 @@ CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
     "review paused batches": (1, batches_review),
     "advance rollouts": (1, rollouts_reconcile),
     "tidy batches": (1, batches_tidy),
+    "tidy jobs": (1, jobs_tidy),
     "expire files": (6, files_expire),
     "expire uploads": (6, uploads_expire),
     "delete idempotency keys": (6, keys_purge),

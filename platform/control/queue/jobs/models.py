@@ -67,6 +67,12 @@ class Job(ProjectObject):
         max_length=400, blank=True, help_text="Prefix of the storage keys of the last committed checkpoint."
     )
 
+    has_stored_work = models.BooleanField(
+        default=True,
+        db_default=True,
+        help_text="Storage may contain objects of attempts, such as checkpoints; they are deleted after the job ends.",
+    )
+
     created_at = models.DateTimeField(auto_now_add=True)
     started_at = models.DateTimeField(null=True, blank=True)
     finished_at = models.DateTimeField(null=True, blank=True)
@@ -76,6 +82,11 @@ class Job(ProjectObject):
             models.Index(fields=["status", "organization", "-priority", "id"], name="job_turn"),
             models.Index(fields=["status", "cancel_requested_at"], name="job_to_cancel"),
             models.Index(fields=["organization", "-id"], name="job_page"),
+            models.Index(
+                fields=["finished_at"],
+                name="job_untidy",
+                condition=models.Q(has_stored_work=True, finished_at__isnull=False),
+            ),
         ]
 
     def __str__(self) -> str:

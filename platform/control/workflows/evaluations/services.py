@@ -43,7 +43,7 @@ def evaluation_create(
     queued_quota_check(organization.pk)  # to fail early
     identity, pipeline = evaluation_id(), pipeline_of(speculator)
     if prompts is not None:
-        rows_key = f"{organization.pk}/evaluations/{identity}/rows.jsonl"
+        rows_key = evaluation_rows_key(organization.pk, identity)
         normalise_held_out(prompts, base_model=speculator.base_model, key=rows_key, param="prompts_file")
     elif pipeline is not None:
         rows_key, prompts = held_out_key(organization.pk, pipeline.pk), pipeline.held_out_file
@@ -57,6 +57,11 @@ def evaluation_create(
         )
         audit_record("evaluation.create", evaluation)
     return evaluation
+
+
+def evaluation_rows_key(organization_id: str, evaluation_id: str) -> str:
+    """The storage key of the prompts that the request named, which are deleted when the job has ended."""
+    return f"{organization_id}/evaluations/{evaluation_id}/rows.jsonl"
 
 
 def evaluation_start(

@@ -1,0 +1,53 @@
+"""Deletes what the attempts at a job stored below `jobs/ID`, once the job has ended, except for its result.
+
+A killed attempt, or one that has lost its lease, may store objects after the job has ended and was tidied. `job_untidy`
+marks the job for another round.
+"""
+
+from control.core.storage.backends import get_storage
+from control.models.catalog.models import Speculator
+from control.queue.jobs.models import Job
+from control.workflows.evaluations.models import Evaluation
+from control.workflows.evaluations.services import evaluation_rows_key
+
+JOBS_A_ROUND = 20
+
+
+def jobs_tidy() -> int:
+    """Returns: the number of jobs whose objects were deleted.
+
+    A job's row is changed after its objects are deleted, so a crash in between only repeats the deletion.
+    """
+    untidy = Job.objects.filter(has_stored_work=True, finished_at__isnull=False)
+    jobs = list(untidy.order_by("finished_at")[:JOBS_A_ROUND])
+    for job in jobs:
+        _delete_work(job)
+        Job.objects.filter(pk=job.pk).update(has_stored_work=False)
+    return len(jobs)
+
+
+def job_untidy(job_id: str) -> None:
+    Job.objects.filter(pk=job_id).update(has_stored_work=True)
+
+
+def _delete_work(job: Job) -> None:
+    storage, folder = get_storage(), f"jobs/{job.pk}"
+    result = _result_prefix(job)
+    for name in {name.partition("/")[0] for name in storage.sizes(folder)}:
+        if f"{folder}/{name}" != result:
+            storage.delete_folder(f"{folder}/{name}")
+    evaluation = Evaluation.objects.filter(job=job).first()
+    if evaluation is not None:
+        storage.delete(evaluation_rows_key(evaluation.organization_id, evaluation.pk))
+
+
+def _result_prefix(job: Job) -> str:
+    """The prefix of the storage keys that another row names; empty if the job has no such result."""
+    match job.kind:
+        case Job.Kind.TRAINING:
+            prefixes = Speculator.objects.filter(pk=job.params.get("speculator_id")).values_list("storage_prefix")
+        case Job.Kind.EVALUATION:
+            prefixes = Evaluation.objects.filter(job=job).values_list("plots_prefix")
+        case _:
+            return ""
+    return "".join(prefix for (prefix,) in prefixes)

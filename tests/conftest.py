@@ -9,7 +9,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,6 +57,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"{len(_skipped_files)} files skipped, because these packages are missing: {packages}"
         )
+
+
+@pytest.fixture
+def progress(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Returns a function that shows a line at once. Without -v, as in `make test`, it shows nothing."""
+    plugins = request.config.pluginmanager
+    terminal, capture = plugins.getplugin("terminalreporter"), plugins.getplugin("capturemanager")
+
+    def show(line: str) -> None:
+        if request.config.get_verbosity() >= 0:
+            with capture.global_and_fixture_disabled():
+                terminal.ensure_newline()
+                terminal.write_line(f"  {line}")
+                terminal.flush()
+
+    return show
 
 
 _test_database = os.environ.get("SLIPSTREAM_TEST_DATABASE", "sqlite")

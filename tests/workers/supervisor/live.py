@@ -91,6 +91,9 @@ class LiveStack:
         log = self.data_dir / f"worker-{self.workers.index(worker)}.log"
         return worker.poll() is None and "worker started" in log.read_text()
 
+    def has_job(self, worker: subprocess.Popen[bytes]) -> bool:
+        return Job.objects.filter(status=Job.Status.RUNNING, worker__contains=f"-{worker.pid}-").exists()
+
     def wait_for_committed_shards(self, job_id: str, count: int) -> None:
         self.wait_until(lambda: num_committed(job_id) >= count, 30)
 

@@ -7,7 +7,7 @@ import sqlite3
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def check_result(stack: LiveStack, batch: Batch, contents: list[str]) -> Job:
 
 @pytest.mark.parametrize("num_kills", [10, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
 def test_a_batch_has_each_row_once_after_workers_are_killed_at_random_moments(
-    short_leases: LiveStack, num_kills: int
+    short_leases: LiveStack, num_kills: int, progress: Callable[[str], None]
 ) -> None:
     batch, contents, child = make_long_batch(short_leases)
     for _ in range(NUM_WORKERS):
@@ -87,6 +87,7 @@ def test_a_batch_has_each_row_once_after_workers_are_killed_at_random_moments(
         next_claim = JobEvent.objects.filter(job_id=batch.job_id, type="claimed", data__fence=fence + 1)
         short_leases.wait_until(next_claim.exists, 40)
         reclaim_seconds.append((next_claim.get().created_at - killed_at).total_seconds())
+        progress(f"killed {len(reclaim_seconds)} of {num_kills} workers")
 
     job = check_result(short_leases, batch, contents)
 

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.soak
 
 CONTENTS = [f"prompt {number}" for number in range(100)]
 NUM_RESTARTS, SECONDS_BETWEEN, GRACE_SECONDS = 30, 10, 20
+MIN_UNFINISHED = 4  # more jobs than workers, so that each worker has one when it is stopped
 
 
 def num_events(job_id: str, kind: str) -> int:
@@ -28,18 +30,24 @@ def num_events(job_id: str, kind: str) -> int:
 
 
 @pytest.mark.timeout(1200)
-def test_no_job_is_lost_or_retried_while_workers_are_restarted_one_after_the_other(stack: LiveStack) -> None:
+def test_no_job_is_lost_or_retried_while_workers_are_restarted_one_after_the_other(
+    stack: LiveStack, progress: Callable[[str], None]
+) -> None:
     child = "--row-seconds 0.1"
     workers = [stack.start_worker(child=child) for _ in range(2)]
-    batches = []
-    for _ in range(NUM_RESTARTS):
-        batches.append(stack.make_batch(CONTENTS))
+    batches: list[Batch] = []
+    unfinished = Job.objects.filter(finished_at=None)
+    for number in range(1, NUM_RESTARTS + 1):
+        batches += [stack.make_batch(CONTENTS) for _ in range(MIN_UNFINISHED - unfinished.count())]
         time.sleep(SECONDS_BETWEEN)
         workers.append(stack.start_worker(child=child))
         stack.wait_until(lambda: stack.is_started(workers[-1]), 60)
+        batches += [stack.make_batch(CONTENTS) for _ in range(MIN_UNFINISHED - unfinished.count())]
         oldest = workers.pop(0)
+        stack.wait_until(lambda worker=oldest: stack.has_job(worker), 60)  # type: ignore[misc]
         oldest.terminate()
         assert oldest.wait(GRACE_SECONDS) == 0
+        progress(f"restarted {number} of {NUM_RESTARTS} workers")
 
     stack.wait_for_jobs([batch.job_id for batch in batches], timeout_seconds=600)
 
@@ -50,7 +58,8 @@ def test_no_job_is_lost_or_retried_while_workers_are_restarted_one_after_the_oth
         assert num_events(batch.job_id, "retried") == 0, "a restart counted as a failed attempt of the job"
         assert num_events(batch.job_id, "claimed") == num_events(batch.job_id, "released") + 1
     num_released = JobEvent.objects.filter(type="released").count()
-    assert num_released >= NUM_RESTARTS // 2, "too few restarted workers were working on a job"
+    # Not all: a worker that got SIGTERM during the last shard of a job completes the job instead.
+    assert num_released >= NUM_RESTARTS // 2, "too few restarted workers released the job that they were working on"
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])

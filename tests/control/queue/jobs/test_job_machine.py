@@ -1,5 +1,6 @@
 """Workers claim jobs, die or continue with an outdated claim, and customers pause and cancel jobs, in any order."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,9 +45,14 @@ class JobMachine(RuleBasedStateMachine):
     """
 
     organization: Any = None  # set by the test, which has access to the database
+    progress: Callable[[str], None]
+    num_started = 0
 
     def __init__(self) -> None:
         super().__init__()
+        JobMachine.num_started += 1
+        if JobMachine.num_started % 200 == 0:
+            self.progress(f"{JobMachine.num_started} sequences have started")
         self.job = submit(organization=type(self).organization)
         add_shards(self.job, 4, 4, 4)
         self.claims: list[Claim] = []
@@ -184,9 +190,11 @@ class JobMachine(RuleBasedStateMachine):
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("num_runs", [100, pytest.param(2_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
-def test_the_tables_of_jobs_stay_consistent_in_any_order_of_events(num_runs: int) -> None:
+def test_the_tables_of_jobs_stay_consistent_in_any_order_of_events(
+    num_runs: int, progress: Callable[[str], None]
+) -> None:
     assert connections["default"].in_atomic_block, "all runs are rolled back together"
-    JobMachine.organization = make_organization()
+    JobMachine.organization, JobMachine.progress = make_organization(), staticmethod(progress)
     checks = list(HealthCheck)
     machine: Any = JobMachine.TestCase
     machine.settings = settings(

@@ -45,9 +45,9 @@ def _result_prefix(job: Job) -> str:
     """The prefix of the storage keys that another row names; empty if the job has no such result."""
     match job.kind:
         case Job.Kind.TRAINING:
-            prefixes = Speculator.objects.filter(pk=job.params.get("speculator_id")).values_list("storage_prefix")
+            speculators = Speculator.objects.filter(pk=job.params.get("speculator_id"))
+            return speculators.values_list("storage_prefix", flat=True).first() or ""
         case Job.Kind.EVALUATION:
-            prefixes = Evaluation.objects.filter(job=job).values_list("plots_prefix")
+            return Evaluation.objects.filter(job=job).values_list("plots_prefix", flat=True).first() or ""
         case _:
             return ""
-    return "".join(prefix for (prefix,) in prefixes)

@@ -57,8 +57,6 @@ class Storage(Protocol):
         """Deletes all objects below `prefix`; if there are none, that is not an error."""
 
     def exists(self, key: str) -> bool: ...
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Returns the size in bytes of each object below a prefix, by relative name."""
 
 
 def get_storage() -> Storage:
@@ -128,9 +126,6 @@ class FolderStorage:
 
     def exists(self, key: str) -> bool:
         return self._path(key).is_file()
-
-    def sizes(self, prefix: str) -> dict[str, int]:
-        return {name: path.stat().st_size for path, name in _files_below(self._path(prefix))}
 
 
 def _files_below(folder: Path) -> Iterator[tuple[Path, str]]:

@@ -103,8 +103,12 @@ def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str
         for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
     )
     num_tokens = len(prompt.ids) + len(answer.ids)
-    shown = list(islice(tokens, num_shown))
-    return {"error": None, "num_tokens": num_tokens, "num_loss_tokens": len(answer.ids), "tokens": shown}
+    return {
+        "error": None,
+        "num_tokens": num_tokens,
+        "num_loss_tokens": len(answer.ids),
+        "tokens": list(islice(tokens, num_shown)),
+    }
 
 
 def main(folder: str, num_shown: int, cpu_seconds: int) -> int:

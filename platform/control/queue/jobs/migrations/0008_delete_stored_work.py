@@ -7,7 +7,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('accounts', '0006_bind_keys_to_members'),
-        ('jobs', '0006_add_chores'),
+        ('jobs', '0007_belong_to_projects'),
     ]
 
     operations = [

@@ -2,7 +2,8 @@
 
 EngineError
 ├── ModelNotLoadable      the folder holds no model that this engine supports
-│   └── QuantizedCheckpoint   the weights are quantized, and their scales would be ignored
+│   ├── QuantizedCheckpoint   the weights are quantized, and their scales would be ignored
+│   └── ModelTooLarge         the device has too little memory for the model and one sequence
 ├── SpeculatorNotLoadable the folder holds no speculator for this model
 ├── AdapterNotLoadable    the folder holds no LoRA adapter for this model
 ├── RequestTooLong        prompt and answer exceed the context or the cache
@@ -24,6 +25,10 @@ class ModelNotLoadable(EngineError, ValueError):
 
 class QuantizedCheckpoint(ModelNotLoadable):
     code = QUANTIZED_CHECKPOINT
+
+
+class ModelTooLarge(ModelNotLoadable):
+    code = "does_not_fit"
 
 
 class SpeculatorNotLoadable(EngineError, ValueError):

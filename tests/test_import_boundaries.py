@@ -8,7 +8,7 @@
     workers.model_folders  <-  engine, control                     (rules for the files of a model)
     workers.planning  <-  engine, control                          (plans of an engine's memory)
     control  ->  workers.contracts, .kinds, .hyperparameters,      (no torch in the web image)
-                 .exports, .model_folders, .parent_death
+                 .exports, .model_folders, .parent_death, .planning
     workers.supervisor  ->  control services, workers.contracts    (no torch in the supervisor)
 
 The folders directly below `control` are called rooms. A room may import the rooms that precede it in ROOMS, but not

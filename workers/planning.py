@@ -16,10 +16,11 @@ from typing import Any, Literal, Self
 
 WeightFormat = Literal["auto", "int8"]  # as `weights` of the engine
 DEFAULT_CONCURRENCY = 16
+DEFAULT_KV_BYTES = 1 << 30
 
 _MIB = 1 << 20
 _BLOCK = 32  # the CPU's kernels pad the outputs of a weight to a multiple of this number
-_UNKNOWN_LAYERS = frozenset({"kv_lora_rank", "n_routed_experts", "num_experts", "num_local_experts"})
+_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # the models of engine/models/dense.py
 _PREFILL_ROWS = 512  # rows of a pass that read prompts
 # A process of the engine without a model: measured on Linux with torch 2.13. The value for CUDA is an estimate.
 _RUNTIME_BYTES = {"cpu": 520 * _MIB, "cuda": 1024 * _MIB}
@@ -32,7 +33,7 @@ class UnknownSizes(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Sizes of a causal decoder with grouped-query attention."""
+    """Sizes of a dense decoder of Llama's family."""
 
     vocab_size: int
     hidden_size: int
@@ -48,8 +49,8 @@ class ModelSizes:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """`config`: config.json. Raises: UnknownSizes."""
-        if unknown := _UNKNOWN_LAYERS & config.keys():
-            raise UnknownSizes(f"the memory of a model with {min(unknown)} cannot be planned yet")
+        if config.get("model_type") not in _MODEL_TYPES:
+            raise UnknownSizes(f"the memory of a model of type {config.get('model_type')!r} cannot be planned")
         num_heads, hidden_size = _size(config, "num_attention_heads"), _size(config, "hidden_size")
         max_positions = _size(config, "max_position_embeddings")
         if config.get("model_type") == "mistral" or config.get("use_sliding_window"):
@@ -83,7 +84,7 @@ class Wanted:
     """What an engine is to do.
 
     device: `cpu` or `cuda`.
-    memory_bytes: memory of the device that the engine may use.
+    memory_bytes: memory of the device that the engine may use; None: the KV cache gets `DEFAULT_KV_BYTES`.
     context: tokens of the longest prompt and answer together; None: as long as the model allows and as fits.
     concurrency: maximum number of sequences that decode at once.
     draft_nodes: maximum number of draft nodes per sequence.
@@ -92,7 +93,7 @@ class Wanted:
     """
 
     device: str
-    memory_bytes: int
+    memory_bytes: int | None
     weights: WeightFormat = "auto"
     context: int | None = None
     concurrency: int = DEFAULT_CONCURRENCY
@@ -156,10 +157,11 @@ def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
         runtime=_RUNTIME_BYTES[wanted.device] + _GRAPH_BYTES[wanted.device],
         kv_cache=0,
     )
-    slots = min(usable_slots, (wanted.memory_bytes - fixed.total) // slot_bytes)
+    kv_bytes = DEFAULT_KV_BYTES if wanted.memory_bytes is None else wanted.memory_bytes - fixed.total
+    slots = min(usable_slots, kv_bytes // slot_bytes)
     if slots < least_slots:
         needed = Parts(**{**asdict(fixed), "kv_cache": least_slots * slot_bytes})
-        raise DoesNotFit(needed, memory_bytes=wanted.memory_bytes, context=least_slots - wanted.draft_nodes)
+        raise DoesNotFit(needed, memory_bytes=fixed.total + kv_bytes, context=least_slots - wanted.draft_nodes)
     return Plan(
         parts=Parts(**{**asdict(fixed), "kv_cache": slots * slot_bytes}),
         kv_slots=slots,

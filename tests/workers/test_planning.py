@@ -117,10 +117,10 @@ def test_a_config_without_a_needed_size_is_refused(name: str, value: Any) -> Non
         ModelSizes.of({**SMOLLM2, name: value})
 
 
-@pytest.mark.parametrize("name", ["kv_lora_rank", "n_routed_experts", "num_experts", "num_local_experts"])
-def test_a_model_with_latent_attention_or_experts_is_not_planned(name: str) -> None:
-    with pytest.raises(UnknownSizes, match=f"a model with {name} cannot be planned yet"):
-        ModelSizes.of({**SMOLLM2, name: 8})
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "mixtral", "gpt_neox", None])
+def test_only_dense_decoders_are_planned(model_type: str | None) -> None:
+    with pytest.raises(UnknownSizes, match=f"a model of type {model_type!r} cannot be planned"):
+        ModelSizes.of({**SMOLLM2, "model_type": model_type})
 
 
 def test_a_sliding_window_limits_the_context() -> None:

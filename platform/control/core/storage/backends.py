@@ -54,6 +54,8 @@ class Storage(Protocol):
         """Deletes all objects below `prefix`; if there are none, that is not an error."""
 
     def exists(self, key: str) -> bool: ...
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Returns the size in bytes of each object below a prefix, by relative name."""
 
 
 def get_storage() -> Storage:
@@ -118,6 +120,10 @@ class FolderStorage:
     def delete_folder(self, prefix: str) -> None:
         shutil.rmtree(self._path(prefix), ignore_errors=True)
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        root = self._path(prefix)
+        return {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*") if path.is_file()}
+
     def exists(self, key: str) -> bool:
         return self._path(key).is_file()
 
@@ -157,7 +163,7 @@ class S3Storage:
             self.get_file(f"{prefix}/{name}", path / checked_key(name))
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Returns the size in bytes of each object below a prefix, by relative name; "" lists the whole bucket."""
+        """As in `Storage`; "" lists the whole bucket."""
         base = f"{prefix}/" if prefix else ""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=base)
         items = [item for page in pages for item in page.get("Contents", [])]

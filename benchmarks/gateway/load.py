@@ -38,13 +38,27 @@ def _request(address: Address, line: str, body: dict[str, Any] | None) -> bytes:
 @asynccontextmanager
 async def connection(address: Address, request: bytes) -> AsyncIterator[asyncio.StreamReader]:
     """Sends the request, and reads the response up to the first byte of its body. The status must be 200."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-    try:
+    async with _connected(address) as (reader, writer):
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"{head.splitlines()[0].decode()}: {(await reader.read(500)).decode()}")
         yield reader
+
+
+async def response(address: Address, request: bytes) -> tuple[int, bytes]:
+    """Returns: the status and the body."""
+    async with _connected(address) as (reader, writer):
+        writer.write(request)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        return int(head.split()[1]), body
+
+
+@asynccontextmanager
+async def _connected(address: Address) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
+    try:
+        yield reader, writer
     finally:
         writer.close()
         with suppress(ConnectionError):

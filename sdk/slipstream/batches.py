@@ -41,6 +41,11 @@ class Batches(Resource[D]):
     def cancel(self, batch_id: str) -> Steps[Batch]:
         return self.http.post(Batch, path_of("batches", batch_id, "cancel"))
 
+    @procedure
+    def resume(self, batch_id: str) -> Steps[Batch]:
+        """Create a batch that continues a failed, expired or cancelled one: it copies finished rows free of charge."""
+        return self.http.post(Batch, path_of("batches", batch_id, "resume"))
+
     @iteration
     def results(self, batch_id: str, *, follow: bool = False) -> Items[dict[str, Any]]:
         """Yield the rows that are finished now, in input order. With `follow`, also wait for all other rows.

@@ -59,6 +59,8 @@ class Batch:
     paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses the batch
     cost: Mapping[str, Any] | None = None  # so far: value, currency
     quote_id: str | None = None
+    resumed_from: str | None = None  # the batch whose finished rows this one copies
+    rows_copied: int = 0  # the number of these rows, which `usage` and `cost` exclude
 
     @property
     def is_final(self) -> bool:

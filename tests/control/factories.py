@@ -14,7 +14,7 @@ from control.data.files.models import File
 from control.data.files.services import file_create
 from control.models.catalog.models import BaseModel
 from control.queue.jobs.models import Job
-from control.tenants.accounts.models import ApiKey, Organization
+from control.tenants.accounts.models import ApiKey, Organization, Project
 from control.tenants.administration.services import api_key_create, organization_create
 from control.tenants.authentication.caller import Caller
 
@@ -29,9 +29,9 @@ def make_key(organization: Organization | None = None, **values: Any) -> tuple[A
     return api_key_create(organization=organization or make_organization(), name="test", **values)
 
 
-def client_of(organization: Organization) -> Client:
-    """Django's test client with a key of the organization. It returns a 500 as a response and does not raise."""
-    _, token = make_key(organization)
+def client_of(organization: Organization, *, project: Project | None = None) -> Client:
+    """Django's test client with a key of the organization or project. It returns a 500 instead of raising."""
+    _, token = make_key(organization, project=project)
     return Client(raise_request_exception=False, headers={"Authorization": f"Bearer {token}"})
 
 

@@ -15,6 +15,12 @@ from django.db.migrations.loader import MigrationLoader
 # Maps the beginning of a reported incompatibility to the reason why the previous release works nevertheless.
 SAFE = {
     "batches.0002_count_unanswered_rows add": "there was no earlier release",
+    "idempotency.0003_belong_to_projects constraint idempotency_key_of_organization": (
+        "it is the constraint that the previous release has, for rows of no project"
+    ),
+    "idempotency.0003_belong_to_projects constraint idempotency_key_of_project": (
+        "the previous release writes no project"
+    ),
     "accounts.0004_require_member_ids alter public_id": "0003 has filled it, and the application sets it for new rows",
 }
 REMOVING_OPERATIONS = (

@@ -6,6 +6,7 @@ that takes a body. The tests fail for a route that lacks an entry.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -13,19 +14,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from control.tenants.accounts.models import Organization
+from control.tenants.accounts.models import Organization, Project
+from control.tenants.row_security.scope import as_tenant
 from tests.source_tree import ROOT
 
 
 class World:
-    """The example objects of one organization. Each attribute is created when it is first accessed.
+    """The example objects of an organization or project. Each attribute is created when it is first accessed.
 
-    Args: objects: attributes to use instead of the examples.
+    Args:
+        own_project: the project to which the objects belong; None: they belong to no project.
+        objects: attributes to use instead of the examples.
     """
 
-    def __init__(self, organization: Organization, **objects: Any) -> None:
-        self.organization = organization
-        self.tag = organization.pk[-8:]
+    def __init__(self, organization: Organization, own_project: Project | None = None, **objects: Any) -> None:
+        self.organization, self.own_project = organization, own_project
+        self.tag = (own_project or organization).pk[-8:]
+        if own_project is not None:
+            self.project = own_project
         vars(self).update(objects)
 
     def __getattr__(self, name: str) -> Any:
@@ -33,7 +39,8 @@ class World:
         makers = [vars(module)[name] for module in example_modules() if _declares(module, name)]
         if len(makers) != 1:
             raise AttributeError(f"{len(makers)} files examples.py declare the object {name!r}, not one")
-        setattr(self, name, made := makers[0](self))
+        with nullcontext() if self.own_project is None else as_tenant(self.organization.pk, self.own_project.pk):
+            setattr(self, name, made := makers[0](self))
         return made
 
     def id_of(self, parameter: str) -> str:

@@ -88,15 +88,17 @@ def test_the_memory_of_a_speculator_and_of_adapters_is_taken_from_the_kv_cache()
     device=st.sampled_from(["cpu", "cuda"]),
     sizes=st.sampled_from([SMALL, LARGE]),
 )
-def test_a_plan_keeps_to_its_memory_and_more_memory_never_serves_less(sizes: ModelSizes, **values: Any) -> None:
-    wanted = Wanted(**values)
+def test_a_plan_keeps_to_its_memory_and_more_memory_never_serves_less(
+    sizes: ModelSizes, memory_bytes: int, **values: Any
+) -> None:
+    wanted = Wanted(memory_bytes=memory_bytes, **values)
     planned = _plan_or_refusal(sizes, wanted)
     if isinstance(planned, DoesNotFit):
-        assert planned.parts.total > wanted.memory_bytes
+        assert planned.parts.total > memory_bytes
         return
-    richer = plan(sizes, replace(wanted, memory_bytes=wanted.memory_bytes + 10**9))
+    richer = plan(sizes, replace(wanted, memory_bytes=memory_bytes + 10**9))
 
-    assert planned.parts.total <= wanted.memory_bytes
+    assert planned.parts.total <= memory_bytes
     assert planned.num_sequences(planned.context) >= 1
     assert wanted.context is None or planned.context == min(wanted.context, sizes.max_positions)
     assert richer.kv_slots >= planned.kv_slots

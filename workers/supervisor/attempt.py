@@ -77,13 +77,14 @@ class Handler(Protocol):
 
 def run_attempt(claim: Claim, *, stop: threading.Event, handlers: Mapping[str, Handler]) -> None:
     """Works on a claimed job."""
-    with as_tenant(claim.organization_id):
-        _run_attempt(claim, stop, handlers)
+    with as_tenant(claim.organization_id, None):
+        job = Job.objects.select_related("organization").get(pk=claim.job_id)
+    with as_tenant(claim.organization_id, job.project_id):
+        _run_attempt(claim, job, stop, handlers)
 
 
-def _run_attempt(claim: Claim, stop: threading.Event, handlers: Mapping[str, Handler]) -> None:
+def _run_attempt(claim: Claim, job: Job, stop: threading.Event, handlers: Mapping[str, Handler]) -> None:
     job_id = claim.job_id
-    job = Job.objects.select_related("organization").get(pk=job_id)
     with _observed(claim, job):
         with _work_folder(claim) as folder, Lease(claim) as lease:
             log.info("job claimed", kind=job.kind, attempt=job.attempt)

@@ -49,7 +49,7 @@ class Lease:
         try:
             while not self._closed.wait(self._interval_seconds):
                 try:
-                    with as_tenant(self.claim.organization_id):
+                    with as_tenant(self.claim.organization_id, None):
                         if job_renew(claim=self.claim):
                             self.cancel_requested.set()
                     renewed_at = time.monotonic()

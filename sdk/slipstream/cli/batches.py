@@ -50,6 +50,14 @@ def cancel(context: typer.Context, batch_id: str) -> None:
 
 
 @app.command()
+def resume(context: typer.Context, batch_id: str) -> None:
+    """Continue a failed, expired or cancelled batch in a new one, which copies the finished rows free of charge."""
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.batches.resume(batch_id))
+
+
+@app.command()
 def results(
     context: typer.Context,
     batch_id: str,

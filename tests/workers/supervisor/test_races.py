@@ -8,12 +8,15 @@ import pytest
 from django.db import connection, transaction
 
 from control.billing.usage.services import usage_add
+from control.core.api.errors import ApiError
 from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_claim, job_claim_next, job_submit
 from control.queue.jobs.shards import ShardRows
 from control.queue.jobs.state import Claim
 from control.tenants.row_security.scope import Across, across_tenants
-from control.workflows.batches.services import batch_cancel, batch_commit_shard, batch_validate
+from control.workflows.batches.assemble import batch_assemble
+from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_cancel, batch_commit_shard, batch_resume, batch_validate
 from tests.control.factories import make_organization
 from tests.databases import needs_postgres
 from tests.workers.supervisor.live import LiveStack
@@ -91,6 +94,27 @@ def test_a_worker_claims_the_job_of_the_next_organization_if_the_first_ones_only
 
     assert claim is not None
     assert claim.job_id == max(first, second, key=lambda job: job.organization_id).pk
+
+
+@pytest.mark.parametrize("database_kind", ["sqlite", needs_postgres("postgresql")])
+def test_of_several_concurrent_resumptions_of_a_batch_one_is_accepted(stack: LiveStack) -> None:
+    batch = stack.make_batch(["a", "b"])
+    batch_validate(batch=batch)
+    batch_assemble(batch=batch, final="failed")
+    start, outcomes = threading.Barrier(4), list[str]()
+
+    def resume() -> None:
+        start.wait()
+        try:
+            outcomes.append(batch_resume(batch=Batch.objects.get(pk=batch.pk)).status)
+        except ApiError as error:
+            outcomes.append(str(error.code))
+
+    for thread in [in_thread(resume) for _ in range(4)]:
+        thread.join()
+
+    assert sorted(outcomes) == [*["batch_already_resumed"] * 3, "validating"]
+    assert batch.resumptions.count() == 1
 
 
 def in_thread(work: Callable[[], Any]) -> threading.Thread:

@@ -76,7 +76,9 @@ def record_events(stack: LiveStack) -> dict[str, list[str]]:
     for number in range(NUM_EVENTS):
         object_id = f"batch_{number % NUM_OBJECTS}"
         with transaction.atomic():
-            event = event_record(organization_id=stack.organization.pk, type="batch.in_progress", object_id=object_id)
+            event = event_record(
+                organization_id=stack.organization.pk, project_id=None, type="batch.in_progress", object_id=object_id
+            )
         ids[object_id].append(event.id)
     return ids
 

@@ -7,6 +7,7 @@ from django.db.models import Sum
 
 from control.billing.ledger.models import LedgerLine
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,7 @@ class LedgerTotal:
 
 def ledger_totals(organization: Organization, *, start: dt.datetime, end: dt.datetime) -> list[LedgerTotal]:
     """Sums the lines that ended within `[start, end)`, so that each line belongs to exactly one period."""
-    lines = LedgerLine.objects.filter(organization=organization, ended_at__gte=start, ended_at__lt=end)
+    lines = LedgerLine.objects.filter(visible(organization), ended_at__gte=start, ended_at__lt=end)
     rows = lines.values("subject", "device_kind").annotate(total=Sum("count"), cost=Sum("cost_nanousd"))
     return [
         LedgerTotal(

@@ -11,6 +11,7 @@ from control.billing.spending.models import SpendCap
 from control.billing.usage.models import MonthlySpend
 from control.core.api.lookup import one_of
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 from control.tenants.authentication.caller import Caller
 
 REACHED = "spend_cap_reached"
@@ -29,7 +30,7 @@ class CapReached:
 
 
 def spend_caps_list(organization: Organization) -> QuerySet[SpendCap]:
-    return SpendCap.objects.filter(organization=organization)
+    return SpendCap.objects.filter(visible(organization))
 
 
 def spend_cap_get(organization: Organization, cap_id: str) -> SpendCap:

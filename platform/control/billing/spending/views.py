@@ -28,7 +28,7 @@ class SpendCapsView(OrganizationView):
         """
         cap = spend_cap_create(
             organization=self.organization,
-            project=None if body.project_id is None else project_get(self.organization, body.project_id),
+            project=self.key.project if body.project_id is None else project_get(self.organization, body.project_id),
             nanousd=nanousd(body.amount),
         )
         return SpendCapObject.of(cap)

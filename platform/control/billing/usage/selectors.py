@@ -11,6 +11,7 @@ from django.db.models.functions import TruncDay, TruncHour, TruncMinute
 from control.billing.usage.models import Price, UsageRecord
 from control.core.api.errors import ApiError
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 
 FREE = Price(base_model_id="", input_nanousd=0, output_nanousd=0)
 COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "requests", "input_nanousd", "output_nanousd")
@@ -88,7 +89,7 @@ def usage_buckets(
     organization: Organization, *, window: Window, group_by: Sequence[str] = (), usage_filter: UsageFilter | None = None
 ) -> list[Bucket]:
     """Returns all buckets of the window, including those without usage."""
-    records = UsageRecord.objects.filter(organization=organization, minute__gte=window.start, minute__lt=window.end)
+    records = UsageRecord.objects.filter(visible(organization), minute__gte=window.start, minute__lt=window.end)
     rows = (
         (usage_filter or UsageFilter())
         .apply(records)
@@ -106,7 +107,7 @@ def usage_buckets(
 
 
 def usage_total(organization: Organization, *, start: dt.datetime, end: dt.datetime) -> Sums:
-    records = UsageRecord.objects.filter(organization=organization, minute__gte=start, minute__lt=end)
+    records = UsageRecord.objects.filter(visible(organization), minute__gte=start, minute__lt=end)
     sums = records.aggregate(**{f"sum_{name}": Sum(name) for name in COUNTS})
     return Sums({}, {name: sums[f"sum_{name}"] or 0 for name in COUNTS})
 

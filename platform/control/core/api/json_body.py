@@ -4,12 +4,12 @@ refused with `invalid_json`     NaN and Infinity, numbers too large for a float 
 refused with `invalid_value`    strings with lone surrogates or zero bytes, which PostgreSQL cannot store
 """
 
-import json
 from collections.abc import Mapping
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 from rest_framework.parsers import BaseParser
 
+from control.core.api import strict_json
 from control.core.api.errors import ApiError
 
 MAX_DEPTH = 64
@@ -18,18 +18,9 @@ MAX_DEPTH = 64
 def parse_json(raw: bytes) -> Any:
     """Parses a body without checking its strings. Raises: ApiError: 400."""
     try:
-        return json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_float=_finite)
-    except (ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8, or too many digits
-        raise ApiError(400, f"The request body must be JSON{_reason(error)}.", "invalid_json") from error
-
-
-def is_text(value: str) -> bool:
-    """Returns whether the string can be encoded as UTF-8 and stored in PostgreSQL."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in value
+        return strict_json.loads(raw)
+    except strict_json.NotJson as error:
+        raise ApiError(400, f"The request body must be JSON{error}.", "invalid_json") from error
 
 
 class StrictJsonParser(BaseParser):
@@ -63,28 +54,7 @@ def _check(value: Any, *, path: str, depth: int) -> None:
 
 
 def _check_text(text: str, path: str) -> None:
-    if not is_text(text):
+    if not strict_json.is_text(text):
         param = path.removeprefix(".") or None
         message = f"{param or 'the body'} contains a zero byte or a lone surrogate"
         raise ApiError(400, message, "invalid_value", param)
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if number in (float("inf"), float("-inf")):
-        raise ValueError(f"the number {digits[:40]} is too large")
-    return number
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _reason(error: ValueError | RecursionError) -> str:
-    match error:
-        case RecursionError():
-            return ", nested less deeply"
-        case UnicodeDecodeError():
-            return " in UTF-8"
-        case _:
-            return f": {str(error).partition(';')[0]}"  # the text after ";" is about Python's limit on digits

@@ -36,6 +36,7 @@ http_request_seconds = _histogram(
     "route",
 )
 tokens = _counter("tokens", "Billed tokens of requests to models.", "source", "direction")
+reservations_exceeded = _counter("reservations_exceeded", "Requests that cost more than they reserved under a cap.")
 
 wakeups = _counter("wakeups", "Checks of the queue, by whether a job was claimed.", "outcome")
 job_claims = _counter("job_claims", "Started attempts.", "kind")

@@ -4,9 +4,10 @@ from django.db import models
 
 from control.core.ids import file_id
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 
 
-class File(models.Model):
+class File(ProjectObject):
     class Purpose(models.TextChoices):
         BATCH = "batch"
         BATCH_OUTPUT = "batch_output"

@@ -6,11 +6,12 @@ from django.utils import timezone
 from control.core.api.errors import ApiError
 from control.data.files.models import File
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 
 
 def files_list(organization: Organization, *, purpose: str | None = None) -> QuerySet[File]:
     files = File.objects.filter(Q(expires_at=None) | Q(expires_at__gt=timezone.now()), deleted_at=None)
-    files = files.filter(organization=organization)
+    files = files.filter(visible(organization))
     return files if purpose is None else files.filter(purpose=purpose)
 
 

@@ -5,9 +5,10 @@ from django.db import models
 from control.core.ids import upload_id, upload_part_id
 from control.data.files.models import File
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 
 
-class Upload(models.Model):
+class Upload(ProjectObject):
     class Status(models.TextChoices):
         PENDING = "pending"
         COMPLETED = "completed"

@@ -6,11 +6,12 @@ from django.db.models.functions import Now
 from control.core.api.errors import ApiError
 from control.data.uploads.models import Upload, UploadPart
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 
 
 def upload_get(organization: Organization, upload_id: str) -> Upload:
     """Raises: ApiError: 404, also for another organization's upload."""
-    upload = Upload.objects.filter(organization=organization, pk=upload_id).select_related("file").first()
+    upload = Upload.objects.filter(visible(organization), pk=upload_id).select_related("file").first()
     if upload is None:
         raise ApiError(404, f"No such Upload object: {upload_id[:80]}", "upload_not_found", "upload_id")
     return upload

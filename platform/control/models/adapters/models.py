@@ -5,9 +5,10 @@ from django.db import models
 from control.core.ids import adapter_id
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 
 
-class Adapter(models.Model):
+class Adapter(ProjectObject):
     id = models.CharField(primary_key=True, max_length=40, default=adapter_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="adapters")
     base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="adapters")

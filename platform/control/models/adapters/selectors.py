@@ -7,10 +7,11 @@ from django.db.models import QuerySet
 from control.core.api.lookup import one_of
 from control.models.adapters.models import Adapter
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 
 
 def adapters_list(organization: Organization) -> QuerySet[Adapter]:
-    return Adapter.objects.filter(organization=organization).select_related("base_model")
+    return Adapter.objects.filter(visible(organization)).select_related("base_model")
 
 
 def adapter_get(organization: Organization, adapter_id: str, param: str = "adapter_id") -> Adapter:

@@ -16,6 +16,7 @@ from control.queue.jobs.services import job_submit
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
 from control.tenants.events.services import event_record
+from control.tenants.row_security.scope import current_project
 
 Status = BaseModel.Status
 
@@ -40,9 +41,11 @@ def base_model_submit(*, organization: Organization, name: str, source: str) -> 
 
 @audited("base_model.delete")
 def base_model_delete(*, base_model: BaseModel, organization: Organization) -> None:
-    """Raises: ApiError: 403, the model is shared by all organizations; 409, other objects use it."""
-    if base_model.organization_id != organization.pk:
-        message = f"{base_model.name!r} is shared by all organizations; you cannot delete it."
+    """Raises: ApiError: 403, the model is shared by all organizations or projects; 409, other objects use it."""
+    is_shared_by_projects = current_project() not in (None, base_model.project_id)
+    if base_model.organization_id != organization.pk or is_shared_by_projects:
+        whom = "projects" if base_model.organization_id == organization.pk else "organizations"
+        message = f"{base_model.name!r} is shared by all {whom}; you cannot delete it."
         raise ApiError(403, message, "base_model_shared", "model_id")
     try:
         with transaction.atomic():
@@ -66,4 +69,9 @@ def _finish_check(base_model: BaseModel, to: BaseModel.Status, **values: object)
     """Ends the check. A second call, by a worker whose lease expired, changes nothing."""
     if BaseModel.objects.filter(pk=base_model.pk, status=Status.CHECKING).update(status=to, **values):
         assert base_model.organization_id is not None, "operators register shared models, which no job checks"
-        event_record(organization_id=base_model.organization_id, type=f"base_model.{to.value}", object_id=base_model.pk)
+        event_record(
+            organization_id=base_model.organization_id,
+            project_id=base_model.project_id,
+            type=f"base_model.{to.value}",
+            object_id=base_model.pk,
+        )

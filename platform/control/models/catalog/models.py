@@ -5,9 +5,10 @@ from django.db.models import Q
 
 from control.core.ids import base_model_id, speculator_id
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 
 
-class BaseModel(models.Model):
+class BaseModel(ProjectObject):
     """A target model: a local folder of safetensors. If `organization` is null, every organization may use it."""
 
     class Status(models.TextChoices):
@@ -50,7 +51,7 @@ class BaseModel(models.Model):
         return self.name
 
 
-class Speculator(models.Model):
+class Speculator(ProjectObject):
     class Status(models.TextChoices):
         TRAINING = "training"
         READY = "ready"

@@ -5,6 +5,7 @@ from django.db.models import Q, QuerySet
 from control.core.api.errors import ApiError
 from control.models.catalog.models import BaseModel, Speculator
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 
 
 def base_models_list(organization: Organization) -> QuerySet[BaseModel]:
@@ -14,9 +15,9 @@ def base_models_list(organization: Organization) -> QuerySet[BaseModel]:
 
 def registered_models_list(organization: Organization) -> QuerySet[BaseModel]:
     """Like `base_models_list`, but also models that are being checked or were refused."""
-    ready = BaseModel.objects.filter(organization=organization, status=BaseModel.Status.READY)
-    visible = Q(organization=organization) | Q(organization=None) & ~Q(name__in=ready.values("name"))
-    return BaseModel.objects.filter(visible)
+    own = visible(organization, also_of_no_project=True)
+    ready = BaseModel.objects.filter(own, status=BaseModel.Status.READY)
+    return BaseModel.objects.filter(own | Q(organization=None) & ~Q(name__in=ready.values("name")))
 
 
 def base_model_get(organization: Organization, name: str) -> BaseModel:
@@ -42,7 +43,7 @@ def base_model_by_id(organization: Organization, model_id: str) -> BaseModel:
 
 def speculators_list(organization: Organization) -> QuerySet[Speculator]:
     existing = Speculator.objects.exclude(status=Speculator.Status.DELETED)
-    return existing.filter(organization=organization).select_related("base_model")
+    return existing.filter(visible(organization)).select_related("base_model")
 
 
 def speculator_get(organization: Organization, speculator_id: str) -> Speculator:

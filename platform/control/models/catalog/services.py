@@ -72,7 +72,10 @@ def _finish_training(speculator: Speculator, to: Speculator.Status, **values: An
     with transaction.atomic():
         if Speculator.objects.filter(pk=speculator.pk, status=Status.TRAINING).update(status=to, **values):
             event_record(
-                organization_id=speculator.organization_id, type=f"speculator.{to.value}", object_id=speculator.pk
+                organization_id=speculator.organization_id,
+                project_id=speculator.project_id,
+                type=f"speculator.{to.value}",
+                object_id=speculator.pk,
             )
     speculator.refresh_from_db()
     return speculator

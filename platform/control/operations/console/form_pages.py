@@ -85,7 +85,7 @@ def _form_page(
     )
     if form.is_valid():
         try:
-            with as_tenant(organization.pk):
+            with as_tenant(organization.pk, None):
                 created = console_form.run(subject, parse_request(console_form.request, form.body()))
         except ApiError as error:
             form.refuse(error.message, error.param or "")

@@ -8,9 +8,10 @@ from django.db import models
 
 from control.core.ids import job_id
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 
 
-class Job(models.Model):
+class Job(ProjectObject):
     class Kind(models.TextChoices):
         BATCH = "batch"
         TRAINING = "training"

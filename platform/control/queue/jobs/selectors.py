@@ -9,12 +9,13 @@ from django.utils import timezone
 from control.core.api.errors import ApiError
 from control.queue.jobs.models import Job, JobEvent, JobShard, Worker
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 
 SILENT_SECONDS = 30.0  # a worker that sends no heartbeat for so long counts as dead
 
 
 def jobs_list(organization: Organization) -> QuerySet[Job]:
-    return Job.objects.filter(organization=organization)
+    return Job.objects.filter(visible(organization))
 
 
 def job_get(organization: Organization, job_id: str) -> Job:

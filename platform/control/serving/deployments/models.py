@@ -5,9 +5,10 @@ from django.db import models
 from control.core.ids import deployment_id
 from control.models.catalog.models import BaseModel, Speculator
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 
 
-class Deployment(models.Model):
+class Deployment(ProjectObject):
     class Desired(models.TextChoices):
         RUNNING = "running"
         STOPPED = "stopped"

@@ -10,11 +10,12 @@ from control.core.api.lookup import one_of
 from control.models.catalog.selectors import base_models_list
 from control.serving.deployments.models import Deployment
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 
 
 def deployments_list(organization: Organization, *, only: Sequence[str] | None = None) -> QuerySet[Deployment]:
     """Args: only: ids of the deployments to which the caller's key is restricted; None: it is not restricted."""
-    rows = Deployment.objects.filter(organization=organization, deleted_at=None, canary_of=None)
+    rows = Deployment.objects.filter(visible(organization), deleted_at=None, canary_of=None)
     if only is not None:
         rows = rows.filter(pk__in=only)
     return rows.select_related("base_model", "speculator").prefetch_related("adapters")

@@ -70,7 +70,12 @@ def deployment_create(
         raise ApiError(409, f"There is already a deployment named {name!r}.", "name_taken", "name") from error
     deployment.adapters.set(adapters)
     usage_attribute(job_id=deployment.pk, organization_id=organization.pk)
-    event_record(organization_id=organization.pk, type="deployment.provisioning", object_id=deployment.pk)
+    event_record(
+        organization_id=organization.pk,
+        project_id=deployment.project_id,
+        type="deployment.provisioning",
+        object_id=deployment.pk,
+    )
     return deployment
 
 
@@ -208,6 +213,7 @@ def canary_create(*, deployment: Deployment, speculator: Speculator) -> Deployme
     _check_speculator(speculator, deployment.base_model)
     canary = Deployment.objects.create(
         organization=deployment.organization,
+        project_id=deployment.project_id,
         name=f"canary-{deployment.pk}",
         base_model=deployment.base_model,
         speculator=speculator,

@@ -53,7 +53,10 @@ def transition(
             return False
         if is_news:
             event_record(
-                organization_id=deployment.organization_id, type=f"deployment.{to.value}", object_id=deployment.pk
+                organization_id=deployment.organization_id,
+                project_id=deployment.project_id,
+                type=f"deployment.{to.value}",
+                object_id=deployment.pk,
             )
     deployment.refresh_from_db()
     return True

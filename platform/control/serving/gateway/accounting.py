@@ -121,7 +121,7 @@ def _write_group(organization_id: str, ended: Sequence[Ended]) -> bool:
     """Returns whether the caller is done with these requests; if not, it must try again."""
     is_committing = False
     try:
-        with as_tenant(organization_id), transaction.atomic():
+        with as_tenant(organization_id, None), transaction.atomic():
             _record(ended)
             is_committing = True
     except (OperationalError, InterfaceError):
@@ -180,7 +180,7 @@ def _capture(organization_id: str, ended: Sequence[Ended]) -> None:
     if not candidates:
         return
     try:
-        with as_tenant(organization_id):
+        with as_tenant(organization_id, None):
             since = captures_since({one.named_id for _, one in candidates})
             for body, one in candidates:
                 if one.named_id in since and one.at >= since[one.named_id]:
@@ -192,5 +192,5 @@ def _capture(organization_id: str, ended: Sequence[Ended]) -> None:
 def _renew(reservations: dict[str, str]) -> None:
     for organization_id in set(reservations.values()):
         mine = [reservation for reservation, owner in reservations.items() if owner == organization_id]
-        with as_tenant(organization_id):
+        with as_tenant(organization_id, None):
             reservations_renew(mine)

@@ -14,7 +14,9 @@ from control.core.api.body_limit import Receive, Scope, Send
 from control.core.database_threads import DatabaseThreads
 from control.core.settings.config import get_config
 from control.serving.gateway.accounting import Accounts, Ended
+from control.serving.gateway.completion_request import CompletionRequest
 from control.serving.gateway.handler import UnreadHandler, UnreadRequest
+from control.serving.gateway.large_bodies import BodyReader
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Routes
 from control.serving.gateway.serving import serve
@@ -46,6 +48,7 @@ class Gateway:
             await asyncio.wait(self._requests, timeout=CLOSE_SECONDS)
         if self._state is not None:
             await self._state.accounts.close()
+            await self._state.bodies.close()
         self._state = None
 
     async def _view(self, request: UnreadRequest) -> HttpResponseBase:
@@ -60,6 +63,7 @@ class _State:
         self.routes = Routes(threads.run)
         self.open_requests = OpenRequests()
         self.accounts = Accounts(threads)
+        self.bodies = BodyReader()
 
 
 class _Backend:
@@ -72,8 +76,11 @@ class _Backend:
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return await self._state.threads.run(function, *args, **kwargs)
 
-    async def read_body(self) -> bytes:
-        return await self._request.read_body(get_config().max_body_bytes)
+    async def receive_body(self, add: Callable[[int], None]) -> bytes:
+        return await self._request.read_body(get_config().max_body_bytes, add)
+
+    async def read_body(self, raw: bytes, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
+        return await self._state.bodies.read(raw, organization_id=organization_id)
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
         self._state.accounts.begin(caller, reservation_id)

@@ -1,9 +1,12 @@
 """The response that passes an engine's events on."""
 
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from django.http import StreamingHttpResponse
+
+from control.core.api.errors import ApiError
 
 
 class EventStream(StreamingHttpResponse):
@@ -15,3 +18,7 @@ class EventStream(StreamingHttpResponse):
     def __init__(self, events: AsyncGenerator[bytes], **values: Any) -> None:
         super().__init__(events, **values)
         self.events = events
+
+
+def error_event(error: ApiError) -> bytes:
+    return b"data: " + json.dumps(error.body(), separators=(",", ":")).encode() + b"\n\n"

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import lru_cache, reduce
 from io import BytesIO
+from typing import Any
 
 import structlog
 from django.core.exceptions import DisallowedHost, RequestAborted
@@ -27,13 +28,16 @@ from control.core.api.errors import ApiError, error_response, server_error
 from control.core.api.outage import response_to_outage
 from control.core.api.request_id import RequestIdMiddleware
 from control.core.observability.requests import RequestsMiddleware
-from control.serving.gateway.event_stream import EventStream
+from control.serving.gateway.event_stream import EventStream, error_event
 from control.tenants.authentication.rate_limits import RateLimitMiddleware
 from control.tenants.row_security.middleware import TenancyMiddleware
 
 log = structlog.get_logger(__name__)
 
 _MIDDLEWARE = (RequestIdMiddleware, RequestsMiddleware, TenancyMiddleware, RateLimitMiddleware)  # outermost first
+
+BODY_SECONDS = 30.0  # the same as in the engine's server
+LAST_EVENT_SECONDS = 1.0  # at a shutdown, for a caller who does not read
 
 
 class UnreadRequest(ASGIRequest):
@@ -44,12 +48,25 @@ class UnreadRequest(ASGIRequest):
         self.resolver_match = _match(self.path)
         self.receive = receive
         self.is_read = asyncio.Event()
+        self.is_gone = False  # whether the caller has disconnected
 
-    async def read_body(self, limit: int) -> bytes:
-        """Raises: ApiError: 413, the body has more than `limit` bytes; RequestAborted: the caller has disconnected."""
+    async def read_body(self, limit: int, add: Callable[[int], None]) -> bytes:
+        """Calls `add` with the length of each part, which may raise.
+
+        Raises: ApiError: 408, the body did not arrive within `BODY_SECONDS`; 413, it has more than `limit` bytes.
+        RequestAborted: the caller has disconnected.
+        """
         announced = self.headers.get("Content-Length", "0")
         if announced.isdigit() and int(announced) > limit:
             raise too_large(limit)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await self._receive_body(limit, add)
+        except TimeoutError as error:
+            message = f"The request body did not arrive within {BODY_SECONDS:g} s."
+            raise ApiError(408, message, "request_timeout") from error
+
+    async def _receive_body(self, limit: int, add: Callable[[int], None]) -> bytes:
         parts, num_bytes, more = [], 0, True
         while more:
             message = await self.receive()
@@ -59,6 +76,7 @@ class UnreadRequest(ASGIRequest):
             num_bytes += len(parts[-1])
             if num_bytes > limit:
                 raise too_large(limit)
+            add(len(parts[-1]))
             more = message.get("more_body", False)
         self.is_read.set()
         return b"".join(parts)
@@ -82,10 +100,18 @@ class UnreadHandler:
             await _send(_bad_request(), send)
             return
         async with _cancelled_on_disconnect(request):
-            response = await self._serve(request)
+            try:
+                response = await self._serve(request)
+            except asyncio.CancelledError:
+                if not request.is_gone:
+                    await _send(error_response(_shut_down()), send)
+                raise
             if not request.is_read.is_set():
                 response.headers["Connection"] = "close"  # the rest of the body is not read
-            await _send(response, send)
+            if isinstance(response, EventStream):
+                await _send_stream(request, response, send)
+            else:
+                await _send(response, send)
 
     async def _guarded(self, request: UnreadRequest) -> HttpResponseBase:
         """Redirects requests without TLS in production, turns exceptions into responses, and adds security headers."""
@@ -113,15 +139,14 @@ class UnreadHandler:
 @asynccontextmanager
 async def _cancelled_on_disconnect(request: UnreadRequest) -> AsyncIterator[None]:
     """Cancels the block when the caller disconnects; the block's exception for that ends here."""
-    task, is_gone = asyncio.current_task(), False
+    task = asyncio.current_task()
     assert task is not None
 
     async def watch() -> None:
-        nonlocal is_gone
         await request.is_read.wait()
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        is_gone = True
+        request.is_gone = True
         task.cancel()
 
     watcher = asyncio.create_task(watch())
@@ -130,7 +155,7 @@ async def _cancelled_on_disconnect(request: UnreadRequest) -> AsyncIterator[None
     except RequestAborted:
         pass
     except asyncio.CancelledError:
-        if not is_gone:
+        if not request.is_gone:
             raise
         task.uncancel()
     finally:
@@ -138,22 +163,37 @@ async def _cancelled_on_disconnect(request: UnreadRequest) -> AsyncIterator[None
 
 
 async def _send(response: HttpResponseBase, send: Send) -> None:
-    headers = [(name.lower().encode("ascii"), value.encode("latin1")) for name, value in response.items()]
-    start = {"type": "http.response.start", "status": response.status_code, "headers": headers}
-    if not isinstance(response, EventStream):
-        assert isinstance(response, HttpResponse)
-        await send(start)
-        await send({"type": "http.response.body", "body": response.content})
-        return
-    async with aclosing(response.events):
-        # The generator is started before anything else is awaited. If this task were cancelled before the start, the
-        # generator's `finally` would not run, and the request would never end.
-        part = await anext(response.events, b"")
-        await send(start)
-        while part:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+    assert isinstance(response, HttpResponse)
+    await send(_start_of(response))
+    await send({"type": "http.response.body", "body": response.content})
+
+
+async def _send_stream(request: UnreadRequest, response: EventStream, send: Send) -> None:
+    """At a shutdown, the server cancels this task. The stream then ends with an error event."""
+    try:
+        async with aclosing(response.events):
+            # The generator is started before anything else is awaited. If this task were cancelled before the start,
+            # the generator's `finally` would not run, and the request would never end.
             part = await anext(response.events, b"")
-        await send({"type": "http.response.body"})
+            await send(_start_of(response))
+            while part:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+                part = await anext(response.events, b"")
+            await send({"type": "http.response.body"})
+    except asyncio.CancelledError:
+        if not request.is_gone:
+            async with asyncio.timeout(LAST_EVENT_SECONDS):
+                await send({"type": "http.response.body", "body": error_event(_shut_down())})
+        raise
+
+
+def _start_of(response: HttpResponseBase) -> dict[str, Any]:
+    headers = [(name.lower().encode("ascii"), value.encode("latin1")) for name, value in response.items()]
+    return {"type": "http.response.start", "status": response.status_code, "headers": headers}
+
+
+def _shut_down() -> ApiError:
+    return ApiError(503, "The server is shutting down. Try again.", "server_draining", headers={"Retry-After": "1"})
 
 
 def _bad_request() -> HttpResponse:

@@ -2,52 +2,21 @@
 
 An answer that is not streamed has the counts in `usage`. A stream has them in its last chunk, if the caller requested
 that; but a caller who disconnects earlier never gets this chunk. To count the tokens of an interrupted stream as well,
-the gateway requests `usage` in every chunk. It removes `usage` from the chunks for which the caller did not request it,
-because clients add up all usage that they see.
+the gateway requests `usage` in every chunk (`completion_request`). It removes `usage` from the chunks for which the
+caller did not request it, because clients add up all usage that they see.
 """
 
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Self
 
 from control.billing.usage.services import Tokens
+from control.serving.gateway.completion_request import UsageOptions
 
 Count = Callable[[Tokens], Awaitable[None]]
 
 _END_OF_EVENT = b"\n\n"
 _DATA = b"data: "
-
-
-@dataclass(frozen=True, slots=True)
-class UsageOptions:
-    """The chunks of a stream in which the caller requested usage."""
-
-    at_end: bool
-    in_every_chunk: bool
-
-    @classmethod
-    def of(cls, body: dict[str, Any]) -> Self:
-        options = body.get("stream_options")
-        known = options if isinstance(options, dict) else {}
-        at_end = known.get("include_usage") is True
-        return cls(at_end, at_end and known.get("continuous_usage_stats") is True)
-
-
-def metered_request(body: dict[str, Any]) -> bytes | None:
-    """The body of a stream's request, changed so that every chunk has usage.
-
-    Returns: None if the body must be sent unchanged: it does not request a stream, or its options are invalid.
-    """
-    options = body.get("stream_options")
-    options = {} if options is None else options
-    if body.get("stream") is not True or not isinstance(options, dict):
-        return None
-    usage_options = {"include_usage": True, "continuous_usage_stats": True}
-    if any(not isinstance(options.get(name), bool | None) for name in usage_options):
-        return None
-    return json.dumps({**body, "stream_options": {**options, **usage_options}}).encode()
 
 
 def tokens_of(answer: bytes) -> Tokens | None:

@@ -6,12 +6,10 @@ ready is reached by the next request.
 """
 
 import asyncio
-import json
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -20,6 +18,7 @@ from control.billing.usage.selectors import price_of, require_price
 from control.core.api.errors import ApiError
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import canary_of, deployment_by_name
+from control.serving.gateway.model_limits import model_limits
 from control.serving.gateway.upstream import Target
 from control.tenants.accounts.models import ApiKey
 from control.tenants.authentication.caller import Caller
@@ -27,7 +26,6 @@ from control.tenants.row_security.scope import as_tenant
 
 RETRY_AFTER_SECONDS = 5
 CACHE_SECONDS = 1.0
-DEFAULT_CONTEXT_TOKENS = 131_072  # of a model whose configuration cannot be read
 _MAX_ROUTES = 10_000
 _UP = frozenset({Deployment.State.READY, Deployment.State.DEGRADED})
 
@@ -51,6 +49,7 @@ class Route:
     input_nanousd: int  # a token's price
     output_nanousd: int
     context_tokens: int
+    template_bytes: int  # of text that the chat template can add for each part of a chat
     remembers_answers: bool  # whether drafts may be copied from past answers
 
     def choose(self) -> Process:
@@ -116,7 +115,7 @@ def _is(reading: asyncio.Task[Route], route: Route | None) -> bool:
 def route_read(key: ApiKey, model: str) -> Route:
     """Reads a route from the database. Raises: ApiError."""
     caller = Caller.of(key)
-    with as_tenant(caller.organization_id):
+    with as_tenant(key.organization_id, key.project_id):
         is_capped = caps_of(caller).exists()
         if is_capped and (reached := cap_reached(caller)):
             headers = {"x-should-retry": "false"}
@@ -128,6 +127,7 @@ def route_read(key: ApiKey, model: str) -> Route:
             raise _not_ready(deployment)
         require_price(base_model_id=deployment.base_model_id, name=deployment.base_model.name)
         price = price_of(deployment.base_model_id)
+    limits = model_limits(deployment.base_model.path, deployment.base_model.revision)
     return Route(
         named_id=deployment.pk,
         base_model_id=deployment.base_model_id,
@@ -137,7 +137,8 @@ def route_read(key: ApiKey, model: str) -> Route:
         is_capped=is_capped,
         input_nanousd=price.input_nanousd,
         output_nanousd=price.output_nanousd,
-        context_tokens=_context_tokens(deployment.base_model.path, deployment.base_model.revision),
+        context_tokens=limits.context_tokens,
+        template_bytes=limits.template_bytes,
         remembers_answers=deployment.remember_answers,
     )
 
@@ -147,15 +148,6 @@ def _process(deployment: Deployment) -> Process | None:
     if deployment.state not in _UP or deployment.port is None:
         return None
     return Process(deployment_id=deployment.pk, target=Target(port=deployment.port, token=deployment.token))
-
-
-@lru_cache(maxsize=1024)
-def _context_tokens(path: str, revision: str) -> int:
-    """`revision` makes a model that was registered again a new entry of the cache."""
-    try:
-        return int(json.loads((Path(path) / "config.json").read_bytes())["max_position_embeddings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return DEFAULT_CONTEXT_TOKENS
 
 
 def _not_ready(deployment: Deployment) -> ApiError:

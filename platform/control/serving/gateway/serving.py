@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import structlog
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils import timezone
@@ -23,22 +24,24 @@ from opentelemetry.trace import Span, SpanKind
 from control.billing.spending.reservations import spend_reserve
 from control.billing.usage.services import Tokens
 from control.core.api.errors import ApiError, error_response
-from control.core.api.json_body import is_text, parse_json
 from control.core.api.request_id import request_id
 from control.core.observability import metrics, tracing
 from control.serving.captures.services import MAX_BODY_BYTES
 from control.serving.gateway.accounting import Ended
+from control.serving.gateway.completion_request import CompletionRequest
 from control.serving.gateway.costs import cost_bound
 from control.serving.gateway.event_stream import EventStream
-from control.serving.gateway.meter import UsageOptions, metered, metered_request, tokens_of
+from control.serving.gateway.meter import metered, tokens_of
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Process, Route, Routes
-from control.serving.gateway.upstream import Answer, NotConnected, Target, forward
+from control.serving.gateway.upstream import Answer, NotAccepted, Target, forward
 from control.tenants.accounts.keys import KEY_META
 from control.tenants.accounts.models import ApiKey
 from control.tenants.accounts.scopes import INFERENCE
 from control.tenants.authentication.api_keys import authenticate_request, enter_organization, require_scope
 from control.tenants.authentication.caller import Caller
+
+log = structlog.get_logger(__name__)
 
 
 class Backend(Protocol):
@@ -50,8 +53,11 @@ class Backend(Protocol):
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the function where it may use the database."""
 
-    async def read_body(self) -> bytes:
-        """Raises: ApiError: 413."""
+    async def receive_body(self, add: Callable[[int], None]) -> bytes:
+        """Calls `add` with the length of each part. Raises: ApiError: 408, 413, or those of `add`."""
+
+    async def read_body(self, raw: bytes, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
+        """Returns: the request, and the body that is sent to the engine. Raises: ApiError: 400."""
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
         """A request that has reserved its cost is in progress."""
@@ -67,9 +73,12 @@ async def serve(request: HttpRequest, backend: Backend) -> HttpResponseBase:
                 405, f'Method "{request.method}" not allowed.', "method_not_allowed", headers={"Allow": "POST"}
             )
         key = await _authenticate(request, backend)
-        with ExitStack() as until_complete:
-            until_complete.enter_context(backend.open_requests.one_more(key.organization_id))
-            return await _serve(request, backend, key, until_complete)
+        requests = backend.open_requests
+        with ExitStack() as until_complete, requests.held_bytes(key.organization_id) as add_bytes:
+            with requests.one_more_arriving(key.organization_id):
+                raw = await backend.receive_body(add_bytes)
+            until_complete.enter_context(requests.one_more(key.organization_id))
+            return await _serve(request, raw, backend, key, until_complete)
     except ApiError as error:
         return error_response(error)
 
@@ -93,27 +102,29 @@ async def _authenticate(request: HttpRequest, backend: Backend) -> ApiKey:
     return key
 
 
-async def _serve(request: HttpRequest, backend: Backend, key: ApiKey, until_complete: ExitStack) -> HttpResponseBase:
+async def _serve(
+    request: HttpRequest, raw: bytes, backend: Backend, key: ApiKey, until_complete: ExitStack
+) -> HttpResponseBase:
     """Args: until_complete: contexts that end with the last byte of the answer."""
-    raw = await backend.read_body()
-    body, caller = parse_body(raw), Caller.of(key)
-    route = await backend.routes.find(key, body["model"])
-    reservation_id = await _reserve(backend, caller, route, body, len(raw))
+    completion, sent = await backend.read_body(raw, organization_id=key.organization_id)
+    caller = Caller.of(key)
+    route = await backend.routes.find(key, completion.model)
+    reserved = await _reserve(backend, caller, route, completion)
     exchange = _Exchange(
         backend=backend,
         caller=caller,
-        model=body["model"],
+        model=completion.model,
         path=request.path,
         named_id=route.named_id,
         base_model_id=route.base_model_id,
         captured=raw if len(raw) <= MAX_BODY_BYTES else None,
-        reservation_id=reservation_id,
-        span=_begin_span(body["model"], request.path),
+        reserved=reserved,
+        span=_begin_span(completion.model, request.path),
     )
     send = partial(
         forward,
         path=request.path,
-        body=metered_request(body) or raw,
+        body=sent,
         request_id=request_id(request),
         memory=(caller.project_id or caller.organization_id) if route.remembers_answers else None,
     )
@@ -126,19 +137,34 @@ async def _serve(request: HttpRequest, backend: Backend, key: ApiKey, until_comp
         return HttpResponse(answer.body, status=answer.status, headers=headers)
     headers |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the latter: nginx passes events on at once
     count = partial(exchange.end_stream, until_complete.pop_all())
-    stream = metered(answer.body, options=UsageOptions.of(body), count=count)
+    stream = metered(answer.body, options=completion.usage, count=count)
     return EventStream(stream, status=answer.status, headers=headers)
 
 
-async def _reserve(backend: Backend, caller: Caller, route: Route, body: dict[str, Any], num_bytes: int) -> str | None:
-    """Returns the reservation's id, or None if no spend cap applies. Raises: ApiError: 429."""
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    id: str
+    nanousd: int
+    route: Route  # whose prices were used
+
+    def note_cost(self, tokens: Tokens) -> None:
+        """Reports a request that cost more than it reserved, by which concurrent requests may exceed a cap."""
+        nanousd = tokens.input * self.route.input_nanousd + tokens.output * self.route.output_nanousd
+        if nanousd > self.nanousd:
+            metrics.reservations_exceeded.inc()
+            about = {"deployment_id": self.route.named_id, "reserved_nanousd": self.nanousd, "nanousd": nanousd}
+            log.warning("a request cost more than it reserved", **about)
+
+
+async def _reserve(backend: Backend, caller: Caller, route: Route, request: CompletionRequest) -> _Reserved | None:
+    """Returns None if no spend cap applies. Raises: ApiError: 429."""
     if not route.is_capped:
         return None
-    bound = cost_bound(body, num_bytes=num_bytes, route=route)
+    bound = cost_bound(request, route)
     # If the caller disconnects during this call, nobody releases the reservation, and it expires.
     reservation_id: str = await backend.call(spend_reserve, caller=caller, nanousd=bound)
     backend.begin(caller, reservation_id)
-    return reservation_id
+    return _Reserved(reservation_id, bound, route)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +178,7 @@ class _Exchange:
     named_id: str
     base_model_id: str
     captured: bytes | None  # the body, which is kept if the deployment's owner has opted in; None: it is too long
-    reservation_id: str | None
+    reserved: _Reserved | None  # None: no spend cap applies
     span: Span
 
     async def send(self, send: Callable[[Target], Awaitable[Answer]], key: ApiKey, route: Route) -> Answer:
@@ -161,7 +187,7 @@ class _Exchange:
         try:
             try:
                 answer = await send(process.target)
-            except NotConnected:  # the process may have been replaced since the route was read
+            except NotAccepted:  # the process may have been replaced since the route was read
                 route = await self.backend.routes.find(key, self.model, newer_than=route)
                 if process in (route.main, route.canary):
                     raise
@@ -191,6 +217,8 @@ class _Exchange:
         self.span.end()
         metrics.tokens.labels("endpoint", "input").inc(tokens.input)
         metrics.tokens.labels("endpoint", "output").inc(tokens.output)
+        if self.reserved is not None:
+            self.reserved.note_cost(tokens)
         await self.backend.end(self._ended(tokens))
 
     async def _end_failed(self, error: BaseException, process: Process) -> None:
@@ -205,26 +233,13 @@ class _Exchange:
             model=self.model,
             at=timezone.now(),
             tokens=tokens,
-            reservation_id=self.reservation_id,
+            reservation_id=None if self.reserved is None else self.reserved.id,
             failed_id=failed_id,
             named_id=self.named_id,
             base_model_id=self.base_model_id,
             endpoint=self.path,
             body=self.captured,
         )
-
-
-def parse_body(raw: bytes) -> dict[str, Any]:
-    """The body as an object whose `model` is a string. Raises: ApiError."""
-    body = parse_json(raw)
-    if not isinstance(body, dict):
-        raise ApiError(400, "The request body must be a JSON object.", "invalid_json")
-    model = body.get("model")
-    if model is None:
-        raise ApiError(400, "model: this parameter is required.", "missing_required_parameter", "model")
-    if not isinstance(model, str) or not is_text(model):
-        raise ApiError(400, "model must be a string.", "invalid_type", "model")
-    return body
 
 
 def _begin_span(model: str, path: str) -> Span:

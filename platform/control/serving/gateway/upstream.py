@@ -6,7 +6,6 @@ ends without `[DONE]` gets a last event with the code `upstream_terminated`.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -14,6 +13,7 @@ from weakref import WeakKeyDictionary
 import httpx2
 
 from control.core.api.errors import ApiError
+from control.serving.gateway.event_stream import error_event
 
 CONNECT_SECONDS = 5.0
 # Longest time without a byte from the engine, which sends an answer that is not streamed only when it is complete. The
@@ -22,11 +22,12 @@ SILENCE_SECONDS = 600.0
 EVENT_STREAM = "text/event-stream"
 _END_OF_EVENT = b"\n\n"
 _DONE = b"data: [DONE]"
+_NO_ANSWER = "The model's process did not answer. Try again."
 _ERROR = b'data: {"error"'
 
 
-class NotConnected(ApiError):
-    """The engine did not accept the connection, so it did nothing: the request may be sent to another process."""
+class NotAccepted(ApiError):
+    """The engine did not accept the connection or the token, so it did nothing: another process may get the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,15 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
     """Returns once the whole answer or the first event of a stream has arrived.
 
     Args: memory: requests with the same value may draft copies of each other's answers; None: this one shares nothing.
-    Raises: ApiError: 502, the engine failed before then; NotConnected: before it got the request.
+    Raises: ApiError: 502, the engine failed before then; NotAccepted: before it did anything.
     """
     client = _client()
     request = client.build_request(
         "POST",
         f"http://127.0.0.1:{target.port}{path}",
-        content=body,
+        content=_once(body),
         headers={
+            "Content-Length": str(len(body)),
             "Content-Type": "application/json",
             "Authorization": f"Bearer {target.token}",
             "x-request-id": request_id,
@@ -65,14 +67,22 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
         response = await client.send(request, stream=True)
         content = await _begin(response)
     except httpx2.HTTPError as error:
-        kind = NotConnected if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) else ApiError
-        raise kind(502, "The model's process did not answer. Try again.", "upstream_unavailable") from error
+        kind = NotAccepted if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) else ApiError
+        raise kind(502, _NO_ANSWER, "upstream_unavailable") from error
+    if response.status_code == 401:  # the port belongs to another process now
+        raise NotAccepted(502, _NO_ANSWER, "upstream_unavailable")
     return Answer(
         status=response.status_code,
         content_type=response.headers.get("content-type", "application/json"),
         retry_after=response.headers.get("retry-after"),
         body=content,
     )
+
+
+async def _once(body: bytes) -> AsyncGenerator[bytes]:
+    """Lets go of the body when it has been sent: the request itself lives as long as the stream of its answer."""
+    yield body
+    del body
 
 
 async def _begin(response: httpx2.Response) -> bytes | AsyncGenerator[bytes]:
@@ -101,7 +111,9 @@ async def _stream(response: httpx2.Response, first: bytes, events: AsyncGenerato
     finally:
         await response.aclose()
     if not _is_ended(last):
-        yield _terminated()
+        yield error_event(
+            ApiError(502, "The model's process ended before the answer was complete.", "upstream_terminated")
+        )
 
 
 async def _events(response: httpx2.Response) -> AsyncGenerator[bytes]:
@@ -117,11 +129,6 @@ async def _events(response: httpx2.Response) -> AsyncGenerator[bytes]:
 def _is_ended(events: bytes) -> bool:
     last = events.rstrip(b"\n").rpartition(_END_OF_EVENT)[2]
     return last.startswith((_DONE, _ERROR))
-
-
-def _terminated() -> bytes:
-    error = ApiError(502, "The model's process ended before the answer was complete.", "upstream_terminated")
-    return b"data: " + json.dumps(error.body(), separators=(",", ":")).encode() + _END_OF_EVENT
 
 
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = WeakKeyDictionary()

@@ -16,6 +16,8 @@ from django.views.decorators.csrf import csrf_exempt
 from control.core.api.body_limit import too_large
 from control.core.settings.config import get_config
 from control.serving.gateway.accounting import Ended, write
+from control.serving.gateway.completion_request import CompletionRequest
+from control.serving.gateway.large_bodies import read_small
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Routes
 from control.serving.gateway.serving import serve
@@ -42,11 +44,16 @@ class _InDjango:
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return await sync_to_async(function)(*args, **kwargs)
 
-    async def read_body(self) -> bytes:
+    async def receive_body(self, add: Callable[[int], None]) -> bytes:
         try:
-            return self._request.body
+            body = self._request.body
         except RequestDataTooBig as error:
             raise too_large(get_config().max_body_bytes) from error
+        add(len(body))
+        return body
+
+    async def read_body(self, raw: bytes, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
+        return read_small(raw)
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
         """Does not renew the reservation."""

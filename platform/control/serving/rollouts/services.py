@@ -90,7 +90,7 @@ def rollouts_reconcile() -> None:
     """Advances all rollouts. Workers call this every few seconds; a compare-and-swap lets one make each transition."""
     for rollout in rollouts_active():
         try:
-            with as_tenant(rollout.organization_id):
+            with as_tenant(rollout.organization_id, rollout.deployment.project_id):
                 _STEPS[Status(rollout.status)](rollout)
         except Exception:  # an error in one rollout must not stop the others
             log.exception("could not reconcile a rollout", rollout_id=rollout.pk)
@@ -193,7 +193,12 @@ def _move(rollout: Rollout, to: Rollout.Status, **values: object) -> bool:
     with transaction.atomic():
         moved = Rollout.objects.filter(pk=rollout.pk, status=rollout.status).update(status=to, **values)
         if moved:
-            event_record(organization_id=rollout.organization_id, type=f"rollout.{to.value}", object_id=rollout.pk)
+            event_record(
+                organization_id=rollout.organization_id,
+                project_id=rollout.deployment.project_id,
+                type=f"rollout.{to.value}",
+                object_id=rollout.pk,
+            )
     return bool(moved)
 
 

@@ -7,7 +7,9 @@ from control.core.api.errors import ApiError
 from control.core.api.lookup import one_of
 from control.tenants.accounts.keys import MalformedKey, parse_token
 from control.tenants.accounts.models import ApiKey, Member, Organization, Project
+from control.tenants.accounts.projects import visible
 from control.tenants.accounts.services import api_key_touch
+from control.tenants.row_security.scope import current_project
 
 
 def api_key_authenticate(token: str) -> ApiKey:
@@ -39,7 +41,7 @@ def is_valid(key: ApiKey) -> bool:
 
 
 def api_keys_list(organization: Organization) -> QuerySet[ApiKey]:
-    return ApiKey.objects.filter(organization=organization).select_related("member")
+    return ApiKey.objects.filter(visible(organization)).select_related("member")
 
 
 def api_key_get(organization: Organization, key_id: str) -> ApiKey:
@@ -48,7 +50,9 @@ def api_key_get(organization: Organization, key_id: str) -> ApiKey:
 
 
 def members_list(organization: Organization) -> QuerySet[Member]:
-    return Member.objects.filter(organization=organization).select_related("user")
+    """The organization's members, whom a project's key may not see."""
+    members = Member.objects.filter(organization=organization).select_related("user")
+    return members if current_project() is None else members.none()
 
 
 def member_get(organization: Organization, member_id: str) -> Member:
@@ -57,7 +61,9 @@ def member_get(organization: Organization, member_id: str) -> Member:
 
 
 def projects_list(organization: Organization) -> QuerySet[Project]:
-    return Project.objects.filter(organization=organization)
+    """The organization's projects, of which a project's key sees only its own."""
+    projects, own = Project.objects.filter(organization=organization), current_project()
+    return projects if own is None else projects.filter(pk=own)
 
 
 def project_get(organization: Organization, project_id: str) -> Project:

@@ -11,28 +11,31 @@ from control.tenants.accounts.selectors import member_get, project_get
 from control.tenants.administration.schemas import ApiKeyInput
 from control.tenants.administration.services import api_key_create, refuse_wider_scopes
 from control.tenants.administration.signals import key_restricting
+from control.tenants.row_security.scope import as_tenant
 
 
 def create_from(caller: ApiKey, body: ApiKeyInput) -> tuple[ApiKey, str]:
     """Without `scopes`, a key restricted to deployments gets `inference`, any other key the scopes of the caller's key
-    that the new key's member may have. Without `member_id`, the new key has the member of the caller's key.
+    that the new key's member may have. Without `member_id` or `project_id`, the new key has the member or project of
+    the caller's key.
 
-    Raises: ApiError: 403, the caller's key or the member's role lacks a scope; 404, no such project, member or
-        deployment; 400, `expires_at` is in
-        the past; and the errors of `api_key_create`.
+    Raises: ApiError: 403, the caller's key or the member's role lacks a scope; 404, no such project or member, or no
+        such deployment in the project; 400, `expires_at` is in the past; and the errors of `api_key_create`.
     """
     organization = caller.organization
+    project = caller.project if body.project_id is None else project_get(organization, body.project_id)
     member = caller.member if body.member_id is None else member_get(organization, body.member_id)
     scopes = body.scopes or ([INFERENCE] if body.deployment_ids else _default_scopes(caller, member))
     if body.scopes or not body.deployment_ids:
         refuse_wider_scopes(granting=caller, scopes=scopes)
-    key_restricting.send(ApiKey, organization=organization, deployment_ids=body.deployment_ids or ())
+    with as_tenant(organization.pk, None if project is None else project.pk):  # it must see these deployments
+        key_restricting.send(ApiKey, organization=organization, deployment_ids=body.deployment_ids or ())
     return api_key_create(
         organization=organization,
         name=body.name,
         expires_at=_future(body.expires_at),
         scopes=scopes,
-        project=None if body.project_id is None else project_get(organization, body.project_id),
+        project=project,
         member=member,
         deployment_ids=body.deployment_ids,
     )

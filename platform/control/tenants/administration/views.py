@@ -88,6 +88,7 @@ class ApiKeyRotateView(OrganizationView):
 
 class MembersView(OrganizationView):
     scope = ADMIN
+    project_keys = "are refused"
 
     @operation("members.list", response=Page[MemberObject], query=PAGING)
     def get(self, request: Request) -> Response:
@@ -101,6 +102,7 @@ class MembersView(OrganizationView):
 
 class MemberView(OrganizationView):
     scope = ADMIN
+    project_keys = "are refused"
 
     @operation("members.retrieve", response=MemberObject)
     def get(self, request: Request, member_id: str) -> MemberObject:
@@ -120,6 +122,7 @@ class MemberView(OrganizationView):
 
 class ProjectsView(OrganizationView):
     scope = ADMIN
+    project_keys = "may read"
 
     @operation("projects.list", response=Page[ProjectObject], query=PAGING)
     def get(self, request: Request) -> Response:
@@ -132,6 +135,7 @@ class ProjectsView(OrganizationView):
 
 class ProjectView(OrganizationView):
     scope = ADMIN
+    project_keys = "may read"
 
     @operation("projects.retrieve", response=ProjectObject)
     def get(self, request: Request, project_id: str) -> ProjectObject:
@@ -144,6 +148,7 @@ class ProjectView(OrganizationView):
 
 class ProjectArchiveView(OrganizationView):
     scope = ADMIN
+    project_keys = "may read"
 
     @operation("projects.archive", response=ProjectObject)
     def post(self, request: Request, project_id: str) -> ProjectObject:

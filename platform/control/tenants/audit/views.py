@@ -14,6 +14,7 @@ from control.tenants.authentication.views import OrganizationView
 
 class AuditEventsView(OrganizationView):
     scope = ADMIN
+    project_keys = "are refused"
 
     @operation("audit_events.list", response=Page[AuditEventObject], query=PAGING)
     def get(self, request: Request) -> Response:

@@ -41,8 +41,8 @@ def key_of(authorization: str) -> ApiKey:
 
 
 def enter_organization(key: ApiKey) -> None:
-    """Sets the tenant and the organization in log lines for the rest of the request."""
-    set_request_tenant(key.organization_id)
+    """Sets the tenant and project, and the organization in log lines, for the rest of the request."""
+    set_request_tenant(key.organization_id, key.project_id)
     structlog.contextvars.bind_contextvars(organization_id=key.organization_id)
 
 

@@ -4,9 +4,10 @@ from django.db import models
 
 from control.core.ids import event_id
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 
 
-class Event(models.Model):
+class Event(ProjectObject):
     number = models.BigAutoField(primary_key=True)
     id = models.CharField(max_length=40, unique=True, default=event_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="events")

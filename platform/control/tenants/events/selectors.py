@@ -4,13 +4,14 @@ from django.db.models import QuerySet
 
 from control.core.api.lookup import one_of
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 from control.tenants.events.models import Event
 
 
 def events_list(
     organization: Organization, *, types: list[str] | None = None, object_id: str | None = None
 ) -> QuerySet[Event]:
-    events = Event.objects.filter(organization=organization, seq__isnull=False)
+    events = Event.objects.filter(visible(organization), seq__isnull=False)
     if types is not None:
         events = events.filter(type__in=types)
     return events if object_id is None else events.filter(object_id=object_id)

@@ -22,13 +22,20 @@ RETENTION = dt.timedelta(days=30)
 PRUNE_LIMIT = 5_000
 
 
-def event_record(*, organization_id: str, type: str, object_id: str) -> Event:  # noqa: A002  # the column's name
+def event_record(
+    *,
+    organization_id: str,
+    project_id: str | None,
+    type: str,  # noqa: A002  # the column's name
+    object_id: str,
+) -> Event:
     """Call this in the transaction of the reported change, after the statement that locked the object's row.
 
     Effects: the same transaction adds a delivery for each webhook endpoint that is subscribed to the type.
+    Args: project_id: the project of the object.
     """
     assert transaction.get_connection().in_atomic_block, "an event is written with its change or not at all"
-    event = Event.objects.create(organization_id=organization_id, type=type, object_id=object_id)
+    event = Event.objects.create(organization_id=organization_id, project_id=project_id, type=type, object_id=object_id)
     deliveries_enqueue(event)
     return event
 

@@ -89,7 +89,7 @@ async def stream(subscription: Subscription, pace: Pace | None = None) -> AsyncI
 def _new_events(subscription: Subscription, seq: int) -> list[Event] | None:
     """Returns at most `MAX_EVENTS_PER_QUERY` events after `seq`, or None if the key is no longer valid."""
     try:
-        with as_tenant(subscription.organization.pk):
+        with as_tenant(subscription.organization.pk, subscription.key.project_id):
             key = ApiKey.objects.select_related("project").filter(pk=subscription.key.pk).first()
             if key is None or not is_valid(key):
                 return None

@@ -3,9 +3,10 @@
 from django.db import models
 
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 
 
-class IdempotencyKey(models.Model):
+class IdempotencyKey(ProjectObject):
     """While `status` is null, the claim with `fence` is valid until `locked_until` on the database's clock."""
 
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
@@ -20,7 +21,12 @@ class IdempotencyKey(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["organization", "route", "key"], name="idempotency_key_once"),
+            models.UniqueConstraint(
+                fields=["organization", "route", "key"],
+                condition=models.Q(project=None),
+                name="idempotency_key_of_organization",
+            ),
+            models.UniqueConstraint(fields=["project", "route", "key"], name="idempotency_key_of_project"),
         ]
         indexes = [models.Index(fields=["created_at"], name="idempotency_key_age")]
 

@@ -17,6 +17,7 @@ from control.core.api.errors import ApiError
 from control.core.database_clock import from_now
 from control.tenants.accounts.models import Organization
 from control.tenants.idempotency.models import IdempotencyKey
+from control.tenants.row_security.scope import current_project
 
 KEEP_SECONDS = 24 * 3600.0
 LOCK_SECONDS = 15.0
@@ -44,7 +45,7 @@ def key_claim(*, organization: Organization, route: str, key: str, fingerprint: 
 
     Raises: ApiError: 422, the key was used for a different request; 409, the same request is still running.
     """
-    row = IdempotencyKey.objects.filter(organization=organization, route=route, key=key)
+    row = IdempotencyKey.objects.filter(organization=organization, project=current_project(), route=route, key=key)
     for _ in range(_MAX_TRIES):
         claim = _claim_new(organization, route, key, fingerprint) or _claim_free(row, fingerprint)
         if claim is not None:

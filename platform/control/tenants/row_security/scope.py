@@ -1,12 +1,14 @@
 """The current tenant decides which organization's rows the running code can read and write.
 
-    as_tenant(organization)     rows of one organization: for requests and attempts at jobs
-    across_tenants(reason)      rows of all organizations: only for the reasons listed in `Across`
-    neither of them             no rows: code that forgets to set a tenant sees nothing
+    as_tenant(organization, project)    rows of one organization: for requests and attempts at jobs
+    across_tenants(reason)              rows of all organizations: only for the reasons listed in `Across`
+    neither of them                     no rows: code that forgets to set a tenant sees nothing
 
 PostgreSQL's policies (`policies`) compare each row with the setting `slipstream.tenant`. The setting applies to a
 transaction, never to a connection, because a pooler may give the connection to another client after the transaction.
 A statement outside of any transaction gets a transaction of its own.
+
+The policies know no projects: `accounts.projects` decides which rows of the organization a project's key sees.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,6 +37,7 @@ class Across(StrEnum):
 
 
 _tenant: ContextVar[str] = ContextVar("slipstream_tenant", default="")
+_project: ContextVar[str | None] = ContextVar("slipstream_project", default=None)
 
 
 def current_tenant() -> str:
@@ -42,10 +45,16 @@ def current_tenant() -> str:
     return _tenant.get()
 
 
+def current_project() -> str | None:
+    """Returns the id of the project in which the running code acts, or None if it acts for a whole organization."""
+    return _project.get()
+
+
 @contextmanager
-def as_tenant(organization_id: str) -> Iterator[None]:
+def as_tenant(organization_id: str, project_id: str | None) -> Iterator[None]:
+    """Args: project_id: the project whose rows the code selects and creates; None: those of the organization."""
     assert organization_id not in ("", ALL_TENANTS), "a tenant is an organization's id"
-    with _tenant_set_to(organization_id):
+    with _tenant_set_to(organization_id, project_id):
         yield
 
 
@@ -63,20 +72,23 @@ def without_tenant() -> Iterator[None]:
         yield
 
 
-def set_request_tenant(organization_id: str) -> None:
+def set_request_tenant(organization_id: str, project_id: str | None) -> None:
     """Sets the tenant of an authenticated request for the rest of the surrounding block."""
     assert organization_id not in ("", ALL_TENANTS), "a tenant is an organization's id"
     _tenant.set(organization_id)
+    _project.set(project_id)
 
 
 @contextmanager
-def _tenant_set_to(tenant: str) -> Iterator[None]:
-    before = _tenant.get()
+def _tenant_set_to(tenant: str, project_id: str | None = None) -> Iterator[None]:
+    before = _tenant.get(), _project.get()
     _tenant.set(tenant)
+    _project.set(project_id)
     try:
         yield
-    finally:
-        _tenant.set(before)  # `reset` would fail if the request ends in a copy of the context in which it began
+    finally:  # `reset` would fail if the request ends in a copy of the context in which it began
+        _tenant.set(before[0])
+        _project.set(before[1])
 
 
 def install(connection: BaseDatabaseWrapper, **_: object) -> None:

@@ -4,10 +4,11 @@ from django.db import models
 
 from control.core.ids import webhook_delivery_id, webhook_endpoint_id
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 from control.tenants.events.models import Event
 
 
-class WebhookEndpoint(models.Model):
+class WebhookEndpoint(ProjectObject):
     class Disabled(models.TextChoices):
         BY_CUSTOMER = "by_customer"
         GONE = "gone"  # the endpoint responded with 410

@@ -73,5 +73,5 @@ def _end_claim(delivery: WebhookDelivery, **values: Any) -> bool:
 def _disable(endpoint_id: str, reason: WebhookEndpoint.Disabled) -> None:
     """Disables the endpoint. Effects: an event for readers of the feed and for the customer's other endpoints."""
     if WebhookEndpoint.objects.filter(pk=endpoint_id, disabled="").update(disabled=reason):
-        organization_id = WebhookEndpoint.objects.values_list("organization_id", flat=True).get(pk=endpoint_id)
-        event_record(organization_id=organization_id, type=ENDPOINT_DISABLED, object_id=endpoint_id)
+        owner = WebhookEndpoint.objects.values("organization_id", "project_id").get(pk=endpoint_id)
+        event_record(**owner, type=ENDPOINT_DISABLED, object_id=endpoint_id)

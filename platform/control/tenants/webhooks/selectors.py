@@ -7,12 +7,13 @@ from django.db.models import Q, QuerySet
 from control.core.api.errors import ApiError
 from control.core.api.lookup import one_of
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint, WebhookSecret
 from control.tenants.webhooks.secrets import decrypt
 
 
 def endpoints_list(organization: Organization) -> QuerySet[WebhookEndpoint]:
-    return WebhookEndpoint.objects.filter(organization=organization)
+    return WebhookEndpoint.objects.filter(visible(organization))
 
 
 def endpoint_get(organization: Organization, endpoint_id: str) -> WebhookEndpoint:

@@ -95,7 +95,12 @@ def endpoint_test(*, endpoint: WebhookEndpoint) -> WebhookDelivery:
     """
     if endpoint.disabled:
         raise ApiError(409, "The endpoint is disabled; enable it first.", "webhook_endpoint_disabled", "endpoint_id")
-    event = Event.objects.create(organization_id=endpoint.organization_id, type=ENDPOINT_TEST, object_id=endpoint.pk)
+    event = Event.objects.create(
+        organization_id=endpoint.organization_id,
+        project_id=endpoint.project_id,
+        type=ENDPOINT_TEST,
+        object_id=endpoint.pk,
+    )
     delivery = delivery_of(event, endpoint)
     delivery.save()
     return delivery

@@ -50,7 +50,9 @@ def batch_pause(*, batch: Batch, claim: Claim, reached: CapReached) -> bool:
     """Returns: False if the batch is being cancelled, in which case it is not paused. Raises: LeaseLost."""
     if not job_pause(claim=claim, why=reached.as_reason()):
         return False
-    event_record(organization_id=batch.organization_id, type=BATCH_PAUSED, object_id=batch.pk)
+    event_record(
+        organization_id=batch.organization_id, project_id=batch.project_id, type=BATCH_PAUSED, object_id=batch.pk
+    )
     return True
 
 
@@ -60,7 +62,7 @@ def batches_review() -> None:
     Workers call this regularly, so a batch is resumed even if it was paused after the signal that its cap was lifted.
     """
     for batch in batches_paused()[:REVIEW_LIMIT]:
-        with as_tenant(batch.organization_id):
+        with as_tenant(batch.organization_id, batch.project_id):
             _review(batch)
 
 
@@ -78,4 +80,9 @@ def _review(batch: Batch) -> None:
         return
     with transaction.atomic():
         if job_resume(job=batch.job, code=REACHED):
-            event_record(organization_id=batch.organization_id, type=BATCH_RESUMED, object_id=batch.pk)
+            event_record(
+                organization_id=batch.organization_id,
+                project_id=batch.project_id,
+                type=BATCH_RESUMED,
+                object_id=batch.pk,
+            )

@@ -7,11 +7,12 @@ from control.data.files.models import File
 from control.models.catalog.models import BaseModel
 from control.queue.jobs.models import Job
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 
 _OPEN = ("validating", "in_progress", "finalizing")
 
 
-class Batch(models.Model):
+class Batch(ProjectObject):
     class Status(models.TextChoices):
         VALIDATING = "validating"
         FAILED = "failed"
@@ -47,6 +48,15 @@ class Batch(models.Model):
     usage = models.JSONField(default=dict, blank=True)
     cost_nanousd = models.BigIntegerField(default=0, db_default=0, help_text="Cost of the committed shards.")
     quote = models.ForeignKey("quotes.Quote", on_delete=models.SET_NULL, related_name="batches", null=True, blank=True)
+    resumed_from = models.ForeignKey(
+        "self",
+        on_delete=models.PROTECT,
+        related_name="resumptions",
+        null=True,
+        blank=True,
+        help_text="The batch whose finished rows this batch copies.",
+    )
+    copied = models.PositiveIntegerField(default=0, db_default=0, help_text="Number of rows copied from that batch.")
     total = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)

@@ -9,21 +9,19 @@ import heapq
 import time
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
-from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import connection
 from django.http import StreamingHttpResponse
 
-from control.core.api.errors import ApiError
 from control.core.storage.backends import ObjectMissing
-from control.data.files.selectors import files_list
 from control.queue.jobs.models import JobShard
 from control.tenants.accounts.models import ApiKey
 from control.tenants.accounts.selectors import is_valid
 from control.tenants.row_security.scope import as_tenant
 from control.workflows.batches.models import Batch
-from control.workflows.batches.results import json_line, read_json_lines
+from control.workflows.batches.results import json_line, read_json_lines, row_number
+from control.workflows.batches.selectors import require_results
 from control.workflows.batches.state import TERMINAL
 
 CHUNK_BYTES = 1 << 16
@@ -69,7 +67,7 @@ class ResultsResponse(StreamingHttpResponse):
         A regular end of the stream would mean that the results are complete. After an aborted connection the client
         tries again and gets 401.
         """
-        with as_tenant(self._key.organization_id):
+        with as_tenant(self._key.organization_id, self._key.project_id):
             key = ApiKey.objects.select_related("project").filter(pk=self._key.pk).first()
         if key is None or not is_valid(key):
             raise ConnectionAbortedError("the key of a followed batch is not valid any more")
@@ -80,7 +78,8 @@ class ResultsReader:
         """Raises: ApiError: 404, the batch has ended and its files are deleted or have expired."""
         self._batch = batch
         self._row = after  # number of the next row, from 0
-        _check_files(batch)
+        if self.is_over and batch.total:
+            require_results(batch)
         self._lines = self._available_lines()
 
     @property
@@ -89,12 +88,14 @@ class ResultsReader:
         return self._batch.status in TERMINAL
 
     def refresh(self) -> None:
-        with as_tenant(self._batch.organization_id):
+        with as_tenant(self._batch.organization_id, self._batch.project_id):
             self._batch.refresh_from_db()
 
     def read(self) -> bytes:
         """The next lines; empty if no further line is available yet, or after the last line."""
-        with as_tenant(self._batch.organization_id):  # the stream is read after the request's own tenant context ended
+        with as_tenant(
+            self._batch.organization_id, self._batch.project_id
+        ):  # the stream is read after the request's own tenant context ended
             return self._read()
 
     def _read(self) -> bytes:
@@ -131,7 +132,7 @@ class ResultsReader:
 
     def _lines_of_files(self) -> Iterator[bytes]:
         files = [file for file in (self._batch.output_file, self._batch.error_file) if file is not None]
-        merged = heapq.merge(*(read_json_lines(file.storage_key) for file in files), key=_row_number)
+        merged = heapq.merge(*(read_json_lines(file.storage_key) for file in files), key=row_number)
         try:
             yield from (json_line(output) for output in islice(merged, self._row, None))
         except ObjectMissing:
@@ -142,16 +143,3 @@ def _close_connection() -> None:
     """Closes the database connection, so that a stream does not hold one while it waits."""
     if not connection.in_atomic_block:  # a test's transaction must stay open
         connection.close()
-
-
-def _row_number(output: dict[str, Any]) -> int:
-    return int(output["id"].rsplit("_", 1)[-1])
-
-
-def _check_files(batch: Batch) -> None:
-    if batch.status not in TERMINAL or not batch.total:
-        return
-    ids = [file_id for file_id in (batch.output_file_id, batch.error_file_id) if file_id is not None]
-    if not ids or files_list(batch.organization).filter(pk__in=ids).count() < len(ids):
-        message = f"The results of batch {batch.pk} have been deleted."
-        raise ApiError(404, message, "results_deleted", "batch_id")

@@ -107,6 +107,11 @@ def read_json_lines(key: str) -> Iterator[dict[str, Any]]:
             yield json.loads(line.content)
 
 
+def row_number(output: dict[str, Any]) -> int:
+    """The number of a row of an output or error file, from 0. A copied row keeps the id of the batch that ran it."""
+    return int(output["id"].rsplit("_", 1)[-1])
+
+
 def _next(values: Iterator[dict[str, Any]], problem: str) -> dict[str, Any]:
     value = next(values, None)
     if value is None:

@@ -125,6 +125,8 @@ class BatchObject(ResponseModel):
     quote_id: str | None = Field(
         description="Our addition: the quote. The batch is paused when the cost reaches the cap of the quote."
     )
+    resumed_from: str | None = Field(description="Our addition: the batch whose finished rows this batch copies.")
+    rows_copied: int = Field(description="Our addition: the number of these rows. `usage` and `cost` exclude them.")
     errors_by_code: SkipValidation[dict[str, int]] = Field(
         description="Our addition: the number of rows in the error file, by error code."
     )
@@ -143,4 +145,6 @@ class BatchObject(ResponseModel):
             usage=BatchUsage.of(batch),
             paused=batch.job.paused,
             cost=Amount.of(batch.cost_nanousd),
+            resumed_from=batch.resumed_from_id,
+            rows_copied=batch.copied,
         )

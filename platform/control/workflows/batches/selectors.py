@@ -4,9 +4,11 @@ from django.db.models import OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce, Now
 
 from control.core.api.errors import ApiError
+from control.data.files.selectors import files_list
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.selectors import is_due
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 from control.workflows.batches.models import Batch
 from control.workflows.batches.state import TERMINAL, Status
 
@@ -15,7 +17,7 @@ def batches_list(organization: Organization) -> QuerySet[Batch]:
     """Batches with the sums over finished shards, which `RequestCounts` shows while a batch is running."""
     shards = JobShard.objects.filter(job=OuterRef("job")).order_by().values("job")
     return (
-        Batch.objects.filter(organization=organization)
+        Batch.objects.filter(visible(organization))
         .select_related("base_model", "job")
         .annotate(
             shards_completed=Coalesce(Subquery(shards.annotate(n=Sum("completed")).values("n")), 0),
@@ -30,6 +32,17 @@ def batch_get(organization: Organization, batch_id: str) -> Batch:
     if batch is None:
         raise ApiError(404, f"No batch found with id '{batch_id[:80]}'.", "batch_not_found", "batch_id")
     return batch
+
+
+def require_results(batch: Batch) -> None:
+    """Raises: ApiError: 404, a result file of the batch, which has ended, is deleted or has expired."""
+    ids = [file_id for file_id in (batch.output_file_id, batch.error_file_id) if file_id is not None]
+    if not ids or files_list(batch.organization).filter(pk__in=ids).count() < len(ids):
+        raise results_deleted(batch)
+
+
+def results_deleted(batch: Batch) -> ApiError:
+    return ApiError(404, f"The results of batch {batch.pk} have been deleted.", "results_deleted", "batch_id")
 
 
 def batches_overdue() -> QuerySet[Batch]:

@@ -1,4 +1,4 @@
-"""Creates, validates and cancels batches, and commits their shards. `assemble` assembles the results.
+"""Creates, resumes, validates and cancels batches, and commits their shards. `assemble` assembles the results.
 
 Storage keys of a batch, below `<organization>/batches/<batch>/`:
     rows.jsonl               normalised rows, for workers
@@ -6,7 +6,8 @@ Storage keys of a batch, below `<organization>/batches/<batch>/`:
 """
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from django.db import transaction
 from django.db.models import F
@@ -20,6 +21,7 @@ from control.core.settings.config import get_config
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.core.storage.staging import StagedWriter, staged_writer
 from control.data.files.models import File
+from control.data.files.selectors import file_get
 from control.models.catalog.selectors import base_model_get, base_models_list
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.services import job_cancel, job_submit
@@ -27,8 +29,11 @@ from control.queue.jobs.shards import ShardRows, job_commit_shard
 from control.queue.jobs.state import Claim, job_lock
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
+from control.tenants.quotas.quota import organization_lock
+from control.workflows.batches.copying import results_copy
 from control.workflows.batches.models import Batch
-from control.workflows.batches.state import TERMINAL, Status, transition
+from control.workflows.batches.selectors import require_results
+from control.workflows.batches.state import RESUMABLE, TERMINAL, Status, transition
 from control.workflows.prompt_files.rows import ENDPOINTS
 from control.workflows.prompt_files.validation import ModelChoice, Report, validate
 from control.workflows.quotes.models import Quote
@@ -68,6 +73,60 @@ def batch_create(
     base_model = base_model_get(organization, model) if model else None
     if base_model is not None:
         require_price(base_model_id=base_model.pk, name=base_model.name)
+    return _queue(
+        organization=organization,
+        input_file=input_file,
+        base_model=base_model,
+        endpoint=endpoint,
+        completion_window=completion_window,
+        metadata=dict(metadata or {}),
+        output_expires_after=output_expires_after,
+        quote=quote,
+    )
+
+
+@audited("batch.resume")
+@transaction.atomic
+def batch_resume(*, batch: Batch) -> Batch:
+    """Queues a new batch with the same options. It takes over the finished rows of the ended one and runs the others.
+
+    The finished rows are copied later, by the worker (`copying`).
+    Raises: ApiError: 400, the batch has not ended, is completed, or ended before its input file was validated; 403, the
+        model has no price; 404, the model, the input file or the results are deleted; 409, another batch has resumed
+        it; 429, too many jobs are queued.
+    """
+    if batch.status not in RESUMABLE:
+        message = f"Cannot resume a batch with status '{batch.status}'."
+        raise ApiError(400, message, "invalid_batch_status", "batch_id")
+    if not batch.total:
+        message = "Cannot resume a batch that ended before its input file was validated."
+        raise ApiError(400, message, "batch_without_rows", "batch_id")
+    organization, model = batch.organization, batch.base_model
+    assert model is not None, "validation sets the model"
+    organization_lock(organization.pk)  # so that of two concurrent calls, one sees the batch that the other creates
+    if resumption := batch.resumptions.exclude(status__in=RESUMABLE).first():
+        message = f"Batch {batch.pk} has already been resumed by batch {resumption.pk}."
+        raise ApiError(409, message, "batch_already_resumed", "batch_id")
+    if base_model_get(organization, model.name).pk != model.pk:
+        message = f"The model {model.name!r} is not the one that answered the finished rows of this batch."
+        raise ApiError(409, message, "model_changed", "batch_id")
+    require_price(base_model_id=model.pk, name=model.name)
+    require_results(batch)
+    return _queue(
+        organization=organization,
+        input_file=file_get(organization, batch.input_file_id, param="batch_id"),
+        base_model=model,
+        endpoint=batch.endpoint,
+        completion_window=batch.completion_window,
+        metadata=batch.metadata,
+        output_expires_after=batch.output_expires_after,
+        quote=batch.quote,
+        resumed_from=batch,
+    )
+
+
+def _queue(*, organization: Organization, completion_window: str, **values: Any) -> Batch:
+    """Args: values: other columns of the batch."""
     identity = batch_id()
     with transaction.atomic():
         job = job_submit(
@@ -79,14 +138,9 @@ def batch_create(
             id=identity,
             organization=organization,
             job=job,
-            input_file=input_file,
-            base_model=base_model,
-            endpoint=endpoint,
             completion_window=completion_window,
-            metadata=dict(metadata or {}),
-            output_expires_after=output_expires_after,
-            quote=quote,
             expires_at=timezone.now() + COMPLETION_WINDOWS[completion_window],
+            **values,
         )
 
 
@@ -131,9 +185,11 @@ def batch_validate(*, batch: Batch) -> bool:
             return _reject(batch, report)
         base_model = base_model_get(batch.organization, report.model or "")
         try:
+            # The rows name the model, which may have been unknown when the batch was created.
             require_price(base_model_id=base_model.pk, name=base_model.name)
-        except ApiError as error:  # the rows name the model, which was unknown when the batch was created
-            entry = {"code": error.code, "line": None, "message": error.message, "param": "model"}
+            copied = [] if batch.resumed_from is None else results_copy(of=batch.resumed_from, job=batch.job)
+        except ApiError as error:
+            entry = {"code": error.code, "line": None, "message": error.message, "param": error.param}
             return _reject(batch, Report(errors=[entry], num_errors=1))
         get_storage().put_file(rows_key, writer.finish().path)
     with transaction.atomic():
@@ -143,9 +199,10 @@ def batch_validate(*, batch: Batch) -> bool:
             total=report.num_rows,
             base_model=base_model,
             warnings=report.warnings,
+            copied=sum(shard.completed + shard.failed for shard in copied),
         )
         if moved:
-            JobShard.objects.bulk_create(_shards(batch.job, report.num_rows))
+            JobShard.objects.bulk_create(_shards(batch.job, report.num_rows, copied))
     return batch.status == Status.IN_PROGRESS
 
 
@@ -196,15 +253,23 @@ def _reject(batch: Batch, report: Report) -> bool:
     return False
 
 
-def _shards(job: Job, num_rows: int) -> list[JobShard]:
-    """The first shard has `FIRST_SHARD_ROWS` rows, and each next one twice as many up to the normal size.
+def _shards(job: Job, num_rows: int, copied: Sequence[JobShard]) -> list[JobShard]:
+    """Divides the rows into the copied shards and, between them, shards to be run.
 
-    The first commit then comes early, even on a machine that is soon preempted.
+    The first shard to be run has `FIRST_SHARD_ROWS` rows, and each next one twice as many up to the normal size. The
+    first commit then comes early, even on a machine that is soon preempted.
     """
     shards: list[JobShard] = []
     first, size = 0, FIRST_SHARD_ROWS
-    while first < num_rows:
-        last = min(first + min(size, get_config().shard_rows), num_rows)
-        shards.append(JobShard(job=job, shard_no=len(shards), row_from=first, row_to=last))
-        first, size = last, 2 * size
+    for following in (*copied, None):
+        end = num_rows if following is None else following.row_from
+        while first < end:
+            last = min(first + min(size, get_config().shard_rows), end)
+            shards.append(JobShard(job=job, row_from=first, row_to=last))
+            first, size = last, 2 * size
+        if following is not None:
+            shards.append(following)
+            first = following.row_to
+    for number, shard in enumerate(shards):
+        shard.shard_no = number
     return shards

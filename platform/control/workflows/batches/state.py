@@ -30,6 +30,7 @@ LEGAL_MOVES: Mapping[Status, frozenset[Status]] = {
     Status.CANCELLED: frozenset(),
 }
 TERMINAL = frozenset(status for status, moves in LEGAL_MOVES.items() if not moves)
+RESUMABLE = TERMINAL - {Status.COMPLETED}  # statuses of batches that a new batch may resume
 
 
 def transition(batch: Batch, to: Status, **values: Any) -> bool:
@@ -45,6 +46,11 @@ def transition(batch: Batch, to: Status, **values: Any) -> bool:
     with transaction.atomic():
         moved = Batch.objects.filter(pk=batch.pk, status__in=origins).update(**values)
         if moved:
-            event_record(organization_id=batch.organization_id, type=f"batch.{to.value}", object_id=batch.pk)
+            event_record(
+                organization_id=batch.organization_id,
+                project_id=batch.project_id,
+                type=f"batch.{to.value}",
+                object_id=batch.pk,
+            )
         batch.refresh_from_db()
     return bool(moved)

@@ -12,7 +12,7 @@ from control.workflows.batches.reading import ResultsResponse
 from control.workflows.batches.requests import create_from
 from control.workflows.batches.schemas import BatchInput, BatchObject
 from control.workflows.batches.selectors import batch_get, batches_list
-from control.workflows.batches.services import batch_cancel
+from control.workflows.batches.services import batch_cancel, batch_resume
 
 
 class BatchesView(OrganizationView):
@@ -42,6 +42,18 @@ class BatchCancelView(OrganizationView):
     def post(self, request: Request, batch_id: str) -> BatchObject:
         batch_cancel(batch=batch_get(self.organization, batch_id))
         return BatchObject.of(batch_get(self.organization, batch_id))
+
+
+class BatchResumeView(OrganizationView):
+    """Our addition: a failed, expired or cancelled batch is continued by a new one, and stays as it is."""
+
+    scope = "batches"
+
+    @operation("batches.resume", response=BatchObject)
+    def post(self, request: Request, batch_id: str) -> BatchObject:
+        """Returns the new batch. Rows that have a response are copied free of charge, and the others are run."""
+        resumed = batch_resume(batch=batch_get(self.organization, batch_id))
+        return BatchObject.of(batch_get(self.organization, resumed.pk))
 
 
 class BatchResultsView(OrganizationView):

@@ -6,12 +6,13 @@ from control.core.ids import dataset_id
 from control.data.files.models import File
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 from control.workflows.datasets.formats import Format
 
 _FORMATS = [(form.value, form.value) for form in Format]
 
 
-class Dataset(models.Model):
+class Dataset(ProjectObject):
     class Status(models.TextChoices):
         VALID = "valid"
         INVALID = "invalid"

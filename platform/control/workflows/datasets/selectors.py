@@ -4,11 +4,12 @@ from django.db.models import QuerySet
 
 from control.core.api.errors import ApiError
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 from control.workflows.datasets.models import Dataset
 
 
 def datasets_list(organization: Organization) -> QuerySet[Dataset]:
-    return Dataset.objects.filter(organization=organization).select_related("base_model", "file")
+    return Dataset.objects.filter(visible(organization)).select_related("base_model", "file")
 
 
 def dataset_get(organization: Organization, dataset_id: str) -> Dataset:

@@ -4,10 +4,11 @@ from django.db import models
 
 from control.core.ids import distillation_id
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 from control.workflows.batches.models import Batch
 
 
-class Distillation(models.Model):
+class Distillation(ProjectObject):
     id = models.CharField(primary_key=True, max_length=40, default=distillation_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="distillations")
     batch = models.OneToOneField(Batch, on_delete=models.PROTECT, related_name="distillation")

@@ -7,9 +7,10 @@ from control.data.files.models import File
 from control.models.catalog.models import Speculator
 from control.queue.jobs.models import Job
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 
 
-class Evaluation(models.Model):
+class Evaluation(ProjectObject):
     id = models.CharField(primary_key=True, max_length=40, default=evaluation_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="evaluations")
     speculator = models.ForeignKey(Speculator, on_delete=models.CASCADE, related_name="evaluations")

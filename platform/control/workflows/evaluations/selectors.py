@@ -8,6 +8,7 @@ from control.core.api.errors import ApiError
 from control.models.catalog.models import Speculator
 from control.queue.jobs.models import Job, JobEvent
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.pipelines.models import Pipeline
 
@@ -16,7 +17,7 @@ _ATTEMPT_EVENTS = frozenset({"claimed", "retried", "released", "paused", "succee
 
 
 def evaluations_list(organization: Organization) -> QuerySet[Evaluation]:
-    return Evaluation.objects.filter(organization=organization).select_related("speculator__base_model", "job")
+    return Evaluation.objects.filter(visible(organization)).select_related("speculator__base_model", "job")
 
 
 def evaluation_get(organization: Organization, evaluation_id: str) -> Evaluation:

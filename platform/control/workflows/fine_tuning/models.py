@@ -5,10 +5,11 @@ from django.db import models
 from control.core.ids import fine_tuning_job_id
 from control.data.files.models import File
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 from control.workflows.pipelines.models import Pipeline
 
 
-class FineTuningJob(models.Model):
+class FineTuningJob(ProjectObject):
     id = models.CharField(primary_key=True, max_length=40, default=fine_tuning_job_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     pipeline = models.OneToOneField(Pipeline, on_delete=models.PROTECT, related_name="fine_tuning_job")

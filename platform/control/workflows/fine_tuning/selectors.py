@@ -9,6 +9,7 @@ from control.core.api.errors import ApiError
 from control.queue.jobs.models import Job, JobEvent
 from control.queue.jobs.selectors import workers_alive
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.pipelines.models import Pipeline
 
@@ -22,7 +23,7 @@ LISTED_JOB_EVENTS = (CHECKPOINT, "retried", "cancel_requested", "paused", "resum
 def fine_tuning_jobs_list(organization: Organization) -> QuerySet[FineTuningJob]:
     """Fine-tuning jobs with all related rows that the API shows."""
     alive = {"has_worker": Exists(workers_alive().filter(role="jobs"))}
-    jobs = FineTuningJob.objects.filter(organization=organization).annotate(**alive)
+    jobs = FineTuningJob.objects.filter(visible(organization)).annotate(**alive)
     return jobs.select_related("pipeline", *(f"pipeline__{name}" for name in _PIPELINE_RELATIONS))
 
 

@@ -8,11 +8,12 @@ from control.models.catalog.models import BaseModel, Speculator
 from control.queue.jobs.models import Job
 from control.serving.deployments.models import Deployment
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 from control.workflows.batches.models import Batch
 from control.workflows.quotes.models import Quote
 
 
-class Pipeline(models.Model):
+class Pipeline(ProjectObject):
     class Status(models.TextChoices):
         DISTILLING = "distilling"
         TRAINING = "training"

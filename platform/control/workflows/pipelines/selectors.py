@@ -4,6 +4,7 @@ from django.db.models import Prefetch, Q, QuerySet
 
 from control.core.api.errors import ApiError
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
 from control.workflows.pipelines.state import ACTIVE
 
@@ -12,7 +13,7 @@ _RELATED = ("base_model", "batch__job", "training_job", "evaluation_job", "specu
 
 def pipelines_list(organization: Organization) -> QuerySet[Pipeline]:
     events = Prefetch("events", queryset=PipelineEvent.objects.order_by("id"))
-    return Pipeline.objects.filter(organization=organization).select_related(*_RELATED).prefetch_related(events)
+    return Pipeline.objects.filter(visible(organization)).select_related(*_RELATED).prefetch_related(events)
 
 
 def pipeline_get(organization: Organization, pipeline_id: str) -> Pipeline:

@@ -105,7 +105,12 @@ def _pipeline_start(*, organization: Organization, request: PipelineRequest, **v
         **values,
     )
     PipelineEvent.objects.create(pipeline=pipeline, status=status, data={"stage": STAGES[status]})
-    event_record(organization_id=organization.pk, type=f"pipeline.{status.value}", object_id=pipeline.pk)
+    event_record(
+        organization_id=organization.pk,
+        project_id=pipeline.project_id,
+        type=f"pipeline.{status.value}",
+        object_id=pipeline.pk,
+    )
     usage_attribute(job_id=pipeline.pk, organization_id=organization.pk)
     audit_record("pipeline.create", pipeline)
     return pipeline

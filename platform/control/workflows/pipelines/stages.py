@@ -72,7 +72,7 @@ def pipelines_reconcile() -> None:
     """Advances all active pipelines, in case a call was lost. Every worker calls it every few seconds."""
     for pipeline in pipelines_active():
         try:
-            with as_tenant(pipeline.organization_id):
+            with as_tenant(pipeline.organization_id, pipeline.project_id):
                 pipeline_advance(pipeline=pipeline)
         except Exception:  # an error in one pipeline must not stop the others
             log.exception("could not advance a pipeline", pipeline_id=pipeline.pk)
@@ -218,7 +218,7 @@ def _start(pipeline: Pipeline, make: Callable[[Pipeline], Mapping[str, Any]]) ->
     """Creates the stage's job or deployment with `make` and assigns it to the pipeline, in one transaction."""
     caller = caller_of_job(job_id=pipeline.pk, organization_id=pipeline.organization_id)
     try:
-        with on_account_of(caller), transaction.atomic():
+        with as_tenant(pipeline.organization_id, pipeline.project_id), on_account_of(caller), transaction.atomic():
             made = make(pipeline)
             unset = dict.fromkeys(made)  # these fields are still null unless another process was faster
             if not Pipeline.objects.filter(pk=pipeline.pk, status=pipeline.status, **unset).update(**made):

@@ -69,11 +69,21 @@ def transition(pipeline: Pipeline, to: Status, *, data: Mapping[str, Any] | None
 
 def _record_events(pipeline: Pipeline, to: Status) -> None:
     """Records the event of the pipeline and, if `to` ends it, the event of its fine-tuning job."""
-    event_record(organization_id=pipeline.organization_id, type=f"pipeline.{to.value}", object_id=pipeline.pk)
+    event_record(
+        organization_id=pipeline.organization_id,
+        project_id=pipeline.project_id,
+        type=f"pipeline.{to.value}",
+        object_id=pipeline.pk,
+    )
     if end := _FINE_TUNING_ENDS.get(to):
         job_id = Pipeline.objects.values_list("fine_tuning_job", flat=True).get(pk=pipeline.pk)
         if job_id is not None:
-            event_record(organization_id=pipeline.organization_id, type=f"fine_tuning.job.{end}", object_id=job_id)
+            event_record(
+                organization_id=pipeline.organization_id,
+                project_id=pipeline.project_id,
+                type=f"fine_tuning.job.{end}",
+                object_id=job_id,
+            )
 
 
 def stage_at_end(pipeline: Pipeline) -> str | None:

@@ -4,11 +4,12 @@ from django.db import models
 
 from control.core.ids import quote_id
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import ProjectObject
 from control.workflows.batches.models import Batch
 from control.workflows.datasets.models import Dataset
 
 
-class Quote(models.Model):
+class Quote(ProjectObject):
     class Basis(models.TextChoices):
         PILOT = "pilot"
         HISTORY = "history"

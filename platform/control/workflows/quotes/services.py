@@ -15,6 +15,7 @@ from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.projects import visible
 from control.tenants.audit.record import audit_record, audited
 from control.workflows.batches.caps import batches_resume
 from control.workflows.batches.state import TERMINAL
@@ -66,7 +67,7 @@ def _mean_past_output_tokens(organization: Organization, model: BaseModel) -> fl
     """Mean number of output tokens per batch row within `HISTORY`. Raises: ApiError: 409, too few requests."""
     of_model = Q(base_model_id=model.pk) | Q(base_model_id="", model=model.name)  # the latter: from earlier releases
     past = UsageRecord.objects.filter(
-        of_model, organization=organization, is_batch=True, minute__gte=timezone.now() - HISTORY
+        of_model, visible(organization), is_batch=True, minute__gte=timezone.now() - HISTORY
     ).aggregate(tokens=Sum("output_tokens"), requests=Sum("requests"))
     if (past["requests"] or 0) < MIN_REQUESTS:
         message = (

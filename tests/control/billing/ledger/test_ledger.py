@@ -212,7 +212,7 @@ def test_of_many_threads_that_record_the_same_part_one_succeeds() -> None:
 
     def record() -> None:
         try:
-            with as_tenant(caller.organization_id):
+            with as_tenant(caller.organization_id, None):
                 costs.append(add_usage(caller, sequence="one", tokens=Tokens(input=10)))
         finally:
             connection.close()

@@ -129,7 +129,7 @@ def test_of_twenty_concurrent_requests_only_those_that_fit_are_admitted() -> Non
 
     def request() -> None:
         try:
-            with as_tenant(organization.pk):
+            with as_tenant(organization.pk, None):
                 admitted.append(reserve(organization, 1))
         except ApiError:
             pass

@@ -14,7 +14,9 @@ from control.serving.captures.models import Capture, CapturedRequest
 from control.serving.rollouts.models import Rollout
 from control.tenants.accounts.models import Member, Organization, Project, User
 from control.tenants.accounts.selectors import api_key_authenticate
+from control.workflows.batches.assemble import batch_assemble
 from control.workflows.batches.models import Batch
+from control.workflows.batches.services import batch_validate
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.services import evaluation_start
 from tests.control.factories import make_base_model, make_file, make_key, make_organization
@@ -48,6 +50,20 @@ def test_pages_open_and_link_to_each_other(operator: Client, world: World) -> No
     assert change_path("jobs_job", evaluation.job_id) in html
     assert change_path("evaluations_evaluation", evaluation.pk) in page(
         operator, change_path("catalog_speculator", world.speculator.pk)
+    )
+
+
+def test_a_button_resumes_a_batch_that_ended_early(operator: Client, world: World) -> None:
+    batch = world.batch
+    assert "/resume" not in page(operator, change_path("batches_batch", batch.pk))
+    batch_validate(batch=batch)
+    batch_assemble(batch=batch, final="failed")
+    assert "/resume" in page(operator, change_path("batches_batch", batch.pk))
+
+    assert press(operator, "batches_batch", batch.pk, "resume") == 302
+
+    assert change_path("batches_batch", batch.pk) in page(
+        operator, change_path("batches_batch", batch.resumptions.get().pk)
     )
 
 

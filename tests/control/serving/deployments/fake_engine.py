@@ -13,6 +13,7 @@ The content of the last message says how a request ends:
     die at once the process ends before the first event
     hang up     the connection is closed before the first event
     refuse      the engine refuses the request with an error
+    pause       the stream goes on when the file `go_on` appears in the model folder
     linger      the stream stays open until the caller disconnects; then the file `hung_up` appears in the model folder
 """
 
@@ -100,6 +101,8 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(1)
         if content == "linger":
             self._linger()
+        while content == "pause" and not (self.model_dir / "go_on").exists():
+            time.sleep(0.01)
         if options.get("include_usage"):
             self._event(json.dumps({"choices": [], "usage": usage(2)}))
         self._event("[DONE]")

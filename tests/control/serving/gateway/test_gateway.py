@@ -36,6 +36,22 @@ def test_a_revoked_key_can_no_longer_use_an_endpoint(client: httpx2.Client, call
     assert post(client, chat("hello")).status_code == 401
 
 
+@pytest.mark.usefixtures("deployment")
+def test_a_stream_that_has_begun_continues_to_its_end_although_its_key_is_revoked(
+    client: httpx2.Client, caller: Organization, tmp_path: Path
+) -> None:
+    with client.stream("POST", "/chat/completions", json=chat("pause", stream=True)) as response:
+        chunks = response.iter_text()
+        assert "token0" in next(chunks)
+        api_key_revoke(key=ApiKey.objects.get(organization=caller))
+        assert post(client, chat("hello")).status_code == 401
+        (tmp_path / "model" / "go_on").touch()
+        rest = "".join(chunks)
+
+    assert rest.endswith("data: [DONE]\n\n")
+    wait_for(UsageRecord.objects.filter(requests=1, output_tokens=2).exists)
+
+
 def chat(content: str, *, model: object = "fast", **values: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": content}], **values}
 
@@ -72,16 +88,34 @@ def test_a_request_is_passed_to_the_engine_unchanged(client: httpx2.Client, path
 def test_the_engine_learns_the_project_of_a_key_and_a_client_cannot_choose_it(
     base_url: str, deployment: Deployment, caller: Organization
 ) -> None:
-    first, second = (Project.objects.create(organization=caller, name=name) for name in ("first", "second"))
+    project, other = (Project.objects.create(organization=caller, name=name) for name in ("own", "other"))
+    Deployment.objects.update(project=project)
 
     def memory_of(**key: Any) -> Any:
-        headers = {"Authorization": f"Bearer {make_key(caller, **key)[1]}", "x-slipstream-memory": second.pk}
-        with httpx2.Client(base_url=base_url, headers=headers, trust_env=False) as client:
-            return post(client, chat("hello")).json()["memory"]
+        return post_with_key(base_url, caller, {"x-slipstream-memory": other.pk}, **key).json()["memory"]
 
-    assert [memory_of(project=first), memory_of(project=second), memory_of()] == [first.pk, second.pk, caller.pk]
+    assert [memory_of(project=project), memory_of()] == [project.pk, caller.pk]
     Deployment.objects.update(remember_answers=False)
-    assert memory_of(project=first) is None
+    assert memory_of(project=project) is None
+
+
+def post_with_key(base_url: str, caller: Organization, headers: dict[str, str], **key: Any) -> httpx2.Response:
+    headers = {"Authorization": f"Bearer {make_key(caller, **key)[1]}", **headers}
+    with httpx2.Client(base_url=base_url, headers=headers, trust_env=False) as client:
+        return post(client, chat("hello"))
+
+
+@pytest.mark.usefixtures("deployment")
+def test_a_deployment_answers_no_key_of_another_project(base_url: str, caller: Organization) -> None:
+    own, other = (Project.objects.create(organization=caller, name=name) for name in ("own", "other"))
+    Deployment.objects.update(project=own)
+
+    statuses = {}
+    for name, project in (("own", own), ("other", other), ("none", None)):
+        response = post_with_key(base_url, caller, {}, project=project)
+        statuses[name] = (response.status_code, response.json().get("error", {}).get("code"))
+
+    assert statuses == {"own": (200, None), "other": (404, "model_not_found"), "none": (200, None)}
 
 
 @pytest.mark.usefixtures("deployment")
@@ -142,7 +176,7 @@ def test_an_engine_that_fails_before_its_answer_causes_status_502(
 def test_a_locked_database_does_not_hide_that_the_engine_failed(
     client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def as_tenant(organization_id: str) -> NoReturn:
+    def as_tenant(organization_id: str, project_id: str | None) -> NoReturn:
         raise OperationalError("database is locked")
 
     monkeypatch.setattr("control.serving.gateway.accounting.as_tenant", as_tenant)

@@ -12,7 +12,8 @@ import pytest
 from control.billing.usage.models import UsageRecord
 from control.billing.usage.services import Tokens
 from control.serving.deployments.models import Deployment
-from control.serving.gateway.meter import metered_request, tokens_of
+from control.serving.gateway.completion_request import metered_request
+from control.serving.gateway.meter import tokens_of
 from control.tenants.accounts.models import ApiKey, Organization
 
 USAGE = {"model": "fast", "is_batch": False, "input_tokens": 7, "cached_tokens": 4, "requests": 1}

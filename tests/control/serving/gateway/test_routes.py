@@ -1,7 +1,9 @@
 """Routes are read from the database at most once a second, and a route that no longer works is read again."""
 
 import asyncio
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2
@@ -10,10 +12,12 @@ import pytest
 from control.core.api.errors import ApiError
 from control.core.processes.ports import free_port
 from control.serving.deployments.models import Deployment
+from control.serving.gateway import routes
 from control.serving.gateway.routes import Process, Route, Routes
 from control.serving.gateway.upstream import Target
 from control.tenants.accounts.models import ApiKey
-from tests.control.serving.gateway.test_gateway import chat
+from tests.control.serving.deployments.support import identity_of
+from tests.control.serving.gateway.test_gateway import chat, wait_for
 
 KEY = ApiKey(id="k", organization_id="org")
 
@@ -22,7 +26,7 @@ def make_route(port: int) -> Route:
     main = Process(deployment_id="d", target=Target(port=port, token="t"))
     return Route(
         named_id="d", main=main, canary=None, canary_percent=0, is_capped=False, input_nanousd=0, output_nanousd=0,
-        context_tokens=1, remembers_answers=True, base_model_id="m",
+        context_tokens=1, template_bytes=0, remembers_answers=True, base_model_id="m",
     )  # fmt: skip
 
 
@@ -113,3 +117,44 @@ def test_a_request_reaches_an_engine_that_moved_while_its_route_was_cached(base_
         Deployment.objects.update(port=port)
 
         assert client.post("/chat/completions", json=chat("hello")).status_code == 200
+
+
+@pytest.fixture
+def client(base_url: str, token: str) -> Iterator[httpx2.Client]:
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx2.Client(base_url=base_url, headers=headers, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def cached(client: httpx2.Client, deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    """The route of the deployment is cached for an hour."""
+    monkeypatch.setattr(routes, "CACHE_SECONDS", 3600.0)
+    assert client.post("/chat/completions", json=chat("hello")).status_code == 200
+    return deployment
+
+
+def test_a_deployment_that_was_deleted_while_its_route_was_cached_is_not_found(
+    client: httpx2.Client, cached: Deployment
+) -> None:
+    identity = identity_of(cached)
+    Deployment.objects.all().delete()
+    assert client.post("/chat/completions", json=chat("hello")).status_code == 200, "its engine still runs"
+    os.kill(identity.pid, signal.SIGKILL)
+    wait_for(lambda: not identity.is_alive())
+
+    response = client.post("/chat/completions", json=chat("hello"))
+
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_request_reaches_an_engine_whose_token_changed_while_its_route_was_cached(
+    client: httpx2.Client, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "CACHE_SECONDS", 3600.0)
+    Deployment.objects.update(token="of the previous process")
+    refused = client.post("/chat/completions", json=chat("hello"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (502, "upstream_unavailable")
+    Deployment.objects.update(token=deployment.token)
+
+    assert client.post("/chat/completions", json=chat("hello")).status_code == 200

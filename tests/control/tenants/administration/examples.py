@@ -15,7 +15,7 @@ def member(world: World) -> Member:
 
 
 def key_id(world: World) -> str:
-    return make_key(world.organization)[0].pk
+    return make_key(world.organization, project=world.own_project)[0].pk
 
 
 IDS: Ids = {

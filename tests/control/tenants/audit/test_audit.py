@@ -14,6 +14,8 @@ from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_stop
 from control.tenants.accounts.models import ApiKey, Organization, User
 from control.tenants.audit.models import AuditEvent
+from control.workflows.batches.assemble import batch_assemble
+from control.workflows.batches.services import batch_validate
 from control.workflows.fine_tuning.services import fine_tuning_job_pause
 from control.workflows.pipelines.services import pipeline_cancel
 from tests.control.calls import call, path_of
@@ -45,6 +47,11 @@ def cancel_pipeline(world: World) -> None:
     pipeline_cancel(pipeline=world.pipeline)
 
 
+def end_batch(world: World) -> None:
+    batch_validate(batch=world.batch)
+    batch_assemble(batch=world.batch, final="failed")
+
+
 def pause_fine_tuning(world: World) -> None:
     fine_tuning_job_pause(job=world.fine_tuning_job)
 
@@ -61,6 +68,7 @@ def stop_deployment(world: World) -> None:
 PREPARATIONS: Mapping[str, Callable[[World], dict[str, Any] | None]] = {
     "POST /v1/uploads/{upload_id}/complete": add_part,
     "POST /v1/pipelines/{pipeline_id}/resume": cancel_pipeline,
+    "POST /v1/batches/{batch_id}/resume": end_batch,
     "POST /v1/fine_tuning/jobs/{job_id}/resume": pause_fine_tuning,
     "POST /v1/deployments/{deployment_id}/start": stop_deployment,
     "POST /v1/deployments/{deployment_id}/rollouts": serve_deployment,

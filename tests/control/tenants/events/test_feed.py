@@ -37,7 +37,7 @@ FAST = Pace(poll_seconds=0.01, heartbeat_seconds=0.03, max_seconds=30.0)
 
 def record_event(organization: Organization, object_id: str = "batch_1", kind: str = "batch.completed") -> Event:
     with transaction.atomic():
-        return event_record(organization_id=organization.pk, type=kind, object_id=object_id)
+        return event_record(organization_id=organization.pk, project_id=None, type=kind, object_id=object_id)
 
 
 def numbered_events(organization: Organization) -> list[tuple[str, str]]:
@@ -138,7 +138,7 @@ def test_all_recorded_event_types_are_declared_and_no_type_is_declared_twice(org
 
 def test_an_event_cannot_be_written_outside_of_a_transaction(organization: Organization) -> None:
     with patch.object(transaction.get_connection(), "in_atomic_block", False), pytest.raises(AssertionError):
-        event_record(organization_id=organization.pk, type="batch.completed", object_id="batch_1")
+        event_record(organization_id=organization.pk, project_id=None, type="batch.completed", object_id="batch_1")
 
 
 def test_events_of_each_organization_are_numbered_without_gaps(
@@ -303,15 +303,15 @@ def test_old_events_that_nobody_has_read_are_deleted_and_later_numbers_are_not_u
     organization: Organization, other_organization: Organization
 ) -> None:
     for _ in range(3):
-        event_record(organization_id=organization.pk, type="job.queued", object_id="job")
-        event_record(organization_id=other_organization.pk, type="job.queued", object_id="job")
+        event_record(organization_id=organization.pk, project_id=None, type="job.queued", object_id="job")
+        event_record(organization_id=other_organization.pk, project_id=None, type="job.queued", object_id="job")
     events_number(other_organization)
-    event_record(organization_id=other_organization.pk, type="job.queued", object_id="unread")
+    event_record(organization_id=other_organization.pk, project_id=None, type="job.queued", object_id="unread")
     Event.objects.update(created_at=timezone.now() - RETENTION - dt.timedelta(seconds=1))
 
     events_prune()
 
     assert not Event.objects.filter(organization=organization).exists()
-    event_record(organization_id=other_organization.pk, type="job.queued", object_id="new")
+    event_record(organization_id=other_organization.pk, project_id=None, type="job.queued", object_id="new")
     events_number(other_organization)
     assert Event.objects.get(object_id="new").seq == 4

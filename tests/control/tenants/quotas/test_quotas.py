@@ -71,7 +71,7 @@ def test_a_hundred_concurrent_submissions_do_not_exceed_the_quota_of_queued_jobs
     organization = with_limits(stack.organization, queued_jobs=7)
 
     def submit() -> None:
-        with as_tenant(organization.pk):
+        with as_tenant(organization.pk, None):
             job_submit(organization=organization, kind="training", params={})
 
     outcomes = call_concurrently(submit)
@@ -96,7 +96,7 @@ def test_a_hundred_concurrent_uploads_do_not_exceed_the_quota_of_storage(stack: 
     organization = with_limits(stack.organization, storage_bytes=55)  # enough for 5 files of 10 bytes
 
     def upload() -> None:
-        with as_tenant(organization.pk):
+        with as_tenant(organization.pk, None):
             make_file(organization, b"x" * 10)
 
     outcomes = call_concurrently(upload)
@@ -122,7 +122,7 @@ def test_of_a_hundred_concurrent_deployments_exactly_as_many_as_allowed_are_crea
     names = itertools.count(1)
 
     def create() -> None:
-        with as_tenant(organization.pk):
+        with as_tenant(organization.pk, None):
             deployment_create(organization=organization, name=f"endpoint-{next(names)}", base_model=model)
 
     outcomes = call_concurrently(create)

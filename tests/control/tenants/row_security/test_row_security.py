@@ -66,7 +66,7 @@ def test_without_filters_no_table_shows_a_foreign_row(postgres: str) -> None:
         rows[model] = {make_any_row(model, organization).pk}
         make_any_row(model, other)
 
-    with as_tenant(organization.pk):
+    with as_tenant(organization.pk, None):
         visible = {model: set(model._base_manager.values_list("pk", flat=True)) for model in rows}
 
     for model, pks in rows.items():
@@ -74,7 +74,7 @@ def test_without_filters_no_table_shows_a_foreign_row(postgres: str) -> None:
     with across_tenants(Across.COMMAND):
         num_rows = {model: model._base_manager.count() for model in rows}
     for model in rows:
-        with as_tenant(other.pk):
+        with as_tenant(other.pk, None):
             foreign = set(model._base_manager.values_list("pk", flat=True))
         assert not visible[model] & foreign, f"{model} shows a foreign row"
         assert len(visible[model]) + len(foreign) == num_rows[model], f"{model} has rows without an organization"
@@ -111,7 +111,7 @@ def test_the_api_shows_no_foreign_rows_even_without_the_filters_of_the_services(
 def test_rows_of_another_organization_cannot_be_written(postgres: str) -> None:
     organization, other = make_organization(), make_organization()
     job = make_job(other)
-    with as_tenant(organization.pk):
+    with as_tenant(organization.pk, None):
         with pytest.raises(ProgrammingError, match="row-level security"):
             make_job(other)
         with pytest.raises(ProgrammingError, match="row-level security"):
@@ -124,7 +124,7 @@ def test_rows_of_another_organization_cannot_be_written(postgres: str) -> None:
 
 def test_an_organization_can_read_shared_models_but_not_write_them(postgres: str) -> None:
     shared = make_base_model()
-    with as_tenant(make_organization().pk):
+    with as_tenant(make_organization().pk, None):
         assert BaseModel.objects.get() == shared
         assert BaseModel.objects.update(path="/elsewhere") == 0
         with pytest.raises(ProgrammingError, match="row-level security"):
@@ -134,14 +134,14 @@ def test_an_organization_can_read_shared_models_but_not_write_them(postgres: str
 def test_the_tenant_of_a_block_survives_commits_rollbacks_and_savepoints(postgres: str) -> None:
     organization, other = make_organization(), make_organization()
     own, foreign = make_job(organization).pk, make_job(other).pk
-    with as_tenant(organization.pk):
+    with as_tenant(organization.pk, None):
         assert visible_jobs() == {own}
         with transaction.atomic():
             assert visible_jobs() == {own}
-            with as_tenant(other.pk):
+            with as_tenant(other.pk, None):
                 assert visible_jobs() == {foreign}
             with transaction.atomic():
-                with as_tenant(other.pk):
+                with as_tenant(other.pk, None):
                     assert visible_jobs() == {foreign}
                 transaction.set_rollback(True)
             assert visible_jobs() == {own}
@@ -157,7 +157,7 @@ def test_the_tenant_of_a_block_survives_commits_rollbacks_and_savepoints(postgre
 
 def test_a_connection_has_no_tenant_after_a_transaction(postgres: str) -> None:
     """A pooler may give the connection to another client after each transaction."""
-    with as_tenant(make_organization().pk):
+    with as_tenant(make_organization().pk, None):
         visible_jobs()
         with transaction.atomic():
             visible_jobs()

@@ -8,6 +8,7 @@ from tests.source_tree import source_files
 ALLOWED = {
     ("control.tenants.authentication.api_keys", "AUTHENTICATION"),
     ("control.billing.usage.migrations.0003_fill_monthly_spend", "COMMAND"),
+    ("control.workflows.pipelines.migrations.0006_fill_projects", "COMMAND"),
     ("control.serving.deployments.management.commands.supervise_deployments", "SUPERVISION"),
     ("control.models.catalog.management.commands.price_set", "COMMAND"),
     ("control.operations.embedded.management.commands.base_model_register", "COMMAND"),

@@ -71,7 +71,7 @@ def make_endpoint(organization: Organization, *events: str) -> tuple[WebhookEndp
 def record_event(organization: Organization, object_id: str, kind: str = "batch.completed") -> Event:
     """Creates an event whose deliveries are due since the clock's start."""
     with transaction.atomic():
-        event = event_record(organization_id=organization.pk, type=kind, object_id=object_id)
+        event = event_record(organization_id=organization.pk, project_id=None, type=kind, object_id=object_id)
         WebhookDelivery.objects.filter(event=event).update(next_attempt_at=START)
     return event
 

@@ -60,7 +60,7 @@ def test_an_event_that_is_rolled_back_is_never_sent(organization: Organization, 
     make_endpoint(organization)
 
     with transaction.atomic():
-        event_record(organization_id=organization.pk, type="batch.completed", object_id="batch_1")
+        event_record(organization_id=organization.pk, project_id=None, type="batch.completed", object_id="batch_1")
         transaction.set_rollback(True)
 
     assert (send_due_deliveries(sender), WebhookDelivery.objects.count()) == (0, 0)

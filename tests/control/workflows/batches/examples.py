@@ -27,4 +27,5 @@ BODIES: Bodies = {
         {"input_file_id": "file_id", "model": "name", "quote_id": "quote_id"},
     ),
     "POST /v1/batches/{batch_id}/cancel": NO_BODY,
+    "POST /v1/batches/{batch_id}/resume": NO_BODY,
 }

@@ -14,7 +14,8 @@ from control.operations.console.rendering import badge, error_text, link, pairs,
 from control.operations.console.sidebar import SidebarEntry
 from control.workflows.batches.models import Batch
 from control.workflows.batches.requests import CREATE_BATCH
-from control.workflows.batches.services import batch_cancel
+from control.workflows.batches.services import batch_cancel, batch_resume
+from control.workflows.batches.state import RESUMABLE as RESUMABLE_BATCHES
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.requests import CREATE_PIPELINE
 from control.workflows.pipelines.schemas import StageObject
@@ -27,6 +28,10 @@ ENDED_BATCHES = (Batch.Status.FAILED, Batch.Status.COMPLETED, Batch.Status.EXPIR
 
 def _is_batch_active(row: Batch) -> bool:
     return row.status not in ENDED_BATCHES
+
+
+def _is_batch_resumable(row: Batch) -> bool:
+    return row.status in RESUMABLE_BATCHES and row.total > 0
 
 
 def _is_pipeline_active(row: Pipeline) -> bool:
@@ -79,11 +84,11 @@ class BatchAdmin(FormAdmin):
     search_fields = ["id"]
     ordering = ["-id"]
     list_select_related = ["organization", "base_model", "job"]
-    actions_detail = ["cancel"]
+    actions_detail = ["cancel", "resume"]
     fields = [
         "id", "organization", "base_model", "endpoint", "state", "pause_message", "progress", "the_job", "input",
-        "output", "errors_file", "bad_lines", "tokens_used", "cost", "metadata", "created_at", "in_progress_at",
-        "completed_at", "failed_at", "cancelled_at", "expires_at",
+        "output", "errors_file", "bad_lines", "resumed_from_batch", "copied", "tokens_used", "cost", "metadata",
+        "created_at", "in_progress_at", "completed_at", "failed_at", "cancelled_at", "expires_at",
     ]  # fmt: skip
 
     @admin.display(description="status", ordering="status")
@@ -120,6 +125,10 @@ class BatchAdmin(FormAdmin):
     def errors_file(self, row: Batch) -> SafeString | str:
         return link(row.error_file)
 
+    @admin.display(description="resumed from")
+    def resumed_from_batch(self, row: Batch) -> SafeString | str:
+        return link(row.resumed_from)
+
     @admin.display(description="bad lines")
     def bad_lines(self, row: Batch) -> SafeString:
         lines = [(bad.get("line"), bad.get("code"), bad.get("message")) for bad in row.errors or []]
@@ -138,6 +147,15 @@ class BatchAdmin(FormAdmin):
     )
     def cancel(self, row: Batch) -> str:
         return f"The batch is {batch_cancel(batch=row).status}."
+
+    @service_action(
+        "Resume",
+        "Creates a new batch, which copies the finished rows and runs the others. This batch stays as it is.",
+        icon="resume",
+        when=_is_batch_resumable,
+    )
+    def resume(self, row: Batch) -> str:
+        return f"Batch {batch_resume(batch=row).pk} continues this one."
 
 
 @admin.register(Pipeline)

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('deployments', '0007_meter_device_time'),
+        ('deployments', '0008_belong_to_projects'),
     ]
 
     operations = [

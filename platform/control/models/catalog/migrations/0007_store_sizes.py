@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('catalog', '0005_store_perplexity'),
+        ('catalog', '0006_belong_to_projects'),
     ]
 
     operations = [

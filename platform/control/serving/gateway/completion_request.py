@@ -1,0 +1,143 @@
+"""What the gateway needs to know of a request for a completion, read from its body.
+
+Uses the standard library only, because `large_bodies` also runs this file as a small process:
+
+    python -m control.serving.gateway.completion_request CPU_SECONDS MEMORY_BYTES < BODY
+
+prints a line of JSON, then the body to send
+"""
+
+import json
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from control.core.api import strict_json
+
+
+class InvalidRequest(Exception):
+    """Its arguments are the message, the code and the name of the parameter for an error with status 400."""
+
+    def __init__(self, message: str, code: str, param: str | None = None) -> None:
+        super().__init__(message, code, param)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageOptions:
+    """The chunks of a stream in which the caller requested usage."""
+
+    at_end: bool
+    in_every_chunk: bool
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> Self:
+        options = body.get("stream_options")
+        known = options if isinstance(options, dict) else {}
+        at_end = known.get("include_usage") is True
+        return cls(at_end, at_end and known.get("continuous_usage_stats") is True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    model: str
+    usage: UsageOptions
+    num_prompts: int
+    num_bytes: int  # the most bytes that the texts in the body can have
+    num_parts: int  # messages and the parts of their contents; 0: not a chat
+    has_tools: bool  # also in earlier messages
+    num_choices: int  # for each prompt
+    max_tokens: int | None  # None: not given, or invalid
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any], *, num_bytes: int) -> Self:
+        """Raises: InvalidRequest: `model` is not a string."""
+        messages = _items(body.get("messages"))
+        return cls(
+            model=_model(body),
+            usage=UsageOptions.of(body),
+            num_prompts=_num_prompts(body),
+            num_bytes=num_bytes,
+            num_parts=sum(1 + len(_items(_member(message, "content"))) for message in messages),
+            has_tools=bool(body.get("tools")) or any(_member(message, "tool_calls") for message in messages),
+            num_choices=_positive(body.get("n")) or 1,
+            max_tokens=_positive(body.get("max_completion_tokens")) or _positive(body.get("max_tokens")),
+        )
+
+
+def read(raw: bytes) -> tuple[CompletionRequest, bytes]:
+    """Returns: the request, and the body that is sent to the engine. Raises: InvalidRequest."""
+    try:
+        body = strict_json.loads(raw)
+    except strict_json.NotJson as error:
+        raise InvalidRequest(f"The request body must be JSON{error}.", "invalid_json") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest("The request body must be a JSON object.", "invalid_json")
+    return CompletionRequest.of(body, num_bytes=_most_text_bytes(raw)), metered_request(body) or raw
+
+
+def metered_request(body: Mapping[str, Any]) -> bytes | None:
+    """The body of a stream's request, changed so that every chunk has usage.
+
+    Returns: None if the body must be sent unchanged: it does not request a stream, or its options are invalid.
+    """
+    options = body.get("stream_options")
+    options = {} if options is None else options
+    if body.get("stream") is not True or not isinstance(options, dict):
+        return None
+    usage_options = {"include_usage": True, "continuous_usage_stats": True}
+    if any(not isinstance(options.get(name), bool | None) for name in usage_options):
+        return None
+    return json.dumps({**body, "stream_options": {**options, **usage_options}}).encode()
+
+
+def _model(body: Mapping[str, Any]) -> str:
+    model = body.get("model")
+    if model is None:
+        raise InvalidRequest("model: this parameter is required.", "missing_required_parameter", "model")
+    if not isinstance(model, str) or not strict_json.is_text(model):
+        raise InvalidRequest("model must be a string.", "invalid_type", "model")
+    return model
+
+
+def _most_text_bytes(raw: bytes) -> int:
+    """A tokenizer may normalise texts first (NFC), which at most triples the bytes of characters beyond ASCII."""
+    num_not_ascii = len(raw.translate(None, delete=bytes(range(128))))
+    return len(raw) + 2 * num_not_ascii
+
+
+def _items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _member(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _positive(value: object) -> int | None:
+    """Returns None for any other value; the engine will refuse it, or use its default."""
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _num_prompts(body: Mapping[str, Any]) -> int:
+    """A list of strings or of lists of token ids is several prompts; a list of token ids is one."""
+    prompts = body.get("prompt")
+    if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list):
+        return len(prompts)
+    return 1
+
+
+def main(cpu_seconds: int, memory_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    try:
+        request, body = read(sys.stdin.buffer.read())
+    except InvalidRequest as error:
+        sys.stdout.buffer.write(json.dumps({"error": error.args}).encode())
+        return
+    sys.stdout.buffer.write(json.dumps({"request": asdict(request)}).encode() + b"\n" + body)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""Copies the results that a resumed batch takes over into its own shards, which count as committed and cost nothing.
+
+A row with a response keeps it: an answer, or the refusal of its request. A row without one is run again: it never ran,
+its result was lost, or it crashed its worker.
+
+    output and tokens of the old batch ─┐
+    refusals in its error file ─────────┴─ by row number ─> one shard for each run of consecutive rows
+"""
+
+import heapq
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from control.core.storage.backends import ObjectMissing, get_storage
+from control.core.storage.staging import staged_writer
+from control.queue.jobs.models import Job, JobShard
+from control.workflows.batches.models import Batch
+from control.workflows.batches.results import json_line, read_json_lines, row_number
+from control.workflows.batches.selectors import require_results, results_deleted
+
+
+def results_copy(*, of: Batch, job: Job) -> list[JobShard]:
+    """Stores the results that `job` takes over from the batch. Returns: their shards, unnumbered and not yet saved.
+
+    Two workers may copy the same batch at once: both store the same bytes under the same keys.
+    Raises: ApiError: the results are deleted.
+    """
+    require_results(of)
+    try:
+        runs = groupby(enumerate(_kept(of)), key=lambda numbered: numbered[1]["row"] - numbered[0])
+        return [_store(job, (entry for _, entry in run)) for _, run in runs]
+    except ObjectMissing as error:  # the files were deleted meanwhile
+        raise results_deleted(of) from error
+
+
+def _kept(batch: Batch) -> Iterator[dict[str, Any]]:
+    """Yields entries as in the shards of the batch, in the order of rows."""
+    files = []
+    if batch.output_file is not None:
+        lines = zip(read_json_lines(batch.output_file.storage_key), read_json_lines(batch.tokens_key), strict=True)
+        files.append({**tokens, **_entry(output, ok=True)} for output, tokens in lines)
+    if batch.error_file is not None:
+        lines_of_errors = read_json_lines(batch.error_file.storage_key)
+        files.append(_entry(output, ok=False) for output in lines_of_errors if output["response"] is not None)
+    return heapq.merge(*files, key=itemgetter("row"))
+
+
+def _entry(output: dict[str, Any], *, ok: bool) -> dict[str, Any]:
+    return {"row": row_number(output), "custom_id": output["custom_id"], "ok": ok, "output": output}
+
+
+def _store(job: Job, entries: Iterator[dict[str, Any]]) -> JobShard:
+    """Args: entries: consecutive rows, at least one."""
+    shard = JobShard(job=job)
+    with staged_writer() as writer:
+        for entry in entries:
+            if shard.row_to is None:
+                shard.row_from = shard.row_to = entry["row"]
+            shard.row_to += 1
+            shard.completed += entry["ok"]
+            shard.failed += not entry["ok"]
+            writer.write(json_line(entry))
+        shard.storage_key = f"jobs/{job.pk}/shards/copied-{shard.row_from}.jsonl"
+        get_storage().put_file(shard.storage_key, writer.finish().path)
+    return shard

@@ -4,7 +4,8 @@ EngineError
 ├── ModelNotLoadable      the folder holds no model that this engine supports
 │   ├── QuantizedCheckpoint      the weights are quantized with a method that is not read
 │   ├── ScalesMissing            scales or zero points of a quantized weight are missing
-│   └── QuantizedWeightsInvalid  quantized weights contradict config.json or each other
+│   ├── QuantizedWeightsInvalid  quantized weights contradict config.json or each other
+│   └── ModelTooLarge            the device has too little memory for the model and one sequence
 ├── SpeculatorNotLoadable the folder holds no speculator for this model
 ├── AdapterNotLoadable    the folder holds no LoRA adapter for this model
 ├── RequestTooLong        prompt and answer exceed the context or the cache
@@ -34,6 +35,10 @@ class ScalesMissing(ModelNotLoadable):
 
 class QuantizedWeightsInvalid(ModelNotLoadable):
     code = "quantized_weights_invalid"
+
+
+class ModelTooLarge(ModelNotLoadable):
+    code = "does_not_fit"
 
 
 class SpeculatorNotLoadable(EngineError, ValueError):

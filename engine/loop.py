@@ -41,7 +41,7 @@ from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
 from engine.verify import Verdict, token_logprobs, verify
 
-_MAX_DRAFT_NODES = 32  # per sequence without graph decoding, if config.draft_budget is None
+MAX_DRAFT_NODES = 32  # per sequence without graph decoding, if config.draft_budget is None
 _PREFILL_ROWS_PER_STEP = 512
 
 
@@ -67,7 +67,7 @@ class Engine:
         self.weights_report: WeightsReport = UNKNOWN  # set by `load_engine`
         self.uses_graph_decoding = uses_graph_decoding(model, config)
         self._node_counts = node_counts(config.draft_budget)
-        adaptive_max = self._node_counts[-1] if self.uses_graph_decoding else _MAX_DRAFT_NODES
+        adaptive_max = self._node_counts[-1] if self.uses_graph_decoding else MAX_DRAFT_NODES
         self._max_nodes = adaptive_max if config.draft_budget is None else config.draft_budget
         context = min(config.max_seq_len or model.max_positions, model.max_positions)
         self.cache = make_cache(

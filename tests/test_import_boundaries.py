@@ -6,8 +6,9 @@
     workers.contracts  <-  everything                              (specs, events, error codes)
     workers.kinds  <-  everything                                  (names of the kinds of speculators)
     workers.model_folders  <-  engine, control                     (rules for the files of a model)
+    workers.planning  <-  engine, control                          (plans of an engine's memory)
     control  ->  workers.contracts, .kinds, .hyperparameters,      (no torch in the web image)
-                 .exports, .model_folders, .parent_death
+                 .exports, .model_folders, .parent_death, .planning
     workers.supervisor  ->  control services, workers.contracts    (no torch in the supervisor)
 
 The folders directly below `control` are called rooms. A room may import the rooms that precede it in ROOMS, but not
@@ -36,6 +37,7 @@ HYPERPARAMETERS = "workers.hyperparameters"  # validated by the API before the t
 KINDS = "workers.kinds"  # the names of the kinds of speculators that can be trained
 MODEL_FOLDERS = "workers.model_folders"  # the files and configuration keys that a model folder may contain
 PARENT_DEATH = "workers.parent_death"
+PLANNING = "workers.planning"  # the memory of an engine, planned from config.json
 EXPORTS = "workers.exports"  # conversions of speculators, made by the API on bytes
 
 
@@ -55,7 +57,7 @@ ENGINE = frozenset({"torch", "triton", "transformers", "safetensors", "numpy", "
 # A file belongs to the layer with the longest `module` that equals the file's module or contains it.
 LAYERS = (
     Layer(module="kernels", packages=frozenset({"torch", "triton", "numpy"})),
-    Layer(module="engine", project=("kernels", CONTRACTS, KINDS, MODEL_FOLDERS), packages=ENGINE),
+    Layer(module="engine", project=("kernels", CONTRACTS, KINDS, MODEL_FOLDERS, PLANNING), packages=ENGINE),
     Layer(
         module="engine.server",
         project=("engine", "kernels"),
@@ -65,6 +67,7 @@ LAYERS = (
     Layer(module=KINDS, packages=frozenset()),
     Layer(module=MODEL_FOLDERS, packages=frozenset()),
     Layer(module=PARENT_DEATH, packages=frozenset()),
+    Layer(module=PLANNING, packages=frozenset()),
     Layer(module=HYPERPARAMETERS, project=(EXPORTS, KINDS), packages=frozenset()),
     Layer(module=EXPORTS, project=(KINDS, MODEL_FOLDERS), packages=frozenset()),
     Layer(module="workers", project=("kernels", "engine", CONTRACTS, HYPERPARAMETERS, KINDS), banned=SERVICES),
@@ -76,7 +79,7 @@ LAYERS = (
     ),
     Layer(
         module="control",
-        project=(CONTRACTS, HYPERPARAMETERS, EXPORTS, KINDS, MODEL_FOLDERS, PARENT_DEATH),
+        project=(CONTRACTS, HYPERPARAMETERS, EXPORTS, KINDS, MODEL_FOLDERS, PARENT_DEATH, PLANNING),
         banned=TENSORS,
     ),
     Layer(module="slipstream", packages=frozenset({"httpx2", "standardwebhooks"})),

@@ -16,6 +16,7 @@ import argparse
 import json
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +25,7 @@ from engine.drafters.base import Drafter
 from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable
 from engine.load import load_drafter, load_engine
 from engine.openai.tool_calls import CallForm
+from engine.planned import fit
 from engine.server.app import ServerApp, ServerConfig
 from engine.server.log import log_to_stderr
 from engine.server.process import Process
@@ -72,7 +74,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tool-call-parser", choices=list(CallForm), help="default: the format in the chat template")
     parser.add_argument("--max-batch-size", type=int, default=16)
     parser.add_argument("--max-seq-len", type=int, help="default: the model's maximum")
-    parser.add_argument("--kv-cache-bytes", type=int, default=1 << 30, help="reserved at the start, used as it fills")
+    parser.add_argument("--memory-bytes", type=int, help="default: a GPU's free memory; on a CPU unlimited")
+    parser.add_argument("--kv-cache-bytes", type=int, help="default: what fits into the memory; on a CPU 1 GiB")
     parser.add_argument("--max-waiting", type=int, default=64, help="waiting choices; more are refused with 429")
     parser.add_argument("--max-body-bytes", type=int, default=8 * 1024 * 1024)
     parser.add_argument("--drain-seconds", type=float, default=30.0)
@@ -96,14 +99,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _load(args: argparse.Namespace) -> ServerApp:
     try:
-        config = EngineConfig(
-            max_batch_size=args.max_batch_size,
-            max_seq_len=args.max_seq_len,
-            kv_cache_bytes=args.kv_cache_bytes,
-            dtype=args.dtype,
-            weights=args.weights,
-            device=args.device,
-        )
+        config = _engine_config(args)
         engine = load_engine(args.model_dir, drafter=args.drafter, speculator_dir=args.speculator_dir, config=config)
         tokenizer = Tokenizer.load(args.model_dir)
         for argument in args.adapter:
@@ -127,6 +123,25 @@ def _load(args: argparse.Namespace) -> ServerApp:
         return ServerApp(engine, tokenizer, _config(args), load_drafter=load)
     except ValueError as error:
         _fail("invalid_argument", str(error))
+
+
+def _engine_config(args: argparse.Namespace) -> EngineConfig:
+    config = EngineConfig(
+        max_batch_size=args.max_batch_size,
+        max_seq_len=args.max_seq_len,
+        dtype=args.dtype,
+        weights=args.weights,
+        device=args.device,
+    )
+    if args.kv_cache_bytes is not None:
+        return replace(config, kv_cache_bytes=args.kv_cache_bytes)
+    return fit(
+        config,
+        args.model_dir,
+        memory_bytes=args.memory_bytes,
+        speculator_dir=args.speculator_dir,
+        adapter_dirs=[Path(argument.partition("=")[2]) for argument in args.adapter],
+    )
 
 
 def _config(args: argparse.Namespace) -> ServerConfig:

@@ -15,7 +15,7 @@ from slipstream.adapters import Adapter
 from slipstream.catalog import BaseModel
 from slipstream.client import AsyncClient, Client
 from slipstream.datasets import Quote
-from slipstream.deployments import DeploymentMetrics
+from slipstream.deployments import DeploymentMetrics, DeploymentPlan
 from slipstream.distillations import Distillation
 from slipstream.errors import (
     APIConnectionError,
@@ -97,6 +97,7 @@ __all__ = [
     "Dataset",
     "Deployment",
     "DeploymentMetrics",
+    "DeploymentPlan",
     "Distillation",
     "Evaluation",
     "EvaluationFailed",

@@ -1,6 +1,6 @@
 """Deployments: dedicated endpoints, addressed by name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,18 @@ class DeploymentMetrics:
     time_to_first_token_seconds: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentPlan:
+    """How an engine would use its memory. `parts` is None if the memory of the model or device cannot be planned."""
+
+    memory_bytes: int | None = None  # that an endpoint may use; None: the operators set no bound
+    parts: Mapping[str, int] | None = None  # bytes: weights, speculator, adapters, work_space, runtime, kv_cache
+    max_context: int | None = None  # tokens of prompt and answer together
+    max_concurrency: int
+    kv_tokens: int | None = None  # tokens of all requests in progress together
+    price_per_hour: float | None = None  # USD
+
+
 class Deployments(Resource[D]):
     @procedure
     def create(
@@ -43,12 +55,14 @@ class Deployments(Resource[D]):
         speculator_id: str | None = None,
         adapters: Sequence[str] | None = None,
         remember_answers: bool | None = None,
+        engine: Mapping[str, Any] | None = None,
     ) -> Steps[Deployment]:
         """Create a deployment.
 
         Args:
             adapters: ids of adapters. A request selects an adapter by setting `model` to `name:adapter`.
             remember_answers: whether the engine may draft copies of a project's past answers; default: true.
+            engine: `weights` ("auto" or "int8"), `max_context` (tokens) and `max_concurrency`.
         """
         body = {
             "name": name,
@@ -56,8 +70,23 @@ class Deployments(Resource[D]):
             "speculator_id": speculator_id,
             "adapters": adapters,
             "remember_answers": remember_answers,
+            "engine": engine,
         }
         return self.http.post(Deployment, "deployments", body)
+
+    @procedure
+    def plan(
+        self,
+        *,
+        name: str,
+        model: str,
+        speculator_id: str | None = None,
+        adapters: Sequence[str] | None = None,
+        engine: Mapping[str, Any] | None = None,
+    ) -> Steps[DeploymentPlan]:
+        """Show how a deployment with these options would use its memory, without creating it."""
+        body = {"name": name, "model": model, "speculator_id": speculator_id, "adapters": adapters, "engine": engine}
+        return self.http.post(DeploymentPlan, "deployments", {**body, "validate_only": True})
 
     @procedure
     def retrieve(self, deployment_id: str) -> Steps[Deployment]:

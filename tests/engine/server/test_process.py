@@ -28,6 +28,7 @@ SERVERS = {
     "default drain time": (),
     "short drain time": ("--drain-seconds", "0.2"),
     "without a model": ("--model-dir", "nothing"),
+    "too little memory": ("--memory-bytes", "100000000"),
 }
 
 
@@ -352,6 +353,15 @@ def test_a_stream_that_outlasts_the_drain_time_gets_an_error_event(servers: Serv
 
     assert cut.value.code == "server_draining"
     assert server.process.wait(20) == 0
+
+
+def test_a_model_that_does_not_fit_into_the_memory_is_refused_with_the_bytes_of_each_part(servers: Servers) -> None:
+    server = servers("too little memory")
+    server.process.communicate(timeout=120)
+
+    assert (server.ready["event"], server.ready["code"]) == ("failed", "does_not_fit")
+    assert "the engine may use 0.10 GB (weights 0.00 GB" in server.ready["message"]
+    assert server.process.returncode == 1
 
 
 def test_a_model_that_cannot_be_loaded_is_reported_in_one_json_line(servers: Servers) -> None:

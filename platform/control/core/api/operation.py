@@ -37,6 +37,7 @@ class Operation:
     request: Any = None  # a request model; None: the operation takes no body
     query: Mapping[str, str] | None = None  # descriptions of the parameters by name
     also: str | None = None  # a second media type of the response
+    plan: Any = None  # the response model, with status 200, to a request with `validate_only`
 
 
 def operation(
@@ -47,12 +48,13 @@ def operation(
     request: type[RequestModel] | None = None,
     query: Mapping[str, str] | None = None,
     also: str | None = None,
+    plan: type[ResponseModel] | None = None,
 ) -> Callable[[_Method], Callable[..., HttpResponseBase]]:
     """Decorates a method of an `OrganizationView`. With `request`, the method gets the validated body as `body`.
 
     The method returns a response model or, for example for a page of a list or a file, a complete HTTP response.
     """
-    declared = Operation(id=id, response=response, status=status, request=request, query=query, also=also)
+    declared = Operation(id=id, response=response, status=status, request=request, query=query, also=also, plan=plan)
 
     def decorate(method: _Method) -> Callable[..., HttpResponseBase]:
         @wraps(method)
@@ -61,7 +63,8 @@ def operation(
                 kwargs["body"] = parse_request(request, view.request_body(http_request))
             result = method(view, http_request, **kwargs)
             if isinstance(result, ResponseModel):
-                return Response(result.as_json(), status=status)
+                is_plan = plan is not None and isinstance(result, plan)
+                return Response(result.as_json(), status=200 if is_plan else status)
             return result
 
         run.operation = declared  # type: ignore[attr-defined]

@@ -57,6 +57,8 @@ class Config(BaseSettings):
     secret_key_fallbacks: SecretStr = SecretStr("")  # earlier keys, comma-separated, which only decrypt and verify
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
+    # Memory of the device that each endpoint may use. None: nearly all of a GPU; on a CPU 1 GiB beside the weights.
+    endpoint_memory_bytes: Annotated[int, Field(ge=1)] | None = None
     engine_uids: str = ""  # FIRST-LAST: each organization's engines and jobs run as a user of their own; needs root
     suffix_decoding: bool = True  # added to every speculator; on a GPU, drafting then runs on the host
     price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, for a worker's device; used by evaluations

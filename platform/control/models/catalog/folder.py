@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from workers.model_folders import (
     quantized_message,
     unreadable_quantization,
 )
+from workers.planning import ModelSizes, UnknownSizes
 
 # First the types that the engine implements itself, then the types that it runs through its wrapper around
 # transformers, which checks each model again when it loads it.
@@ -53,6 +54,11 @@ class ModelFolder:
     path: Path
     model_type: str
     revision: str  # SHA-256, hexadecimal
+    sizes: dict[str, Any] | None  # `ModelSizes` as a dictionary; None: the model's memory cannot be planned
+
+    def columns(self) -> dict[str, Any]:
+        """The values of a `BaseModel`'s columns."""
+        return {"path": str(self.path), "model_type": self.model_type, "revision": self.revision, "sizes": self.sizes}
 
 
 def inspect_folder(path: Path) -> ModelFolder:
@@ -77,7 +83,15 @@ def inspect_folder(path: Path) -> ModelFolder:
         raise UnusableModel("model_tokenizer_missing", f"{path} holds none of {', '.join(TOKENIZER_NAMES)}")
     for file in weights:
         check_safetensors(file)
-    return ModelFolder(path=path, model_type=model_type, revision=_revision([path / "config.json", *weights]))
+    revision = _revision([path / "config.json", *weights])
+    return ModelFolder(path=path, model_type=model_type, revision=revision, sizes=_sizes(config))
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        return asdict(ModelSizes.of(config))
+    except UnknownSizes:
+        return None
 
 
 def _check_names(path: Path) -> None:

@@ -56,8 +56,7 @@ def base_model_delete(*, base_model: BaseModel, organization: Organization) -> N
 
 
 def base_model_accept(*, base_model: BaseModel, folder: ModelFolder, perplexity: float) -> None:
-    values = {"path": str(folder.path), "model_type": folder.model_type, "revision": folder.revision}
-    _finish_check(base_model, Status.READY, perplexity=perplexity, **values)
+    _finish_check(base_model, Status.READY, perplexity=perplexity, **folder.columns())
 
 
 def base_model_refuse(*, base_model: BaseModel, code: str, message: str) -> None:

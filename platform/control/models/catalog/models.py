@@ -36,6 +36,9 @@ class BaseModel(ProjectObject):
     perplexity = models.FloatField(
         null=True, blank=True, help_text="Per token, on the fixed text of the check; null: not measured."
     )
+    sizes = models.JSONField(
+        null=True, blank=True, help_text="The sizes from which an engine's memory is planned; null: unknown."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

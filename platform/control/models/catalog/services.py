@@ -29,16 +29,15 @@ def base_model_register(*, name: str, path: Path | str, organization: Organizati
         folder = inspect_folder(Path(path).resolve())
     except UnusableModel as error:
         raise ApiError(400, error.message, error.code, "path") from error
-    values = {"path": str(folder.path), "model_type": folder.model_type, "revision": folder.revision}
     try:
         with transaction.atomic():
-            return BaseModel.objects.create(name=name, organization=organization, **values)
+            return BaseModel.objects.create(name=name, organization=organization, **folder.columns())
     except IntegrityError:
         existing = BaseModel.objects.get(name=name, organization=organization)
     if existing.revision != folder.revision:
         message = f"{name!r} is already the name of other weights (revision {existing.revision[:12]})"
         raise ApiError(409, message, "name_taken", "name")
-    BaseModel.objects.filter(pk=existing.pk).update(path=values["path"])
+    BaseModel.objects.filter(pk=existing.pk).update(path=str(folder.path), sizes=folder.sizes)
     existing.refresh_from_db()
     return existing
 

@@ -6,6 +6,7 @@ fetched, and the contents are checked before anything loads them (`folder`).
 
 import secrets
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -99,7 +100,7 @@ def _fetch(base_model: BaseModel) -> ModelFolder:
         raise UnusableModel(error.code, error.message.replace(str(partial), base_model.source)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return ModelFolder(path=cached, model_type=folder.model_type, revision=folder.revision)
+    return replace(folder, path=cached)
 
 
 def _cache_folder(base_model: BaseModel) -> Path:

@@ -79,6 +79,8 @@ class OperationSchema(AutoSchema):
             responses[entry.status, entry.response] = OpenApiTypes.BINARY
         else:
             responses[entry.status, "application/json"] = entry.response
+        if entry.plan is not None:
+            responses[200, "application/json"] = OpenApiResponse(entry.plan, "The answer to `validate_only`.")
         if entry.also is not None:
             responses[entry.status, entry.also] = OpenApiTypes.STR
         return responses

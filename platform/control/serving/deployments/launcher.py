@@ -25,6 +25,7 @@ from control.models.catalog.folder import UnusableModel
 from control.models.catalog.sources import model_folder
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.processes import DEPLOYMENT_ID_VARIABLE, ProcessIdentity, process_started
+from control.serving.deployments.schemas import EngineOptions
 from workers.parent_death import kept_command, unprivileged
 
 PROJECT_ROOT = Path(__file__).resolve().parents[4]
@@ -130,13 +131,20 @@ def _prepare_user(config: Config, deployment: Deployment) -> EngineUser | None:
 
 def _command(config: Config, deployment: Deployment, *, port: int, speculator_dir: Path | None) -> list[str]:
     program: list[str] = getattr(settings, "SLIPSTREAM_ENGINE_COMMAND", [sys.executable, "-m", "engine.server"])
+    options = EngineOptions.model_validate(deployment.engine or {})
     arguments = {
         "--model-dir": str(model_folder(deployment.base_model, may_fetch=False)),  # `stage` has fetched it
         "--model-name": deployment.served_name,
         "--host": "127.0.0.1",
         "--port": str(port),
         "--device": config.device,
+        "--weights": options.weights,
+        "--max-batch-size": str(options.max_concurrency),
     }
+    if options.max_context is not None:
+        arguments["--max-seq-len"] = str(options.max_context)
+    if config.endpoint_memory_bytes is not None:
+        arguments["--memory-bytes"] = str(config.endpoint_memory_bytes)
     if speculator_dir is not None and deployment.speculator is not None:
         arguments |= {"--drafter": drafter_of(deployment.speculator), "--speculator-dir": str(speculator_dir.resolve())}
     words = [word for pair in arguments.items() for word in pair]

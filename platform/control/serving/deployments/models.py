@@ -34,6 +34,7 @@ class Deployment(ProjectObject):
         db_default=True,
         help_text="Whether the engine drafts copies of a project's past answers, which it keeps in memory.",
     )
+    engine = models.JSONField(null=True, blank=True, help_text="The request's options of the engine; null: defaults.")
     desired_state = models.CharField(max_length=16, choices=Desired.choices, default=Desired.RUNNING)
     state = models.CharField(max_length=16, choices=State.choices, default=State.PROVISIONING)
     generation = models.PositiveIntegerField(default=1, help_text="Incremented by every change of the desired state.")

@@ -7,13 +7,24 @@ from control.models.catalog.choices import base_models, ready_speculators
 from control.models.catalog.models import Speculator
 from control.models.catalog.selectors import base_model_get, speculator_get
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.schemas import DeploymentInput, DeploymentUpdateInput
+from control.serving.deployments.planning import deployment_plan
+from control.serving.deployments.schemas import DeploymentOptions, DeploymentPlan, DeploymentUpdateInput
 from control.serving.deployments.selectors import deployment_get
 from control.serving.deployments.services import deployment_create, deployment_memory_set, deployment_update
 from control.tenants.accounts.models import Organization
 
 
-def create_from(organization: Organization, body: DeploymentInput) -> Deployment:
+def plan_from(organization: Organization, body: DeploymentOptions) -> DeploymentPlan:
+    """Raises: ApiError: 404, no such model, speculator or adapter; 400, the model does not fit."""
+    return deployment_plan(
+        base_model_get(organization, body.model),
+        body.engine,
+        speculator=_speculator(organization, body.speculator_id),
+        adapters=adapters_get(organization, body.adapters),
+    )
+
+
+def create_from(organization: Organization, body: DeploymentOptions) -> Deployment:
     """Raises: ApiError: 404, no such model, speculator or adapter; otherwise as `deployment_create`."""
     return deployment_create(
         organization=organization,
@@ -22,6 +33,7 @@ def create_from(organization: Organization, body: DeploymentInput) -> Deployment
         speculator=_speculator(organization, body.speculator_id),
         adapters=adapters_get(organization, body.adapters),
         remember_answers=body.remember_answers,
+        engine=body.engine,
     )
 
 
@@ -57,7 +69,7 @@ def _served_choices(organization: Organization) -> dict[str, Choices]:
 
 CREATE_DEPLOYMENT = ConsoleForm(
     title="Create a deployment",
-    request=DeploymentInput,
+    request=DeploymentOptions,
     run=create_from,
     choices=lambda organization: {"model": base_models(organization), **_served_choices(organization)},
 )

@@ -8,6 +8,7 @@ from pydantic import Field, SkipValidation
 from control.core.api.schemas import Failure, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.serving.deployments.figures import PeriodFigures
 from control.serving.deployments.models import Deployment
+from workers.planning import DEFAULT_CONCURRENCY
 
 MAX_ADAPTERS = 32
 ALLOW_OUTPUT_CHANGE = (
@@ -20,12 +21,32 @@ _REMEMBER_ANSWERS = (
 _AdapterIds = Annotated[list[Annotated[str, Text(40)]], Field(max_length=MAX_ADAPTERS)]
 
 
-class DeploymentInput(RequestModel):
+class EngineOptions(RequestModel):
+    """How the engine uses its device's memory."""
+
+    weights: Literal["auto", "int8"] = Field(
+        default="auto",
+        description="`int8` halves the memory of bfloat16 weights; answers then differ from those of `auto`.",
+    )
+    max_context: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        default=None, description="Tokens of prompt and answer together. Null: as many as the model allows and as fit."
+    )
+    max_concurrency: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=DEFAULT_CONCURRENCY, description="Maximum number of requests that are answered at once; others wait."
+    )
+
+
+class DeploymentOptions(RequestModel):
     name: Annotated[str, Text(64)]
     model: Annotated[str, Text(120)]
     speculator_id: Annotated[str, Text(40)] | None = None
     adapters: _AdapterIds = Field(default_factory=list, description="The ids of the adapters.")
     remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
+    engine: EngineOptions = EngineOptions()
+
+
+class DeploymentInput(DeploymentOptions):
+    validate_only: bool = Field(default=False, description="Create nothing and answer with the plan of the memory.")
 
 
 class DeploymentUpdateInput(RequestModel):
@@ -51,6 +72,7 @@ class DeploymentObject(ResponseModel):
     speculator_id: str | None
     adapters: list[ServedAdapter]
     remember_answers: bool
+    engine: SkipValidation[EngineOptions]
     desired_state: Annotated[str, OneOf(Deployment.Desired)]
     state: Annotated[str, OneOf(Deployment.State)]
     error: SkipValidation[Failure | None]
@@ -64,7 +86,31 @@ class DeploymentObject(ResponseModel):
             ServedAdapter(id=adapter.pk, name=adapter.name, model=f"{deployment.name}:{adapter.name}")
             for adapter in deployment.adapters.all()
         ]
-        return cls.from_row(deployment, model=deployment.base_model.name, adapters=adapters)
+        options = EngineOptions.model_validate(deployment.engine or {})
+        return cls.from_row(deployment, model=deployment.base_model.name, adapters=adapters, engine=options)
+
+
+class MemoryParts(ResponseModel):
+    """Bytes on the device."""
+
+    weights: int
+    speculator: int
+    adapters: int
+    work_space: int = Field(description="Activations, logits and tables of a pass.")
+    runtime: int = Field(description="The process without a model.")
+    kv_cache: int
+
+
+class DeploymentPlan(ResponseModel):
+    """How an engine with these options would use its memory."""
+
+    object: Literal["deployment.plan"] = "deployment.plan"
+    memory_bytes: int | None = Field(description="Memory that an endpoint may use. Null: the operators set no bound.")
+    parts: MemoryParts | None = Field(description="Null: the memory of this model or device cannot be planned.")
+    max_context: int | None = Field(description="Tokens of prompt and answer together.")
+    max_concurrency: int
+    kv_tokens: int | None = Field(description="Tokens of all requests in progress together.")
+    price_per_hour: float | None = Field(description="USD for the device. Null: no price is set.")
 
 
 class DeploymentMetrics(ResponseModel):

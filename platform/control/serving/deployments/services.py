@@ -14,7 +14,9 @@ from control.models.adapters.models import Adapter
 from control.models.catalog.drafters import changes_output
 from control.models.catalog.models import BaseModel, Speculator
 from control.serving.deployments.models import Deployment
+from control.serving.deployments.planning import deployment_plan
 from control.serving.deployments.quota import deployment_quota_check, device_quota_check
+from control.serving.deployments.schemas import EngineOptions
 from control.serving.deployments.states import RUNNING_STATES, State, transition
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
@@ -33,12 +35,13 @@ def deployment_create(
     speculator: Speculator | None = None,
     adapters: Sequence[Adapter] = (),
     remember_answers: bool = True,
+    engine: EngineOptions | None = None,
 ) -> Deployment:
     """Creates a deployment that answers requests for the model `name`. The supervisor starts its process.
 
-    Raises: ApiError: 400: the name is invalid; 403: the model has no price; 409: the name is taken,
-        the speculator is not ready or was trained for another revision of the base model, or an adapter belongs to
-        another model; 429: the organization has reached its limit of deployments or devices.
+    Raises: ApiError: 400: the name is invalid, or the model does not fit into the memory; 403: the model has no price;
+        409: the name is taken, the speculator is not ready or was trained for another revision of the base model, or an
+        adapter belongs to another model; 429: the organization has reached its limit of deployments or devices.
     """
     if not _NAME.fullmatch(name):
         message = (
@@ -52,6 +55,7 @@ def deployment_create(
     if speculator is not None:
         _check_speculator(speculator, base_model)
     _check_adapters(adapters, base_model)
+    deployment_plan(base_model, engine or EngineOptions(), speculator=speculator, adapters=adapters)
     try:
         with transaction.atomic():  # a savepoint, so that a failed insert does not break the caller's transaction
             deployment = Deployment.objects.create(
@@ -60,6 +64,7 @@ def deployment_create(
                 base_model=base_model,
                 speculator=speculator,
                 remember_answers=remember_answers,
+                engine=None if engine is None else engine.model_dump(),
             )
     except IntegrityError as error:
         raise ApiError(409, f"There is already a deployment named {name!r}.", "name_taken", "name") from error
@@ -212,6 +217,7 @@ def canary_create(*, deployment: Deployment, speculator: Speculator) -> Deployme
         name=f"canary-{deployment.pk}",
         base_model=deployment.base_model,
         speculator=speculator,
+        engine=deployment.engine,
         canary_of=deployment,
     )
     canary.adapters.set(deployment.adapters.all())

@@ -11,12 +11,13 @@ from control.core.api.paging import paginate
 from control.core.api.schemas import Deleted, Page
 from control.serving.deployments.figures import figures_by_bucket
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.requests import create_from, update_from
+from control.serving.deployments.requests import create_from, plan_from, update_from
 from control.serving.deployments.schemas import (
     DeploymentInput,
     DeploymentMetrics,
     DeploymentMetricsPage,
     DeploymentObject,
+    DeploymentPlan,
     DeploymentUpdateInput,
 )
 from control.serving.deployments.selectors import deployment_get, deployments_list
@@ -35,11 +36,15 @@ class DeploymentsView(OrganizationView):
         rows = deployments_list(self.organization, only=self.key.deployment_ids)
         return paginate(rows, request, DeploymentObject.of)
 
-    @operation("deployments.create", request=DeploymentInput, response=DeploymentObject, status=201)
-    def post(self, request: Request, body: DeploymentInput) -> DeploymentObject:
+    @operation(
+        "deployments.create", request=DeploymentInput, response=DeploymentObject, status=201, plan=DeploymentPlan
+    )
+    def post(self, request: Request, body: DeploymentInput) -> DeploymentObject | DeploymentPlan:
         if self.key.deployment_ids is not None:
             message = "This key is restricted to deployments that exist; it cannot create others."
             raise ApiError(403, message, "insufficient_scope")
+        if body.validate_only:
+            return plan_from(self.organization, body)
         return DeploymentObject.of(create_from(self.organization, body))
 
 

@@ -141,8 +141,10 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--model-dir", "--model-name", "--host", "--device", "--drafter", "--speculator-dir"):
+    for name in ("--model-dir", "--model-name", "--host", "--device", "--drafter", "--speculator-dir", "--weights"):
         parser.add_argument(name)
+    for name in ("--max-batch-size", "--max-seq-len", "--memory-bytes"):
+        parser.add_argument(name, type=int)
     parser.add_argument("--port", type=int)
     parser.add_argument("--adapter", action="append", default=[])
     options = parser.parse_args()

@@ -33,6 +33,7 @@ def test_a_deployment_is_created_with_a_name_and_a_model(client: Client, organiz
         "speculator_id": None,
         "adapters": [],
         "remember_answers": True,
+        "engine": {"weights": "auto", "max_context": None, "max_concurrency": 16},
         "desired_state": "running",
         "state": "provisioning",
         "error": None,

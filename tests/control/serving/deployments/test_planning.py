@@ -1,0 +1,149 @@
+"""The memory of an endpoint is planned before its deployment is created, and the engine gets the same options."""
+
+import itertools
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+from pytest_django import Settings
+
+from control.core.settings.config import get_config
+from control.core.storage.backends import get_storage
+from control.models.catalog.models import BaseModel
+from control.models.catalog.services import base_model_register
+from control.serving.deployments.launcher import _command
+from control.serving.deployments.models import Deployment
+from control.serving.deployments.schemas import EngineOptions
+from control.serving.deployments.services import canary_create, deployment_create
+from control.tenants.accounts.models import Organization
+from tests.control.factories import make_base_model
+from tests.control.serving.deployments.support import make_speculator
+from tests.tiny_model import make_tiny_model
+from tests.workers.test_planning import SMOLLM2
+from workers.planning import ModelSizes, Wanted, plan
+
+SIZES = ModelSizes.of(SMOLLM2)
+
+
+@pytest.fixture
+def model() -> BaseModel:
+    made = make_base_model()
+    made.sizes = asdict(SIZES)
+    made.save()
+    return made
+
+
+def use(settings: Settings, **values: Any) -> None:
+    settings.SLIPSTREAM = get_config().model_copy(update=values)
+
+
+def post(client: Client, **body: Any) -> tuple[int, dict[str, Any]]:
+    response = client.post("/v1/deployments", body, content_type="application/json")
+    return response.status_code, response.json()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_validate_only_answers_with_the_plan_and_creates_nothing(
+    client: Client, model: BaseModel, settings: Settings, device: str
+) -> None:
+    use(settings, device=device, endpoint_memory_bytes=4 * 10**9, price_per_gpu_hour=2.5)
+    options = {"weights": "int8", "max_context": 4096, "max_concurrency": 8}
+
+    status, body = post(client, name="planned", model=model.name, engine=options, validate_only=True)
+
+    expected = plan(SIZES, Wanted(device=device, memory_bytes=4 * 10**9, weights="int8", context=4096, concurrency=8))
+    assert status == 200
+    assert body == {
+        "object": "deployment.plan",
+        "memory_bytes": 4 * 10**9,
+        "parts": asdict(expected.parts),
+        "max_context": 4096,
+        "max_concurrency": 8,
+        "kv_tokens": expected.kv_slots,
+        "price_per_hour": 2.5,
+    }
+    assert not Deployment.objects.exists()
+
+
+@pytest.mark.parametrize("validate_only", [True, False])
+def test_a_context_that_does_not_fit_is_refused_with_the_bytes(
+    client: Client, model: BaseModel, settings: Settings, validate_only: bool
+) -> None:
+    use(settings, endpoint_memory_bytes=10**9)
+
+    status, body = post(client, name="a", model=model.name, engine={"max_context": 8192}, validate_only=validate_only)
+
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, "does_not_fit", "engine")
+    assert "one sequence of 8,192 tokens needs" in body["error"]["message"]
+    assert "weights 0.33 GB" in body["error"]["message"]
+    assert not Deployment.objects.exists()
+
+
+def test_the_weights_of_a_speculator_are_planned(
+    client: Client, model: BaseModel, organization: Organization, tmp_path: Path
+) -> None:
+    speculator = make_speculator(model, organization)
+    artifact = tmp_path / "artifact"
+    artifact.mkdir()
+    (artifact / "model.safetensors").write_bytes(bytes(12_345))
+    (artifact / "report.json").write_bytes(bytes(999))
+    get_storage().put_folder(speculator.storage_prefix, artifact)
+
+    _, body = post(client, name="a", model=model.name, speculator_id=speculator.pk, validate_only=True)
+
+    assert body["parts"]["speculator"] == 12_345
+
+
+def test_a_gpu_whose_memory_the_operators_did_not_state_is_not_planned(
+    client: Client, model: BaseModel, settings: Settings
+) -> None:
+    use(settings, device="cuda")
+
+    status, body = post(client, name="a", model=model.name, validate_only=True)
+
+    assert (status, body["parts"], body["kv_tokens"]) == (200, None, None)
+
+
+def test_the_engine_gets_the_options_of_its_deployment(
+    client: Client, settings: Settings, tmp_path: Path, organization: Organization
+) -> None:
+    use(settings, endpoint_memory_bytes=3 * 10**9)
+    model = base_model_register(name="tiny", path=make_tiny_model(tmp_path / "tiny"))
+    assert model.sizes is not None
+    options = {"weights": "int8", "max_context": 512, "max_concurrency": 4}
+
+    status, body = post(client, name="a", model="tiny", engine=options)
+    command = _command(get_config(), Deployment.objects.get(), port=1, speculator_dir=None)
+
+    assert (status, body["engine"]) == (201, options)
+    words = dict(itertools.pairwise(command))
+    expected = {"--weights": "int8", "--max-batch-size": "4", "--max-seq-len": "512", "--memory-bytes": "3000000000"}
+    assert {name: words[name] for name in expected} == expected
+
+
+def test_a_canary_gets_the_engine_options_of_its_deployment(model: BaseModel, organization: Organization) -> None:
+    options = EngineOptions(weights="int8", max_context=2048)
+    deployment = deployment_create(organization=organization, name="a", base_model=model, engine=options)
+
+    canary = canary_create(deployment=deployment, speculator=make_speculator(model, organization))
+
+    assert canary.engine == options.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"weights": "int3"}, "engine.weights"),
+        ({"max_context": 0}, "engine.max_context"),
+        ({"max_concurrency": 257}, "engine.max_concurrency"),
+        ({"contexts": 5}, "engine.contexts"),
+    ],
+)
+def test_an_unknown_or_impossible_option_is_refused_by_name(
+    client: Client, model: BaseModel, options: dict[str, Any], param: str
+) -> None:
+    status, body = post(client, name="a", model=model.name, engine=options)
+
+    assert (status, body["error"]["param"]) == (400, param)

@@ -1,0 +1,45 @@
+"""An engine that is given a budget of memory plans its KV cache within it."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ModelTooLarge
+from engine.load import load_engine
+from engine.planned import fit
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=1 << 20)
+
+
+def test_the_kv_cache_takes_what_the_rest_of_the_engine_leaves(model_dir: Path) -> None:
+    config = EngineConfig(device="cpu", max_seq_len=1 << 19)
+    small, large = (fit(config, model_dir, memory_bytes=gigabytes * 10**9) for gigabytes in (2, 3))
+
+    assert large.kv_cache_bytes - small.kv_cache_bytes == pytest.approx(1e9, abs=1e4)
+    assert load_engine(model_dir, config=small).max_seq_len == 1 << 19
+
+
+def test_the_cache_is_no_larger_than_a_full_batch_can_use(model_dir: Path) -> None:
+    config = fit(EngineConfig(device="cpu", max_seq_len=100, max_batch_size=2), model_dir, memory_bytes=10**10)
+
+    engine = load_engine(model_dir, config=config)
+
+    assert engine.cache.num_slots == 2 * (100 + 32)
+
+
+def test_a_context_for_which_the_memory_is_too_small_is_refused(model_dir: Path) -> None:
+    config = EngineConfig(device="cpu", max_seq_len=1 << 20, max_batch_size=1)
+
+    with pytest.raises(ModelTooLarge, match="one sequence of 1,048,576 tokens needs"):
+        fit(config, model_dir, memory_bytes=600 * 10**6)
+
+
+def test_without_a_budget_the_config_of_a_cpu_stays_as_it_is(model_dir: Path) -> None:
+    config = EngineConfig(device="cpu")
+
+    assert fit(config, model_dir, memory_bytes=None) == config

@@ -1,0 +1,206 @@
+"""Plans the memory of an engine on a device, from the model's config.json. Standard library only.
+
+The engine plans before it loads a model, and the API plans before it creates a deployment, so both answer alike. A plan
+divides the memory that the engine may use:
+
+    weights | speculator | adapters | work space of a pass | runtime | KV cache, which takes the rest
+
+If the rest is too small for one sequence of the wanted context, `DoesNotFit` lists the bytes of each part.
+
+Letters: V vocabulary size, H hidden size, D elements per attention head.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+WeightFormat = Literal["auto", "int8"]  # as `weights` of the engine
+DEFAULT_CONCURRENCY = 16
+DEFAULT_KV_BYTES = 1 << 30
+
+_MIB = 1 << 20
+_BLOCK = 32  # the CPU's kernels pad the outputs of a weight to a multiple of this number
+_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # the models of engine/models/dense.py
+_PREFILL_ROWS = 512  # rows of a pass that read prompts
+# A process of the engine without a model: measured on Linux with torch 2.13. The value for CUDA is an estimate.
+_RUNTIME_BYTES = {"cpu": 520 * _MIB, "cuda": 1024 * _MIB}
+_GRAPH_BYTES = {"cpu": 0, "cuda": 512 * _MIB}  # an estimate
+
+
+class UnknownSizes(ValueError):
+    """The memory of the model does not follow from its config.json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Sizes of a dense decoder of Llama's family."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    has_tied_head: bool
+    dtype_bytes: int  # bytes of an element in the model's dtype
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """`config`: config.json. Raises: UnknownSizes."""
+        if config.get("model_type") not in _MODEL_TYPES:
+            raise UnknownSizes(f"the memory of a model of type {config.get('model_type')!r} cannot be planned")
+        num_heads, hidden_size = _size(config, "num_attention_heads"), _size(config, "hidden_size")
+        max_positions = _size(config, "max_position_embeddings")
+        if config.get("model_type") == "mistral" or config.get("use_sliding_window"):
+            max_positions = min(max_positions, config.get("sliding_window") or max_positions)
+        return cls(
+            vocab_size=_size(config, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=_size(config, "intermediate_size"),
+            num_layers=_size(config, "num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=config.get("num_key_value_heads") or num_heads,
+            head_dim=config.get("head_dim") or hidden_size // num_heads,
+            max_positions=max_positions,
+            has_tied_head=bool(config.get("tie_word_embeddings", False)),
+            dtype_bytes=4 if (config.get("dtype") or config.get("torch_dtype")) == "float32" else 2,
+        )
+
+    def linears(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs) of the four weights of a layer, as the engine fuses them."""
+        heads = self.num_heads * self.head_dim
+        return (
+            (heads + 2 * self.num_kv_heads * self.head_dim, self.hidden_size),
+            (self.hidden_size, heads),
+            (2 * self.intermediate_size, self.hidden_size),
+            (self.hidden_size, self.intermediate_size),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What an engine is to do.
+
+    device: `cpu` or `cuda`.
+    memory_bytes: memory of the device that the engine may use; None: the KV cache gets `DEFAULT_KV_BYTES`.
+    context: tokens of the longest prompt and answer together; None: as long as the model allows and as fits.
+    concurrency: maximum number of sequences that decode at once.
+    draft_nodes: maximum number of draft nodes per sequence.
+    speculator_bytes: size of the speculator's weights.
+    drafter_slot_bytes: memory that the drafter's keys and values take per position.
+    """
+
+    device: str
+    memory_bytes: int | None
+    weights: WeightFormat = "auto"
+    context: int | None = None
+    concurrency: int = DEFAULT_CONCURRENCY
+    draft_nodes: int = 32
+    speculator_bytes: int = 0
+    drafter_slot_bytes: int = 0
+    adapter_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Bytes of each part of the memory."""
+
+    weights: int
+    speculator: int
+    adapters: int
+    work_space: int
+    runtime: int
+    kv_cache: int
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    parts: Parts
+    kv_slots: int  # positions in the KV cache, of all sequences together
+    context: int
+    concurrency: int
+
+    def num_sequences(self, length: int) -> int:
+        """The number of sequences with `length` tokens that decode at once."""
+        return min(self.concurrency, self.kv_slots // length)
+
+
+class DoesNotFit(Exception):
+    """The message lists the bytes of each part; `parts.kv_cache` is what one sequence needs."""
+
+    def __init__(self, parts: Parts, *, memory_bytes: int, context: int) -> None:
+        listed = ", ".join(f"{name.replace('_', ' ')} {value / 1e9:.2f} GB" for name, value in asdict(parts).items())
+        super().__init__(
+            f"one sequence of {context:,} tokens needs {parts.total / 1e9:.2f} GB, "
+            f"but the engine may use {memory_bytes / 1e9:.2f} GB ({listed})"
+        )
+        self.parts = parts
+
+
+def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
+    """Raises: DoesNotFit: not even one sequence of the wanted context fits; without a wanted context: not one token."""
+    longest = min(wanted.context or sizes.max_positions, sizes.max_positions)
+    slot_bytes = kv_slot_bytes(sizes) + wanted.drafter_slot_bytes
+    least_slots = (longest if wanted.context else 1) + wanted.draft_nodes
+    usable_slots = wanted.concurrency * (longest + wanted.draft_nodes)
+    fixed = Parts(
+        weights=weight_bytes(sizes, wanted.weights, device=wanted.device),
+        speculator=wanted.speculator_bytes,
+        adapters=wanted.adapter_bytes,
+        work_space=_work_space(sizes, wanted.concurrency, wanted.draft_nodes, longest),
+        runtime=_RUNTIME_BYTES[wanted.device] + _GRAPH_BYTES[wanted.device],
+        kv_cache=0,
+    )
+    kv_bytes = DEFAULT_KV_BYTES if wanted.memory_bytes is None else wanted.memory_bytes - fixed.total
+    slots = min(usable_slots, kv_bytes // slot_bytes)
+    if slots < least_slots:
+        needed = Parts(**{**asdict(fixed), "kv_cache": least_slots * slot_bytes})
+        raise DoesNotFit(needed, memory_bytes=fixed.total + kv_bytes, context=least_slots - wanted.draft_nodes)
+    return Plan(
+        parts=Parts(**{**asdict(fixed), "kv_cache": slots * slot_bytes}),
+        kv_slots=slots,
+        context=min(longest, slots - wanted.draft_nodes),
+        concurrency=wanted.concurrency,
+    )
+
+
+def kv_slot_bytes(sizes: ModelSizes) -> int:
+    """Bytes of the keys and values of one position in all layers."""
+    return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * sizes.dtype_bytes
+
+
+def weight_bytes(sizes: ModelSizes, weights: WeightFormat, *, device: str) -> int:
+    """Bytes of the weights as `engine/models/weights.py` keeps them; biases and norms are left out."""
+    is_int8, dtype_bytes = weights == "int8", sizes.dtype_bytes
+    is_packed = device == "cpu"  # a packed weight is a copy; on CUDA a weight in the model's dtype stays as it is
+
+    def linear(outputs: int, inputs: int) -> int:
+        outputs = -(-outputs // _BLOCK) * _BLOCK if is_packed else outputs
+        return outputs * inputs + 4 * outputs if is_int8 else outputs * inputs * dtype_bytes
+
+    table = sizes.vocab_size * sizes.hidden_size * dtype_bytes
+    head_copy = linear(sizes.vocab_size, sizes.hidden_size) if is_packed or is_int8 else 0
+    layers = sizes.num_layers * sum(linear(outputs, inputs) for outputs, inputs in sizes.linears())
+    return layers + (1 if sizes.has_tied_head else 2) * table + head_copy
+
+
+def _work_space(sizes: ModelSizes, concurrency: int, draft_nodes: int, context: int) -> int:
+    """Bytes of a pass's activations and logits in float32, of the slot tables, and of the rotary tables."""
+    decoding_rows = concurrency * (1 + draft_nodes)
+    activations = (_PREFILL_ROWS + decoding_rows) * (4 * sizes.hidden_size + 3 * sizes.intermediate_size) * 4
+    logits = decoding_rows * sizes.vocab_size * 4
+    tables = concurrency * context * 4 + sizes.max_positions * sizes.head_dim * 4
+    return activations + logits + tables
+
+
+def _size(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if type(value) is not int or value < 1:
+        raise UnknownSizes(f"config.json must have a positive whole number {name}, got {value!r}")
+    return value

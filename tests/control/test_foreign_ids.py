@@ -80,7 +80,7 @@ def check_indistinguishable_from_unknown_id(foreign: str, request_of: Callable[[
 
 
 def needs_organization_key(response: Any) -> bool:
-    return response.status_code == 403 and response.json()["error"]["code"] == "organization_key_required"
+    return bool(response.status_code == 403 and response.json()["error"]["code"] == "organization_key_required")
 
 
 def response_and_queries(request_of: Callable[[str], Any], object_id: str) -> tuple[Any, list[str]]:

@@ -15,6 +15,7 @@ job before its organization.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from django.db import transaction
@@ -85,8 +86,9 @@ def event_add(*, job_id: str, type: str, data: Mapping[str, Any]) -> None:  # no
     last = JobEvent.objects.filter(job_id=job_id).aggregate(last=Max("seq"))["last"] or 0
     JobEvent.objects.create(job_id=job_id, seq=last + 1, type=type, data=dict(data))
     if type in JOB_EVENTS:
-        job = Job.objects.values("organization_id", "project_id", "evaluation__id").get(pk=job_id)
-        evaluation = job.pop("evaluation__id")
-        event_record(**job, type=JOB_EVENTS[type], object_id=job_id)
+        columns = Job.objects.values_list("organization_id", "project_id", "evaluation__id")
+        organization_id, project_id, evaluation = columns.get(pk=job_id)
+        record = partial(event_record, organization_id=organization_id, project_id=project_id)
+        record(type=JOB_EVENTS[type], object_id=job_id)
         if evaluation is not None and type in EVALUATION_EVENTS:
-            event_record(**job, type=EVALUATION_EVENTS[type], object_id=evaluation)
+            record(type=EVALUATION_EVENTS[type], object_id=evaluation)

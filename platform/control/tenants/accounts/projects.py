@@ -5,6 +5,7 @@ its project only. A key without a project, and an operator, see all objects of t
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from django.apps import apps
 from django.db import models, transaction
@@ -53,7 +54,7 @@ def visible(organization: Organization, *, also_of_no_project: bool = False) -> 
 @transaction.atomic
 def project_assign(*, project: Project, object_ids: Sequence[str]) -> None:
     """Moves objects of the project's organization into the project. Raises: NoSuchObject: nothing has changed."""
-    tables = [model for model in apps.get_models() if issubclass(model, ProjectObject)]
+    tables: list[Any] = [model for model in apps.get_models() if issubclass(model, ProjectObject)]
     with_public_id = [table for table in tables if isinstance(table._meta.pk, models.CharField)]
     for object_id in object_ids:
         if not any(

@@ -3,7 +3,6 @@
 import datetime as dt
 from collections.abc import Sequence
 
-from django.db import transaction
 from django.db.models import Q, QuerySet, Sum
 
 from control.billing.ledger.models import LedgerLine, Subject
@@ -18,7 +17,6 @@ _MILLISECOND = dt.timedelta(milliseconds=1)
 _MILLISECONDS_AN_HOUR = 3_600_000
 
 
-@transaction.atomic
 def device_time_add(
     *,
     caller: Caller,
@@ -29,7 +27,7 @@ def device_time_add(
     since: dt.datetime,
     until: dt.datetime,
 ) -> bool:
-    """Records and charges the use of one device. Returns: as `ledger_add`."""
+    """Records and charges the use of one device, in the transaction of the fact. Returns: as `ledger_add`."""
     count = max(0, (until - since) // _MILLISECOND)
     price = DevicePrice.objects.filter(device_kind=device_kind).values_list("hour_nanousd", flat=True).first()
     line = LedgerLine(

@@ -124,10 +124,10 @@ if importlib.util.find_spec("django"):
         yield
         if is_transactional and connection.vendor == "sqlite":
             with connection.cursor() as cursor:
-                for table in APPEND_ONLY_TABLES:
-                    trigger = f"{table.partition('_')[0]}_no_delete"
-                    cursor.execute("SELECT sql FROM sqlite_master WHERE name = %s", [trigger])
-                    (definition,) = cursor.fetchone()
+                for table in (*APPEND_ONLY_TABLES, "audit_auditexport"):
+                    trigger_of_table = "SELECT name, sql FROM sqlite_master WHERE tbl_name = %s AND name LIKE %s"
+                    cursor.execute(trigger_of_table, [table, "%_no_delete"])
+                    trigger, definition = cursor.fetchone()
                     cursor.execute(f"DROP TRIGGER {trigger}")
                     cursor.execute(f"DELETE FROM {table}")
                     cursor.execute(definition)

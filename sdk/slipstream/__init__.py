@@ -43,7 +43,7 @@ from slipstream.errors import (
 )
 from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTuningJob
 from slipstream.jobs import Job, JobEvent
-from slipstream.organization import AuditEvent, Member, Project
+from slipstream.organization import AuditEvent, AuditExport, Member, Project
 from slipstream.pipelines import PipelineRun
 from slipstream.rollouts import Rollout
 from slipstream.spending import SpendCap
@@ -59,6 +59,7 @@ from slipstream.types import (
     Evaluation,
     Event,
     File,
+    LedgerLine,
     Model,
     Pipeline,
     Progress,
@@ -82,6 +83,7 @@ __all__ = [
     "ApiKey",
     "AsyncClient",
     "AuditEvent",
+    "AuditExport",
     "AuthenticationError",
     "BadRequestError",
     "BaseModel",
@@ -109,6 +111,7 @@ __all__ = [
     "InternalServerError",
     "Job",
     "JobEvent",
+    "LedgerLine",
     "Member",
     "Model",
     "NotFoundError",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from slipstream.drivers import Item, Items, Steps, iteration, procedure
 from slipstream.http import D, Resource, path_of, without_none
-from slipstream.types import ApiKey, Bucket, Usage, parsed
+from slipstream.types import ApiKey, Bucket, LedgerLine, Usage, parsed
 
 
 class ApiKeys(Resource[D]):
@@ -49,6 +49,19 @@ class Usages(Resource[D]):
     @procedure
     def total(self, *, start_time: int | None = None, end_time: int | None = None) -> Steps[Usage]:
         return self.http.get(Usage, "usage", {"start_time": start_time, "end_time": end_time})
+
+    @iteration
+    def ledger(
+        self,
+        *,
+        subject: str | None = None,
+        device_kind: str | None = None,
+        start_time: int | None = None,
+        end_time: int | None = None,
+    ) -> Items[LedgerLine]:
+        """Yield the lines on which bills are based, newest first; by default those of this month."""
+        params = {"subject": subject, "device_kind": device_kind, "start_time": start_time, "end_time": end_time}
+        return self.http.pages(LedgerLine, "usage/ledger", params)
 
     @iteration
     def completions(

@@ -1,11 +1,18 @@
 """Members, projects and audit events of the organization."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.errors import APIResponseError
+from slipstream.files import save
 from slipstream.http import D, Resource, path_of
+from slipstream.types import record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +39,18 @@ class AuditEvent:
     ip: str | None = None
     request_id: str
     created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditExport:
+    """The record of a complete export of a month of the audit log."""
+
+    id: str
+    month: str
+    num_events: int
+    sha256: str
+    created_at: int
+    dropped_at: int | None = None
 
 
 class Members(Resource[D]):
@@ -85,3 +104,27 @@ class AuditEvents(Resource[D]):
     def list(self) -> Items[AuditEvent]:
         """Yield every change made by a key or an operator, newest first."""
         return self.http.pages(AuditEvent, "audit_events")
+
+    @procedure
+    def export(self, month: str, to: Path | str) -> Steps[AuditExport]:
+        """Write the events of a month such as "2026-01" to a file, one JSON object per line; the last is the receipt.
+
+        Raises: APIResponseError: the received lines have the wrong digest.
+        """
+        path = yield from save(self.http, f"audit_events/export?month={quote(month)}", Path(to))
+        digest, last = hashlib.sha256(), b""
+        with path.open("rb") as lines:
+            for line in lines:
+                digest.update(last)
+                last = line
+        receipt = json.loads(last or b"{}")
+        if receipt.get("sha256") != digest.hexdigest():
+            raise APIResponseError(
+                f"the received events of {month} do not have the SHA-256 of their last line; try again"
+            )
+        return record(AuditExport, receipt)
+
+    @procedure
+    def drop(self, *, month: str, sha256: str) -> Steps[AuditExport]:
+        """Delete the events of a month; `sha256` is the digest that `export` returned."""
+        return self.http.post(AuditExport, "audit_events/drop", {"month": month, "sha256": sha256})

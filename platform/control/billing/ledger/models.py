@@ -40,7 +40,9 @@ class LedgerLine(models.Model):
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField()
     price_nanousd = models.BigIntegerField(
-        null=True, blank=True, help_text="Price of one unit when the line was written. Null: the unit is not charged."
+        null=True,
+        blank=True,
+        help_text="Price of one token or of one hour of a device when the line was written. Null: it had no price.",
     )
     price_percent = models.PositiveSmallIntegerField(default=100, help_text="The part of the price that is charged.")
     cost_nanousd = models.BigIntegerField(default=0)
@@ -50,7 +52,14 @@ class LedgerLine(models.Model):
             models.UniqueConstraint(fields=["subject", "object_id", "sequence"], name="ledger_line_once"),
             models.CheckConstraint(condition=models.Q(count__gte=0), name="ledger_count_not_negative"),
         ]
-        indexes = [models.Index(fields=["organization", "ended_at"], name="ledger_period")]
+        indexes = [
+            models.Index(fields=["organization", "ended_at"], name="ledger_period"),
+            models.Index(
+                fields=["organization", "ended_at"],
+                name="ledger_device_costs",
+                condition=models.Q(cost_nanousd__gt=0) & ~models.Q(device_kind=""),
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.subject} {self.object_id} {self.sequence}"

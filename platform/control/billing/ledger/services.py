@@ -1,15 +1,11 @@
 """The only writers of the ledger. Call them in the transaction of the fact that they record."""
 
-import datetime as dt
 from pathlib import Path
 
 from django.db import IntegrityError, transaction
 
-from control.billing.ledger.models import LedgerLine, Subject
+from control.billing.ledger.models import LedgerLine
 from control.core.settings.config import get_config
-from control.tenants.authentication.caller import Caller
-
-_MILLISECOND = dt.timedelta(milliseconds=1)
 
 
 def ledger_add(*lines: LedgerLine) -> bool:
@@ -28,33 +24,6 @@ def ledger_add(*lines: LedgerLine) -> bool:
             raise
         return False
     return True
-
-
-def device_time_add(
-    *,
-    caller: Caller,
-    subject: Subject,
-    object_id: str,
-    sequence: str,
-    device_kind: str,
-    since: dt.datetime,
-    until: dt.datetime,
-) -> bool:
-    """Records the use of one device. Device time has no price yet. Returns: as `ledger_add`."""
-    return ledger_add(
-        LedgerLine(
-            organization_id=caller.organization_id,
-            project_id=caller.project_id,
-            api_key_id=caller.api_key_id,
-            subject=subject,
-            object_id=object_id,
-            sequence=sequence,
-            device_kind=device_kind,
-            count=max(0, (until - since) // _MILLISECOND),
-            started_at=since,
-            ended_at=max(since, until),
-        )
-    )
 
 
 def device_kind() -> str:

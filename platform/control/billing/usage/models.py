@@ -104,3 +104,13 @@ class Price(models.Model):
 
     def __str__(self) -> str:
         return self.model or "all other models"
+
+
+class DevicePrice(models.Model):
+    """The price of device time, for all organizations. Device time is priced when it is recorded."""
+
+    device_kind = models.CharField(max_length=24, unique=True)
+    hour_nanousd = models.PositiveBigIntegerField(help_text="Price of one hour of one device.")
+
+    def __str__(self) -> str:
+        return self.device_kind

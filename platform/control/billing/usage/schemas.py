@@ -3,11 +3,14 @@
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import Field
+
+from control.billing.ledger.models import LedgerLine, Subject
 from control.billing.usage.query import USAGE_GROUPS
-from control.billing.usage.selectors import Bucket, Sums, Window
-from control.core.api.schemas import ResponseModel, Unix
+from control.billing.usage.selectors import Bucket, Sums, Window, line_id
+from control.core.api.schemas import OneOf, ResponseModel, Unix
 
 NANO = Decimal(10) ** 9
 _ID_GROUPS = {"project_id": "project_id", "api_key_id": "api_key_id"}
@@ -44,14 +47,20 @@ class Cost(ResponseModel):
     amount: Amount
     line_item: str | None
     quantity: int | None
-    quantity_unit: Literal["tokens"] | None
+    quantity_unit: Literal["tokens", "milliseconds"] | None
     project_id: str | None
     api_key_id: str | None
 
     @classmethod
     def all_of(cls, sums: Sums) -> list[Self]:
-        """Usage that is grouped by line item has two items, input and output tokens, as on OpenAI's bill."""
+        """Usage that is grouped by line item has two items, input and output tokens, as on OpenAI's bill.
+
+        Device time has one item for each kind of device and subject.
+        """
         ids = _group(sums, _ID_GROUPS)
+        if "device" in sums.group:
+            item, milliseconds = sums.group["device"], sums.counts["milliseconds"]
+            return [cls(amount=_cost(sums), line_item=item, quantity=milliseconds, quantity_unit="milliseconds", **ids)]
         if "model" not in sums.group:
             return [cls(amount=_cost(sums), line_item=None, quantity=None, quantity_unit=None, **ids)]
         return [
@@ -123,11 +132,40 @@ class UsageTotal(ResponseModel):
     input_cached_tokens: int
     output_tokens: int
     num_model_requests: int
-    cost: Amount
+    cost: Amount = Field(description="Of tokens and device time.")
 
     @classmethod
     def of(cls, sums: Sums, *, start: dt.datetime, end: dt.datetime) -> Self:
         return cls.model_validate({"start_time": start, "end_time": end, "cost": _cost(sums), **_counts(sums)})
+
+
+class LedgerLineObject(ResponseModel):
+    id: str
+    object: Literal["usage.ledger_line"] = "usage.ledger_line"
+    subject: Annotated[str, OneOf(Subject)]
+    object_id: str = Field(description="The deployment, batch or job.")
+    sequence: str = Field(description="The part of the object's usage, such as a shard or an attempt.")
+    project_id: str | None
+    api_key_id: str | None
+    base_model_id: str | None
+    device_kind: str | None
+    count: int = Field(description="Tokens, or milliseconds of one device.")
+    started_at: Unix
+    ended_at: Unix
+    price: Amount | None = Field(description="Of one token or of one hour of a device, at the time of the line.")
+    price_percent: int = Field(description="The part of the price that is charged.")
+    cost: Amount
+
+    @classmethod
+    def of(cls, line: LedgerLine) -> Self:
+        names = ("project_id", "api_key_id", "base_model_id", "device_kind")
+        return cls.from_row(
+            line,
+            id=line_id(line),
+            price=None if line.price_nanousd is None else Amount.of(line.price_nanousd),
+            cost=Amount.of(line.cost_nanousd),
+            **{name: getattr(line, name) or None for name in names},
+        )
 
 
 def _counts(sums: Sums) -> dict[str, Any]:
@@ -140,7 +178,7 @@ def _counts(sums: Sums) -> dict[str, Any]:
 
 
 def _cost(sums: Sums) -> Amount:
-    return Amount.of(sums.counts["input_nanousd"] + sums.counts["output_nanousd"])
+    return Amount.of(sum(sums.counts.get(f"{kind}_nanousd", 0) for kind in ("input", "output", "device")))
 
 
 def _group(sums: Sums, groups: Mapping[str, str]) -> dict[str, Any]:

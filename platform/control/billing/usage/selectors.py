@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.models import QuerySet, Sum
+from django.db.models import Q, QuerySet, Sum
 from django.db.models.functions import TruncDay, TruncHour, TruncMinute
 
+from control.billing.ledger.models import LedgerLine
 from control.billing.usage.models import Price, UsageRecord
 from control.core.api.errors import ApiError
 from control.tenants.accounts.models import Organization
@@ -110,6 +111,27 @@ def usage_total(organization: Organization, *, start: dt.datetime, end: dt.datet
     records = UsageRecord.objects.filter(visible(organization), minute__gte=start, minute__lt=end)
     sums = records.aggregate(**{f"sum_{name}": Sum(name) for name in COUNTS})
     return Sums({}, {name: sums[f"sum_{name}"] or 0 for name in COUNTS})
+
+
+def ledger_lines(
+    organization: Organization, *, start: dt.datetime, end: dt.datetime, subject: str | None, device_kind: str | None
+) -> QuerySet[LedgerLine]:
+    """Returns the lines that ended within `[start, end)`."""
+    lines = LedgerLine.objects.filter(organization=organization, ended_at__gte=start, ended_at__lt=end)
+    equal = {"subject": subject, "device_kind": device_kind}
+    return lines.filter(**{name: value for name, value in equal.items() if value is not None})
+
+
+def line_id(line: LedgerLine) -> str:
+    """The public id. The primary key would show how much all organizations use."""
+    return f"{line.subject}:{line.object_id}:{line.sequence}"
+
+
+def is_line(identity: str) -> Q:
+    """Matches the line with this public id."""
+    subject, _, rest = identity.partition(":")
+    object_id, _, sequence = rest.partition(":")
+    return Q(subject=subject, object_id=object_id, sequence=sequence)
 
 
 def price_of(base_model_id: str) -> Price:

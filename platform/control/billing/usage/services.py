@@ -89,22 +89,29 @@ def usage_add_all(usage: Sequence[Used]) -> int:
     before amounts, and each kind in the order of its key, so that no two of them wait for each other.
     Returns: the cost of all of it.
     """
-    spent: Counter[tuple[str, str, dt.date]] = Counter()
+    spent: list[tuple[Caller, dt.datetime, int]] = []
     for used in sorted(usage, key=lambda used: (*used.row().values(), used.object_id)):
         price = price_of(used.base_model_id)
         counts = _counts(used, price)
         if not ledger_add(*_ledger_lines(used, price, counts)):
             continue
         _increase(UsageRecord, used.row(), counts, base_model_id=used.base_model_id)
-        cost = counts["input_nanousd"] + counts["output_nanousd"]
-        month = used.at.astimezone(dt.UTC).date().replace(day=1)
-        for project_id in {"", used.caller.project_id}:
-            spent[used.caller.organization_id, project_id, month] += cost
-    for (organization_id, project_id, month), cost in sorted(spent.items()):
+        spent.append((used.caller, used.at, counts["input_nanousd"] + counts["output_nanousd"]))
+    spend_add(spent)
+    return sum(cost for _, _, cost in spent)
+
+
+def spend_add(spent: Sequence[tuple[Caller, dt.datetime, int]]) -> None:
+    """Increases the amounts spent in the month, of each caller's organization and project. Rows are locked in order."""
+    amounts: Counter[tuple[str, str, dt.date]] = Counter()
+    for caller, at, cost in spent:
+        month = at.astimezone(dt.UTC).date().replace(day=1)
+        for project_id in {"", caller.project_id}:
+            amounts[caller.organization_id, project_id, month] += cost
+    for (organization_id, project_id, month), cost in sorted(amounts.items()):
         if cost:
             row = {"organization_id": organization_id, "project_id": project_id, "month": month}
             _increase(MonthlySpend, row, {"nanousd": cost})
-    return sum(cost for (_, project_id, _), cost in spent.items() if not project_id)
 
 
 def minute_of(moment: dt.datetime) -> dt.datetime:

@@ -1,7 +1,10 @@
-"""OpenAI's routes /v1/organization/usage/completions and /v1/organization/costs, and /v1/usage."""
+"""OpenAI's routes /v1/organization/usage/completions and /v1/organization/costs, /v1/usage and /v1/usage/ledger."""
 
 from rest_framework.request import Request
+from rest_framework.response import Response
 
+from control.billing.ledger.models import Subject
+from control.billing.usage.device_time import device_costs_add, device_nanousd
 from control.billing.usage.query import (
     BUCKETS_QUERY,
     COST_GROUPS,
@@ -13,9 +16,11 @@ from control.billing.usage.query import (
     parse_span,
     parse_window,
 )
-from control.billing.usage.schemas import CostBucket, CostPage, UsageBucket, UsagePage, UsageTotal
-from control.billing.usage.selectors import usage_buckets, usage_total
-from control.core.api.operation import operation
+from control.billing.usage.schemas import CostBucket, CostPage, LedgerLineObject, UsageBucket, UsagePage, UsageTotal
+from control.billing.usage.selectors import Sums, is_line, ledger_lines, usage_buckets, usage_total
+from control.core.api.operation import PAGING, operation
+from control.core.api.paging import paginate
+from control.core.api.schemas import Page
 from control.tenants.authentication.views import OrganizationView
 
 
@@ -47,12 +52,9 @@ class CostsView(OrganizationView):
     def get(self, request: Request) -> CostPage:
         params = request.query_params
         window = parse_window(params, widths=("1d",), max_limit=MAX_COST_BUCKETS)
-        buckets = usage_buckets(
-            self.organization,
-            window=window,
-            group_by=parse_group_by(params, COST_GROUPS),
-            usage_filter=parse_filter(params),
-        )
+        group_by, usage_filter = parse_group_by(params, COST_GROUPS), parse_filter(params)
+        buckets = usage_buckets(self.organization, window=window, group_by=group_by, usage_filter=usage_filter)
+        device_costs_add(buckets, self.organization, window=window, group_by=group_by, usage_filter=usage_filter)
         data = [CostBucket.of(bucket) for bucket in buckets]
         return CostPage.of(window, data, has_more=has_more(params, window))
 
@@ -71,4 +73,34 @@ class UsageView(OrganizationView):
     def get(self, request: Request) -> UsageTotal:
         """The usage of this month so far, or from `start_time` to `end_time`."""
         start, end = parse_span(request.query_params)
-        return UsageTotal.of(usage_total(self.organization, start=start, end=end), start=start, end=end)
+        total = usage_total(self.organization, start=start, end=end)
+        counts = {**total.counts, "device_nanousd": device_nanousd(self.organization, start=start, end=end)}
+        return UsageTotal.of(Sums({}, counts), start=start, end=end)
+
+
+class LedgerView(OrganizationView):
+    scope = "usage"
+
+    @operation(
+        "usage.ledger",
+        response=Page[LedgerLineObject],
+        query={
+            **PAGING,
+            "subject": f"Only lines with this subject: {', '.join(Subject)}.",
+            "device_kind": "Only device time of this kind of device: `cuda` or `cpu`.",
+            "start_time": "Unix seconds: only lines that ended then or later. The default is this month's start.",
+            "end_time": "Unix seconds: only lines that ended before. The default is now.",
+        },
+    )
+    def get(self, request: Request) -> Response:
+        """The lines of the append-only ledger, on which bills are based, newest first."""
+        params = request.query_params
+        start, end = parse_span(params)
+        lines = ledger_lines(
+            self.organization,
+            start=start,
+            end=end,
+            subject=params.get("subject"),
+            device_kind=params.get("device_kind"),
+        )
+        return paginate(lines, request, LedgerLineObject.of, is_row=is_line)

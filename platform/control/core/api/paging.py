@@ -25,6 +25,7 @@ def paginate(
     default_limit: int = DEFAULT_LIMIT,
     by: str = "pk",
     id_field: str = "pk",
+    is_row: Callable[[str], Q] | None = None,
 ) -> Response:
     """Returns one page of `queryset` in the order of creation. A page starts after an id, so new rows do not shift it.
 
@@ -32,12 +33,18 @@ def paginate(
     Args:
         by: the column whose order is the order of creation.
         id_field: the column that holds the public `id`.
+        is_row: matches the row with a public `id` that no column holds.
     Raises: ApiError: 400: the limit is out of range, the order is neither asc nor desc, or `after` does not exist.
     """
     limit = _limit(request.query_params.get("limit"), default_limit, max_limit)
     ascending = _is_ascending(request.query_params.get("order", "desc"))
     if after := request.query_params.get("after"):
-        queryset = queryset.filter(_follows(queryset, after, by, id_field, "gt" if ascending else "lt"))
+        comparison = "gt" if ascending else "lt"
+        if is_row is None and by == id_field:
+            queryset = queryset.filter(**{f"{by}__{comparison}": after})
+        else:
+            named = queryset.filter(is_row(after) if is_row is not None else Q(**{id_field: after}))
+            queryset = queryset.filter(_follows(named, after, by, comparison))
     rows = list(queryset.order_by(*((by, "pk") if ascending else (f"-{by}", "-pk")))[: limit + 1])
     data = [render(row).as_json() for row in rows[:limit]]
     return _page(data, has_more=len(rows) > limit)
@@ -55,11 +62,9 @@ def _page(data: list[dict[str, Any]], *, has_more: bool) -> Response:
     )
 
 
-def _follows(queryset: QuerySet[_Row], after: str, by: str, id_field: str, comparison: str) -> Q:
-    """Matches the rows that follow the row `after`. Rows are ordered by `by` and, for equal values, by primary key."""
-    if by == id_field:
-        return Q(**{f"{by}__{comparison}": after})
-    row = queryset.filter(**{id_field: after}).values(by, "pk").first()
+def _follows(named: QuerySet[_Row], after: str, by: str, comparison: str) -> Q:
+    """Matches the rows that follow the row that `after` names. Rows are ordered by `by` and then by primary key."""
+    row = named.values(by, "pk").first()
     if row is None:
         raise ApiError(400, f"after must be an id of this list, got {after[:80]!r}", "invalid_value", "after")
     return Q(**{f"{by}__{comparison}": row[by]}) | Q(**{by: row[by], f"pk__{comparison}": row["pk"]})

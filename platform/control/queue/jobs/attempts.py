@@ -7,7 +7,8 @@ ledger loses at most one interval between two renewals (`renew_seconds`) and nev
 import datetime as dt
 
 from control.billing.ledger.models import Subject
-from control.billing.ledger.services import device_kind, device_time_add
+from control.billing.ledger.services import device_kind
+from control.billing.usage.device_time import device_time_add
 from control.billing.usage.services import caller_of_job
 from control.core.settings.config import get_config
 from control.queue.jobs.fair import share_charge

@@ -11,7 +11,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from control.billing.ledger.models import Subject
-from control.billing.ledger.services import device_kind, device_time_add
+from control.billing.ledger.services import device_kind
+from control.billing.usage.device_time import device_time_add
 from control.billing.usage.services import caller_of_job
 from control.serving.deployments.models import Deployment
 

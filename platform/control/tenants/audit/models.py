@@ -1,4 +1,8 @@
-"""Audit events are append-only: a database trigger refuses to change or delete them."""
+"""Audit events are append-only: database triggers refuse to change or delete them.
+
+The only exception is a whole month that has ended and was exported: the update that sets `AuditExport.dropped_at` makes
+a trigger delete exactly the exported events (`migrations.0005_drop_exported_months`).
+"""
 
 from django.db import models
 
@@ -8,6 +12,10 @@ from control.tenants.accounts.models import Organization
 
 def audit_event_id() -> str:
     return new_id("audit_")
+
+
+def audit_export_id() -> str:
+    return new_id("auditexport_")
 
 
 class AuditEvent(models.Model):
@@ -34,3 +42,23 @@ class AuditEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.action} {self.object_id} by {self.actor_type} {self.actor_id}"
+
+
+class AuditExport(models.Model):
+    """The record of a complete export of one month (UTC). It is kept after the events are dropped."""
+
+    id = models.CharField(primary_key=True, max_length=40, default=audit_export_id, editable=False)
+    organization = models.ForeignKey(
+        Organization, on_delete=models.DO_NOTHING, db_constraint=False, null=True, related_name="+"
+    )
+    month = models.DateField(help_text="Its first day.")
+    num_events = models.PositiveIntegerField()
+    sha256 = models.CharField(max_length=64, help_text="Of the exported lines.")
+    created_at = models.DateTimeField(auto_now_add=True)
+    dropped_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["organization", "month"], name="audit_export_month")]
+
+    def __str__(self) -> str:
+        return f"{self.month:%Y-%m}: {self.num_events} events"

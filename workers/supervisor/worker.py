@@ -31,6 +31,7 @@ from control.serving.captures.services import captures_prune
 from control.serving.rollouts.services import rollouts_reconcile
 from control.tenants.events.services import events_prune
 from control.tenants.idempotency.services import keys_purge
+from control.tenants.quotas.storage import reservations_expire
 from control.tenants.row_security.scope import Across, across_tenants
 from control.workflows.batches.caps import batches_review
 from control.workflows.batches.selectors import batches_overdue
@@ -41,6 +42,7 @@ from workers.supervisor.batch import BatchHandler
 from workers.supervisor.evaluation import EvaluationHandler
 from workers.supervisor.guarded import run_guarded
 from workers.supervisor.model_check import ModelCheckHandler
+from workers.supervisor.stored_bytes import stored_bytes_recount
 from workers.supervisor.tidy import jobs_tidy
 from workers.supervisor.training import TrainingHandler
 from workers.supervisor.transactions import transactions_limit
@@ -68,9 +70,11 @@ CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
     "tidy jobs": (1, jobs_tidy),
     "expire files": (6, files_expire),
     "expire uploads": (6, uploads_expire),
+    "expire storage reservations": (60, reservations_expire),
     "delete idempotency keys": (6, keys_purge),
     "delete captured requests": (12, captures_prune),
     "delete old events": (60, events_prune),
+    "recount stored bytes": (720, stored_bytes_recount),
 }
 
 

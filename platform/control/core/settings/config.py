@@ -40,7 +40,7 @@ class Config(BaseSettings):
     max_deployments: Annotated[int, Field(ge=0)] = 32
     # Devices that endpoints occupy at once: one for each process of a deployment or canary.
     max_devices: Annotated[int, Field(ge=0)] = 16
-    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # total size of the organization's files
+    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # files, upload parts, adapters, captures
     requests_per_minute: Annotated[int, Field(ge=0)] = 6_000  # 0: no limit
     # Requests to models in progress, streamed or not: of one organization in each process of the gateway.
     max_open_completions: Annotated[int, Field(ge=1)] = 512

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from django.db import IntegrityError, transaction
 from control.core.api.errors import ApiError
 from control.core.ids import adapter_id
 from control.core.storage.backends import ObjectMissing, get_storage
+from control.core.storage.staging import staging_folder
 from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change
 from control.data.files.models import File
@@ -38,8 +38,8 @@ def adapter_create(
     """
     identity = adapter_id()
     prefix = f"{organization.pk}/adapters/{identity}"
-    with tempfile.TemporaryDirectory() as folder:
-        weights, config = Path(folder) / WEIGHTS, Path(folder) / CONFIG
+    with staging_folder() as folder:
+        weights, config = folder / WEIGHTS, folder / CONFIG
         _copy(weights_file, weights, "weights_file")
         try:
             lora = inspect_adapter(_read(config_file), weights, model=_config_of(base_model))
@@ -58,7 +58,7 @@ def adapter_create(
         )
         with delete_stored_on_error():
             storage_reserve(organization.pk, StoredPart.ADAPTERS, key=prefix, num_bytes=adapter.size_bytes)
-            get_storage().put_folder(prefix, Path(folder))
+            get_storage().put_folder(prefix, folder)
             _save(adapter)
     return adapter
 

@@ -7,10 +7,8 @@ file of prompts for the next pipeline. All rows are deleted after the opt-out, o
 
 import hashlib
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -18,7 +16,7 @@ from django.db import DatabaseError, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 
 from control.core.api.errors import ApiError
-from control.core.storage.staging import measure
+from control.core.storage.staging import measure, staging_folder
 from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change
 from control.data.files.models import File
@@ -93,8 +91,8 @@ def capture_export(*, capture: Capture) -> File:
     Raises: ApiError: 409, no request is kept.
     """
     deployment = capture.deployment
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "captured"
+    with staging_folder() as folder:
+        path = folder / "captured"
         with path.open("w", encoding="utf-8") as out:
             for row in _rows(capture):
                 out.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -4,7 +4,6 @@ Files are converted within the request, on this machine's disk. As nothing is co
 copying the files.
 """
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,9 +13,8 @@ from django.db import transaction
 
 from control.core.api.errors import ApiError
 from control.core.ids import speculator_id
-from control.core.settings.config import get_config
 from control.core.storage.backends import ObjectMissing, get_storage
-from control.core.storage.staging import measure
+from control.core.storage.staging import measure, staging_folder
 from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change
 from control.data.files.models import File
@@ -159,10 +157,8 @@ def _target(base_model: BaseModel) -> Target:
 @contextmanager
 def _folders(*names: str) -> Iterator[tuple[Path, ...]]:
     """Creates empty sibling folders in the staging folder, and deletes them when the block ends."""
-    staging = get_config().staging_dir
-    staging.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=staging) as root:
-        folders = tuple(Path(root) / name for name in names)
+    with staging_folder() as root:
+        folders = tuple(root / name for name in names)
         for folder in folders:
             folder.mkdir()
         yield folders

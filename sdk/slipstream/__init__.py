@@ -47,6 +47,7 @@ from slipstream.organization import AuditEvent, AuditExport, Member, Project
 from slipstream.pipelines import PipelineRun
 from slipstream.rollouts import Rollout
 from slipstream.spending import SpendCap
+from slipstream.storage import StorageUse
 from slipstream.types import (
     ApiKey,
     Batch,
@@ -128,6 +129,7 @@ __all__ = [
     "Speculator",
     "SpendCap",
     "Stage",
+    "StorageUse",
     "UnprocessableEntityError",
     "Upload",
     "UploadError",

@@ -16,6 +16,7 @@ import workers
 from control.core.observability.child_logs import child_log_environment
 from control.core.processes.child_environment import child_environment
 from control.core.processes.engine_users import EngineUser, make_readable, make_writable
+from control.core.processes.log_files import open_log
 from control.queue.jobs.config import get_job_config
 from workers.contracts import ContractError, Event, Failed, FailureClass, Spec, decode_event, write_spec
 from workers.parent_death import dying_with_parent
@@ -37,7 +38,6 @@ class ChildProcess:
         write_spec(spec, spec_path)
         if user is not None:
             _give_access(folder, spec, user)
-        log_path.parent.mkdir(parents=True, exist_ok=True)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._process = subprocess.Popen(
             dying_with_parent([*_command(), str(spec_path)], uid=None if user is None else user.uid),
@@ -100,7 +100,7 @@ class ChildProcess:
 
     def _copy_log(self, stream: IO[bytes], log_path: Path) -> None:
         written = 0
-        with stream, log_path.open("ab") as log:
+        with stream, open_log(log_path) as log:
             while chunk := os.read(stream.fileno(), 65536):
                 log.write(chunk[: max(0, MAX_LOG_BYTES - written)])
                 log.flush()

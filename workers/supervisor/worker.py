@@ -17,6 +17,7 @@ from django.db import close_old_connections, connection
 
 from control.core.observability import metrics
 from control.core.observability.listener import listen
+from control.core.processes.log_files import logs_limit
 from control.core.settings.config import get_config
 from control.core.storage.staging import staging_purge
 from control.data.files.services import files_expire
@@ -31,6 +32,7 @@ from control.serving.captures.services import captures_prune
 from control.serving.rollouts.services import rollouts_reconcile
 from control.tenants.events.services import events_prune
 from control.tenants.idempotency.services import keys_purge
+from control.tenants.quotas.storage import reservations_expire
 from control.tenants.row_security.scope import Across, across_tenants
 from control.workflows.batches.caps import batches_review
 from control.workflows.batches.selectors import batches_overdue
@@ -41,6 +43,7 @@ from workers.supervisor.batch import BatchHandler
 from workers.supervisor.evaluation import EvaluationHandler
 from workers.supervisor.guarded import run_guarded
 from workers.supervisor.model_check import ModelCheckHandler
+from workers.supervisor.stored_bytes import stored_bytes_recount
 from workers.supervisor.tidy import jobs_tidy
 from workers.supervisor.training import TrainingHandler
 from workers.supervisor.transactions import transactions_limit
@@ -68,9 +71,11 @@ CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
     "tidy jobs": (1, jobs_tidy),
     "expire files": (6, files_expire),
     "expire uploads": (6, uploads_expire),
+    "expire storage reservations": (60, reservations_expire),
     "delete idempotency keys": (6, keys_purge),
     "delete captured requests": (12, captures_prune),
     "delete old events": (60, events_prune),
+    "recount stored bytes": (720, stored_bytes_recount),
 }
 
 
@@ -128,6 +133,7 @@ class JobWorker:
             with across_tenants(Across.HOUSEKEEPING):
                 self._step("heartbeat", lambda: worker_beat(worker=self.name, role="jobs"))
                 self._step("empty staging", staging_purge)
+                self._step("limit logs", lambda: logs_limit(get_config()))
                 self._step("remove work folders of killed attempts", work_folders_sweep)
                 self._step("chores", lambda: self._do_chores(chores))
             self.stop.wait(get_config().reconcile_seconds)

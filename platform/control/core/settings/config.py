@@ -41,7 +41,7 @@ class Config(BaseSettings):
     max_deployments: Annotated[int, Field(ge=0)] = 32
     # Devices that endpoints occupy at once: one for each process of a deployment or canary.
     max_devices: Annotated[int, Field(ge=0)] = 16
-    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # total size of the organization's files
+    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # files, upload parts, adapters, captures
     requests_per_minute: Annotated[int, Field(ge=0)] = 6_000  # 0: no limit
     # Requests to models in progress, streamed or not: of one organization in each process of the gateway.
     max_open_completions: Annotated[int, Field(ge=1)] = 512
@@ -65,6 +65,10 @@ class Config(BaseSettings):
     certificate_key: SecretStr | None = None  # Ed25519, 32 bytes in base64; none: derived from the secret key
     webhooks_allow_private: bool = False  # tests only: customers may name private hosts
     log_level: str = "INFO"
+    # Logs of jobs, endpoints and components in the data folder of a machine; logs in use are never deleted.
+    max_log_file_bytes: Annotated[int, Field(ge=1)] = 64 * MIB  # a larger log is rotated
+    max_old_log_files: Annotated[int, Field(ge=0)] = 3  # of one log
+    max_logs_bytes: Annotated[int, Field(ge=0)] = 2 * 1024 * MIB  # the least recently written logs are deleted
     metrics_token: SecretStr | None = None  # required to read /metrics; none: only processes of this machine may
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # of workers and the supervisor
     tracing: bool = False  # exports OpenTelemetry traces; the OTEL_* variables name the destination

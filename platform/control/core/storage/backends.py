@@ -71,6 +71,11 @@ def checked_key(key: str) -> str:
     return "/".join(parts)
 
 
+def incoming_dir(root: Path) -> Path:
+    """The folder for copies that are not complete yet. It is below `root`, because a rename keeps the file system."""
+    return root / ".incoming"
+
+
 class FolderStorage:
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -81,7 +86,8 @@ class FolderStorage:
     def put_file(self, key: str, path: Path) -> None:
         target = self._path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+        temporary = incoming_dir(self.root) / secrets.token_hex(16)
+        temporary.parent.mkdir(exist_ok=True)
         try:
             with path.open("rb") as source, temporary.open("xb") as copy:
                 shutil.copyfileobj(source, copy, 1 << 20)
@@ -129,7 +135,10 @@ class FolderStorage:
 
 
 def _files_below(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yields files and their names relative to `folder`, without the temporary files of `put_file` (`.name.random`)."""
+    """Yields files and their names relative to `folder`, without hidden files.
+
+    Releases before this one left temporary files (`.name.random`) beside the objects when they were killed.
+    """
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.name.startswith("."):
             yield path, path.relative_to(folder).as_posix()

@@ -1,17 +1,21 @@
-"""Staging: temporary files on this machine's disk, before they are stored. They are hashed while they are written."""
+"""Staging: temporary files on this machine's disk. They are hashed while they are written.
+
+`staging_purge` deletes those of killed processes.
+"""
 
 import hashlib
 import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
+from control.core.storage.backends import incoming_dir
 
 CHUNK_BYTES = 1 << 20
 ABANDONED_SECONDS = 24 * 3600.0  # no request or job uses a staged file longer than this
@@ -61,6 +65,17 @@ def new_staging_path() -> Path:
 
 
 @contextmanager
+def staging_folder() -> Iterator[Path]:
+    """Yields an empty folder, which is deleted at the end of the block."""
+    folder = new_staging_path()
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
 def staged_writer(*, limit_bytes: int | None = None) -> Iterator[StagedWriter]:
     """Yields a writer whose file is deleted at the end of the block."""
     writer = StagedWriter(new_staging_path(), limit_bytes=limit_bytes)
@@ -84,10 +99,19 @@ def copy_stream(source: BinaryIO, writer: StagedWriter) -> StagedFile:
 
 
 def staging_purge() -> int:
-    """Deletes files that killed processes have left on this machine. Returns: the number of files."""
-    folder = get_config().staging_dir
-    oldest = time.time() - ABANDONED_SECONDS
-    abandoned = [path for path in folder.glob("*") if path.stat().st_mtime < oldest] if folder.exists() else []
+    """Deletes files that killed processes have left on this machine. Returns: the number of files and folders."""
+    config = get_config()
+    abandoned = [
+        path for folder in (config.staging_dir, incoming_dir(config.storage_dir)) for path in _abandoned_in(folder)
+    ]
     for path in abandoned:
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     return len(abandoned)
+
+
+def _abandoned_in(folder: Path) -> Iterator[Path]:
+    oldest = time.time() - ABANDONED_SECONDS
+    for path in folder.glob("*"):
+        with suppress(FileNotFoundError):  # its process has deleted it meanwhile
+            if path.stat().st_mtime < oldest:
+                yield path

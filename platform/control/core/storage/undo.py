@@ -1,34 +1,41 @@
-"""Deletes stored objects when the transaction that names them is rolled back: storage itself has no transactions."""
+"""Undoes what a block has stored when its transaction is rolled back: storage itself has no transactions."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from control.core.storage.backends import get_storage
 
-_stored: ContextVar[list[str] | None] = ContextVar("stored_in_this_block", default=None)
+Undo = Callable[[], None]
+
+_undos: ContextVar[list[Undo] | None] = ContextVar("undos_of_this_block", default=None)
 
 
 @contextmanager
 def delete_stored_on_error() -> Iterator[None]:
-    """Use this around a transaction. If the block raises, deletes the objects that were stored in the block."""
-    outer = _stored.get()
-    keys: list[str] = []
-    _stored.set(keys)
+    """Use this around a transaction. If the block raises, undoes what was stored in the block."""
+    outer = _undos.get()
+    undos: list[Undo] = []
+    _undos.set(undos)
     try:
         yield
     except BaseException:
-        for key in keys:
-            get_storage().delete(key)
+        for undo in undos:
+            undo()
         raise
     finally:
-        _stored.set(outer)
-    if outer is not None:  # blocks are nested, and the outer block may still raise
-        outer.extend(keys)
+        _undos.set(outer)
+        if outer is not None:  # the outer block may still raise, which rolls back what an `undo` has written
+            outer.extend(undos)
 
 
 def register_stored(key: str) -> None:
     """Registers an object that was stored in the current `delete_stored_on_error` block, if there is one."""
-    keys = _stored.get()
-    if keys is not None:
-        keys.append(key)
+    register_undo(lambda: get_storage().delete(key))
+
+
+def register_undo(undo: Undo) -> None:
+    """`undo` may be called more than once."""
+    undos = _undos.get()
+    if undos is not None:
+        undos.append(undo)

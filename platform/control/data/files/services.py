@@ -13,12 +13,13 @@ from control.core.ids import file_id
 from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
 from control.core.storage.staging import StagedFile, copy_stream, measure, staged_writer
-from control.core.storage.undo import delete_stored_on_error, register_stored
+from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change
 from control.data.files.models import File
-from control.data.files.quota import storage_quota_check
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
+from control.tenants.quotas.models import StoredPart
+from control.tenants.quotas.storage import reservation_commit, storage_count, storage_reserve
 
 EXPIRE_LIMIT = 100
 
@@ -34,7 +35,7 @@ def file_create(
     """Stores the bytes and creates the row. A stream is read in chunks, so a file of any size takes little memory.
 
     Raises: ApiError: 413, a stream exceeds the upload limit (paths have no limit, because they do not come from
-        customers); 403, the organization's files would exceed its storage limit.
+        customers); 403, the organization would exceed its storage limit.
     Effects: if the row cannot be written, the bytes are deleted again.
     """
     if isinstance(source, StagedFile):
@@ -65,22 +66,31 @@ def file_store(
     purpose: str,
     staged: StagedFile,
     expires_after: dt.timedelta | None = None,
+    replacing_bytes: int = 0,
 ) -> File:
     """Stores the bytes and returns the row unsaved, for `file_add`. Call this before the transaction begins.
 
+    Args: replacing_bytes: the size of the upload parts that are deleted when the file is added.
+    Raises: ApiError: 403, as `file_create`.
     Effects: a surrounding `delete_stored_on_error` block deletes the bytes if it raises.
     """
     identity = file_id()
     file = _row(organization, filename, purpose, staged, f"{organization.pk}/files/{identity}", expires_after, identity)
+    storage_reserve(
+        organization.pk,
+        StoredPart.FILES,
+        key=file.storage_key,
+        num_bytes=staged.size_bytes,
+        replacing=replacing_bytes,
+    )
     get_storage().put_file(file.storage_key, staged.path)
-    register_stored(file.storage_key)
     return file
 
 
 @audited("file.create")
 def file_add(*, file: File) -> File:
-    """Saves a row that `file_store` returned, in the caller's transaction. Raises: ApiError: 403, as `file_create`."""
-    storage_quota_check(file.organization_id, adding=file.size_bytes)
+    """Saves a row that `file_store` returned, in the caller's transaction."""
+    reservation_commit(file.storage_key)
     file.save(force_insert=True)
     return file
 
@@ -95,9 +105,13 @@ def file_record(
     storage_key: str,
     expires_after: dt.timedelta | None = None,
 ) -> File:
-    """Creates only the row, in the caller's transaction, for bytes that the caller has stored."""
+    """Creates only the row, in the caller's transaction, for results that the caller has stored.
+
+    Results are counted but never refused: the work has been done.
+    """
     file = _row(organization, filename, purpose, staged, storage_key, expires_after, file_id())
     file.save(force_insert=True)
+    storage_count(organization.pk, StoredPart.FILES, file.size_bytes)
     return file
 
 
@@ -128,6 +142,7 @@ def _row(
 def file_delete(*, file: File) -> None:
     """Marks the row as deleted and deletes the bytes after the commit. The row stays, because batches refer to it."""
     if File.objects.filter(pk=file.pk, deleted_at=None).update(deleted_at=timezone.now()):
+        storage_count(file.organization_id, StoredPart.FILES, -file.size_bytes)
         transaction.on_commit(partial(get_storage().delete, file.storage_key))
 
 

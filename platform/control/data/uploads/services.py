@@ -17,16 +17,17 @@ from control.core.api.errors import ApiError
 from control.core.ids import upload_part_id
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.core.storage.staging import CHUNK_BYTES, StagedFile, StagedWriter, staged_writer
-from control.core.storage.undo import delete_stored_on_error, register_stored
+from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change
 from control.data.files.models import File
-from control.data.files.quota import storage_quota_check
 from control.data.files.services import file_add, file_store
 from control.data.uploads.models import Upload, UploadPart
 from control.data.uploads.selectors import is_open, parts_left_over, parts_list, uploads_overdue
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
 from control.tenants.quotas.file_work import file_work
+from control.tenants.quotas.models import StoredPart
+from control.tenants.quotas.storage import reservation_commit, storage_check, storage_count, storage_reserve
 
 Status = Upload.Status
 
@@ -49,40 +50,39 @@ def upload_create(
     size_bytes: int,
     file_expires_after: dt.timedelta | None = None,
 ) -> Upload:
-    """Raises: ApiError: 403, the file would exceed the storage limit, which `upload_complete` checks again; 413, the
-    file is too large.
-    """
+    """Raises: ApiError: 403, the file would exceed the storage limit, which each part checks again; 413, too large."""
     if size_bytes > MAX_UPLOAD_BYTES:
         message = f"bytes must be at most {MAX_UPLOAD_BYTES:,}, got {size_bytes:,}"
         raise ApiError(413, message, "file_too_large", "bytes")
-    with transaction.atomic():
-        storage_quota_check(organization.pk, adding=size_bytes)
-        return Upload.objects.create(
-            organization=organization,
-            filename=filename,
-            purpose=File.Purpose(purpose),
-            mime_type=mime_type,
-            size_bytes=size_bytes,
-            file_expires_after=file_expires_after,
-            expires_at=timezone.now() + LIFETIME,
-        )
+    storage_check(organization.pk, num_bytes=size_bytes)
+    return Upload.objects.create(
+        organization=organization,
+        filename=filename,
+        purpose=File.Purpose(purpose),
+        mime_type=mime_type,
+        size_bytes=size_bytes,
+        file_expires_after=file_expires_after,
+        expires_at=timezone.now() + LIFETIME,
+    )
 
 
 @audited("upload.add_part", records_itself=True)
 def part_add(*, upload: Upload, staged: StagedFile) -> UploadPart:
-    """Raises: ApiError: 400, the upload has ended, or its parts would be too large in total."""
+    """Raises: ApiError: 400, the upload has ended, or its parts would be too large in total; 403, the storage limit."""
     identity = upload_part_id()
     key = f"{upload.organization_id}/uploads/{upload.pk}/{identity}"
-    get_storage().put_file(key, staged.path)
-    with delete_stored_on_error(), change():
-        register_stored(key)
-        _lock_open(upload)
-        total = parts_list(upload).aggregate(total=Sum("size_bytes"))["total"] or 0
-        if total + staged.size_bytes > MAX_PARTS_RATIO * upload.size_bytes:
-            message = f"The parts would have {total + staged.size_bytes:,} bytes; the file has {upload.size_bytes:,}."
-            raise ApiError(400, message, "upload_too_large", "data")
-        part = UploadPart.objects.create(id=identity, upload=upload, size_bytes=staged.size_bytes, storage_key=key)
-        audit_record("upload.add_part", part)
+    with delete_stored_on_error():
+        storage_reserve(upload.organization_id, StoredPart.UPLOADS, key=key, num_bytes=staged.size_bytes)
+        get_storage().put_file(key, staged.path)
+        with change():
+            _lock_open(upload)
+            total = _parts_bytes(upload) + staged.size_bytes
+            if total > MAX_PARTS_RATIO * upload.size_bytes:
+                message = f"The parts would have {total:,} bytes; the file has {upload.size_bytes:,}."
+                raise ApiError(400, message, "upload_too_large", "data")
+            part = UploadPart.objects.create(id=identity, upload=upload, size_bytes=staged.size_bytes, storage_key=key)
+            reservation_commit(key)
+            audit_record("upload.add_part", part)
     return part
 
 
@@ -104,6 +104,7 @@ def upload_complete(*, upload: Upload, part_ids: Sequence[str], md5: str | None 
                 purpose=upload.purpose,
                 staged=staged,
                 expires_after=upload.file_expires_after,
+                replacing_bytes=_parts_bytes(upload),
             )
             with change():
                 _lock_open(upload)
@@ -126,7 +127,7 @@ def upload_cancel(*, upload: Upload) -> Upload:
 def uploads_expire() -> int:
     """Expires overdue uploads and deletes the parts of ended uploads. Returns: the number of expired uploads."""
     num_expired = uploads_overdue().update(status=Status.EXPIRED)
-    _delete_parts(list(parts_left_over()[:PURGE_LIMIT]))
+    _delete_parts(list(parts_left_over().select_related("upload")[:PURGE_LIMIT]))
     return num_expired
 
 
@@ -134,6 +135,10 @@ def _lock_open(upload: Upload) -> None:
     """Locks the upload until the transaction ends. Raises: ApiError: 400, the upload has ended."""
     if not Upload.objects.filter(is_open(), pk=upload.pk).update(status=Status.PENDING):
         raise _ended_error(upload)
+
+
+def _parts_bytes(upload: Upload) -> int:
+    return parts_list(upload).aggregate(total=Sum("size_bytes"))["total"] or 0
 
 
 def _end(upload: Upload, to: Upload.Status, **values: Any) -> None:
@@ -178,11 +183,13 @@ def _concatenate(parts: Sequence[UploadPart], writer: StagedWriter, md5: str | N
 
 
 def _delete_parts_of(upload_id: str) -> None:
-    _delete_parts(list(UploadPart.objects.filter(upload_id=upload_id)))
+    _delete_parts(list(UploadPart.objects.filter(upload_id=upload_id).select_related("upload")))
 
 
 def _delete_parts(parts: Sequence[UploadPart]) -> None:
     """Deletes bytes before rows: if the process dies in between, the next run finds the rows."""
     for part in parts:
         get_storage().delete(part.storage_key)
-    UploadPart.objects.filter(pk__in=[part.pk for part in parts]).delete()
+        with transaction.atomic():
+            if UploadPart.objects.filter(pk=part.pk).delete()[0]:
+                storage_count(part.upload.organization_id, StoredPart.UPLOADS, -part.size_bytes)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from control.core.api.errors import ApiError
 from control.core.ids import adapter_id
 from control.core.settings.config import get_config
 from control.core.storage.backends import ObjectMissing, get_storage
+from control.core.storage.staging import staging_folder
+from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change
 from control.data.files.models import File
 from control.models.adapters.lora import MAX_CONFIG_BYTES, UnusableAdapter, inspect_adapter
@@ -21,6 +22,8 @@ from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
 from control.tenants.quotas.file_work import file_work
+from control.tenants.quotas.models import StoredPart
+from control.tenants.quotas.storage import reservation_commit, storage_count, storage_reserve
 from workers.model_folders import MAX_JSON_BYTES
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -32,8 +35,9 @@ def adapter_create(
 ) -> Adapter:
     """Checks the two files and copies them; the customer may delete the originals afterwards.
 
-    Raises: ApiError: 400, the files are not an adapter of this model; 404, one of them is deleted; 409, the name is
-        taken; 413, the weights are too large; 429, too many files are being read or written.
+    Raises: ApiError: 400, the files are not an adapter of this model; 403, the copies would exceed the storage limit;
+        404, a file is deleted; 409, the name is taken; 413, the weights are too large; 429, too many files are being
+        read or written.
     """
     limit = get_config().max_weights_bytes
     if weights_file.size_bytes > limit:
@@ -41,32 +45,40 @@ def adapter_create(
         raise ApiError(413, message, "file_too_large", "weights_file")
     identity = adapter_id()
     prefix = f"{organization.pk}/adapters/{identity}"
-    with file_work.taken(organization.pk), tempfile.TemporaryDirectory() as folder:
-        weights, config = Path(folder) / WEIGHTS, Path(folder) / CONFIG
+    with file_work.taken(organization.pk), staging_folder() as folder:
+        weights, config = folder / WEIGHTS, folder / CONFIG
         _copy(weights_file, weights, "weights_file")
         try:
             lora = inspect_adapter(_read(config_file), weights, model=_config_of(base_model))
         except UnusableAdapter as error:
             raise ApiError(400, f"{error.param}: {error.message}", "adapter_unusable", error.param) from error
         config.write_text(json.dumps(lora.config))
-        get_storage().put_folder(prefix, Path(folder))
+        adapter = Adapter(
+            id=identity,
+            organization=organization,
+            base_model=base_model,
+            name=name,
+            rank=lora.rank,
+            target_modules=lora.target_modules,
+            size_bytes=weights_file.size_bytes,
+            storage_prefix=prefix,
+        )
+        with delete_stored_on_error():
+            storage_reserve(organization.pk, StoredPart.ADAPTERS, key=prefix, num_bytes=adapter.size_bytes)
+            get_storage().put_folder(prefix, folder)
+            _save(adapter)
+    return adapter
+
+
+def _save(adapter: Adapter) -> None:
     try:
         with change():
-            adapter = Adapter.objects.create(
-                id=identity,
-                organization=organization,
-                base_model=base_model,
-                name=name,
-                rank=lora.rank,
-                target_modules=lora.target_modules,
-                size_bytes=weights_file.size_bytes,
-                storage_prefix=prefix,
-            )
+            adapter.save(force_insert=True)
+            reservation_commit(adapter.storage_prefix)
             audit_record("adapter.create", adapter)
     except IntegrityError as error:
-        _delete_bytes(prefix)
-        raise ApiError(409, f"You have an adapter named {name!r} already.", "name_taken", "name") from error
-    return adapter
+        message = f"You have an adapter named {adapter.name!r} already."
+        raise ApiError(409, message, "name_taken", "name") from error
 
 
 @audited("adapter.delete")
@@ -78,7 +90,8 @@ def adapter_delete(*, adapter: Adapter) -> None:
         message = f"The deployment {deployment_name!r} serves this adapter: remove it from the deployment first."
         raise ApiError(409, message, "adapter_in_use", "adapter_id")
     transaction.on_commit(partial(_delete_bytes, adapter.storage_prefix))
-    adapter.delete()
+    if Adapter.objects.filter(pk=adapter.pk).delete()[0]:
+        storage_count(adapter.organization_id, StoredPart.ADAPTERS, -adapter.size_bytes)
 
 
 def _delete_bytes(prefix: str) -> None:

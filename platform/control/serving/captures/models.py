@@ -12,6 +12,9 @@ class Capture(models.Model):
     deployment = models.OneToOneField(Deployment, on_delete=models.CASCADE, primary_key=True, related_name="capture")
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     hours = models.PositiveSmallIntegerField(help_text="Age at which a request is deleted.")
+    stopped = models.JSONField(
+        null=True, blank=True, help_text="Why no further requests are kept: {code, message}. Null: they are kept."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:
@@ -25,6 +28,9 @@ class CapturedRequest(models.Model):
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     endpoint = models.CharField(max_length=40)
     body = models.JSONField()
+    size_bytes = models.BigIntegerField(
+        default=0, db_default=0, help_text="0 for requests that releases before the count of stored bytes have kept."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -15,6 +15,11 @@ class CaptureInput(RequestModel):
     hours: Annotated[int, IntRange(1, MAX_HOURS)]
 
 
+class CaptureStopped(ResponseModel):
+    code: str
+    message: str
+
+
 class CaptureObject(ResponseModel):
     """The capture of a deployment whose requests are kept."""
 
@@ -23,6 +28,9 @@ class CaptureObject(ResponseModel):
     hours: int = Field(description="The age at which a request is deleted.")
     num_requests: int
     oldest_at: Unix | None
+    stopped: CaptureStopped | None = Field(
+        description="Why no further requests are kept. Null: they are kept. Setting the capture again starts it again."
+    )
     created_at: Unix
 
     @classmethod

@@ -23,7 +23,8 @@ def capture_of(deployment: Deployment) -> Capture:
 
 def captures_since(deployment_ids: Collection[str]) -> dict[str, datetime]:
     """Maps those of the deployments whose requests are kept to the time of the opt-in."""
-    return dict(Capture.objects.filter(deployment_id__in=deployment_ids).values_list("deployment_id", "created_at"))
+    captures = Capture.objects.filter(deployment_id__in=deployment_ids, stopped__isnull=True)
+    return dict(captures.values_list("deployment_id", "created_at"))
 
 
 def requests_kept(capture: Capture) -> QuerySet[CapturedRequest]:

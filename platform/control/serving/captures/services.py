@@ -1,17 +1,19 @@
 """Services that write captured traffic.
 
-After the opt-in, each request to the deployment is stored as a row for `hours`. `capture_export` writes the rows to a
+After the opt-in, each request to the deployment is stored as a row for `hours`, until the organization has reached its
+limit of stored bytes, which stops the capture. `capture_export` writes the rows to a
 file of prompts for the next pipeline. All rows are deleted after the opt-out, or if the deployment is deleted.
 """
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
 from django.db import DatabaseError, transaction
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, QuerySet
 
 from control.core.api.errors import ApiError
 from control.core.storage.staging import staged_writer
@@ -24,11 +26,14 @@ from control.serving.captures.selectors import oldest_kept, requests_kept
 from control.serving.deployments.models import Deployment
 from control.tenants.audit.record import audit_record, audited
 from control.tenants.quotas.file_work import MAX_TEXT_BYTES, file_work
+from control.tenants.quotas.models import StoredPart
+from control.tenants.quotas.storage import storage_count, storage_take
 
 log = structlog.get_logger(__name__)
 
 MAX_HOURS = 30 * 24
 MAX_BODY_BYTES = 256 * 1024  # longer requests are not kept
+DELETE_LIMIT = 500  # rows of one transaction
 MAX_REQUESTS = 20_000  # of one deployment; the newest are kept
 MAX_FILE_BYTES = MAX_TEXT_BYTES
 _READ_ROWS = 16
@@ -38,8 +43,11 @@ _NOT_KEPT = ("model", "stream", "stream_options", "n", "user", "metadata", "stor
 
 @audited("capture.set")
 def capture_set(*, deployment: Deployment, hours: int) -> Capture:
-    """Keeps requests for `hours` from now on. The new duration also applies to requests that are already kept."""
-    values = {"hours": hours, "organization": deployment.organization}
+    """Keeps requests for `hours` from now on. The new duration also applies to requests that are already kept.
+
+    Effects: a capture that has stopped starts again.
+    """
+    values = {"hours": hours, "organization": deployment.organization, "stopped": None}
     capture, _ = Capture.objects.update_or_create(deployment=deployment, defaults=values)
     return capture
 
@@ -48,21 +56,31 @@ def capture_set(*, deployment: Deployment, hours: int) -> Capture:
 def capture_end(*, capture: Capture) -> None:
     """Ends the capture and deletes all requests that were kept."""
     with transaction.atomic():
-        CapturedRequest.objects.filter(deployment_id=capture.deployment_id).delete()
+        _delete_captured(CapturedRequest.objects.filter(deployment_id=capture.deployment_id))
         capture.delete()
 
 
 def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any]) -> bool:
     """Keeps an answered request if the customer opted in. Returns whether the request is kept."""
-    capture = Capture.objects.filter(deployment_id=deployment_id).first()
+    capture = Capture.objects.filter(deployment_id=deployment_id, stopped__isnull=True).first()
     kept = {name: value for name, value in body.items() if name not in _NOT_KEPT}
-    if capture is None or len(json.dumps(kept).encode()) > MAX_BODY_BYTES:
+    size_bytes = len(json.dumps(kept).encode())
+    if capture is None or size_bytes > MAX_BODY_BYTES:
         return False
     try:
         with transaction.atomic():
+            storage_take(capture.organization_id, StoredPart.CAPTURES, size_bytes)
             CapturedRequest.objects.create(
-                deployment_id=deployment_id, organization_id=capture.organization_id, endpoint=endpoint, body=kept
+                deployment_id=deployment_id,
+                organization_id=capture.organization_id,
+                endpoint=endpoint,
+                body=kept,
+                size_bytes=size_bytes,
             )
+    except ApiError as error:
+        stopped = {"code": error.code, "message": error.message}
+        Capture.objects.filter(pk=deployment_id).update(stopped=stopped)
+        return False
     except DatabaseError as error:  # PostgreSQL refuses some characters; the caller must get the answer all the same
         log.warning("could not keep a request", deployment_id=deployment_id, error=str(error))
         return False
@@ -124,10 +142,26 @@ def captures_prune() -> None:
     """Deletes requests that are too old, not among the newest `MAX_REQUESTS`, or of a deleted deployment."""
     Capture.objects.filter(deployment__deleted_at__isnull=False).delete()
     captures = Capture.objects.filter(deployment=OuterRef("deployment"))
-    CapturedRequest.objects.filter(~Exists(captures)).delete()
+    _delete_captured(CapturedRequest.objects.filter(~Exists(captures)))
     for capture in Capture.objects.all():
         captured = CapturedRequest.objects.filter(deployment_id=capture.deployment_id)
-        captured.filter(created_at__lte=oldest_kept(capture)).delete()
+        _delete_captured(captured.filter(created_at__lte=oldest_kept(capture)))
         newest_excess = captured.order_by("-id").values_list("pk", flat=True)[MAX_REQUESTS : MAX_REQUESTS + 1].first()
         if newest_excess is not None:
-            captured.filter(pk__lte=newest_excess).delete()
+            _delete_captured(captured.filter(pk__lte=newest_excess))
+
+
+def _delete_captured(captured: QuerySet[CapturedRequest]) -> None:
+    """Deletes rows and uncounts their bytes. The locks on the rows prevent that two calls uncount the same bytes."""
+    rows = captured.order_by("pk").values_list("pk", "organization_id", "size_bytes")
+    while True:
+        with transaction.atomic():
+            locked = list(rows.select_for_update()[:DELETE_LIMIT])
+            CapturedRequest.objects.filter(pk__in=[pk for pk, _, _ in locked]).delete()
+            freed: Counter[str] = Counter()
+            for _, organization_id, size_bytes in locked:
+                freed[organization_id] += size_bytes
+            for organization_id in sorted(freed):  # always the same order, so that two calls cannot deadlock
+                storage_count(organization_id, StoredPart.CAPTURES, -freed[organization_id])
+        if len(locked) < DELETE_LIMIT:
+            return

@@ -16,6 +16,7 @@ from django.conf import settings
 
 from control.core.processes.child_environment import child_environment
 from control.core.processes.engine_users import EngineUser, NoFreeUser, engine_user, make_model_readable, make_readable
+from control.core.processes.log_files import open_log
 from control.core.processes.ports import free_port
 from control.core.settings.config import Config
 from control.core.storage.backends import get_storage
@@ -94,9 +95,7 @@ def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | Non
         raise LaunchError(str(error)) from error
     uid = None if user is None else user.uid
     environment = {**child_environment(), **(user.environment() if user else {})}
-    log = log_path(config, deployment.pk)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with open_log(log_path(config, deployment.pk)) as output:
         try:
             process = subprocess.Popen(
                 unprivileged(command, uid=uid)

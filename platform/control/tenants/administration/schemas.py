@@ -1,4 +1,4 @@
-"""Requests and responses of API keys, members and projects."""
+"""Requests and responses of API keys, members, projects and the storage limit."""
 
 import datetime as dt
 from typing import Annotated, Any, Literal, Self
@@ -10,8 +10,10 @@ from pydantic_core import PydanticCustomError
 
 from control.core.api.schemas import IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.tenants.accounts.keys import PREFIX
-from control.tenants.accounts.models import ApiKey, Member, Project
+from control.tenants.accounts.models import ApiKey, Member, Organization, Project
 from control.tenants.accounts.scopes import SCOPES
+from control.tenants.quotas.quota import quota_of
+from control.tenants.quotas.storage import stored_bytes
 
 MAX_GRACE = dt.timedelta(days=30)
 DEFAULT_GRACE = dt.timedelta(days=1)
@@ -110,3 +112,20 @@ class ProjectObject(ResponseModel):
     @classmethod
     def of(cls, project: Project) -> Self:
         return cls.from_row(project)
+
+
+class StorageObject(ResponseModel):
+    object: Literal["storage"] = "storage"
+    limit_bytes: int
+    used_bytes: int = Field(description="The sum of the four parts.")
+    files_bytes: int
+    uploads_bytes: int = Field(description="Parts of uploads that are not completed yet.")
+    adapters_bytes: int
+    captures_bytes: int
+
+    @classmethod
+    def of(cls, organization: Organization) -> Self:
+        stored = stored_bytes(organization.pk)
+        parts = {f"{part}_bytes": num_bytes for part, num_bytes in stored.items()}
+        limit_bytes = quota_of(organization.pk).storage_bytes
+        return cls.model_validate({"limit_bytes": limit_bytes, "used_bytes": sum(stored.values()), **parts})

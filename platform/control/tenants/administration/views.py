@@ -1,4 +1,4 @@
-"""/v1/api_keys, /v1/members and /v1/projects. All of them need the scope `admin`."""
+"""/v1/api_keys, /v1/members and /v1/projects, which need the scope `admin`, and /v1/storage."""
 
 import datetime as dt
 
@@ -29,6 +29,7 @@ from control.tenants.administration.schemas import (
     NewApiKeyObject,
     ProjectInput,
     ProjectObject,
+    StorageObject,
 )
 from control.tenants.administration.services import (
     api_key_revoke,
@@ -153,3 +154,12 @@ class ProjectArchiveView(OrganizationView):
     @operation("projects.archive", response=ProjectObject)
     def post(self, request: Request, project_id: str) -> ProjectObject:
         return ProjectObject.of(project_archive(project=project_get(self.organization, project_id)))
+
+
+class StorageView(OrganizationView):
+    scope = "usage"
+
+    @operation("storage.retrieve", response=StorageObject)
+    def get(self, request: Request) -> StorageObject:
+        """The bytes that the organization stores, and their limit."""
+        return StorageObject.of(self.organization)

@@ -1,6 +1,7 @@
-"""Limits of single organizations on resources that all organizations share."""
+"""Limits of single organizations on resources that all organizations share, and the counters of stored bytes."""
 
 from django.db import models
+from django.db.models.functions import Now
 
 from control.tenants.accounts.models import Organization
 
@@ -21,3 +22,39 @@ class Limits(models.Model):
 
     def __str__(self) -> str:
         return f"limits of {self.organization_id}"
+
+
+class StoredPart(models.TextChoices):
+    FILES = "files"
+    UPLOADS = "uploads"  # parts of unfinished uploads
+    ADAPTERS = "adapters"
+    CAPTURES = "captures"
+
+
+class StoredBytes(models.Model):
+    """Counters of the bytes that an organization stores. `storage` changes them; without a row, nothing is stored."""
+
+    organization = models.OneToOneField(Organization, on_delete=models.CASCADE, primary_key=True, related_name="+")
+    files_bytes = models.BigIntegerField(default=0)
+    uploads_bytes = models.BigIntegerField(default=0)
+    adapters_bytes = models.BigIntegerField(default=0)
+    captures_bytes = models.BigIntegerField(default=0)
+
+    class Meta:
+        verbose_name_plural = "stored bytes"
+
+    def __str__(self) -> str:
+        return f"stored bytes of {self.organization_id}"
+
+
+class StorageReservation(models.Model):
+    """An object that is being stored: its bytes are counted, and its own row does not exist yet."""
+
+    storage_key = models.CharField(max_length=400, primary_key=True)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    part = models.CharField(max_length=16, choices=StoredPart)
+    size_bytes = models.BigIntegerField()
+    created_at = models.DateTimeField(db_default=Now(), db_index=True)
+
+    def __str__(self) -> str:
+        return self.storage_key

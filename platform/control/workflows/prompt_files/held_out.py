@@ -10,7 +10,6 @@ are therefore those of the customer's file.
 import hashlib
 import heapq
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ from typing import IO, Any, BinaryIO, NoReturn
 
 from control.core.api.errors import ApiError
 from control.core.storage.backends import ObjectMissing, get_storage
-from control.core.storage.staging import measure
+from control.core.storage.staging import measure, staging_folder
 from control.core.storage.undo import register_stored
 from control.data.files.models import File
 from control.data.files.services import file_store
@@ -60,8 +59,8 @@ def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
         raise ApiError(400, message, "too_few_rows", "prompts_file")
     held_out_lines = {line_of_id[custom_id] for custom_id in heapq.nsmallest(count, line_of_id, key=_rank)}
     stem = Path(file.filename).stem
-    with tempfile.TemporaryDirectory() as folder:
-        rest_path, held_out_path = Path(folder) / "rest", Path(folder) / "held_out"
+    with staging_folder() as folder:
+        rest_path, held_out_path = folder / "rest", folder / "held_out"
         with (
             _read_whole(file, "prompts_file") as source,
             rest_path.open("wb") as rest,
@@ -117,8 +116,8 @@ def normalise_held_out(
     choice = ModelChoice(visible=[base_model.name], default=base_model.name, is_fixed=True)
     trained = frozenset() if training_prompts is None else _prompt_digests(training_prompts)
     num_duplicates = 0
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.jsonl"
+    with staging_folder() as folder:
+        path = folder / "rows.jsonl"
         with _read_whole(file, param) as source, path.open("wb") as rows:
 
             def write(line: bytes) -> None:

@@ -4,7 +4,6 @@ Files are converted within the request, on this machine's disk. As nothing is co
 copying the files, whose size is limited by `SLIPSTREAM_MAX_WEIGHTS_BYTES`.
 """
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +15,7 @@ from control.core.api.errors import ApiError
 from control.core.ids import speculator_id
 from control.core.settings.config import get_config
 from control.core.storage.backends import ObjectMissing, get_storage
-from control.core.storage.staging import measure
+from control.core.storage.staging import measure, staging_folder
 from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change
 from control.data.files.models import File
@@ -174,10 +173,8 @@ def _folders(organization_id: str, *names: str) -> Iterator[tuple[Path, ...]]:
 
     Raises: ApiError: 429, too many files are being read or written.
     """
-    staging = get_config().staging_dir
-    staging.mkdir(parents=True, exist_ok=True)
-    with file_work.taken(organization_id), tempfile.TemporaryDirectory(dir=staging) as root:
-        folders = tuple(Path(root) / name for name in names)
+    with file_work.taken(organization_id), staging_folder() as root:
+        folders = tuple(root / name for name in names)
         for folder in folders:
             folder.mkdir()
         yield folders

@@ -40,7 +40,7 @@ def use_device(
 
 def costs_of(client: Client, **params: str) -> list[dict[str, Any]]:
     start = int((timezone.now() - HOUR).timestamp())
-    page = client.get("/v1/organization/costs", {"start_time": start, **params}).json()
+    page = client.get("/v1/organization/costs", {"start_time": str(start), **params}).json()
     return [result for bucket in page["data"] for result in bucket["results"]]
 
 
@@ -121,9 +121,8 @@ def test_the_ledger_is_listed_newest_first_by_pages_and_filtered(client: Client,
 
     sequences, after = list[str](), ""
     while True:
-        page = client.get(
-            "/v1/usage/ledger", {"device_kind": "cuda", "limit": 2, **({"after": after} if after else {})}
-        )
+        query = {"device_kind": "cuda", "limit": "2"} | ({"after": after} if after else {})
+        page = client.get("/v1/usage/ledger", query)
         sequences += [line["sequence"] for line in page.json()["data"]]
         if not page.json()["has_more"]:
             break

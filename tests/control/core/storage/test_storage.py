@@ -98,7 +98,7 @@ def test_a_failed_put_keeps_the_previous_file(tmp_path: Path) -> None:
 
     with storage.open("x") as stream:
         assert stream.read() == b"old"
-    assert [path.name for path in (tmp_path / "storage").iterdir()] == ["x"]
+    assert [path.name for path in (tmp_path / "storage").rglob("*") if path.is_file()] == ["x"]
 
 
 def test_the_settings_select_the_kind_of_storage(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

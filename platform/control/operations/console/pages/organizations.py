@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Model, Sum
+from django.db.models import Model
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
@@ -16,7 +16,6 @@ from django.utils.safestring import SafeString
 from control.billing.spending.selectors import spend_caps_list, spent_nanousd
 from control.billing.usage.schemas import Amount
 from control.billing.usage.selectors import WIDTHS, Sums, Window, usage_buckets, usage_total
-from control.data.files.models import File
 from control.operations.console.base import CreatableAdmin
 from control.operations.console.pages.money import usd
 from control.operations.console.rendering import link, number, page_url, table
@@ -29,6 +28,7 @@ from control.tenants.administration.services import organization_create
 from control.tenants.audit.selectors import audit_events_list
 from control.tenants.quotas.models import Limits
 from control.tenants.quotas.quota import quota_of
+from control.tenants.quotas.storage import stored_bytes
 from control.tenants.webhooks.selectors import endpoints_list
 
 USAGE_DAYS = 14
@@ -64,14 +64,14 @@ class OrganizationAdmin(CreatableAdmin):
 
     @admin.display(description="limits")
     def quota(self, row: Organization) -> SafeString:
-        quota, jobs = quota_of(row.pk), Job.objects.filter(organization=row)
-        stored = File.objects.filter(organization=row, deleted_at=None).aggregate(sum=Sum("size_bytes"))["sum"] or 0
+        quota, jobs, stored = quota_of(row.pk), Job.objects.filter(organization=row), stored_bytes(row.pk)
         lines = [
             ("queued jobs", number(jobs.filter(status=Job.Status.QUEUED).count()), number(quota.queued_jobs)),
             ("running jobs", number(jobs.filter(status=Job.Status.RUNNING).count()), number(quota.running_jobs)),
             ("deployments", number(deployments_list(row).count()), number(quota.deployments)),
             ("devices of endpoints", number(devices_occupied(row.pk).count()), number(quota.devices)),
-            ("storage", filesizeformat(stored), filesizeformat(quota.storage_bytes)),
+            ("storage", filesizeformat(sum(stored.values())), filesizeformat(quota.storage_bytes)),
+            *((f"storage: {part}", filesizeformat(num_bytes), "–") for part, num_bytes in stored.items()),
             ("requests a minute", "–", number(quota.requests_per_minute)),
         ]
         for cap in spend_caps_list(row).select_related("project"):

@@ -1,0 +1,134 @@
+"""The bytes that an organization stores, in four parts, and the limit on their sum.
+
+A counter (`StoredBytes`) is changed in the transaction that adds or deletes the row of an object. Bytes outside of the
+database are counted before they are stored:
+
+    storage_reserve     locks the organization, checks the limit, counts the bytes, names their storage key
+    put_file            if the process dies from here on, `reservations_expire` deletes the object and uncounts it
+    reservation_commit  in the transaction that adds the row of the object
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+from django.db import models, transaction
+from django.db.models import F, Sum
+
+from control.core.api.errors import ApiError
+from control.core.database_clock import from_now
+from control.core.storage.backends import get_storage
+from control.core.storage.undo import register_undo
+from control.tenants.quotas.models import StorageReservation, StoredBytes, StoredPart
+from control.tenants.quotas.quota import organization_lock, quota_of
+
+RESERVED_SECONDS = 24 * 3600.0  # an object that takes longer to store is refused
+_MARGIN_SECONDS = 3600.0  # no transaction that commits a reservation is open for so long
+EXPIRE_LIMIT = 100
+
+
+class ReservationExpired(Exception):
+    """Storing the object took longer than `RESERVED_SECONDS`."""
+
+
+def stored_bytes(organization_id: str) -> dict[StoredPart, int]:
+    row = StoredBytes.objects.filter(pk=organization_id).first() or StoredBytes()
+    return {part: getattr(row, _column(part)) for part in StoredPart}
+
+
+def storage_check(organization_id: str, *, num_bytes: int, replacing: int = 0) -> None:
+    """Raises: ApiError: 403, the bytes exceed the limit, even without those that they replace."""
+    limit, used = quota_of(organization_id).storage_bytes, sum(stored_bytes(organization_id).values())
+    if used + num_bytes - replacing > limit:
+        message = (
+            f"Your organization stores {used:,} of {limit:,} bytes; {num_bytes:,} more do not fit."
+            " Delete files, adapters or captured requests that you no longer need."
+        )
+        raise ApiError(403, message, "storage_quota_exceeded", type="insufficient_quota")
+
+
+def storage_take(organization_id: str, part: StoredPart, num_bytes: int, *, replacing: int = 0) -> None:
+    """Counts bytes if they fit. Call this in the transaction that adds their row. Raises: as `storage_check`."""
+    organization_lock(organization_id)
+    storage_check(organization_id, num_bytes=num_bytes, replacing=replacing)
+    storage_count(organization_id, part, num_bytes)
+
+
+def storage_count(organization_id: str, part: StoredPart, num_bytes: int) -> None:
+    """Counts bytes without a check, or uncounts deleted ones if `num_bytes` is negative.
+
+    The counter's row is the last that a transaction locks, so that transactions do not wait for each other in a circle.
+    """
+    counter = StoredBytes.objects.filter(pk=organization_id)
+    change = {_column(part): F(_column(part)) + num_bytes}
+    if not counter.update(**change):
+        StoredBytes.objects.bulk_create([StoredBytes(organization_id=organization_id)], ignore_conflicts=True)
+        counter.update(**change)
+
+
+def storage_reserve(organization_id: str, part: StoredPart, *, key: str, num_bytes: int, replacing: int = 0) -> None:
+    """Call this before the bytes are stored, outside of a transaction, in a `delete_stored_on_error` block.
+
+    Args:
+        key: of the object, or of the folder of objects.
+        replacing: the number of counted bytes that are deleted when these are stored.
+    Raises: as `storage_check`.
+    """
+    with transaction.atomic():
+        storage_take(organization_id, part, num_bytes, replacing=replacing)
+        StorageReservation.objects.create(
+            storage_key=key, organization_id=organization_id, part=part, size_bytes=num_bytes
+        )
+    register_undo(partial(_give_up, key))
+
+
+def reservation_commit(key: str) -> None:
+    """Call this in the transaction that adds the object's row. Raises: ReservationExpired."""
+    valid = StorageReservation.objects.filter(pk=key, created_at__gt=from_now(-RESERVED_SECONDS))
+    if not valid.delete()[0]:
+        raise ReservationExpired(key)
+
+
+def reservations_expire() -> int:
+    """Deletes objects that processes stored, or began to store, before they died without adding a row.
+
+    Returns: the number of deleted objects.
+    """
+    overdue = StorageReservation.objects.filter(created_at__lte=from_now(-RESERVED_SECONDS - _MARGIN_SECONDS))
+    keys = list(overdue.values_list("pk", flat=True)[:EXPIRE_LIMIT])
+    for key in keys:
+        _give_up(key)
+    return len(keys)
+
+
+def storage_recount(organization_id: str, rows: Mapping[StoredPart, models.QuerySet[models.Model]]) -> None:
+    """Sets the counter to the sum of the `size_bytes` of these rows and of the reservations.
+
+    Concurrent transactions change the counter relative to the value that is written here, or have committed before the
+    rows are read.
+    """
+    storage_count(organization_id, StoredPart.FILES, 0)  # creates the row
+    with transaction.atomic():
+        StoredBytes.objects.select_for_update().get(pk=organization_id)
+        reserved = StorageReservation.objects.filter(organization_id=organization_id)
+        sums = {_column(part): _sum(query) + _sum(reserved.filter(part=part)) for part, query in rows.items()}
+        StoredBytes.objects.filter(pk=organization_id).update(**sums)
+
+
+def _give_up(key: str) -> None:
+    """Deletes the object before its row, so that a crash in between only repeats the deletion."""
+    reservation = StorageReservation.objects.filter(pk=key).first()
+    if reservation is None:
+        return
+    storage = get_storage()
+    storage.delete_folder(key) if reservation.part == StoredPart.ADAPTERS else storage.delete(key)
+    with transaction.atomic():
+        if StorageReservation.objects.filter(pk=key).delete()[0]:
+            storage_count(reservation.organization_id, StoredPart(reservation.part), -reservation.size_bytes)
+
+
+def _sum(rows: models.QuerySet[models.Model]) -> int:
+    return rows.aggregate(sum=Sum("size_bytes"))["sum"] or 0
+
+
+def _column(part: StoredPart) -> str:
+    return f"{part}_bytes"

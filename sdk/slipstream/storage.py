@@ -1,0 +1,22 @@
+"""The bytes that the organization stores, and their limit."""
+
+from dataclasses import dataclass
+
+from slipstream.drivers import Steps, procedure
+from slipstream.http import D, Resource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageUse:
+    limit_bytes: int
+    used_bytes: int  # the sum of the four parts
+    files_bytes: int
+    uploads_bytes: int  # parts of uploads that are not completed yet
+    adapters_bytes: int
+    captures_bytes: int
+
+
+class StorageLimit(Resource[D]):
+    @procedure
+    def retrieve(self) -> Steps[StorageUse]:
+        return self.http.get(StorageUse, "storage")

@@ -23,7 +23,7 @@ from control.data.files.models import File
 from control.data.files.quota import storage_quota_check
 from control.data.files.services import file_add, file_store
 from control.data.uploads.models import Upload, UploadPart
-from control.data.uploads.selectors import is_open, parts_left_over, parts_list, uploads_overdue
+from control.data.uploads.selectors import is_open, parts_list, uploads_overdue, uploads_untidy
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
 from control.tenants.quotas.file_work import file_work
@@ -126,7 +126,8 @@ def upload_cancel(*, upload: Upload) -> Upload:
 def uploads_expire() -> int:
     """Expires overdue uploads and deletes the parts of ended uploads. Returns: the number of expired uploads."""
     num_expired = uploads_overdue().update(status=Status.EXPIRED)
-    _delete_parts(list(parts_left_over()[:PURGE_LIMIT]))
+    for upload in uploads_untidy()[:PURGE_LIMIT]:
+        _delete_parts(upload.pk)
     return num_expired
 
 
@@ -138,7 +139,7 @@ def _lock_open(upload: Upload) -> None:
 
 def _end(upload: Upload, to: Upload.Status, **values: Any) -> None:
     Upload.objects.filter(pk=upload.pk).update(status=to, **values)
-    transaction.on_commit(partial(_delete_parts_of, upload.pk))
+    transaction.on_commit(partial(_delete_parts, upload.pk))
 
 
 def _ended_error(upload: Upload) -> ApiError:
@@ -177,12 +178,9 @@ def _concatenate(parts: Sequence[UploadPart], writer: StagedWriter, md5: str | N
     return writer.finish()
 
 
-def _delete_parts_of(upload_id: str) -> None:
-    _delete_parts(list(UploadPart.objects.filter(upload_id=upload_id)))
-
-
-def _delete_parts(parts: Sequence[UploadPart]) -> None:
+def _delete_parts(upload_id: str) -> None:
     """Deletes bytes before rows: if the process dies in between, the next run finds the rows."""
-    for part in parts:
+    for part in UploadPart.objects.filter(upload_id=upload_id):
         get_storage().delete(part.storage_key)
-    UploadPart.objects.filter(pk__in=[part.pk for part in parts]).delete()
+        part.delete()
+    Upload.objects.filter(pk=upload_id).update(has_parts=False)

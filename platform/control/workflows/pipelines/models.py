@@ -49,6 +49,9 @@ class Pipeline(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
     finished_at = models.DateTimeField(null=True, blank=True)
 
+    class Meta:
+        indexes = [models.Index(fields=["status"], name="pipeline_status")]
+
     def __str__(self) -> str:
         return self.name
 

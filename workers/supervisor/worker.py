@@ -67,7 +67,7 @@ CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
     "advance pipelines": (1, pipelines_reconcile),
     "review paused batches": (1, batches_review),
     "advance rollouts": (1, rollouts_reconcile),
-    "tidy batches": (1, batches_tidy),
+    "tidy batches": (6, batches_tidy),
     "tidy jobs": (1, jobs_tidy),
     "expire files": (6, files_expire),
     "expire uploads": (6, uploads_expire),

@@ -29,8 +29,15 @@ class Upload(ProjectObject):
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()
 
+    has_parts = models.BooleanField(
+        default=True, db_default=True, help_text="False once the upload has ended and its parts are deleted."
+    )
+
     class Meta:
-        indexes = [models.Index(fields=["status", "expires_at"], name="upload_expiry")]
+        indexes = [
+            models.Index(fields=["status", "expires_at"], name="upload_expiry"),
+            models.Index(fields=["id"], name="upload_with_parts", condition=models.Q(has_parts=True)),
+        ]
 
     def __str__(self) -> str:
         return f"{self.filename} ({self.id})"

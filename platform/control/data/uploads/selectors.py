@@ -29,6 +29,6 @@ def uploads_overdue() -> QuerySet[Upload]:
     return Upload.objects.filter(status=Upload.Status.PENDING, expires_at__lte=Now())
 
 
-def parts_left_over() -> QuerySet[UploadPart]:
-    """Returns parts of uploads that have ended: their bytes are not needed any more."""
-    return UploadPart.objects.exclude(upload__status=Upload.Status.PENDING)
+def uploads_untidy() -> QuerySet[Upload]:
+    """Returns uploads that have ended but may still have parts, whose bytes are not needed any more."""
+    return Upload.objects.exclude(status=Upload.Status.PENDING).filter(has_parts=True).order_by("pk")

@@ -22,7 +22,7 @@ from control.core.transactions import change
 from control.data.files.models import File
 from control.data.files.services import file_add, file_store
 from control.data.uploads.models import Upload, UploadPart
-from control.data.uploads.selectors import is_open, parts_left_over, parts_list, uploads_overdue
+from control.data.uploads.selectors import is_open, parts_list, uploads_overdue, uploads_untidy
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
 from control.tenants.quotas.file_work import file_work
@@ -127,7 +127,8 @@ def upload_cancel(*, upload: Upload) -> Upload:
 def uploads_expire() -> int:
     """Expires overdue uploads and deletes the parts of ended uploads. Returns: the number of expired uploads."""
     num_expired = uploads_overdue().update(status=Status.EXPIRED)
-    _delete_parts(list(parts_left_over().select_related("upload")[:PURGE_LIMIT]))
+    for upload in uploads_untidy()[:PURGE_LIMIT]:
+        _delete_parts(upload.pk)
     return num_expired
 
 
@@ -143,7 +144,7 @@ def _parts_bytes(upload: Upload) -> int:
 
 def _end(upload: Upload, to: Upload.Status, **values: Any) -> None:
     Upload.objects.filter(pk=upload.pk).update(status=to, **values)
-    transaction.on_commit(partial(_delete_parts_of, upload.pk))
+    transaction.on_commit(partial(_delete_parts, upload.pk))
 
 
 def _ended_error(upload: Upload) -> ApiError:
@@ -182,14 +183,11 @@ def _concatenate(parts: Sequence[UploadPart], writer: StagedWriter, md5: str | N
     return writer.finish()
 
 
-def _delete_parts_of(upload_id: str) -> None:
-    _delete_parts(list(UploadPart.objects.filter(upload_id=upload_id).select_related("upload")))
-
-
-def _delete_parts(parts: Sequence[UploadPart]) -> None:
+def _delete_parts(upload_id: str) -> None:
     """Deletes bytes before rows: if the process dies in between, the next run finds the rows."""
-    for part in parts:
+    for part in UploadPart.objects.filter(upload_id=upload_id).select_related("upload"):
         get_storage().delete(part.storage_key)
         with transaction.atomic():
             if UploadPart.objects.filter(pk=part.pk).delete()[0]:
                 storage_count(part.upload.organization_id, StoredPart.UPLOADS, -part.size_bytes)
+    Upload.objects.filter(pk=upload_id).update(has_parts=False)

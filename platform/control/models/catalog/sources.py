@@ -39,9 +39,13 @@ def _is_below(source: str, root: str) -> bool:
 
 def source_inspect(base_model: BaseModel) -> ModelFolder:
     """Raises: UnusableModel: the model is refused; ClientError, BotoCoreError: S3 fails, and a retry may help."""
-    if not base_model.source.startswith(S3):
-        return inspect_folder(Path(base_model.source).resolve())
-    return _fetch(base_model)
+    if base_model.source.startswith(S3):
+        return _fetch(base_model)
+    path = Path(base_model.source).resolve()
+    try:
+        return inspect_folder(path)
+    except UnusableModel as error:  # the customer may see the folder that the request named, not where its links lead
+        raise UnusableModel(error.code, error.message.replace(str(path), base_model.source)) from error
 
 
 def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:

@@ -45,7 +45,7 @@ class ShardRows:
 def job_commit_shard(*, claim: Claim, shard_no: int, storage_key: str, rows: ShardRows) -> bool:
     """Commits the result of a shard. This counts as progress and renews the lease.
 
-    Returns: False if the shard already had a result, or was halved meanwhile; nothing changes then.
+    Returns: False if the shard already had a result, which is kept.
     Raises: LeaseLost.
     """
     with transaction.atomic():

@@ -53,7 +53,10 @@ class Rollout(models.Model):
                 fields=["deployment"], condition=models.Q(status__in=_ACTIVE), name="rollout_one_at_a_time"
             ),
         ]
-        indexes = [models.Index(fields=["organization", "-id"], name="rollout_page")]
+        indexes = [
+            models.Index(fields=["organization", "-id"], name="rollout_page"),
+            models.Index(fields=["status"], name="rollout_status"),
+        ]
 
     def __str__(self) -> str:
         return self.id

@@ -48,7 +48,7 @@ class MonthExport:
         """The next lines; empty after the receipt."""
         if self.record is not None:
             return b""
-        scope = across_tenants(Across.COMMAND) if self._organization is None else as_tenant(self._organization.pk)
+        scope = across_tenants(Across.COMMAND) if self._organization is None else as_tenant(self._organization.pk, None)
         with scope:  # a stream is read after the request's own tenant context ended
             unread = audit_month(self._organization, self._month).filter(pk__gt=self._last_id)
             events = list(unread.order_by("pk")[:EVENTS_A_READ])

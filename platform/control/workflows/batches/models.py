@@ -83,6 +83,7 @@ class Batch(ProjectObject):
             models.Index(fields=["organization", "-id"], name="batch_page"),
             models.Index(fields=["expires_at"], name="batch_in_window", condition=models.Q(status__in=_OPEN)),
             models.Index(fields=["id"], name="batch_untidy", condition=models.Q(has_working_files=True)),
+            models.Index(fields=["tokens_key"], name="batch_tokens"),
         ]
 
     def __str__(self) -> str:

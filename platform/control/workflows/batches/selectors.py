@@ -60,4 +60,4 @@ def batches_untidy() -> QuerySet[Batch]:
 
 def batches_with_stray_tokens() -> QuerySet[Batch]:
     """Batches whose output file is deleted or expired but whose token ids are still stored."""
-    return Batch.objects.filter(output_file__deleted_at__isnull=False).exclude(tokens_key="")
+    return Batch.objects.filter(tokens_key__gt="", output_file__deleted_at__isnull=False)

@@ -14,7 +14,7 @@ def batches_tidy() -> int:
     files, and the next call deletes them.
     """
     storage = get_storage()
-    stray = list(batches_with_stray_tokens().order_by("pk")[:BATCHES_A_ROUND])
+    stray = list(batches_with_stray_tokens().order_by("tokens_key")[:BATCHES_A_ROUND])
     for batch in stray:
         storage.delete(batch.tokens_key)
         Batch.objects.filter(pk=batch.pk).update(tokens_key="")

@@ -94,8 +94,8 @@ def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str
         rendered = renderer.render(example)
         prompt, answer = renderer.encode(rendered)
     except Refusal as error:
-        shown = str(error) if num_shown else ""  # 50,000 messages would fill the memory of the process that reads them
-        return {"error": shown, "num_tokens": 0, "num_loss_tokens": 0, "tokens": []}
+        message = str(error) if num_shown else ""  # the sum of 50,000 messages could fill our memory
+        return {"error": message, "num_tokens": 0, "num_loss_tokens": 0, "tokens": []}
     parts = ((rendered.prompt, prompt, False), (rendered.answer, answer, True))
     tokens = (
         {"id": token, "text": text[begin:end][:_SHOWN_CHARACTERS], "in_loss": is_answer}

@@ -50,6 +50,9 @@ class Pipeline(ProjectObject):
     created_at = models.DateTimeField(auto_now_add=True)
     finished_at = models.DateTimeField(null=True, blank=True)
 
+    class Meta:
+        indexes = [models.Index(fields=["status"], name="pipeline_status")]
+
     def __str__(self) -> str:
         return self.name
 

@@ -116,7 +116,7 @@ def _batch_error(batch: Batch) -> tuple[str, str]:
         return "batch_failed", f"Batch {batch.pk} failed."
     first = batch.errors[0]
     place = "" if first.get("line") is None else f"line {first['line']}: "
-    more = f" ({len(batch.errors)} errors in all, see batch {batch.pk})" if len(batch.errors) > 1 else ""
+    more = f" ({batch.num_errors} errors in all, see batch {batch.pk})" if batch.num_errors > 1 else ""
     return first["code"], f"{place}{first['message']}{more}"
 
 

@@ -125,6 +125,22 @@ def test_a_folder_that_becomes_a_link_to_another_organizations_folder_is_not_ser
         model_folder(model)
 
 
+def test_a_refusal_names_the_requested_folder_and_not_where_its_link_leads(
+    client: Client, organization: Organization, roots: Path
+) -> None:
+    disk = roots / organization.pk / "disk-7"
+    disk.mkdir(parents=True)
+    link = roots / organization.pk / "llama"
+    link.symlink_to(disk)
+
+    made = register(client, link)
+    run_check()
+
+    message = get_model(client, made)["error"]["message"]
+    assert str(link) in message
+    assert "disk-7" not in message
+
+
 def test_a_folder_with_code_is_refused_with_a_reason(client: Client, organization: Organization, roots: Path) -> None:
     shared = make_base_model("mine")
     folder = make_folder(roots / organization.pk / "llama")

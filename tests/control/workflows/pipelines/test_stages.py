@@ -152,6 +152,12 @@ def test_the_error_for_an_invalid_prompt_names_its_line() -> None:
     assert pipeline.error == {"code": "invalid_json_line", "message": "line 7: not JSON"}
 
 
+def test_the_error_for_invalid_prompts_counts_those_beyond_the_stored_ones_too() -> None:
+    errors = [{"code": "invalid_json_line", "line": line, "message": "not JSON", "param": None} for line in (7, 8)]
+    pipeline = end_batch(make_pipeline(), Batch.Status.FAILED, errors=errors, num_errors=5_000)
+    assert "(5000 errors in all" in (pipeline.error or {})["message"]
+
+
 def test_a_pipeline_fails_if_the_model_answers_no_prompt() -> None:
     pipeline = end_batch(make_pipeline(), tokens_key="")
     assert (pipeline.status, pipeline.error and pipeline.error["code"]) == ("failed", "no_answers")

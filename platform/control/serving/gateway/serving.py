@@ -33,7 +33,7 @@ from control.serving.gateway.event_stream import EventStream
 from control.serving.gateway.meter import UsageOptions, metered, metered_request, tokens_of
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Process, Route, Routes
-from control.serving.gateway.upstream import Answer, NotConnected, Target, forward
+from control.serving.gateway.upstream import Answer, NotAccepted, Target, forward
 from control.tenants.accounts.keys import KEY_META
 from control.tenants.accounts.models import ApiKey
 from control.tenants.accounts.scopes import INFERENCE
@@ -161,7 +161,7 @@ class _Exchange:
         try:
             try:
                 answer = await send(process.target)
-            except NotConnected:  # the process may have been replaced since the route was read
+            except NotAccepted:  # the process may have been replaced since the route was read
                 route = await self.backend.routes.find(key, self.model, newer_than=route)
                 if process in (route.main, route.canary):
                     raise

@@ -22,11 +22,12 @@ SILENCE_SECONDS = 600.0
 EVENT_STREAM = "text/event-stream"
 _END_OF_EVENT = b"\n\n"
 _DONE = b"data: [DONE]"
+_DRAINING = "server_draining"
 _ERROR = b'data: {"error"'
 
 
-class NotConnected(ApiError):
-    """The engine did not accept the connection, so it did nothing: the request may be sent to another process."""
+class NotAccepted(ApiError):
+    """The engine could not be reached, or is about to stop: the request may be sent to another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
     """Returns once the whole answer or the first event of a stream has arrived.
 
     Args: memory: requests with the same value may draft copies of each other's answers; None: this one shares nothing.
-    Raises: ApiError: 502, the engine failed before then; NotConnected: before it got the request.
+    Raises: ApiError: 502, the engine failed before then; NotAccepted.
     """
     client = _client()
     request = client.build_request(
@@ -65,14 +66,24 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
         response = await client.send(request, stream=True)
         content = await _begin(response)
     except httpx2.HTTPError as error:
-        kind = NotConnected if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) else ApiError
+        kind = NotAccepted if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) else ApiError
         raise kind(502, "The model's process did not answer. Try again.", "upstream_unavailable") from error
+    if response.status_code == 503 and isinstance(content, bytes) and _is_draining(content):
+        headers = {"Retry-After": response.headers.get("retry-after", "1")}
+        raise NotAccepted(503, "The model's process is about to stop. Try again.", _DRAINING, headers=headers)
     return Answer(
         status=response.status_code,
         content_type=response.headers.get("content-type", "application/json"),
         retry_after=response.headers.get("retry-after"),
         body=content,
     )
+
+
+def _is_draining(body: bytes) -> bool:
+    try:
+        return bool(json.loads(body)["error"]["code"] == _DRAINING)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 async def _begin(response: httpx2.Response) -> bytes | AsyncGenerator[bytes]:

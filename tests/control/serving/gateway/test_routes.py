@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -10,9 +11,11 @@ import pytest
 from control.core.api.errors import ApiError
 from control.core.processes.ports import free_port
 from control.serving.deployments.models import Deployment
+from control.serving.deployments.supervisor import Supervisor
 from control.serving.gateway.routes import Process, Route, Routes
 from control.serving.gateway.upstream import Target
-from control.tenants.accounts.models import ApiKey
+from control.tenants.accounts.models import ApiKey, Organization
+from tests.control.serving.deployments.support import State, make_deployment, make_served_model, tick_until_state
 from tests.control.serving.gateway.test_gateway import chat
 
 KEY = ApiKey(id="k", organization_id="org")
@@ -111,5 +114,21 @@ def test_a_request_reaches_an_engine_that_moved_while_its_route_was_cached(base_
     with httpx2.Client(base_url=base_url, headers=headers, trust_env=False) as client:
         assert client.post("/chat/completions", json=chat("hello")).status_code == 502
         Deployment.objects.update(port=port)
+
+        assert client.post("/chat/completions", json=chat("hello")).status_code == 200
+
+
+def test_a_request_reaches_another_engine_if_the_one_in_the_cached_route_is_about_to_stop(
+    base_url: str, token: str, supervisor: Supervisor, deployment: Deployment, caller: Organization, tmp_path: Path
+) -> None:
+    stopping = make_deployment(make_served_model(tmp_path / "stopping", "draining"), caller, "stopping")
+    tick_until_state(supervisor, stopping, State.READY)
+    fast = Deployment.objects.filter(pk=deployment.pk)
+    fast.update(port=stopping.port, token=stopping.token)
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx2.Client(base_url=base_url, headers=headers, trust_env=False) as client:
+        refused = client.post("/chat/completions", json=chat("hello"))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
+        fast.update(port=deployment.port, token=deployment.token)
 
         assert client.post("/chat/completions", json=chat("hello")).status_code == 200

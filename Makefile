@@ -1,6 +1,6 @@
 # make demo        the whole job on a real model, about ten minutes on two cores; another kind of speculator: KIND=eagle3
 # make test        ruff, mypy and the tests
-# make test-wide   PostgreSQL, comparisons of times, other processors, the Helm chart; at most 35 minutes
+# make test-wide   PostgreSQL, real models, comparisons of times, other processors, the Helm chart; at most 40 minutes
 # make check       ruff and mypy alone
 # make soak        the tests that take minutes each, hours in all: many kills, many cases, long runs
 # make bench-cpu   our engine compared with its peers, about an hour (docs/benchmarks.md)
@@ -34,6 +34,7 @@ test: check
 
 test-wide: $(STAMP)
 	SLIPSTREAM_TEST_DATABASE=postgres $(BIN)/python -m pytest tests/control -m 'not soak' --ignore tests/control/test_fuzz.py
+	$(BIN)/python -m pytest -m wide --ignore tests/control
 	$(BIN)/python -m tests.processors
 	$(BIN)/python -m tests.deploy.helm
 

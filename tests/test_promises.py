@@ -35,6 +35,16 @@ def test_promises_held_only_by_pretended_children_and_engines_say_so() -> None:
         named = [path for path, _ in NAMED.findall(row)]
         if re.match(r"\| [RE]\d+ \|", row) and named and all(path.startswith(pretended) for path in named):
             name = row.split("|")[1].strip()
-            if "(*without a model*)" not in row and name not in concerns_no_model:
+            if "(*without a model*)" not in row and "*wide*" not in row and name not in concerns_no_model:
                 unmarked.append(name)
     assert unmarked == []
+
+
+def test_tests_marked_wide_run_with_a_real_child_or_engine() -> None:
+    marked = re.findall(r"`(tests/[\w/]+\.py)::(\w+)` \([^)]*\*wide\*", PAGE)
+    assert len(marked) > 8
+    for path, name in marked:
+        functions = [node for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+                     if isinstance(node, ast.FunctionDef) and node.name == name]  # fmt: skip
+        fixtures = {argument.arg for function in functions for argument in function.args.args}
+        assert fixtures & {"each_child", "each_deployment", "real_deployment"}, f"{path}::{name}"

@@ -38,7 +38,9 @@ def make_adapter(base: Path, folder: Path, modules: list[str], *, rank: int, see
     """Makes an adapter whose matrices B are not zero, like those of a trained adapter; with rank 5 it uses rsLoRA."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config = LoraConfig(r=rank, lora_alpha=3 * rank, target_modules=modules, use_rslora=rank == 5)
+        config = LoraConfig(
+            r=rank, lora_alpha=3 * rank, target_modules=modules, use_rslora=rank == 5, task_type="CAUSAL_LM"
+        )
         model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

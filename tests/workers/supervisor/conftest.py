@@ -14,7 +14,7 @@ from control.core.settings.config import Config
 from tests.control.factories import make_base_model, make_organization
 from tests.databases import connected_to, fresh_postgres
 from tests.workers.supervisor.history import check_histories
-from tests.workers.supervisor.live import ROOT, LiveStack, check_leaks
+from tests.workers.supervisor.live import REAL_CHILD, ROOT, LiveStack, check_leaks
 
 LEASE_SECONDS, RENEW_SECONDS, RECONCILE_SECONDS = 2.0, 0.5, 0.5
 
@@ -67,6 +67,22 @@ def stack(
         live.close()
         check_histories()
         check_leaks(live)
+
+
+@pytest.fixture(params=["pretended child", pytest.param("real child", marks=pytest.mark.wide)])
+def each_child(request: pytest.FixtureRequest, stack: LiveStack) -> LiveStack:
+    """The stack with pretended child processes; in `make test-wide`, with real ones, which run a tiny model."""
+    if request.param == "real child":
+        stack.child_program = REAL_CHILD
+        stack.base_model.path = str(request.getfixturevalue("tiny_model"))
+        stack.base_model.save()
+        # A real child takes seconds to load its model, and all processes are slow on a busy machine.
+        stack.environment |= {
+            "SLIPSTREAM_STALL_SECONDS": "300",
+            "SLIPSTREAM_LEASE_SECONDS": "5",
+            "OMP_NUM_THREADS": "1",
+        }
+    return stack
 
 
 def make_stack(folder: Path, environment: dict[str, str]) -> LiveStack:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 from control.core.storage.backends import get_storage
 from control.models.catalog.models import BaseModel
@@ -24,10 +23,13 @@ from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_create
 from tests.control.factories import chat_row, make_file
 from tests.leaks import leaks_in, secrets_in
-from tests.workers.supervisor import fake_child
 from tests.workers.supervisor.history import check_histories
 
 ROOT = Path(__file__).parents[3]
+FAKE_CHILD, POISON_CHILD, REAL_CHILD = (
+    Path(__file__).with_name(f"{kind}_child.py") for kind in ("fake", "poison", "real")
+)
+MAX_TOKENS = 24
 
 
 @dataclass(kw_only=True)
@@ -36,18 +38,19 @@ class LiveStack:
     base_model: BaseModel
     organization: Organization
     environment: dict[str, str]
+    child_program: Path = FAKE_CHILD
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start_worker(
         self,
         *command: str,
         child: str = "",
-        child_module: ModuleType = fake_child,
+        child_program: Path | None = None,
         redis_url: str = "",
         drain_seconds: float = 10.0,
     ) -> subprocess.Popen[bytes]:
-        """Starts a worker, by default the polling one. Its jobs run `child_module` with the options `child`."""
-        child_command = shlex.join((sys.executable, str(child_module.__file__)))
+        """Starts a worker, by default the polling one. Its jobs run `child_program` with the options `child`."""
+        child_command = shlex.join((sys.executable, str(child_program or self.child_program)))
         environment = {
             **self.environment,
             "SLIPSTREAM_CHILD_COMMAND": f"{child_command} {child}",
@@ -66,8 +69,22 @@ class LiveStack:
         self.workers.append(worker)
         return worker
 
+    @property
+    def has_real_children(self) -> bool:
+        return self.child_program == REAL_CHILD
+
+    def allow(self, num_rows: int) -> Path:
+        """Lets children with the option `--limit`, whose file is returned, answer the first `num_rows` rows only."""
+        path = self.data_dir / "allowed"
+        path.touch()
+        os.truncate(path, num_rows)
+        return path
+
     def make_batch(self, contents: list[str]) -> Batch:
-        rows = [chat_row(f"row-{number}", content=content) for number, content in enumerate(contents)]
+        rows = [
+            chat_row(f"row-{number}", content=content, max_tokens=MAX_TOKENS, temperature=0)
+            for number, content in enumerate(contents)
+        ]
         return batch_create(
             organization=self.organization,
             input_file=make_file(self.organization, rows),
@@ -75,12 +92,12 @@ class LiveStack:
             model=self.base_model.name,
         )
 
-    def wait_for_job(self, job_id: str, *, timeout_seconds: float = 40) -> Job:
+    def wait_for_job(self, job_id: str, *, timeout_seconds: float = 60) -> Job:
         """Waits until the job has ended, and checks its history."""
         self.wait_for_jobs([job_id], timeout_seconds=timeout_seconds)
         return Job.objects.get(pk=job_id)
 
-    def wait_for_jobs(self, job_ids: Sequence[str], *, timeout_seconds: float = 40) -> None:
+    def wait_for_jobs(self, job_ids: Sequence[str], *, timeout_seconds: float = 60) -> None:
         """Waits until all these jobs have ended, and checks the histories of all jobs in the database."""
         unfinished = Job.objects.filter(pk__in=job_ids, finished_at=None)
         self.wait_until(lambda: not unfinished.exists(), timeout_seconds)
@@ -95,7 +112,7 @@ class LiveStack:
         return Job.objects.filter(status=Job.Status.RUNNING, worker__contains=f"-{worker.pid}-").exists()
 
     def wait_for_committed_shards(self, job_id: str, count: int) -> None:
-        self.wait_until(lambda: num_committed(job_id) >= count, 30)
+        self.wait_until(lambda: num_committed(job_id) >= count, 60)
 
     def wait_until(self, condition: Callable[[], bool], timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds

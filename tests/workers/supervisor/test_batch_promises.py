@@ -4,6 +4,7 @@ the batch within seconds, and a batch expires at the end of its window.
 
 from datetime import timedelta
 
+import pytest
 from django.utils import timezone
 
 from control.queue.jobs.models import Job, JobEvent
@@ -12,7 +13,7 @@ from control.workflows.batches.schemas import RequestCounts
 from control.workflows.batches.selectors import batch_get
 from control.workflows.batches.services import batch_cancel
 from tests.workers.supervisor.live import LiveStack
-from tests.workers.supervisor.test_worker_process import errors_of, expected_output, output_of
+from tests.workers.supervisor.test_worker_process import check_output, errors_of
 
 
 def counts_of(batch: Batch) -> dict[str, int]:
@@ -22,20 +23,32 @@ def counts_of(batch: Batch) -> dict[str, int]:
     return counts
 
 
-def test_of_a_thousand_rows_only_the_one_that_crashes_the_worker_has_no_answer(stack: LiveStack) -> None:
-    stack.environment["SLIPSTREAM_SHARD_ROWS"] = "128"
+@pytest.mark.parametrize(
+    ("each_child", "shard_rows", "crashing_row"),
+    [
+        ("pretended child", 128, 777),
+        # The last shard has four rows, so that few children, which take seconds to start, find the row.
+        pytest.param("real child", 248, 999, marks=pytest.mark.wide),
+    ],
+    indirect=["each_child"],
+)
+def test_of_a_thousand_rows_only_the_one_that_crashes_the_worker_has_no_answer(
+    each_child: LiveStack, shard_rows: int, crashing_row: int
+) -> None:
+    stack = each_child
+    stack.environment["SLIPSTREAM_SHARD_ROWS"] = str(shard_rows)
     stack.environment["SLIPSTREAM_BACKOFF_SECONDS"] = "0.01"
     contents = [f"prompt {number}" for number in range(1000)]
-    contents[777] = "crash"
+    contents[crashing_row] = "crash"
     batch = stack.make_batch(contents)
     stack.start_worker()
 
-    job = stack.wait_for_job(batch.job_id, timeout_seconds=90)
+    job = stack.wait_for_job(batch.job_id, timeout_seconds=200)
     batch.refresh_from_db()
 
     assert (job.status, batch.status) == (Job.Status.SUCCEEDED, Batch.Status.COMPLETED)
-    assert output_of(batch) == expected_output(job.pk, contents)
-    assert errors_of(batch) == [("row-777", "row_crashed_worker")]
+    assert check_output(stack, batch, contents) == [number for number in range(1000) if number != crashing_row]
+    assert errors_of(batch) == [(f"row-{crashing_row}", "row_crashed_worker")]
     counts = counts_of(batch)
     assert (counts["total"], counts["completed"], counts["failed"]) == (1000, 999, 1)
     assert batch.errors_by_code == {"row_crashed_worker": 1}

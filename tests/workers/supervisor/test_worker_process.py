@@ -3,29 +3,67 @@
 import json
 import signal
 import sys
+from collections import Counter
+from collections.abc import Collection
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from django.utils import timezone
 
+from control.billing.ledger.models import LedgerLine, Subject
 from control.queue.jobs.models import Job, JobEvent
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_cancel
 from tests.control.factories import make_file
+from tests.plain_engine import plain_answers
 from tests.workers.supervisor import wrong_clock
 from tests.workers.supervisor.fake_child import answer_line
-from tests.workers.supervisor.live import LiveStack, children_of, kill_9, read_object
+from tests.workers.supervisor.live import MAX_TOKENS, LiveStack, children_of, kill_9, num_committed, read_object
+
+LEDGER_SUBJECTS = {Subject.BATCH_INPUT_TOKENS: "prompt_tokens", Subject.BATCH_OUTPUT_TOKENS: "completion_tokens"}
 
 
-def expected_output(job_id: str, contents: list[str]) -> bytes:
-    """Returns the expected output file. It has no lines for rows that crash or hang the fake child."""
+def expected_output(job_id: str, contents: list[str], *, rows: Collection[int] | None = None) -> bytes:
+    """Returns the expected output file. It has no lines for rows that crash or hang the fake child.
+
+    Args: rows: numbers of the rows with an answer; None: all rows.
+    """
     lines = []
     for number, content in enumerate(contents):
-        if content not in ("crash", "hang"):
+        if content not in ("crash", "hang") and (rows is None or number in rows):
             row = {"custom_id": f"row-{number}", "body": {"messages": [{"content": content}]}}
             line = answer_line(job_id, number, row)["output"]
             lines.append(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n")
     return b"".join(lines)
+
+
+def check_output(stack: LiveStack, batch: Batch, contents: list[str]) -> list[int]:
+    """Checks that all answers are those of an undisturbed run, in order, and that the ledger has their tokens once.
+
+    Returns: the numbers of the rows with an answer.
+    """
+    lines = [json.loads(line) for line in output_of(batch).splitlines()]
+    answered = [int(line["custom_id"].removeprefix("row-")) for line in lines]
+    assert answered == sorted(set(answered))
+    usage = Counter[str]()
+    if stack.has_real_children:
+        plain = plain_answers(
+            Path(stack.base_model.path), [contents[number] for number in answered], max_tokens=MAX_TOKENS
+        )
+        for line, answer in zip(lines, plain, strict=True):
+            body = line["response"]["body"]
+            usage.update({name: body["usage"][name] for name in ("prompt_tokens", "completion_tokens")})
+            assert body["choices"][0]["message"]["content"] == answer.text
+            assert body["usage"]["prompt_tokens"] == answer.num_prompt_tokens
+            assert body["usage"]["completion_tokens"] == answer.num_tokens
+    else:
+        assert output_of(batch) == expected_output(batch.job_id, contents, rows=answered)
+        usage.update(prompt_tokens=2 * len(lines), completion_tokens=len(lines))
+    for subject, name in LEDGER_SUBJECTS.items():
+        counts = LedgerLine.objects.filter(object_id=batch.pk, subject=subject).values_list("count", flat=True)
+        assert sum(counts) == usage[name], subject
+    return answered
 
 
 def output_of(batch: Batch) -> bytes:
@@ -118,20 +156,23 @@ def test_the_failure_class_determines_the_number_of_attempts(
     assert job.params.get("max_batch_size") == (8 if failure_class == "out_of_memory" else None)
 
 
-def test_a_cancelled_batch_keeps_its_partial_results(stack: LiveStack) -> None:
+def test_a_cancelled_batch_keeps_its_partial_results(each_child: LiveStack) -> None:
+    stack = each_child
     contents = [f"prompt {number}" for number in range(40)]
     batch = stack.make_batch(contents)
-    stack.start_worker(child="--row-seconds 0.1")
+    stack.start_worker(child=f"--limit {stack.allow(30)}")
     stack.wait_for_committed_shards(batch.job_id, 2)
 
     batch_cancel(batch=batch)
 
-    job = stack.wait_for_job(batch.job_id, timeout_seconds=10)
+    job = stack.wait_for_job(batch.job_id)
     batch.refresh_from_db()
     assert (job.status, batch.status) == (Job.Status.CANCELLED, Batch.Status.CANCELLED)
     assert batch.completed >= 8
-    assert output_of(batch) == expected_output(job.pk, contents[: batch.completed])
-    assert errors_of(batch) == [(f"row-{number}", "batch_cancelled") for number in range(batch.completed, 40)]
+    answered = check_output(stack, batch, contents)
+    assert len(answered) == batch.completed < len(contents)
+    without_answer = sorted(set(range(len(contents))) - set(answered))
+    assert errors_of(batch) == [(f"row-{number}", "batch_cancelled") for number in without_answer]
     assert children_of(stack.data_dir) == []
 
 
@@ -176,15 +217,19 @@ def test_a_busy_worker_ends_a_cancelled_job_that_never_started(stack: LiveStack)
     assert Job.objects.get(pk=running.job_id).status == Job.Status.RUNNING
 
 
-def test_a_worker_finishes_its_shard_and_releases_the_job_after_sigterm(stack: LiveStack) -> None:
-    contents = [f"prompt {number}" for number in range(24)]
+def test_a_worker_finishes_its_shard_and_releases_the_job_after_sigterm(each_child: LiveStack) -> None:
+    stack = each_child
+    contents = [f"prompt {number}" for number in range(40)]
     batch = stack.make_batch(contents)
-    worker = stack.start_worker(child="--row-seconds 0.1")
-    stack.wait_for_committed_shards(batch.job_id, 1)
+    worker = stack.start_worker(child=f"--limit {stack.allow(26)}", drain_seconds=300)
+    stack.wait_for_committed_shards(batch.job_id, 2)
+    committed = num_committed(batch.job_id)
 
     worker.send_signal(signal.SIGTERM)
+    stack.allow(36)  # of 40 rows: the running shard can be finished, and the batch cannot
 
-    assert worker.wait(timeout=10) == 0
+    assert worker.wait(timeout=120) == 0
+    assert num_committed(batch.job_id) > committed
     job = Job.objects.get(pk=batch.job_id)
     assert (job.status, job.lease_until, job.stalled_attempts) == (Job.Status.QUEUED, None, 0)
     last = JobEvent.objects.filter(job=job).order_by("-seq").first()
@@ -193,7 +238,7 @@ def test_a_worker_finishes_its_shard_and_releases_the_job_after_sigterm(stack: L
     stack.start_worker()
     stack.wait_for_job(job.pk)
     batch.refresh_from_db()
-    assert output_of(batch) == expected_output(job.pk, contents)
+    assert check_output(stack, batch, contents) == list(range(len(contents)))
 
 
 def test_a_hanging_child_is_killed_and_the_row_that_makes_it_hang_fails(stack: LiveStack) -> None:

@@ -23,11 +23,12 @@ EVENT_STREAM = "text/event-stream"
 _END_OF_EVENT = b"\n\n"
 _DONE = b"data: [DONE]"
 _NO_ANSWER = "The model's process did not answer. Try again."
+_DRAINING = "server_draining"
 _ERROR = b'data: {"error"'
 
 
 class NotAccepted(ApiError):
-    """The engine did not accept the connection or the token, so it did nothing: another process may get the request."""
+    """The engine did not accept the connection or the token, or is about to stop: another process may get the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,9 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
         raise kind(502, _NO_ANSWER, "upstream_unavailable") from error
     if response.status_code == 401:  # the port belongs to another process now
         raise NotAccepted(502, _NO_ANSWER, "upstream_unavailable")
+    if response.status_code == 503 and isinstance(content, bytes) and _is_draining(content):
+        headers = {"Retry-After": response.headers.get("retry-after", "1")}
+        raise NotAccepted(503, "The model's process is about to stop. Try again.", _DRAINING, headers=headers)
     return Answer(
         status=response.status_code,
         content_type=response.headers.get("content-type", "application/json"),
@@ -83,6 +87,13 @@ async def _once(body: bytes) -> AsyncGenerator[bytes]:
     """Lets go of the body when it has been sent: the request itself lives as long as the stream of its answer."""
     yield body
     del body
+
+
+def _is_draining(body: bytes) -> bool:
+    try:
+        return bool(json.loads(body)["error"]["code"] == _DRAINING)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 async def _begin(response: httpx2.Response) -> bytes | AsyncGenerator[bytes]:

@@ -7,6 +7,7 @@ The file `behaviour` in the model folder says how the process behaves:
     crash       ends at once
     mute        never becomes healthy
     stubborn    ignores SIGTERM
+    draining    is healthy, but refuses requests as an engine does that is about to stop
 
 The content of the last message says how a request ends:
     die         the process ends after two and a half events
@@ -62,6 +63,9 @@ class Handler(BaseHTTPRequestHandler):
         content = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
         if content == "die at once":
             os._exit(1)
+        if self.behaviour == "draining":
+            self._send_json(503, {"error": {"message": "it stops", "type": "api_error", "code": "server_draining"}})
+            return
         if content == "refuse":
             error = {"message": "too long", "type": "invalid_request_error", "param": "messages", "code": "too_long"}
             self._send_json(400, {"error": error})

@@ -16,6 +16,7 @@ from control.tenants.accounts.models import Organization
 from tests.control.factories import make_base_model, make_organization
 
 FAKE_ENGINE = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
+REAL_ENGINE = [sys.executable, "-m", "engine.server"]
 State = Deployment.State
 
 
@@ -65,12 +66,14 @@ def tick_until(supervisor: Supervisor, condition: Callable[[], bool], *, seconds
         time.sleep(0.02)
 
 
-def tick_until_state(supervisor: Supervisor, deployment: Deployment, state: Deployment.State) -> None:
+def tick_until_state(
+    supervisor: Supervisor, deployment: Deployment, state: Deployment.State, *, seconds: float = 15.0
+) -> None:
     def reached() -> bool:
         deployment.refresh_from_db()
         return deployment.state == state
 
-    tick_until(supervisor, reached)
+    tick_until(supervisor, reached, seconds=seconds)
 
 
 def identity_of(deployment: Deployment) -> ProcessIdentity:

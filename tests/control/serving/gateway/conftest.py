@@ -14,12 +14,13 @@ from pytest_django import DjangoDbBlocker, Settings
 from control.asgi import application
 from control.core.settings.config import get_config
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.supervisor import Supervisor
+from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from control.tenants.accounts.models import Organization
 from tests.control.factories import make_key, make_organization
 from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     FAKE_ENGINE,
+    REAL_ENGINE,
     State,
     make_deployment,
     make_served_model,
@@ -35,7 +36,7 @@ def supervisor(transactional_db: None, settings: Settings, tmp_path: Path) -> It
     yield supervisor
     children = [watched.process for watched in supervisor._watched.values() if watched.process]
     supervisor.stop()
-    for child in children:
+    for child in [*children, *supervisor._unreaped]:
         child.kill()
         child.wait(timeout=10)
 
@@ -55,6 +56,28 @@ def deployment(supervisor: Supervisor, caller: Organization, tmp_path: Path) -> 
     """A ready deployment `fast` with a fake engine whose model folder is `tmp_path / "model"`."""
     deployment = make_deployment(make_served_model(tmp_path / "model"), caller, "fast")
     tick_until_state(supervisor, deployment, State.READY)
+    return deployment
+
+
+@pytest.fixture
+def real_deployment(supervisor: Supervisor, caller: Organization, settings: Settings, tmp_path: Path) -> Deployment:
+    """A ready deployment `fast` with a real engine, which runs a tiny model."""
+    from tests.tiny_model import make_tiny_model  # imports torch, which other tests of the control plane do not need
+
+    settings.SLIPSTREAM_ENGINE_COMMAND = REAL_ENGINE
+    supervisor.timings = SupervisorTimings(probe_seconds=0.1, sample_seconds=0.1)
+    model = make_served_model(tmp_path / "model")
+    make_tiny_model(tmp_path / "model", max_position_embeddings=32_768)
+    deployment = make_deployment(model, caller, "fast")
+    tick_until_state(supervisor, deployment, State.READY, seconds=120)
+    return deployment
+
+
+@pytest.fixture(params=["pretended engine", pytest.param("real engine", marks=pytest.mark.wide)])
+def each_deployment(request: pytest.FixtureRequest) -> Deployment:
+    """A ready deployment `fast` with a pretended engine, and in `make test-wide` with a real one."""
+    is_real = request.param == "real engine"
+    deployment: Deployment = request.getfixturevalue("real_deployment" if is_real else "deployment")
     return deployment
 
 

@@ -6,16 +6,23 @@ import queue
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
+from django.db.models import Sum
 
+from control.billing.ledger.models import LedgerLine, Subject
+from control.billing.usage.models import UsageRecord
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.supervisor import Supervisor
 from tests.control.serving.deployments.support import State, identity_of, tick_until_state
-from tests.control.serving.gateway.test_gateway import chat, events_of
+from tests.control.serving.gateway.test_gateway import chat, wait_for
 
-NUM_KILLS, STREAMS_EACH = 10, 2
+STREAMS_EACH = 2
+LONG = {"temperature": 0, "max_tokens": 30_000, "ignore_eos": True}  # a real engine needs a minute for so many tokens
+USAGE_IN_EVERY_CHUNK = {"include_usage": True, "continuous_usage_stats": True}
 
 
 @pytest.fixture
@@ -24,40 +31,89 @@ def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_backoff")
-def test_ten_killed_engines_end_twenty_streams_with_an_error_and_are_started_again(
-    base_url: str, token: str, deployment: Deployment, supervisor: Supervisor
+@pytest.mark.parametrize(
+    ("each_deployment", "num_kills"),
+    [("pretended engine", 10), pytest.param("real engine", 2, marks=pytest.mark.wide)],
+    indirect=["each_deployment"],
+)
+def test_killed_engines_end_their_streams_with_an_error_and_are_started_again(
+    base_url: str, token: str, each_deployment: Deployment, supervisor: Supervisor, num_kills: int
 ) -> None:
+    deployment = each_deployment
+    is_real = "engine.server" in engine_command(deployment)
     begun: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def request_stream() -> httpx2.Response:
-        with client.stream("POST", "/chat/completions", json=chat("linger", stream=True)) as response:
-            chunks = response.iter_raw()
-            first = next(chunks)
-            begun.put(None)
-            return httpx2.Response(response.status_code, content=b"".join((first, *chunks)))
+    def request_stream() -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
+        body = chat("linger", stream=True, stream_options=USAGE_IN_EVERY_CHUNK, **LONG)
+        with client.stream("POST", "/chat/completions", json=body) as response:
+            for line in filter(None, response.iter_lines()):
+                before = num_tokens_of(events[-1]) if events else 0
+                events.append(json.loads(line.removeprefix("data: ")))
+                if before < 2 <= num_tokens_of(events[-1]):
+                    begun.put(None)
+        return events
 
     def request_answer() -> httpx2.Response:
-        return client.post("/chat/completions", json=chat("linger"))
+        return client.post("/chat/completions", json=chat("linger", **LONG))
 
-    headers = {"Authorization": f"Bearer {token}"}
-    with httpx2.Client(base_url=base_url, headers=headers, trust_env=False) as client, ThreadPoolExecutor(3) as pool:
-        for _ in range(NUM_KILLS):
+    beginning = plain_text(deployment, "linger", max_tokens=1000) if is_real else "token0 token1 "
+    num_tokens = 0
+    with (
+        httpx2.Client(
+            base_url=base_url, headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False
+        ) as client,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        for _ in range(num_kills):
             streams = [pool.submit(request_stream) for _ in range(STREAMS_EACH)]
             answer = pool.submit(request_answer)
             for _ in streams:
-                begun.get(timeout=10)
+                begun.get(timeout=60)
 
             os.kill(identity_of(deployment).pid, signal.SIGKILL)
             killed_at = time.monotonic()
 
             for stream in streams:
-                events = events_of(stream.result(timeout=10))
-                assert json.loads(events[-1])["error"]["code"] == "upstream_terminated"
-                assert "[DONE]" not in events
-            assert answer.result(timeout=10).status_code == 502
-            assert time.monotonic() - killed_at < 2
+                *chunks, error = stream.result(timeout=60)
+                assert error["error"]["code"] == "upstream_terminated"
+                assert beginning.startswith(text_of(chunks)[:200])
+                num_tokens += num_tokens_of(chunks[-1])
+            assert answer.result(timeout=60).status_code == 502
+            assert is_real or time.monotonic() - killed_at < 2
             tick_until_state(supervisor, deployment, State.PROVISIONING)
-            assert time.monotonic() - killed_at < 2
-            tick_until_state(supervisor, deployment, State.READY)
-            assert time.monotonic() - killed_at < 5
+            assert is_real or time.monotonic() - killed_at < 2
+            tick_until_state(supervisor, deployment, State.READY, seconds=120)
+            assert is_real or time.monotonic() - killed_at < 5
             Deployment.objects.update(crashes=[])  # five crashes within ten minutes would be a crash loop
+
+        last = client.post("/chat/completions", json=chat("hello", temperature=0, max_tokens=24)).json()
+    if is_real:
+        assert last["choices"][0]["message"]["content"] == plain_text(deployment, "hello", max_tokens=24)
+    check_usage(num_requests=num_kills * STREAMS_EACH + 1, num_tokens=num_tokens + num_tokens_of(last))
+
+
+def engine_command(deployment: Deployment) -> str:
+    return Path(f"/proc/{identity_of(deployment).pid}/cmdline").read_text()
+
+
+def plain_text(deployment: Deployment, content: str, *, max_tokens: int) -> str:
+    from tests.plain_engine import plain_answers  # imports torch, which other tests of the control plane do not need
+
+    return plain_answers(Path(deployment.base_model.path), [content], max_tokens=max_tokens)[0].text
+
+
+def num_tokens_of(chunk: dict[str, Any]) -> int:
+    return int((chunk.get("usage") or {}).get("completion_tokens", 0))
+
+
+def text_of(chunks: list[dict[str, Any]]) -> str:
+    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+
+
+def check_usage(*, num_requests: int, num_tokens: int) -> None:
+    """Waits until the usage of all answers is written, and checks that each token is counted once."""
+    wait_for(lambda: UsageRecord.objects.aggregate(sum=Sum("requests"))["sum"] == num_requests)
+    assert UsageRecord.objects.aggregate(sum=Sum("output_tokens"))["sum"] == num_tokens
+    lines = LedgerLine.objects.filter(subject=Subject.ENDPOINT_OUTPUT_TOKENS)
+    assert lines.aggregate(sum=Sum("count"))["sum"] == num_tokens

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,11 +13,18 @@ import pytest
 from control.core.api.errors import ApiError
 from control.core.processes.ports import free_port
 from control.serving.deployments.models import Deployment
+from control.serving.deployments.supervisor import Supervisor
 from control.serving.gateway import routes
 from control.serving.gateway.routes import Process, Route, Routes
 from control.serving.gateway.upstream import Target
-from control.tenants.accounts.models import ApiKey
-from tests.control.serving.deployments.support import identity_of
+from control.tenants.accounts.models import ApiKey, Organization
+from tests.control.serving.deployments.support import (
+    State,
+    identity_of,
+    make_deployment,
+    make_served_model,
+    tick_until_state,
+)
 from tests.control.serving.gateway.test_gateway import chat, wait_for
 
 KEY = ApiKey(id="k", organization_id="org")
@@ -158,3 +166,19 @@ def test_a_request_reaches_an_engine_whose_token_changed_while_its_route_was_cac
     Deployment.objects.update(token=deployment.token)
 
     assert client.post("/chat/completions", json=chat("hello")).status_code == 200
+
+
+def test_a_request_reaches_another_engine_if_the_one_in_the_cached_route_is_about_to_stop(
+    base_url: str, token: str, supervisor: Supervisor, deployment: Deployment, caller: Organization, tmp_path: Path
+) -> None:
+    stopping = make_deployment(make_served_model(tmp_path / "stopping", "draining"), caller, "stopping")
+    tick_until_state(supervisor, stopping, State.READY)
+    fast = Deployment.objects.filter(pk=deployment.pk)
+    fast.update(port=stopping.port, token=stopping.token)
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx2.Client(base_url=base_url, headers=headers, trust_env=False) as client:
+        refused = client.post("/chat/completions", json=chat("hello"))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
+        fast.update(port=deployment.port, token=deployment.token)
+
+        assert client.post("/chat/completions", json=chat("hello")).status_code == 200

@@ -84,6 +84,16 @@ def test_secrets_are_references_and_only_migrations_connect_as_the_owner(name: s
     assert key == ("SLIPSTREAM_OWNER_DATABASE_URL" if name.endswith("/migrate") else "SLIPSTREAM_DATABASE_URL")
 
 
+@pytest.mark.parametrize(("name", "container"), [*containers()])
+def test_no_argument_of_a_process_refers_to_a_secret(name: str, container: dict[str, Any]) -> None:
+    """Every process of the node can read arguments. Kubernetes would replace `$(NAME)` by the variable's value."""
+    hooks = [hook.get("exec", {}).get("command", []) for hook in container.get("lifecycle", {}).values()]
+    words = [word for part in (container.get("command", []), container.get("args", []), *hooks) for word in part]
+    secrets = {name for name, value in environment(container).items() if isinstance(value, dict)}
+    assert len(secrets) >= 4
+    assert [word for word in words if "$" in word or any(name in word for name in secrets)] == []
+
+
 @pytest.mark.parametrize(("name", "pod"), [*pods()])
 def test_a_pods_grace_period_exceeds_its_drain_time(name: str, pod: dict[str, Any]) -> None:
     # Seconds of the preStop hook (10, if there is one) and until the process has finished its requests or shards.

@@ -81,3 +81,9 @@ def test_no_secret_is_an_argument_of_a_process(name: str) -> None:
     health = service.get("healthcheck", {}).get("test", [])
     words = [*service.get("command", []), *service.get("entrypoint", []), *health]
     assert [word for word in words if re.search(r"PASSWORD|SECRET|TOKEN|KEY", word)] == []
+
+
+def test_the_script_that_creates_the_roles_passes_no_password_as_an_argument() -> None:
+    script, sql, _ = re.split(r"<<'SQL'\n|^SQL$", (FOLDER / "roles.sh").read_text(), flags=re.MULTILINE)
+    assert "PASSWORD" not in "".join(line for line in script.splitlines() if not line.startswith("#"))
+    assert set(re.findall(r"\\getenv \w+ (\w+)", sql)) == {"OWNER_PASSWORD", "APP_PASSWORD"}

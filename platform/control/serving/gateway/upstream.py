@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import httpx2
 
 from control.core.api.errors import ApiError
+from control.core.settings.config import get_config
 
 CONNECT_SECONDS = 5.0
 # Longest time without a byte from the engine, which sends an answer that is not streamed only when it is complete. The
@@ -52,7 +53,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
     client = _client()
     request = client.build_request(
         "POST",
-        f"http://127.0.0.1:{target.port}{path}",
+        f"http://{get_config().engine_host}:{target.port}{path}",
         content=body,
         headers={
             "Content-Type": "application/json",
@@ -134,6 +135,6 @@ def _client() -> httpx2.AsyncClient:
         _clients[loop] = httpx2.AsyncClient(
             timeout=httpx2.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
-            trust_env=False,  # no proxy between the gateway and an engine on the same machine
+            trust_env=False,  # no proxy between the gateway and an engine
         )
     return _clients[loop]

@@ -22,7 +22,8 @@ ENV PATH=/opt/venv/bin:$PATH \
     DJANGO_SETTINGS_MODULE=control.core.settings.production \
     SLIPSTREAM_DATA_DIR=/data \
     PROMETHEUS_MULTIPROC_DIR=/run/slipstream \
-    PROMETHEUS_DISABLE_CREATED_SERIES=true
+    PROMETHEUS_DISABLE_CREATED_SERIES=true \
+    UVICORN_TIMEOUT_GRACEFUL_SHUTDOWN=60
 USER 10001
 EXPOSE 8000
 # This is not /readyz, because an unavailable database is no reason to restart the container.
@@ -30,4 +31,4 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
   CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/livez', timeout=4)"]
 # On SIGTERM uvicorn accepts no more connections and has a minute to finish its requests.
 CMD ["uvicorn", "control.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--lifespan", "on", \
-     "--ws", "none", "--no-server-header", "--timeout-graceful-shutdown", "60"]
+     "--ws", "none", "--no-server-header"]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.chart import RENDERED, first_line
+from control.serving.gateway.upstream import SILENCE_SECONDS
+from tests.deploy.chart import RENDERED, ROOT, first_line
 
 MANIFESTS: list[dict[str, Any]] = [part for part in yaml.safe_load_all(RENDERED.read_text()) if part]
 KINDS = {
@@ -35,6 +36,11 @@ def serving_containers() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def environment(container: dict[str, Any]) -> dict[str, Any]:
     return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
+
+
+def manifest(kind: str, name: str) -> dict[str, Any]:
+    (found,) = (part for part in MANIFESTS if (part["kind"], part["metadata"]["name"]) == (kind, name))
+    return found
 
 
 def test_the_rendered_chart_is_up_to_date() -> None:
@@ -82,10 +88,21 @@ def test_secrets_are_references_and_only_migrations_connect_as_the_owner(name: s
     assert key == ("SLIPSTREAM_OWNER_DATABASE_URL" if name.endswith("/migrate") else "SLIPSTREAM_DATABASE_URL")
 
 
+@pytest.mark.parametrize(("name", "container"), [*containers()])
+def test_no_argument_of_a_process_refers_to_a_secret(name: str, container: dict[str, Any]) -> None:
+    """Every process of the node can read arguments. Kubernetes would replace `$(NAME)` by the variable's value."""
+    hooks = [hook.get("exec", {}).get("command", []) for hook in container.get("lifecycle", {}).values()]
+    words = [word for part in (container.get("command", []), container.get("args", []), *hooks) for word in part]
+    secrets = {name for name, value in environment(container).items() if isinstance(value, dict)}
+    assert len(secrets) >= 4
+    assert [word for word in words if "$" in word or any(name in word for name in secrets)] == []
+
+
 @pytest.mark.parametrize(("name", "pod"), [*pods()])
 def test_a_pods_grace_period_exceeds_its_drain_time(name: str, pod: dict[str, Any]) -> None:
     # Seconds of the preStop hook (10, if there is one) and until the process has finished its requests or shards.
-    drain_seconds = {"slipstream-web": 10 + 60, "slipstream-gateway": 120, "slipstream-worker": 10 + 2}
+    drain_seconds = {"slipstream-web": 10 + 60, "slipstream-gateway": 10 + 600, "slipstream-endpoints": 120,
+                     "slipstream-worker": 10 + 2}  # fmt: skip
     assert pod.get("terminationGracePeriodSeconds", 30) > drain_seconds.get(name, 0)
 
 
@@ -125,11 +142,42 @@ def test_the_ingress_routes_completions_to_the_gateway() -> None:
 
 
 def test_pods_cannot_reach_the_clouds_metadata_service() -> None:
-    (policy,) = (m for m in MANIFESTS if m["kind"] == "NetworkPolicy")
+    policy = manifest("NetworkPolicy", "slipstream")
     assert policy["spec"]["egress"][0]["to"][0]["ipBlock"]["except"] == ["169.254.169.254/32"]
 
 
 @pytest.mark.parametrize(("name", "container"), [*containers()])
 def test_an_upgrade_can_leave_the_endpoints_alone(name: str, container: dict[str, Any]) -> None:
-    """The gateway's pod, which restarts if any of its images changes, stays at `gateway.tag`."""
-    assert container["image"].endswith(":1.2.2" if name.startswith("slipstream-gateway/") else ":1.2.3")
+    """The engines' pod, which restarts if any of its images changes, stays at `endpoints.tag`."""
+    assert container["image"].endswith(":1.2.2" if name.startswith("slipstream-endpoints/") else ":1.2.3")
+
+
+def test_during_an_upgrade_of_the_gateway_two_pods_answer_and_a_stopping_pod_ends_its_streams() -> None:
+    gateway = manifest("Deployment", "slipstream-gateway")["spec"]
+    assert gateway["replicas"] >= 2
+    assert gateway["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    assert manifest("PodDisruptionBudget", "slipstream-gateway")["spec"]["maxUnavailable"] == 1
+    (container,) = gateway["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    proxy_seconds = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    stream_seconds = int(environment(container)["UVICORN_TIMEOUT_GRACEFUL_SHUTDOWN"])
+    assert stream_seconds >= SILENCE_SECONDS
+    assert gateway["template"]["spec"]["terminationGracePeriodSeconds"] >= proxy_seconds + stream_seconds + 10
+    image = (ROOT / "deploy" / "docker" / "web.Dockerfile").read_text()
+    assert "UVICORN_TIMEOUT_GRACEFUL_SHUTDOWN=60" in image
+    assert "--timeout-graceful-shutdown" not in image, "the option would override the variable"
+
+
+def test_gateways_reach_the_engines_pod_and_no_other_pod_does() -> None:
+    service = manifest("Service", "slipstream-endpoints")["spec"]
+    assert service["clusterIP"] == "None", "the engines' ports vary, and only a pod's own address has all of them"
+    hosts = {name: environment(container).get("SLIPSTREAM_ENGINE_HOST") for name, container in serving_containers()}
+    assert {name for name, host in hosts.items() if host == "slipstream-endpoints"} == {
+        "slipstream-gateway/web",
+        "slipstream-endpoints/endpoints",
+    }
+    policy = manifest("NetworkPolicy", "slipstream-endpoints")["spec"]
+    assert policy["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "endpoints"
+    (rule,) = policy["ingress"]
+    (peer,) = rule["from"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "gateway"

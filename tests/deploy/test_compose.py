@@ -81,3 +81,16 @@ def test_no_secret_is_an_argument_of_a_process(name: str) -> None:
     health = service.get("healthcheck", {}).get("test", [])
     words = [*service.get("command", []), *service.get("entrypoint", []), *health]
     assert [word for word in words if re.search(r"PASSWORD|SECRET|TOKEN|KEY", word)] == []
+
+
+def test_the_script_that_creates_the_roles_passes_no_password_as_an_argument() -> None:
+    script, sql, _ = re.split(r"<<'SQL'\n|^SQL$", (FOLDER / "roles.sh").read_text(), flags=re.MULTILINE)
+    assert "PASSWORD" not in "".join(line for line in script.splitlines() if not line.startswith("#"))
+    assert set(re.findall(r"\\getenv \w+ (\w+)", sql)) == {"OWNER_PASSWORD", "APP_PASSWORD"}
+
+
+def test_an_upgrade_of_the_gateway_does_not_stop_the_engines_and_the_proxy_holds_requests_meanwhile() -> None:
+    assert "network_mode" not in SERVICES["endpoints"], "engines in the network of the gateway's container end with it"
+    assert {OURS[name]["environment"]["SLIPSTREAM_ENGINE_HOST"] for name in ("web", "endpoints")} == {"endpoints"}
+    (held,) = re.findall(r"lb_try_duration (\d+)s", (FOLDER / "Caddyfile").read_text())
+    assert int(held) > int(SERVICES["web"]["stop_grace_period"].removesuffix("s"))

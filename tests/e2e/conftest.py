@@ -23,6 +23,16 @@ SHORT_LEASES = {
 }
 
 
+# Not used by this stack, but like every variable passed on from process to process.
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "secret-key-of-s3",
+    "HF_TOKEN": "hf_secret_of_the_hub",
+    "SLIPSTREAM_METRICS_TOKEN": "secret-of-prometheus",
+    "SLIPSTREAM_SECRET_KEY_FALLBACKS": "an-earlier-secret-key",
+}
+ENVIRONMENT = {**SHORT_LEASES, **SECRETS}
+
+
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / MODEL)
@@ -33,7 +43,7 @@ def stack(
     tmp_path_factory: pytest.TempPathFactory, model_dir: Path, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[Stack]:
     """A running stack for all tests in this folder. Its shutdown is checked too, unless a test has killed the stack."""
-    stack = start_stack(tmp_path_factory.mktemp("stack") / "data", "--model", f"{MODEL}={model_dir}", **SHORT_LEASES)
+    stack = start_stack(tmp_path_factory.mktemp("stack") / "data", "--model", f"{MODEL}={model_dir}", **ENVIRONMENT)
     yield stack
     if stack.process.poll() is None:
         assert stack.stop() == 0

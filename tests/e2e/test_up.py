@@ -11,9 +11,10 @@ from pathlib import Path
 import httpx2
 import openai
 
-from tests.e2e.conftest import MODEL, SHORT_LEASES
+from tests.command_lines import CommandLines
+from tests.e2e.conftest import ENVIRONMENT, MODEL, SECRETS
 from tests.e2e.stack import ROOT, Stack, assert_nothing_is_left, start_stack, wait_for
-from tests.e2e.test_openai import ENDED, row, upload
+from tests.e2e.test_openai import ENDED, row, run_batch, upload
 
 
 def kill(stack: Stack, fragment: str) -> None:
@@ -36,22 +37,35 @@ def is_serving(stack: Stack) -> bool:
         return False
 
 
+def environment_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+
+
 def secrets_of(data_dir: Path) -> list[str]:
-    """The secrets of the stack: passwords and keys in its files and in the environments of its processes."""
+    """The passwords and keys in the stack's files."""
     texts = [path.read_text() for path in data_dir.rglob("*.json") if path.name in ("credentials.json", "ready.json")]
     words = {word for text in texts for word in re.findall(r'(?:password|key|secret|token)": *"([^"]{12,})"', text)}
     words |= set(re.findall(r"^requirepass (\S+)", (data_dir / "valkey" / "valkey.conf").read_text(), re.MULTILINE))
     return [*words, (data_dir / "secret_key").read_text().strip()]
 
 
-def test_no_process_has_a_secret_among_its_arguments(stack: Stack) -> None:
-    """Every user of a machine can read the arguments of all processes."""
-    secrets = secrets_of(stack.data_dir)
-    commands = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in stack.processes()]
+def test_no_process_has_a_secret_among_its_arguments_while_jobs_and_endpoints_run(
+    stack: Stack, client: openai.OpenAI, endpoint: str
+) -> None:
+    webhook = client.post("/webhook_endpoints", cast_to=object, body={"url": "https://example.com/hook"})
+    assert isinstance(webhook, dict)
+    with CommandLines() as commands:
+        batch = run_batch(client, [json.dumps(row(number)) for number in range(4)])
+    engine_tokens = [entry.partition("=")[2] for pid in stack.endpoints() for entry in environment_of(pid)
+                     if entry.startswith("SLIPSTREAM_ENGINE_TOKEN=")]  # fmt: skip
+    secrets = [*secrets_of(stack.data_dir), *SECRETS.values(), *engine_tokens, webhook["secret"]]
 
-    assert len(secrets) >= 3
-    assert len(commands) >= 5
-    assert [word for word in secrets for command in commands if word in command] == []
+    assert batch.status == "completed"
+    assert len(engine_tokens) == len(stack.endpoints()) >= 1
+    assert min(map(len, secrets)) >= 12
+    for program in ("manage.py up", "uvicorn control.asgi", "supervise_deployments", "engine.server", "workers.run"):
+        assert commands.of(program), f"{program} did not run"
+    assert [word for word in secrets if commands.of(word)] == []
 
 
 def test_a_killed_server_is_restarted(stack: Stack) -> None:
@@ -117,7 +131,7 @@ def test_a_killed_stack_leaves_no_process_and_starts_again(stack: Stack, endpoin
     stack.process.wait(10)
 
     wait_for(lambda: not stack.processes() and not stack.endpoints(), 10.0, "processes of the stack have not ended")
-    restarted = start_stack(stack.data_dir, "--model", f"{MODEL}={model_dir}", **SHORT_LEASES)
+    restarted = start_stack(stack.data_dir, "--model", f"{MODEL}={model_dir}", **ENVIRONMENT)
     assert restarted.key == stack.key
     assert is_serving(restarted)
     assert restarted.stop() == 0

@@ -10,6 +10,7 @@ from django.db import connection
 
 from control.queue.jobs.models import Job, JobEvent
 from control.workflows.batches.models import Batch
+from tests.command_lines import CommandLines
 from tests.control.factories import client_of
 from tests.databases import needs_postgres, postgres_server
 from tests.workers.supervisor.live import LiveStack, is_frozen, kill_9
@@ -88,3 +89,18 @@ def test_the_api_answers_503_while_its_database_is_down_and_recovers_afterwards(
     connection.close()  # Django closes broken connections at the end of each request
     assert client.get("/v1/jobs").status_code == 200
     assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_no_process_has_the_password_of_the_database_among_its_arguments(stack: LiveStack) -> None:
+    password = "password-of-the-database"
+    url = stack.environment["SLIPSTREAM_DATABASE_URL"].replace("@", f":{password}@", 1)
+    stack.environment["SLIPSTREAM_DATABASE_URL"] = url
+    with CommandLines() as commands, stack.serve():
+        batch = stack.make_batch(["prompt"] * 20)
+        stack.start_worker(child="--row-seconds 0.05")
+        job = stack.wait_for_job(batch.job_id)
+
+    assert job.status == Job.Status.SUCCEEDED
+    for program in ("uvicorn control.asgi", "workers.supervisor", "fake_child.py"):
+        assert commands.of(program), f"{program} did not run"
+    assert commands.of(password) == []

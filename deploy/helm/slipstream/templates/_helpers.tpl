@@ -48,13 +48,23 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
+{{- define "slipstream.engineHost" -}}
+- {name: SLIPSTREAM_ENGINE_HOST, value: {{ .Release.Name }}-endpoints}
+{{- end }}
+
 {{/* One container with API, console and gateway; two Deployments use it. */}}
 {{- define "slipstream.webContainer" -}}
 - name: web
-  image: {{ include "slipstream.image" (dict "root" .root "name" "web" "tag" .tag) }}
+  image: {{ include "slipstream.image" (dict "root" .root "name" "web") }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   securityContext: {{- include "slipstream.containerSecurity" . | nindent 4 }}
   env:
+    {{- with .drainSeconds }}
+    - {name: UVICORN_TIMEOUT_GRACEFUL_SHUTDOWN, value: {{ . | quote }}}
+    {{- end }}
+    {{- if .engines }}
+    {{- include "slipstream.engineHost" .root | nindent 4 }}
+    {{- end }}
     - {name: FORWARDED_ALLOW_IPS, value: "*"}  # the network policy admits only the ingress
     {{- include "slipstream.env" (dict "root" .root "database" "SLIPSTREAM_DATABASE_URL") | nindent 4 }}
   ports: [{name: http, containerPort: 8000}]

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from workers.contracts import MAX_SHARD_ROWS
 
 MIB = 1024 * 1024
+LOOPBACK = "127.0.0.1"
 
 
 class Config(BaseSettings):
@@ -59,6 +60,8 @@ class Config(BaseSettings):
     device: str = "auto"
     # Memory of the device that each endpoint may use. None: nearly all of a GPU; on a CPU 1 GiB beside the weights.
     endpoint_memory_bytes: Annotated[int, Field(ge=1)] | None = None
+    # Where gateways find the engines. With another host than this machine, engines listen on all of its interfaces.
+    engine_host: str = LOOPBACK
     engine_uids: str = ""  # FIRST-LAST: each organization's engines and jobs run as a user of their own; needs root
     suffix_decoding: bool = True  # added to every speculator; on a GPU, drafting then runs on the host
     price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, for a worker's device; used by evaluations

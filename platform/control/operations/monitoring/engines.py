@@ -1,7 +1,6 @@
-"""Metrics of this machine's engines, under vLLM's names, with the labels `deployment` and `organization`.
+"""Metrics of the engines, under vLLM's names, with the labels `deployment` and `organization`.
 
-This process collects the metrics because a scraper cannot reach an engine: the engine listens on loopback, and its port
-and token change with every start.
+Gateways collect the metrics because a scraper cannot: an engine's port and token change with every start.
 """
 
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from control.core.settings.config import get_config
 from control.serving.deployments.models import Deployment
 from control.tenants.row_security.scope import Across, across_tenants
 
@@ -61,7 +61,8 @@ def _metrics(engine: _Engine) -> str:
     try:
         with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
             response = client.get(
-                f"http://127.0.0.1:{engine.port}/metrics", headers={"Authorization": f"Bearer {engine.token}"}
+                f"http://{get_config().engine_host}:{engine.port}/metrics",
+                headers={"Authorization": f"Bearer {engine.token}"},
             )
     except httpx2.HTTPError:
         return ""

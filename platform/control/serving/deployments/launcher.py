@@ -1,4 +1,4 @@
-"""Starts the engine's server as a separate process, with its own session, log, free loopback port and random token.
+"""Starts the engine's server as a separate process, with its own session, log, free port and random token.
 
 The process outlives the supervisor unless a lifeline is given: a pipe whose write end is held by another process, the
 owner. The engine's process then ends when the owner ends.
@@ -18,7 +18,7 @@ from control.core.processes.child_environment import child_environment
 from control.core.processes.engine_users import EngineUser, NoFreeUser, engine_user, make_model_readable, make_readable
 from control.core.processes.log_files import open_log
 from control.core.processes.ports import free_port
-from control.core.settings.config import Config
+from control.core.settings.config import LOOPBACK, Config
 from control.core.storage.backends import get_storage
 from control.models.adapters.models import Adapter
 from control.models.catalog.drafters import drafter_of
@@ -134,7 +134,7 @@ def _command(config: Config, deployment: Deployment, *, port: int, speculator_di
     arguments = {
         "--model-dir": str(model_folder(deployment.base_model, may_fetch=False)),  # `stage` has fetched it
         "--model-name": deployment.served_name,
-        "--host": "127.0.0.1",
+        "--host": LOOPBACK if config.engine_host == LOOPBACK else "0.0.0.0",  # noqa: S104  # for gateways elsewhere
         "--port": str(port),
         "--device": config.device,
         "--weights": options.weights,

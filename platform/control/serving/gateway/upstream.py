@@ -6,6 +6,7 @@ ends without `[DONE]` gets a last event with the code `upstream_terminated`.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -13,6 +14,7 @@ from weakref import WeakKeyDictionary
 import httpx2
 
 from control.core.api.errors import ApiError
+from control.core.settings.config import get_config
 from control.serving.gateway.event_stream import error_event
 
 CONNECT_SECONDS = 5.0
@@ -28,7 +30,7 @@ _ERROR = b'data: {"error"'
 
 
 class NotAccepted(ApiError):
-    """The engine did not accept the connection or the token, or is about to stop: another process may get the request."""
+    """The engine refused the connection or the token, or is about to stop: another process may get the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
     client = _client()
     request = client.build_request(
         "POST",
-        f"http://127.0.0.1:{target.port}{path}",
+        f"http://{get_config().engine_host}:{target.port}{path}",
         content=_once(body),
         headers={
             "Content-Length": str(len(body)),
@@ -152,6 +154,6 @@ def _client() -> httpx2.AsyncClient:
         _clients[loop] = httpx2.AsyncClient(
             timeout=httpx2.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
-            trust_env=False,  # no proxy between the gateway and an engine on the same machine
+            trust_env=False,  # no proxy between the gateway and an engine
         )
     return _clients[loop]

@@ -11,6 +11,7 @@
 `AsyncClient` has the same methods as coroutines.
 """
 
+from slipstream.account import LedgerLine
 from slipstream.adapters import Adapter
 from slipstream.catalog import BaseModel
 from slipstream.client import AsyncClient, Client
@@ -60,7 +61,6 @@ from slipstream.types import (
     Evaluation,
     Event,
     File,
-    LedgerLine,
     Model,
     Pipeline,
     Progress,

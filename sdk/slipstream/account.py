@@ -1,10 +1,30 @@
 """The API keys, the usage and the costs of an organization."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from slipstream.drivers import Item, Items, Steps, iteration, procedure
 from slipstream.http import D, Resource, path_of, without_none
-from slipstream.types import ApiKey, Bucket, LedgerLine, Usage, parsed
+from slipstream.types import ApiKey, Bucket, Usage, parsed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerLine:
+    id: str
+    subject: str
+    object_id: str  # the deployment, batch or job
+    sequence: str
+    count: int  # tokens, or milliseconds of one device
+    started_at: int
+    ended_at: int
+    price_percent: int
+    cost: Mapping[str, Any]  # value, currency
+    price: Mapping[str, Any] | None = None  # of one token or of one hour of a device
+    project_id: str | None = None
+    api_key_id: str | None = None
+    base_model_id: str | None = None
+    device_kind: str | None = None
 
 
 class ApiKeys(Resource[D]):

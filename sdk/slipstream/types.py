@@ -351,24 +351,6 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerLine:
-    id: str
-    subject: str
-    object_id: str  # the deployment, batch or job
-    sequence: str
-    count: int  # tokens, or milliseconds of one device
-    started_at: int
-    ended_at: int
-    price_percent: int
-    cost: Mapping[str, Any]  # value, currency
-    price: Mapping[str, Any] | None = None  # of one token or of one hour of a device
-    project_id: str | None = None
-    api_key_id: str | None = None
-    base_model_id: str | None = None
-    device_kind: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     """A time interval with OpenAI's result objects, one for each group."""
 

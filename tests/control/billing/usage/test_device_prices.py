@@ -39,8 +39,8 @@ def use_device(
 
 
 def costs_of(client: Client, **params: str) -> list[dict[str, Any]]:
-    start = int((timezone.now() - HOUR).timestamp())
-    page = client.get("/v1/organization/costs", {"start_time": str(start), **params}).json()
+    query = {"start_time": str(int((timezone.now() - HOUR).timestamp())), **params}
+    page = client.get("/v1/organization/costs", query).json()
     return [result for bucket in page["data"] for result in bucket["results"]]
 
 

@@ -83,11 +83,14 @@ def test_a_month_that_was_not_exported_is_not_dropped(
 ) -> None:
     mine, foreign = make_event(organization, FIRST), make_event(other_organization, FIRST)
     _, foreign_receipt = export(client_of(other_organization))
+    export(client, "2026-01")
 
     for sha256 in ("0" * 64, foreign_receipt["sha256"]):
         refused = drop(client, sha256)
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "audit_month_not_exported")
 
+    export(client)
+    assert drop(client, "0" * 64).status_code == 409  # the export was read by somebody else
     assert events_left() == {mine, foreign}
 
 

@@ -1,5 +1,6 @@
 """A batch that ended early is resumed by a new batch, which copies the finished rows and runs the others."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def finish(batch: Batch, tmp_path: Path) -> None:
     batch_assemble(batch=batch, final="completed")
 
 
-def fields_of(batch: Batch) -> dict[str, Any]:
-    return dict(Batch.objects.filter(pk=batch.pk).values().get())
+def fields_of(batch: Batch) -> Mapping[str, Any]:
+    return Batch.objects.filter(pk=batch.pk).values().get()
 
 
 @pytest.mark.parametrize("final", ["failed", "expired", "cancelled"])

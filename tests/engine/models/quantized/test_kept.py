@@ -62,7 +62,9 @@ def test_stored_int8_weights_reach_the_kernel_unchanged(tmp_path: Path) -> None:
     scales = [stored[f"model.layers.1.self_attn.{part}_proj.weight_scale"] for part in "qkv"]
 
     assert isinstance(model, Decoder)
-    assert torch.equal(model.weights.layers[1].qkv.scales, torch.cat(scales)[:, 0])
+    kept = model.weights.layers[1].qkv.scales
+    assert kept is not None
+    assert torch.equal(kept, torch.cat(scales)[:, 0])
 
 
 @pytest.mark.parametrize("name", ["fp8 blocks", "compressed int8", "compressed int4", "awq", "gptq desc_act"])

@@ -224,6 +224,9 @@ def _experts(values: Mapping[str, Any]) -> ExpertsConfig:
 
 
 MAX_DRAFT_BUDGET = 256
+# int8: attention, MLP and output head with one scale per output. int4: attention and MLP with one scale per output and
+# group of 32 columns, the output head in int8; on CPUs only.
+WEIGHT_FORMATS = ("auto", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,15 +237,15 @@ class EngineConfig:
     prefill_chunk: int = 256  # chunks of a prompt end at multiples of this position, so they do not depend on drafts
     draft_budget: int | None = None  # nodes per sequence and step; None: decided from measured costs (engine/budget.py)
     dtype: str = "auto"  # auto: the dtype of the published weights
-    weights: str = "auto"  # auto: in `dtype`; int8: attention, MLP and output head with one scale per output channel
+    weights: str = "auto"  # auto: as in the checkpoint; int8, int4: see WEIGHT_FORMATS
     device: str = "auto"
     graph_decoding: str = "auto"  # auto: on CUDA only; on: on every device; off: nowhere
 
     def __post_init__(self) -> None:
         if self.graph_decoding not in ("auto", "on", "off"):
             raise ValueError(f"graph_decoding must be auto, on or off, got {self.graph_decoding!r}")
-        if self.weights not in ("auto", "int8"):
-            raise ValueError(f"weights must be auto or int8, got {self.weights!r}")
+        if self.weights not in WEIGHT_FORMATS:
+            raise ValueError(f"weights must be auto, int8 or int4, got {self.weights!r}")
         if self.max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
         if self.draft_budget is not None and not 0 <= self.draft_budget <= MAX_DRAFT_BUDGET:

@@ -3,6 +3,8 @@
 import logging
 from pathlib import Path
 
+import torch
+
 from engine.config import MODEL_TYPES, EngineConfig, ModelConfig, read_config, resolve_device, resolve_dtype
 from engine.draft import MAX_DEPTH
 from engine.drafters.base import Drafter
@@ -22,6 +24,7 @@ from engine.models.transformers_adapter import load_transformers_model
 from engine.models.weights import load_weights
 from engine.row_invariance import check_row_invariance
 from engine.tokenizer import Tokenizer
+from kernels.linear import INT4_GROUP
 
 logger = logging.getLogger(__name__)
 
@@ -29,29 +32,39 @@ logger = logging.getLogger(__name__)
 def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", device: str = "auto") -> Model:
     """`weights` as in EngineConfig.
 
-    Raises: ModelNotLoadable: the engine does not support the model in the folder, or supports it only without int8.
+    Raises: ModelNotLoadable: the engine does not support the model in the folder, or not in this format.
         QuantizedCheckpoint: the weights are quantized with a method that is not read.
     """
     values = read_config(model_dir)
     format_of(model_dir)  # refuses what cannot be read before anything else is loaded
     if values.get("model_type") not in MODEL_TYPES:
-        _refuse_int8(weights)
+        _refuse_format(weights)
         return load_transformers_model(model_dir, dtype=dtype, device=device)
     config = ModelConfig.from_folder(model_dir)
     resolved_dtype, resolved_device = resolve_dtype(dtype, config.dtype), resolve_device(device)
     if config.latent is not None:
-        _refuse_int8(weights)
+        _refuse_format(weights)
         tables = rotary_tables(model_dir, config.latent.rope_dim, config.max_position_embeddings)
         latent_weights = load_deepseek_weights(model_dir, config, resolved_dtype, resolved_device)
         return Deepseek(config, latent_weights, tables, resolved_dtype, model_dir)
+    if weights == "int4":
+        _check_int4(config, resolved_device)
     decoder_weights = load_weights(model_dir, config, resolved_dtype, resolved_device, weights=weights)
     tables = rotary_tables(model_dir, config.head_dim, config.max_position_embeddings)
     return Decoder(config, decoder_weights, tables, resolved_dtype)
 
 
-def _refuse_int8(weights: str) -> None:
-    if weights == "int8":
-        raise ModelNotLoadable("int8 weights are for the dense models of Llama's family only")
+def _refuse_format(weights: str) -> None:
+    if weights != "auto":
+        raise ModelNotLoadable(f"{weights} weights are for the dense models of Llama's family only")
+
+
+def _check_int4(config: ModelConfig, device: torch.device) -> None:
+    if device.type != "cpu":
+        raise ModelNotLoadable("int4 weights are for CPUs only: choose weights=auto or int8")
+    sizes = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    if any(size % INT4_GROUP for size in sizes):
+        raise ModelNotLoadable(f"int4 weights require layer sizes that are multiples of {INT4_GROUP}, got {sizes}")
 
 
 def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_dir: Path | None = None) -> Drafter:

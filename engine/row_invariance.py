@@ -191,8 +191,7 @@ def _expert_products(name: str, expert: Expert) -> Iterator[tuple[str, LinearWei
 
 
 def _shape(weight: LinearWeight) -> tuple[int, int, str, str, bool]:
-    data_type, dtype = str(weight.data.dtype), str(weight.dtype)
-    return weight.out_features, weight.in_features, data_type, dtype, weight.bias is not None
+    return weight.out_features, weight.in_features, weight.format_name, str(weight.dtype), weight.bias is not None
 
 
 def _key(model: Decoder | Deepseek) -> dict[str, Any]:

@@ -6,8 +6,9 @@ Prefill, decoding and verification all use this operation, so a token has the sa
 rounded to bfloat16 here: if the model needs that, the operation that reads `out` does it.
 
 x is [M, K] and the weight [N, K]. The weight has the dtype of x, or it is int8 or float8_e4m3fn with one scale per
-output. x is never quantized. bfloat16 represents all int8 and float8 numbers exactly, so the product is computed as
-with a bfloat16 weight and then multiplied by the scale.
+output, or int4 with one scale per output and per group of 32 columns. x is never quantized. bfloat16 represents all
+int4, int8 and float8 numbers exactly, so the product is computed as with a bfloat16 weight and then multiplied by the
+scale; with int4, the sum of each group is multiplied by its scale.
 """
 
 from dataclasses import dataclass
@@ -24,29 +25,38 @@ _BLOCK = 32  # outputs per packed block, as in cpu/linear.c
 _ROW_TILE = 16  # a fixed number of rows, because torch's order of additions depends on that number
 _INT8_CODE = 2  # cpu/common.h
 _INT8_MAX = 127
+_INT4_CODE = 3
+INT4_GROUP = 32  # columns with a common scale
+_INT4_MIN, _INT4_MAX = -8, 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearWeight:
-    """A weight [N, K] in the layout of `linear`; created by `pack`, `pack_int8`, `pack_fp8` or `pack_scaled`."""
+    """A weight [N, K] in the layout of `linear`; created by one of the functions `pack...`."""
 
     data: Tensor
-    scales: Tensor | None  # [N] float32, only with int8 and float8
+    scales: Tensor | None  # [N] float32, only with int4, int8 and float8
     bias: Tensor | None  # [N] float32
     out_features: int
     in_features: int
     dtype: torch.dtype  # dtype of x
     packed: bool
+    int4: bool = False
+    group_scales: Tensor | None = None  # [N, K / 32] float16, only with int4 that is not packed
 
     @property
     def format_name(self) -> str:
         """The dtype of the weights, for people."""
+        if self.int4:
+            return "int4"
         stored = torch.int8 if self.scales is not None and self.packed else self.data.dtype
         return str(stored).removeprefix("torch.")
 
     @property
     def format(self) -> int:
         """The C kernels' number for the format of `data`."""
+        if self.int4:
+            return _INT4_CODE
         return _INT8_CODE if self.scales is not None else DTYPE_CODES[self.dtype]
 
 
@@ -113,6 +123,83 @@ def pack_scaled(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor
     return _weight(values, data, scales.float().contiguous(), bias, packed, dtype)
 
 
+def pack_int4(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+    """Quantizes a weight [N, K] on the CPU to int4 in groups of 32 columns.
+
+    The weight of a group with the largest absolute value becomes -8, so scales may be negative.
+
+    Raises: ValueError: neither float32 nor bfloat16, not on the CPU, or K is not a multiple of 32.
+    """
+    dtype_code(weight, "weight")
+    _check_grouped(weight)
+    groups = weight.float().unflatten(1, (-1, INT4_GROUP))  # [N, K / 32, 32]
+    extremes = groups.gather(2, groups.abs().argmax(2, keepdim=True)).squeeze(2)
+    halves, factors = _split_scales(extremes / _INT4_MIN)
+    scales = halves.float() * factors.unsqueeze(1)
+    divisors = torch.where(scales == 0, 1.0, scales).unsqueeze(2)
+    values = torch.round(groups / divisors).clamp(_INT4_MIN, _INT4_MAX).to(torch.int8).flatten(1)
+    return pack_grouped(values, scales, weight.dtype, bias)
+
+
+def fits_int4(values: Tensor, scales: Tensor) -> bool:
+    """Returns whether `pack_grouped` represents the weight exactly."""
+    low, high = values.aminmax()
+    halves, factors = _split_scales(scales)
+    in_range = int(low) >= _INT4_MIN and int(high) <= _INT4_MAX
+    return in_range and torch.equal(halves.float() * factors.unsqueeze(1), scales)
+
+
+def pack_grouped(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> LinearWeight:
+    """Packs a weight on the CPU that is already quantized: weight[n, k] = values[n, k] scales[n, k // 32].
+
+    Args:
+        values: [N, K] int8, from -8 to 7.
+        scales: [N, K / 32] float32.
+        dtype: of x.
+
+    Raises: ValueError: not on the CPU, K is not a multiple of 32, or `fits_int4` is false.
+    """
+    _check_grouped(values)
+    if values.device.type != "cpu" or not fits_int4(values, scales):
+        raise ValueError("int4 weights must be on the CPU, from -8 to 7, with scales that float16 represents exactly")
+    halves, factors = _split_scales(scales)
+    (N, K), packed = values.shape, _has_kernels(values)
+    return LinearWeight(
+        data=_in_int4_groups(values, halves) if packed else values.contiguous(),
+        scales=factors,
+        bias=None if bias is None else bias.float().contiguous(),
+        out_features=N,
+        in_features=K,
+        dtype=dtype,
+        packed=packed,
+        int4=True,
+        group_scales=None if packed else halves,
+    )
+
+
+def _check_grouped(weight: Tensor) -> None:
+    if weight.shape[1] % INT4_GROUP:
+        raise ValueError(f"int4 weights must have a multiple of {INT4_GROUP} columns, got {weight.shape[1]}")
+
+
+def _split_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Splits scales [N, G] into float16 numbers [N, G] of less than 2 and a power of two [N] for each output."""
+    largest = scales.abs().amax(1).clamp(min=2.0**-100)
+    factors = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
+    return (scales / factors.unsqueeze(1)).half(), factors
+
+
+def _in_int4_groups(values: Tensor, halves: Tensor) -> Tensor:
+    """[N, K] and [N, K / 32] -> [ceil(N / 32), K / 32, 576] uint8, as cpu/linear.c reads them."""
+    shifted = _padded((values - _INT4_MIN).to(torch.uint8))  # [blocks, 32, K]
+    blocks, _, K = shifted.shape
+    # Outputs are (half, lane, o) and columns (group, j, high, b, p) in the terms of unpack_int4.
+    parts = shifted.view(blocks, 2, 4, 4, K // INT4_GROUP, 4, 2, 2, 2).permute(0, 4, 1, 5, 2, 7, 3, 8, 6)
+    pairs = (parts[..., 0] | parts[..., 1] << 4).reshape(blocks, K // INT4_GROUP, -1)
+    scales = _padded(halves).permute(0, 2, 1).contiguous().view(torch.uint8)  # [blocks, K / 32, 64]
+    return _laid_out(torch.cat((scales, pairs), dim=2))
+
+
 def _scales(weight: Tensor, largest: float) -> Tensor:
     """Returns [N]: for each output, its largest absolute weight divided by `largest`."""
     return weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / largest
@@ -172,6 +259,13 @@ def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, scal
     return out if bias is None else out + bias
 
 
+def _reference(x: Tensor, weight: LinearWeight) -> Tensor:
+    if weight.group_scales is None:
+        return linear_reference(x, weight.data, weight.bias, weight.scales)
+    scales = weight.group_scales.float().repeat_interleave(INT4_GROUP, 1)
+    return linear_reference(x.float(), weight.data.float() * scales, weight.bias, weight.scales)
+
+
 def linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None) -> Tensor:
     """x [M, K] contiguous in the weight's dtype -> [M, N] float32, added to `add_to` in place if given.
 
@@ -186,7 +280,7 @@ def linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None) -> 
             from kernels.cuda.linear import linear as launch  # imported here, because triton requires CUDA
 
             return launch(x, weight.data, weight.scales, weight.bias, add_to)
-        out = linear_reference(x, weight.data, weight.bias, weight.scales)
+        out = _reference(x, weight)
         return out if add_to is None else add_to.add_(out)
     kernels = library()
     assert kernels is not None  # weights are only packed if the kernels are loaded

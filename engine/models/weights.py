@@ -20,10 +20,11 @@ from engine.models.quantized.kept import pack_as_stored
 from engine.models.quantized.source import WeightSource, format_of
 from engine.models.quantized.weight import QuantizedWeight
 from kernels.decoder import LayerWeights
-from kernels.linear import LinearWeight, pack, pack_int8
+from kernels.linear import LinearWeight, pack, pack_int4, pack_int8
 from kernels.rope import HeadNorms
 
-_QUANTIZED_PACKS = {"int8": pack_int8}
+_PACKS = {"auto": pack, "int8": pack_int8, "int4": pack_int4}
+_HEAD_PACKS = {**_PACKS, "int4": pack_int8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ def build_weights(
     Raises: ModelNotLoadable: the shape of a tensor contradicts the configuration.
     """
     H, D, intermediate = config.hidden_size, config.head_dim, config.intermediate_size
-    pack_weight = _QUANTIZED_PACKS.get(weights, pack)
+    pack_weight = _PACKS[weights]
 
     def read(name: str, *shape: int) -> Tensor:
         tensor = source.tensor(name)
@@ -159,7 +160,7 @@ def build_weights(
         layers=tuple(layer(index) for index in range(config.num_layers)),
         final_norm=norm("model.norm.weight", H),
         lm_head=lm_head,
-        lm_head_packed=pack_weight(lm_head),
+        lm_head_packed=_HEAD_PACKS[weights](lm_head),
     )
 
 

@@ -80,7 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-body-bytes", type=int, default=8 * 1024 * 1024)
     parser.add_argument("--drain-seconds", type=float, default=30.0)
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
-    parser.add_argument("--weights", default="auto", help="auto (as dtype) or int8 (half the memory of bfloat16)")
+    parser.add_argument("--weights", default="auto", help="auto (as in the folder), int8 or int4")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     return parser.parse_args()
 

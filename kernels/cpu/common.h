@@ -19,7 +19,7 @@ typedef uint32_t vu __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
 
-enum dtype { F32 = 0, BF16 = 1, INT8 = 2 /* only weights */ };
+enum dtype { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3 /* the last two only for weights */ };
 
 static inline vf vf_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 static inline void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
@@ -46,6 +46,20 @@ static inline vf vf_load_bf16(const uint16_t *p) {
     vu u = __builtin_convertvector(h, vu) << 16;
     vf f;
     memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+/* Loads 16 float16 numbers. Multiplying by 2**112 corrects the exponent exactly, also of subnormal numbers. */
+static inline vf vf_load_half(const void *p) {
+    vh h;
+    memcpy(&h, p, sizeof h);
+    vu u = __builtin_convertvector(h, vu), bits = (u & 0x7fffu) << 13;
+    vf f;
+    memcpy(&f, &bits, sizeof f);
+    f *= 0x1p112f;
+    memcpy(&bits, &f, sizeof f);
+    bits |= (u & 0x8000u) << 16;
+    memcpy(&f, &bits, sizeof f);
     return f;
 }
 

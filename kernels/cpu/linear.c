@@ -5,6 +5,9 @@
  *   bfloat16  [ceil(N / 32), K / 2, 32, 2]   (adjacent pairs of k, as VDPBF16PS requires)
  *   int8      the layout of bfloat16, with one byte per weight: a sign bit and a magnitude. The magnitude is the index
  *             into a table of bfloat16 numbers, which represent all int8 numbers exactly
+ *   int4      [ceil(N / 32), K / 32, 576]   (a group of 32 values of k: 32 float16 scales, one per output; then 256
+ *             bytes for outputs 0 to 15 and 256 for outputs 16 to 31, in the order of `unpack_int4`). The sum of a group
+ *             is multiplied by its scale and then added to the sum of the groups before it
  *
  * A block is read from memory once and used for all rows, in tiles of at most 8 rows. The number of rows in a tile
  * never changes the order of additions. The arithmetic is so fast (one VDPBF16PS per cycle on Zen 4) that memory limits
@@ -25,6 +28,13 @@
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #define HAS_DP_INT8 1
 #endif
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define HAS_DP_INT4 1
+#endif
+
+#define GROUP 32                                 /* values of k with one scale in int4 */
+#define HALF_BYTES (GROUP * LANES / 2)           /* of 16 outputs of a group */
+#define GROUP_BYTES (2 * NB + 2 * HALF_BYTES)
 
 /* Prevents the compiler from fusing a product and a sum into one instruction, which would round differently. */
 #define KEEP_APART(value) __asm__("" : "+m"(value))
@@ -228,6 +238,110 @@ ALWAYS void tile_int8_bf16(const int rows, const struct tile *t) {
 
 ALWAYS void tile_int8_f32(const int rows, const struct tile *t) { tile_pairs(rows, t, INT8, F32); }
 
+/* Byte 64 j + 16 lane + 8 b + 2 o + p holds weights of output 4 lane + o: in its low bits for k = 8 j + 2 b + p, in its
+ * high bits for the weight four places later. A weight is stored as a number from 0 to 15, which stands for -8 to 7. */
+static inline void unpack_int4(const uint8_t *bytes, float weights[GROUP][LANES]) {
+    for (int i = 0; i < HALF_BYTES; i++) {
+        int k = i / 64 * 8 + i % 16 / 8 * 2 + i % 2, output = i % 64 / 16 * 4 + i % 8 / 2;
+        weights[k][output] = (float)((bytes[i] & 15) - 8);
+        weights[k + 4][output] = (float)((bytes[i] >> 4) - 8);
+    }
+}
+
+ALWAYS void tile_int4(const int rows, const struct tile *t, const int dtype) {
+    vf acc[MAX_ROWS][2];
+    for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = vf_set(0.0f);
+    for (int64_t g = 0; g < t->K / GROUP; g++) {
+        const uint8_t *at = (const uint8_t *)t->w + g * GROUP_BYTES;
+        for (int half = 0; half < 2; half++) {
+            fetch(t->ahead);
+            float weights[GROUP][LANES];
+            unpack_int4(at + 2 * NB + half * HALF_BYTES, weights);
+            vf scale = vf_load_half(at + half * 2 * LANES), sums[MAX_ROWS];
+            for (int r = 0; r < rows; r++) sums[r] = vf_set(0.0f);
+            for (int k = 0; k < GROUP; k++) {
+                vf w = vf_load(weights[k]);
+                for (int r = 0; r < rows; r++) sums[r] += vf_set(load_any(t->x, r * t->K + g * GROUP + k, dtype)) * w;
+            }
+            for (int r = 0; r < rows; r++) acc[r][half] += sums[r] * scale;
+        }
+    }
+    for (int r = 0; r < rows; r++) finish(t, acc[r][0], acc[r][1], r);
+}
+
+#if defined(HAS_DP_INT4)
+ALWAYS __m512bh broadcast_pair(const uint16_t *x) {
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return (__m512bh)_mm512_set1_epi32(pair);
+}
+
+struct int4_table {
+    __m512i low, high; /* the low and the high bytes of the bfloat16 numbers -8 to 7, in each quarter */
+};
+
+static struct int4_table int4_table(void) {
+    uint8_t low[16], high[16];
+    for (int i = 0; i < 16; i++) {
+        uint16_t h = f32_to_bf16((float)(i - 8));
+        low[i] = h & 0xff, high[i] = h >> 8;
+    }
+    return (struct int4_table){_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)low)),
+                               _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)high))};
+}
+
+/* Adds the products with a group's weights for 16 outputs, `w`, to the sums of these outputs. */
+ALWAYS void add_half_group(const int rows, const uint16_t *x, int64_t K, const uint8_t *w, vf scale,
+                           const struct int4_table *table, __m512 acc[MAX_ROWS][2], const int half) {
+    __asm__("" : "+r"(x)); /* otherwise the compiler keeps all 128 broadcasts of the other half on the stack */
+    __m512i mask = _mm512_set1_epi8(15);
+    __m512 sums[MAX_ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) sums[r] = _mm512_setzero_ps();
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) { /* four values of k each */
+        __m512i bytes = _mm512_loadu_si512(w + i / 2 * 64);
+        __m512i index = _mm512_and_si512(i % 2 ? _mm512_srli_epi16(bytes, 4) : bytes, mask);
+        __m512i low = _mm512_shuffle_epi8(table->low, index), high = _mm512_shuffle_epi8(table->high, index);
+        __m512bh w0 = (__m512bh)_mm512_unpacklo_epi8(low, high), w1 = (__m512bh)_mm512_unpackhi_epi8(low, high);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) sums[r] = _mm512_dpbf16_ps(sums[r], w0, broadcast_pair(x + r * K + 4 * i));
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) sums[r] = _mm512_dpbf16_ps(sums[r], w1, broadcast_pair(x + r * K + 4 * i + 2));
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) acc[r][half] = _mm512_fmadd_ps(sums[r], (__m512)scale, acc[r][half]);
+}
+
+ALWAYS void tile_int4_dp(const int rows, const struct tile *t) {
+    struct int4_table table = int4_table();
+    __m512 acc[MAX_ROWS][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
+    struct ahead ahead = *t->ahead;
+    const uint8_t *w = t->w;
+    const uint16_t *x = t->x;
+    for (int64_t k = 0; k < t->K; k += GROUP, w += GROUP_BYTES) {
+        fetch(&ahead);
+        add_half_group(rows, x + k, t->K, w + 2 * NB, vf_load_half(w), &table, acc, 0);
+        fetch(&ahead);
+        add_half_group(rows, x + k, t->K, w + 2 * NB + HALF_BYTES, vf_load_half(w + 2 * LANES), &table, acc, 1);
+    }
+    t->ahead->at = ahead.at;
+    for (int r = 0; r < rows; r++) finish(t, (vf)acc[r][0], (vf)acc[r][1], r);
+}
+#endif
+
+ALWAYS void tile_int4_bf16(const int rows, const struct tile *t) {
+#if defined(HAS_DP_INT4)
+    tile_int4_dp(rows, t);
+#else
+    tile_int4(rows, t, BF16);
+#endif
+}
+
+ALWAYS void tile_int4_f32(const int rows, const struct tile *t) { tile_int4(rows, t, F32); }
+
 #define TILES(NAME)                                           \
     static void rows_##NAME(int rows, const struct tile *t) { \
         switch (rows) {                                       \
@@ -245,10 +359,13 @@ TILES(f32)
 TILES(bf16)
 TILES(int8_bf16)
 TILES(int8_f32)
+TILES(int4_bf16)
+TILES(int4_f32)
 
 int64_t linear_blocks(const struct linear *l) { return (l->N + NB - 1) / NB; }
 
 static int64_t block_bytes(const struct linear *l) {
+    if (l->format == INT4) return l->K / GROUP * GROUP_BYTES;
     return l->K * NB * (l->format == F32 ? 4 : l->format == BF16 ? 2 : 1);
 }
 
@@ -274,6 +391,8 @@ void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t r
         l->bias ? l->bias + n0 : NULL, out, stride, l->N - n0 < NB ? l->N - n0 : NB, output, ahead};
     if (l->format == F32) rows_f32((int)rows, &t);
     else if (l->format == BF16) rows_bf16((int)rows, &t);
+    else if (l->format == INT4 && dtype == BF16) rows_int4_bf16((int)rows, &t);
+    else if (l->format == INT4) rows_int4_f32((int)rows, &t);
     else if (dtype == BF16) rows_int8_bf16((int)rows, &t);
     else rows_int8_f32((int)rows, &t);
 }
@@ -308,7 +427,7 @@ static void linear_team(void *context) {
 }
 
 /* x [M, K] contiguous, with an even K unless x and the weight are float32. out [M, N] float32. scales and bias may be
- * null. `dtype` is the dtype of x; `format` is the format of the weight, which is int8 or the dtype of x; `output`
+ * null. `dtype` is the dtype of x; `format` is the format of the weight, which is int8, int4 or the dtype of x; `output`
  * is an `enum output`. */
 void slipstream_linear(const void *x, const void *weight, const float *scales, const float *bias, float *out, int64_t M,
                        int64_t N, int64_t K, int dtype, int format, int output) {

@@ -132,3 +132,11 @@ def test_a_cache_folder_that_cannot_be_written_does_not_change_the_result(tmp_pa
     model = load_model(make_tiny_model(tmp_path / "model"))
 
     assert check_row_invariance(model, folder=tmp_path / "cache") == EXACT
+
+
+def test_a_model_in_int4_does_not_use_the_stored_result_of_the_model_in_int8(tmp_path: Path) -> None:
+    model_dir = make_tiny_model(tmp_path / "model")
+    for weights in ("int8", "int4"):
+        assert check_row_invariance(load_model(model_dir, weights=weights), folder=tmp_path / "results").exact
+
+    assert len(list((tmp_path / "results").iterdir())) == 2

@@ -7,10 +7,20 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import library
-from kernels.linear import LinearWeight, linear, linear_reference, pack, pack_fp8, pack_int8
+from kernels.linear import (
+    LinearWeight,
+    linear,
+    linear_reference,
+    pack,
+    pack_fp8,
+    pack_grouped,
+    pack_int4,
+    pack_int8,
+    pack_scaled,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
-PACKS = [pack, pack_int8]
+PACKS = [pack, pack_int8, pack_int4]
 # (M, N, K): odd M, N on both sides of a block of 32 outputs, and K with and without a remainder for a vector of 16.
 SHAPES = [(1, 31, 10), (5, 32, 64), (8, 33, 18), (9, 64, 576), (17, 100, 130)]
 
@@ -73,6 +83,50 @@ def test_the_rounding_error_of_an_int8_weight_is_at_most_half_its_scale(implemen
     assert bool((restored[40] == 0).all())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("M", "N", "K"), [(1, 31, 32), (5, 32, 64), (8, 33, 96), (9, 64, 576)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_product_with_int4_weights_uses_the_values_and_scales_of_each_group(
+    implementation: str, dtype: torch.dtype, M: int, N: int, K: int, with_bias: bool
+) -> None:
+    """Scales have both signs and differ by a factor of a thousand between outputs."""
+    x, bias = make((M, K), dtype, 1), make((N,), torch.float32, 3) if with_bias else None
+    values = torch.randint(-8, 8, (N, K), generator=torch.Generator().manual_seed(2)).to(torch.int8)
+    scales = make((N, K // 32), torch.bfloat16, 4).float() * torch.logspace(-3, 0, N).bfloat16().float()[:, None]
+    scales = scales.bfloat16().float()
+    expected = x.double() @ (values * scales.repeat_interleave(32, 1)).double().T
+    expected += 0.0 if bias is None else bias.double()
+
+    out = linear(x, pack_grouped(values, scales, dtype, bias))
+
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-4 * K)
+
+
+def test_the_rounding_error_of_an_int4_weight_is_at_most_one_scale(implementation: str) -> None:
+    w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # the last output has only zero weights
+    restored = linear(torch.eye(64), pack_int4(w)).T  # the product with the identity is the weight
+    scales = w.view(41, 2, 32).abs().amax(2).repeat_interleave(32, 1) / 8
+    # Half a scale, or a whole one for the largest weights of the other sign than the scale's, and rounding to float16.
+    assert bool(((restored - w).abs() <= scales * 1.01).all())
+    assert ((restored - w).abs() <= scales * 0.51).float().mean() > 0.97
+    assert bool((restored[40] == 0).all())
+
+
+def test_int4_weights_that_are_not_represented_exactly_are_refused() -> None:
+    values, scales = torch.zeros(4, 64, dtype=torch.int8), torch.ones(4, 2)
+    with pytest.raises(ValueError, match="multiple of 32 columns, got 62"):
+        pack_int4(torch.ones(4, 62))
+    with pytest.raises(ValueError, match="from -8 to 7"):
+        pack_grouped(values + 8, scales, torch.float32)
+    with pytest.raises(ValueError, match="represents exactly"):
+        pack_grouped(values, scales + 2.0**-20, torch.float32)
+
+
+def test_int8_weights_below_the_range_of_the_kernel_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least -127"):
+        pack_scaled(torch.full((4, 8), -128, dtype=torch.int8), torch.ones(4), torch.float32)
+
+
 def test_a_float8_weight_keeps_four_significant_bits() -> None:
     w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # the last output has only zero weights
     restored = linear(torch.eye(64), pack_fp8(w)).T  # the product with the identity is the weight
@@ -85,6 +139,11 @@ def test_a_float8_weight_keeps_four_significant_bits() -> None:
 def test_an_int8_weight_takes_half_the_memory_of_bfloat16() -> None:
     w = make((64, 576), torch.bfloat16, 1)
     assert pack_int8(w).data.nbytes == pack(w).data.nbytes // 2
+
+
+def test_an_int4_weight_takes_four_and_a_half_bits() -> None:
+    w = make((64, 576), torch.bfloat16, 1)
+    assert pack_int4(w).data.nbytes == w.numel() * 9 // 16
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.cpu.library import library
-from kernels.linear import pack, pack_int8
+from kernels.linear import pack, pack_int4, pack_int8
 from tests.kernels import test_attention, test_decoder, test_linear
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,10 @@ def run_kernel_tests() -> None:
         test_attention.test_keys_in_the_slot_table_and_keys_on_the_path_give_the_same_bits("compiled", dtype)
         test_linear.test_the_product_agrees_with_float64("compiled", dtype, 17, 100, 130, True)
         test_linear.test_the_product_with_int8_weights_uses_the_rounded_weights("compiled", dtype, 17, 100, 130, True)
-        for packed in (pack, pack_int8):
+        test_linear.test_the_product_with_int4_weights_uses_the_values_and_scales_of_each_group(
+            "compiled", dtype, 9, 33, 96, True
+        )
+        for packed in (pack, pack_int8, pack_int4):
             test_linear.test_the_result_of_a_row_does_not_depend_on_the_number_of_rows("compiled", dtype, packed)
         for int8 in (False, True):
             test_decoder.test_the_compiled_decoder_gives_the_same_bits_as_single_operations(dtype, 9, True, True, int8)

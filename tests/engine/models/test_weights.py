@@ -21,30 +21,41 @@ def logits(folder: Path, dtype: str, weights: str, *, tokens: int = 60) -> torch
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_int8_logits_are_close_to_unquantized_logits(tmp_path: Path, dtype: str, tied: bool) -> None:
+@pytest.mark.parametrize(("weights", "bound"), [("int8", 5e-3), ("int4", 0.5)])
+def test_quantized_logits_are_close_to_unquantized_logits(
+    tmp_path: Path, dtype: str, tied: bool, weights: str, bound: float
+) -> None:
     folder = make_tiny_model(tmp_path, "qwen2", tie_word_embeddings=tied)
-    exact, quantized = (logits(folder, dtype, weights).log_softmax(-1) for weights in ("auto", "int8"))
+    exact, quantized = (logits(folder, dtype, form).log_softmax(-1) for form in ("auto", weights))
     divergence = (exact.exp() * (exact - quantized)).sum(-1)  # nats per token
-    assert 0 < float(divergence.mean()) < 5e-3
+    assert 0 < float(divergence.mean()) < bound
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_int8_logits_of_a_row_do_not_depend_on_other_rows(
-    tmp_path: Path, compiled: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantized_logits_of_a_row_do_not_depend_on_other_rows(
+    tmp_path: Path, compiled: bool, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
         for module in ("linear", "norm", "swiglu", "rope", "attention"):
             monkeypatch.setattr(f"kernels.{module}.library", lambda: None)
     folder = make_tiny_model(tmp_path, "qwen3")
-    expected = logits(folder, "bfloat16", "int8")
+    expected = logits(folder, "bfloat16", weights)
     for tokens in (1, 7, 33):
-        assert torch.equal(logits(folder, "bfloat16", "int8", tokens=tokens), expected[:tokens]), tokens
+        assert torch.equal(logits(folder, "bfloat16", weights, tokens=tokens), expected[:tokens]), tokens
 
 
-def test_int8_weights_of_unsupported_models_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantized_weights_of_unsupported_models_are_refused(tmp_path: Path, weights: str) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3")
-    with pytest.raises(ModelNotLoadable, match="int8 weights are for the dense models"):
-        load_model(folder, weights="int8")
+    with pytest.raises(ModelNotLoadable, match=f"{weights} weights are for the dense models"):
+        load_model(folder, weights=weights)
+
+
+def test_int4_weights_of_layers_without_whole_groups_are_refused(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, intermediate_size=72)
+    with pytest.raises(ModelNotLoadable, match="multiples of 32"):
+        load_model(folder, weights="int4")
 
 
 def test_a_model_with_the_file_of_a_quantization_tool_is_not_loaded(tmp_path: Path) -> None:
@@ -55,5 +66,5 @@ def test_a_model_with_the_file_of_a_quantization_tool_is_not_loaded(tmp_path: Pa
 
 
 def test_an_unknown_value_of_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match="weights must be auto or int8, got 'int4'"):
-        EngineConfig(weights="int4")
+    with pytest.raises(ValueError, match="weights must be auto, int8 or int4, got 'int3'"):
+        EngineConfig(weights="int3")

@@ -33,6 +33,10 @@ PROMPTS = [tuple(range(20, 20 + length)) * 2 for length in (3, 9, 17)]
         ("compressed int8", WeightsReport("compressed-tensors int8", "int8")),
         ("compressed int8 with -128", WeightsReport("compressed-tensors int8", "bfloat16 (widened)")),
         ("compressed int8 groups", WeightsReport("compressed-tensors int8", "bfloat16 (widened)")),
+        ("compressed int4", WeightsReport("compressed-tensors int4", "int4")),
+        ("compressed int4 with zeros", WeightsReport("compressed-tensors int4", "bfloat16 (widened)")),
+        ("gptq", WeightsReport("gptq int4", "int4")),
+        ("gptq desc_act", WeightsReport("gptq int4", "bfloat16 (widened)")),
         ("awq", WeightsReport("awq int4", "bfloat16 (widened)")),
         ("gptq with zeros", WeightsReport("gptq int4", "bfloat16 (widened)")),
     ],
@@ -58,9 +62,9 @@ def test_stored_int8_weights_reach_the_kernel_unchanged(tmp_path: Path) -> None:
     scales = [stored[f"model.layers.1.self_attn.{part}_proj.weight_scale"] for part in "qkv"]
 
     assert isinstance(model, Decoder)
-    loaded = model.weights.layers[1].qkv.scales
-    assert loaded is not None
-    assert torch.equal(loaded, torch.cat(scales)[:, 0])
+    kept = model.weights.layers[1].qkv.scales
+    assert kept is not None
+    assert torch.equal(kept, torch.cat(scales)[:, 0])
 
 
 @pytest.mark.parametrize("name", ["fp8 blocks", "compressed int8", "compressed int4", "awq", "gptq desc_act"])

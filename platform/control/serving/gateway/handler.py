@@ -9,7 +9,7 @@ Differences from Django's handler:
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import lru_cache, reduce
 from io import BytesIO
 from typing import Any
@@ -182,8 +182,9 @@ async def _send_stream(request: UnreadRequest, response: EventStream, send: Send
             await send({"type": "http.response.body"})
     except asyncio.CancelledError:
         if not request.is_gone:
-            async with asyncio.timeout(LAST_EVENT_SECONDS):
-                await send({"type": "http.response.body", "body": error_event(_shut_down())})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_EVENT_SECONDS):
+                    await send({"type": "http.response.body", "body": error_event(_shut_down())})
         raise
 
 

@@ -45,9 +45,10 @@ def _result_prefix(job: Job) -> str:
     """The prefix of the storage keys that another row names; empty if the job has no such result."""
     match job.kind:
         case Job.Kind.TRAINING:
-            prefixes = Speculator.objects.filter(pk=job.params.get("speculator_id")).values_list("storage_prefix")
+            speculator = Speculator.objects.filter(pk=job.params.get("speculator_id")).first()
+            return "" if speculator is None else speculator.storage_prefix
         case Job.Kind.EVALUATION:
-            prefixes = Evaluation.objects.filter(job=job).values_list("plots_prefix")
+            evaluation = Evaluation.objects.filter(job=job).first()
+            return "" if evaluation is None else evaluation.plots_prefix
         case _:
             return ""
-    return "".join(prefix for (prefix,) in prefixes)

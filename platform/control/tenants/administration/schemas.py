@@ -126,8 +126,6 @@ class StorageObject(ResponseModel):
     @classmethod
     def of(cls, organization: Organization) -> Self:
         stored = stored_bytes(organization.pk)
-        return cls(
-            limit_bytes=quota_of(organization.pk).storage_bytes,
-            used_bytes=sum(stored.values()),
-            **{f"{part}_bytes": num_bytes for part, num_bytes in stored.items()},
-        )
+        parts = {f"{part}_bytes": num_bytes for part, num_bytes in stored.items()}
+        limit_bytes = quota_of(organization.pk).storage_bytes
+        return cls.model_validate({"limit_bytes": limit_bytes, "used_bytes": sum(stored.values()), **parts})

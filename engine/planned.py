@@ -43,7 +43,7 @@ def fit(
     wanted = Wanted(
         device=device.type,
         memory_bytes=memory_bytes,
-        weights="int8" if config.weights == "int8" else "auto",
+        weights=config.weights,
         context=config.max_seq_len,
         concurrency=config.max_batch_size,
         draft_nodes=MAX_DRAFT_NODES if config.draft_budget is None else config.draft_budget,

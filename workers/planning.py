@@ -12,15 +12,15 @@ Letters: V vocabulary size, H hidden size, D elements per attention head.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-WeightFormat = Literal["auto", "int8"]  # as `weights` of the engine
 DEFAULT_CONCURRENCY = 16
 DEFAULT_KV_BYTES = 1 << 30
 
 _MIB = 1 << 20
 _BLOCK = 32  # the CPU's kernels pad the outputs of a weight to a multiple of this number
 _MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # the models of engine/models/dense.py
+_INT4_SIXTEENTHS = 9  # of a byte per weight: 4 bits, and a scale of 16 bits for each group of 32
 _PREFILL_ROWS = 512  # rows of a pass that read prompts
 # A process of the engine without a model: measured on Linux with torch 2.13. The value for CUDA is an estimate.
 _RUNTIME_BYTES = {"cpu": 520 * _MIB, "cuda": 1024 * _MIB}
@@ -85,6 +85,7 @@ class Wanted:
 
     device: `cpu` or `cuda`.
     memory_bytes: memory of the device that the engine may use; None: the KV cache gets `DEFAULT_KV_BYTES`.
+    weights: `auto`, `int8` or `int4`, as the engine's option.
     context: tokens of the longest prompt and answer together; None: as long as the model allows and as fits.
     concurrency: maximum number of sequences that decode at once.
     draft_nodes: maximum number of draft nodes per sequence.
@@ -94,7 +95,7 @@ class Wanted:
 
     device: str
     memory_bytes: int | None
-    weights: WeightFormat = "auto"
+    weights: str = "auto"
     context: int | None = None
     concurrency: int = DEFAULT_CONCURRENCY
     draft_nodes: int = 32
@@ -175,18 +176,28 @@ def kv_slot_bytes(sizes: ModelSizes) -> int:
     return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * sizes.dtype_bytes
 
 
-def weight_bytes(sizes: ModelSizes, weights: WeightFormat, *, device: str) -> int:
-    """Bytes of the weights as `engine/models/weights.py` keeps them; biases and norms are left out."""
-    is_int8, dtype_bytes = weights == "int8", sizes.dtype_bytes
+def weight_bytes(sizes: ModelSizes, weights: str, *, device: str) -> int:
+    """Bytes of the weights as `engine/models/weights.py` keeps them; biases and norms are left out.
+
+    A quantized checkpoint is planned like the model in its dtype, although some of its weights may stay small.
+    """
     is_packed = device == "cpu"  # a packed weight is a copy; on CUDA a weight in the model's dtype stays as it is
 
-    def linear(outputs: int, inputs: int) -> int:
+    def linear(outputs: int, inputs: int, stored: str) -> int:
         outputs = -(-outputs // _BLOCK) * _BLOCK if is_packed else outputs
-        return outputs * inputs + 4 * outputs if is_int8 else outputs * inputs * dtype_bytes
+        match stored:
+            case "int8":
+                return outputs * inputs + 4 * outputs
+            case "int4":
+                return outputs * inputs * _INT4_SIXTEENTHS // 16 + 4 * outputs
+            case _:
+                return outputs * inputs * sizes.dtype_bytes
 
-    table = sizes.vocab_size * sizes.hidden_size * dtype_bytes
-    head_copy = linear(sizes.vocab_size, sizes.hidden_size) if is_packed or is_int8 else 0
-    layers = sizes.num_layers * sum(linear(outputs, inputs) for outputs, inputs in sizes.linears())
+    table = sizes.vocab_size * sizes.hidden_size * sizes.dtype_bytes
+    head_copy = linear(sizes.vocab_size, sizes.hidden_size, "auto" if weights == "auto" else "int8")
+    if weights == "auto" and not is_packed:
+        head_copy = 0
+    layers = sizes.num_layers * sum(linear(*shape, weights) for shape in sizes.linears())
     return layers + (1 if sizes.has_tied_head else 2) * table + head_copy
 
 

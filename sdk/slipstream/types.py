@@ -171,6 +171,7 @@ class Capture:
     hours: int  # each request is deleted after this many hours
     num_requests: int
     oldest_at: int | None = None
+    stopped: Mapping[str, str] | None = None  # why no further requests are kept: code, message
     created_at: int
 
 

@@ -42,6 +42,7 @@ def test_the_bytes_of_a_position_and_of_the_weights_follow_from_the_published_si
     assert kv_slot_bytes(LARGE) == 2 * 64 * 8 * 128 * 2
     assert kv_slot_bytes(SMALL) == 2 * 30 * 3 * 64 * 2
     num_parameters = 32.76e9  # as published; norms and biases are left out of the plan
+    assert weight_bytes(SMALL, "int4", device="cpu") < weight_bytes(SMALL, "int8", device="cpu")
     assert weight_bytes(LARGE, "auto", device="cuda") == pytest.approx(2 * num_parameters, rel=0.001)
 
 
@@ -84,7 +85,7 @@ def test_the_memory_of_a_speculator_and_of_adapters_is_taken_from_the_kv_cache()
     context=st.none() | st.integers(1, 200_000),
     concurrency=st.integers(1, 1_000),
     drafter_slot_bytes=st.integers(0, 10**6),
-    weights=st.sampled_from(["auto", "int8"]),
+    weights=st.sampled_from(["auto", "int8", "int4"]),
     device=st.sampled_from(["cpu", "cuda"]),
     sizes=st.sampled_from([SMALL, LARGE]),
 )

@@ -10,9 +10,10 @@ database are counted before they are stored:
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
-from django.db import models, transaction
-from django.db.models import F, Sum
+from django.db import transaction
+from django.db.models import F, QuerySet, Sum
 
 from control.core.api.errors import ApiError
 from control.core.database_clock import from_now
@@ -100,7 +101,7 @@ def reservations_expire() -> int:
     return len(keys)
 
 
-def storage_recount(organization_id: str, rows: Mapping[StoredPart, models.QuerySet[models.Model]]) -> None:
+def storage_recount(organization_id: str, rows: Mapping[StoredPart, QuerySet[Any]]) -> None:
     """Sets the counter to the sum of the `size_bytes` of these rows and of the reservations.
 
     Concurrent transactions change the counter relative to the value that is written here, or have committed before the
@@ -126,7 +127,7 @@ def _give_up(key: str) -> None:
             storage_count(reservation.organization_id, StoredPart(reservation.part), -reservation.size_bytes)
 
 
-def _sum(rows: models.QuerySet[models.Model]) -> int:
+def _sum(rows: QuerySet[Any]) -> int:
     return rows.aggregate(sum=Sum("size_bytes"))["sum"] or 0
 
 

@@ -196,7 +196,12 @@ def test_pruned_captures_free_their_bytes_however_many_they_are(
     client: Client, organization: Organization, deployment: Deployment
 ) -> None:
     capture(client, deployment)
-    row = {"deployment": deployment, "organization": organization, "endpoint": "/v1/completions", "body": {}}
+    row: dict[str, Any] = {
+        "deployment": deployment,
+        "organization": organization,
+        "endpoint": "/v1/completions",
+        "body": {},
+    }
     CapturedRequest.objects.bulk_create(CapturedRequest(**row, size_bytes=2) for _ in range(1_200))
     CapturedRequest.objects.update(created_at=timezone.now() - timedelta(hours=25))
     CapturedRequest.objects.create(**row, size_bytes=7)

@@ -6,7 +6,6 @@ objects that have ended. SQLite plans without looking at them.
 
 import datetime as dt
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -35,7 +34,7 @@ from tests.control.factories import make_base_model, make_organization
 from workers.supervisor.worker import CHORES
 
 Statement = tuple[str, Any]  # SQL and its parameters
-NUM_ROWS = 10_000 if os.environ.get("SLIPSTREAM_TEST_DATABASE") == "postgres" else 100
+NUM_ROWS = {"postgresql": 10_000, "sqlite": 100}[connection.vendor]
 LARGE = (File, Upload, UploadPart, Job, CapturedRequest, Deployment, Rollout, Event, IdempotencyKey, Batch, Pipeline)
 LARGE_TABLES = frozenset(model._meta.db_table for model in LARGE)
 # These are not in CHORES, because the worker itself ends the jobs that they find.
@@ -74,6 +73,10 @@ def populate() -> None:
     add_rows(lambda n: Event(organization=owners[n % 100], type="t", object_id=f"o{n}", seq=n + 1))
     key = {"fingerprint": "f", "locked_until": now, "created_at": now, "status": 200}
     add_rows(lambda n: IdempotencyKey(**own, **key, route="r", key=f"k{n}"))
+    analyse()
+
+
+def analyse() -> None:
     if connection.vendor == "postgresql":  # which analyses its tables by itself; nobody does so for SQLite
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE")
@@ -152,5 +155,6 @@ def test_no_chore_reads_a_large_table_from_end_to_end() -> None:
 def test_the_check_finds_a_query_without_an_index() -> None:
     own = {"organization": make_organization()}
     add_rows(lambda n: File(**own, filename="f", purpose="batch", size_bytes=1, storage_key=f"f{n}"))
+    analyse()
     assert whole_reads(*File.objects.filter(size_bytes=7).query.sql_with_params())
     assert not whole_reads(*File.objects.filter(storage_key="f7").query.sql_with_params())

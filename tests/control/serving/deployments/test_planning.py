@@ -28,7 +28,7 @@ SIZES = ModelSizes.of(SMOLLM2)
 
 
 @pytest.fixture
-def model() -> BaseModel:
+def model(db: None) -> BaseModel:
     made = make_base_model()
     made.sizes = asdict(SIZES)
     made.save()

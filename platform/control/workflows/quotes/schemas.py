@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SkipValidation
 
 from control.billing.spending.schemas import Dollars
 from control.billing.usage.schemas import Amount
@@ -38,7 +38,7 @@ class QuoteObject(ResponseModel):
     basis: Annotated[str, OneOf(Quote.Basis)]
     pilot_batch_id: str | None
     num_rows: int
-    input_tokens: int
+    input_tokens: SkipValidation[int]  # never null: the tokens of a quote's dataset are counted
     input_tokens_exact: bool
     output_tokens: int | None
     output_tokens_low: int | None

@@ -18,6 +18,8 @@ ALLOWED = {
     ("control.queue.jobs.services", "CLAIM"),
     ("control.operations.monitoring.queue_metrics", "CONSOLE"),
     ("control.operations.monitoring.engines", "CONSOLE"),
+    ("control.tenants.audit.exporting", "COMMAND"),
+    ("control.tenants.audit.management.commands.audit_export", "COMMAND"),
     ("control.tenants.row_security.middleware", "CONSOLE"),
     ("control.tenants.webhooks.management.commands.webhook_secrets_reencrypt", "COMMAND"),
     ("workers.supervisor.webhook_sender", "HOUSEKEEPING"),

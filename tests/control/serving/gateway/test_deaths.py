@@ -39,8 +39,7 @@ def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_killed_engines_end_their_streams_with_an_error_and_are_started_again(
     base_url: str, token: str, each_deployment: Deployment, supervisor: Supervisor, num_kills: int
 ) -> None:
-    deployment = each_deployment
-    is_real = "engine.server" in engine_command(deployment)
+    is_real = "engine.server" in engine_command(each_deployment)
     begun: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def request_stream() -> list[dict[str, Any]]:
@@ -57,12 +56,11 @@ def test_killed_engines_end_their_streams_with_an_error_and_are_started_again(
     def request_answer() -> httpx2.Response:
         return client.post("/chat/completions", json=chat("linger", **LONG))
 
-    beginning = plain_text(deployment, "linger", max_tokens=1000) if is_real else "token0 token1 "
+    beginning = plain_text(each_deployment, "linger", max_tokens=1000) if is_real else "token0 token1 "
     num_tokens = 0
+    headers = {"Authorization": f"Bearer {token}"}
     with (
-        httpx2.Client(
-            base_url=base_url, headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False
-        ) as client,
+        httpx2.Client(base_url=base_url, headers=headers, timeout=60, trust_env=False) as client,
         ThreadPoolExecutor(3) as pool,
     ):
         for _ in range(num_kills):
@@ -71,7 +69,7 @@ def test_killed_engines_end_their_streams_with_an_error_and_are_started_again(
             for _ in streams:
                 begun.get(timeout=60)
 
-            os.kill(identity_of(deployment).pid, signal.SIGKILL)
+            os.kill(identity_of(each_deployment).pid, signal.SIGKILL)
             killed_at = time.monotonic()
 
             for stream in streams:
@@ -81,15 +79,15 @@ def test_killed_engines_end_their_streams_with_an_error_and_are_started_again(
                 num_tokens += num_tokens_of(chunks[-1])
             assert answer.result(timeout=60).status_code == 502
             assert is_real or time.monotonic() - killed_at < 2
-            tick_until_state(supervisor, deployment, State.PROVISIONING)
+            tick_until_state(supervisor, each_deployment, State.PROVISIONING)
             assert is_real or time.monotonic() - killed_at < 2
-            tick_until_state(supervisor, deployment, State.READY, seconds=120)
+            tick_until_state(supervisor, each_deployment, State.READY, seconds=120)
             assert is_real or time.monotonic() - killed_at < 5
             Deployment.objects.update(crashes=[])  # five crashes within ten minutes would be a crash loop
 
         last = client.post("/chat/completions", json=chat("hello", temperature=0, max_tokens=24)).json()
     if is_real:
-        assert last["choices"][0]["message"]["content"] == plain_text(deployment, "hello", max_tokens=24)
+        assert last["choices"][0]["message"]["content"] == plain_text(each_deployment, "hello", max_tokens=24)
     check_usage(num_requests=num_kills * STREAMS_EACH + 1, num_tokens=num_tokens + num_tokens_of(last))
 
 

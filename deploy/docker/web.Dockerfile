@@ -12,7 +12,8 @@ COPY --from=packages /opt/venv /opt/venv
 WORKDIR /app
 COPY manage.py ./
 COPY platform ./platform
-COPY workers/__init__.py workers/contracts.py workers/kinds.py workers/model_folders.py workers/parent_death.py ./workers/
+COPY workers/__init__.py workers/contracts.py workers/kinds.py workers/model_folders.py ./workers/
+COPY workers/parent_death.py workers/planning.py ./workers/
 COPY workers/hyperparameters ./workers/hyperparameters
 COPY workers/exports ./workers/exports
 RUN /opt/venv/bin/python -m compileall -q manage.py platform workers

@@ -1,4 +1,4 @@
-"""Allocates tensors in huge pages, for weights and KV caches. Also copies tensors to a device without blocking.
+"""Allocates tensors in huge pages, for weights and KV caches; copies tensors to a device; returns freed memory.
 
 With pages of 4 KiB, a pass that reads 270 MB misses the TLB 66,000 times, and prefetchers do not cross page boundaries.
 With huge pages of 2 MiB, a pass of SmolLM2-135M took 7.9 ms instead of 9.6 for one row, and 10.5 ms instead of 14.1
@@ -6,6 +6,7 @@ for eight rows (two cores of an AMD EPYC). Huge pages are a feature of Linux; on
 memory. A huge page has 2 MiB, so small tensors share mappings of 32 MiB.
 """
 
+import ctypes
 import math
 import mmap
 import threading
@@ -57,6 +58,12 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | Non
                 taken = _current.take(num_bytes)
     assert taken is not None  # a new chunk has enough free memory
     return taken.view(dtype).view(shape)
+
+
+def trim_heap() -> None:
+    """Returns freed memory to the system. glibc would keep it, for example 0.3 GB of temporaries of quantizing."""
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -21,6 +21,7 @@ from engine.models.quantized.source import WeightSource, format_of
 from engine.models.quantized.weight import QuantizedWeight
 from kernels.decoder import LayerWeights
 from kernels.linear import LinearWeight, pack, pack_int4, pack_int8
+from kernels.memory import empty, trim_heap
 from kernels.rope import HeadNorms
 
 _PACKS = {"auto": pack, "int8": pack_int8, "int4": pack_int4}
@@ -104,7 +105,9 @@ def load_weights(
 ) -> DecoderWeights:
     """Raises: ModelNotLoadable: a file or tensor is missing, damaged or has a wrong shape."""
     with open_weights(model_dir) as source:
-        return build_weights(source, config, dtype, device, weights=weights)
+        loaded = build_weights(source, config, dtype, device, weights=weights)
+    trim_heap()
+    return loaded
 
 
 def build_weights(
@@ -153,8 +156,8 @@ def build_weights(
             down=linear(mlp, {"down_proj": H}, intermediate, bias=config.mlp_bias),
         )
 
-    embedding = read("model.embed_tokens.weight", config.vocab_size, H)
-    lm_head = embedding if config.tie_word_embeddings else read("lm_head.weight", config.vocab_size, H)
+    embedding = _unmapped(read("model.embed_tokens.weight", config.vocab_size, H))
+    lm_head = embedding if config.tie_word_embeddings else _unmapped(read("lm_head.weight", config.vocab_size, H))
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(layer(index) for index in range(config.num_layers)),
@@ -162,6 +165,15 @@ def build_weights(
         lm_head=lm_head,
         lm_head_packed=_HEAD_PACKS[weights](lm_head),
     )
+
+
+def _unmapped(weight: Tensor) -> Tensor:
+    """Copies a weight out of the file, whose pages would otherwise stay mapped as long as the weight exists."""
+    if weight.device.type != "cpu":
+        return weight
+    copy = empty(tuple(weight.shape), weight.dtype)
+    copy.copy_(weight)
+    return copy
 
 
 def _kept(

@@ -1,5 +1,6 @@
 """A model with int8 weights is close to the original model, and its rows do not depend on each other."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,13 @@ def test_a_model_with_the_file_of_a_quantization_tool_is_not_loaded(tmp_path: Pa
 def test_an_unknown_value_of_weights_is_refused() -> None:
     with pytest.raises(ValueError, match="weights must be auto, int8 or int4, got 'int3'"):
         EngineConfig(weights="int3")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the list of mappings in /proc")
+def test_no_file_stays_mapped_after_the_weights_are_loaded(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path, dtype=torch.bfloat16)
+
+    model = load_model(folder, device="cpu")
+
+    assert model.dtype == torch.bfloat16
+    assert str(folder) not in Path("/proc/self/maps").read_text()

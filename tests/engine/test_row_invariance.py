@@ -1,6 +1,7 @@
 """The test of row invariance at start-up: it passes with our kernels, names a planted fault, and stores successes."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,12 @@ from torch import Tensor
 
 import engine.row_invariance
 import kernels.linear
+from engine.cache.kv_cache import KVCache
 from engine.load import load_engine, load_model
+from engine.models.base import Hidden, Rows
 from engine.models.dense import Decoder
 from engine.row_invariance import EXACT, RowInvariance, check_row_invariance
+from kernels.attention import AttentionRows
 from tests.tiny_model import make_tiny_model
 
 _reference = kernels.linear.linear_reference
@@ -69,21 +73,30 @@ def test_a_kernel_whose_rows_depend_on_the_row_count_is_named(
     assert len(count_tests) == 2  # a failure is not stored
 
 
-def test_a_layer_that_treats_drafts_differently_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("is_distorted", "how"),
+    [
+        (lambda attention: attention.prefix_lens > len(attention.prefix_lens), "in chunks"),
+        (lambda attention: attention.seqs < attention.seqs.max(), "in a batch"),
+        (lambda attention: attention.path_lens > 0, "as draft trees"),
+    ],
+)
+def test_a_layer_that_depends_on_how_its_rows_are_read_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_distorted: Callable[[AttentionRows], Tensor], how: str
+) -> None:
     model = load_model(make_tiny_model(tmp_path / "model"))
     forward = Decoder.forward
 
-    def distort_drafts(self: Decoder, rows: object, cache: object, tap_layers: object = ()) -> object:
-        hidden = forward(self, rows, cache, tap_layers)  # type: ignore[arg-type]
-        drafted = rows.rows.attention.path_lens > 0  # type: ignore[attr-defined]
-        hidden.final[drafted] += 0.001
+    def distort(self: Decoder, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
+        hidden = forward(self, rows, cache, tap_layers)
+        hidden.final[is_distorted(rows.rows.attention)] += 0.001
         return hidden
 
-    monkeypatch.setattr(Decoder, "forward", distort_drafts)
+    monkeypatch.setattr(Decoder, "forward", distort)
 
     verdict = check_row_invariance(model, folder=tmp_path / "cache")
 
-    reason = "a layer gives rows other bits when they are read as draft trees than in one pass"
+    reason = f"a layer gives rows other bits when they are read {how} than in one pass"
     assert verdict == RowInvariance(False, reason)
 
 
@@ -96,6 +109,19 @@ def test_a_success_is_stored_for_the_same_shapes_and_dtype_only(tmp_path: Path, 
         assert check_row_invariance(model, folder=cache) == EXACT
 
     assert [model is first or model is second for model in count_tests] == [True, False, False]
+
+
+@pytest.mark.parametrize("part", ["_build_sha256", "_device_name"])
+def test_a_success_is_not_valid_for_another_build_or_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count_tests: list[object], part: str
+) -> None:
+    model = load_model(make_tiny_model(tmp_path / "model"))
+    check_row_invariance(model, folder=tmp_path / "cache")
+
+    monkeypatch.setattr(engine.row_invariance, part, lambda *_: "another")
+
+    assert check_row_invariance(model, folder=tmp_path / "cache") == EXACT
+    assert len(count_tests) == 2
 
 
 def test_a_torn_or_foreign_stored_result_is_ignored(tmp_path: Path, count_tests: list[object]) -> None:

@@ -48,6 +48,7 @@ class ModelSizes:
     max_positions: int
     has_tied_head: bool
     dtype_bytes: int  # bytes of an element in the model's dtype
+    has_float8_layers: bool = False  # all weights of the layers are stored as float8 with a scale per output
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -69,6 +70,7 @@ class ModelSizes:
             max_positions=max_positions,
             has_tied_head=bool(config.get("tie_word_embeddings", False)),
             dtype_bytes=4 if (config.get("dtype") or config.get("torch_dtype")) == "float32" else 2,
+            has_float8_layers=_has_float8_layers(config),
         )
 
     def linears(self) -> tuple[tuple[int, int], ...]:
@@ -182,14 +184,16 @@ def kv_slot_bytes(sizes: ModelSizes) -> int:
 def weight_bytes(sizes: ModelSizes, weights: str, *, device: str) -> int:
     """Bytes of the weights as `engine/models/weights.py` keeps them; biases and norms are left out.
 
-    A quantized checkpoint is planned like the model in its dtype, although some of its weights may stay small.
+    With `auto`, layers in float8 stay so on CUDA. Other quantized checkpoints are planned like the model in its dtype:
+    whether int8 and int4 stay small depends on the values, which the kernels may not represent.
     """
+    stays_float8 = weights == "auto" and device == "cuda" and sizes.has_float8_layers
     is_packed = device == "cpu"  # a packed weight is a copy; on CUDA a weight in the model's dtype stays as it is
 
     def linear(outputs: int, inputs: int, stored: str) -> int:
         outputs = -(-outputs // _BLOCK) * _BLOCK if is_packed else outputs
         match stored:
-            case "int8":
+            case "int8" | "float8":
                 return outputs * inputs + 4 * outputs
             case "int4":
                 return outputs * inputs * _INT4_SIXTEENTHS // 16 + 4 * outputs
@@ -200,7 +204,7 @@ def weight_bytes(sizes: ModelSizes, weights: str, *, device: str) -> int:
     head_copy = linear(sizes.vocab_size, sizes.hidden_size, "auto" if weights == "auto" else "int8")
     if weights == "auto" and not is_packed:
         head_copy = 0
-    layers = sizes.num_layers * sum(linear(*shape, weights) for shape in sizes.linears())
+    layers = sizes.num_layers * sum(linear(*shape, "float8" if stays_float8 else weights) for shape in sizes.linears())
     return layers + (1 if sizes.has_tied_head else 2) * table + head_copy
 
 
@@ -211,6 +215,22 @@ def _work_space(sizes: ModelSizes, concurrency: int, draft_nodes: int, context: 
     logits = decoding_rows * sizes.vocab_size * 4
     tables = concurrency * context * 4 + sizes.max_positions * sizes.head_dim * 4
     return activations + logits + tables
+
+
+def _has_float8_layers(config: Mapping[str, Any]) -> bool:
+    """Returns whether compressed-tensors stored every linear weight but the head in float8 with a scale per output."""
+    described = config.get("quantization_config")
+    if not isinstance(described, Mapping) or described.get("quant_method") != "compressed-tensors":
+        return False
+    groups, ignored = described.get("config_groups"), described.get("ignore") or []
+    if not isinstance(groups, Mapping) or len(groups) != 1 or ignored not in ([], ["lm_head"]):
+        return False
+    (group,) = groups.values()
+    if not isinstance(group, Mapping) or group.get("targets") != ["Linear"]:
+        return False
+    weights = group.get("weights")
+    wanted = {"type": "float", "num_bits": 8, "strategy": "channel"}
+    return isinstance(weights, Mapping) and all(weights.get(key) == value for key, value in wanted.items())
 
 
 def _size(config: Mapping[str, Any], name: str) -> int:

@@ -60,6 +60,42 @@ def test_int8_weights_leave_a_32b_model_its_whole_context_on_one_80_gb_gpu() -> 
     assert planned.num_sequences(8192) == 16
 
 
+def _float8(**changes: Any) -> dict[str, Any]:
+    weights = {"type": "float", "num_bits": 8, "strategy": "channel", **changes.pop("weights", {})}
+    group = {"targets": changes.pop("targets", ["Linear"]), "weights": weights}
+    described = {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": {"group_0": group}}
+    return {**QWEN_32B, "quantization_config": {**described, **changes}}
+
+
+def test_layers_stored_in_float8_are_planned_in_float8_on_cuda_alone() -> None:
+    sizes = ModelSizes.of(_float8())
+    layers = LARGE.num_layers * sum(rows * columns for rows, columns in LARGE.linears())
+    scales = 4 * LARGE.num_layers * sum(rows for rows, _ in LARGE.linears())
+
+    saved = weight_bytes(LARGE, "auto", device="cuda") - weight_bytes(sizes, "auto", device="cuda")
+
+    assert saved == layers - scales
+    assert weight_bytes(sizes, "auto", device="cpu") == weight_bytes(LARGE, "auto", device="cpu")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weights": {"strategy": "block"}},
+        {"weights": {"type": "int"}},
+        {"targets": ["re:.*mlp.*"]},
+        {"ignore": ["lm_head", "model.layers.0.mlp.down_proj"]},
+        {"config_groups": {}},
+        {"config_groups": {"group_0": None}},
+        {"quant_method": "awq"},
+    ],
+)
+def test_checkpoints_that_may_be_widened_are_planned_in_the_dtype_of_the_model(changes: dict[str, Any]) -> None:
+    sizes = ModelSizes.of(_float8(**changes))
+
+    assert weight_bytes(sizes, "auto", device="cuda") == weight_bytes(LARGE, "auto", device="cuda")
+
+
 def test_a_context_that_does_not_fit_is_refused_with_the_bytes_of_each_part() -> None:
     with pytest.raises(DoesNotFit, match=r"65,536 tokens needs 85\.\d+ GB.*weights 65\.53 GB") as raised:
         plan(LARGE, Wanted(device="cuda", memory_bytes=GPU_80_GB, context=65_536))

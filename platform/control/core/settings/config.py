@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from control.core.sqlite.turns import MAX_WAIT_SECONDS
 from workers.contracts import MAX_SHARD_ROWS
 
 MIB = 1024 * 1024
@@ -118,11 +119,16 @@ def database_settings(config: Config) -> dict[str, object]:
     """Returns Django's DATABASES["default"]. Raises: ImproperlyConfigured: the URL is not one of PostgreSQL."""
     if config.database_url is None:
         return {
-            "ENGINE": "django.db.backends.sqlite3",
+            "ENGINE": "control.core.sqlite",
             "NAME": config.data_dir / "slipstream.sqlite3",
             # IMMEDIATE, because a deferred transaction that reads first fails at its first write with "database is
-            # locked", without waiting, if another transaction has written since it began.
-            "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20, "init_command": "PRAGMA journal_mode=WAL"},
+            # locked", without waiting, if another transaction has written since it began. A write that cannot begin
+            # fails after 20 s, of which it may wait a part for its turn.
+            "OPTIONS": {
+                "transaction_mode": "IMMEDIATE",
+                "timeout": 20 - MAX_WAIT_SECONDS,
+                "init_command": "PRAGMA journal_mode=WAL",
+            },
         }
     url = urlsplit(config.database_url.get_secret_value())
     if url.scheme not in ("postgresql", "postgres") or not url.path.strip("/"):

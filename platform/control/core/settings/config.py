@@ -61,6 +61,9 @@ class Config(BaseSettings):
     secret_key_fallbacks: SecretStr = SecretStr("")  # earlier keys, comma-separated, which only decrypt and verify
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
+    # Comma-separated CUDA devices, of which each endpoint gets one of its own, as in CUDA_VISIBLE_DEVICES. None: those
+    # in the supervisor's CUDA_VISIBLE_DEVICES, or all of its machine.
+    endpoint_devices: str | None = None
     # Memory of the device that each endpoint may use. None: nearly all of a GPU; on a CPU 1 GiB beside the weights.
     endpoint_memory_bytes: Annotated[int, Field(ge=1)] | None = None
     # Where gateways find the engines. With another host than this machine, engines listen on all of its interfaces.

@@ -25,6 +25,7 @@ from control.models.catalog.cache import copy_folder, use_if_copy
 from control.models.catalog.drafters import drafter_of
 from control.models.catalog.folder import UnusableModel
 from control.models.catalog.sources import model_folder
+from control.serving.deployments.devices import DEVICES_VARIABLE, engine_device
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.processes import DEPLOYMENT_ID_VARIABLE, ProcessIdentity, process_started
 from control.serving.deployments.schemas import EngineOptions
@@ -84,20 +85,24 @@ def adapter_dir(config: Config, deployment: Deployment, adapter: Adapter) -> Pat
     return config.data_dir / "deployments" / deployment.pk / adapter.pk
 
 
-def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | None, lifeline: int | None) -> Endpoint:
-    """Raises: LaunchError: the model is not available, the program cannot be run, or the process ended at once."""
+def launch(
+    config: Config, deployment: Deployment, *, device: str, speculator_dir: Path | None, lifeline: int | None
+) -> Endpoint:
+    """Args: device: the only CUDA device that the engine sees; empty: it sees none.
+
+    Raises: LaunchError: the model is not available, the program cannot be run, or the process ended at once."""
     port, token = free_port(), secrets.token_urlsafe(32)
     copy = copy_folder(config, deployment.base_model.pk)
     with use_if_copy(config, copy) or nullcontext() as used:  # from here on, the copy of the model is not deleted
         try:
-            command = _command(config, deployment, port=port, speculator_dir=speculator_dir)
+            command = _command(config, deployment, device=device, port=port, speculator_dir=speculator_dir)
             user = _prepare_user(config, deployment)
         except UnusableModel as error:
             raise LaunchError(f"the model is not available: {error.message}") from error
         except NoFreeUser as error:
             raise LaunchError(str(error)) from error
         uid = None if user is None else user.uid
-        environment = {**child_environment(), **(user.environment() if user else {})}
+        environment = {**child_environment(), **(user.environment() if user else {}), DEVICES_VARIABLE: device}
         with open_in_use(log_path(config, deployment.pk)) as output:
             try:
                 process = subprocess.Popen(
@@ -131,7 +136,9 @@ def _prepare_user(config: Config, deployment: Deployment) -> EngineUser | None:
     return user
 
 
-def _command(config: Config, deployment: Deployment, *, port: int, speculator_dir: Path | None) -> list[str]:
+def _command(
+    config: Config, deployment: Deployment, *, device: str, port: int, speculator_dir: Path | None
+) -> list[str]:
     program: list[str] = getattr(settings, "SLIPSTREAM_ENGINE_COMMAND", [sys.executable, "-m", "engine.server"])
     options = EngineOptions.model_validate(deployment.engine or {})
     arguments = {
@@ -139,7 +146,7 @@ def _command(config: Config, deployment: Deployment, *, port: int, speculator_di
         "--model-name": deployment.served_name,
         "--host": LOOPBACK if config.engine_host == LOOPBACK else "0.0.0.0",  # noqa: S104  # for gateways elsewhere
         "--port": str(port),
-        "--device": config.device,
+        "--device": engine_device(config, device),
         "--weights": options.weights,
         "--max-batch-size": str(options.max_concurrency),
     }

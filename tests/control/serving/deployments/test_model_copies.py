@@ -48,4 +48,4 @@ def test_a_model_that_is_deleted_before_the_launch_is_reported(supervisor: Super
     use_copy(copy_folder(supervisor.config, model.pk)).close()
 
     with pytest.raises(LaunchError, match="not available"):
-        launch(supervisor.config, make_deployment(model), speculator_dir=None, lifeline=None)
+        launch(supervisor.config, make_deployment(model), device="", speculator_dir=None, lifeline=None)

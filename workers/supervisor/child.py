@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,7 @@ import workers
 from control.core.observability.child_logs import child_log_environment
 from control.core.processes.child_environment import child_environment
 from control.core.processes.engine_users import EngineUser, make_readable, make_writable
-from control.core.processes.log_files import open_log
+from control.core.processes.in_use import open_in_use
 from control.queue.jobs.config import get_job_config
 from workers.contracts import ContractError, Event, Failed, FailureClass, Spec, decode_event, write_spec
 from workers.parent_death import dying_with_parent
@@ -28,11 +28,19 @@ class ChildProcess:
     """A running child process. Its creating thread must outlive it: see `workers.parent_death.dying_with_parent`."""
 
     def __init__(
-        self, spec: Spec, *, folder: Path, log_path: Path, log_ids: Mapping[str, Any], user: EngineUser | None = None
+        self,
+        spec: Spec,
+        *,
+        folder: Path,
+        log_path: Path,
+        log_ids: Mapping[str, Any],
+        user: EngineUser | None = None,
+        uses: Sequence[int] = (),
     ) -> None:
         """Args:
         log_ids: fields that are added to every line of the child's log.
         user: the user of the child; None: the user of this process.
+        uses: file descriptors that the child inherits.
         """
         spec_path = folder / "spec.json"
         write_spec(spec, spec_path)
@@ -46,6 +54,7 @@ class ChildProcess:
             stderr=subprocess.PIPE,
             env={**_environment(), **(user.environment() if user else {}), **child_log_environment(log_ids)},
             cwd=folder,
+            pass_fds=tuple(uses),
             start_new_session=True,  # a process group of its own, so that the child's own processes are killed too
         )
         assert self._process.stdout is not None
@@ -100,7 +109,7 @@ class ChildProcess:
 
     def _copy_log(self, stream: IO[bytes], log_path: Path) -> None:
         written = 0
-        with stream, open_log(log_path) as log:
+        with stream, open_in_use(log_path) as log:
             while chunk := os.read(stream.fileno(), 65536):
                 log.write(chunk[: max(0, MAX_LOG_BYTES - written)])
                 log.flush()

@@ -3,13 +3,15 @@
 import queue
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import structlog
 
 from control.core.processes.engine_users import engine_user
 from control.core.settings.config import get_config
+from control.models.catalog.cache import use_if_copy
 from control.queue.jobs.config import get_job_config
 from control.queue.jobs.failures import KILLED
 from control.queue.jobs.services import job_metrics, job_progress
@@ -48,7 +50,8 @@ def run_child(
     """
     ids = structlog.contextvars.get_contextvars()
     user = engine_user(get_config(), attempt.claim.organization_id)
-    child = ChildProcess(spec, folder=attempt.folder, log_path=attempt.log_path, log_ids=ids, user=user)
+    with model_used(spec) as uses:
+        child = ChildProcess(spec, folder=attempt.folder, log_path=attempt.log_path, log_ids=ids, user=user, uses=uses)
     try:
         return _Watch(attempt, child, on_result, rows_done_before, rows_total, seconds_left).until_finished()
     except (Cancelled, Draining, Paused):
@@ -56,6 +59,19 @@ def run_child(
         raise
     finally:
         child.stop(0)
+
+
+@contextmanager
+def model_used(spec: Spec) -> Iterator[list[int]]:
+    """Yields file descriptors that keep this machine's copy of the model while a process has them open.
+
+    Raises: AttemptFailed: the copy was deleted after it was staged.
+    """
+    folder = Path(spec.model_dir)
+    with use_if_copy(get_config(), folder) or nullcontext() as lock:
+        if lock is not None and not folder.is_dir():
+            raise AttemptFailed(FailureClass.INFRA, "model_missing", "The copy of the model was deleted.")
+        yield [] if lock is None else [lock.fileno()]
 
 
 class _Watch:

@@ -22,6 +22,7 @@ from control.core.settings.config import get_config
 from control.core.storage.staging import staging_purge
 from control.data.files.services import files_expire
 from control.data.uploads.services import uploads_expire
+from control.models.catalog.cache import model_copies_limit
 from control.queue.jobs.chores import chores_claim
 from control.queue.jobs.config import get_job_config
 from control.queue.jobs.models import Job
@@ -134,6 +135,7 @@ class JobWorker:
                 self._step("heartbeat", lambda: worker_beat(worker=self.name, role="jobs"))
                 self._step("empty staging", staging_purge)
                 self._step("limit logs", lambda: logs_limit(get_config()))
+                self._step("limit copies of models", lambda: model_copies_limit(get_config()))
                 self._step("remove work folders of killed attempts", work_folders_sweep)
                 self._step("chores", lambda: self._do_chores(chores))
             self.stop.wait(get_config().reconcile_seconds)

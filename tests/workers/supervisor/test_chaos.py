@@ -8,10 +8,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from django.utils import timezone
 
+from control.core.sqlite.turns import Turn
 from control.queue.jobs.models import Job, JobEvent, JobShard
 from control.workflows.batches.models import Batch
 from tests.workers.supervisor.live import LiveStack, is_frozen, kill_9
@@ -107,7 +109,7 @@ def test_a_batch_has_each_row_once_after_workers_are_killed_at_random_moments(
 def freeze(stack: LiveStack, worker: subprocess.Popen[bytes]) -> None:
     """Freezes the worker at a moment when it writes nothing. Its child continues and fills the pipe with shards.
 
-    SQLite has one lock for all writers, and a frozen process that held this lock would block all other processes.
+    SQLite has one lock for all writers, and a frozen process that held or awaited it would delay all other processes.
     """
 
     def is_frozen_without_a_lock() -> bool:
@@ -122,10 +124,15 @@ def freeze(stack: LiveStack, worker: subprocess.Popen[bytes]) -> None:
 
 
 def is_writable(stack: LiveStack) -> bool:
-    """Whether the database can be written; always true for PostgreSQL, which locks rows and not the database."""
+    """Whether no process has or awaits the lock of SQLite; always true for PostgreSQL, which locks rows."""
     path = stack.data_dir / "slipstream.sqlite3"
     if not path.exists():
         return True
+    turn = Turn(Path(f"{path}-turns"), max_wait_seconds=0.5)
+    has_turn = turn.take()
+    turn.give_back()
+    if not has_turn:
+        return False
     with closing(sqlite3.connect(path, timeout=0.5)) as probe:
         try:
             probe.execute("BEGIN IMMEDIATE")

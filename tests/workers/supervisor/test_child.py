@@ -1,19 +1,26 @@
 """`ChildProcess` gives the child a clean environment, reads its events, and ends its whole process group."""
 
+import dataclasses
 import json
+import os
 import queue
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from django.conf import settings
 
+from control.core.settings.config import get_config
+from control.models.catalog.cache import copy_folder, model_copies_limit, use_copy
 from control.queue.jobs import config
 from workers.contracts import EvaluationSpec, Event, Failed, Finished, Progress
 from workers.supervisor.child import ChildProcess
+from workers.supervisor.outcomes import AttemptFailed
+from workers.supervisor.run_child import model_used
 
-RunScript = Callable[[str], ChildProcess]
+RunScript = Callable[..., ChildProcess]
 SPEC = EvaluationSpec(
     job_id="job_1",
     model_dir="m",
@@ -30,13 +37,14 @@ SPEC = EvaluationSpec(
 def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunScript:
     """Returns a function that starts a child with the given Python code instead of `workers.run`."""
 
-    def run(script: str) -> ChildProcess:
+    def run(script: str, *, uses: Sequence[int] = ()) -> ChildProcess:
         path = tmp_path / "script.py"
         path.write_text(script)
         job_config = config.JobConfig(child_command=f"{sys.executable} {path}")
         monkeypatch.setattr("workers.supervisor.child.get_job_config", lambda: job_config)
         ids = {"organization_id": "org_1", "job_id": "job_1", "fence": 3, "request_id": "req_12345678"}
-        return ChildProcess(SPEC, folder=tmp_path, log_path=tmp_path / "log" / "child.log", log_ids=ids)
+        log_path = tmp_path / "log" / "child.log"
+        return ChildProcess(SPEC, folder=tmp_path, log_path=log_path, log_ids=ids, uses=uses)
 
     return run
 
@@ -107,3 +115,28 @@ def test_next_event_raises_queue_empty_after_the_timeout(run_script: RunScript) 
     with pytest.raises(queue.Empty):
         child.next_event(0.01)
     child.stop(0)
+
+
+def test_a_child_keeps_the_copy_of_its_model_until_it_ends(
+    run_script: RunScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = get_config().model_copy(update={"data_dir": tmp_path, "max_model_copies_bytes": 0})
+    monkeypatch.setattr(settings, "SLIPSTREAM", limits)
+    folder = copy_folder(limits, "model")
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"x")
+    use_copy(folder).close()
+    spec = dataclasses.replace(SPEC, model_dir=str(folder))
+    with model_used(spec) as uses:
+        child = run_script("import time; time.sleep(600)", uses=uses)
+
+    os.utime(f"{folder}.lock", (0, 0))
+    model_copies_limit(limits)
+    assert folder.exists()
+    child.stop(0)
+    os.utime(f"{folder}.lock", (0, 0))
+    model_copies_limit(limits)
+    assert not folder.exists()
+    use_copy(folder).close()
+    with pytest.raises(AttemptFailed), model_used(spec):
+        pass

@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from control.core.sqlite.turns import MAX_WAIT_SECONDS
 from workers.contracts import MAX_SHARD_ROWS
 
 MIB = 1024 * 1024
@@ -51,6 +52,8 @@ class Config(BaseSettings):
     # for the id of the caller's organization. Empty: customers may not register models.
     model_roots: str = ""
     max_model_bytes: Annotated[int, Field(ge=1)] = 512 * 1024 * MIB
+    # Copies of models from S3 on each machine: the least recently used ones that no process uses are deleted.
+    max_model_copies_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB
     # Models with more bits per byte on the English text of the check are refused: see models/catalog/plausibility.py.
     max_model_bits_per_byte: Annotated[float, Field(gt=0, le=40)] = 2.4
 
@@ -58,6 +61,9 @@ class Config(BaseSettings):
     secret_key_fallbacks: SecretStr = SecretStr("")  # earlier keys, comma-separated, which only decrypt and verify
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
+    # Comma-separated CUDA devices, of which each endpoint gets one of its own, as in CUDA_VISIBLE_DEVICES. None: those
+    # in the supervisor's CUDA_VISIBLE_DEVICES, or all of its machine.
+    endpoint_devices: str | None = None
     # Memory of the device that each endpoint may use. None: nearly all of a GPU; on a CPU 1 GiB beside the weights.
     endpoint_memory_bytes: Annotated[int, Field(ge=1)] | None = None
     # Where gateways find the engines. With another host than this machine, engines listen on all of its interfaces.
@@ -118,11 +124,16 @@ def database_settings(config: Config) -> dict[str, object]:
     """Returns Django's DATABASES["default"]. Raises: ImproperlyConfigured: the URL is not one of PostgreSQL."""
     if config.database_url is None:
         return {
-            "ENGINE": "django.db.backends.sqlite3",
+            "ENGINE": "control.core.sqlite",
             "NAME": config.data_dir / "slipstream.sqlite3",
             # IMMEDIATE, because a deferred transaction that reads first fails at its first write with "database is
-            # locked", without waiting, if another transaction has written since it began.
-            "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20, "init_command": "PRAGMA journal_mode=WAL"},
+            # locked", without waiting, if another transaction has written since it began. A write that cannot begin
+            # fails after 20 s, of which it may wait a part for its turn.
+            "OPTIONS": {
+                "transaction_mode": "IMMEDIATE",
+                "timeout": 20 - MAX_WAIT_SECONDS,
+                "init_command": "PRAGMA journal_mode=WAL",
+            },
         }
     url = urlsplit(config.database_url.get_secret_value())
     if url.scheme not in ("postgresql", "postgres") or not url.path.strip("/"):

@@ -4,7 +4,7 @@ A customer's source must lie below one of `SLIPSTREAM_MODEL_ROOTS`. File names a
 fetched, and the contents are checked before anything loads them (`folder`).
 """
 
-import secrets
+import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from control.core.settings.config import get_config
 from control.core.storage.backends import S3Storage
+from control.models.catalog.cache import copy_folder, delete_copy, partial_folder, use_copy
 from control.models.catalog.folder import ModelFolder, UnusableModel, check_name, inspect_folder
 from control.models.catalog.models import BaseModel
 
@@ -40,7 +41,8 @@ def _is_below(source: str, root: str) -> bool:
 def source_inspect(base_model: BaseModel) -> ModelFolder:
     """Raises: UnusableModel: the model is refused; ClientError, BotoCoreError: S3 fails, and a retry may help."""
     if base_model.source.startswith(S3):
-        return _fetch(base_model)
+        with use_copy(copy_folder(get_config(), base_model.pk)):
+            return _fetch(base_model, revision=None)
     path = Path(base_model.source).resolve()
     try:
         return inspect_folder(path)
@@ -57,19 +59,17 @@ def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
         if base_model.organization_id is not None:
             _check_unlinked(path)
         return path.resolve()
-    cached = _cache_folder(base_model)
-    if cached.is_dir():
-        return cached
-    if not may_fetch:
-        raise UnusableModel("model_folder_missing", "the model could not be fetched from its source in S3")
-    try:
-        folder = _fetch(base_model)
-    except (ClientError, BotoCoreError) as error:
-        raise UnusableModel("model_folder_missing", "the model's source in S3 cannot be read at the moment") from error
-    if folder.revision != base_model.revision:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise UnusableModel("model_changed", "the model's source in S3 holds other weights than were registered")
-    return folder.path
+    copy = copy_folder(get_config(), base_model.pk)
+    with use_copy(copy):
+        if copy.is_dir():
+            return copy
+        if not may_fetch:
+            raise UnusableModel("model_folder_missing", "the model could not be fetched from its source in S3")
+        try:
+            return _fetch(base_model, revision=base_model.revision).path
+        except (ClientError, BotoCoreError) as error:
+            message = "the model's source in S3 cannot be read at the moment"
+            raise UnusableModel("model_folder_missing", message) from error
 
 
 def _check_unlinked(path: Path) -> None:
@@ -81,10 +81,14 @@ def _check_unlinked(path: Path) -> None:
         raise UnusableModel("model_changed", "the folder has become, or holds, a symbolic link since it was registered")
 
 
-def _fetch(base_model: BaseModel) -> ModelFolder:
-    """Fetches and checks the model. Effects: the folder at `_cache_folder` is complete or absent, never partial."""
-    cached = _cache_folder(base_model)
-    partial = cached.with_name(f".{cached.name}.{secrets.token_hex(4)}")
+def _fetch(base_model: BaseModel, *, revision: str | None) -> ModelFolder:
+    """Fetches and checks the model while the caller uses its copy.
+
+    Args: revision: the expected revision; None: any revision, which replaces an earlier copy.
+    Effects: the copy is complete or absent, never partial; of two processes, the copy of the first one stays.
+    """
+    copy = copy_folder(get_config(), base_model.pk)
+    partial = partial_folder(copy)
     url = urlsplit(base_model.source)
     storage = S3Storage(get_config().model_copy(update={"s3_bucket": url.netloc}))
     prefix = url.path.strip("/")
@@ -98,14 +102,21 @@ def _fetch(base_model: BaseModel) -> ModelFolder:
         for name in sizes:
             storage.get_file(f"{prefix}/{name}" if prefix else name, partial / name)
         folder = inspect_folder(partial)
-        shutil.rmtree(cached, ignore_errors=True)
-        partial.rename(cached)
+        if revision is None:
+            delete_copy(copy)
+        elif folder.revision != revision:
+            raise UnusableModel("model_changed", "the model's source in S3 holds other weights than were registered")
+        _rename_unless_exists(partial, copy)
     except UnusableModel as error:
         raise UnusableModel(error.code, error.message.replace(str(partial), base_model.source)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return replace(folder, path=cached)
+    return replace(folder, path=copy)
 
 
-def _cache_folder(base_model: BaseModel) -> Path:
-    return get_config().data_dir.resolve() / "models" / base_model.pk
+def _rename_unless_exists(partial: Path, copy: Path) -> None:
+    try:
+        partial.rename(copy)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise

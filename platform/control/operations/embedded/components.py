@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from control.core.processes.log_files import open_log
+from control.core.processes.in_use import open_in_use
 from workers.parent_death import kept_command
 
 log = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ class Component:
     _start_again_at: float | None = None
 
     def start(self, lifeline: int) -> None:
-        with open_log(self.log_path) as output:
+        with open_in_use(self.log_path) as output:
             self.process = subprocess.Popen(
                 kept_command(self.command, lifeline=lifeline, adopt=not self.children_stay),
                 cwd=self.cwd,

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +16,16 @@ from django.conf import settings
 
 from control.core.processes.child_environment import child_environment
 from control.core.processes.engine_users import EngineUser, NoFreeUser, engine_user, make_model_readable, make_readable
-from control.core.processes.log_files import open_log
+from control.core.processes.in_use import open_in_use
 from control.core.processes.ports import free_port
 from control.core.settings.config import LOOPBACK, Config
 from control.core.storage.backends import get_storage
 from control.models.adapters.models import Adapter
+from control.models.catalog.cache import copy_folder, use_if_copy
 from control.models.catalog.drafters import drafter_of
 from control.models.catalog.folder import UnusableModel
 from control.models.catalog.sources import model_folder
+from control.serving.deployments.devices import DEVICES_VARIABLE, engine_device
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.processes import DEPLOYMENT_ID_VARIABLE, ProcessIdentity, process_started
 from control.serving.deployments.schemas import EngineOptions
@@ -83,34 +85,40 @@ def adapter_dir(config: Config, deployment: Deployment, adapter: Adapter) -> Pat
     return config.data_dir / "deployments" / deployment.pk / adapter.pk
 
 
-def launch(config: Config, deployment: Deployment, *, speculator_dir: Path | None, lifeline: int | None) -> Endpoint:
-    """Raises: LaunchError: the model is not available, the program cannot be run, or the process ended at once."""
+def launch(
+    config: Config, deployment: Deployment, *, device: str, speculator_dir: Path | None, lifeline: int | None
+) -> Endpoint:
+    """Args: device: the only CUDA device that the engine sees; empty: it sees none.
+
+    Raises: LaunchError: the model is not available, the program cannot be run, or the process ended at once."""
     port, token = free_port(), secrets.token_urlsafe(32)
-    try:
-        command = _command(config, deployment, port=port, speculator_dir=speculator_dir)
-        user = _prepare_user(config, deployment)
-    except UnusableModel as error:
-        raise LaunchError(f"the model is not available: {error.message}") from error
-    except NoFreeUser as error:
-        raise LaunchError(str(error)) from error
-    uid = None if user is None else user.uid
-    environment = {**child_environment(), **(user.environment() if user else {})}
-    with open_log(log_path(config, deployment.pk)) as output:
+    copy = copy_folder(config, deployment.base_model.pk)
+    with use_if_copy(config, copy) or nullcontext() as used:  # from here on, the copy of the model is not deleted
         try:
-            process = subprocess.Popen(
-                unprivileged(command, uid=uid)
-                if lifeline is None
-                else kept_command(command, lifeline=lifeline, uid=uid),
-                cwd=PROJECT_ROOT,
-                env={**environment, TOKEN_VARIABLE: token, DEPLOYMENT_ID_VARIABLE: deployment.pk},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                pass_fds=() if lifeline is None else (lifeline,),
-            )
-        except OSError as error:
-            raise LaunchError(f"{command[0]} could not be started: {error}") from error
+            command = _command(config, deployment, device=device, port=port, speculator_dir=speculator_dir)
+            user = _prepare_user(config, deployment)
+        except UnusableModel as error:
+            raise LaunchError(f"the model is not available: {error.message}") from error
+        except NoFreeUser as error:
+            raise LaunchError(str(error)) from error
+        uid = None if user is None else user.uid
+        environment = {**child_environment(), **(user.environment() if user else {}), DEVICES_VARIABLE: device}
+        with open_in_use(log_path(config, deployment.pk)) as output:
+            try:
+                process = subprocess.Popen(
+                    unprivileged(command, uid=uid)
+                    if lifeline is None
+                    else kept_command(command, lifeline=lifeline, uid=uid),
+                    cwd=PROJECT_ROOT,
+                    env={**environment, TOKEN_VARIABLE: token, DEPLOYMENT_ID_VARIABLE: deployment.pk},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    pass_fds=[fd for fd in (lifeline, used.fileno() if used else None) if fd is not None],
+                )
+            except OSError as error:
+                raise LaunchError(f"{command[0]} could not be started: {error}") from error
     started = process_started(process.pid)
     if started is None:
         raise LaunchError(f"the engine ended at once with code {process.wait()}")
@@ -128,7 +136,9 @@ def _prepare_user(config: Config, deployment: Deployment) -> EngineUser | None:
     return user
 
 
-def _command(config: Config, deployment: Deployment, *, port: int, speculator_dir: Path | None) -> list[str]:
+def _command(
+    config: Config, deployment: Deployment, *, device: str, port: int, speculator_dir: Path | None
+) -> list[str]:
     program: list[str] = getattr(settings, "SLIPSTREAM_ENGINE_COMMAND", [sys.executable, "-m", "engine.server"])
     options = EngineOptions.model_validate(deployment.engine or {})
     arguments = {
@@ -136,7 +146,7 @@ def _command(config: Config, deployment: Deployment, *, port: int, speculator_di
         "--model-name": deployment.served_name,
         "--host": LOOPBACK if config.engine_host == LOOPBACK else "0.0.0.0",  # noqa: S104  # for gateways elsewhere
         "--port": str(port),
-        "--device": config.device,
+        "--device": engine_device(config, device),
         "--weights": options.weights,
         "--max-batch-size": str(options.max_concurrency),
     }

@@ -47,6 +47,9 @@ class Deployment(ProjectObject):
     token = models.CharField(
         max_length=64, blank=True, help_text="Token with which the gateway authenticates to the engine."
     )
+    device = models.CharField(
+        max_length=64, blank=True, default="", db_default="", help_text="CUDA device of the process; empty: the CPU."
+    )
     crashes = models.JSONField(default=list, blank=True, help_text="Unix times of the crashes of the last 10 minutes.")
     not_before = models.DateTimeField(null=True, blank=True)
     error = models.JSONField(null=True, blank=True)

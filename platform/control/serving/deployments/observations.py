@@ -18,11 +18,13 @@ from control.serving.deployments.states import State, transition
 CRASH_WINDOW_SECONDS = 600.0
 MAX_CRASHES = 5
 MAX_BACKOFF_SECONDS = 60.0
-NO_PROCESS: dict[str, object] = {"pid": None, "process_started": "", "port": None, "token": ""}
+NO_PROCESS: dict[str, object] = {"pid": None, "process_started": "", "port": None, "token": "", "device": ""}
 
 
 @transaction.atomic
-def deployment_launched(*, deployment: Deployment, pid: int, process_started: str, port: int, token: str) -> bool:
+def deployment_launched(
+    *, deployment: Deployment, pid: int, process_started: str, port: int, token: str, device: str
+) -> bool:
     """Records the process that was started for the generation of `deployment`.
 
     Returns: False if the generation has changed meanwhile; the caller must then end the process.
@@ -35,6 +37,7 @@ def deployment_launched(*, deployment: Deployment, pid: int, process_started: st
         process_started=process_started,
         port=port,
         token=token,
+        device=device,
         observed_generation=deployment.generation,
         metered_until=timezone.now(),
     )

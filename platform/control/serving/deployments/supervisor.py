@@ -32,6 +32,7 @@ from control.core.processes.engine_users import uid_range
 from control.core.settings.config import Config
 from control.core.storage.backends import StorageError
 from control.serving.deployments import observations
+from control.serving.deployments.devices import NoFreeDevice, device_for_engine
 from control.serving.deployments.health import HealthWatch, engine_client
 from control.serving.deployments.launcher import LaunchError, launch, stage
 from control.serving.deployments.measuring import CounterSampler
@@ -100,6 +101,7 @@ class Supervisor:
         self._watched: dict[str, _Watched] = {}
         self._staging: dict[tuple[str, int], Future[Path | None]] = {}
         self._unreaped: list[subprocess.Popen[bytes]] = []
+        self._killed: list[tuple[ProcessIdentity, str]] = []  # with their devices
         self._staging_pool = StagingPool()
         self._probe_pool = ThreadPoolExecutor(max_workers=NUM_PROBE_THREADS, thread_name_prefix="probe")
         self._engine_client = engine_client()
@@ -182,10 +184,17 @@ class Supervisor:
             return
         staged = self._staging.pop(key)
         try:
-            endpoint = launch(self.config, deployment, speculator_dir=staged.result(), lifeline=self.lifeline)
+            speculator_dir = staged.result()
+            device = device_for_engine(self.config, ending=self._devices_of_killed())
+            endpoint = launch(
+                self.config, deployment, device=device, speculator_dir=speculator_dir, lifeline=self.lifeline
+            )
         except (StorageError, ClientError, BotoCoreError, OSError) as error:
             log.warning("speculator not staged", deployment=deployment.pk, error=str(error))
             self._crashed(deployment, "speculator_unavailable", "The speculator could not be read from storage.")
+            return
+        except NoFreeDevice as error:
+            self._crashed(deployment, "no_free_device", f"The endpoint needs a device, but {error}.")
             return
         except LaunchError as error:
             self._crashed(deployment, "launch_failed", str(error))
@@ -196,12 +205,19 @@ class Supervisor:
             process_started=endpoint.identity.started,
             port=endpoint.port,
             token=endpoint.token,
+            device=device,
         ):
             endpoint.identity.kill()
+            self._killed.append((endpoint.identity, device))
             self._unreaped.append(endpoint.process)
             return
         log.info("endpoint launched", deployment=deployment.pk, name=deployment.name, pid=endpoint.identity.pid)
         self._watched[deployment.pk] = self._new_watch(endpoint.identity, endpoint.process)
+
+    def _devices_of_killed(self) -> list[str]:
+        """Devices of killed processes that have not ended yet. Their rows no longer name them."""
+        self._killed = [(identity, device) for identity, device in self._killed if identity.is_alive()]
+        return [device for _, device in self._killed]
 
     def _watch(self, deployment: Deployment, identity: ProcessIdentity) -> _Watched:
         watched = self._watched.get(deployment.pk)
@@ -239,6 +255,7 @@ class Supervisor:
         limit = self.timings.startup_seconds if starting else self.timings.hang_seconds
         if watched.health.unhealthy_seconds > limit:
             watched.identity.kill()
+            self._killed.append((watched.identity, deployment.device))
             self._forget(deployment.pk)
             code = "startup_timeout" if starting else "engine_hung"
             self._crashed(deployment, code, f"The engine could not generate a token for {limit:.0f} s.")

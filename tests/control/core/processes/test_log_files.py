@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from control.core.processes.log_files import logs_limit, open_log
+from control.core.processes.in_use import open_in_use
+from control.core.processes.log_files import logs_limit
 from control.core.settings.config import Config, get_config
 
 
@@ -19,7 +20,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def write(path: Path, content: bytes, *, written_at: float) -> Path:
-    with open_log(path) as log:
+    with open_in_use(path) as log:
         log.write(content)
     os.utime(path, (written_at, written_at))
     return path
@@ -27,7 +28,7 @@ def write(path: Path, content: bytes, *, written_at: float) -> Path:
 
 def test_a_log_that_is_too_large_is_rotated_and_only_so_many_old_ones_are_kept(config: Config, tmp_path: Path) -> None:
     path = tmp_path / "logs" / "deployments" / "one.log"
-    with open_log(path) as log:
+    with open_in_use(path) as log:
         for letter in (b"a", b"b", b"c", b"d"):
             log.write(letter * 101)
             log.flush()
@@ -53,7 +54,7 @@ def test_the_log_of_a_running_process_is_kept_although_it_is_the_oldest_and_its_
     config: Config, tmp_path: Path
 ) -> None:
     path = tmp_path / "logs" / "deployments" / "oldest.log"
-    with open_log(path) as log:
+    with open_in_use(path) as log:
         process = subprocess.Popen(
             [sys.executable, "-c", "import sys; input(); print('still writing', flush=True); input()"],
             stdin=subprocess.PIPE,
@@ -86,7 +87,7 @@ def test_a_log_that_is_opened_while_it_is_deleted_is_created_again(config: Confi
     thread.start()
     try:
         for _ in range(300):
-            with open_log(path) as log:
+            with open_in_use(path) as log:
                 log.write(b"x")
                 log.flush()
                 assert path.stat().st_ino == os.fstat(log.fileno()).st_ino

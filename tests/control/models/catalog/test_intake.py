@@ -264,7 +264,7 @@ def test_a_folder_in_s3_with_a_forbidden_file_is_not_fetched(
     refused = get_model(client, made)
     assert (refused["status"], refused["error"]["code"]) == ("refused", "model_file_forbidden")
     assert str(tmp_path) not in refused["error"]["message"]
-    assert not any((tmp_path / "data" / "models").glob("*"))
+    assert not any(path.is_dir() for path in (tmp_path / "data" / "models").iterdir())
 
 
 def test_a_missing_source_is_refused_without_naming_internal_folders(

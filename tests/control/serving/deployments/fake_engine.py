@@ -159,6 +159,7 @@ def main() -> None:
     if Handler.behaviour == "crash":
         print("out of luck", file=sys.stderr)
         sys.exit(3)
+    print(f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')} device={options.device}", flush=True)
     server = ThreadingHTTPServer((options.host, options.port), Handler)
     server.daemon_threads = True
     end = (lambda *_: None) if Handler.behaviour == "stubborn" else (lambda *_: os._exit(0))

@@ -20,7 +20,7 @@ from tests.control.serving.deployments.support import State, make_deployment, ma
 def launched(organization: Organization, *, seconds_ago: float) -> Deployment:
     """A deployment whose process was launched, and metered for the last time, so many seconds ago."""
     deployment = make_deployment(make_base_model(), organization)
-    process = {"pid": 4_000_000, "process_started": "1", "port": 1, "token": "t"}
+    process = {"pid": 4_000_000, "process_started": "1", "port": 1, "token": "t", "device": ""}
     assert observations.deployment_launched(deployment=deployment, **process)  # type: ignore[arg-type]
     Deployment.objects.filter(pk=deployment.pk).update(metered_until=timezone.now() - timedelta(seconds=seconds_ago))
     deployment.refresh_from_db()

@@ -115,7 +115,7 @@ def test_the_engine_gets_the_options_of_its_deployment(
     options = {"weights": "int8", "max_context": 512, "max_concurrency": 4}
 
     status, body = post(client, name="a", model="tiny", engine=options)
-    command = _command(get_config(), Deployment.objects.get(), port=1, speculator_dir=None)
+    command = _command(get_config(), Deployment.objects.get(), device="", port=1, speculator_dir=None)
 
     assert (status, body["engine"]) == (201, options)
     words = dict(itertools.pairwise(command))

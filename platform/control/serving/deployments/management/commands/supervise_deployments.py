@@ -16,6 +16,7 @@ from django.db import DatabaseError, close_old_connections
 from control.core.observability.listener import listen
 from control.core.processes.log_files import logs_limit
 from control.core.settings.config import get_config
+from control.models.catalog.cache import model_copies_limit
 from control.queue.jobs.services import worker_beat, worker_leave
 from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from control.tenants.row_security.scope import Across, across_tenants
@@ -87,11 +88,12 @@ def _supervise(supervisor: Supervisor, stop: threading.Event) -> None:
                 worker_beat(worker=worker, role="deployments")
                 next_beat = time.monotonic() + BEAT_SECONDS
                 logs_limit(supervisor.config)
+                model_copies_limit(supervisor.config)
         except DatabaseError:  # the database may come back; meanwhile the endpoints keep serving
             log.exception("database not reachable")
             close_old_connections()
             stop.wait(1.0)
         except OSError:  # the disk may be full; the endpoints must be supervised nevertheless
-            log.exception("could not limit the logs")
+            log.exception("could not limit logs and copies of models")
     supervisor.stop()
     worker_leave(worker=worker)

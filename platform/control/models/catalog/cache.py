@@ -1,0 +1,108 @@
+"""The copies of models from S3 that this machine keeps. The least recently used ones are deleted above a limit.
+
+In the folder `models` of the data folder:
+    ID         a complete copy: it appears and disappears by a rename, so that it is never partial
+    ID.lock    in use while a process uses or fetches the copy; its modification time is that of the last use
+    .ID.*      partial: being fetched, or being deleted
+
+Other folders there, which an operator may have put there, have no lock file and are left alone.
+"""
+
+import os
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from control.core.processes.in_use import locked_if_unused, open_in_use
+from control.core.settings.config import Config
+
+# A copy may have to wait so long, after it was fetched, until the process that will use it is started.
+RECENT_SECONDS = 600.0
+
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copy:
+    folder: Path
+    num_bytes: int
+    used_at: float
+
+
+def copy_folder(config: Config, model_id: str) -> Path:
+    return _all_copies(config) / model_id
+
+
+def use_copy(folder: Path) -> IO[bytes]:
+    """Returns a file that keeps the copy from being deleted while this process, or one that inherits it, has it open.
+
+    The copy may have been deleted before the call.
+    """
+    lock = open_in_use(_lock_path(folder))
+    os.utime(lock.fileno())
+    return lock
+
+
+def use_if_copy(config: Config, folder: Path) -> IO[bytes] | None:
+    """As `use_copy`, for the folder of any model; None: the folder is no copy, so it is never deleted."""
+    is_copy = folder.parent == _all_copies(config) and _lock_path(folder).exists()
+    return use_copy(folder) if is_copy else None
+
+
+def partial_folder(folder: Path) -> Path:
+    """A new name for a folder that will be renamed to `folder`, or that `folder` is renamed to before its deletion."""
+    return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+
+
+def delete_copy(folder: Path) -> None:
+    """A process that is killed meanwhile leaves no folder that is taken for complete."""
+    if folder.is_dir():
+        doomed = folder.rename(partial_folder(folder))
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def model_copies_limit(config: Config) -> None:
+    """Deletes what killed processes have left, then the least recently used copies until the rest fits the limit."""
+    folder = _all_copies(config)
+    with locked_if_unused(folder / ".limit") as is_mine:
+        if not is_mine:
+            return
+        copies = [_tidied(path.with_name(path.name.removesuffix(_LOCK))) for path in folder.glob(f"[!.]*{_LOCK}")]
+        excess = sum(copy.num_bytes for copy in copies) - config.max_model_copies_bytes
+        for copy in sorted(copies, key=lambda copy: copy.used_at):
+            if (excess > 0 or copy.num_bytes == 0) and _delete_if_unused(copy.folder):
+                excess -= copy.num_bytes
+
+
+def _tidied(folder: Path) -> _Copy:
+    """Notes whether the copy is in use; if not, deletes partial folders, which only users of the copy make."""
+    lock = _lock_path(folder)
+    with locked_if_unused(lock) as is_unused:
+        if is_unused:
+            for partial in folder.parent.glob(f".{folder.name}.*"):
+                shutil.rmtree(partial, ignore_errors=True)
+        else:
+            os.utime(lock)
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return _Copy(folder=folder, num_bytes=num_bytes, used_at=lock.stat().st_mtime)
+
+
+def _delete_if_unused(folder: Path) -> bool:
+    lock = _lock_path(folder)
+    with locked_if_unused(lock) as is_unused:
+        if not is_unused or lock.stat().st_mtime > time.time() - RECENT_SECONDS:
+            return False
+        delete_copy(folder)
+        lock.unlink()
+    return True
+
+
+def _all_copies(config: Config) -> Path:
+    return config.data_dir.resolve() / "models"
+
+
+def _lock_path(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}{_LOCK}")

@@ -1,0 +1,51 @@
+"""Gives each engine a CUDA device of its own, which no other engine of this machine sees.
+
+The row of the deployment records the device as long as the process lives, so that it survives the supervisor.
+"""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from control.core.settings.config import Config
+from control.serving.deployments.models import Deployment
+
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+class NoFreeDevice(Exception):
+    """Other engines have all devices, or this machine has none."""
+
+
+def device_for_engine(config: Config, *, ending: Collection[str]) -> str:
+    """Returns a free device; an empty text if engines run on the CPU. Only one supervisor may call this at a time.
+
+    Args: ending: devices of processes that were killed and have not ended yet.
+    Raises: NoFreeDevice.
+    """
+    devices = _devices(config)
+    if not devices:
+        if config.device.startswith("cuda"):
+            raise NoFreeDevice("this machine has no CUDA device for endpoints")
+        return ""
+    taken = {*Deployment.objects.exclude(pid=None).values_list("device", flat=True), *ending}
+    free = next((device for device in devices if device not in taken), None)
+    if free is None:
+        raise NoFreeDevice(f"other endpoints use all {len(devices)} CUDA devices of this machine")
+    return free
+
+
+def engine_device(config: Config, device: str) -> str:
+    """The engine's argument `--device`: the one device that it sees has the number 0, whatever its own number is."""
+    return "cuda" if device else config.device
+
+
+def _devices(config: Config) -> list[str]:
+    if config.device == "cpu":
+        return []
+    names = config.endpoint_devices
+    if names is None:
+        names = os.environ.get(DEVICES_VARIABLE)
+    if names is None:
+        return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
+    return [name.strip() for name in names.split(",") if name.strip()]

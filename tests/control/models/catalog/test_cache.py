@@ -1,0 +1,213 @@
+"""Copies of models are limited in total; no copy in use is deleted, and no partial copy is used."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from moto import mock_aws
+
+from control.core.settings.config import Config, get_config
+from control.core.storage import backends as storage_module
+from control.core.storage.backends import S3Storage
+from control.models.catalog import cache
+from control.models.catalog.cache import (
+    RECENT_SECONDS,
+    copy_folder,
+    delete_copy,
+    model_copies_limit,
+    partial_folder,
+    use_copy,
+    use_if_copy,
+)
+from control.models.catalog.folder import inspect_folder
+from control.models.catalog.models import BaseModel
+from control.models.catalog.sources import model_folder
+from tests.control.factories import make_base_model
+from tests.control.models.catalog.test_folder import make_folder
+
+NUM_BYTES = 1_000
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return get_config().model_copy(update={"data_dir": tmp_path, "max_model_copies_bytes": 3 * NUM_BYTES})
+
+
+def make_copy(config: Config, name: str, *, used_seconds_ago: float) -> Path:
+    folder = copy_folder(config, name)
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(NUM_BYTES * b"x")
+    use_copy(folder).close()
+    set_used(folder, used_seconds_ago)
+    return folder
+
+
+def set_used(folder: Path, seconds_ago: float) -> None:
+    at = time.time() - seconds_ago
+    os.utime(f"{folder}.lock", (at, at))
+
+
+def test_the_least_recently_used_copies_are_deleted_until_the_rest_fits(config: Config) -> None:
+    ages = [5_000, 1_000, 4_000, 2_000, 3_000]
+    copies = {age: make_copy(config, f"model-{age}", used_seconds_ago=age) for age in ages}
+    foreign = config.data_dir / "models" / "of-an-operator"
+    make_folder(foreign)
+
+    model_copies_limit(config)
+
+    assert [age for age, folder in sorted(copies.items()) if folder.exists()] == [1_000, 2_000, 3_000]
+    assert sorted(path.name for path in foreign.parent.glob("*.lock")) == [
+        f"model-{n}.lock" for n in (1000, 2000, 3000)
+    ]
+    assert use_if_copy(config, foreign) is None
+    assert any(foreign.iterdir())
+
+
+def test_a_copy_that_was_fetched_a_moment_ago_is_kept_for_the_process_that_will_use_it(config: Config) -> None:
+    config = config.model_copy(update={"max_model_copies_bytes": 0})
+    folder = make_copy(config, "new", used_seconds_ago=RECENT_SECONDS / 2)
+
+    model_copies_limit(config)
+
+    assert folder.exists()
+
+
+def test_a_copy_is_kept_while_a_process_that_inherited_its_lock_lives_although_its_supervisor_was_killed(
+    config: Config,
+) -> None:
+    config = config.model_copy(update={"max_model_copies_bytes": 0})
+    used, unused = (make_copy(config, name, used_seconds_ago=9_000) for name in ("used", "unused"))
+    engine = "import sys; print('engine', flush=True); sys.stdin.read()"
+    supervisor = (
+        "import subprocess, sys, time\nfrom pathlib import Path\nfrom control.models.catalog.cache import use_copy\n"
+        f"lock = use_copy(Path({str(used)!r}))\n"
+        f"subprocess.Popen([sys.executable, '-c', {engine!r}], pass_fds=[lock.fileno()])\ntime.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", supervisor],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"engine\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        set_used(used, 9_000)
+
+        model_copies_limit(config)
+
+        assert used.exists()
+        assert not unused.exists()
+        process.stdin.close()  # the engine ends
+        assert process.stdout.read() == b""
+        set_used(used, 9_000)
+        model_copies_limit(config)
+        assert not used.exists()
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_a_deletion_that_is_interrupted_leaves_no_folder_that_is_used_again(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_copy(config, "model", used_seconds_ago=9_000)
+    fetched_by_a_killed_process = partial_folder(folder)
+    fetched_by_a_killed_process.mkdir()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", lambda *_, **__: None)  # as if killed after the first step
+        delete_copy(folder)
+
+    assert not folder.exists()
+    assert len(list(folder.parent.glob(".model.*"))) == 2
+    with use_copy(folder):
+        model_copies_limit(config)
+    assert len(list(folder.parent.glob(".model.*"))) == 2, "another process may be fetching"
+    model_copies_limit(config)
+    assert list(folder.parent.glob(".model.*")) == []
+
+
+@pytest.fixture
+def model(db: None, config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[BaseModel]:
+    """A base model in S3."""
+    monkeypatch.setattr(settings, "SLIPSTREAM", config)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    storage_module._s3_client.cache_clear()
+    with mock_aws():
+        s3 = S3Storage(Config(s3_bucket="models"))
+        s3._client.create_bucket(Bucket="models")
+        made = make_folder(config.data_dir / "made")
+        s3.put_folder("llama", made)
+        model = make_base_model()
+        model.source, model.revision = "s3://models/llama", inspect_folder(made).revision
+        model.save()
+        yield model
+    storage_module._s3_client.cache_clear()
+
+
+def test_copies_that_are_fetched_and_deleted_at_the_same_time_are_always_complete(
+    model: BaseModel, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread opens files of its own, as a process does, so that their locks exclude each other."""
+    monkeypatch.setattr(cache, "RECENT_SECONDS", -60.0)
+    config = config.model_copy(update={"max_model_copies_bytes": 0})
+    stop = threading.Event()
+
+    def delete_all() -> int:
+        num_passes = 0
+        while not stop.is_set():
+            model_copies_limit(config)
+            num_passes += 1
+        return num_passes
+
+    def use() -> set[str]:
+        with use_copy(copy_folder(config, model.pk)):
+            folder = model_folder(model)
+            names = {path.name for path in folder.iterdir()}
+            assert inspect_folder(folder).revision == model.revision
+            return names
+
+    with ThreadPoolExecutor(5) as pool, ExitStack() as cleanup:
+        cleanup.callback(stop.set)
+        deleting = [pool.submit(delete_all) for _ in range(2)]
+        using = [pool.submit(lambda: [use() for _ in range(10)]) for _ in range(3)]
+        names = [found for future in using for found in future.result()]
+        stop.set()
+        assert all(future.result() for future in deleting)
+
+    assert all(found == names[0] for found in names)
+    model_copies_limit(config)
+    assert not copy_folder(config, model.pk).exists()
+
+
+def test_of_two_processes_that_fetch_a_model_the_copy_of_the_first_one_stays(
+    model: BaseModel, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine may already be reading the first copy."""
+    get_file, inodes = S3Storage.get_file, list[int]()
+
+    def get_file_after_another_process(self: S3Storage, key: str, path: Path) -> None:
+        monkeypatch.setattr(S3Storage, "get_file", get_file)
+        inodes.append(model_folder(model).stat().st_ino)
+        get_file(self, key, path)
+
+    monkeypatch.setattr(S3Storage, "get_file", get_file_after_another_process)
+    folder = model_folder(model)
+
+    assert inodes == [folder.stat().st_ino]
+    assert list(folder.parent.glob(".*")) == []

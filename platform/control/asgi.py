@@ -1,6 +1,7 @@
 """The ASGI application that uvicorn serves.
 
 /v1/chat/completions, /v1/completions     the gateway, which holds no thread while an engine answers
+/v1/events as a stream                    the feed, which holds no thread either
 everything else                           Django: API and console, behind a limit on the size of request bodies
 """
 
@@ -23,8 +24,9 @@ django.setup(set_prefix=False)
 from control.core.processes.files import raise_file_limit  # noqa: E402  # needs the apps
 from control.serving.gateway.application import PATHS, Gateway  # noqa: E402  # needs the apps
 from control.tenants.authentication.large_bodies import caller_check  # noqa: E402  # needs the apps
+from control.tenants.events.feed import Feed, is_feed  # noqa: E402  # needs the apps
 
-DATABASE_THREADS = 8  # each with a connection to the database; for the gateway and for callers of large bodies
+DATABASE_THREADS = 8  # each with a connection to the database; for the gateway, the feed and callers of large bodies
 
 
 class _Django(ASGIHandler):
@@ -42,7 +44,7 @@ class _Django(ASGIHandler):
 class _Application:
     def __init__(self) -> None:
         self._threads = DatabaseThreads(DATABASE_THREADS)
-        self._gateway = Gateway(self._threads)
+        self._gateway, self._feed = Gateway(self._threads), Feed(self._threads)
         self._django = BodyLimit(_Django(), get_config(), self._check_caller)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -50,6 +52,8 @@ class _Application:
             await self._live(receive, send)
         elif scope["type"] == "http" and scope["path"] in PATHS:
             await self._gateway(scope, receive, send)
+        elif scope["type"] == "http" and is_feed(scope):
+            await self._feed(scope, receive, send)
         else:
             await self._django(scope, receive, send)
 

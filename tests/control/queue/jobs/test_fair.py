@@ -112,6 +112,22 @@ def test_an_organization_gains_no_advantage_from_time_without_jobs() -> None:
     assert Counter(turn.organization_id for turn in turns) == {busy.pk: 3, returning.pk: 3}
 
 
+def test_time_that_nobody_else_wanted_does_not_put_an_organization_behind_the_queue_of_another() -> None:
+    first, later = make_organization(), make_organization()
+    submit(organization=first)
+    finish(claim_next(), 100_000.0)  # alone
+    for _ in range(10):
+        submit(organization=later)
+    submit(organization=first)
+
+    turns: list[Claim] = []
+    for _ in range(2):
+        turns.append(claim_next())
+        finish(turns[-1], 100.0)
+
+    assert {turn.organization_id for turn in turns} == {first.pk, later.pk}
+
+
 def test_the_organization_with_fewer_running_jobs_is_served_next() -> None:
     first, second = make_organization(), make_organization()
     for organization in (first, first, first, second, second):

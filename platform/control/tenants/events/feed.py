@@ -42,9 +42,12 @@ class Feed:
         try:
             key = await authenticate(request, "events", self._threads.run)
             await request.read_body(0, lambda _: None)
+            refuse_too_many(key.organization)
             call = self._one_at_a_time(key.organization_id)
             subscription: Subscription = await call(_subscribe, request, key)
-            refuse_too_many(key.organization)  # nothing is awaited between this check and the start of the stream
+            refuse_too_many(
+                key.organization
+            )  # again: nothing is awaited between this check and the start of the stream
             return EventStream(stream(subscription, call=call))
         except ApiError as error:
             return error_response(error)

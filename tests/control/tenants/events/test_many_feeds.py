@@ -26,7 +26,7 @@ NUM_FEEDS = 200
 
 def feed(address: Address) -> bytes:
     """The second header must not lead around the feed to Django, which would keep a thread for the stream."""
-    return read(address, "/v1/events").replace(b"Host:", b"Accept: text/event-stream\r\nAccept: */*\r\nHost:", 1)
+    return read(address, "/v1/events", "Accept: text/event-stream", "Accept: */*")
 
 
 @sync_to_async

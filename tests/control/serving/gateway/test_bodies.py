@@ -207,3 +207,8 @@ def test_an_organization_has_one_large_body_read_at_a_time(monkeypatch: pytest.M
         await asyncio.gather(*readings)
 
     asyncio.run(run())
+
+
+@pytest.mark.usefixtures("base_url")
+def test_in_a_running_server_a_thread_that_computes_releases_the_interpreter_within_a_millisecond() -> None:
+    assert sys.getswitchinterval() <= 0.001

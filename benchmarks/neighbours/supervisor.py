@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 TICK_SECONDS = 0.25  # as in `manage.py supervise_deployments`
@@ -31,6 +32,7 @@ def main() -> None:
 
     django.setup()
     from django.conf import settings
+    from django.db import DatabaseError
 
     from control.core.settings.config import get_config
     from control.serving.deployments import launcher
@@ -47,11 +49,13 @@ def main() -> None:
         halt.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    supervisor = Supervisor(get_config(), timings=SupervisorTimings(drain_seconds=1.0), drains=True)
+    lifeline, _ = os.pipe()  # the engines end when this process ends, even if it is killed
+    supervisor = Supervisor(get_config(), timings=SupervisorTimings(drain_seconds=1.0), lifeline=lifeline)
     print(os.getpid(), flush=True)
     with across_tenants(Across.SUPERVISION):
         while not halt.wait(TICK_SECONDS):
-            supervisor.tick()
+            with suppress(DatabaseError):  # as in the command: a locked database ends no supervisor
+                supervisor.tick()
         supervisor.stop()
     os._exit(0)  # copies from the slow storage may still run
 

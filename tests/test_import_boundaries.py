@@ -93,6 +93,11 @@ LAYERS = (
     ),
     Layer(module="benchmarks.job_claims", project=("control",), banned=TENSORS),
     Layer(module="benchmarks.gateway", project=("control",), banned=TENSORS),
+    Layer(
+        module="benchmarks.neighbours",
+        project=("benchmarks.gateway", "control", "workers.supervisor"),
+        banned=TENSORS,
+    ),
     Layer(module="benchmarks.datasets", project=("control.workflows.datasets.validation",), packages=frozenset()),
     Layer(module="manage", project=(PARENT_DEATH,), packages=frozenset({"django"})),
     Layer(module="tests", project=tuple(PROJECT)),

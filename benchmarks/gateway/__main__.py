@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.gateway.installation import MODEL, fill, variables
 from benchmarks.gateway.load import Address, completion, num_events, read, seconds_to_first_byte
 from benchmarks.gateway.server import ROOT, Process, gateway, helper, raise_file_limit
 
 NUM_REQUESTS = 500
 NUM_READS = 200
 PACED_STREAMS, PACED_EVENTS, PACE_MS = 50, 150, 20  # slow enough that no two events of a stream arrive together
-MODEL = "bench"
 
 
 def main() -> int:
@@ -41,7 +41,7 @@ def main() -> int:
     options = parser.parse_args()
     raise_file_limit()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= _variables(Path(folder), options.database_url)
+        os.environ |= variables(Path(folder), options.database_url)
         sys.path.insert(0, str(ROOT / "platform"))
         import django
 
@@ -50,21 +50,9 @@ def main() -> int:
     return 0
 
 
-def _variables(folder: Path, database_url: str | None) -> dict[str, str]:
-    url = {} if database_url is None else {"SLIPSTREAM_DATABASE_URL": database_url}
-    return url | {
-        "SLIPSTREAM_DATA_DIR": str(folder),
-        "SLIPSTREAM_REQUESTS_PER_MINUTE": "0",
-        "SLIPSTREAM_MAX_OPEN_COMPLETIONS": "10000",
-        "SLIPSTREAM_LOG_LEVEL": "WARNING",
-        "DJANGO_SETTINGS_MODULE": "control.core.settings.embedded",
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "platform"))),
-    }
-
-
 async def _measure(folder: Path, database_url: str | None, num_streams: int) -> dict[str, Any]:
     async with helper("engine") as engine_port:
-        first, second = await asyncio.to_thread(_fill, int(engine_port))
+        first, second = await asyncio.to_thread(fill, folder, int(engine_port))
         async with gateway(dict(os.environ), folder / "gateway.log") as (port, process):
             direct = Address(port=int(engine_port), token="t")
             ours, theirs = Address(port=port, token=first), Address(port=port, token=second)
@@ -127,28 +115,6 @@ async def _p95(address: Address) -> dict[str, float]:
         took = [1000 * await seconds_to_first_byte(address, request) for _ in range(NUM_READS)]
         found[name] = round(statistics.quantiles(took, n=20)[-1], 1)
     return found
-
-
-def _fill(engine_port: int) -> list[str]:
-    """Makes two organizations with a deployment each, which the pretended engine serves. Returns: their keys."""
-    from django.core.management import call_command
-
-    from control.models.catalog.models import BaseModel
-    from control.serving.deployments.models import Deployment
-    from control.serving.deployments.services import deployment_create
-    from control.tenants.administration.services import api_key_create, organization_create
-    from control.tenants.row_security.scope import Across, across_tenants
-
-    call_command("migrate", verbosity=0)
-    tokens = []
-    with across_tenants(Across.COMMAND):
-        model = BaseModel.objects.create(name="pretended", path="", revision="0" * 64)
-        for name in ("first", "second"):
-            organization = organization_create(name=name)
-            deployment = deployment_create(organization=organization, name=MODEL, base_model=model)
-            Deployment.objects.filter(pk=deployment.pk).update(state="ready", port=engine_port, token="t")
-            tokens.append(api_key_create(organization=organization, name="bench")[1])
-    return tokens
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """A pretended engine: a real HTTP server that streams events without a model.
 
     python -m benchmarks.gateway.engine     prints its port, and ends when its standard input is closed
+    python -m benchmarks.gateway.engine --port PORT ...     as a supervisor starts it: serves until it is killed
 
 The request decides what it sends: `max_tokens` events, with a pause of `seed` milliseconds after each. With 0
 tokens the stream sends one event and then a comment every `seed` milliseconds, until the caller disconnects.
 """
 
+import argparse
 import asyncio
 import json
 import os
@@ -17,7 +19,12 @@ _DONE = b"data: [DONE]\n\n"
 
 
 async def main() -> None:
-    server = await asyncio.start_server(_serve, "127.0.0.1", 0, backlog=1024)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    options, _ = parser.parse_known_args()  # the other options of a real engine mean nothing here
+    server = await asyncio.start_server(_serve, "127.0.0.1", options.port, backlog=1024)
+    if options.port:
+        await server.serve_forever()
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
     os._exit(0)  # streams that are still open need no orderly end
@@ -44,6 +51,10 @@ def event(number: int) -> bytes:
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(ConnectionError, asyncio.IncompleteReadError):
         head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET "):  # health and counters
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            writer.close()
+            return
         lines = head.lower().split(b"\r\n")
         length = next(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:"))
         body = json.loads(await reader.readexactly(length))

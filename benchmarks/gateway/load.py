@@ -3,10 +3,9 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,26 +18,33 @@ def completion(address: Address, *, model: str, num_events: int, pause_ms: int =
     """A request for a stream, in the terms of the pretended engine."""
     messages = [{"role": "user", "content": "hello"}]
     body = {"model": model, "messages": messages, "stream": True, "max_tokens": num_events, "seed": pause_ms}
-    return _request(address, "POST /v1/chat/completions", body)
+    return post(address, "/v1/chat/completions", json.dumps(body).encode())
 
 
-def read(address: Address, path: str) -> bytes:
-    return _request(address, f"GET {path}", None)
+def read(address: Address, path: str, *headers: str) -> bytes:
+    return _request(address, f"GET {path}", b"", headers)
 
 
-def _request(address: Address, line: str, body: dict[str, Any] | None) -> bytes:
-    content = b"" if body is None else json.dumps(body).encode()
-    head = (
-        f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {address.token}\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+def post(address: Address, path: str, content: bytes, *headers: str, content_type: str = "application/json") -> bytes:
+    return _request(address, f"POST {path}", content, (f"Content-Type: {content_type}", *headers))
+
+
+def _request(address: Address, line: str, content: bytes, headers: Sequence[str]) -> bytes:
+    lines = (
+        f"{line} HTTP/1.1",
+        "Host: 127.0.0.1",
+        f"Authorization: Bearer {address.token}",
+        "Connection: close",
+        f"Content-Length: {len(content)}",
+        *headers,
     )
-    return head.encode() + content
+    return "\r\n".join((*lines, "", "")).encode() + content
 
 
 @asynccontextmanager
 async def connection(address: Address, request: bytes) -> AsyncIterator[asyncio.StreamReader]:
     """Sends the request, and reads the response up to the first byte of its body. The status must be 200."""
-    async with _connected(address) as (reader, writer):
+    async with connected(address) as (reader, writer):
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
@@ -48,14 +54,14 @@ async def connection(address: Address, request: bytes) -> AsyncIterator[asyncio.
 
 async def response(address: Address, request: bytes) -> tuple[int, bytes]:
     """Returns: the status and the body."""
-    async with _connected(address) as (reader, writer):
+    async with connected(address) as (reader, writer):
         writer.write(request)
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         return int(head.split()[1]), body
 
 
 @asynccontextmanager
-async def _connected(address: Address) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connected(address: Address) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
     try:
         yield reader, writer

@@ -79,9 +79,9 @@ async def gateway(environment: dict[str, str], log: Path) -> AsyncIterator[tuple
 
 
 @asynccontextmanager
-async def helper(module: str, *arguments: object) -> AsyncIterator[str]:
-    """Runs a module of this package until the block ends. Yields the first line that it prints."""
-    command = [sys.executable, "-m", f"benchmarks.gateway.{module}", *map(str, arguments)]
+async def helper(module: str, *arguments: object, package: str = "benchmarks.gateway") -> AsyncIterator[str]:
+    """Runs a module of the package until the block ends. Yields the first line that it prints."""
+    command = [sys.executable, "-m", f"{package}.{module}", *map(str, arguments)]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
     assert process.stdin is not None
@@ -89,7 +89,7 @@ async def helper(module: str, *arguments: object) -> AsyncIterator[str]:
     try:
         line = (await process.stdout.readline()).decode().strip()
         if not line:
-            raise RuntimeError(f"benchmarks.gateway.{module} failed; its error is above")
+            raise RuntimeError(f"{package}.{module} failed; its error is above")
         yield line
     finally:
         process.stdin.close()

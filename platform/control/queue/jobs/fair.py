@@ -2,8 +2,9 @@
 
 The next job is from the organization with the fewest running jobs and, among equals, with the least worker time used.
 When an organization without open jobs (queued or running) submits a job, its used time is raised to the least used time
-of the organizations with open jobs, so that organizations cannot save up unused time. Within an organization, jobs are
-ordered by priority, then by age.
+of the organizations with open jobs, or if there are none, to the most used time of all. So organizations cannot save up
+unused time, and pay later for no time that nobody else wanted. Within an organization, jobs are ordered by priority,
+then by age.
 
 With one worker and N busy organizations, each gets 1/N of the time, however long its jobs take, and waits for at most
 one job of each other organization.
@@ -12,7 +13,7 @@ one job of each other organization.
 import datetime as dt
 from dataclasses import dataclass
 
-from django.db.models import Count, Exists, F, IntegerField, Min, OuterRef, Q, QuerySet, Subquery, Value
+from django.db.models import Count, Exists, F, IntegerField, Max, Min, OuterRef, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, Greatest
 
 from control.core.settings.config import get_config
@@ -82,9 +83,11 @@ def share_join(organization_id: str) -> None:
         return
     active = Share.objects.filter(Exists(Job.objects.filter(organization=OuterRef("pk"), status__in=OPEN)))
     with across_tenants(Across.CLAIM):
-        least_used = active.aggregate(least=Min("used_seconds"))["least"] or 0.0
+        used = active.aggregate(least=Min("used_seconds"))["least"]
+        if used is None:
+            used = Share.objects.aggregate(most=Max("used_seconds"))["most"] or 0.0
     Share.objects.get_or_create(pk=organization_id)
-    Share.objects.filter(pk=organization_id).update(used_seconds=Greatest("used_seconds", Value(least_used)))
+    Share.objects.filter(pk=organization_id).update(used_seconds=Greatest("used_seconds", Value(used)))
 
 
 def share_charge(organization_id: str, *, since: dt.datetime | None, until: dt.datetime | None) -> None:

@@ -11,6 +11,7 @@ from control.queue.jobs.models import Job, JobEvent, JobShard, Worker
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import visible
 
+_LONG_AGO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SILENT_SECONDS = 30.0  # a worker that sends no heartbeat for so long counts as dead
 
 
@@ -57,7 +58,8 @@ def jobs_due() -> QuerySet[Job]:
 
 def jobs_to_cancel() -> QuerySet[Job]:
     """Returns due jobs whose cancellation was requested: a worker only has to assemble their partial results."""
-    return Job.objects.filter(is_due(), cancel_requested_at__isnull=False).order_by("cancel_requested_at", "pk")
+    # Compares with a time, because for IS NOT NULL, SQLite reads the index entries of all queued jobs.
+    return Job.objects.filter(is_due(), cancel_requested_at__gt=_LONG_AGO).order_by("cancel_requested_at", "pk")
 
 
 def workers_alive() -> QuerySet[Worker]:

@@ -15,11 +15,11 @@ from control.core.database_threads import DatabaseThreads
 from control.core.settings.config import get_config
 from control.serving.gateway.accounting import Accounts, Ended
 from control.serving.gateway.completion_request import CompletionRequest
-from control.serving.gateway.handler import UnreadHandler, UnreadRequest
 from control.serving.gateway.large_bodies import BodyReader
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Routes
 from control.serving.gateway.serving import serve
+from control.tenants.async_requests.handler import UnreadHandler, UnreadRequest
 from control.tenants.authentication.caller import Caller
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})

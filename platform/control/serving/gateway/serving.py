@@ -30,15 +30,15 @@ from control.serving.captures.services import MAX_BODY_BYTES
 from control.serving.gateway.accounting import Ended
 from control.serving.gateway.completion_request import CompletionRequest
 from control.serving.gateway.costs import cost_bound
-from control.serving.gateway.event_stream import EventStream
 from control.serving.gateway.meter import metered, tokens_of
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Process, Route, Routes
 from control.serving.gateway.upstream import Answer, NotAccepted, Target, forward
-from control.tenants.accounts.keys import KEY_META
 from control.tenants.accounts.models import ApiKey
 from control.tenants.accounts.scopes import INFERENCE
-from control.tenants.authentication.api_keys import authenticate_request, enter_organization, require_scope
+from control.tenants.async_requests.authentication import authenticate
+from control.tenants.async_requests.event_stream import EventStream, error_event
+from control.tenants.async_requests.handler import shut_down
 from control.tenants.authentication.caller import Caller
 
 log = structlog.get_logger(__name__)
@@ -72,7 +72,8 @@ async def serve(request: HttpRequest, backend: Backend) -> HttpResponseBase:
             raise ApiError(
                 405, f'Method "{request.method}" not allowed.', "method_not_allowed", headers={"Allow": "POST"}
             )
-        key = await _authenticate(request, backend)
+        # Comes first: a caller without a key must learn nothing, not even that its body is malformed.
+        key = await authenticate(request, INFERENCE, backend.call)
         requests = backend.open_requests
         with ExitStack() as until_complete, requests.held_bytes(key.organization_id) as add_bytes:
             with requests.one_more_arriving(key.organization_id):
@@ -81,25 +82,6 @@ async def serve(request: HttpRequest, backend: Backend) -> HttpResponseBase:
             return await _serve(request, raw, backend, key, until_complete)
     except ApiError as error:
         return error_response(error)
-
-
-async def _authenticate(request: HttpRequest, backend: Backend) -> ApiKey:
-    """Comes first: a caller without a key must learn nothing, not even that its body is malformed.
-
-    Raises: ApiError: 401, 403 or 429.
-    """
-
-    def authenticate() -> ApiKey:
-        key = authenticate_request(request)
-        require_scope(key, INFERENCE, str(request.method))
-        return key
-
-    try:
-        key: ApiKey = await backend.call(authenticate)
-    finally:
-        if found := request.META.get(KEY_META):  # also of a refused request; the call ran in a copy of this context
-            enter_organization(found)
-    return key
 
 
 async def _serve(
@@ -129,16 +111,13 @@ async def _serve(
         memory=(caller.project_id or caller.organization_id) if route.remembers_answers else None,
     )
     answer = await exchange.send(send, key, route)
-    headers = {"Content-Type": answer.content_type}
-    if answer.retry_after is not None:
-        headers["Retry-After"] = answer.retry_after
+    headers = {} if answer.retry_after is None else {"Retry-After": answer.retry_after}
     if isinstance(answer.body, bytes):
         await exchange.end_complete(answer.status, answer.body)
-        return HttpResponse(answer.body, status=answer.status, headers=headers)
-    headers |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the latter: nginx passes events on at once
+        return HttpResponse(answer.body, content_type=answer.content_type, status=answer.status, headers=headers)
     count = partial(exchange.end_stream, until_complete.pop_all())
     stream = metered(answer.body, options=completion.usage, count=count)
-    return EventStream(stream, status=answer.status, headers=headers)
+    return EventStream(stream, at_shutdown=error_event(shut_down()), status=answer.status, headers=headers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import httpx2
 
 from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
-from control.serving.gateway.event_stream import error_event
+from control.tenants.async_requests.event_stream import error_event
 
 CONNECT_SECONDS = 5.0
 # Longest time without a byte from the engine, which sends an answer that is not streamed only when it is complete. The

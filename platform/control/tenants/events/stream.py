@@ -13,11 +13,13 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
+import structlog
 from asgiref.sync import sync_to_async
-from django.db import connection
+from django.db import InterfaceError, OperationalError, connection
 
 from control.core.api.errors import ApiError
 from control.tenants.accounts.models import ApiKey, Organization
@@ -26,22 +28,18 @@ from control.tenants.events.models import Event
 from control.tenants.events.schemas import EventObject
 from control.tenants.events.selectors import events_list
 from control.tenants.events.services import events_number
+from control.tenants.events.subscription import Subscription
 from control.tenants.row_security.scope import as_tenant
+
+log = structlog.get_logger(__name__)
+
+Call = Callable[..., Awaitable[Any]]
 
 RETRY_MILLISECONDS = 2000
 MAX_EVENTS_PER_QUERY = 100
 MAX_STREAMS = 10  # for each organization in each process
 
 _num_open: Counter[str] = Counter()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subscription:
-    organization: Organization
-    key: ApiKey
-    after: int  # `seq` of the last event that the client has received
-    types: list[str] | None = None
-    object_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +56,14 @@ def refuse_too_many(organization: Organization) -> None:
         raise ApiError(429, message, "too_many_streams", headers={"Retry-After": "5"})
 
 
-async def stream(subscription: Subscription, pace: Pace | None = None) -> AsyncIterator[bytes]:
-    """Yields messages until `pace.max_seconds` have passed or the key is no longer valid."""
+async def stream(
+    subscription: Subscription, pace: Pace | None = None, *, call: Call | None = None
+) -> AsyncGenerator[bytes]:
+    """Yields messages until `pace.max_seconds` have passed, the key is no longer valid or the database is away.
+
+    Args: call: calls a function with its arguments where it may use the database; None: a thread of Django's.
+    """
+    call = call or sync_to_async(_call_and_close)
     pace = pace or Pace()
     organization_id, seq = subscription.organization.pk, subscription.after
     started = last_sent = time.monotonic()
@@ -67,7 +71,7 @@ async def stream(subscription: Subscription, pace: Pace | None = None) -> AsyncI
     try:
         yield f"retry: {RETRY_MILLISECONDS}\n\n".encode()
         while time.monotonic() - started < pace.max_seconds:
-            events = await sync_to_async(_new_events)(subscription, seq)
+            events: list[Event] | None = await call(_new_events, subscription, seq)
             if events is None:
                 return
             for event in events:
@@ -82,20 +86,26 @@ async def stream(subscription: Subscription, pace: Pace | None = None) -> AsyncI
                 yield b":\n\n"
             if len(events) < MAX_EVENTS_PER_QUERY:
                 await asyncio.sleep(pace.poll_seconds)
+    except (OperationalError, InterfaceError):  # the client reconnects
+        log.warning("an event stream ended, because the database cannot be reached")
     finally:
         _num_open[organization_id] -= 1
 
 
 def _new_events(subscription: Subscription, seq: int) -> list[Event] | None:
     """Returns at most `MAX_EVENTS_PER_QUERY` events after `seq`, or None if the key is no longer valid."""
+    with as_tenant(subscription.organization.pk, subscription.key.project_id):
+        key = ApiKey.objects.select_related("project").filter(pk=subscription.key.pk).first()
+        if key is None or not is_valid(key):
+            return None
+        events_number(subscription.organization)
+        events = events_list(subscription.organization, types=subscription.types, object_id=subscription.object_id)
+        return list(events.filter(seq__gt=seq).order_by("seq")[:MAX_EVENTS_PER_QUERY])
+
+
+def _call_and_close(function: Callable[..., Any], *args: Any) -> Any:
     try:
-        with as_tenant(subscription.organization.pk, subscription.key.project_id):
-            key = ApiKey.objects.select_related("project").filter(pk=subscription.key.pk).first()
-            if key is None or not is_valid(key):
-                return None
-            events_number(subscription.organization)
-            events = events_list(subscription.organization, types=subscription.types, object_id=subscription.object_id)
-            return list(events.filter(seq__gt=seq).order_by("seq")[:MAX_EVENTS_PER_QUERY])
+        return function(*args)
     finally:
         if not connection.in_atomic_block:  # only tests run this in a transaction
             connection.close()  # an idle stream must not keep a connection open

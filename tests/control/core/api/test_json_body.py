@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from control.core.api.json_body import MAX_JSON_BYTES
 from control.tenants.accounts.models import Organization
 from control.workflows.pipelines.models import Pipeline
 from tests.control.factories import chat_row, make_base_model, make_file
@@ -21,7 +22,7 @@ def status_and_code(response: Any) -> tuple[int, str]:
     "body",
     [
         b"[" * 100_000,
-        b'{"a":' * 100_000,
+        b'{"a":' * 50_000,
         b'{"name":' + b"[" * 100 + b"]" * 100 + b"}",
         b'{"name": 1e999}',
         b'{"name": -Infinity}',
@@ -34,6 +35,18 @@ def test_malformed_or_extreme_json_is_refused(client: Client, path: str, body: b
     response = client.generic("POST", path, body, content_type="application/json")
 
     assert status_and_code(response) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("path", ["/v1/batches", "/v1/pipelines", "/v1/deployments"])
+def test_a_body_that_would_occupy_the_interpreter_is_refused_before_it_is_parsed(
+    client: Client, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("control.core.api.strict_json.loads", lambda raw: pytest.fail("was parsed"))
+    body = b'{"name": [' + b"[]," * MAX_JSON_BYTES + b"[]]}"
+
+    response = client.generic("POST", path, body, content_type="application/json")
+
+    assert status_and_code(response) == (413, "request_too_large")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """Worker time is shared evenly between organizations, regardless of the length and number of their jobs."""
 
+import itertools
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.db.models.functions import Now
 
 from control.queue.jobs.fair import next_job
@@ -110,6 +113,47 @@ def test_an_organization_gains_no_advantage_from_time_without_jobs() -> None:
         finish(turns[-1], 100.0)
 
     assert Counter(turn.organization_id for turn in turns) == {busy.pk: 3, returning.pk: 3}
+
+
+def test_time_that_nobody_else_wanted_does_not_put_an_organization_behind_the_queue_of_another() -> None:
+    first, later = make_organization(), make_organization()
+    submit(organization=first)
+    finish(claim_next(), 100_000.0)  # alone
+    for _ in range(10):
+        submit(organization=later)
+    submit(organization=first)
+
+    turns: list[Claim] = []
+    for _ in range(2):
+        turns.append(claim_next())
+        finish(turns[-1], 100.0)
+
+    assert {turn.organization_id for turn in turns} == {first.pk, later.pk}
+
+
+def num_steps(function: Callable[[], object]) -> int:
+    """Tens of instructions of SQLite's virtual machine that the function's statements take."""
+    steps = itertools.count()
+    connection.connection.set_progress_handler(lambda: next(steps) < 0, 10)
+    try:
+        function()
+    finally:
+        connection.connection.set_progress_handler(None, 0)
+    return next(steps)
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="counts instructions of SQLite")
+def test_the_work_of_a_claim_does_not_grow_with_the_queue_of_another_organization() -> None:
+    loud, quiet = make_organization(), make_organization()
+
+    def work_of_claims(num_queued: int) -> int:
+        submit(organization=loud)
+        Job.objects.bulk_create(Job(organization=loud, kind=Job.Kind.BATCH) for _ in range(num_queued - 1))
+        submit(organization=quiet)
+        return max(num_steps(lambda: finish(claim_next(), 10.0)) for _ in range(2))  # one of each organization
+
+    before = work_of_claims(20)
+    assert work_of_claims(2_000) <= 1.5 * before
 
 
 def test_the_organization_with_fewer_running_jobs_is_served_next() -> None:

@@ -15,10 +15,11 @@ from pytest_django import Settings
 from control.asgi import application
 from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
-from control.serving.gateway import handler, large_bodies, open_requests
+from control.serving.gateway import large_bodies, open_requests
 from control.serving.gateway.completion_request import CompletionRequest, read
 from control.serving.gateway.large_bodies import SMALL_BYTES, BodyReader
 from control.serving.gateway.upstream import Target, forward
+from control.tenants.async_requests import handler
 from tests.control.serving.gateway.test_early_refusal import Caller
 from tests.control.serving.gateway.test_gateway import chat, wait_for
 from tests.control.serving.gateway.test_limits import open_stream
@@ -207,3 +208,8 @@ def test_an_organization_has_one_large_body_read_at_a_time(monkeypatch: pytest.M
         await asyncio.gather(*readings)
 
     asyncio.run(run())
+
+
+@pytest.mark.usefixtures("base_url")
+def test_in_a_running_server_a_thread_that_computes_releases_the_interpreter_within_a_millisecond() -> None:
+    assert sys.getswitchinterval() <= 0.001

@@ -6,7 +6,7 @@ the gateway is measured, and the crowd of callers is a process of its own.
 
 import statistics
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -14,16 +14,17 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection
 
-from benchmarks.gateway.load import Address, completion, read, seconds_to_first_byte
+from benchmarks.gateway.load import Address, completion, connected, post, read, response, seconds_to_first_byte
 from benchmarks.gateway.server import Process, gateway, helper
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_create
+from control.tenants.accounts.keys import new_token
 from tests.control.factories import make_key, make_organization
 from tests.workers.supervisor.conftest import migrated_database as migrated_database
 from tests.workers.supervisor.conftest import stack as stack
 from tests.workers.supervisor.live import LiveStack
 
-NUM_STREAMS = 500
+NUM_STREAMS, NUM_CALLERS = 500, 200
 MAX_THREADS, MAX_CONNECTIONS, MAX_BYTES = 32, 16, 300 * 10**6
 NUM_REQUESTS, ATTEMPTS = 150, 3
 SMALL_SECONDS = 0.005  # below this, a ratio of two times says more about the machine than about the gateway
@@ -86,6 +87,28 @@ def test_500_open_streams_need_few_threads_connections_and_little_memory(stack: 
     assert threads <= MAX_THREADS
     assert 1 <= connections <= MAX_CONNECTIONS
     assert num_bytes <= MAX_BYTES
+
+
+@pytest.mark.parametrize("path", ["/v1/batches", "/v1/chat/completions"])
+def test_200_incomplete_bodies_without_a_key_occupy_no_thread_and_no_connection(
+    stack: LiveStack, tokens: list[str], path: str
+) -> None:
+    async def measure() -> tuple[int, int, int]:
+        async with serving(stack) as (port, process), AsyncExitStack() as opened:
+            wrong, right = Address(port=port, token=str(new_token())), Address(port=port, token=tokens[1])
+            incomplete = post(wrong, path, bytes(32 * 1024))[:-1]
+            for _ in range(NUM_CALLERS):
+                _, writer = await opened.enter_async_context(connected(wrong))
+                writer.write(incomplete)
+                await writer.drain()
+            status, _ = await response(right, read(right, "/v1/deployments"))
+            return status, process.num_threads, num_connections(process, stack)
+
+    status, threads, connections = async_to_sync(measure)()
+
+    assert status == 200
+    assert threads <= MAX_THREADS
+    assert connections <= MAX_CONNECTIONS
 
 
 @pytest.mark.wide

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import transaction
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, RequestFactory
 from django.utils import timezone
 
 from control.core.api.errors import ApiError
@@ -24,7 +24,8 @@ from control.tenants.administration.services import api_key_revoke, project_crea
 from control.tenants.events import stream as stream_module
 from control.tenants.events.models import Event
 from control.tenants.events.services import RETENTION, event_record, events_number, events_prune
-from control.tenants.events.stream import Pace, Subscription, refuse_too_many, stream
+from control.tenants.events.stream import Pace, refuse_too_many, stream
+from control.tenants.events.subscription import Subscription, subscription_of
 from control.tenants.events.types import EVENT_TYPES
 from control.workflows.batches.services import batch_cancel, batch_create
 from control.workflows.fine_tuning.models import FineTuningJob
@@ -274,7 +275,7 @@ def test_the_number_of_streams_is_limited_and_ended_streams_do_not_count(organiz
         with pytest.raises(ApiError, match="open event streams"):
             refuse_too_many(organization)
         for source in sources:
-            await source.aclose()  # type: ignore[attr-defined]  # it is a generator
+            await source.aclose()
         refuse_too_many(organization)
         return len(sources)
 
@@ -299,6 +300,14 @@ def test_a_client_that_reconnects_continues_after_its_last_event(organization: O
 
     assert content_type == "text/event-stream"
     assert event_ids(parts) == [event.id for event in events[1:]]
+
+
+@pytest.mark.parametrize("query", [{"after": "evt\0"}, {"object_id": "batch\0"}, {"types": "batch.*,\0"}])
+def test_a_feed_whose_filter_has_a_zero_byte_is_refused(organization: Organization, query: dict[str, str]) -> None:
+    key, _ = make_key(organization)
+    with pytest.raises(ApiError) as refused:
+        subscription_of(RequestFactory().get("/v1/events", query), key)
+    assert (refused.value.status, refused.value.param) == (400, next(iter(query)))
 
 
 def test_the_route_of_a_deployments_events_lists_only_events_of_that_deployment(

@@ -28,7 +28,7 @@ from control.core.api.errors import ApiError, error_response, server_error
 from control.core.api.outage import response_to_outage
 from control.core.api.request_id import RequestIdMiddleware
 from control.core.observability.requests import RequestsMiddleware
-from control.serving.gateway.event_stream import EventStream, error_event
+from control.tenants.async_requests.event_stream import EventStream
 from control.tenants.authentication.rate_limits import RateLimitMiddleware
 from control.tenants.row_security.middleware import TenancyMiddleware
 
@@ -104,7 +104,7 @@ class UnreadHandler:
                 response = await self._serve(request)
             except asyncio.CancelledError:
                 if not request.is_gone:
-                    await _send(error_response(_shut_down()), send)
+                    await _send(error_response(shut_down()), send)
                 raise
             if not request.is_read.is_set():
                 response.headers["Connection"] = "close"  # the rest of the body is not read
@@ -169,7 +169,7 @@ async def _send(response: HttpResponseBase, send: Send) -> None:
 
 
 async def _send_stream(request: UnreadRequest, response: EventStream, send: Send) -> None:
-    """At a shutdown, the server cancels this task. The stream then ends with an error event."""
+    """At a shutdown, the server cancels this task."""
     try:
         async with aclosing(response.events):
             # The generator is started before anything else is awaited. If this task were cancelled before the start,
@@ -184,7 +184,7 @@ async def _send_stream(request: UnreadRequest, response: EventStream, send: Send
         if not request.is_gone:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_EVENT_SECONDS):
-                    await send({"type": "http.response.body", "body": error_event(_shut_down())})
+                    await send({"type": "http.response.body", "body": response.at_shutdown})
         raise
 
 
@@ -193,7 +193,7 @@ def _start_of(response: HttpResponseBase) -> dict[str, Any]:
     return {"type": "http.response.start", "status": response.status_code, "headers": headers}
 
 
-def _shut_down() -> ApiError:
+def shut_down() -> ApiError:
     return ApiError(503, "The server is shutting down. Try again.", "server_draining", headers={"Retry-After": "1"})
 
 

@@ -1,0 +1,1 @@
+"""Measures what one organization at its worst costs another."""

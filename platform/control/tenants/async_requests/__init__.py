@@ -1,0 +1,1 @@
+"""ASGI applications that hold no thread while they wait, for requests that take long."""

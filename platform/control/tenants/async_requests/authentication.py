@@ -1,0 +1,29 @@
+"""Authenticates a request in a thread that may use the database."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from django.http import HttpRequest
+
+from control.tenants.accounts.keys import KEY_META
+from control.tenants.accounts.models import ApiKey
+from control.tenants.authentication.api_keys import authenticate_request, enter_organization, require_scope
+
+
+async def authenticate(request: HttpRequest, scope: str, call: Callable[..., Awaitable[Any]]) -> ApiKey:
+    """Args: call: calls a function with its arguments where it may use the database.
+
+    Raises: ApiError: 401, 403 or 429.
+    """
+
+    def read_key() -> ApiKey:
+        key = authenticate_request(request)
+        require_scope(key, scope, str(request.method))
+        return key
+
+    try:
+        key: ApiKey = await call(read_key)
+    finally:
+        if found := request.META.get(KEY_META):  # also of a refused request; the call ran in a copy of this context
+            enter_organization(found)
+    return key

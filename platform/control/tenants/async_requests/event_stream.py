@@ -1,0 +1,28 @@
+"""A response that is a stream of events, such as those of an engine."""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from django.http import StreamingHttpResponse
+
+from control.core.api.errors import ApiError
+from control.core.api.operation import EVENTS
+
+
+class EventStream(StreamingHttpResponse):
+    """Gives access to the events themselves, so that the handler can end their generator at once.
+
+    Django wraps them in generators of its own, whose end would leave ours to the garbage collector.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes], *, at_shutdown: bytes = b"", **values: Any) -> None:
+        """Args: at_shutdown: sent if the server ends the stream because it shuts down."""
+        super().__init__(events, content_type=EVENTS, **values)
+        self.events, self.at_shutdown = events, at_shutdown
+        self.headers["Cache-Control"] = "no-cache"
+        self.headers["X-Accel-Buffering"] = "no"  # nginx passes events on at once
+
+
+def error_event(error: ApiError) -> bytes:
+    return b"data: " + json.dumps(error.body(), separators=(",", ":")).encode() + b"\n\n"

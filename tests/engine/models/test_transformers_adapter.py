@@ -25,7 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {"num_key_value_heads": 4},  # partial rotary embedding, parallel attention and MLP
     "phi": {},  # biases, also on the head
     "granite": {"attention_multiplier": 0.1, "logits_scaling": 2.0, "embedding_multiplier": 3.0},
-    "mixtral": EXPERTS,
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
 }
 
 
@@ -35,7 +35,7 @@ def test_logits_agree_with_transformers(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("gpt2", "float32"), ("gpt_neox", "bfloat16"), ("phi", "float32"), ("mixtral", "bfloat16")]
+    ("family", "dtype"), [("gpt2", "float32"), ("gpt_neox", "bfloat16"), ("phi", "float32"), ("olmoe", "bfloat16")]
 )
 def test_answers_with_draft_trees_equal_answers_without_drafts(tmp_path: Path, family: str, dtype: str) -> None:
     model = load_model(make_tiny_model(tmp_path, family, **FAMILIES[family]), dtype=dtype)

@@ -91,6 +91,11 @@ LAYERS = (
         project=("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS, KINDS),
         banned=SERVICES,
     ),
+    Layer(
+        module="benchmarks.models",
+        project=("engine", "kernels", "tests.engine", "tests.tiny_model"),
+        banned=SERVICES,
+    ),
     Layer(module="benchmarks.job_claims", project=("control",), banned=TENSORS),
     Layer(module="benchmarks.gateway", project=("control",), banned=TENSORS),
     Layer(module="benchmarks.datasets", project=("control.workflows.datasets.validation",), packages=frozenset()),

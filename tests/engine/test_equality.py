@@ -1,7 +1,6 @@
 """The guarantee of docs/design.md: no drafter, batch, tree or chunk size changes an answer, at any temperature."""
 
 import random
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,23 +10,14 @@ import torch
 from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.drafters.base import Drafter, Pass
-from engine.drafters.block import BlockDrafter
-from engine.drafters.combined import CombinedDrafter
-from engine.drafters.draft_model import DraftModelDrafter
-from engine.drafters.medusa import MedusaDrafter
-from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
-from engine.drafters.mtp import MtpDrafter
-from engine.drafters.mtp_layer import DensePrediction
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
-from engine.drafters.suffix import SuffixDrafter
 from engine.generate import generate
 from engine.load import load_model
 from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Completion, Request, SamplingParams
-from tests.engine.drafters import BrokenDrafter, OracleDrafter
-from tests.engine.tiny_speculators import make_block, make_mtp
+from tests.engine.drafters import OracleDrafter, every_drafter
 from tests.tiny_model import make_tiny_model
 
 Sampling = dict[str, float | int]
@@ -69,34 +59,6 @@ def complete(model: Model, drafter: Drafter, requests: list[Request], **config: 
 def answers_only(completions: list[Completion]) -> list[tuple[object, ...]]:
     """Returns what must not depend on drafts and batches: token ids, exact log probabilities and finish reasons."""
     return [(c.request_id, c.token_ids, c.logprobs, c.finish_reason) for c in completions]
-
-
-def random_medusa(model: Model) -> MedusaDrafter:
-    """Makes Medusa heads with random weights. They share the target's lm_head, so the target accepts some drafts."""
-    torch.manual_seed(0)
-    size = model.config.vocab_size
-    config = MedusaConfig(hidden_size=model.config.hidden_size, num_heads=3, draft_vocab_size=size)
-    heads = MedusaHeads(config, torch.arange(size))
-    torch.nn.init.normal_(heads.weight, std=0.3)
-    return MedusaDrafter(heads, model)
-
-
-def every_drafter(model: Model, draft_model: Model, tokens_of: Mapping[str, Sequence[int]]) -> list[Drafter]:
-    """`tokens_of`: the answers, for drafters that know them. The models must be those of tests.tiny_model."""
-    vocab_size = model.config.vocab_size
-    return [
-        NgramDrafter(),
-        SuffixDrafter(past_tokens=2000),
-        random_medusa(model),
-        DraftModelDrafter(draft_model, model),
-        CombinedDrafter([random_medusa(model), SuffixDrafter(past_tokens=100)]),
-        BlockDrafter(make_block(), model),
-        BlockDrafter(make_block(speculators_model_type="dspark", markov_rank=8), model),
-        MtpDrafter(DensePrediction(make_mtp(), model), model, max_depth=4),
-        OracleDrafter(tokens_of, max_depth=6, error=0.3, tree=False, vocab_size=vocab_size),
-        OracleDrafter(tokens_of, max_depth=5, error=0.2, tree=True, vocab_size=vocab_size),
-        BrokenDrafter(),
-    ]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())

@@ -15,8 +15,9 @@ from engine.loop import Engine
 from engine.models.dense import Decoder
 from engine.request import Request, SamplingParams
 from engine.row_invariance import find_fault
+from tests.engine.drafters import every_drafter
 from tests.engine.lora.test_adapters import ALL_MODULES, log_probability_error, make_adapter
-from tests.engine.test_equality import SAMPLINGS, answers_only, complete, every_drafter, make_requests
+from tests.engine.test_equality import SAMPLINGS, answers_only, complete, make_requests
 from tests.engine.test_parity import difference, edit_config
 from tests.tiny_model import make_tiny_model
 

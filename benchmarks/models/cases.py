@@ -50,6 +50,11 @@ FAMILIES = (
         has_decoder=True,
     ),
     Family(model_type="deepseek_v3", adapted=()),
+    Family(
+        model_type="gemma3_text",
+        values={"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
+        adapted=(),
+    ),
     *(Family(model_type=name, adapted=()) for name in ("glm4", "smollm3", "seed_oss", "ernie4_5", "olmo2", "phi3")),
 )
 CHECKPOINTS = ("fp8 blocks", "fp8 per channel", "compressed int8", "compressed int4", "awq", "gptq")

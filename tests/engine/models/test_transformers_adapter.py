@@ -68,15 +68,23 @@ def test_tapped_hidden_states_equal_the_layer_outputs_of_transformers(tmp_path: 
     assert (taps[:, 1] - outputs[0]).abs().max() <= 1e-4
 
 
-def test_the_maximum_context_is_limited_by_the_sliding_window_and_the_rope_length(tmp_path: Path) -> None:
+def test_the_maximum_context_is_limited_by_the_rope_length_but_not_by_sliding_windows(tmp_path: Path) -> None:
     def limit(folder: str, family: str, **overrides: Any) -> int:
         return load_model(make_tiny_model(tmp_path / folder, family, **overrides)).max_positions
 
     assert limit("a", "starcoder2", sliding_window=None) == 1024
-    assert limit("b", "starcoder2", sliding_window=48) == 48
+    assert limit("b", "starcoder2", sliding_window=48) == 1024
     longrope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     longrope["original_max_position_embeddings"] = 64
     assert limit("c", "phi3", rope_parameters=longrope, original_max_position_embeddings=64) == 64
+
+
+def test_windows_that_the_wrapper_does_not_see_limit_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_tiny_model(tmp_path, "starcoder2", sliding_window=100)
+    monkeypatch.setattr("engine.models.transformers_rows.row_mask", lambda **_: None)
+    assert load_model(folder).max_positions == 100
 
 
 @pytest.mark.parametrize(

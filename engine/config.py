@@ -11,8 +11,8 @@ import torch
 
 from engine.errors import ModelNotLoadable
 
-# models with a decoder in engine/models
-MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3")
+DENSE_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = (*DENSE_MODEL_TYPES, "mixtral", "qwen3_moe", "deepseek_v3")  # models with a decoder in engine/models
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _REQUIRED = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),

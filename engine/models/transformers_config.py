@@ -41,8 +41,9 @@ def read_foreign_config(model_dir: Path) -> PretrainedConfig:
 
 def num_windowed_layers(config: PretrainedConfig) -> int | None:
     """Returns how many layers have a sliding window according to the configuration; None: a window, but not which."""
-    if kinds := getattr(config, "layer_types", None):
-        return sum(kind == _SLIDING for kind in kinds)
+    kinds: list[str] | None = getattr(config, "layer_types", None)
+    if kinds:
+        return kinds.count(_SLIDING)
     return 0 if getattr(config, "sliding_window", None) is None else None
 
 

@@ -11,7 +11,8 @@ import torch
 
 from engine.errors import ModelNotLoadable
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "deepseek_v3")  # models with a decoder in engine/models
+DENSE_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = (*DENSE_MODEL_TYPES, "mixtral", "qwen3_moe", "deepseek_v3")  # models with a decoder in engine/models
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _REQUIRED = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
@@ -70,8 +71,19 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureConfig:
+    """Mixture of experts of Mixtral and Qwen3-MoE, whose experts are chosen by the softmax of their scores."""
+
+    num_experts: int
+    num_experts_per_token: int
+    intermediate_size: int
+    normalized: bool  # the weights of a token's experts are divided by their sum
+    dense_layers: frozenset[int]  # layers with a dense MLP instead of experts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A causal decoder. DeepSeek models have `latent` and `experts`; dense models have neither."""
+    """A causal decoder. DeepSeek models have `latent` and `experts`, Mixtral and Qwen3-MoE have `mixture`."""
 
     model_type: str
     hidden_size: int
@@ -92,6 +104,7 @@ class ModelConfig:
     dtype: torch.dtype  # of the published weights
     latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
+    mixture: MixtureConfig | None = None
 
     @property
     def cache_layout(self) -> CacheLayout:
@@ -135,11 +148,12 @@ class ModelConfig:
             attention_bias=model_type == "qwen2" or values.get("attention_bias", False),
             output_bias=model_type != "qwen2" and values.get("attention_bias", False),
             mlp_bias=values.get("mlp_bias", False),
-            qk_norm=model_type == "qwen3",
+            qk_norm=model_type in ("qwen3", "qwen3_moe"),
             eos_token_ids=token_ids(values.get("eos_token_id")) | extra_eos,
             dtype=_DTYPES.get(dtype, torch.bfloat16),
             latent=latent,
             experts=_experts(values) if deepseek else None,
+            mixture=_mixture(values),
         )
 
 
@@ -184,7 +198,7 @@ def _check_sizes(values: Mapping[str, Any], names: tuple[str, ...]) -> None:
 
 def _window(values: Mapping[str, Any]) -> float:
     """Number of positions within which attention is full."""
-    windowed = values["model_type"] == "mistral" or values.get("use_sliding_window")
+    windowed = values["model_type"] in ("mistral", "mixtral") or values.get("use_sliding_window")
     return (values.get("sliding_window") or math.inf) if windowed else math.inf
 
 
@@ -220,6 +234,26 @@ def _experts(values: Mapping[str, Any]) -> ExpertsConfig:
         num_dense_layers=values["first_k_dense_replace"],
         normalized=values.get("norm_topk_prob", True),
         scale=values.get("routed_scaling_factor", 2.5),
+    )
+
+
+def _mixture(values: Mapping[str, Any]) -> MixtureConfig | None:
+    model_type = values["model_type"]
+    if model_type not in ("mixtral", "qwen3_moe"):
+        return None
+    num_experts = "num_experts" if "num_experts" in values else "num_local_experts"
+    intermediate_size = "intermediate_size" if model_type == "mixtral" else "moe_intermediate_size"
+    _check_sizes(values, (num_experts, "num_experts_per_tok", intermediate_size))
+    if not 1 <= values["num_experts_per_tok"] <= values[num_experts]:
+        raise ModelNotLoadable(f"num_experts_per_tok must be in 1..{values[num_experts]}")
+    step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers") or ()
+    layers = range(values["num_hidden_layers"])
+    return MixtureConfig(
+        num_experts=values[num_experts],
+        num_experts_per_token=values["num_experts_per_tok"],
+        intermediate_size=values[intermediate_size],
+        normalized=model_type == "mixtral" or values.get("norm_topk_prob", False),
+        dense_layers=frozenset(layer for layer in layers if layer in dense or (layer + 1) % step),
     )
 
 

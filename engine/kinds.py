@@ -116,6 +116,9 @@ KINDS: Mapping[str, Kind] = {
         graph_decoding=_mtp_graph_drafter,
         trainer="workers.training.mtp.method:MtpMethod",
     ),
+    "native_mtp": Kind(  # DeepSeek-V3 is never decoded in graphs
+        load=lambda source: MtpDrafter.load(None, source.target), graph_decoding=None, trainer=None
+    ),
     "block": Kind(
         load=lambda source: BlockDrafter.load(source.folder, source.target),
         graph_decoding=_block_graph_drafter,

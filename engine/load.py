@@ -56,13 +56,15 @@ def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", d
 
 def _refuse_format(weights: str) -> None:
     if weights != "auto":
-        raise ModelNotLoadable(f"{weights} weights are for the dense models of Llama's family only")
+        raise ModelNotLoadable(f"{weights} weights are for Llama's family, Mixtral and Qwen3-MoE only")
 
 
 def _check_int4(config: ModelConfig, device: torch.device) -> None:
     if device.type != "cpu":
         raise ModelNotLoadable("int4 weights are for CPUs only: choose weights=auto or int8")
-    sizes = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    sizes: tuple[int, ...] = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    if config.mixture is not None:
+        sizes = (*sizes, config.mixture.intermediate_size)
     if any(size % INT4_GROUP for size in sizes):
         raise ModelNotLoadable(f"int4 weights require layer sizes that are multiples of {INT4_GROUP}, got {sizes}")
 

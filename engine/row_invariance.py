@@ -31,9 +31,9 @@ from engine.models.dense import Decoder
 from engine.models.reading import read_in_chunks
 from kernels.cpu.library import cache_folder, library, processor
 from kernels.decoder import LayerWeights
+from kernels.experts import Expert
 from kernels.linear import LinearWeight, linear
 from kernels.lm_head import Head, best_tokens
-from kernels.moe import Expert
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def _products(model: Decoder | Deepseek) -> dict[str, LinearWeight]:
 
 def _layer_products(layer: LayerWeights | DeepseekLayer) -> Iterator[tuple[str, LinearWeight]]:
     if isinstance(layer, LayerWeights):
-        yield from (("qkv", layer.qkv), ("output", layer.output), ("gate_up", layer.gate_up), ("down", layer.down))
+        yield from layer.products.items()
         return
     attention = layer.attention
     if attention.query_down is not None:
@@ -180,7 +180,7 @@ def _layer_products(layer: LayerWeights | DeepseekLayer) -> Iterator[tuple[str, 
     yield from (("key_up", attention.key_up[0]), ("value_up", attention.value_up[0]))
     if isinstance(layer.mlp, ExpertsWeights):
         yield "routing", layer.mlp.routing.weight
-        yield from _expert_products("expert", layer.mlp.experts[0])
+        yield from _expert_products("expert", layer.mlp.experts.experts[0])
         yield from _expert_products("shared_expert", layer.mlp.shared)
     else:
         yield from _expert_products("mlp", layer.mlp)

@@ -61,6 +61,30 @@ class AttentionRows:
         return torch.cat((prefix, self.paths[row, : self.path_lens[row]])).long()
 
 
+def last_keys(rows: AttentionRows, window: int) -> AttentionRows:
+    """Restricts each row to its last `window` keys, for sliding windows; the row's own key is the last.
+
+    A row's blocks are then counted from its first remaining key. This depends only on its position, so it keeps its
+    bits in any batch.
+    """
+    lengths = rows.prefix_lens + rows.path_lens
+    if not lengths.is_cuda and bool((lengths <= window).all()):  # on CUDA this would wait for the device
+        return rows
+    M, L, device = rows.seqs.shape[0], rows.slot_tables.shape[1], lengths.device
+    num_skipped = (lengths - window).clamp(min=0)
+    from_prefix = torch.minimum(num_skipped, rows.prefix_lens)
+    from_path = num_skipped - from_prefix
+    columns = from_prefix.unsqueeze(1) + torch.arange(min(window, L), device=device)  # [M, width]
+    nodes = from_path.unsqueeze(1) + torch.arange(rows.paths.shape[1], device=device)  # [M, P]
+    return AttentionRows(
+        slot_tables=rows.slot_tables[rows.seqs.unsqueeze(1), columns.clamp(max=L - 1)],
+        seqs=torch.arange(M, device=device),
+        prefix_lens=rows.prefix_lens - from_prefix,
+        paths=rows.paths.gather(1, nodes.clamp(max=rows.paths.shape[1] - 1)),
+        path_lens=rows.path_lens - from_path,
+    )
+
+
 def has_compiled_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
     """Tells whether cpu/attention.c supports this shape."""
     return head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM

@@ -1,7 +1,7 @@
 """Runs all layers of a dense decoder and the final norm over M rows, which are the input tokens of a forward pass.
 
     each layer:  residual += output(attention(rope(qkv(norm(residual)))))
-                 residual += down(swiglu(gate_up(norm(residual))))
+                 residual += down(swiglu(gate_up(norm(residual))))     or a mixture of experts (kernels/moe.py)
     hidden = norm(residual)
 
 Some drafters read intermediate hidden states, which are called taps: a tap is the residual stream at the input of a
@@ -25,27 +25,52 @@ from torch import Tensor
 
 from kernels.attention import AttentionRows, attention, has_compiled_attention
 from kernels.checks import DTYPE_CODES, check_tensor
+from kernels.cpu import structures
 from kernels.cpu.library import library
+from kernels.cpu.structures import LONG as _LONG
+from kernels.cpu.structures import POINTER as _POINTER
+from kernels.cpu.structures import address as _address
+from kernels.experts import Expert
 from kernels.linear import LinearWeight, linear
 from kernels.lora import LoraRun, StackedRows, lora, stacked_lora
+from kernels.moe import Mixture, mix
 from kernels.norm import rms_norm
 from kernels.rope import HeadNorms, rope_write
 from kernels.swiglu import swiglu
 
 _BLOCK = 32  # outputs per packed block, as in cpu/ops.h
-_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 _Product = Literal["qkv", "output", "gate_up", "down"]  # names of a layer's products, as in LoraLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
+    """A dense layer has `gate_up` and `down`; other layers have `mixture`."""
+
     input_norm: Tensor  # [H] float32
     qkv: LinearWeight
     head_norms: HeadNorms | None
     output: LinearWeight
     post_norm: Tensor  # [H] float32
-    gate_up: LinearWeight
-    down: LinearWeight
+    gate_up: LinearWeight | None = None
+    down: LinearWeight | None = None
+    mixture: Mixture | None = None
+
+    @property
+    def mlp(self) -> Expert:
+        """Only for a dense layer."""
+        assert self.gate_up is not None  # the constructor of DecoderLayers has checked this
+        assert self.down is not None
+        return Expert(self.gate_up, self.down)
+
+    @property
+    def products(self) -> dict[str, LinearWeight]:
+        """The weights by name, of which those of the first expert stand for all experts."""
+        named = {"qkv": self.qkv, "output": self.output}
+        if self.mixture is not None:
+            named["router"], expert = self.mixture.router, self.mixture.experts.experts[0]
+        else:
+            expert = self.mlp
+        return named | {"gate_up": expert.gate_up, "down": expert.down}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,22 +99,11 @@ class DecoderRows:
 
 
 # The structures below have the same fields as those of cpu/decoder.c and cpu/ops.h, in the same order.
-class _Linear(ctypes.Structure):
-    _fields_ = (
-        *((name, _POINTER) for name in ("weight", "scales", "bias")),
-        *((name, _LONG) for name in ("N", "K", "format")),
-    )
-
-    @classmethod
-    def of(cls, weight: LinearWeight) -> "_Linear":
-        addresses = map(_address, (weight.data, weight.scales, weight.bias))
-        return cls(*addresses, weight.out_features, weight.in_features, weight.format)
-
-
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
-        *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, structures.Linear) for name in ("qkv", "output", "gate_up", "down")),
+        ("mixture", _POINTER),
     )
 
 
@@ -119,10 +133,6 @@ class _Pass(ctypes.Structure):
         ("qkv_prefix", _POINTER),
         ("qkv_prefix_width", _LONG),
     )
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 class _Caches:
@@ -169,17 +179,22 @@ class DecoderLayers:
         self.final_norm = final_norm
         self.cosines = cosines.contiguous()
         self.sines = sines.contiguous()
-        packed = all(w.packed for layer in layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down))
+        if any((layer.gate_up is None or layer.down is None) == (layer.mixture is None) for layer in layers):
+            raise ValueError("each layer must have either gate_up and down, or a mixture of experts")
+        packed = all(weight.packed for layer in layers for weight in layer.products.values())
+        packed = packed and all(layer.mixture is None or layer.mixture.experts.structure for layer in layers)
         compiled = has_compiled_attention(shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        compiled = compiled and shape.intermediate_size % _BLOCK == 0
+        dense = any(layer.mixture is None for layer in layers)
+        compiled = compiled and (not dense or shape.intermediate_size % _BLOCK == 0)
         # The arguments of the compiled pass; None if it does not support this shape or machine.
         self.structure = self._build() if packed and compiled and library() is not None else None
         self.caches = _Caches(shape, len(layers))
 
     def _build(self) -> _Decoder:
         shape = self.shape
-        # stored, because the structure below holds only the address of this array
-        self._c_layers = (_Layer * len(self.layers))(*map(_layer, self.layers))
+        # stored, because the structures below hold only the addresses of these
+        self._c_mixtures = [_mixture(layer.mixture) for layer in self.layers]
+        self._c_layers = (_Layer * len(self.layers))(*map(_layer, self.layers, self._c_mixtures))
         return _Decoder(
             ctypes.addressof(self._c_layers),
             self.final_norm.data_ptr(),
@@ -196,14 +211,27 @@ class DecoderLayers:
         )
 
 
-def _layer(layer: LayerWeights) -> _Layer:
+def _mixture(mixture: Mixture | None) -> structures.Mixture | None:
+    if mixture is None:
+        return None
+    experts = mixture.experts.structure
+    assert experts is not None  # DecoderLayers calls this function only if all mixtures have it
+    return structures.Mixture(
+        experts, structures.Linear.of(mixture.router), mixture.num_chosen, int(mixture.normalized)
+    )
+
+
+def _layer(layer: LayerWeights, mixture: structures.Mixture | None) -> _Layer:
     norms = layer.head_norms
+    dense = (None, None) if mixture else (layer.gate_up, layer.down)
     return _Layer(
         layer.input_norm.data_ptr(),
         layer.post_norm.data_ptr(),
         None if norms is None else norms.query.data_ptr(),
         None if norms is None else norms.key.data_ptr(),
-        *map(_Linear.of, (layer.qkv, layer.output, layer.gate_up, layer.down)),
+        *map(structures.Linear.of, (layer.qkv, layer.output)),
+        *(structures.Linear() if weight is None else structures.Linear.of(weight) for weight in dense),
+        None if mixture is None else ctypes.addressof(mixture),
     )
 
 
@@ -241,10 +269,13 @@ def decoder_reference(
         linear(attended, layer.output, add_to=residual)
         add_lora(index, "output", attended, residual)
         normed = rms_norm(residual, layer.post_norm, shape.norm_eps, shape.dtype)
-        gate_up = linear(normed, layer.gate_up)
+        if layer.mixture is not None:
+            mix(normed, layer.mixture, add_to=residual)
+            continue
+        gate_up = linear(normed, layer.mlp.gate_up)
         add_lora(index, "gate_up", normed, gate_up)
         activated = swiglu(gate_up, shape.dtype)
-        linear(activated, layer.down, add_to=residual)
+        linear(activated, layer.mlp.down, add_to=residual)
         add_lora(index, "down", activated, residual)
     taps[len(layers.layers)] = residual.to(shape.dtype)
     hidden = rms_norm(residual, layers.final_norm, shape.norm_eps, shape.dtype)

@@ -1,13 +1,20 @@
-"""A mixture of experts whose result for a row does not depend on other rows.
+"""Mixtures of experts: how a row chooses its experts. `kernels.experts` computes their weighted sum.
+
+Mixtral and Qwen3-MoE (`Mixture`):
+
+    p = softmax(x W_r)                          over the E experts
+    out = sum_k weight_k expert_k(x)            over the K experts with the largest p; weight_k is p_k, optionally
+                                                normalized to a sum of 1
+
+DeepSeek-V3 (`Routing`):
 
     s = sigmoid(x W_r)                          the scores of the E experts, which form groups of equal size
-    out = sum_k weight_k expert_k(x)            over the K experts with the largest s + bias in the best groups
-    expert(x) = down(swiglu(gate_up(x)))        weight_k is s_k, optionally normalised to a sum of 1, then scaled
+    out = sum_k weight_k expert_k(x)            over the K experts with the largest s + bias in the best groups;
+                                                weight_k is s_k, optionally normalized to a sum of 1, then scaled
 
-The best groups are those with the largest sum of their two largest s + bias. A row has the same bits in any batch:
-`linear` does not depend on the other rows, and the experts of a row are added in ascending order of their indices.
+The best groups are those with the largest sum of their two largest s + bias. A row has the same bits in any batch.
 
-Source: DeepSeek-V3, arXiv:2412.19437, section 2.1.2 (auxiliary-loss-free balancing).
+Source: Mixtral, arXiv:2401.04088, section 2.1; DeepSeek-V3, arXiv:2412.19437, section 2.1.2.
 """
 
 from dataclasses import dataclass
@@ -16,13 +23,14 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_tensor
+from kernels.cpu.library import library
+from kernels.experts import Experts, mix_experts
 from kernels.linear import LinearWeight, linear
-from kernels.swiglu import swiglu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How experts are chosen. num_chosen is K.
+    """How DeepSeek-V3 chooses experts. num_chosen is K.
 
     weight: [E, H] float32.
     bias: [E] float32. It affects which experts are chosen, but not their weights.
@@ -37,10 +45,14 @@ class Routing:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
-class Expert:
-    gate_up: LinearWeight  # [2 I, H] with the intermediate size I; the gate's rows come first
-    down: LinearWeight  # [H, I]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """A layer's mixture of experts in Mixtral and Qwen3-MoE. router: [E, H]. num_chosen is K."""
+
+    router: LinearWeight
+    num_chosen: int
+    normalized: bool
+    experts: Experts
 
 
 def _sum_in_order(columns: Tensor) -> Tensor:
@@ -75,21 +87,45 @@ def route(x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     return chosen, weights * routing.scale
 
 
-def mix_experts(x: Tensor, chosen: Tensor, weights: Tensor, experts: tuple[Expert, ...]) -> Tensor:
-    """Computes the weighted sum of each row's experts.
+def route_softmax_reference(logits: Tensor, num_chosen: int, normalized: bool) -> tuple[Tensor, Tensor]:
+    """Reference of `route_softmax`. It computes each row separately, because torch's sums depend on the shape."""
+    chosen = torch.empty(logits.shape[0], num_chosen, dtype=torch.int64, device=logits.device)
+    weights = torch.empty(chosen.shape, device=logits.device)
+    for row, row_logits in enumerate(logits):
+        best = row_logits.topk(num_chosen)
+        chosen[row] = best.indices
+        weights[row] = best.values.softmax(0) if normalized else row_logits.softmax(0)[best.indices]
+    return chosen, weights
+
+
+def route_softmax(logits: Tensor, num_chosen: int, *, normalized: bool) -> tuple[Tensor, Tensor]:
+    """Chooses the K = `num_chosen` experts with the largest logits. With `normalized`, a row's weights have the sum 1.
 
     Args:
-        x: [M, H] in the experts' dtype.
-        chosen: [M, K] int64, distinct in a row. weights: [M, K] float32.
+        logits: [M, E] float32.
 
-    Returns: [M, H] float32.
-    Raises: ValueError: shapes or dtypes do not fit.
+    Returns: experts [M, K] int64, the best first, and their weights [M, K] float32.
+    Raises: ValueError: shape or dtype does not fit.
     """
-    check_tensor(chosen, "chosen", (x.shape[0], None), torch.int64)
-    out = torch.zeros(x.shape, device=x.device)
-    for index in chosen.unique().tolist():  # ascending
-        rows, ranks = (chosen == index).nonzero(as_tuple=True)
-        expert = experts[index]
-        y = linear(swiglu(linear(x[rows], expert.gate_up), x.dtype), expert.down)  # [n, H]
-        out[rows] += y * weights[rows, ranks].unsqueeze(1)
-    return out
+    M, E = logits.shape
+    check_tensor(logits, "logits", (M, E), torch.float32)
+    if not 1 <= num_chosen <= E:
+        raise ValueError(f"num_chosen must be in 1..{E}, got {num_chosen}")
+    if logits.is_cuda:
+        from kernels.cuda.experts import route_softmax as launch  # imported here, because triton requires CUDA
+
+        return launch(logits, num_chosen, normalized)
+    kernels = library()
+    if kernels is None:
+        return route_softmax_reference(logits, num_chosen, normalized)
+    chosen, weights = torch.empty(M, num_chosen, dtype=torch.int64), torch.empty(M, num_chosen)
+    kernels.slipstream_route(
+        logits.data_ptr(), chosen.data_ptr(), weights.data_ptr(), M, E, num_chosen, int(normalized)
+    )
+    return chosen, weights
+
+
+def mix(x: Tensor, mixture: Mixture, *, add_to: Tensor) -> None:
+    """Adds the mixture of x [M, H], in the weights' dtype, to `add_to` [M, H] float32."""
+    chosen, weights = route_softmax(linear(x, mixture.router), mixture.num_chosen, normalized=mixture.normalized)
+    mix_experts(x, chosen, weights, mixture.experts, add_to=add_to)

@@ -6,9 +6,11 @@
     workers.contracts  <-  everything                              (specs, events, error codes)
     workers.kinds  <-  everything                                  (names of the kinds of speculators)
     workers.model_folders  <-  engine, control                     (rules for the files of a model)
+    workers.model_types  <-  control                               (model types that are served)
     workers.planning  <-  engine, control                          (plans of an engine's memory)
     control  ->  workers.contracts, .kinds, .hyperparameters,      (no torch in the web image)
-                 .exports, .model_folders, .parent_death, .planning
+                 .exports, .model_folders, .model_types, .parent_death,
+                 .planning
     workers.supervisor  ->  control services, workers.contracts    (no torch in the supervisor)
 
 The folders directly below `control` are called rooms. A room may import the rooms that precede it in ROOMS, but not
@@ -36,6 +38,7 @@ CONTRACTS = "workers.contracts"
 HYPERPARAMETERS = "workers.hyperparameters"  # validated by the API before the trainer reads them
 KINDS = "workers.kinds"  # the names of the kinds of speculators that can be trained
 MODEL_FOLDERS = "workers.model_folders"  # the files and configuration keys that a model folder may contain
+MODEL_TYPES = "workers.model_types"  # the model types that are served
 PARENT_DEATH = "workers.parent_death"
 PLANNING = "workers.planning"  # the memory of an engine, planned from config.json
 EXPORTS = "workers.exports"  # conversions of speculators, made by the API on bytes
@@ -66,6 +69,7 @@ LAYERS = (
     Layer(module=CONTRACTS, packages=frozenset()),
     Layer(module=KINDS, packages=frozenset()),
     Layer(module=MODEL_FOLDERS, packages=frozenset()),
+    Layer(module=MODEL_TYPES, packages=frozenset()),
     Layer(module=PARENT_DEATH, packages=frozenset()),
     Layer(module=PLANNING, packages=frozenset()),
     Layer(module=HYPERPARAMETERS, project=(EXPORTS, KINDS), packages=frozenset()),
@@ -79,7 +83,7 @@ LAYERS = (
     ),
     Layer(
         module="control",
-        project=(CONTRACTS, HYPERPARAMETERS, EXPORTS, KINDS, MODEL_FOLDERS, PARENT_DEATH, PLANNING),
+        project=(CONTRACTS, HYPERPARAMETERS, EXPORTS, KINDS, MODEL_FOLDERS, MODEL_TYPES, PARENT_DEATH, PLANNING),
         banned=TENSORS,
     ),
     Layer(module="slipstream", packages=frozenset({"httpx2", "standardwebhooks"})),
@@ -89,6 +93,11 @@ LAYERS = (
     Layer(
         module="benchmarks",
         project=("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS, KINDS),
+        banned=SERVICES,
+    ),
+    Layer(
+        module="benchmarks.models",
+        project=("engine", "kernels", "tests.engine", "tests.tiny_model", MODEL_TYPES),
         banned=SERVICES,
     ),
     Layer(module="benchmarks.job_claims", project=("control",), banned=TENSORS),

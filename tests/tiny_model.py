@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|start|>", "<|end|>")  # Qwen's tokenizer requires the first name
 CHAT_TEMPLATE = (
@@ -40,24 +40,11 @@ def make_tiny_model(
         overrides: values that replace those of the model's configuration.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = _byte_tokenizer()
-    tokenizer.save_pretrained(directory)
-    extra = _deepseek_sizes(hidden_size) if architecture == "deepseek_v3" else {"num_key_value_heads": 2}
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": hidden_size,
-        "intermediate_size": 2 * hidden_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": 4,
-        "head_dim": hidden_size // 4,
-        "max_position_embeddings": max_position_embeddings,
-        "tie_word_embeddings": tie_word_embeddings,
-        "initializer_range": 0.1,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    config = transformers.AutoConfig.for_model(architecture, **(sizes | extra | overrides))
+    _byte_tokenizer().save_pretrained(directory)
+    sizes = {"num_hidden_layers": num_layers, "max_position_embeddings": max_position_embeddings}
+    config = tiny_config(
+        architecture, hidden_size=hidden_size, tie_word_embeddings=tie_word_embeddings, **(sizes | overrides)
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)
@@ -67,6 +54,27 @@ def make_tiny_model(
                     tensor.data += 0.3 * torch.randn_like(tensor)
     model.to(dtype).save_pretrained(directory)
     return directory
+
+
+def tiny_config(architecture: str, *, hidden_size: int = 64, **overrides: Any) -> PretrainedConfig:
+    """Returns the configuration of a tiny model."""
+    tokenizer = _byte_tokenizer()
+    extra = _deepseek_sizes(hidden_size) if architecture == "deepseek_v3" else {"num_key_value_heads": 2}
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": hidden_size // 4,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.1,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    config: PretrainedConfig = transformers.AutoConfig.for_model(architecture, **(sizes | extra | overrides))
+    return config
 
 
 def train_tiny_model(directory: Path, text: str, *, num_steps: int = 60) -> Path:

@@ -35,9 +35,9 @@ def _named(weights: DecoderWeights, config: ModelConfig) -> dict[str, Tensor]:
         parts = zip(("q_proj", "k_proj", "v_proj"), layer.qkv.data.split(sizes), strict=True)
         named |= {f"{base}.self_attn.{name}.weight": part for name, part in parts}
         named[f"{base}.self_attn.o_proj.weight"] = layer.output.data
-        halves = zip(("gate_proj", "up_proj"), layer.gate_up.data.chunk(2), strict=True)
+        halves = zip(("gate_proj", "up_proj"), layer.mlp.gate_up.data.chunk(2), strict=True)
         named |= {f"{base}.mlp.{name}.weight": part for name, part in halves}
-        named[f"{base}.mlp.down_proj.weight"] = layer.down.data
+        named[f"{base}.mlp.down_proj.weight"] = layer.mlp.down.data
         if norms is not None:
             named[f"{base}.self_attn.q_norm.weight"] = norms.query.to(dtype)
             named[f"{base}.self_attn.k_norm.weight"] = norms.key.to(dtype)

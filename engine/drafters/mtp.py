@@ -87,7 +87,9 @@ class MtpDrafter(Drafter):
             module = Mtp.load(folder)
             return cls(DensePrediction(module, model), model, max_depth=module.config.num_steps)
         if not isinstance(model, Deepseek):
-            raise SpeculatorNotLoadable("drafter mtp needs a speculator folder for this model")
+            raise SpeculatorNotLoadable(
+                "this model has no multi-token prediction module of its own: give the folder of a speculator"
+            )
         return cls(MtpModule.load(model, folder), model, max_depth=_DEEPSEEK_STEPS)
 
     def prepare(self, cache: KVCache) -> None:

@@ -117,9 +117,10 @@ def _layers(
     products = {
         "qkv": (H, {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}),
         "output": (heads, {"o_proj": H}),
-        "gate_up": (H, {"gate_proj": intermediate, "up_proj": intermediate}),
-        "down": (intermediate, {"down_proj": H}),
     }
+    if config.mixture is None:
+        products["gate_up"] = (H, {"gate_proj": intermediate, "up_proj": intermediate})
+        products["down"] = (intermediate, {"down_proj": H})
     served = {module for _, modules in products.values() for module in modules}
     if others := {module for _, module, _ in parts} - served:
         raise AdapterNotLoadable(f"LoRA is served on {', '.join(sorted(served))}, got {', '.join(sorted(others))}")

@@ -23,9 +23,10 @@ from engine.models.base import Hidden, Rows
 from engine.models.deepseek_weights import DeepseekLayer, DeepseekWeights, ExpertsWeights, LatentWeights
 from engine.models.reading import read_text
 from kernels.decoder import DecoderRows
+from kernels.experts import Expert, mix_experts
 from kernels.linear import linear
 from kernels.mla import LatentShape, Rotation, latent_attention, latent_write
-from kernels.moe import Expert, mix_experts, route
+from kernels.moe import route
 from kernels.norm import rms_norm
 from kernels.swiglu import swiglu
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from engine.config import ExpertsConfig, LatentConfig, ModelConfig
 from engine.errors import ModelNotLoadable
 from engine.models.weights import TensorSource, open_weights
+from kernels.experts import Expert, Experts
 from kernels.linear import LinearWeight, pack
-from kernels.moe import Expert, Routing
+from kernels.moe import Routing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class LatentWeights:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsWeights:
     routing: Routing
-    experts: tuple[Expert, ...]
+    experts: Experts
     shared: Expert
 
 
@@ -136,7 +137,7 @@ class DeepseekReader:
         experts = range(config.num_experts)
         return ExpertsWeights(
             routing=routing,
-            experts=tuple(self._expert(f"{base}.experts.{index}", config.intermediate_size) for index in experts),
+            experts=Experts([self._expert(f"{base}.experts.{index}", config.intermediate_size) for index in experts]),
             shared=self._expert(f"{base}.shared_experts", config.intermediate_size * config.num_shared),
         )
 

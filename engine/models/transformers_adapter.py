@@ -1,5 +1,6 @@
 """Loads a model of `transformers` from a folder and makes it run over rows."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Pret
 from engine.config import resolve_device, resolve_dtype
 from engine.errors import ModelNotLoadable, QuantizedWeightsInvalid
 from engine.models.quantized.source import format_of
-from engine.models.transformers_config import context_limit, describe, published_dtype, read_foreign_config
+from engine.models.transformers_config import (
+    context_limit,
+    describe,
+    num_windowed_layers,
+    published_dtype,
+    read_foreign_config,
+)
 from engine.models.transformers_model import ForeignWeights, TransformersModel
 from engine.models.transformers_proof import probe_tokens, prove
 from engine.models.transformers_rows import NAME, register, replace_products
@@ -38,6 +45,9 @@ def load_transformers_model(model_dir: Path, *, dtype: str = "auto", device: str
             model.set_experts_implementation(NAME)
         adapted = TransformersModel(model, config, ForeignWeights(embedding, lm_head), resolved)
         prove(adapted, expected)
+        if not _shows_all_windows(adapted, foreign):
+            limit = context_limit(foreign, within_windows=True)
+            adapted.config = replace(adapted.config, max_position_embeddings=limit)
     except ModelNotLoadable as error:
         raise type(error)(f"a {foreign.model_type} is not served: {error}") from error
     except Exception as error:  # models of transformers may raise exceptions of any type
@@ -67,6 +77,12 @@ def _load(model_dir: Path, config: PretrainedConfig, dtype: torch.dtype, device:
     return model.to(device).eval()  # type: ignore[no-any-return]
 
 
+def _shows_all_windows(model: TransformersModel, config: PretrainedConfig) -> bool:
+    """Whether the wrapper has seen the sliding windows of the configuration, which some models apply in other ways."""
+    expected = num_windowed_layers(config)
+    return model.num_windowed_layers == expected if expected is not None else model.num_windowed_layers > 0
+
+
 def _embedding_and_head(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
     """Returns the weights of the embedding and the head, both [V, H] (vocabulary size, hidden size)."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -88,8 +104,9 @@ def _run_as_published(model: PreTrainedModel, token_ids: Tensor) -> tuple[Tensor
     """
     out = model(input_ids=token_ids.unsqueeze(0).to(model.device), use_cache=True)
     layers = getattr(out.past_key_values, "layers", ())
-    shapes = {tuple(getattr(layer, part).shape) for layer in layers for part in ("keys", "values")}
+    # the length is left out, because transformers does not store keys that have left a sliding window
+    shapes = {getattr(layer, part).shape[1::2] for layer in layers for part in ("keys", "values")}
     if len(shapes) != 1:
-        raise ModelNotLoadable(f"all layers must have keys and values of one shape, got {sorted(shapes)}")
-    (_, num_kv_heads, _, head_dim), *_ = shapes
+        raise ModelNotLoadable(f"all layers must have keys and values of one shape, got {sorted(map(list, shapes))}")
+    ((num_kv_heads, head_dim),) = shapes
     return out.logits[0].float(), (num_kv_heads, head_dim)

@@ -16,7 +16,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from engine.config import ModelConfig, generation_eos, read_config, token_ids
 from engine.errors import ModelNotLoadable
 
-_FULL, _WINDOWED = "full_attention", ("sliding_attention", "chunked_attention")
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_WINDOWED = (_SLIDING, "chunked_attention")
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")  # angles do not depend on the text's length
 _ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")  # angles change if a text exceeds the original maximum length
 
@@ -38,8 +39,18 @@ def read_foreign_config(model_dir: Path) -> PretrainedConfig:
     return config
 
 
-def context_limit(config: PretrainedConfig) -> int:
-    """Returns the maximum length of a text at which attention is full and the position encoding is the original one.
+def num_windowed_layers(config: PretrainedConfig) -> int | None:
+    """Returns how many layers have a sliding window according to the configuration; None: a window, but not which."""
+    kinds: list[str] | None = getattr(config, "layer_types", None)
+    if kinds:
+        return kinds.count(_SLIDING)
+    return 0 if getattr(config, "sliding_window", None) is None else None
+
+
+def context_limit(config: PretrainedConfig, *, within_windows: bool = False) -> int:
+    """Returns the maximum length of a text at which the position encoding is the original one and chunks are complete.
+
+    within_windows: the text must also fit into the sliding windows, so that attention is full.
 
     Raises: ModelNotLoadable: the config has no maximum length, or layers store other state than keys and values.
     """
@@ -51,7 +62,8 @@ def context_limit(config: PretrainedConfig) -> int:
         raise ModelNotLoadable(f"layers of type {', '.join(sorted(foreign))} are not supported")
     limit: float = longest
     if not kinds or kinds & set(_WINDOWED):
-        sizes = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+        names = ("attention_chunk_size", *(["sliding_window"] if within_windows else []))
+        sizes = (getattr(config, name, None) for name in names)
         limit = min(limit, *(size or math.inf for size in sizes))
     for rope in _rope_parameters(config):
         limit = min(limit, _rope_limit(rope, longest))

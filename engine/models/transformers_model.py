@@ -52,6 +52,7 @@ class TransformersModel:
         self.weights = weights
         self.dtype = dtype
         self.device = weights.embedding.device
+        self.num_windowed_layers = 0  # of the last pass
         self._decoder = model.get_decoder()
         self._head = _without_decoder(model, self._decoder)
         _add_taps(self._decoder, config)
@@ -84,6 +85,7 @@ class TransformersModel:
         if current.num_layers != self.config.num_layers:
             found = f"got {current.num_layers} of {self.config.num_layers}"
             raise ModelNotLoadable(f"all layers must use transformers' attention interface, {found}")
+        self.num_windowed_layers = current.num_windowed
         taps = [current.taps[index].to(self.dtype) for index in tap_layers]
         return Hidden(out[0][0, :M].to(self.dtype), torch.stack(taps, dim=1) if taps else None)
 

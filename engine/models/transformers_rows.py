@@ -4,6 +4,7 @@ To transformers, a pass is one sequence [1, P]: M rows, padded to P, a multiple 
 whose result for a row could depend on other rows, are replaced and process only the M rows:
 
     attention      writes keys and values to their slots, then kernels.attention (transformers' attention interface)
+    masks          only tell attention the size of a layer's sliding window      (transformers' mask interface)
     nn.Linear      kernels.linear                                                (modules are replaced)
     experts        kernels.linear on an expert's rows                            (transformers' experts interface)
     F.linear       torch's F.linear on 16 rows at a time                         (for routers, which call it directly)
@@ -26,12 +27,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from engine.errors import ModelNotLoadable
-from kernels.attention import attention
+from kernels.attention import AttentionRows, attention, last_keys
 from kernels.decoder import DecoderRows
 from kernels.linear import LinearWeight, linear, linear_reference, pack
 
@@ -46,7 +47,7 @@ class RowPass:
     """State of a running pass.
 
     keys, values: per layer [slots, Hkv, D].
-    num_layers: number of layers whose attention has run.
+    num_layers: number of layers whose attention has run; num_windowed: those with a sliding window.
     taps: for each index in tap_layers, the tap [M, H] (engine/models/base.py).
     """
 
@@ -55,11 +56,19 @@ class RowPass:
     values: Sequence[Tensor]
     tap_layers: frozenset[int] = frozenset()
     num_layers: int = 0
+    num_windowed: int = 0
+    windowed_rows: dict[int, AttentionRows] = field(default_factory=dict)
     taps: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
         return self.rows.positions.shape[0]
+
+    def rows_within(self, window: int) -> AttentionRows:
+        """Returns the rows with at most `window` keys each; computed once for all layers."""
+        if window not in self.windowed_rows:
+            self.windowed_rows[window] = last_keys(self.rows.attention, window)
+        return self.windowed_rows[window]
 
 
 CURRENT: ContextVar[RowPass | None] = ContextVar("CURRENT", default=None)
@@ -99,8 +108,8 @@ class RowProducts(TorchFunctionMode):
 
 
 def _tiled_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002  # torch's name
-    x = input.reshape(-1, input.shape[-1])
-    return linear_reference(x, weight, bias).to(input.dtype).view(*input.shape[:-1], -1)
+    x = input.reshape(-1, weight.shape[1])
+    return linear_reference(x, weight, bias).to(input.dtype).view(*input.shape[:-1], weight.shape[0])
 
 
 class RowLinear(nn.Module):
@@ -113,10 +122,20 @@ class RowLinear(nn.Module):
         self.in_features, self.out_features = self._weight.in_features, self._weight.out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        flat, (num_rows, padded) = x.reshape(-1, x.shape[-1]), _NUM_ROWS.get()
+        flat, (num_rows, padded) = x.reshape(-1, self.in_features), _NUM_ROWS.get()
         count = num_rows if flat.shape[0] == padded else flat.shape[0]  # an input of another size has no padding
         out = linear(flat[:count].contiguous(), self._weight).to(self._dtype or x.dtype)
-        return functional.pad(out, (0, 0, 0, flat.shape[0] - count)).view(*x.shape[:-1], -1)
+        return functional.pad(out, (0, 0, 0, flat.shape[0] - count)).view(*x.shape[:-1], self.out_features)
+
+
+def row_mask(*, local_size: int | None = None, use_vmap: bool = False, **_: Any) -> Tensor | None:
+    """Implements transformers' mask interface. Returns the layer's sliding window for `row_attention`, or None.
+
+    Raises: ModelNotLoadable: the model changes the causal mask in another way.
+    """
+    if use_vmap:
+        raise ModelNotLoadable("attention with a special mask is not supported")
+    return None if local_size is None else torch.tensor(local_size)
 
 
 def row_attention(
@@ -138,7 +157,8 @@ def row_attention(
     for name, meaning in _UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise ModelNotLoadable(f"attention with {meaning} ({name}) is not supported")
-    if attention_mask is not None or key.shape != value.shape:
+    windowed = attention_mask is not None and attention_mask.dim() == 0  # from `row_mask`
+    if (attention_mask is not None and not windowed) or key.shape != value.shape:
         raise ModelNotLoadable(
             "attention with a special mask, or with values of another shape than keys, is not supported"
         )
@@ -150,7 +170,12 @@ def row_attention(
     q = query[0, :, :M].transpose(0, 1).float().contiguous()  # [M, Hq, D]
     if scaling is not None and scaling != D**-0.5:
         q *= scaling * D**0.5  # `attention` divides by sqrt(D)
-    out = attention(q, keys, values, current.rows.attention).to(query.dtype)
+    rows = current.rows.attention
+    if windowed:
+        assert attention_mask is not None
+        current.num_windowed += 1
+        rows = current.rows_within(int(attention_mask))
+    out = attention(q, keys, values, rows).to(query.dtype)
     return functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - M)).unsqueeze(0), None
 
 
@@ -183,6 +208,7 @@ def row_experts(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, t
 def register() -> None:
     """Registers NAME in transformers; repeated calls have no effect."""
     AttentionInterface.register(NAME, row_attention)
+    AttentionMaskInterface.register(NAME, row_mask)
     ALL_EXPERTS_FUNCTIONS.register(NAME, row_experts)
 
 

@@ -14,18 +14,25 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.config import ModelConfig
+from engine.config import MixtureConfig, ModelConfig
 from engine.errors import ModelNotLoadable
 from engine.models.quantized.kept import pack_as_stored
 from engine.models.quantized.source import WeightSource, format_of
 from engine.models.quantized.weight import QuantizedWeight
 from kernels.decoder import LayerWeights
+from kernels.experts import Expert, Experts
 from kernels.linear import LinearWeight, pack, pack_int4, pack_int8
 from kernels.memory import empty, trim_heap
+from kernels.moe import Mixture
 from kernels.rope import HeadNorms
 
 _PACKS = {"auto": pack, "int8": pack_int8, "int4": pack_int4}
 _HEAD_PACKS = {**_PACKS, "int4": pack_int8}
+# the module with the experts, and their gate, up and down projections
+_EXPERT_NAMES = {
+    "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
+    "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,52 +126,84 @@ def build_weights(
 
     Raises: ModelNotLoadable: the shape of a tensor contradicts the configuration.
     """
-    H, D, intermediate = config.hidden_size, config.head_dim, config.intermediate_size
-    pack_weight = _PACKS[weights]
-
-    def read(name: str, *shape: int) -> Tensor:
-        tensor = source.tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise ModelNotLoadable(f"{name} must be {list(shape)}, got {list(tensor.shape)}")
-        return tensor.to(device=device, dtype=dtype)
-
-    def norm(name: str, size: int) -> Tensor:
-        return read(name, size).float()
-
-    def linear(prefix: str, parts: dict[str, int], columns: int, *, bias: bool) -> LinearWeight:
-        shapes = {f"{prefix}.{part}.weight": (rows, columns) for part, rows in parts.items()}
-        biases = [read(f"{prefix}.{part}.bias", rows) for part, rows in parts.items()] if bias else None
-        joined = None if biases is None else torch.cat(biases)
-        kept = _kept(source, shapes, dtype, device, joined) if weights == "auto" else None
-        return kept or pack_weight(torch.cat([read(name, *shape) for name, shape in shapes.items()]), joined)
-
-    def layer(index: int) -> LayerWeights:
-        base = f"model.layers.{index}"
-        attention, mlp = f"{base}.self_attn", f"{base}.mlp"
-        head_norms = None
-        if config.qk_norm:
-            query, key = norm(f"{attention}.q_norm.weight", D), norm(f"{attention}.k_norm.weight", D)
-            head_norms = HeadNorms(query, key, config.norm_eps)
-        heads = {"q_proj": config.num_heads * D, "k_proj": config.num_kv_heads * D, "v_proj": config.num_kv_heads * D}
-        return LayerWeights(
-            input_norm=norm(f"{base}.input_layernorm.weight", H),
-            qkv=linear(attention, heads, H, bias=config.attention_bias),
-            head_norms=head_norms,
-            output=linear(attention, {"o_proj": H}, config.num_heads * D, bias=config.output_bias),
-            post_norm=norm(f"{base}.post_attention_layernorm.weight", H),
-            gate_up=linear(mlp, {"gate_proj": intermediate, "up_proj": intermediate}, H, bias=config.mlp_bias),
-            down=linear(mlp, {"down_proj": H}, intermediate, bias=config.mlp_bias),
-        )
-
-    embedding = _unmapped(read("model.embed_tokens.weight", config.vocab_size, H))
-    lm_head = embedding if config.tie_word_embeddings else _unmapped(read("lm_head.weight", config.vocab_size, H))
+    reader = _DecoderReader(source, config, dtype, device, weights)
+    size = (config.vocab_size, config.hidden_size)
+    embedding = _unmapped(reader.tensor("model.embed_tokens.weight", *size))
+    lm_head = embedding if config.tie_word_embeddings else _unmapped(reader.tensor("lm_head.weight", *size))
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(layer(index) for index in range(config.num_layers)),
-        final_norm=norm("model.norm.weight", H),
+        layers=tuple(reader.layer(index) for index in range(config.num_layers)),
+        final_norm=reader.norm("model.norm.weight", config.hidden_size),
         lm_head=lm_head,
         lm_head_packed=_HEAD_PACKS[weights](lm_head),
     )
+
+
+class _DecoderReader:
+    """Reads tensors of a checkpoint. The methods raise ModelNotLoadable if a tensor is missing or has a wrong shape."""
+
+    def __init__(
+        self, source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device, weights: str
+    ) -> None:
+        self._source, self._config, self._dtype, self._device = source, config, dtype, device
+        self._weights = weights
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        tensor = self._source.tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelNotLoadable(f"{name} must be {list(shape)}, got {list(tensor.shape)}")
+        return tensor.to(device=self._device, dtype=self._dtype)
+
+    def norm(self, name: str, size: int) -> Tensor:
+        return self.tensor(name, size).float()
+
+    def layer(self, index: int) -> LayerWeights:
+        config, base = self._config, f"model.layers.{index}"
+        H, D, attention, mlp = config.hidden_size, config.head_dim, f"{base}.self_attn", f"{base}.mlp"
+        head_norms = None
+        if config.qk_norm:
+            query, key = self.norm(f"{attention}.q_norm.weight", D), self.norm(f"{attention}.k_norm.weight", D)
+            head_norms = HeadNorms(query, key, config.norm_eps)
+        heads = {"q_proj": config.num_heads * D, "k_proj": config.num_kv_heads * D, "v_proj": config.num_kv_heads * D}
+        gates = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
+        mixture = config.mixture if config.mixture and index not in config.mixture.dense_layers else None
+        bias = config.mlp_bias
+        return LayerWeights(
+            input_norm=self.norm(f"{base}.input_layernorm.weight", H),
+            qkv=self._linear(attention, heads, H, bias=config.attention_bias),
+            head_norms=head_norms,
+            output=self._linear(attention, {"o_proj": H}, config.num_heads * D, bias=config.output_bias),
+            post_norm=self.norm(f"{base}.post_attention_layernorm.weight", H),
+            gate_up=None if mixture else self._linear(mlp, gates, H, bias=bias),
+            down=None if mixture else self._linear(mlp, {"down_proj": H}, config.intermediate_size, bias=bias),
+            mixture=self._mixture(base, mixture) if mixture else None,
+        )
+
+    def _mixture(self, base: str, mixture: MixtureConfig) -> Mixture:
+        H, width = self._config.hidden_size, mixture.intermediate_size
+        block, (gate, up, down) = _EXPERT_NAMES[self._config.model_type]
+
+        def expert(index: int) -> Expert:
+            prefix = f"{base}.{block}.experts.{index}"
+            gate_up = self._linear(prefix, {gate: width, up: width}, H, bias=False)
+            return Expert(gate_up, self._linear(prefix, {down: H}, width, bias=False))
+
+        return Mixture(
+            router=pack(self.tensor(f"{base}.{block}.gate.weight", mixture.num_experts, H)),
+            num_chosen=mixture.num_experts_per_token,
+            normalized=mixture.normalized,
+            experts=Experts([expert(index) for index in range(mixture.num_experts)]),
+        )
+
+    def _linear(self, prefix: str, parts: dict[str, int], columns: int, *, bias: bool) -> LinearWeight:
+        shapes = {f"{prefix}.{part}.weight": (rows, columns) for part, rows in parts.items()}
+        biases = [self.tensor(f"{prefix}.{part}.bias", rows) for part, rows in parts.items()] if bias else None
+        joined = None if biases is None else torch.cat(biases)
+        keeps = self._weights == "auto"
+        kept = _kept(self._source, shapes, self._dtype, self._device, joined) if keeps else None
+        return kept or _PACKS[self._weights](
+            torch.cat([self.tensor(name, *shape) for name, shape in shapes.items()]), joined
+        )
 
 
 def _unmapped(weight: Tensor) -> Tensor:

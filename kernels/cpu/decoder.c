@@ -19,17 +19,18 @@
 
 enum product { QKV, OUTPUT, GATE_UP, DOWN, PRODUCTS };
 /* The counters of a layer: one for each product, and these. */
-enum { INPUT_NORM = PRODUCTS, ROPE, ATTENTION, POST_NORM, COUNTERS };
+enum { INPUT_NORM = PRODUCTS, ROPE, ATTENTION, POST_NORM, ROUTE, COUNTERS };
 
 struct layer {
     const float *input_norm, *post_norm, *q_norm, *k_norm; /* q_norm and k_norm are null without QK-norm */
     struct linear products[PRODUCTS];
+    const struct mixture *mixture; /* replaces GATE_UP and DOWN; null in a dense layer */
 };
 
 struct decoder {
     const struct layer *layers;
     const float *final_norm, *cosines, *sines;
-    int64_t num_layers, H, I, Hq, Hkv, D; /* I: a multiple of LINEAR_BLOCK */
+    int64_t num_layers, H, I, Hq, Hkv, D; /* I: of dense layers, a multiple of LINEAR_BLOCK */
     float eps;
     int32_t dtype;
 };
@@ -52,6 +53,7 @@ struct run {
     const struct decoder_pass *pass;
     float *qkv;                          /* [M, (Hq + 2 Hkv) D] */
     void *normed, *attended, *activated; /* [M, prefix_width + H], [M, Hq D], [M, I] in the decoder's dtype */
+    void *mixed;                         /* the memory of the largest mixture of experts */
     counter *next;                       /* [num_layers + 1, COUNTERS] */
 };
 
@@ -70,27 +72,13 @@ static const struct linear *product(const struct run *r, int64_t index) {
 }
 
 /* Claims an item of a product: a block of outputs, or for GATE_UP a block of gates together with the block of ups that
- * belongs to it. Returns -1 if no item is left, or if there is no product of this index. */
+ * belongs to it. Returns -1 if no item is left, if there is no product of this index, or before a mixture of experts,
+ * whose products are not known in advance. */
 static int64_t claim_item(const struct run *r, int64_t index) {
     if (index == r->decoder->num_layers * PRODUCTS) return -1;
+    if (r->decoder->layers[index / PRODUCTS].mixture && index % PRODUCTS >= GATE_UP) return -1;
     int64_t blocks = linear_blocks(product(r, index)), kind = index % PRODUCTS;
     return claim(r->next + index / PRODUCTS * COUNTERS + kind, kind == GATE_UP ? blocks / 2 : blocks);
-}
-
-static void gate_up_item(const struct run *r, const struct linear *l, int64_t item, const char *x,
-                         struct ahead ahead[2]) {
-    int64_t M = r->pass->M, I = r->decoder->I, size = item_size(r->decoder), dtype = r->decoder->dtype;
-    float both[LINEAR_ROWS][2 * LINEAR_BLOCK];
-    int64_t height = linear_height(M);
-    for (int64_t m = 0; m < M; m += height) {
-        int64_t rows = M - m < height ? M - m : height;
-        for (int64_t half = 0; half < 2; half++)
-            linear_tile(l, item + half * (I / LINEAR_BLOCK), x + m * l->K * size, rows, both[0] + half * LINEAR_BLOCK,
-                        2 * LINEAR_BLOCK, (int)dtype, STORE, ahead + half);
-        for (int64_t i = 0; i < rows; i++)
-            swiglu_row(both[i], (char *)r->activated + ((m + i) * I + item * LINEAR_BLOCK) * size, LINEAR_BLOCK,
-                       (int)dtype);
-    }
 }
 
 /* Computes items of a product until none is left, then claims an item of the next product. During each item, the
@@ -98,6 +86,7 @@ static void gate_up_item(const struct run *r, const struct linear *l, int64_t it
 static void product_phase(struct worker *w, int64_t index, const void *x, float *out, enum output output) {
     const struct run *r = w->r;
     const struct linear *l = product(r, index);
+    const struct gate swiglu = {0.0f, 0.0f};
     int64_t item = w->item, M = r->pass->M;
     if (item < 0) w->item = claim_item(r, index + 1);
     while (item >= 0) {
@@ -108,7 +97,7 @@ static void product_phase(struct worker *w, int64_t index, const void *x, float 
         if (next_item >= 0) ahead[0] = linear_ahead(product(r, next_index), next_item, l, M);
         if (next_item >= 0 && next_index % PRODUCTS == GATE_UP)
             ahead[1] = linear_ahead(product(r, next_index), next_item + r->decoder->I / LINEAR_BLOCK, l, M);
-        if (index % PRODUCTS == GATE_UP) gate_up_item(r, l, item, x, ahead);
+        if (index % PRODUCTS == GATE_UP) gate_up_block(l, item, &swiglu, x, r->activated, M, r->decoder->dtype, ahead);
         else linear_block(l, item, x, out, M, r->decoder->dtype, output, ahead);
         item = same_product;
     }
@@ -183,6 +172,11 @@ static void decoder_team(void *context) {
         attention_phases(r, index, next);
         product_phase(&w, index * PRODUCTS + OUTPUT, r->attended, residual, ADD);
         normed = norm_phase(&w, l->post_norm, 0, -1, next + POST_NORM);
+        if (l->mixture) {
+            mixture_team(l->mixture, normed, residual, r->pass->M, next + ROUTE, r->mixed);
+            w.item = claim_item(r, (index + 1) * PRODUCTS);
+            continue;
+        }
         product_phase(&w, index * PRODUCTS + GATE_UP, normed, NULL, STORE);
         product_phase(&w, index * PRODUCTS + DOWN, r->activated, residual, ADD);
     }
@@ -197,19 +191,23 @@ static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /* Returns 0, or -1 if there is not enough memory. */
 int slipstream_decoder(const struct decoder *d, const struct decoder_pass *pass) {
-    int64_t M = pass->M, size = item_size(d);
+    int64_t M = pass->M, size = item_size(d), mixed = 0;
+    for (int64_t i = 0; i < d->num_layers; i++) {
+        int64_t needed = d->layers[i].mixture ? mixture_bytes(d->layers[i].mixture, M) : 0;
+        mixed = needed > mixed ? needed : mixed;
+    }
     /* the buffers of struct run, in the order of its fields */
     int64_t bytes[] = {M * (d->Hq + 2 * d->Hkv) * d->D * 4, M * (pass->qkv_prefix_width + d->H) * size,
-                       M * d->Hq * d->D * size, M * d->I * size,
+                       M * d->Hq * d->D * size, M * d->I * size, mixed,
                        (d->num_layers + 1) * COUNTERS * (int64_t)sizeof(counter)};
     int64_t total = 0;
-    for (int i = 0; i < 5; i++) total += aligned(bytes[i]);
-    char *memory = aligned_alloc(64, total), *at[5];
+    for (int i = 0; i < 6; i++) total += aligned(bytes[i]);
+    char *memory = aligned_alloc(64, total), *at[6];
     if (memory == NULL) return -1;
     at[0] = memory;
-    for (int i = 1; i < 5; i++) at[i] = at[i - 1] + aligned(bytes[i - 1]);
-    memset(at[4], 0, bytes[4]);
-    struct run run = {d, pass, (float *)at[0], at[1], at[2], at[3], (counter *)at[4]};
+    for (int i = 1; i < 6; i++) at[i] = at[i - 1] + aligned(bytes[i - 1]);
+    memset(at[5], 0, bytes[5]);
+    struct run run = {d, pass, (float *)at[0], at[1], at[2], at[3], at[4], (counter *)at[5]};
     team_run(decoder_team, &run);
     free(memory);
     return 0;

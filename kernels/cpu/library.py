@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("pool.c", "linear.c", "rows.c", "attention.c", "decoder.c", "top_k.c")
+_SOURCES = ("pool.c", "linear.c", "rows.c", "attention.c", "experts.c", "decoder.c", "top_k.c")
 _HEADERS = ("common.h", "ops.h", "pool.h")
 # -ffast-math is not used, because the compiler could then reorder sums differently in each unrolled variant.
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")
@@ -35,9 +35,11 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(_POINTER, _LONG, _LONG, _LONG, _LONG, _INT),
     ),
     "slipstream_decoder": (_POINTER, _POINTER),
+    "slipstream_experts": (*[_POINTER] * 5, _LONG, _LONG, _INT),
+    "slipstream_route": (*[_POINTER] * 3, *[_LONG] * 3, _INT),
     "slipstream_top_k": (*[_POINTER] * 4, *[_LONG] * 3),
 }
-_FAILING = ("slipstream_decoder",)  # functions that can fail: they return 0 on success
+_FAILING = ("slipstream_decoder", "slipstream_experts")  # functions that can fail: they return 0 on success
 
 
 class CompileError(RuntimeError):

@@ -4,6 +4,8 @@
 #pragma once
 #include <stdint.h>
 
+#include "pool.h"
+
 enum output { STORE = 0, ADD = 1 };
 
 #define LINEAR_BLOCK 32 /* outputs of one block of weights */
@@ -38,6 +40,36 @@ void linear_block(const struct linear *l, int64_t block, const void *x, float *o
 void rms_norm_row(const float *x, const float *weight, void *out, int64_t H, float eps, int dtype);
 void cast_row(const float *x, void *out, int64_t H, int dtype);
 void swiglu_row(const float *x, void *out, int64_t I, int dtype);
+
+/* SwiGLU if limit is 0. Otherwise gates are at most `limit`, ups are in -limit .. limit, and
+ * out = (up + 1) gate sigmoid(alpha gate), as in gpt-oss. */
+struct gate {
+    float alpha, limit;
+};
+/* x [2 I], of which the first I are gates; out [I]. */
+void gate_row(const struct gate *gate, const float *x, void *out, int64_t I, int dtype);
+/* Computes a block of gates and the block of ups that belongs to it, for all M rows of x. out [M, I]. */
+void gate_up_block(const struct linear *l, int64_t block, const struct gate *gate, const void *x, void *out, int64_t M,
+                   int dtype, struct ahead ahead[2]);
+
+struct expert {
+    struct linear gate_up, down; /* [2 I, H], [H, I] */
+};
+struct experts {
+    const struct expert *experts; /* [E] */
+    int64_t E, H, I;              /* I: a multiple of LINEAR_BLOCK */
+    struct gate gate;
+    int32_t dtype;
+};
+struct mixture {
+    struct experts experts;
+    struct linear router; /* [E, H] */
+    int64_t K, normalized; /* K experts per row; normalized: the weights of a row have the sum 1 */
+};
+/* The bytes of memory that `mixture_team` needs for M rows. */
+int64_t mixture_bytes(const struct mixture *mixture, int64_t M);
+/* Adds the mixture of x [M, H] to out [M, H]; called by all threads of a team. `next` is a counter that is 0. */
+void mixture_team(const struct mixture *mixture, const void *x, float *out, int64_t M, counter *next, void *memory);
 
 struct rope {
     const float *cosines, *sines, *q_norm, *k_norm; /* the norms are null without QK-norm */

@@ -86,6 +86,21 @@ void swiglu_row(const float *x, void *out, int64_t I, int dtype) {
     for (; i < I; i++) store_any(out, i, dtype, gate[i] / (1.0f + expf(-gate[i])) * up[i]);
 }
 
+void gate_row(const struct gate *gate, const float *x, void *out, int64_t I, int dtype) {
+    if (gate->limit == 0.0f) {
+        swiglu_row(x, out, I, dtype);
+        return;
+    }
+    vf most = vf_set(gate->limit);
+    for (int64_t i = 0; i < I; i += LANES) { /* I is a multiple of LANES */
+        vf g = vf_load(x + i), up = vf_load(x + I + i);
+        g = vf_select(g > most, most, g); /* NaN remains NaN */
+        up = vf_select(up > most, most, up);
+        up = vf_select(up < -most, -most, up);
+        vf_store_any(out, i, dtype, g / (vf_exp(g * -gate->alpha) + 1.0f) * (up + 1.0f));
+    }
+}
+
 /* x [M, 2 I] float32, out [M, I]. */
 void slipstream_swiglu(const float *x, void *out, int64_t M, int64_t I, int dtype) {
     for (int64_t m = 0; m < M; m++)

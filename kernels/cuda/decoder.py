@@ -1,4 +1,4 @@
-"""Runs the layers of a decoder on CUDA, with eleven launches per layer.
+"""Runs the layers of a decoder on CUDA, with eleven launches per dense layer.
 
 A matrix product is computed in splits along K, and the next operation adds the splits when it reads the product. The
 results have the same bits as those of `kernels.decoder.decoder_reference`, which calls one operation after the other.
@@ -18,6 +18,7 @@ from kernels.cuda.rope import rope_write
 from kernels.cuda.swiglu import swiglu
 from kernels.decoder import DecoderLayers, DecoderRows
 from kernels.linear import LinearWeight
+from kernels.moe import mix
 
 
 def _parts(x: Tensor, weight: LinearWeight) -> Parts:
@@ -57,7 +58,11 @@ def decoder(
         )
         attended = attention(queries, k_cache, v_cache, rows.attention).flatten(1)
         normed = add_rms_norm(_parts(attended, layer.output), residual, layer.post_norm, shape.norm_eps, shape.dtype)
-        activated = swiglu(_parts(normed, layer.gate_up), shape.dtype)
-        normed = add_rms_norm(_parts(activated, layer.down), residual, norms[index], shape.norm_eps, shape.dtype)
+        if layer.mixture is not None:
+            mix(normed, layer.mixture, add_to=residual)
+            normed = rms_norm(residual, norms[index], shape.norm_eps, shape.dtype)
+            continue
+        activated = swiglu(_parts(normed, layer.mlp.gate_up), shape.dtype)
+        normed = add_rms_norm(_parts(activated, layer.mlp.down), residual, norms[index], shape.norm_eps, shape.dtype)
     taps[len(layers.layers)] = residual.to(shape.dtype)
     return normed, torch.stack([taps[index] for index in tap_layers], dim=1) if tap_layers else None

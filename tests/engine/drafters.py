@@ -1,13 +1,29 @@
-"""Drafters for tests: `OracleDrafter` knows the answers but makes errors at a given rate, `BrokenDrafter` fails."""
+"""Drafters for tests: `OracleDrafter` knows the answers but makes errors at a given rate, `BrokenDrafter` fails.
+
+`every_drafter` makes drafters of all kinds with random weights.
+"""
 
 import random
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
+import torch
+
 from engine.draft import Draft, chain
 from engine.drafters.base import Drafter
+from engine.drafters.block import BlockDrafter
+from engine.drafters.combined import CombinedDrafter
+from engine.drafters.draft_model import DraftModelDrafter
+from engine.drafters.medusa import MedusaDrafter
+from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
+from engine.drafters.mtp import MtpDrafter
+from engine.drafters.mtp_layer import DensePrediction
+from engine.drafters.ngram import NgramDrafter
+from engine.drafters.suffix import SuffixDrafter
 from engine.errors import DrafterError
+from engine.models.base import Model
 from engine.sequence import Sequence
+from tests.engine.tiny_speculators import make_block, make_mtp
 
 
 class OracleDrafter(Drafter):
@@ -84,3 +100,31 @@ class BrokenDrafter(Drafter):
         if self.calls % 3 == 1:
             raise ZeroDivisionError("a fault nobody foresaw")
         return [chain([10**9, -7, 3], [0.9, 0.8, 0.7])] * len(sequences)
+
+
+def random_medusa(model: Model) -> MedusaDrafter:
+    """Makes Medusa heads with random weights. They share the target's lm_head, so the target accepts some drafts."""
+    torch.manual_seed(0)
+    size = model.config.vocab_size
+    config = MedusaConfig(hidden_size=model.config.hidden_size, num_heads=3, draft_vocab_size=size)
+    heads = MedusaHeads(config, torch.arange(size))
+    torch.nn.init.normal_(heads.weight, std=0.3)
+    return MedusaDrafter(heads, model)
+
+
+def every_drafter(model: Model, draft_model: Model, tokens_of: Mapping[str, Many[int]]) -> list[Drafter]:
+    """`tokens_of`: the answers, for drafters that know them. The models must be those of tests.tiny_model."""
+    vocab_size = model.config.vocab_size
+    return [
+        NgramDrafter(),
+        SuffixDrafter(past_tokens=2000),
+        random_medusa(model),
+        DraftModelDrafter(draft_model, model),
+        CombinedDrafter([random_medusa(model), SuffixDrafter(past_tokens=100)]),
+        BlockDrafter(make_block(), model),
+        BlockDrafter(make_block(speculators_model_type="dspark", markov_rank=8), model),
+        MtpDrafter(DensePrediction(make_mtp(), model), model, max_depth=4),
+        OracleDrafter(tokens_of, max_depth=6, error=0.3, tree=False, vocab_size=vocab_size),
+        OracleDrafter(tokens_of, max_depth=5, error=0.2, tree=True, vocab_size=vocab_size),
+        BrokenDrafter(),
+    ]

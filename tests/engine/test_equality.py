@@ -10,23 +10,14 @@ import torch
 from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.drafters.base import Drafter, Pass
-from engine.drafters.block import BlockDrafter
-from engine.drafters.combined import CombinedDrafter
-from engine.drafters.draft_model import DraftModelDrafter
-from engine.drafters.medusa import MedusaDrafter
-from engine.drafters.medusa_heads import MedusaConfig, MedusaHeads
-from engine.drafters.mtp import MtpDrafter
-from engine.drafters.mtp_layer import DensePrediction
 from engine.drafters.ngram import NgramDrafter
 from engine.drafters.none import NoDrafter
-from engine.drafters.suffix import SuffixDrafter
 from engine.generate import generate
 from engine.load import load_model
 from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Completion, Request, SamplingParams
-from tests.engine.drafters import BrokenDrafter, OracleDrafter
-from tests.engine.tiny_speculators import make_block, make_mtp
+from tests.engine.drafters import OracleDrafter, every_drafter
 from tests.tiny_model import make_tiny_model
 
 Sampling = dict[str, float | int]
@@ -70,16 +61,6 @@ def answers_only(completions: list[Completion]) -> list[tuple[object, ...]]:
     return [(c.request_id, c.token_ids, c.logprobs, c.finish_reason) for c in completions]
 
 
-def random_medusa(model: Model) -> MedusaDrafter:
-    """Makes Medusa heads with random weights. They share the target's lm_head, so the target accepts some drafts."""
-    torch.manual_seed(0)
-    size = model.config.vocab_size
-    config = MedusaConfig(hidden_size=model.config.hidden_size, num_heads=3, draft_vocab_size=size)
-    heads = MedusaHeads(config, torch.arange(size))
-    torch.nn.init.normal_(heads.weight, std=0.3)
-    return MedusaDrafter(heads, model)
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize(("batch_size", "count"), [(1, 4), (5, 8)])
 def test_answers_are_equal_with_every_drafter(
@@ -88,21 +69,7 @@ def test_answers_are_equal_with_every_drafter(
     requests = make_requests(model, sampling, count=count, max_tokens=24)
     plain = complete(model, NoDrafter(), requests, max_batch_size=batch_size)
     tokens_of = {c.request_id: c.token_ids for c in plain}
-    vocab_size = model.config.vocab_size
-    drafters: list[Drafter] = [
-        NgramDrafter(),
-        SuffixDrafter(past_tokens=2000),
-        random_medusa(model),
-        DraftModelDrafter(draft_model, model),
-        CombinedDrafter([random_medusa(model), SuffixDrafter(past_tokens=100)]),
-        BlockDrafter(make_block(), model),
-        BlockDrafter(make_block(speculators_model_type="dspark", markov_rank=8), model),
-        MtpDrafter(DensePrediction(make_mtp(), model), model, max_depth=4),
-        OracleDrafter(tokens_of, max_depth=6, error=0.3, tree=False, vocab_size=vocab_size),
-        OracleDrafter(tokens_of, max_depth=5, error=0.2, tree=True, vocab_size=vocab_size),
-        BrokenDrafter(),
-    ]
-    for drafter in drafters:
+    for drafter in every_drafter(model, draft_model, tokens_of):
         drafted = complete(model, drafter, requests, max_batch_size=batch_size, draft_budget=15)
         assert answers_only(drafted) == answers_only(plain), drafter.name
 

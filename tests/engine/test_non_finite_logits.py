@@ -21,10 +21,10 @@ from engine.load import load_model
 from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Completion, FinishReason, Request, SamplingParams
-from tests.engine.drafters import OracleDrafter
+from tests.engine.drafters import OracleDrafter, random_medusa
 from tests.engine.graph_decoding.captured import CapturingDevice, use_cuda_kernels
 from tests.engine.graph_decoding.late_device import LateDevice, install
-from tests.engine.test_equality import SAMPLINGS, Sampling, make_requests, random_medusa
+from tests.engine.test_equality import SAMPLINGS, Sampling, make_requests
 from tests.kernels.cuda.device import HAS_GPU
 from tests.tiny_model import make_tiny_model
 

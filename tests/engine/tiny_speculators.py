@@ -88,7 +88,7 @@ def make_memoryless(model: Decoder) -> None:
     """Sets the outputs of all layers to zero, so that only the last token matters, and scales the logits."""
     model.weights.final_norm.mul_(6.0)
     for layer in model.weights.layers:
-        for weight in (layer.output, layer.down):
+        for weight in (layer.output, layer.mlp.down):
             weight.data.zero_()
 
 

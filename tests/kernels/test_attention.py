@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionRows, attention
+from kernels.attention import AttentionRows, attention, last_keys
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -108,3 +108,24 @@ def test_a_number_of_query_heads_that_the_kv_heads_do_not_divide_is_refused() ->
     rows = make_rows(torch.zeros(1, 8, dtype=torch.int32), [1], [[]])
     with pytest.raises(ValueError, match=r"q must be float32 \[1, n \* 3, 16\].*got torch.float32 \[1, 4, 16\]"):
         attention(torch.ones(1, 4, 16), k, v, rows)
+
+
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 33, 100])
+def test_a_window_leaves_the_last_keys_of_each_row_in_the_same_order(window: int) -> None:
+    rows = make_rows_with_paths()
+    windowed = last_keys(rows, window)
+    for row in range(rows.seqs.shape[0]):
+        assert windowed.slots(row).tolist() == rows.slots(row)[-window:].tolist(), row
+    windowed.check()
+
+
+def make_rows_with_paths() -> AttentionRows:
+    """Makes rows of two sequences: with short and long prefixes, without a path and with paths of up to 20 nodes."""
+    generator = torch.Generator().manual_seed(0)
+    return AttentionRows(
+        slot_tables=torch.randperm(128, generator=generator).to(torch.int32).view(2, 64),
+        seqs=torch.tensor([0, 0, 0, 1, 1, 1]),
+        prefix_lens=torch.tensor([1, 40, 64, 16, 30, 7]),
+        paths=torch.randint(128, 256, (6, 20), generator=generator).to(torch.int32),
+        path_lens=torch.tensor([0, 0, 1, 20, 3, 19]),
+    )

@@ -1,17 +1,16 @@
-"""Experts are chosen and mixed as in the DeepSeek-V3 paper, and a row's result does not depend on other rows.
+"""Experts are chosen as in DeepSeek-V3 and Mixtral, and a row's choice does not depend on other rows.
 
-Each row has the hidden size H and chooses K of E experts, which have the intermediate size INNER.
+Each row has the hidden size H and chooses K of E experts.
 """
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kernels.linear import pack
-from kernels.moe import Expert, Routing, mix_experts, route
+from kernels.moe import Routing, route, route_softmax, route_softmax_reference
 
-E, H, INNER, K = 10, 48, 40, 3
+E, H, K = 10, 48, 3
 
 
 def make_routing(**changes: float) -> tuple[Routing, Tensor]:
@@ -20,16 +19,6 @@ def make_routing(**changes: float) -> tuple[Routing, Tensor]:
     weight = torch.randn(E, H, generator=generator) * 0.2
     settings = {"num_chosen": K, "num_groups": 5, "num_chosen_groups": 2, "normalized": True, "scale": 2.5} | changes
     return Routing(weight=pack(weight), bias=torch.randn(E, generator=generator), **settings), weight  # type: ignore[arg-type]
-
-
-def make_experts(dtype: torch.dtype) -> tuple[tuple[Expert, ...], list[tuple[Tensor, Tensor]]]:
-    """Returns E experts, and their weights (gate_up, down) before packing."""
-    generator = torch.Generator().manual_seed(1)
-    weights = [
-        ((torch.randn(2 * INNER, H, generator=generator) * 0.2).to(dtype), torch.randn(H, INNER).to(dtype))
-        for _ in range(E)
-    ]
-    return tuple(Expert(pack(gate_up), pack(down)) for gate_up, down in weights), weights
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_chosen_groups": 5}, {"normalized": False, "scale": 1.0}])
@@ -50,38 +39,43 @@ def test_the_best_experts_of_the_best_groups_are_chosen(changes: dict[str, float
         torch.testing.assert_close(weights[row], expected, atol=1e-5, rtol=1e-5)  # rounding of sums
 
 
-def test_the_output_is_the_weighted_sum_of_the_experts() -> None:
-    experts, weights = make_experts(torch.float32)
-    x, shares = torch.randn(5, H), torch.rand(5, K)
-    chosen = torch.randint(3, (5, 1)) + torch.tensor([[0, 3, 6]])  # [5, K], three different experts for each row
-
-    out = mix_experts(x, chosen, shares, experts)
-
-    for row in range(5):
-        expected = torch.zeros(H)
-        for index, share in zip(chosen[row], shares[row], strict=True):
-            gate, up = (x[row] @ weights[index][0].t()).chunk(2)
-            expected += share * ((functional.silu(gate) * up) @ weights[index][1].t())
-        torch.testing.assert_close(out[row], expected, atol=1e-4, rtol=1e-4)  # sums of 48 terms, in another order
+def rows_of(M: int) -> Tensor:
+    return torch.randn(M, H, generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_result_of_a_row_does_not_depend_on_the_other_rows(dtype: torch.dtype) -> None:
+def test_the_choice_of_a_row_does_not_depend_on_the_other_rows() -> None:
     routing, _ = make_routing()
-    experts, _ = make_experts(dtype)
-    x = torch.randn(37, H, generator=torch.Generator().manual_seed(2)).to(dtype)
-
-    def run(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        chosen, weights = route(rows.float(), routing)
-        return chosen, weights, mix_experts(rows, chosen, weights, experts)
-
-    whole = run(x)
+    x = rows_of(37)
+    whole = route(x, routing)
     for start, end in (*((row, row + 1) for row in range(37)), (3, 20), (20, 37)):
-        for part, all_rows in zip(run(x[start:end].contiguous()), whole, strict=True):
+        for part, all_rows in zip(route(x[start:end].contiguous(), routing), whole, strict=True):
             assert torch.equal(part, all_rows[start:end])
 
 
-def test_an_input_without_rows_gives_an_output_without_rows() -> None:
-    routing, _ = make_routing()
-    chosen, weights = route(torch.empty(0, H), routing)
-    assert mix_experts(torch.empty(0, H), chosen, weights, make_experts(torch.float32)[0]).shape == (0, H)
+def test_no_rows_choose_no_experts() -> None:
+    assert [part.shape for part in route(torch.empty(0, H), make_routing()[0])] == [(0, K), (0, K)]
+    assert [part.shape for part in route_softmax(torch.empty(0, E), K, normalized=True)] == [(0, K), (0, K)]
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("num_chosen", [1, 3, E])
+def test_the_experts_with_the_largest_probabilities_are_chosen(num_chosen: int, normalized: bool) -> None:
+    logits = torch.randn(9, E, generator=torch.Generator().manual_seed(3)) * 4
+    best = logits.softmax(-1).topk(num_chosen)
+    expected = best.values / best.values.sum(-1, keepdim=True) if normalized else best.values
+
+    for function in (route_softmax, route_softmax_reference):
+        chosen, weights = function(logits, num_chosen, normalized=normalized)
+        assert torch.equal(chosen, best.indices)
+        torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-6)  # rounding of exponentials and sums
+
+
+def test_large_logits_do_not_overflow_and_equal_logits_choose_distinct_experts() -> None:
+    chosen, weights = route_softmax(torch.tensor([[3e38, -3e38, 3e38, 0.0], [0.0] * 4]), 2, normalized=True)
+    assert chosen.tolist() == [[0, 2], [0, 1]]
+    assert weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def test_more_experts_than_there_are_cannot_be_chosen() -> None:
+    with pytest.raises(ValueError, match=r"num_chosen must be in 1..10, got 11"):
+        route_softmax(torch.zeros(1, E), 11, normalized=True)

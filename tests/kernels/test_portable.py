@@ -11,7 +11,7 @@ import torch
 
 from kernels.cpu.library import library
 from kernels.linear import pack, pack_int4, pack_int8
-from tests.kernels import test_attention, test_decoder, test_linear
+from tests.kernels import test_attention, test_decoder, test_experts, test_linear
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,9 +29,13 @@ def run_kernel_tests() -> None:
         )
         for packed in (pack, pack_int8, pack_int4):
             test_linear.test_the_result_of_a_row_does_not_depend_on_the_number_of_rows("compiled", dtype, packed)
-        for int8 in (False, True):
-            test_decoder.test_the_compiled_decoder_gives_the_same_bits_as_single_operations(dtype, 9, True, True, int8)
-            test_decoder.test_the_result_of_a_row_does_not_depend_on_the_number_of_rows(dtype, int8)
+        for int8, mixtures in ((False, ()), (True, ()), (False, (1,))):
+            test_decoder.test_the_compiled_decoder_gives_the_same_bits_as_single_operations(
+                dtype, 9, True, True, int8, mixtures
+            )
+            test_decoder.test_the_result_of_a_row_does_not_depend_on_the_number_of_rows(dtype, int8, mixtures)
+    for gate in test_experts.GATES:
+        test_experts.test_the_output_is_the_weighted_sum_of_the_experts(96, gate, True)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors always use the portable kernels")

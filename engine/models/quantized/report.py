@@ -26,7 +26,7 @@ def report_weights(model_dir: Path, model: Model) -> WeightsReport:
     names = {computed}
     if isinstance(model, Decoder):
         layers = model.weights.layers
-        products = [weight for layer in layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        products = [weight for layer in layers for name, weight in layer.products.items() if name != "router"]
         names = {weight.format_name for weight in products}
     widened = form is not None and computed in names
     shown = [f"{name} (widened)" if widened and name == computed else name for name in sorted(names)]

@@ -24,10 +24,10 @@ from engine.load import load_model
 from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import FinishReason, Request, SamplingParams
-from tests.engine.drafters import BrokenDrafter, OracleDrafter
+from tests.engine.drafters import BrokenDrafter, OracleDrafter, random_medusa
 from tests.engine.eagle3_reference import make_config, make_module
 from tests.engine.graph_decoding.late_device import LateDevice, install
-from tests.engine.test_equality import SAMPLINGS, Sampling, answers_only, make_requests, random_medusa
+from tests.engine.test_equality import SAMPLINGS, Sampling, answers_only, make_requests
 from tests.engine.tiny_speculators import make_block, make_mtp
 from tests.tiny_model import make_tiny_model
 

@@ -22,8 +22,8 @@ from engine.models.base import Model
 from engine.models.dense import Decoder
 from engine.request import Request, SamplingParams, SpeculationStats
 from engine.sequence import Sequence
+from tests.engine.drafters import random_medusa
 from tests.engine.eagle3_reference import make_config, make_module
-from tests.engine.test_equality import random_medusa
 from tests.engine.tiny_speculators import make_block, make_mtp
 from tests.tiny_model import make_tiny_model
 

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
 from engine.errors import SpeculatorNotLoadable
 from engine.generate import generate
-from engine.load import load_model
+from engine.load import load_engine, load_model
 from engine.loop import Engine
 from engine.models.deepseek import Deepseek
 from engine.models.deepseek_mtp import MtpModule
@@ -165,3 +165,22 @@ def test_loading_a_missing_mtp_module_raises_an_error(tmp_path: Path) -> None:
     model = load(make_tiny_model(tmp_path, "deepseek_v3"))
     with pytest.raises(SpeculatorNotLoadable, match=r"no multi-token .* holds no tensor model.layers.2.enorm.weight"):
         MtpModule.load(model)
+
+
+@pytest.mark.parametrize("drafter", ["native_mtp", "native_mtp+suffix"])
+def test_answers_with_the_models_own_mtp_module_equal_answers_without_drafts(tmp_path: Path, drafter: str) -> None:
+    folder = make_tiny_model(tmp_path, "deepseek_v3")
+    add_mtp_module(folder, DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    params = SamplingParams(max_tokens=12, num_logprobs=2, temperature=0.8, seed=3, ignore_eos=True)
+    requests = [Request(f"r{i}", tuple(range(i + 1, 5 * i + 4)), params) for i in range(5)]
+    plain = [generate(Engine(load(folder), NoDrafter(), EngineConfig(max_batch_size=1)), [r])[0] for r in requests]
+
+    drafted = generate(load_engine(folder, drafter=drafter, config=EngineConfig(draft_budget=9)), requests)
+
+    assert [(a.token_ids, a.logprobs) for a in drafted] == [(a.token_ids, a.logprobs) for a in plain]
+    assert sum(a.speculation.num_draft_tokens for a in drafted) > 50
+
+
+def test_the_mtp_module_of_a_model_without_one_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(SpeculatorNotLoadable, match="no multi-token prediction module of its own"):
+        load_engine(make_tiny_model(tmp_path, "llama"), drafter="native_mtp")

@@ -25,7 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {"num_key_value_heads": 4},  # partial rotary embedding, parallel attention and MLP
     "phi": {},  # biases, also on the head
     "granite": {"attention_multiplier": 0.1, "logits_scaling": 2.0, "embedding_multiplier": 3.0},
-    "mixtral": EXPERTS,
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
 }
 
 
@@ -35,7 +35,7 @@ def test_logits_agree_with_transformers(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("gpt2", "float32"), ("gpt_neox", "bfloat16"), ("phi", "float32"), ("mixtral", "bfloat16")]
+    ("family", "dtype"), [("gpt2", "float32"), ("gpt_neox", "bfloat16"), ("phi", "float32"), ("olmoe", "bfloat16")]
 )
 def test_answers_with_draft_trees_equal_answers_without_drafts(tmp_path: Path, family: str, dtype: str) -> None:
     model = load_model(make_tiny_model(tmp_path, family, **FAMILIES[family]), dtype=dtype)
@@ -68,15 +68,23 @@ def test_tapped_hidden_states_equal_the_layer_outputs_of_transformers(tmp_path: 
     assert (taps[:, 1] - outputs[0]).abs().max() <= 1e-4
 
 
-def test_the_maximum_context_is_limited_by_the_sliding_window_and_the_rope_length(tmp_path: Path) -> None:
+def test_the_maximum_context_is_limited_by_the_rope_length_but_not_by_sliding_windows(tmp_path: Path) -> None:
     def limit(folder: str, family: str, **overrides: Any) -> int:
         return load_model(make_tiny_model(tmp_path / folder, family, **overrides)).max_positions
 
     assert limit("a", "starcoder2", sliding_window=None) == 1024
-    assert limit("b", "starcoder2", sliding_window=48) == 48
+    assert limit("b", "starcoder2", sliding_window=48) == 1024
     longrope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     longrope["original_max_position_embeddings"] = 64
     assert limit("c", "phi3", rope_parameters=longrope, original_max_position_embeddings=64) == 64
+
+
+def test_windows_that_the_wrapper_does_not_see_limit_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_tiny_model(tmp_path, "starcoder2", sliding_window=100)
+    monkeypatch.setattr("engine.models.transformers_rows.row_mask", lambda **_: None)
+    assert load_model(folder).max_positions == 100
 
 
 @pytest.mark.parametrize(

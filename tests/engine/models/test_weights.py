@@ -49,7 +49,7 @@ def test_quantized_logits_of_a_row_do_not_depend_on_other_rows(
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_quantized_weights_of_unsupported_models_are_refused(tmp_path: Path, weights: str) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3")
-    with pytest.raises(ModelNotLoadable, match=f"{weights} weights are for the dense models"):
+    with pytest.raises(ModelNotLoadable, match=f"{weights} weights are for Llama"):
         load_model(folder, weights=weights)
 
 

@@ -26,6 +26,7 @@ from kernels.attention import AttentionRows
 from kernels.candidates import RowSampling
 from kernels.cuda.attention import attention
 from kernels.cuda.candidates import candidates
+from kernels.cuda.experts import mix_experts, route_softmax
 from kernels.cuda.filtered import sample_filtered_rows
 from kernels.cuda.linear import linear, linear_parts
 from kernels.cuda.lm_head import best_tokens, sample_rows
@@ -37,6 +38,8 @@ from kernels.cuda.rope import rope_write
 from kernels.cuda.swiglu import swiglu
 from kernels.cuda.tree import accept_trees, grow_trees
 from kernels.cuda.tree_rows import tree_rows
+from kernels.experts import ClampedGate, Expert, Experts, Stack
+from kernels.linear import LinearWeight
 from kernels.lm_head import BestTokens, Head, SampledRows
 from kernels.lora import LoraStack
 from kernels.losses import Blend, Loss
@@ -156,12 +159,30 @@ def compile_trees_and_sampling() -> None:
     sample_filtered_rows(torch.zeros(16, 4096), sampling)
 
 
+def compile_experts(M: int, H: int, inner: int, E: int, K: int, gate: ClampedGate | None = None) -> None:
+    """Compiles a mixture of experts in bfloat16, with biases if the gate is clamped as in gpt-oss."""
+
+    def weight(N: int, K: int) -> LinearWeight:
+        data = empty(N, K, dtype=_BF16)
+        return LinearWeight(data=data, scales=None, bias=None, out_features=N, in_features=K, dtype=_BF16, packed=False)
+
+    experts = Experts([Expert(weight(2 * inner, H), weight(H, inner))] * E, gate)
+    sizes = ((2 * inner, H), (H, inner))
+    stacks = [Stack(empty(E, *size, dtype=_BF16), None, empty(E, size[0]) if gate else None) for size in sizes]
+    experts.gate_up, experts.down = stacks
+    chosen, weights = route_softmax(empty(M, E), K, True)
+    mix_experts(empty(M, H, dtype=_BF16), chosen, weights, experts, empty(M, H))
+
+
 def compile_layers() -> None:
     compile_layer(1, 4096, 32, 8, 128, 14_336)  # Llama-3.1-8B
     compile_layer(16, 2048, 32, 8, 64, 8192)  # Llama-3.2-1B
     compile_layer(128, 4096, 32, 8, 128, 12_288)  # Qwen3-8B
     compile_attention(16, 28, 4, 128)  # seven query heads per KV head
     compile_attention(16, 16, 8, 256)  # wide heads
+    compile_experts(1, 2048, 768, 128, 8)  # Qwen3-30B-A3B
+    compile_experts(64, 4096, 14_336, 8, 2)  # Mixtral-8x7B
+    compile_experts(16, 2880, 2880, 32, 4, ClampedGate(1.702, 7.0))  # gpt-oss-20b
 
 
 def compile_other_kernels() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PretrainedConfig
 
-from engine.config import MODEL_TYPES
+from engine.config import DENSE_MODEL_TYPES
 from engine.errors import SpeculatorNotLoadable
 
 _WEIGHTS_FILE = "model.safetensors"
@@ -47,7 +47,7 @@ class DraftModel(nn.Module):
         Raises: SpeculatorNotLoadable: the target is not a dense decoder.
         """
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
-        if config.model_type not in MODEL_TYPES or config.model_type == "deepseek_v3":
+        if config.model_type not in DENSE_MODEL_TYPES:
             raise SpeculatorNotLoadable(f"draft models cannot be made from models of type {config.model_type}")
         layers = AutoModel.from_pretrained(model_dir, dtype=torch.float32, trust_remote_code=False)
         kept = kept_layers(config.num_hidden_layers, num_layers)

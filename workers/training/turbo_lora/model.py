@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from engine.config import MODEL_TYPES
+from engine.config import DENSE_MODEL_TYPES
 from engine.errors import SpeculatorNotLoadable
 from workers.hyperparameters.turbo_lora import TurboLoraHyperparameters
 from workers.training.preparation import Preparation
@@ -43,7 +43,7 @@ class AdaptedLayers(nn.Module):
 
         super().__init__()
         target = preparation.target.config
-        if target.model_type not in MODEL_TYPES or target.latent is not None:
+        if target.model_type not in DENSE_MODEL_TYPES:
             raise SpeculatorNotLoadable(f"LoRA is not supported for models of type {target.model_type}")
         initial = None if preparation.initial is None else _read(preparation.initial)
         count = min(target.num_layers, parameters.adapted_layers or max(1, target.num_layers // 4))

@@ -24,13 +24,9 @@ from workers.model_folders import (
     quantized_message,
     unreadable_quantization,
 )
+from workers.model_types import VERDICTS
 from workers.planning import ModelSizes, UnknownSizes
 
-# First the types that the engine implements itself, then the types that it runs through its wrapper around
-# transformers, which checks each model again when it loads it.
-MODEL_TYPES = frozenset({"deepseek_v3", "llama", "mistral", "qwen2", "qwen3"})
-MODEL_TYPES |= {"gemma", "gpt_neox", "granite", "mixtral", "olmo2", "phi", "phi3", "qwen3_moe", "stablelm"}
-MODEL_TYPES |= {"starcoder2"}
 TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 20_000
@@ -73,9 +69,11 @@ def inspect_folder(path: Path) -> ModelFolder:
     if (message := unreadable_quantization(config, (entry.name for entry in path.iterdir()))) is not None:
         raise UnusableModel(QUANTIZED_CHECKPOINT, message)
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
-        message = f"model_type must be one of {sorted(MODEL_TYPES)}, got {model_type!r}"
+    if not isinstance(model_type, str) or model_type not in VERDICTS:
+        message = f"model_type must be one of transformers' causal language models, got {model_type!r:.80}"
         raise UnusableModel("model_type_unsupported", message)
+    if (reason := VERDICTS[model_type]) is not None:
+        raise UnusableModel("model_type_unsupported", f"models of type {model_type} are not served: {reason}")
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
         raise UnusableModel("model_weights_missing", f"{path} holds no *.safetensors")

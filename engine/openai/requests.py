@@ -16,6 +16,7 @@ from engine.fields import Fields, InvalidRequest, encodable, kind_of
 from engine.grammars.compiler import GrammarCompiler
 from engine.grammars.grammar import Grammar
 from engine.openai import options, output_format, tools
+from engine.openai.limits import TokenLimit, token_limit
 from engine.openai.messages import mention_tools, parse_messages
 from engine.openai.nesting import check_plain
 from engine.openai.tool_calls import CallForm, CallStyle, form_of_template
@@ -58,6 +59,7 @@ class ParsedRequest:
     model: str  # as requested; "" if the body names none
     prompts: tuple[tuple[int, ...], ...]  # chat has one; completions may have several
     choices: tuple[tuple[int, SamplingParams], ...]  # by index of the choice: index of its prompt, its parameters
+    limits: tuple[TokenLimit, ...]  # by index of the choice
     seed: int  # seed of the first choice, from which the seeds of the other choices are derived
     n: int
     stop: tuple[str, ...]
@@ -111,11 +113,13 @@ def parse_chat(
     max_seq_len: int,
     default_seed: int | None = None,
     call_form: CallForm | None = None,
+    max_tokens_cap: int | None = None,
 ) -> ParsedRequest:
     """Reads the body of POST /v1/chat/completions.
 
     Args:
         default_seed: seed for a body without `seed`. None: a random seed, so a repeated request has another result.
+        max_tokens_cap: an upper limit for the max_tokens of the body.
         call_form: the model's format of tool calls; None: the format found in the model's chat template.
 
     Raises: InvalidRequest
@@ -135,14 +139,12 @@ def parse_chat(
                 code="unsupported_parameter",
             )
         grammar = call_grammar(use, form)
-    max_tokens = fields.integer("max_completion_tokens", at_least=1)
-    if max_tokens is None:
-        max_tokens = fields.integer("max_tokens", at_least=1)
     parsed = _parsed(
         fields,
         prompts=(encode_messages(fields, tokenizer=tokenizer, use=use),),
         prompt_param="messages",
-        max_tokens=max_tokens,
+        max_tokens_param="max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens",
+        max_tokens_cap=max_tokens_cap,
         sampling=options.parse_sampling(fields, vocab_size=tokenizer.vocab_size, num_logprobs=_chat_logprobs(fields)),
         grammar=grammar,
         max_seq_len=max_seq_len,
@@ -158,6 +160,7 @@ def parse_completion(
     max_seq_len: int,
     default_seed: int | None = None,
     call_form: CallForm | None = None,
+    max_tokens_cap: int | None = None,
 ) -> ParsedRequest:
     """Reads the body of POST /v1/completions. The arguments are as in `parse_chat`; `call_form` has no effect.
 
@@ -170,7 +173,8 @@ def parse_completion(
         fields,
         prompts=_prompts(fields.get("prompt"), tokenizer),
         prompt_param="prompt",
-        max_tokens=fields.integer("max_tokens", at_least=1),
+        max_tokens_param="max_tokens",
+        max_tokens_cap=max_tokens_cap,
         sampling=options.parse_sampling(fields, vocab_size=tokenizer.vocab_size, num_logprobs=num_logprobs),
         grammar=output_format.parse_output_format(fields),
         max_seq_len=max_seq_len,
@@ -211,7 +215,8 @@ def _parsed(
     *,
     prompts: tuple[tuple[int, ...], ...],
     prompt_param: str,
-    max_tokens: int | None,
+    max_tokens_param: str,
+    max_tokens_cap: int | None,
     sampling: SamplingParams,
     grammar: Grammar | None,
     max_seq_len: int,
@@ -223,13 +228,21 @@ def _parsed(
     seed = options.parse_seed(fields, default_seed)
     stream = fields.boolean("stream", False)
     include_usage, continuous_usage = options.parse_usage_options(fields, stream=stream)
-    choices = []
+    max_tokens = fields.integer(max_tokens_param, at_least=1)
+    choices, limits = [], []
     for index in range(n * len(prompts)):
-        room = max_seq_len - len(prompts[index // n])
-        capped = room if max_tokens is None else min(max_tokens, room)
-        min_tokens = options.parse_min_tokens(fields, at_most=capped)
-        limited = replace(sampling, max_tokens=capped, min_tokens=min_tokens, grammar=grammar)
+        limit = token_limit(
+            max_tokens,
+            param=max_tokens_param,
+            num_prompt_tokens=len(prompts[index // n]),
+            max_seq_len=max_seq_len,
+            cap=max_tokens_cap,
+        )
+        min_tokens = options.parse_min_tokens(fields, at_most=limit.max_tokens if max_tokens is None else max_tokens)
+        limited = replace(sampling, max_tokens=limit.max_tokens, grammar=grammar)
+        limited = replace(limited, min_tokens=min(min_tokens, limit.max_tokens))
         choices.append((index // n, replace(limited, seed=options.choice_seed(seed, index))))
+        limits.append(limit)
     num_tokens = sum(choice_sampling.max_tokens for _, choice_sampling in choices)
     options.check_num_logprobs(sampling.num_logprobs, num_tokens=num_tokens)
     return ParsedRequest(
@@ -237,6 +250,7 @@ def _parsed(
         model=fields.string("model", ""),
         prompts=prompts,
         choices=tuple(choices),
+        limits=tuple(limits),
         seed=seed,
         n=n,
         stop=options.parse_stop_strings(fields),

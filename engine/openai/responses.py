@@ -1,7 +1,7 @@
 """Builds OpenAI's response objects (complete responses, chunks of a stream, errors) as dicts for JSON.
 
-In addition to OpenAI's fields, a response has `seed`, with which a client can request the same answer again, and
-`metrics.speculative_decoding`, the speculation statistics of the request.
+In addition to OpenAI's fields, a response has `seed`, with which a client can request the same answer again,
+`metrics.speculative_decoding`, the speculation statistics of the request, and `limits`, if the client set none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.openai.answer import Answer, AnswerLogprob
+from engine.openai.limits import TokenLimit, limits_block
 from engine.openai.tool_calls import CallPiece, CallStyle, read_calls
 from engine.request import FinishReason, SpeculationStats
 from engine.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ class Head:
     created: int  # Unix seconds
     model: str
     seed: int
+    limits: tuple[TokenLimit, ...]  # by index of the choice
 
     def fields(self, kind: str) -> dict[str, Any]:
         return {
@@ -33,6 +35,7 @@ class Head:
             "model": self.model,
             "system_fingerprint": None,
             "seed": self.seed,
+            **limits_block(self.limits),
         }
 
 

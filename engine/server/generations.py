@@ -121,6 +121,7 @@ class Generations:
             created=int(time.time()),
             model=adapter or self._catalog.model_name,
             seed=parsed.seed,
+            limits=parsed.limits,
         )
         run = PendingResponse(
             self._async_engine,

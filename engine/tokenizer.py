@@ -8,13 +8,14 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.chat_rendering import Chat, TemplateRefusal, chat_rendering
+from engine.thinking import ThinkMarkers, find_markers
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -47,6 +48,11 @@ class Tokenizer:
         """
         tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
         return cls(tokenizer, eos_token_ids=_configured_eos(model_dir))
+
+    @cached_property
+    def think_markers(self) -> ThinkMarkers | None:
+        """The markers of the model's traces; None if it has none, or if a marker is more than one token."""
+        return find_markers(self.tool_template, {self._token(token): token for token in self._added})
 
     @property
     def tool_template(self) -> str:

@@ -19,9 +19,11 @@ from engine.openai import options, output_format, tools
 from engine.openai.limits import TokenLimit, token_limit
 from engine.openai.messages import mention_tools, parse_messages
 from engine.openai.nesting import check_plain
+from engine.openai.reasoning import parse_thinking
 from engine.openai.tool_calls import CallForm, CallStyle, form_of_template
 from engine.openai.tools import ToolUse, call_grammar, parse_tools
 from engine.request import Request, SamplingParams
+from engine.thinking import Thinking
 from engine.tokenizer import ChatTemplateError, Tokenizer
 
 __all__ = ["InvalidRequest", "ParsedRequest", "parse_chat", "parse_completion"]
@@ -46,6 +48,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 _COMMON = frozenset({"model", "remember_answers"}) | options.SAMPLING | output_format.NAMES | _WITHOUT_EFFECT
 _CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
+_CHAT |= {"separate_reasoning"}
 _COMPLETION = _COMMON | {"prompt"}
 
 
@@ -69,6 +72,7 @@ class ParsedRequest:
     grammar_param: str | None  # name of the request parameter that set the grammar, for error messages
     remember_answers: bool = True  # whether later requests may draft copies of this answer, and this request of others'
     calls: CallStyle | None = None  # None: the request has no callable tools
+    separated: Thinking | None = None  # the trace that is separated from the text of the answers
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -139,17 +143,22 @@ def parse_chat(
                 code="unsupported_parameter",
             )
         grammar = call_grammar(use, form)
+    prompt = encode_messages(fields, tokenizer=tokenizer, use=use)
+    thinking = parse_thinking(prompt, tokenizer)
+    sampling = options.parse_sampling(fields, vocab_size=tokenizer.vocab_size, num_logprobs=_chat_logprobs(fields))
     parsed = _parsed(
         fields,
-        prompts=(encode_messages(fields, tokenizer=tokenizer, use=use),),
+        prompts=(prompt,),
         prompt_param="messages",
         max_tokens_param="max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens",
         max_tokens_cap=max_tokens_cap,
-        sampling=options.parse_sampling(fields, vocab_size=tokenizer.vocab_size, num_logprobs=_chat_logprobs(fields)),
+        sampling=replace(sampling, thinking=thinking),
         grammar=grammar,
         max_seq_len=max_seq_len,
         default_seed=default_seed,
     )
+    if fields.boolean("separate_reasoning", True):
+        parsed = replace(parsed, separated=thinking)
     return parsed if calls is None else replace(parsed, calls=calls, grammar_param="tools")
 
 

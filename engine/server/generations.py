@@ -222,6 +222,7 @@ def _usage(run: PendingResponse) -> dict[str, Any]:
         num_prompt_tokens=run.parsed.num_prompt_tokens,
         num_completion_tokens=run.num_completion_tokens,
         num_cached_tokens=run.num_cached_tokens,
+        num_reasoning_tokens=run.num_reasoning_tokens,
     )
 
 

@@ -131,6 +131,7 @@ class RowAnswer:
             tokenizer,
             stop=request.parsed.stop,
             logprobs=request.request.sampling.num_logprobs is not None,
+            thinking=request.parsed.separated,
         )
 
     @property

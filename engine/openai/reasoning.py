@@ -4,13 +4,64 @@ A chat completion has the trace as `reasoning_content`, which DeepSeek's API, SG
 text after it as `content`. With `separate_reasoning: false`, as in SGLang, the trace remains part of the content.
 """
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
+from engine.fields import Fields, InvalidRequest
+from engine.openai.nesting import check_plain
 from engine.text import TextStream
 from engine.thinking import Phase, Thinking
 from engine.tokenizer import Tokenizer
 
 _MAX_TOKENS_AFTER_MARKER = 8  # templates write at most some white space after the marker that opens a trace
+
+
+SWITCHES = frozenset({"chat_template_kwargs", "enable_thinking", "reasoning_effort"})
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+
+def template_variables(fields: Fields, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns the variables of the chat template that the request sets.
+
+    `reasoning_effort` and `enable_thinking` are passed on under their names, and override `chat_template_kwargs`.
+    For a template that has only a switch, `reasoning_effort: none` turns it off.
+
+    Raises: InvalidRequest: the template does not use a variable, so that the value would have no effect.
+    """
+    variables = dict(fields.mapping("chat_template_kwargs"))
+    check_plain(variables, param="chat_template_kwargs")
+    for name in variables:
+        _check_known(name, tokenizer, param=f"chat_template_kwargs.{name[:80]}")
+    if fields.get("enable_thinking") is not None:
+        _check_known("enable_thinking", tokenizer, param="enable_thinking")
+        variables["enable_thinking"] = fields.boolean("enable_thinking", True)
+    if fields.get("reasoning_effort") is not None:
+        effort = fields.string("reasoning_effort", "")
+        if effort not in _EFFORTS:
+            allowed = ", ".join(_EFFORTS)
+            raise InvalidRequest(
+                f"reasoning_effort must be one of {allowed}, got {effort[:40]!r}", param="reasoning_effort"
+            )
+        if effort == "none" and not _knows("reasoning_effort", tokenizer) and _knows("enable_thinking", tokenizer):
+            variables["enable_thinking"] = False
+        else:
+            _check_known("reasoning_effort", tokenizer, param="reasoning_effort")
+            variables["reasoning_effort"] = effort
+    return variables
+
+
+def _check_known(name: str, tokenizer: Tokenizer, *, param: str) -> None:
+    if not _knows(name, tokenizer):
+        raise InvalidRequest(
+            f"this model's chat template has no variable {name[:80]!r}, so {param} would have no effect: leave it out",
+            param=param,
+            code="unsupported_parameter",
+        )
+
+
+def _knows(name: str, tokenizer: Tokenizer) -> bool:
+    return re.search(rf"\b{re.escape(name)}\b", tokenizer.tool_template) is not None
 
 
 def parse_thinking(prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking | None:

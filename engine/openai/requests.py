@@ -18,8 +18,7 @@ from engine.grammars.grammar import Grammar
 from engine.openai import options, output_format, tools
 from engine.openai.limits import TokenLimit, token_limit
 from engine.openai.messages import mention_tools, parse_messages
-from engine.openai.nesting import check_plain
-from engine.openai.reasoning import parse_thinking
+from engine.openai.reasoning import SWITCHES, parse_thinking, template_variables
 from engine.openai.tool_calls import CallForm, CallStyle, form_of_template
 from engine.openai.tools import ToolUse, call_grammar, parse_tools
 from engine.request import Request, SamplingParams
@@ -47,8 +46,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 _COMMON = frozenset({"model", "remember_answers"}) | options.SAMPLING | output_format.NAMES | _WITHOUT_EFFECT
-_CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
-_CHAT |= {"separate_reasoning"}
+_CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs"}
+_CHAT |= SWITCHES | {"separate_reasoning"}
 _COMPLETION = _COMMON | {"prompt"}
 
 
@@ -194,7 +193,7 @@ def parse_completion(
 def encode_messages(
     fields: Fields, *, tokenizer: Tokenizer, use: ToolUse | None, add_generation_prompt: bool = True
 ) -> tuple[int, ...]:
-    """Renders `messages`, `chat_template_kwargs` and the tools with the chat template. Returns the prompt's token ids.
+    """Renders messages, tools and thinking switches with the chat template. Returns the token ids of the prompt.
 
     Raises: InvalidRequest
     """
@@ -205,8 +204,7 @@ def encode_messages(
             param="messages" if use is None else "tools",
             code="unsupported_parameter",
         )
-    variables = fields.mapping("chat_template_kwargs")
-    check_plain(variables, param="chat_template_kwargs")
+    variables = template_variables(fields, tokenizer)
     try:
         ids = tokenizer.encode_chat(
             messages,
@@ -215,7 +213,7 @@ def encode_messages(
             template_variables=variables,
         )
     except ChatTemplateError as error:
-        raise InvalidRequest(str(error)[:500], param="messages") from error
+        raise InvalidRequest(str(error)[:500], param="messages", code="chat_template_error") from error
     return tuple(ids)
 
 

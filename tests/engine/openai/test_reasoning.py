@@ -1,12 +1,14 @@
 """The trace of a reasoning model is separated from its answer by the markers' token ids."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.fields import InvalidRequest
 from engine.openai.answer import Answer, AnswerStream
 from engine.openai.reasoning import parse_thinking
 from engine.openai.requests import ParsedRequest, parse_chat
@@ -143,3 +145,57 @@ def test_markers_must_be_single_tokens_that_the_template_names(tmp_path_factory:
     assert find_markers("[THINK]", {"<think>": 7, "</think>": 8, "[THINK]": 5, "[/THINK]": 6}) == ThinkMarkers(5, 6)
     assert find_markers("x</think>", {"</think>": 8}) is None
     assert find_markers("no marker", {"<think>": 7, "</think>": 8}) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({}, "user:hi\nassistant:"),
+        ({"reasoning_effort": "high"}, "effort=high\nuser:hi\nassistant:"),
+        ({"reasoning_effort": "none"}, "effort=none\nuser:hi\nassistant:"),
+        ({"enable_thinking": False}, "user:hi\nassistant:<think>\n\n</think>\n\n"),
+        ({"chat_template_kwargs": {"opened": True}}, "user:hi\nassistant:<think>\n"),
+        ({"chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": True}, "user:hi\nassistant:"),
+    ],
+)
+def test_thinking_switches_reach_the_template(tokenizer: Tokenizer, body: dict[str, Any], expected: str) -> None:
+    assert tokenizer.decode(chat(tokenizer, **body).prompt_token_ids, skip_special_tokens=False) == expected
+
+
+def test_an_effort_of_none_turns_off_a_template_that_has_only_a_switch(tmp_path: Path) -> None:
+    folder = make_thinking_model(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% if not enable_thinking %}off{% endif %}")
+
+    switched = Tokenizer.load(folder)
+
+    assert switched.decode(chat(switched, reasoning_effort="none", enable_thinking=True).prompt_token_ids) == "off"
+    with pytest.raises(InvalidRequest) as caught:
+        chat(switched, reasoning_effort="low")
+    assert (caught.value.param, caught.value.code) == ("reasoning_effort", "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"chat_template_kwargs": {"thinkng": False}}, "chat_template_kwargs.thinkng", "unsupported_parameter"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "invalid_value"),
+        ({"enable_thinking": "no"}, "enable_thinking", "invalid_value"),
+        ({"chat_template_kwargs": {"effort_is_bad": True}}, "messages", "chat_template_error"),
+    ],
+)
+def test_a_switch_without_effect_and_a_template_that_raises_have_codes(
+    tokenizer: Tokenizer, body: dict[str, Any], param: str, code: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(tokenizer, **body)
+
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_a_model_whose_template_has_no_switch_refuses_it(tmp_path: Path) -> None:
+    plain = Tokenizer.load(make_tiny_model(tmp_path / "model", "llama", num_layers=1))
+
+    for body in ({"enable_thinking": True}, {"reasoning_effort": "none"}):
+        with pytest.raises(InvalidRequest, match="has no variable") as caught:
+            chat(plain, **body)
+        assert caught.value.code == "unsupported_parameter"

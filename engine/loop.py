@@ -40,7 +40,7 @@ from engine.row_invariance import NOT_TESTED, RowInvariance
 from engine.rows import RowBuilder
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
-from engine.thinking import GrammarAfterThinking
+from engine.thinking import ThinkingConstraint
 from engine.verify import Verdict, token_logprobs, verify
 
 MAX_DRAFT_NODES = 32  # per sequence without graph decoding, if config.draft_budget is None
@@ -143,12 +143,11 @@ class Engine:
         self.scheduler.add(Sequence(request, list(prompt), root=adapter, stats=stats, constraint=constraint))
 
     def _constraint_of(self, sampling: SamplingParams) -> Constraint | None:
-        if sampling.grammar is None:
-            return None
-        constraint = sampling.grammar.start()
-        if sampling.thinking is None:
-            return constraint
-        return GrammarAfterThinking(sampling.thinking, constraint, end_token_ids=self.eos_token_ids)
+        grammar, thinking = None if sampling.grammar is None else sampling.grammar.start(), sampling.thinking
+        if thinking is None or (grammar is None and thinking.budget is None):
+            return grammar
+        vocab_size = self.model.config.vocab_size
+        return ThinkingConstraint(thinking, grammar, end_token_ids=self.eos_token_ids, vocab_size=vocab_size)
 
     def cancel(self, request_id: str) -> None:
         """Ends the request; the next step returns its last output. Ids of unknown and finished requests are ignored."""

@@ -8,6 +8,7 @@ The phase depends only on the tokens of the generated text. So a grammar that be
 ends it, constrain the same tokens with and without drafts.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -46,6 +47,7 @@ class Thinking:
 
     markers: ThinkMarkers
     opened: bool  # whether the prompt ends with `begin`
+    budget: int | None = None  # maximum number of tokens between the markers; then the trace is ended
 
     def start(self) -> "Phases":
         return Phases(self)
@@ -60,38 +62,49 @@ class Phase(Enum):
 class Phases:
     """The phase of a generated text after some of its tokens."""
 
-    __slots__ = ("_markers", "num_tokens", "phase")
+    __slots__ = ("_thinking", "num_tokens", "phase")
 
     def __init__(self, thinking: Thinking) -> None:
-        self._markers = thinking.markers
+        self._thinking = thinking
         self.phase = Phase.THINKING if thinking.opened else Phase.BEFORE
         self.num_tokens = 0  # of the trace, including its markers
+
+    @property
+    def num_left(self) -> float:
+        """Number of tokens that the trace may still have before its end marker; infinite without a limit."""
+        if self._thinking.budget is None or self.phase is not Phase.THINKING:
+            return math.inf
+        return self._thinking.budget - self.num_tokens + (not self._thinking.opened)
 
     def accept(self, token: int) -> Phase:
         """Adds a token. Returns the phase to which it belongs; markers belong to the trace."""
         if self.phase is Phase.BEFORE:
-            self.phase = Phase.THINKING if token == self._markers.begin else Phase.ANSWERING
+            self.phase = Phase.THINKING if token == self._thinking.markers.begin else Phase.ANSWERING
             self.num_tokens += self.phase is Phase.THINKING
             return self.phase
         if self.phase is Phase.ANSWERING:
             return Phase.ANSWERING
         self.num_tokens += 1
-        if token == self._markers.end:
+        if token == self._thinking.markers.end:
             self.phase = Phase.ANSWERING
         return Phase.THINKING
 
 
-class GrammarAfterThinking:
-    """A `Constraint` that applies a grammar to the answer.
+class ThinkingConstraint:
+    """A `Constraint` that ends the trace when its budget is spent, and applies a grammar to the answer.
 
-    Within the trace all tokens are allowed, except those that would end the text before the answer has begun.
+    A spent budget allows only the end marker. With a grammar, the trace has no tokens that would end the whole text.
     """
 
-    def __init__(self, thinking: Thinking, grammar: Constraint, *, end_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self, thinking: Thinking, grammar: Constraint | None, *, end_token_ids: Iterable[int], vocab_size: int
+    ) -> None:
         self._thinking = thinking
         self._grammar = grammar
-        self._end_token_ids = sorted(end_token_ids)
-        self._free: NDArray[np.bool_] | None = None  # the mask within the trace, once it is needed
+        self._all = np.ones(vocab_size, np.bool_)
+        self._within_trace = self._all.copy()
+        if grammar is not None:
+            self._within_trace[[token for token in end_token_ids if token < vocab_size]] = False
         self._restart()
 
     @property
@@ -104,30 +117,41 @@ class GrammarAfterThinking:
             self.accept(token)
 
     def allowed(self) -> NDArray[np.bool_]:
-        phase = self._phases.phase
-        if phase is Phase.ANSWERING:
-            return self._grammar.allowed()
-        if phase is Phase.BEFORE:
-            allowed = self._grammar.allowed().copy()
-            allowed[self._thinking.markers.begin] = True
-            return allowed
-        if self._free is None:
-            self._free = np.ones_like(self._grammar.allowed())
-            self._free[[token for token in self._end_token_ids if token < len(self._free)]] = False
-        return self._free
+        markers, phase = self._thinking.markers, self._phases.phase
+        if phase is Phase.THINKING and self._phases.num_left > 0:
+            return self._within_trace
+        if phase is Phase.THINKING:
+            return _only(markers.end, len(self._all))
+        if self._grammar is None:
+            return self._all
+        allowed = self._grammar.allowed()
+        return allowed if phase is Phase.ANSWERING else allowed | _only(markers.begin, len(allowed))
 
     def accept(self, token: int) -> None:
         self._num_accepted += 1
-        if self._phases.accept(token) is Phase.ANSWERING:
+        if self._phases.accept(token) is Phase.ANSWERING and self._grammar is not None:
             self._grammar.accept(token)
 
     def allowed_nodes(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
-        """Before the answer all nodes are kept, and verification drops those that are not allowed."""
-        if self._phases.phase is Phase.ANSWERING:
+        """Within a trace, applies only the budget; verification drops the other nodes that are not allowed."""
+        if self._phases.phase is Phase.ANSWERING and self._grammar is not None:
             return self._grammar.allowed_nodes(tokens, parents)
-        return list(range(len(tokens)))
+        num_left = {-1: self._phases.num_left}  # after each kept node
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            if token == self._thinking.markers.end and parent in num_left:
+                num_left[node] = math.inf
+            elif num_left.get(parent, 0) > 0:
+                num_left[node] = num_left[parent] - 1
+        return list(num_left)[1:]
 
     def _restart(self) -> None:
         self._phases = self._thinking.start()
-        self._grammar.follow([])
+        if self._grammar is not None:
+            self._grammar.follow([])
         self._num_accepted = 0
+
+
+def _only(token: int, vocab_size: int) -> NDArray[np.bool_]:
+    allowed = np.zeros(vocab_size, np.bool_)
+    allowed[token] = True
+    return allowed

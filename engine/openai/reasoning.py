@@ -17,6 +17,7 @@ from engine.tokenizer import Tokenizer
 _MAX_TOKENS_AFTER_MARKER = 8  # templates write at most some white space after the marker that opens a trace
 
 
+BUDGET = "thinking_token_budget"  # as in vLLM
 SWITCHES = frozenset({"chat_template_kwargs", "enable_thinking", "reasoning_effort"})
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
@@ -64,15 +65,44 @@ def _knows(name: str, tokenizer: Tokenizer) -> bool:
     return re.search(rf"\b{re.escape(name)}\b", tokenizer.tool_template) is not None
 
 
-def parse_thinking(prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking | None:
-    """Returns where the trace of an answer to a rendered chat is; None for models without think markers."""
-    markers = tokenizer.think_markers
+def parse_thinking(fields: Fields, prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking | None:
+    """Returns where the trace of an answer to a rendered chat is; None for models without think markers.
+
+    Raises: InvalidRequest
+    """
+    markers, budget = tokenizer.think_markers, fields.integer(BUDGET, at_least=0)
+    if markers is None and budget is not None:
+        raise InvalidRequest(
+            f"{BUDGET} is not supported for this model: its chat template and vocabulary have no think markers",
+            param=BUDGET,
+            code="unsupported_parameter",
+        )
     if markers is None:
         return None
     tail = list(prompt[-_MAX_TOKENS_AFTER_MARKER:])
     after = tail[len(tail) - tail[::-1].index(markers.begin) :] if markers.begin in tail else None
     opened = after is not None and not tokenizer.decode(after, skip_special_tokens=False).strip()
-    return Thinking(markers=markers, opened=opened)
+    return Thinking(markers=markers, opened=opened, budget=budget)
+
+
+def check_budget(
+    thinking: Thinking | None, *, num_prompt_tokens: int, max_tokens: int | None, max_seq_len: int
+) -> None:
+    """Raises: InvalidRequest: the markers, a trace that uses its budget, and a token of the answer do not fit."""
+    if thinking is None or thinking.budget is None:
+        return
+    room = max_seq_len - num_prompt_tokens
+    by = f"the context of {max_seq_len} tokens, with a prompt of {num_prompt_tokens},"
+    if max_tokens is not None:
+        room, by = max_tokens, f"the limit of {max_tokens} tokens"
+    most = room - (2 if thinking.opened else 3)
+    if thinking.budget > most:
+        raise InvalidRequest(
+            f"{BUDGET} is {thinking.budget}, but {by} leaves at most {max(0, most)} for the trace beside its "
+            "markers and one token of the answer: lower it, or raise the limit",
+            param=BUDGET,
+            code="thinking_budget_too_large",
+        )
 
 
 class ReasoningStream:

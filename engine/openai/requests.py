@@ -18,7 +18,7 @@ from engine.grammars.grammar import Grammar
 from engine.openai import options, output_format, tools
 from engine.openai.limits import TokenLimit, token_limit
 from engine.openai.messages import mention_tools, parse_messages
-from engine.openai.reasoning import SWITCHES, parse_thinking, template_variables
+from engine.openai.reasoning import BUDGET, SWITCHES, check_budget, parse_thinking, template_variables
 from engine.openai.tool_calls import CallForm, CallStyle, form_of_template
 from engine.openai.tools import ToolUse, call_grammar, parse_tools
 from engine.request import Request, SamplingParams
@@ -47,7 +47,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 _COMMON = frozenset({"model", "remember_answers"}) | options.SAMPLING | output_format.NAMES | _WITHOUT_EFFECT
 _CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs"}
-_CHAT |= SWITCHES | {"separate_reasoning"}
+_CHAT |= SWITCHES | {"separate_reasoning", BUDGET}
 _COMPLETION = _COMMON | {"prompt"}
 
 
@@ -143,19 +143,22 @@ def parse_chat(
             )
         grammar = call_grammar(use, form)
     prompt = encode_messages(fields, tokenizer=tokenizer, use=use)
-    thinking = parse_thinking(prompt, tokenizer)
+    thinking = parse_thinking(fields, prompt, tokenizer)
+    max_tokens_param = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
     sampling = options.parse_sampling(fields, vocab_size=tokenizer.vocab_size, num_logprobs=_chat_logprobs(fields))
     parsed = _parsed(
         fields,
         prompts=(prompt,),
         prompt_param="messages",
-        max_tokens_param="max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens",
+        max_tokens_param=max_tokens_param,
         max_tokens_cap=max_tokens_cap,
         sampling=replace(sampling, thinking=thinking),
         grammar=grammar,
         max_seq_len=max_seq_len,
         default_seed=default_seed,
     )
+    max_tokens = fields.integer(max_tokens_param, at_least=1)
+    check_budget(thinking, num_prompt_tokens=len(prompt), max_tokens=max_tokens, max_seq_len=max_seq_len)
     if fields.boolean("separate_reasoning", True):
         parsed = replace(parsed, separated=thinking)
     return parsed if calls is None else replace(parsed, calls=calls, grammar_param="tools")

@@ -18,7 +18,7 @@ from engine.load import load_model
 from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Completion, FinishReason, Request, SamplingParams
-from engine.thinking import GrammarAfterThinking, Thinking, ThinkMarkers
+from engine.thinking import Thinking, ThinkingConstraint, ThinkMarkers
 from engine.tokenizer import Tokenizer
 from tests.engine.drafters import BrokenDrafter, OracleDrafter
 from tests.engine.openai.thinking_model import BEGIN, END, make_thinking_model
@@ -49,9 +49,11 @@ def grammar(tokenizer: Tokenizer) -> Grammar:
     return compiler.compile(Grammar(GrammarKind.REGEX, PATTERN))
 
 
-def make_requests(thinking: Thinking, *, temperature: float, grammar: Grammar | None, end_bias: float) -> list[Request]:
-    """`end_bias` of the marker at the end of a trace decides how long the traces become."""
-    bias = ((BEGIN, 2.0), (END, end_bias))
+def make_requests(
+    thinking: Thinking, *, temperature: float, grammar: Grammar | None, begin_bias: float = 2.0, end_bias: float
+) -> list[Request]:
+    """The biases of the markers decide how many answers begin with a trace, and how long the traces become."""
+    bias = ((BEGIN, begin_bias), (END, end_bias))
     prompts = [tuple(range(3 + n, 40, n)) * 2 for n in range(1, 7)]
     return [
         Request(
@@ -126,7 +128,7 @@ def test_a_grammar_begins_after_the_trace_with_every_drafter(
 
 def test_a_grammar_applies_at_once_to_an_answer_without_a_trace(grammar: Grammar, tokenizer: Tokenizer) -> None:
     thinking = Thinking(markers=MARKERS, opened=False)
-    constraint = GrammarAfterThinking(thinking, grammar.start(), end_token_ids={END_OF_ANSWER})
+    constraint = ThinkingConstraint(thinking, grammar.start(), end_token_ids={END_OF_ANSWER}, vocab_size=END + 1)
     brace = tokenizer.encode("{")[0]
 
     assert sorted(constraint.allowed().nonzero()[0].tolist()) == sorted([BEGIN, brace])
@@ -138,3 +140,45 @@ def test_a_grammar_applies_at_once_to_an_answer_without_a_trace(grammar: Grammar
     assert (allowed[END], allowed[END_OF_ANSWER], int(allowed.sum())) == (True, False, END)
     constraint.follow([BEGIN, brace, END])
     assert constraint.allowed().nonzero()[0].tolist() == [brace]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("opened", "budget"), [(False, 0), (False, 9), (True, 0), (True, 13)])
+def test_a_budget_ends_the_trace_at_the_same_token_with_every_drafter(
+    model: Model, temperature: float, opened: bool, budget: int
+) -> None:
+    thinking = Thinking(markers=MARKERS, opened=opened, budget=budget)
+    begin_bias = 6.0 if temperature else 3.0
+    requests = make_requests(thinking, temperature=temperature, grammar=None, begin_bias=begin_bias, end_bias=-100.0)
+
+    plain = complete(model, NoDrafter(), requests)
+
+    traces = [split(c, opened=opened)[0] for c in plain if opened or c.token_ids[0] == BEGIN]
+    assert traces
+    for trace in traces:
+        assert len(trace) == budget + (not opened) or END_OF_ANSWER in trace  # the model may end the whole text itself
+    assert_equal_with_every_drafter(model, requests, plain)
+
+
+def test_a_grammar_begins_after_a_trace_that_its_budget_ends(
+    model: Model, tokenizer: Tokenizer, grammar: Grammar
+) -> None:
+    thinking = Thinking(markers=MARKERS, opened=True, budget=7)
+    requests = make_requests(thinking, temperature=1.0, grammar=grammar, end_bias=-100.0)
+
+    plain = complete(model, NoDrafter(), requests)
+
+    for completion in plain:
+        assert completion.token_ids.index(END) == 7
+        assert re.fullmatch(PATTERN, tokenizer.decode(completion.token_ids[8:]))
+    assert_equal_with_every_drafter(model, requests, plain)
+
+
+def test_draft_nodes_beyond_the_budget_are_dropped() -> None:
+    thinking = Thinking(markers=MARKERS, opened=True, budget=3)
+    constraint = ThinkingConstraint(thinking, None, end_token_ids=(), vocab_size=END + 1)
+    constraint.accept(5)
+
+    kept = constraint.allowed_nodes([6, 7, END, 8, END, 9], [-1, 0, 1, 1, 0, 4])
+
+    assert kept == [0, 1, 2, 4, 5]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fields import InvalidRequest
+from engine.fields import Fields, InvalidRequest
 from engine.openai.answer import Answer, AnswerStream
 from engine.openai.reasoning import parse_thinking
 from engine.openai.requests import ParsedRequest, parse_chat
@@ -111,7 +111,7 @@ def test_only_a_marker_at_the_end_of_the_prompt_opens_a_trace(tokenizer: Tokeniz
     assert not is_opened()
     assert not is_opened(enable_thinking=False)
     assert not is_opened("what is <think>")
-    thinking = parse_thinking([*tokenizer.encode("a<think>"), *tokenizer.encode("a" * 10)], tokenizer)
+    thinking = parse_thinking(Fields({}), [*tokenizer.encode("a<think>"), *tokenizer.encode("a" * 10)], tokenizer)
     assert thinking is not None
     assert not thinking.opened
 
@@ -199,3 +199,31 @@ def test_a_model_whose_template_has_no_switch_refuses_it(tmp_path: Path) -> None
         with pytest.raises(InvalidRequest, match="has no variable") as caught:
             chat(plain, **body)
         assert caught.value.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_budget_beyond_the_context_or_the_limit_is_refused_with_the_numbers(
+    tokenizer: Tokenizer, opened: bool
+) -> None:
+    def budget_of(**body: Any) -> int | None:
+        thinking = chat(tokenizer, chat_template_kwargs={"opened": opened}, **body).sampling.thinking
+        assert thinking is not None
+        return thinking.budget
+
+    room = chat(tokenizer, chat_template_kwargs={"opened": opened}).sampling.max_tokens
+    num_needed = 2 if opened else 3  # markers that the model writes, and a token of the answer
+    assert budget_of(thinking_token_budget=0) == 0
+    for limits, most in (({}, room - num_needed), ({"max_tokens": 40}, 40 - num_needed)):
+        assert budget_of(thinking_token_budget=most, **limits) == most
+        with pytest.raises(InvalidRequest, match=f"is {most + 1}, but .* at most {most} ") as caught:
+            budget_of(thinking_token_budget=most + 1, **limits)
+        assert (caught.value.param, caught.value.code) == ("thinking_token_budget", "thinking_budget_too_large")
+
+
+def test_a_budget_for_a_model_without_traces_is_refused(tmp_path: Path) -> None:
+    plain = Tokenizer.load(make_tiny_model(tmp_path / "model", "llama", num_layers=1))
+
+    with pytest.raises(InvalidRequest, match="no think markers") as caught:
+        chat(plain, thinking_token_budget=5)
+
+    assert caught.value.code == "unsupported_parameter"

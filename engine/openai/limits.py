@@ -5,7 +5,7 @@ many tokens as fit, and the response says how many these are and what set the li
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +15,7 @@ from engine.fields import InvalidRequest
 class LimitSource(StrEnum):
     REQUEST = "request"
     CONTEXT = "context"
+    MODEL = "generation_config"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +27,20 @@ class TokenLimit:
 
 
 def token_limit(
-    requested: int | None, *, param: str, num_prompt_tokens: int, max_seq_len: int, cap: int | None = None
+    requested: int | None,
+    *,
+    param: str,
+    num_prompt_tokens: int,
+    max_seq_len: int,
+    cap: int | None = None,
+    default: int | None = None,
 ) -> TokenLimit:
     """Returns the limit of an answer to a prompt that is shorter than the context.
 
     Args:
         param: name of the parameter in which the client sends `requested`.
         cap: limit of the job to which the request belongs, which lowers the client's limit.
+        default: limit of the model's configuration for requests without one.
 
     Raises: InvalidRequest: prompt and answer would exceed the context.
     """
@@ -40,7 +48,10 @@ def token_limit(
     if requested is not None and cap is not None:
         requested = min(requested, cap)
     if requested is None:
-        return TokenLimit(room if cap is None else min(room, cap), LimitSource.CONTEXT)
+        limit = TokenLimit(room, LimitSource.CONTEXT)
+        if default is not None and default < room:
+            limit = TokenLimit(default, LimitSource.MODEL)
+        return limit if cap is None else replace(limit, max_tokens=min(limit.max_tokens, cap))
     if requested > room:
         raise InvalidRequest(
             f"{param} is {requested}, but the context of {max_seq_len} tokens leaves {room} for the answer after a "

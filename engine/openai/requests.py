@@ -145,13 +145,19 @@ def parse_chat(
     prompt = encode_messages(fields, tokenizer=tokenizer, use=use)
     thinking = parse_thinking(fields, prompt, tokenizer)
     max_tokens_param = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
-    sampling = options.parse_sampling(fields, vocab_size=tokenizer.vocab_size, num_logprobs=_chat_logprobs(fields))
+    sampling = options.parse_sampling(
+        fields,
+        vocab_size=tokenizer.vocab_size,
+        defaults=tokenizer.generation_defaults,
+        num_logprobs=_chat_logprobs(fields),
+    )
     parsed = _parsed(
         fields,
         prompts=(prompt,),
         prompt_param="messages",
         max_tokens_param=max_tokens_param,
         max_tokens_cap=max_tokens_cap,
+        max_tokens_default=tokenizer.generation_defaults.max_tokens,
         sampling=replace(sampling, thinking=thinking),
         grammar=grammar,
         max_seq_len=max_seq_len,
@@ -186,7 +192,10 @@ def parse_completion(
         prompt_param="prompt",
         max_tokens_param="max_tokens",
         max_tokens_cap=max_tokens_cap,
-        sampling=options.parse_sampling(fields, vocab_size=tokenizer.vocab_size, num_logprobs=num_logprobs),
+        max_tokens_default=tokenizer.generation_defaults.max_tokens,
+        sampling=options.parse_sampling(
+            fields, vocab_size=tokenizer.vocab_size, defaults=tokenizer.generation_defaults, num_logprobs=num_logprobs
+        ),
         grammar=output_format.parse_output_format(fields),
         max_seq_len=max_seq_len,
         default_seed=default_seed,
@@ -227,6 +236,7 @@ def _parsed(
     prompt_param: str,
     max_tokens_param: str,
     max_tokens_cap: int | None,
+    max_tokens_default: int | None,
     sampling: SamplingParams,
     grammar: Grammar | None,
     max_seq_len: int,
@@ -247,6 +257,7 @@ def _parsed(
             num_prompt_tokens=len(prompts[index // n]),
             max_seq_len=max_seq_len,
             cap=max_tokens_cap,
+            default=max_tokens_default,
         )
         min_tokens = options.parse_min_tokens(fields, at_most=limit.max_tokens if max_tokens is None else max_tokens)
         limited = replace(sampling, max_tokens=limit.max_tokens, grammar=grammar)

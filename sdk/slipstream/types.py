@@ -375,17 +375,7 @@ class Completion:
     def text(self) -> str:
         """The text of the first choice."""
         choice = self.choices[0] if self.choices else {}
-        return choice.get("text") or self._message.get("content") or ""
-
-    @property
-    def reasoning(self) -> str:
-        """The trace that a reasoning model wrote before the text of the first choice."""
-        return self._message.get("reasoning_content") or ""
-
-    @property
-    def _message(self) -> Mapping[str, Any]:
-        choice = self.choices[0] if self.choices else {}
-        return choice.get("message") or choice.get("delta") or {}
+        return choice.get("text") or (choice.get("message") or choice.get("delta") or {}).get("content") or ""
 
 
 def parsed(kind: type[_Record], values: Mapping[str, Any]) -> _Record:

@@ -5,7 +5,8 @@ The order of the steps is the same as in vLLM:
     logits += bias                            for tokens in logit_bias
     logits /= repetition, or *= if negative   for tokens in the prompt or the answer
     logits -= frequency * count + presence    for tokens in the answer, where count is their number
-    logits = -inf                             for tokens that the grammar excludes, and stop tokens before min_tokens
+    logits = -inf                             for tokens that the grammar or a spent think budget excludes, and stop
+                                              tokens before min_tokens
 
 "The answer" is all generated text before the sampled position, including accepted draft nodes. The grammar overrides
 min_tokens: if the grammar allows only the end of the answer, the answer ends.
@@ -34,6 +35,7 @@ def needs_adjusting(sampling: SamplingParams) -> bool:
         or sampling.frequency_penalty != 0.0
         or sampling.min_tokens > 0
         or sampling.grammar is not None
+        or (sampling.thinking is not None and sampling.thinking.budget is not None)
     )
 
 

@@ -25,6 +25,7 @@ from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafting import Drafting
 from engine.errors import NonFiniteLogits, RequestTooLong
+from engine.grammars.grammar import Constraint
 from engine.graph_decoding.decoder import GraphDecoder, fits_graph_decoding, node_counts
 from engine.graph_decoding.setup import GraphDecodingSetup, uses_graph_decoding
 from engine.graph_decoding.timing import GraphStepTimes, measure_graph_steps, time_graph_step
@@ -34,11 +35,12 @@ from engine.models.base import Model
 from engine.models.dense import Decoder
 from engine.models.quantized.report import UNKNOWN, WeightsReport
 from engine.pass_timing import measure_passes
-from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
+from engine.request import FinishReason, Request, SamplingParams, SpeculationStats, StepOutput, TokenLogprob
 from engine.row_invariance import NOT_TESTED, RowInvariance
 from engine.rows import RowBuilder
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
+from engine.thinking import ThinkingConstraint
 from engine.verify import Verdict, token_logprobs, verify
 
 MAX_DRAFT_NODES = 32  # per sequence without graph decoding, if config.draft_budget is None
@@ -137,9 +139,15 @@ class Engine:
             raise ValueError(f"request_id {request.request_id!r} is in use")
         stats = SpeculationStats(num_spec_tokens=self.drafter.max_depth)
         adapter = self.adapters.default if request.adapter is None else self.adapters.get(request.adapter)
-        grammar = request.sampling.grammar
-        constraint = None if grammar is None else grammar.start()
+        constraint = self._constraint_of(request.sampling)
         self.scheduler.add(Sequence(request, list(prompt), root=adapter, stats=stats, constraint=constraint))
+
+    def _constraint_of(self, sampling: SamplingParams) -> Constraint | None:
+        grammar, thinking = None if sampling.grammar is None else sampling.grammar.start(), sampling.thinking
+        if thinking is None or (grammar is None and thinking.budget is None):
+            return grammar
+        vocab_size = self.model.config.vocab_size
+        return ThinkingConstraint(thinking, grammar, end_token_ids=self.eos_token_ids, vocab_size=vocab_size)
 
     def cancel(self, request_id: str) -> None:
         """Ends the request; the next step returns its last output. Ids of unknown and finished requests are ignored."""

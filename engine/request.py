@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from engine.errors import NonFiniteLogits
 from engine.grammars.grammar import Grammar
+from engine.thinking import Thinking
 
 MAX_LOGIT_BIAS = 1024
 
@@ -36,6 +37,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # subtracted once per occurrence of the token in the answer so far
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias added to its logit); ids are distinct
     grammar: Grammar | None = None
+    thinking: Thinking | None = None  # the trace before the answer; the grammar begins after it. None: there is none
     seed: int = 0  # 64 bits
     stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's end-of-sequence ids
     ignore_eos: bool = False

@@ -8,13 +8,15 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.chat_rendering import Chat, TemplateRefusal, chat_rendering
+from engine.generation_defaults import OPENAI_DEFAULTS, GenerationDefaults, read_generation_defaults
+from engine.thinking import ThinkMarkers, find_markers
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -26,9 +28,20 @@ class ChatTemplateError(ValueError):
 class Tokenizer:
     """Immutable after construction, so several threads may use it."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, eos_token_ids: frozenset[int] = frozenset()) -> None:
-        """`eos_token_ids`: end tokens of the model's configuration, in addition to the tokenizer's end token."""
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        generation_defaults: GenerationDefaults = OPENAI_DEFAULTS,
+    ) -> None:
+        """
+        Args:
+            eos_token_ids: end tokens of the model's configuration, in addition to the tokenizer's end token.
+            generation_defaults: sampling parameters of requests that do not set them.
+        """
         self._tokenizer = tokenizer
+        self.generation_defaults = generation_defaults
         decoders = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
         self._byte_level = '"ByteLevel"' in decoders
         self.text_is_utf8 = _types_of(json.loads(decoders)) == {"ByteLevel"}  # `decode` decodes the ids' `text_bytes`
@@ -40,13 +53,24 @@ class Tokenizer:
         self.vocab_size: int = len(tokenizer)  # all ids are smaller; the logits of a model may have more columns
 
     @classmethod
-    def load(cls, model_dir: Path) -> "Tokenizer":
+    def load(cls, model_dir: Path, *, use_generation_config: bool = True) -> "Tokenizer":
         """Reads only local files and runs no code from the folder.
 
-        Raises: OSError, ValueError: the folder holds no tokenizer that `transformers` can load.
+        Args:
+            use_generation_config: whether sampling defaults are those of generation_config.json.
+
+        Raises:
+            OSError, ValueError: the folder holds no tokenizer that `transformers` can load, or sampling defaults that
+                no request may have.
         """
         tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
-        return cls(tokenizer, eos_token_ids=_configured_eos(model_dir))
+        defaults = read_generation_defaults(model_dir) if use_generation_config else OPENAI_DEFAULTS
+        return cls(tokenizer, eos_token_ids=_configured_eos(model_dir), generation_defaults=defaults)
+
+    @cached_property
+    def think_markers(self) -> ThinkMarkers | None:
+        """The markers of the model's traces; None if it has none, or if a marker is more than one token."""
+        return find_markers(self.tool_template, {self._token(token): token for token in self._added})
 
     @property
     def tool_template(self) -> str:

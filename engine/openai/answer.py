@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.openai.reasoning import ReasoningStream
 from engine.request import FinishReason, TokenLogprob
 from engine.text import TextStream
+from engine.thinking import Thinking
 from engine.tokenizer import Tokenizer
 
 
@@ -25,6 +27,7 @@ class AnswerLogprob:
 class Piece:
     """The new text and log-probabilities of one step."""
 
+    reasoning: str = ""  # new text of the trace, which precedes `text`
     text: str
     logprobs: tuple[AnswerLogprob, ...]
     finish_reason: FinishReason | None
@@ -36,16 +39,30 @@ class Answer:
     logprobs: tuple[AnswerLogprob, ...] | None  # of tokens whose text is part of `text`; None if not requested
     finish_reason: FinishReason
     num_tokens: int  # number of generated tokens, including the one that ended the answer
+    reasoning: str | None = None  # the trace; None if it is not separated from `text`
+    num_reasoning_tokens: int = 0
 
 
 class AnswerStream:
     """Collects the step outputs of one choice. Once `finish_reason` is set, further outputs have no effect."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), logprobs: bool = False, keep: bool = True
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        logprobs: bool = False,
+        keep: bool = True,
+        thinking: Thinking | None = None,
     ) -> None:
-        """`keep`: False if the caller uses each piece at once and never calls `answer`."""
+        """
+        Args:
+            stop: stop strings, which are not searched in a separated trace.
+            keep: False if the caller uses each piece at once and never calls `answer`.
+            thinking: the trace to separate from the text; None: none is separated.
+        """
         self._keep = keep
+        self._trace = None if thinking is None else ReasoningStream(tokenizer, thinking)
         self._stream = TextStream(tokenizer, stop=stop, per_token=logprobs)
         self._wants_logprobs = logprobs
         self._waiting: deque[AnswerLogprob] = deque()  # entries of tokens whose text is held back
@@ -60,7 +77,11 @@ class AnswerStream:
 
     @property
     def num_tokens(self) -> int:
-        return self._stream.num_tokens + self._num_without_text
+        return self.num_reasoning_tokens + self._stream.num_tokens + self._num_without_text
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self._trace is None else self._trace.num_tokens
 
     def push(
         self,
@@ -71,19 +92,23 @@ class AnswerStream:
         if self.finish_reason is not None:
             return Piece(text="", logprobs=(), finish_reason=None)
         text_ids = token_ids[:-1] if finish_reason is FinishReason.STOP else token_ids
+        reasoning, num_thought = ("", 0) if self._trace is None else self._trace.push(text_ids)
         before = self._stream.num_tokens
-        text = self._stream.push(text_ids)
+        text = self._stream.push(text_ids[num_thought:])
         if finish_reason is not None:
+            reasoning += "" if self._trace is None else self._trace.finish()
             text += self._stream.finish()
-        if self._wants_logprobs:
+        of_trace: list[AnswerLogprob] = []
+        if self._wants_logprobs and logprobs is not None:
+            of_trace = [AnswerLogprob(token, 0) for token in logprobs[:num_thought]]
             starts = self._stream.token_starts[before:]
-            self._waiting += [AnswerLogprob(*pair) for pair in zip(logprobs or (), starts, strict=False)]
+            self._waiting += [AnswerLogprob(*pair) for pair in zip(logprobs[num_thought:], starts, strict=False)]
         if self.stopped:
             self.finish_reason = FinishReason.STOP
         elif finish_reason is not None:
             self.finish_reason = finish_reason
             self._num_without_text = len(token_ids) - len(text_ids)
-        return Piece(text=text, logprobs=self._release(), finish_reason=self.finish_reason)
+        return Piece(reasoning=reasoning, text=text, logprobs=self._release(of_trace), finish_reason=self.finish_reason)
 
     def answer(self) -> Answer:
         assert self.finish_reason is not None
@@ -93,16 +118,18 @@ class AnswerStream:
             logprobs=tuple(self._returned) if self._wants_logprobs else None,
             finish_reason=self.finish_reason,
             num_tokens=self.num_tokens,
+            reasoning=None if self._trace is None else self._trace.text,
+            num_reasoning_tokens=self.num_reasoning_tokens,
         )
 
-    def _release(self) -> tuple[AnswerLogprob, ...]:
-        """Takes from `_waiting` the entries of tokens whose text is at least partly in the answer.
+    def _release(self, of_trace: list[AnswerLogprob]) -> tuple[AnswerLogprob, ...]:
+        """Returns these entries, and takes from `_waiting` those of tokens whose text is at least partly in the answer.
 
         If the answer ended without a stop string, these are all entries.
         """
         num_characters = len(self._stream.text)
         release_all = self.finish_reason is not None and not self.stopped
-        released = []
+        released = of_trace
         while self._waiting and (release_all or self._waiting[0].text_offset < num_characters):
             released.append(self._waiting.popleft())
         if self._keep:

@@ -100,6 +100,10 @@ class _ChatChunks:
         return chunks
 
     def _deltas(self, index: int, piece: Piece) -> list[Chunk]:
+        reasoning = [{"reasoning_content": piece.reasoning}] if piece.reasoning else []
+        return reasoning + self._deltas_of_text(index, piece)
+
+    def _deltas_of_text(self, index: int, piece: Piece) -> list[Chunk]:
         if self._calls is None:
             return [{"content": piece.text}] if piece.text else []
         stream = self._streams.setdefault(index, CallStream(self._calls))

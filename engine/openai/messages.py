@@ -42,14 +42,25 @@ def _message(message: Fields) -> dict[str, Any]:
         )
     if role == "tool":
         return {"role": role, "tool_call_id": _tool_call_id(message), "content": _content(message)}
+    if role == "assistant":
+        return _answer(message)
     if message.get("tool_calls"):
-        if role != "assistant":
-            param = f"{message.path}.tool_calls"
-            raise InvalidRequest(f"{param} belong to the assistant, got role {role}", param=param)
-        content = "" if message.get("content") is None else _content(message)
-        return {"role": role, "content": content, "tool_calls": _tool_calls(message)}
+        param = f"{message.path}.tool_calls"
+        raise InvalidRequest(f"{param} belong to the assistant, got role {role}", param=param)
     # "developer" is OpenAI's newer name of the role "system"; templates use only the old name.
     return {"role": "system" if role == "developer" else role, "content": _content(message)}
+
+
+def _answer(message: Fields) -> dict[str, Any]:
+    """The content of an answer may be absent if the answer has calls or a trace."""
+    more: dict[str, Any] = {}
+    if message.get("reasoning_content") is not None:
+        reasoning = message.string("reasoning_content", "")
+        more["reasoning_content"] = encodable(reasoning, param=f"{message.path}.reasoning_content")
+    if message.get("tool_calls"):
+        more["tool_calls"] = _tool_calls(message)
+    content = "" if more and message.get("content") is None else _content(message)
+    return {"role": "assistant", "content": content, **more}
 
 
 def _content(message: Fields) -> str:

@@ -5,6 +5,7 @@ import secrets
 from typing import Any
 
 from engine.fields import Fields, InvalidRequest, encodable, kind_of, reject_unknown
+from engine.generation_defaults import GenerationDefaults
 from engine.request import MAX_LOGIT_BIAS, SamplingParams
 
 MAX_CHOICES = 16
@@ -21,18 +22,21 @@ SAMPLING |= {"repetition_penalty", "presence_penalty", "frequency_penalty", "log
 SAMPLING |= {"ignore_eos", "n", "logprobs", "stream", "stream_options"}
 
 
-def parse_sampling(fields: Fields, *, vocab_size: int, num_logprobs: int | None) -> SamplingParams:
+def parse_sampling(
+    fields: Fields, *, vocab_size: int, defaults: GenerationDefaults, num_logprobs: int | None
+) -> SamplingParams:
     """Returns sampling parameters. The caller must then set `max_tokens`, `min_tokens`, `grammar` and `seed`.
 
     Raises: InvalidRequest
     """
+    top_k = fields.integer("top_k", at_least=-1)  # vLLM's -1 means no limit
     return SamplingParams(
         max_tokens=1,
-        temperature=fields.number("temperature", 1.0, at_least=0.0, at_most=2.0),
-        top_p=fields.number("top_p", 1.0, above=0.0, at_most=1.0),
-        top_k=max(0, fields.integer("top_k", at_least=-1) or 0),  # vLLM's -1 means no limit
-        min_p=fields.number("min_p", 0.0, at_least=0.0, at_most=1.0),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, above=0.0, at_most=10.0),
+        temperature=fields.number("temperature", defaults.temperature, at_least=0.0, at_most=2.0),
+        top_p=fields.number("top_p", defaults.top_p, above=0.0, at_most=1.0),
+        top_k=defaults.top_k if top_k is None else max(0, top_k),
+        min_p=fields.number("min_p", defaults.min_p, at_least=0.0, at_most=1.0),
+        repetition_penalty=fields.number("repetition_penalty", defaults.repetition_penalty, above=0.0, at_most=10.0),
         presence_penalty=fields.number("presence_penalty", 0.0, at_least=-2.0, at_most=2.0),
         frequency_penalty=fields.number("frequency_penalty", 0.0, at_least=-2.0, at_most=2.0),
         logit_bias=_logit_bias(fields, vocab_size),

@@ -16,11 +16,13 @@ from engine.fields import Fields, InvalidRequest, encodable, kind_of
 from engine.grammars.compiler import GrammarCompiler
 from engine.grammars.grammar import Grammar
 from engine.openai import options, output_format, tools
+from engine.openai.limits import TokenLimit, token_limit
 from engine.openai.messages import mention_tools, parse_messages
-from engine.openai.nesting import check_plain
+from engine.openai.reasoning import BUDGET, SWITCHES, check_budget, parse_thinking, template_variables
 from engine.openai.tool_calls import CallForm, CallStyle, form_of_template
 from engine.openai.tools import ToolUse, call_grammar, parse_tools
 from engine.request import Request, SamplingParams
+from engine.thinking import Thinking
 from engine.tokenizer import ChatTemplateError, Tokenizer
 
 __all__ = ["InvalidRequest", "ParsedRequest", "parse_chat", "parse_completion"]
@@ -44,7 +46,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 _COMMON = frozenset({"model", "remember_answers"}) | options.SAMPLING | output_format.NAMES | _WITHOUT_EFFECT
-_CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
+_CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs"}
+_CHAT |= SWITCHES | {"separate_reasoning", BUDGET}
 _COMPLETION = _COMMON | {"prompt"}
 
 
@@ -58,6 +61,7 @@ class ParsedRequest:
     model: str  # as requested; "" if the body names none
     prompts: tuple[tuple[int, ...], ...]  # chat has one; completions may have several
     choices: tuple[tuple[int, SamplingParams], ...]  # by index of the choice: index of its prompt, its parameters
+    limits: tuple[TokenLimit, ...]  # by index of the choice
     seed: int  # seed of the first choice, from which the seeds of the other choices are derived
     n: int
     stop: tuple[str, ...]
@@ -67,6 +71,7 @@ class ParsedRequest:
     grammar_param: str | None  # name of the request parameter that set the grammar, for error messages
     remember_answers: bool = True  # whether later requests may draft copies of this answer, and this request of others'
     calls: CallStyle | None = None  # None: the request has no callable tools
+    separated: Thinking | None = None  # the trace that is separated from the text of the answers
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -111,11 +116,13 @@ def parse_chat(
     max_seq_len: int,
     default_seed: int | None = None,
     call_form: CallForm | None = None,
+    max_tokens_cap: int | None = None,
 ) -> ParsedRequest:
     """Reads the body of POST /v1/chat/completions.
 
     Args:
         default_seed: seed for a body without `seed`. None: a random seed, so a repeated request has another result.
+        max_tokens_cap: an upper limit for the max_tokens of the body.
         call_form: the model's format of tool calls; None: the format found in the model's chat template.
 
     Raises: InvalidRequest
@@ -135,19 +142,31 @@ def parse_chat(
                 code="unsupported_parameter",
             )
         grammar = call_grammar(use, form)
-    max_tokens = fields.integer("max_completion_tokens", at_least=1)
-    if max_tokens is None:
-        max_tokens = fields.integer("max_tokens", at_least=1)
+    prompt = encode_messages(fields, tokenizer=tokenizer, use=use)
+    thinking = parse_thinking(fields, prompt, tokenizer)
+    max_tokens_param = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
+    sampling = options.parse_sampling(
+        fields,
+        vocab_size=tokenizer.vocab_size,
+        defaults=tokenizer.generation_defaults,
+        num_logprobs=_chat_logprobs(fields),
+    )
     parsed = _parsed(
         fields,
-        prompts=(encode_messages(fields, tokenizer=tokenizer, use=use),),
+        prompts=(prompt,),
         prompt_param="messages",
-        max_tokens=max_tokens,
-        sampling=options.parse_sampling(fields, vocab_size=tokenizer.vocab_size, num_logprobs=_chat_logprobs(fields)),
+        max_tokens_param=max_tokens_param,
+        max_tokens_cap=max_tokens_cap,
+        max_tokens_default=tokenizer.generation_defaults.max_tokens,
+        sampling=replace(sampling, thinking=thinking),
         grammar=grammar,
         max_seq_len=max_seq_len,
         default_seed=default_seed,
     )
+    max_tokens = fields.integer(max_tokens_param, at_least=1)
+    check_budget(thinking, num_prompt_tokens=len(prompt), max_tokens=max_tokens, max_seq_len=max_seq_len)
+    if fields.boolean("separate_reasoning", True):
+        parsed = replace(parsed, separated=thinking)
     return parsed if calls is None else replace(parsed, calls=calls, grammar_param="tools")
 
 
@@ -158,6 +177,7 @@ def parse_completion(
     max_seq_len: int,
     default_seed: int | None = None,
     call_form: CallForm | None = None,
+    max_tokens_cap: int | None = None,
 ) -> ParsedRequest:
     """Reads the body of POST /v1/completions. The arguments are as in `parse_chat`; `call_form` has no effect.
 
@@ -170,8 +190,12 @@ def parse_completion(
         fields,
         prompts=_prompts(fields.get("prompt"), tokenizer),
         prompt_param="prompt",
-        max_tokens=fields.integer("max_tokens", at_least=1),
-        sampling=options.parse_sampling(fields, vocab_size=tokenizer.vocab_size, num_logprobs=num_logprobs),
+        max_tokens_param="max_tokens",
+        max_tokens_cap=max_tokens_cap,
+        max_tokens_default=tokenizer.generation_defaults.max_tokens,
+        sampling=options.parse_sampling(
+            fields, vocab_size=tokenizer.vocab_size, defaults=tokenizer.generation_defaults, num_logprobs=num_logprobs
+        ),
         grammar=output_format.parse_output_format(fields),
         max_seq_len=max_seq_len,
         default_seed=default_seed,
@@ -181,7 +205,7 @@ def parse_completion(
 def encode_messages(
     fields: Fields, *, tokenizer: Tokenizer, use: ToolUse | None, add_generation_prompt: bool = True
 ) -> tuple[int, ...]:
-    """Renders `messages`, `chat_template_kwargs` and the tools with the chat template. Returns the prompt's token ids.
+    """Renders messages, tools and thinking switches with the chat template. Returns the token ids of the prompt.
 
     Raises: InvalidRequest
     """
@@ -192,8 +216,7 @@ def encode_messages(
             param="messages" if use is None else "tools",
             code="unsupported_parameter",
         )
-    variables = fields.mapping("chat_template_kwargs")
-    check_plain(variables, param="chat_template_kwargs")
+    variables = template_variables(fields, tokenizer)
     try:
         ids = tokenizer.encode_chat(
             messages,
@@ -202,7 +225,7 @@ def encode_messages(
             template_variables=variables,
         )
     except ChatTemplateError as error:
-        raise InvalidRequest(str(error)[:500], param="messages") from error
+        raise InvalidRequest(str(error)[:500], param="messages", code="chat_template_error") from error
     return tuple(ids)
 
 
@@ -211,7 +234,9 @@ def _parsed(
     *,
     prompts: tuple[tuple[int, ...], ...],
     prompt_param: str,
-    max_tokens: int | None,
+    max_tokens_param: str,
+    max_tokens_cap: int | None,
+    max_tokens_default: int | None,
     sampling: SamplingParams,
     grammar: Grammar | None,
     max_seq_len: int,
@@ -223,13 +248,22 @@ def _parsed(
     seed = options.parse_seed(fields, default_seed)
     stream = fields.boolean("stream", False)
     include_usage, continuous_usage = options.parse_usage_options(fields, stream=stream)
-    choices = []
+    max_tokens = fields.integer(max_tokens_param, at_least=1)
+    choices, limits = [], []
     for index in range(n * len(prompts)):
-        room = max_seq_len - len(prompts[index // n])
-        capped = room if max_tokens is None else min(max_tokens, room)
-        min_tokens = options.parse_min_tokens(fields, at_most=capped)
-        limited = replace(sampling, max_tokens=capped, min_tokens=min_tokens, grammar=grammar)
+        limit = token_limit(
+            max_tokens,
+            param=max_tokens_param,
+            num_prompt_tokens=len(prompts[index // n]),
+            max_seq_len=max_seq_len,
+            cap=max_tokens_cap,
+            default=max_tokens_default,
+        )
+        min_tokens = options.parse_min_tokens(fields, at_most=limit.max_tokens if max_tokens is None else max_tokens)
+        limited = replace(sampling, max_tokens=limit.max_tokens, grammar=grammar)
+        limited = replace(limited, min_tokens=min(min_tokens, limit.max_tokens))
         choices.append((index // n, replace(limited, seed=options.choice_seed(seed, index))))
+        limits.append(limit)
     num_tokens = sum(choice_sampling.max_tokens for _, choice_sampling in choices)
     options.check_num_logprobs(sampling.num_logprobs, num_tokens=num_tokens)
     return ParsedRequest(
@@ -237,6 +271,7 @@ def _parsed(
         model=fields.string("model", ""),
         prompts=prompts,
         choices=tuple(choices),
+        limits=tuple(limits),
         seed=seed,
         n=n,
         stop=options.parse_stop_strings(fields),

@@ -1,7 +1,7 @@
 """Builds OpenAI's response objects (complete responses, chunks of a stream, errors) as dicts for JSON.
 
-In addition to OpenAI's fields, a response has `seed`, with which a client can request the same answer again, and
-`metrics.speculative_decoding`, the speculation statistics of the request.
+In addition to OpenAI's fields, a response has `seed`, with which a client can request the same answer again,
+`metrics.speculative_decoding`, the speculation statistics of the request, and `limits`, if the client set none.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.openai.answer import Answer, AnswerLogprob
+from engine.openai.limits import TokenLimit, limits_block
 from engine.openai.tool_calls import CallPiece, CallStyle, read_calls
 from engine.request import FinishReason, SpeculationStats
 from engine.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ class Head:
     created: int  # Unix seconds
     model: str
     seed: int
+    limits: tuple[TokenLimit, ...]  # by index of the choice
 
     def fields(self, kind: str) -> dict[str, Any]:
         return {
@@ -33,6 +35,7 @@ class Head:
             "model": self.model,
             "system_fingerprint": None,
             "seed": self.seed,
+            **limits_block(self.limits),
         }
 
 
@@ -49,7 +52,7 @@ def chat_completion(
     """`answers`: by index of the choice. `calls`: the format of tool calls in them; None: tools can't be called."""
     choices = []
     for index, answer in enumerate(answers):
-        message = _message(head, index, answer.text, calls)
+        message = _message(head, index, answer, calls)
         called = "tool_calls" in message
         choices.append(
             {
@@ -132,13 +135,20 @@ def chat_finish_reason(reason: FinishReason, *, called: bool) -> str:
     return "tool_calls" if called and reason is FinishReason.STOP else str(reason)
 
 
-def usage_block(*, num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
-    """`num_cached_tokens`: prompt tokens found in the prefix cache."""
+def usage_block(
+    *, num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int, num_reasoning_tokens: int
+) -> dict[str, Any]:
+    """
+    Args:
+        num_cached_tokens: prompt tokens found in the prefix cache.
+        num_reasoning_tokens: completion tokens that belong to separated traces, including the markers.
+    """
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_completion_tokens,
         "total_tokens": num_prompt_tokens + num_completion_tokens,
         "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
     }
 
 
@@ -204,12 +214,15 @@ def _usage(answers: Sequence[Answer], num_prompt_tokens: int, num_cached_tokens:
         num_prompt_tokens=num_prompt_tokens,
         num_completion_tokens=sum(answer.num_tokens for answer in answers),
         num_cached_tokens=num_cached_tokens,
+        num_reasoning_tokens=sum(answer.num_reasoning_tokens for answer in answers),
     )
 
 
-def _message(head: Head, index: int, text: str, style: CallStyle | None) -> dict[str, Any]:
-    content, calls = (text, []) if style is None else read_calls(style, text)
+def _message(head: Head, index: int, answer: Answer, style: CallStyle | None) -> dict[str, Any]:
+    content, calls = (answer.text, []) if style is None else read_calls(style, answer.text)
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if answer.reasoning is not None:
+        message |= {"content": content or (None if answer.reasoning else ""), "reasoning_content": answer.reasoning}
     if calls:
         message["content"] = content or None
         message["tool_calls"] = [

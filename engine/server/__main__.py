@@ -72,6 +72,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--speculator-root", type=Path, help="folder from which operators may load speculators")
     parser.add_argument("--adapter-root", type=Path, help="folder from which operators may load LoRA adapters")
     parser.add_argument("--tool-call-parser", choices=list(CallForm), help="default: the format in the chat template")
+    parser.add_argument(
+        "--generation-config",
+        choices=("model", "none"),
+        default="model",
+        help="none: sampling defaults are OpenAI's instead of those in generation_config.json",
+    )
     parser.add_argument("--max-batch-size", type=int, default=16)
     parser.add_argument("--max-seq-len", type=int, help="default: the model's maximum")
     parser.add_argument("--memory-bytes", type=int, help="default: a GPU's free memory; on a CPU unlimited")
@@ -101,7 +107,7 @@ def _load(args: argparse.Namespace) -> ServerApp:
     try:
         config = _engine_config(args)
         engine = load_engine(args.model_dir, drafter=args.drafter, speculator_dir=args.speculator_dir, config=config)
-        tokenizer = Tokenizer.load(args.model_dir)
+        tokenizer = Tokenizer.load(args.model_dir, use_generation_config=args.generation_config == "model")
         for argument in args.adapter:
             name, _, folder = argument.partition("=")
             engine.adapters.load(name, Path(folder))

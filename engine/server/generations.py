@@ -121,6 +121,7 @@ class Generations:
             created=int(time.time()),
             model=adapter or self._catalog.model_name,
             seed=parsed.seed,
+            limits=parsed.limits,
         )
         run = PendingResponse(
             self._async_engine,
@@ -221,6 +222,7 @@ def _usage(run: PendingResponse) -> dict[str, Any]:
         num_prompt_tokens=run.parsed.num_prompt_tokens,
         num_completion_tokens=run.num_completion_tokens,
         num_cached_tokens=run.num_cached_tokens,
+        num_reasoning_tokens=run.num_reasoning_tokens,
     )
 
 

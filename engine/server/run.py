@@ -34,7 +34,11 @@ class PendingResponse:
         self._metrics = metrics
         self._streams = [
             AnswerStream(
-                tokenizer, stop=parsed.stop, logprobs=sampling.num_logprobs is not None, keep=not parsed.stream
+                tokenizer,
+                stop=parsed.stop,
+                logprobs=sampling.num_logprobs is not None,
+                keep=not parsed.stream,
+                thinking=parsed.separated,
             )
             for _, sampling in parsed.choices
         ]
@@ -60,6 +64,10 @@ class PendingResponse:
     @property
     def num_completion_tokens(self) -> int:
         return sum(stream.num_tokens for stream in self._streams)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return sum(stream.num_reasoning_tokens for stream in self._streams)
 
     def answers(self) -> list[Answer]:
         return [stream.answer() for stream in self._streams]

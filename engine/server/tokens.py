@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.fields import Fields, InvalidRequest, encodable, kind_of, reject_unknown
+from engine.openai.reasoning import SWITCHES
 from engine.openai.requests import encode_messages
 from engine.openai.tools import parse_tools
 from engine.tokenizer import Tokenizer
 
 _COMMON = frozenset({"model", "return_token_strs"})
 _TEXT = _COMMON | {"prompt", "add_special_tokens"}
-_CHAT = _COMMON | {"messages", "add_generation_prompt", "chat_template_kwargs", "tools"}
+_CHAT = _COMMON | SWITCHES | {"messages", "add_generation_prompt", "tools"}
 
 CheckModel = Callable[[str], object]  # raises InvalidRequest if the server has no model of this name
 

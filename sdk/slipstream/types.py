@@ -369,6 +369,7 @@ class Completion:
     choices: Sequence[Mapping[str, Any]]
     usage: Mapping[str, Any] | None = None
     metrics: Mapping[str, Any] | None = None  # speculative_decoding: numbers of drafted and accepted tokens
+    limits: Mapping[str, Any] | None = None  # max_tokens and set_by: what limits the answer if the request does not
 
     @property
     def text(self) -> str:

@@ -6,7 +6,7 @@ A row that the engine cannot answer becomes a `RowError`, and the job continues;
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,11 @@ def prepare_row(
         if parse is None:
             raise InvalidRequest(f"url must be {_CHAT_URL} or {_COMPLETION_URL}, got {row.url!r:.80}", param="url")
         parsed = parse(
-            row.body, tokenizer=tokenizer, max_seq_len=max_seq_len, default_seed=_row_seed(seed_key, row.number)
+            row.body,
+            tokenizer=tokenizer,
+            max_seq_len=max_seq_len,
+            default_seed=_row_seed(seed_key, row.number),
+            max_tokens_cap=max_tokens,
         )
         if len(parsed.choices) != 1:
             raise InvalidRequest(
@@ -106,12 +110,8 @@ def prepare_row(
         parsed = parsed.compiled(grammars)
     except InvalidRequest as error:
         return RowError(row, error)
-    sampling = parsed.sampling
-    if max_tokens is not None:
-        min_tokens = min(sampling.min_tokens, max_tokens)
-        sampling = replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens), min_tokens=min_tokens)
     memory = "job" if parsed.remember_answers else None  # a child process answers the rows of one job only
-    return RowRequest(row, parsed, Request(str(row.number), parsed.prompt_token_ids, sampling, memory=memory))
+    return RowRequest(row, parsed, Request(str(row.number), parsed.prompt_token_ids, parsed.sampling, memory=memory))
 
 
 def _row_seed(key: str, number: int) -> int:
@@ -131,6 +131,7 @@ class RowAnswer:
             tokenizer,
             stop=request.parsed.stop,
             logprobs=request.request.sampling.num_logprobs is not None,
+            thinking=request.parsed.separated,
         )
 
     @property
@@ -153,7 +154,13 @@ class RowAnswer:
         """Returns the answer as OpenAI's completion object."""
         respond = chat_completion if self.request.row.url == _CHAT_URL else text_completion
         return respond(
-            Head(response_id=response_id, created=created, model=model, seed=self.request.request.sampling.seed),
+            Head(
+                response_id=response_id,
+                created=created,
+                model=model,
+                seed=self.request.request.sampling.seed,
+                limits=self.request.parsed.limits,
+            ),
             [self._stream.answer()],
             num_prompt_tokens=len(self.request.request.prompt_token_ids),
             num_cached_tokens=self.speculation.num_cached_tokens,

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from engine.fields import InvalidRequest
+from engine.openai.limits import limits_block
 from engine.openai.requests import ParsedRequest, parse_chat, parse_completion
 from engine.tokenizer import Tokenizer
 from tests.tiny_model import make_tiny_model
@@ -69,11 +70,38 @@ def test_options_are_parsed_into_sampling_parameters(tokenizer: Tokenizer) -> No
     assert (parsed.sampling.num_logprobs, parsed.stop) == (4, ("x",))
 
 
-def test_max_tokens_is_limited_to_the_rest_of_the_context(tokenizer: Tokenizer) -> None:
+def test_without_a_limit_an_answer_may_fill_the_context(tokenizer: Tokenizer) -> None:
     remaining = MAX_SEQ_LEN - 2  # the prompt "hi" has two tokens
 
-    assert complete(tokenizer).sampling.max_tokens == remaining
-    assert complete(tokenizer, max_tokens=10_000).sampling.max_tokens == remaining
+    parsed = complete(tokenizer)
+
+    assert parsed.sampling.max_tokens == remaining
+    assert limits_block(parsed.limits) == {"limits": {"max_tokens": remaining, "set_by": "context"}}
+    assert limits_block(complete(tokenizer, max_tokens=remaining).limits) == {}
+
+
+@pytest.mark.parametrize("param", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_beyond_the_context_is_refused_with_the_numbers(tokenizer: Tokenizer, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(tokenizer, **{param: 10_000})
+
+    room = chat(tokenizer).sampling.max_tokens
+    assert (caught.value.code, caught.value.param) == ("max_tokens_too_large", param)
+    assert f"{param} is 10000, but the context of 100 tokens leaves {room} for the answer" in caught.value.message
+    assert chat(tokenizer, **{param: room}).sampling.max_tokens == room
+    with pytest.raises(InvalidRequest, match=f"leaves {room}"):
+        chat(tokenizer, **{param: room + 1})
+
+
+def test_the_limit_of_a_job_lowers_those_of_its_requests(tokenizer: Tokenizer) -> None:
+    def capped(**body: Any) -> int:
+        parsed = parse_completion(
+            {"prompt": "hi"} | body, tokenizer=tokenizer, max_seq_len=MAX_SEQ_LEN, max_tokens_cap=9
+        )
+        assert parsed.sampling.min_tokens <= parsed.sampling.max_tokens
+        return parsed.sampling.max_tokens
+
+    assert [capped(), capped(max_tokens=4), capped(max_tokens=10_000, min_tokens=50)] == [9, 4, 9]
 
 
 def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths(tokenizer: Tokenizer) -> None:

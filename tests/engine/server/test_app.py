@@ -148,6 +148,17 @@ def test_max_tokens_ends_an_answer_with_finish_reason_length(live: Live) -> None
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Gr", "length")
 
 
+def test_a_response_says_what_limited_its_answer_if_the_request_did_not(live: Live) -> None:
+    first, *_ = events(live.chat(stream=True))
+    body, limited = live.chat().json(), live.chat(max_tokens=2).json()
+
+    room = FakeEngine.max_seq_len - body["usage"]["prompt_tokens"]
+    assert body["limits"] == first["limits"] == {"max_tokens": room, "set_by": "context"}
+    assert "limits" not in limited
+    refused = live.chat(max_tokens=room + 1)
+    assert (refused.status_code, error_of(refused)["code"]) == (400, "max_tokens_too_large")
+
+
 def test_the_model_is_listed_and_can_be_retrieved_by_name(live: Live) -> None:
     (model,) = live.http.get("/v1/models").json()["data"]
 

@@ -105,6 +105,18 @@ def test_a_row_that_cannot_be_answered_is_an_error_row_and_the_others_are_answer
     assert (shard.completed, shard.failed) == (2, 1)
 
 
+def test_a_row_whose_limit_exceeds_the_context_is_an_error_row(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [chat_row(f"row-{n}", "hi", max_tokens=limit) for n, limit in enumerate((100_000, None, 2))]
+
+    lines, _ = run(make_spec(tmp_path, tiny_model, rows))
+
+    bodies = [line["output"]["response"]["body"] for line in lines]
+    assert [line["ok"] for line in lines] == [False, True, True]
+    assert bodies[0]["error"]["code"] == "max_tokens_too_large"
+    assert bodies[1]["limits"]["set_by"] == "context"
+    assert "limits" not in bodies[2]
+
+
 def test_the_usage_of_a_shard_is_the_sum_over_its_rows(tmp_path: Path, tiny_model: Path) -> None:
     lines, emit = run(make_spec(tmp_path, tiny_model, chat_rows(3)))
     usages = [line["output"]["response"]["body"]["usage"] for line in lines]

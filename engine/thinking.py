@@ -1,0 +1,157 @@
+"""Thinking: the trace that a reasoning model writes before its answer, between two marker tokens.
+
+    prompt ─▶ BEFORE ─ first token is `begin` ─▶ THINKING ─ `end` ─▶ ANSWERING
+       │         └──────── any other first token ───────────────────────▲
+       └─ the template has written `begin` ─▶ THINKING
+
+The phase depends only on the tokens of the generated text. So a grammar that begins after the trace, and a budget that
+ends it, constrain the same tokens with and without drafts.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.grammars.grammar import Constraint
+
+# Of Qwen3, DeepSeek-R1, GLM and most others; Seed-OSS; Magistral; Command A Reasoning.
+_MARKERS = (
+    ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkMarkers:
+    begin: int  # token ids
+    end: int
+
+
+def find_markers(template: str, added_tokens: Mapping[str, int]) -> ThinkMarkers | None:
+    """Returns the markers that the chat template names and of which each is one added token of the vocabulary."""
+    for begin, end in _MARKERS:
+        if (begin in template or end in template) and begin in added_tokens and end in added_tokens:
+            return ThinkMarkers(added_tokens[begin], added_tokens[end])
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """Where the trace of one answer is."""
+
+    markers: ThinkMarkers
+    opened: bool  # whether the prompt ends with `begin`
+    budget: int | None = None  # maximum number of tokens between the markers; then the trace is ended
+
+    def start(self) -> "Phases":
+        return Phases(self)
+
+
+class Phase(Enum):
+    BEFORE = auto()
+    THINKING = auto()
+    ANSWERING = auto()
+
+
+class Phases:
+    """The phase of a generated text after some of its tokens."""
+
+    __slots__ = ("_thinking", "num_tokens", "phase")
+
+    def __init__(self, thinking: Thinking) -> None:
+        self._thinking = thinking
+        self.phase = Phase.THINKING if thinking.opened else Phase.BEFORE
+        self.num_tokens = 0  # of the trace, including its markers
+
+    @property
+    def num_left(self) -> float:
+        """Number of tokens that the trace may still have before its end marker; infinite without a limit."""
+        if self._thinking.budget is None or self.phase is not Phase.THINKING:
+            return math.inf
+        return self._thinking.budget - self.num_tokens + (not self._thinking.opened)
+
+    def accept(self, token: int) -> Phase:
+        """Adds a token. Returns the phase to which it belongs; markers belong to the trace."""
+        if self.phase is Phase.BEFORE:
+            self.phase = Phase.THINKING if token == self._thinking.markers.begin else Phase.ANSWERING
+            self.num_tokens += self.phase is Phase.THINKING
+            return self.phase
+        if self.phase is Phase.ANSWERING:
+            return Phase.ANSWERING
+        self.num_tokens += 1
+        if token == self._thinking.markers.end:
+            self.phase = Phase.ANSWERING
+        return Phase.THINKING
+
+
+class ThinkingConstraint:
+    """A `Constraint` that ends the trace when its budget is spent, and applies a grammar to the answer.
+
+    A spent budget allows only the end marker. With a grammar, the trace has no tokens that would end the whole text.
+    """
+
+    def __init__(
+        self, thinking: Thinking, grammar: Constraint | None, *, end_token_ids: Iterable[int], vocab_size: int
+    ) -> None:
+        self._thinking = thinking
+        self._grammar = grammar
+        self._all = np.ones(vocab_size, np.bool_)
+        self._within_trace = self._all.copy()
+        if grammar is not None:
+            self._within_trace[[token for token in end_token_ids if token < vocab_size]] = False
+        self._restart()
+
+    @property
+    def num_accepted(self) -> int:
+        return self._num_accepted
+
+    def follow(self, answer: Sequence[int]) -> None:
+        self._restart()
+        for token in answer:
+            self.accept(token)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        markers, phase = self._thinking.markers, self._phases.phase
+        if phase is Phase.THINKING and self._phases.num_left > 0:
+            return self._within_trace
+        if phase is Phase.THINKING:
+            return _only(markers.end, len(self._all))
+        if self._grammar is None:
+            return self._all
+        allowed = self._grammar.allowed()
+        return allowed if phase is Phase.ANSWERING else allowed | _only(markers.begin, len(allowed))
+
+    def accept(self, token: int) -> None:
+        self._num_accepted += 1
+        if self._phases.accept(token) is Phase.ANSWERING and self._grammar is not None:
+            self._grammar.accept(token)
+
+    def allowed_nodes(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+        """Within a trace, applies only the budget; verification drops the other nodes that are not allowed."""
+        if self._phases.phase is Phase.ANSWERING and self._grammar is not None:
+            return self._grammar.allowed_nodes(tokens, parents)
+        num_left = {-1: self._phases.num_left}  # after each kept node
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            if token == self._thinking.markers.end and parent in num_left:
+                num_left[node] = math.inf
+            elif num_left.get(parent, 0) > 0:
+                num_left[node] = num_left[parent] - 1
+        return list(num_left)[1:]
+
+    def _restart(self) -> None:
+        self._phases = self._thinking.start()
+        if self._grammar is not None:
+            self._grammar.follow([])
+        self._num_accepted = 0
+
+
+def _only(token: int, vocab_size: int) -> NDArray[np.bool_]:
+    allowed = np.zeros(vocab_size, np.bool_)
+    allowed[token] = True
+    return allowed

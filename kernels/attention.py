@@ -152,7 +152,7 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) 
             return launch(q, k_cache, v_cache, rows)
         return attention_reference(q, k_cache, v_cache, rows)
     out = torch.empty(M, Hq, D, dtype=k_cache.dtype)
-    kernels.slipstream_attention(
+    failed = kernels.slipstream_attention(
         q.data_ptr(),
         q.stride(0),
         k_cache.data_ptr(),
@@ -171,4 +171,6 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) 
         D,
         dtype_code(k_cache, "k_cache"),
     )
+    if failed:
+        raise MemoryError(f"no memory for the attention of {M} rows")
     return out

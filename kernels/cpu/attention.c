@@ -1,19 +1,39 @@
-/* Paged tree attention, one row at a time.
+/* Paged tree attention.
  *
  * A row at position p attends to the p + 1 keys at the positions 0 .. p. The slots of the first `prefix_lens[m]` keys
  * are in the sequence's slot table; those of the others are in the row's path of draft nodes. The online softmax uses
- * blocks of 16 positions from position 0. A key's position therefore determines its block and its vector lane, and so
+ * blocks of BLOCK positions from position 0. A key's position therefore determines its block and its vector lane, and so
  * the order of additions, whether the key is committed or belongs to a draft. The order does not depend on the batch.
+ *
+ * A tile is a few rows of one sequence. It reads the blocks of positions that all of its rows attend to once. For this,
+ * a block is prepared so that each step of a sum is one multiplication by a number of the query: the keys are
+ * transposed, and a vector contains one element of LANES keys. On processors with AVX512-BF16, a step multiplies and
+ * adds pairs of bfloat16 numbers, and queries and softmax weights are rounded to bfloat16 first.
  */
 #include <math.h>
+#include <stdlib.h>
 
 #include "common.h"
 #include "ops.h"
 #include "pool.h"
 
-#define BLOCK LANES
+#define PARTS 2 /* vectors that together have one lane for each position of a block */
+#define BLOCK (PARTS * LANES)
 #define MAX_D 576 /* width of DeepSeek-V3's latent together with its rotary part */
-#define MAX_HEADS 4 /* heads processed together: their queries, and later their sums, must fit into the registers */
+#define MAX_QUERIES 32 /* queries of a tile: its rows times the heads that share a KV head */
+#define CHAINS 2 /* sums per score: a step has to wait for the previous step of its sum */
+#if defined(__AVX512F__)
+#define WIDTH 4   /* queries processed together: their sums must fit into the registers */
+#define VECTORS 4 /* vectors of values processed together */
+#else
+#define WIDTH 2
+#define VECTORS 4
+#endif
+#if defined(__AVX512BF16__)
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
 
 /* The keys of one row and one KV head. */
 struct keys {
@@ -22,30 +42,60 @@ struct keys {
     int64_t prefix_len, total, Hkv, head; /* total: prefix and path together; head: index of the KV head */
 };
 
-/* Tells whether bfloat16 heads are loaded 32 numbers at a time. A mask and a shift then give two float32 vectors: the
- * elements with odd indices and those with even indices. Queries and accumulators are stored in the same order. */
-ALWAYS int in_pairs(int64_t D, int dtype) { return dtype == BF16 && D % (2 * LANES) == 0; }
+/* A block of keys and values as the factors of each step. With pairs, a factor has two bfloat16 numbers: of two
+ * neighbouring elements of a key, or of the values of two neighbouring positions. */
+struct block {
+    vf keys[MAX_D][PARTS];              /* [D or D / 2]; lane j of part i: position LANES * i + j of the block */
+    vf values[BLOCK * MAX_D / LANES];   /* [BLOCK or BLOCK / 2, D / LANES] */
+    int64_t count;                      /* number of positions; the others are zero */
+};
 
-/* Loads vector i of the head at `offset`. */
-ALWAYS vf load_lanes(const void *cache, int64_t offset, int64_t i, int64_t D, int dtype) {
-    if (!in_pairs(D, dtype)) {
-        offset += i * LANES;
-        return dtype == BF16 ? vf_load_bf16((const uint16_t *)cache + offset) : vf_load((const float *)cache + offset);
-    }
-    vu pair;
-    memcpy(&pair, (const uint16_t *)cache + offset + i / 2 * (2 * LANES), sizeof pair);
-    pair = i % 2 ? pair & 0xffff0000u : pair << 16;
-    vf lanes;
-    memcpy(&lanes, &pair, sizeof lanes);
-    return lanes;
+struct state {
+    float queries[MAX_QUERIES * MAX_D]; /* [queries, D or D / 2], multiplied by 1 / sqrt(D) */
+    float sums[MAX_QUERIES * MAX_D];    /* [queries, D]: sums of values, weighted by exp(score - max) */
+    vf weights[MAX_QUERIES];            /* sums of exp(score - max), per lane */
+    float max[MAX_QUERIES];
+};
+
+/* Adds factor * data, or for pairs the two products of each lane. */
+ALWAYS vf step(vf sum, float factor, vf data, const int pairs) {
+#if HAS_PAIRS
+    if (pairs) return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(factor), (__m512bh)data);
+#endif
+    (void)pairs;
+    return vf_fma(vf_set(factor), data, sum);
 }
 
-/* Computes the offsets of a block's keys and returns their number. Prefetches the keys and values, because hardware
- * prefetchers cannot predict slots. */
-ALWAYS int locate(const struct keys *keys, int64_t start, int64_t D, int dtype, int64_t offsets[BLOCK]) {
-    int64_t remaining = keys->total - start, count = remaining < BLOCK ? remaining : BLOCK;
+/* Stores a vector's numbers as factors: as they are, or rounded to bfloat16 in pairs. Returns what was stored. */
+ALWAYS vf store_factors(float *p, vf numbers, const int pairs) {
+#if HAS_PAIRS
+    if (pairs) {
+        __m256bh rounded = _mm512_cvtneps_pbh((__m512)numbers);
+        memcpy(p, &rounded, sizeof rounded);
+        return (vf)_mm512_cvtpbh_ps(rounded);
+    }
+#endif
+    (void)pairs;
+    vf_store(p, numbers);
+    return numbers;
+}
+
+ALWAYS vf load_values(const void *cache, int64_t offset, const int dtype) {
+    return dtype == BF16 ? vf_load_bf16((const uint16_t *)cache + offset) : vf_load((const float *)cache + offset);
+}
+
+/* Loads a vector of factors of the key at `offset`, from factor n on. */
+ALWAYS vf load_factors(const void *cache, int64_t offset, int64_t n, const int dtype, const int pairs) {
+    if (pairs) return vf_load((const float *)((const uint16_t *)cache + offset + 2 * n));
+    return load_values(cache, offset + n, dtype);
+}
+
+/* Computes the offsets of the keys `from` .. `to` - 1 of the block at `start`, as far as they exist. Prefetches the keys
+ * and values, because hardware prefetchers cannot predict slots. */
+ALWAYS void locate(const struct keys *keys, int64_t start, int64_t from, int64_t to, int64_t D, int dtype,
+                   int64_t offsets[BLOCK]) {
     int64_t size = dtype == BF16 ? 2 : 4;
-    for (int64_t j = 0; j < count; j++) {
+    for (int64_t j = from; j < to && start + j < keys->total; j++) {
         int64_t index = start + j;
         int64_t slot = index < keys->prefix_len ? keys->prefix[index] : keys->path[index - keys->prefix_len];
         offsets[j] = (slot * keys->Hkv + keys->head) * D;
@@ -54,113 +104,241 @@ ALWAYS int locate(const struct keys *keys, int64_t start, int64_t D, int dtype, 
             __builtin_prefetch((const char *)keys->v_cache + offsets[j] * size + byte);
         }
     }
-    return (int)count;
 }
 
-/* Attention of `heads` queries that share a KV head. For common shapes, heads, D and dtype are constants after
- * inlining. */
-ALWAYS void attend(const struct keys *keys, const float *q, void *out, const int heads, const int64_t D,
-                   const int dtype) {
-    const int64_t lanes = D / LANES;
-    const float scale = 1.0f / sqrtf((float)D);
-    vf acc[MAX_HEADS][MAX_D / LANES], query[MAX_HEADS][MAX_D / LANES], sum[MAX_HEADS], lane = lane_numbers();
-    float max[MAX_HEADS];
-    for (int g = 0; g < heads; g++) {
-        max[g] = -INFINITY, sum[g] = vf_set(0.0f);
+ALWAYS void prepare_keys(const struct keys *keys, const int64_t *offsets, const int64_t D, const int dtype,
+                         const int pairs, struct block *block) {
+    for (int64_t n = 0; n < (pairs ? D / 2 : D); n += LANES)
+        for (int64_t part = 0; part < PARTS; part++) {
+            vf columns[LANES];
+            for (int64_t i = 0; i < LANES; i++) {
+                int64_t j = part * LANES + i;
+                columns[i] = j < block->count ? load_factors(keys->k_cache, offsets[j], n, dtype, pairs) : vf_set(0.0f);
+            }
+            vf_transpose(columns);
+            for (int64_t i = 0; i < LANES; i++) block->keys[n + i][part] = columns[i];
+        }
+}
+
+ALWAYS void prepare_values(const struct keys *keys, const int64_t *offsets, const int64_t D, const int dtype,
+                           const int pairs, struct block *block) {
+    const int64_t lanes = D / LANES, per_factor = pairs ? 2 : 1;
+    for (int64_t j = 0; j < BLOCK; j += per_factor)
         for (int64_t i = 0; i < lanes; i++) {
-            acc[g][i] = vf_set(0.0f);
-            query[g][i] = vf_load(q + g * D + i * LANES) * scale;
+            vf value = vf_set(0.0f);
+            if (j < block->count) value = load_values(keys->v_cache, offsets[j] + i * LANES, dtype);
+            if (pairs) { /* the values of two positions: the first in the low half of each lane */
+                vu low, high = {0};
+                memcpy(&low, &value, sizeof low);
+                if (j + 1 < block->count) {
+                    value = load_values(keys->v_cache, offsets[j + 1] + i * LANES, dtype);
+                    memcpy(&high, &value, sizeof high);
+                }
+                high |= low >> 16;
+                memcpy(&value, &high, sizeof value);
+            }
+            block->values[j / per_factor * lanes + i] = value;
         }
-        for (int64_t i = 0; i < lanes && in_pairs(D, dtype); i += 2) vf_unzip(&query[g][i], &query[g][i + 1]);
+}
+
+/* The scores of one query, and later the factors of the values. */
+struct scores {
+    vf parts[PARTS];
+};
+
+/* Computes the products of `width` queries with the keys of a block. */
+ALWAYS void compute_scores(const struct block *block, const float *queries, struct scores *scores, const int width,
+                           const int64_t steps, const int pairs) {
+    vf sums[WIDTH][PARTS][CHAINS];
+    for (int g = 0; g < width; g++)
+        for (int part = 0; part < PARTS; part++)
+            for (int i = 0; i < CHAINS; i++) sums[g][part][i] = vf_set(0.0f);
+    for (int64_t n = 0; n < steps; n += CHAINS)
+        for (int i = 0; i < CHAINS; i++)
+            for (int g = 0; g < width; g++)
+                for (int part = 0; part < PARTS; part++)
+                    sums[g][part][i] =
+                        step(sums[g][part][i], queries[g * steps + n + i], block->keys[n + i][part], pairs);
+    for (int g = 0; g < width; g++)
+        for (int part = 0; part < PARTS; part++) scores[g].parts[part] = sums[g][part][0] + sums[g][part][1];
+}
+
+/* Replaces a query's scores by the factors of the values, and adds them to the query's weight. */
+ALWAYS void update_softmax(const struct block *block, struct state *state, int64_t query, struct scores *scores,
+                           const int64_t D, const int pairs) {
+    vf *parts = scores->parts;
+    for (int64_t i = 0; i < PARTS && block->count < BLOCK; i++)
+        parts[i] = vf_select(lane_numbers() < (float)(block->count - i * LANES), parts[i], vf_set(-INFINITY));
+    float top = vf_max(vf_select(parts[0] > parts[1], parts[0], parts[1])), old = state->max[query];
+    if (top > old) { /* rare after the first blocks */
+        vf rescale = vf_exp(vf_set(old - top));
+        state->max[query] = top;
+        state->weights[query] *= rescale;
+        for (int64_t i = 0; i < D; i += LANES) {
+            float *sums = state->sums + query * D + i;
+            vf_store(sums, vf_load(sums) * rescale);
+        }
     }
-    int64_t block_offsets[2][BLOCK]; /* the two arrays alternate: one for this block, the other for the next */
-    int next_count = locate(keys, 0, D, dtype, block_offsets[0]);
-    for (int64_t start = 0; start < keys->total; start += BLOCK) {
-        const int64_t *offsets = block_offsets[start / BLOCK % 2];
-        int count = next_count;
-        next_count = locate(keys, start + BLOCK, D, dtype, block_offsets[(start / BLOCK + 1) % 2]);
-        vf dots[MAX_HEADS][BLOCK];
-        for (int j = 0; j < count; j++)
-            for (int g = 0; g < heads; g++) {
-                vf dot = query[g][0] * load_lanes(keys->k_cache, offsets[j], 0, D, dtype);
-                for (int64_t i = 1; i < lanes; i++)
-                    dot += query[g][i] * load_lanes(keys->k_cache, offsets[j], i, D, dtype);
-                dots[g][j] = dot;
-            }
-        float p[MAX_HEADS][BLOCK], factors[LANES] = {0};
-        int max_has_risen = 0;
-        for (int j = count; j < BLOCK; j++)
-            for (int g = 0; g < heads; g++) dots[g][j] = vf_set(0.0f);
-        for (int g = 0; g < heads; g++) {
-            vf scores = vf_select(lane < (float)count, vf_sums(dots[g]), vf_set(-INFINITY));
-            float top = vf_max(scores);
-            top = top > max[g] ? top : max[g];
-            max_has_risen |= top > max[g];
-            factors[g] = max[g] - top, max[g] = top;
-            vf_store(p[g], vf_exp(scores - top));
-        }
-        if (max_has_risen) { /* rare after the first blocks; if no maximum has risen, all factors are 1 */
-            vf_store(factors, vf_exp(vf_load(factors)));
-            for (int g = 0; g < heads; g++) {
-                sum[g] *= factors[g];
-                for (int64_t i = 0; i < lanes; i++) acc[g][i] *= factors[g];
-            }
-        }
-        for (int g = 0; g < heads; g++) sum[g] += vf_load(p[g]);
-        for (int j = 0; j < count; j++)
-            for (int64_t i = 0; i < lanes; i++) {
-                vf v = load_lanes(keys->v_cache, offsets[j], i, D, dtype);
-                for (int g = 0; g < heads; g++) acc[g][i] += p[g][j] * v;
-            }
+    vf max = vf_set(state->max[query]), weight = vf_set(0.0f);
+    for (int64_t i = 0; i < PARTS; i++)
+        weight += store_factors((float *)parts + i * (pairs ? LANES / 2 : LANES), vf_exp(parts[i] - max), pairs);
+    state->weights[query] += weight;
+}
+
+/* Adds the values of a block, multiplied by the factors, to `vectors` vectors of the sums of `width` queries. */
+ALWAYS void add_values(const struct block *block, float *sums, const struct scores *factors, const int width,
+                       const int64_t D, const int64_t first, const int vectors, const int pairs) {
+    vf sum[WIDTH][VECTORS];
+    for (int g = 0; g < width; g++)
+        for (int i = 0; i < vectors; i++) sum[g][i] = vf_load(sums + g * D + (first + i) * LANES);
+    for (int64_t n = 0; n < (pairs ? BLOCK / 2 : BLOCK); n++)
+        for (int i = 0; i < vectors; i++)
+            for (int g = 0; g < width; g++)
+                sum[g][i] = step(sum[g][i], ((const float *)(factors + g))[n],
+                                 block->values[n * (D / LANES) + first + i], pairs);
+    for (int g = 0; g < width; g++)
+        for (int i = 0; i < vectors; i++) vf_store(sums + g * D + (first + i) * LANES, sum[g][i]);
+}
+
+ALWAYS void add_all_values(const struct block *block, float *sums, const struct scores *factors, const int width,
+                           const int64_t D, const int pairs) {
+    int64_t i = 0, lanes = D / LANES;
+    for (; i + VECTORS <= lanes; i += VECTORS) add_values(block, sums, factors, width, D, i, VECTORS, pairs);
+    for (; i < lanes; i++) add_values(block, sums, factors, width, D, i, 1, pairs);
+}
+
+/* Computes the factors of a block's values for `count` queries from `first` on. */
+ALWAYS void compute_factors(const struct block *block, struct state *state, int64_t first, int64_t count,
+                            struct scores *scores, const int64_t D, const int pairs) {
+    const int64_t steps = pairs ? D / 2 : D;
+    const float *queries = state->queries + first * steps;
+    int64_t q = 0;
+    for (; q + WIDTH <= count; q += WIDTH)
+        compute_scores(block, queries + q * steps, scores + q, WIDTH, steps, pairs);
+    switch (count - q) {
+    case 1: compute_scores(block, queries + q * steps, scores + q, 1, steps, pairs); break;
+    case 2: compute_scores(block, queries + q * steps, scores + q, 2, steps, pairs); break;
+    case 3: compute_scores(block, queries + q * steps, scores + q, 3, steps, pairs); break;
     }
-    for (int g = 0; g < heads; g++) {
-        float total = vf_sum(sum[g]);
-        for (int64_t i = 0; i < lanes && in_pairs(D, dtype); i += 2) vf_zip(&acc[g][i], &acc[g][i + 1]);
-        for (int64_t i = 0; i < lanes; i++) vf_store_any(out, g * D + i * LANES, dtype, acc[g][i] / total);
+    for (q = 0; q < count; q++) update_softmax(block, state, first + q, scores + q, D, pairs);
+}
+
+ALWAYS void add_block(const struct block *block, struct state *state, int64_t first, int64_t count,
+                      const struct scores *factors, const int64_t D, const int pairs) {
+    float *sums = state->sums + first * D;
+    int64_t q = 0;
+    for (; q + WIDTH <= count; q += WIDTH) add_all_values(block, sums + q * D, factors + q, WIDTH, D, pairs);
+    switch (count - q) {
+    case 1: add_all_values(block, sums + q * D, factors + q, 1, D, pairs); break;
+    case 2: add_all_values(block, sums + q * D, factors + q, 2, D, pairs); break;
+    case 3: add_all_values(block, sums + q * D, factors + q, 3, D, pairs); break;
     }
 }
 
-#define HEADS(NAME, DIM, TYPE)                                                                        \
-    static void attend_##NAME(const struct keys *keys, const float *q, void *out, int heads, int64_t D) { \
-        (void)D;                                                                                          \
-        switch (heads) {                                                                                  \
-        case 1: attend(keys, q, out, 1, DIM, TYPE); break;                                                \
-        case 2: attend(keys, q, out, 2, DIM, TYPE); break;                                                \
-        case 3: attend(keys, q, out, 3, DIM, TYPE); break;                                                \
-        default: attend(keys, q, out, 4, DIM, TYPE); break;                                               \
-        }                                                                                                 \
+/* Continues the softmax of `count` queries from `first` on with the blocks of positions from `start` to `end`. The next
+ * block is prefetched in two parts, because processors drop prefetches if too many are waiting (measured: Zen 5). */
+ALWAYS void attend_blocks(const struct keys *keys, int64_t start, int64_t end, struct state *state, int64_t first,
+                          int64_t count, const int64_t D, const int dtype, const int pairs) {
+    struct block block;
+    struct scores scores[MAX_QUERIES];
+    int64_t offsets[2][BLOCK]; /* the two arrays alternate: one for this block, the other for the next */
+    locate(keys, start, 0, BLOCK, D, dtype, offsets[0]);
+    for (int turn = 0; start < end; start += BLOCK, turn = !turn) {
+        block.count = keys->total - start < BLOCK ? keys->total - start : BLOCK;
+        locate(keys, start + BLOCK, 0, BLOCK / 2, D, dtype, offsets[!turn]);
+        prepare_keys(keys, offsets[turn], D, dtype, pairs, &block);
+        locate(keys, start + BLOCK, BLOCK / 2, BLOCK, D, dtype, offsets[!turn]);
+        prepare_values(keys, offsets[turn], D, dtype, pairs, &block);
+        compute_factors(&block, state, first, count, scores, D, pairs);
+        add_block(&block, state, first, count, scores, D, pairs);
     }
-HEADS(bf16_64, 64, BF16)
-HEADS(bf16_128, 128, BF16)
-HEADS(bf16, D, BF16)
-HEADS(f32, D, F32)
+}
 
-void attention_task(const struct attention *a, const struct attention_rows *rows, int64_t task) {
-    int64_t Hkv = a->Hkv, D = a->D, group = a->Hq / Hkv, m = task / Hkv, head = task % Hkv;
-    int64_t prefix_len = rows->prefix_lens[m];
-    struct keys keys = {a->k_cache,
-                        a->v_cache,
-                        rows->slot_tables + rows->seqs[m] * rows->table_stride,
-                        rows->paths + m * rows->path_stride,
-                        prefix_len,
-                        prefix_len + rows->path_lens[m],
-                        Hkv,
-                        head};
-    int64_t max_heads = D <= 64 ? MAX_HEADS : MAX_HEADS / 2;
-    for (int64_t g = 0; g < group; g += max_heads) {
-        int heads = (int)(group - g < max_heads ? group - g : max_heads);
-        const float *q = a->q + m * a->q_stride + (head * group + g) * D;
-        void *out = (char *)a->out + (m * a->Hq + head * group + g) * D * (a->dtype == BF16 ? 2 : 4);
-        if (a->dtype == BF16 && D == 64) attend_bf16_64(&keys, q, out, heads, D);
-        else if (a->dtype == BF16 && D == 128) attend_bf16_128(&keys, q, out, heads, D);
-        else if (a->dtype == BF16) attend_bf16(&keys, q, out, heads, D);
-        else attend_f32(&keys, q, out, heads, D);
+/* Attention of the rows m .. m + count - 1 of one sequence, for `heads` heads from `first_head` on that share a KV
+ * head. For common shapes, D, dtype and pairs are constants after inlining. */
+ALWAYS void attend_tile(const struct attention *a, const struct attention_rows *rows, int64_t m, int64_t count,
+                        int64_t first_head, int64_t heads, const int64_t D, const int dtype, const int pairs) {
+    const int64_t steps = pairs ? D / 2 : D, lanes = D / LANES;
+    const float scale = 1.0f / sqrtf((float)D);
+    struct state state;
+    int64_t shared = rows->prefix_lens[m];
+    for (int64_t r = 0; r < count; r++) {
+        if (rows->prefix_lens[m + r] < shared) shared = rows->prefix_lens[m + r];
+        for (int64_t g = 0; g < heads; g++) {
+            int64_t query = r * heads + g;
+            const float *q = a->q + (m + r) * a->q_stride + (first_head + g) * D;
+            for (int64_t i = 0; i < lanes; i++) {
+                store_factors(state.queries + query * steps + i * (pairs ? LANES / 2 : LANES),
+                              vf_load(q + i * LANES) * scale, pairs);
+                vf_store(state.sums + query * D + i * LANES, vf_set(0.0f));
+            }
+            state.weights[query] = vf_set(0.0f), state.max[query] = -INFINITY;
+        }
+    }
+    shared = shared / BLOCK * BLOCK;
+    for (int64_t r = -1; r < count; r++) { /* first the shared blocks, then the other blocks of each row */
+        int64_t row = m + (r < 0 ? 0 : r), prefix_len = rows->prefix_lens[row];
+        struct keys keys = {a->k_cache,
+                            a->v_cache,
+                            rows->slot_tables + rows->seqs[row] * rows->table_stride,
+                            rows->paths + row * rows->path_stride,
+                            prefix_len,
+                            prefix_len + rows->path_lens[row],
+                            a->Hkv,
+                            first_head / (a->Hq / a->Hkv)};
+        if (r < 0) attend_blocks(&keys, 0, shared, &state, 0, count * heads, D, dtype, pairs);
+        else attend_blocks(&keys, shared, keys.total, &state, r * heads, heads, D, dtype, pairs);
+    }
+    for (int64_t query = 0; query < count * heads; query++) {
+        float total = vf_sum(state.weights[query]);
+        int64_t at = ((m + query / heads) * a->Hq + first_head + query % heads) * D;
+        for (int64_t i = 0; i < lanes; i++)
+            vf_store_any(a->out, at + i * LANES, dtype, vf_load(state.sums + query * D + i * LANES) / total);
+    }
+}
+
+#define VARIANT(NAME, DIM, TYPE, PAIRS)                                                                        \
+    static void tile_##NAME(const struct attention *a, const struct attention_rows *rows, int64_t m, int64_t count, \
+                            int64_t first_head, int64_t heads) {                                                    \
+        attend_tile(a, rows, m, count, first_head, heads, DIM, TYPE, PAIRS);                                        \
+    }
+VARIANT(bf16_64, 64, BF16, HAS_PAIRS)
+VARIANT(bf16_128, 128, BF16, HAS_PAIRS)
+VARIANT(bf16_pairs, a->D, BF16, HAS_PAIRS)
+VARIANT(bf16, a->D, BF16, 0)
+VARIANT(f32, a->D, F32, 0)
+
+int64_t attention_tiles(const struct attention_rows *rows, int64_t M, int64_t Hq, int64_t Hkv, int64_t *starts) {
+    int64_t group = Hq / Hkv, height = M * Hkv / (2 * team_size()), tiles = 0;
+    if (height > MAX_QUERIES / group) height = MAX_QUERIES / group;
+    if (height < 1) height = 1;
+    for (int64_t m = 0, end; m < M; m = end) { /* the rows m .. end - 1 belong to one sequence */
+        for (end = m + 1; end < M && rows->seqs[end] == rows->seqs[m];) end++;
+        int64_t parts = (end - m + height - 1) / height;
+        for (int64_t part = 0; part < parts; part++) starts[tiles++] = m + (end - m) * part / parts;
+    }
+    starts[tiles] = M;
+    return tiles;
+}
+
+void attention_task(const struct attention *a, const struct attention_rows *rows, const int64_t *starts,
+                    int64_t task) {
+    int64_t Hkv = a->Hkv, D = a->D, group = a->Hq / Hkv, tile = task / Hkv, head = task % Hkv;
+    int64_t m = starts[tile], count = starts[tile + 1] - m;
+    for (int64_t g = 0; g < group; g += MAX_QUERIES) {
+        int64_t first = head * group + g, heads = group - g < MAX_QUERIES ? group - g : MAX_QUERIES;
+        if (a->dtype == F32) tile_f32(a, rows, m, count, first, heads);
+        else if (D == 64) tile_bf16_64(a, rows, m, count, first, heads);
+        else if (D == 128) tile_bf16_128(a, rows, m, count, first, heads);
+        else if (D % (2 * LANES) == 0) tile_bf16_pairs(a, rows, m, count, first, heads);
+        else tile_bf16(a, rows, m, count, first, heads);
     }
 }
 
 struct attention_call {
     struct attention attention;
     struct attention_rows rows;
+    const int64_t *starts;
     int64_t num_tasks;
     counter next;
 };
@@ -168,23 +346,29 @@ struct attention_call {
 static void attention_team(void *context) {
     struct attention_call *c = context;
     int64_t task;
-    while ((task = claim(&c->next, c->num_tasks)) >= 0)
-        attention_task(&c->attention, &c->rows, c->num_tasks - 1 - task); /* longest rows first */
+    while ((task = claim(&c->next, c->num_tasks)) >= 0) /* longest rows first */
+        attention_task(&c->attention, &c->rows, c->starts, c->num_tasks - 1 - task);
 }
 
 /* q: M rows of `q_stride` floats, of which the first Hq * D are read. k_cache, v_cache [slots, Hkv, D]. slot_tables
  * [S, table_stride] int32. seqs, prefix_lens, path_lens [M]; paths [M, path_stride] int32. out [M, Hq, D] in the dtype
- * of the caches. D is a multiple of 16 up to 576. */
-void slipstream_attention(const float *q, int64_t q_stride, const void *k_cache, const void *v_cache,
-                          const int32_t *slot_tables, int64_t table_stride, const int64_t *seqs,
-                          const int64_t *prefix_lens, const int32_t *paths, int64_t path_stride,
-                          const int64_t *path_lens, void *out, int64_t M, int64_t Hq, int64_t Hkv, int64_t D,
-                          int dtype) {
+ * of the caches. D is a multiple of 16 up to 576. Returns 0, or -1 if there is not enough memory. */
+int slipstream_attention(const float *q, int64_t q_stride, const void *k_cache, const void *v_cache,
+                         const int32_t *slot_tables, int64_t table_stride, const int64_t *seqs,
+                         const int64_t *prefix_lens, const int32_t *paths, int64_t path_stride,
+                         const int64_t *path_lens, void *out, int64_t M, int64_t Hq, int64_t Hkv, int64_t D,
+                         int dtype) {
+    int64_t *starts = malloc((M + 1) * sizeof *starts);
+    if (starts == NULL) return -1;
     struct attention_call call = {
         {q, q_stride, k_cache, v_cache, out, Hq, Hkv, D, dtype},
         {slot_tables, paths, seqs, prefix_lens, path_lens, table_stride, path_stride},
-        M * Hkv,
+        starts,
+        0,
         0,
     };
+    call.num_tasks = attention_tiles(&call.rows, M, Hq, Hkv, starts) * Hkv;
     team_run(attention_team, &call);
+    free(starts);
+    return 0;
 }

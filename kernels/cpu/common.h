@@ -1,4 +1,4 @@
-/* Shared by the CPU kernels: 16-lane vectors, bf16 conversion, exp.
+/* Shared by the CPU kernels: vectors, bf16 conversion, exp.
  *
  * Row invariance: a row has the same bits in a batch, a chain or a tree as in a pass without other rows. For this, one
  * thread computes each output element, and the order of additions never depends on the number of rows, sequences or
@@ -8,22 +8,40 @@
 #pragma once
 #include <stdint.h>
 #include <string.h>
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
+/* A vector fills one register: GCC splits longer vectors into single numbers, which is 20 to 100 times slower. */
+#if defined(__AVX512F__)
 #define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
 #define ALWAYS static inline __attribute__((always_inline))
-typedef float vf __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
 
 enum dtype { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3 /* the last two only for weights */ };
 
 static inline vf vf_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 static inline void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 static inline vf vf_set(float x) { return (vf){} + x; }
+
+/* a * b + c. With an operator for each, the compiler decides in each variant of a loop whether to round the product. */
+ALWAYS vf vf_fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
 
 static inline float bf16_to_f32(uint16_t h) {
     uint32_t u = (uint32_t)h << 16;
@@ -49,7 +67,7 @@ static inline vf vf_load_bf16(const uint16_t *p) {
     return f;
 }
 
-/* Loads 16 float16 numbers. Multiplying by 2**112 corrects the exponent exactly, also of subnormal numbers. */
+/* Loads float16 numbers. Multiplying by 2**112 corrects the exponent exactly, also of subnormal numbers. */
 static inline vf vf_load_half(const void *p) {
     vh h;
     memcpy(&h, p, sizeof h);
@@ -63,7 +81,11 @@ static inline vf vf_load_half(const void *p) {
     return f;
 }
 
-static inline vf lane_numbers(void) { return (vf){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+static inline vf lane_numbers(void) {
+    vf numbers;
+    for (int i = 0; i < LANES; i++) numbers[i] = (float)i;
+    return numbers;
+}
 
 /* Selects for each lane: mask ? a : b. A lane of the mask is all ones or zero. C has no ?: for vectors. */
 static inline vf vf_select(vi mask, vf a, vf b) {
@@ -88,55 +110,50 @@ static inline float vf_sum(vf v) {
     return x[0];
 }
 
-/* Lane j of the result is the sum of the lanes of v[j], added in an order that is the same for every j. */
-ALWAYS vf vf_sums(const vf v[LANES]) {
-#if defined(__AVX512F__)
-    __m512 quads[4]; /* each for 4 of the vectors; each quarter of its lanes has one partial sum per vector */
-    for (int i = 0; i < 4; i++) {
-        __m512 a = (__m512)v[4 * i], b = (__m512)v[4 * i + 1], c = (__m512)v[4 * i + 2], d = (__m512)v[4 * i + 3];
-        __m512d ab = (__m512d)(_mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b));
-        __m512d cd = (__m512d)(_mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d));
-        quads[i] = (__m512)_mm512_unpacklo_pd(ab, cd) + (__m512)_mm512_unpackhi_pd(ab, cd);
-    }
-    __m512 halves[2];
-    for (int i = 0; i < 2; i++) {
-        __m512 a = quads[2 * i], b = quads[2 * i + 1];
-        halves[i] = _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
-    }
-    return (vf)(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88) + _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
-#endif
-    float sums[LANES];
-    for (int j = 0; j < LANES; j++) sums[j] = vf_sum(v[j]);
-    return vf_load(sums);
-}
-
-/* Treats (a, b) as 32 numbers and moves those with an even index to a, those with an odd index to b. */
-ALWAYS void vf_unzip(vf *a, vf *b) {
-#if defined(__AVX512F__)
-    __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-    __m512 first = _mm512_permutex2var_ps((__m512)*a, even, (__m512)*b);
-    *b = (vf)_mm512_permutex2var_ps((__m512)*a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), (__m512)*b);
-    *a = (vf)first;
+typedef uint32_t quad __attribute__((vector_size(16)));
+#if defined(__clang__)
+#define QUAD_SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
-    float x[2 * LANES], even[LANES], odd[LANES];
-    vf_store(x, *a), vf_store(x + LANES, *b);
-    for (int i = 0; i < LANES; i++) even[i] = x[2 * i], odd[i] = x[2 * i + 1];
-    *a = vf_load(even), *b = vf_load(odd);
+#define QUAD_SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, (quad){i, j, k, l})
 #endif
-}
 
-/* Undoes `vf_unzip`. */
-ALWAYS void vf_zip(vf *a, vf *b) {
+/* Swaps lane i of v[j] and lane j of v[i]. */
+ALWAYS void vf_transpose(vf v[LANES]) {
 #if defined(__AVX512F__)
-    __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    __m512 low = _mm512_permutex2var_ps((__m512)*a, first, (__m512)*b);
-    *b = (vf)_mm512_permutex2var_ps((__m512)*a, _mm512_add_epi32(first, _mm512_set1_epi32(8)), (__m512)*b);
-    *a = (vf)low;
+    __m512 quads[LANES]; /* quads[4 * i + k]: for the vectors 4 * i .. 4 * i + 3, the lanes k, k + 4, k + 8, k + 12 */
+    for (int i = 0; i < LANES; i += 4) {
+        __m512 a = (__m512)v[i], b = (__m512)v[i + 1], c = (__m512)v[i + 2], d = (__m512)v[i + 3];
+        __m512d ab_low = (__m512d)_mm512_unpacklo_ps(a, b), ab_high = (__m512d)_mm512_unpackhi_ps(a, b);
+        __m512d cd_low = (__m512d)_mm512_unpacklo_ps(c, d), cd_high = (__m512d)_mm512_unpackhi_ps(c, d);
+        quads[i] = (__m512)_mm512_unpacklo_pd(ab_low, cd_low);
+        quads[i + 1] = (__m512)_mm512_unpackhi_pd(ab_low, cd_low);
+        quads[i + 2] = (__m512)_mm512_unpacklo_pd(ab_high, cd_high);
+        quads[i + 3] = (__m512)_mm512_unpackhi_pd(ab_high, cd_high);
+    }
+    for (int k = 0; k < 4; k++) {
+        __m512 a = quads[k], b = quads[4 + k], c = quads[8 + k], d = quads[12 + k];
+        __m512 ab_even = _mm512_shuffle_f32x4(a, b, 0x88), ab_odd = _mm512_shuffle_f32x4(a, b, 0xdd);
+        __m512 cd_even = _mm512_shuffle_f32x4(c, d, 0x88), cd_odd = _mm512_shuffle_f32x4(c, d, 0xdd);
+        v[k] = (vf)_mm512_shuffle_f32x4(ab_even, cd_even, 0x88);
+        v[4 + k] = (vf)_mm512_shuffle_f32x4(ab_odd, cd_odd, 0x88);
+        v[8 + k] = (vf)_mm512_shuffle_f32x4(ab_even, cd_even, 0xdd);
+        v[12 + k] = (vf)_mm512_shuffle_f32x4(ab_odd, cd_odd, 0xdd);
+    }
 #else
-    float even[LANES], odd[LANES], x[2 * LANES];
-    vf_store(even, *a), vf_store(odd, *b);
-    for (int i = 0; i < LANES; i++) x[2 * i] = even[i], x[2 * i + 1] = odd[i];
-    *a = vf_load(x), *b = vf_load(x + LANES);
+    quad old[LANES][LANES / 4], columns[4];
+    for (int i = 0; i < LANES; i++) memcpy(old[i], &v[i], sizeof v[i]);
+    for (int i = 0; i < LANES; i += 4)
+        for (int k = 0; k < LANES / 4; k++) {
+            quad ab_low = QUAD_SHUFFLE(old[i][k], old[i + 1][k], 0, 4, 1, 5);
+            quad ab_high = QUAD_SHUFFLE(old[i][k], old[i + 1][k], 2, 6, 3, 7);
+            quad cd_low = QUAD_SHUFFLE(old[i + 2][k], old[i + 3][k], 0, 4, 1, 5);
+            quad cd_high = QUAD_SHUFFLE(old[i + 2][k], old[i + 3][k], 2, 6, 3, 7);
+            columns[0] = QUAD_SHUFFLE(ab_low, cd_low, 0, 1, 4, 5);
+            columns[1] = QUAD_SHUFFLE(ab_low, cd_low, 2, 3, 6, 7);
+            columns[2] = QUAD_SHUFFLE(ab_high, cd_high, 0, 1, 4, 5);
+            columns[3] = QUAD_SHUFFLE(ab_high, cd_high, 2, 3, 6, 7);
+            for (int j = 0; j < 4; j++) memcpy((float *)&v[4 * k + j] + i, &columns[j], sizeof columns[j]);
+        }
 #endif
 }
 
@@ -176,11 +193,17 @@ static inline void vf_store_any(void *p, int64_t i, int dtype, vf value) {
 
 /* exp(x), relative error about 2e-7 (Cephes' polynomial); 0 below -87, exp(88) above 88. */
 static inline vf vf_exp(vf x) {
+#if defined(__AVX512F__)
+    __mmask16 tiny = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_LT_OQ);
+    vf clamped = (vf)_mm512_min_ps(_mm512_set1_ps(88.0f), (__m512)x);
+    vf n = (vf)_mm512_roundscale_ps((__m512)(clamped * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT);
+#else
     vi tiny = x < -87.0f;
     vf clamped = vf_select(tiny, vf_set(-87.0f), vf_select(x > 88.0f, vf_set(88.0f), x));
     vf scaled = clamped * 1.44269504088896341f;
     vf rounder = vf_set(12582912.0f); /* 1.5 * 2**23: adding and subtracting it rounds to nearest */
     vf n = (scaled + rounder) - rounder;
+#endif
     vf r = clamped - n * 0.693359375f;
     r = r - n * -2.12194440e-4f;
     vf p = vf_set(1.9875691500e-4f);
@@ -190,9 +213,13 @@ static inline vf vf_exp(vf x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
+#if defined(__AVX512F__)
+    return (vf)_mm512_maskz_scalef_ps(~tiny, (__m512)p, (__m512)n);
+#else
     vi e = (__builtin_convertvector(n, vi) + 127) << 23;
     vf power;
     memcpy(&power, &e, sizeof power);
     vf result = p * power;
     return vf_select(tiny, vf_set(0.0f), result);
+#endif
 }

@@ -19,6 +19,7 @@
 
 #define NB LINEAR_BLOCK
 #define MAX_ROWS LINEAR_ROWS
+#define PARTS (NB / LANES) /* vectors of one block of outputs */
 #define STEPS 8               /* number of values of k, or of pairs of k, between two prefetches */
 #define MAX_AHEAD (256 << 10) /* maximum number of bytes to prefetch, because L2 must also hold the current block */
 
@@ -33,7 +34,8 @@
 #endif
 
 #define GROUP 32                                 /* values of k with one scale in int4 */
-#define HALF_BYTES (GROUP * LANES / 2)           /* of 16 outputs of a group */
+#define HALF (NB / 2)                            /* outputs that are stored together in int4 */
+#define HALF_BYTES (GROUP * HALF / 2)            /* of the outputs of a half, in a group */
 #define GROUP_BYTES (2 * NB + 2 * HALF_BYTES)
 
 /* Prevents the compiler from fusing a product and a sum into one instruction, which would round differently. */
@@ -58,56 +60,48 @@ ALWAYS void fetch(struct ahead *ahead) {
 #endif
 }
 
-/* Writes the outputs of the last block if N is not a multiple of 32. */
-static void finish_part(const struct tile *t, vf a, vf b, float *o) {
-    float values[NB];
-    vf_store(values, a);
-    vf_store(values + LANES, b);
-    for (int64_t i = 0; i < t->width; i++) {
-        float value = values[i];
-        if (t->scales) value *= t->scales[i];
-        KEEP_APART(value);
-        if (t->bias) value += t->bias[i];
-        o[i] = t->output == ADD ? o[i] + value : value;
-    }
-}
-
-/* Applies scales and bias to the sums of a row, outputs 0 to 15 in a and 16 to 31 in b, and writes them. */
-ALWAYS void finish(const struct tile *t, vf a, vf b, int64_t row) {
+/* Applies scales and bias to the sums of a row, and writes them. */
+ALWAYS void finish(const struct tile *t, const vf sums[PARTS], int64_t row) {
     float *o = t->out + row * t->stride;
-    if (t->width < NB) {
-        finish_part(t, a, b, o);
-        return;
+    for (int i = 0; i < PARTS; i++) {
+        int64_t n = i * LANES;
+        vf sum = sums[i];
+        if (n + LANES <= t->width) {
+            if (t->scales) {
+                sum *= vf_load(t->scales + n);
+                KEEP_APART(sum);
+            }
+            if (t->bias) sum += vf_load(t->bias + n);
+            if (t->output == ADD) sum += vf_load(o + n);
+            vf_store(o + n, sum);
+            continue;
+        }
+        for (int64_t j = 0; n + j < t->width; j++) { /* in the last block if N is not a multiple of 32 */
+            float value = sum[j];
+            if (t->scales) value *= t->scales[n + j];
+            KEEP_APART(value);
+            if (t->bias) value += t->bias[n + j];
+            o[n + j] = t->output == ADD ? o[n + j] + value : value;
+        }
     }
-    if (t->scales) {
-        a *= vf_load(t->scales), b *= vf_load(t->scales + LANES);
-        KEEP_APART(a);
-        KEEP_APART(b);
-    }
-    if (t->bias) a += vf_load(t->bias), b += vf_load(t->bias + LANES);
-    if (t->output == ADD) a += vf_load(o), b += vf_load(o + LANES);
-    vf_store(o, a);
-    vf_store(o + LANES, b);
 }
 
 ALWAYS void tile_f32(const int rows, const struct tile *t) {
     const float *x = t->x, *w = t->w;
-    int64_t K = t->K;
-    vf acc[MAX_ROWS][2];
-    for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = vf_set(0.0f);
-    for (int64_t k = 0; k < K; k++) {
+    vf acc[MAX_ROWS][PARTS];
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < PARTS; i++) acc[r][i] = vf_set(0.0f);
+    for (int64_t k = 0; k < t->K; k++) {
         if (k % STEPS == 0) fetch(t->ahead);
-        vf w0 = vf_load(w + k * NB), w1 = vf_load(w + k * NB + LANES);
-        for (int r = 0; r < rows; r++) {
-            vf v = vf_set(x[r * K + k]);
-            acc[r][0] += v * w0;
-            acc[r][1] += v * w1;
+        for (int i = 0; i < PARTS; i++) {
+            vf weights = vf_load(w + k * NB + i * LANES);
+            for (int r = 0; r < rows; r++) acc[r][i] = vf_fma(vf_set(x[r * t->K + k]), weights, acc[r][i]);
         }
     }
-    for (int r = 0; r < rows; r++) finish(t, acc[r][0], acc[r][1], r);
+    for (int r = 0; r < rows; r++) finish(t, acc[r], r);
 }
 
-/* Loads two weights of each of 16 outputs from `first` on, as float32: weight 2 k into `even` and weight 2 k + 1 into
+/* Loads two weights of each output of a vector, from output `first` on, as float32: 2 k into `even` and 2 k + 1 into
  * `odd`. The sign bit of an int8 weight is moved to bit 31 of the float32 number. */
 ALWAYS void expand(const void *w, int64_t k, int first, const int format, vf *even, vf *odd) {
     vu e, o;
@@ -128,20 +122,20 @@ ALWAYS void expand(const void *w, int64_t k, int first, const int format, vf *ev
 
 /* The version for processors without VDPBF16PS. It reads pairs of k and computes in float32. */
 ALWAYS void tile_pairs(const int rows, const struct tile *t, const int format, const int dtype) {
-    int64_t K = t->K, pairs = K / 2;
-    vf acc[MAX_ROWS][2];
-    for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = vf_set(0.0f);
-    for (int64_t k = 0; k < pairs; k++) {
+    vf acc[MAX_ROWS][PARTS];
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < PARTS; i++) acc[r][i] = vf_set(0.0f);
+    for (int64_t k = 0; k < t->K / 2; k++) {
         if (k % STEPS == 0) fetch(t->ahead);
-        vf even[2], odd[2];
-        for (int half = 0; half < 2; half++) expand(t->w, k, half * LANES, format, even + half, odd + half);
+        vf even[PARTS], odd[PARTS];
+        for (int i = 0; i < PARTS; i++) expand(t->w, k, i * LANES, format, even + i, odd + i);
         for (int r = 0; r < rows; r++) {
-            int64_t i = r * K + 2 * k;
-            vf e = vf_set(load_any(t->x, i, dtype)), o = vf_set(load_any(t->x, i + 1, dtype));
-            for (int half = 0; half < 2; half++) acc[r][half] += e * even[half], acc[r][half] += o * odd[half];
+            vf e = vf_set(load_any(t->x, r * t->K + 2 * k, dtype));
+            vf o = vf_set(load_any(t->x, r * t->K + 2 * k + 1, dtype));
+            for (int i = 0; i < PARTS; i++) acc[r][i] = vf_fma(o, odd[i], vf_fma(e, even[i], acc[r][i]));
         }
     }
-    for (int r = 0; r < rows; r++) finish(t, acc[r][0], acc[r][1], r);
+    for (int r = 0; r < rows; r++) finish(t, acc[r], r);
 }
 
 #if defined(HAS_DP)
@@ -215,7 +209,7 @@ ALWAYS void tile_dp(const int rows, const struct tile *t, const int format) {
     for (; k < pairs; k++) dp_step(rows, t, format, &table, k, acc);
     for (int r = 0; r < rows; r++) {
         if (format == INT8) in_order(&acc[r][0], &acc[r][1]);
-        finish(t, (vf)acc[r][0], (vf)acc[r][1], r);
+        finish(t, (const vf *)acc[r], r);
     }
 }
 #endif
@@ -240,7 +234,7 @@ ALWAYS void tile_int8_f32(const int rows, const struct tile *t) { tile_pairs(row
 
 /* Byte 64 j + 16 lane + 8 b + 2 o + p holds weights of output 4 lane + o: in its low bits for k = 8 j + 2 b + p, in its
  * high bits for the weight four places later. A weight is stored as a number from 0 to 15, which stands for -8 to 7. */
-static inline void unpack_int4(const uint8_t *bytes, float weights[GROUP][LANES]) {
+static inline void unpack_int4(const uint8_t *bytes, float weights[GROUP][HALF]) {
     for (int i = 0; i < HALF_BYTES; i++) {
         int k = i / 64 * 8 + i % 16 / 8 * 2 + i % 2, output = i % 64 / 16 * 4 + i % 8 / 2;
         weights[k][output] = (float)((bytes[i] & 15) - 8);
@@ -249,24 +243,31 @@ static inline void unpack_int4(const uint8_t *bytes, float weights[GROUP][LANES]
 }
 
 ALWAYS void tile_int4(const int rows, const struct tile *t, const int dtype) {
-    vf acc[MAX_ROWS][2];
-    for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = vf_set(0.0f);
+    vf acc[MAX_ROWS][PARTS];
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < PARTS; i++) acc[r][i] = vf_set(0.0f);
     for (int64_t g = 0; g < t->K / GROUP; g++) {
         const uint8_t *at = (const uint8_t *)t->w + g * GROUP_BYTES;
         for (int half = 0; half < 2; half++) {
             fetch(t->ahead);
-            float weights[GROUP][LANES];
+            float weights[GROUP][HALF];
             unpack_int4(at + 2 * NB + half * HALF_BYTES, weights);
-            vf scale = vf_load_half(at + half * 2 * LANES), sums[MAX_ROWS];
-            for (int r = 0; r < rows; r++) sums[r] = vf_set(0.0f);
-            for (int k = 0; k < GROUP; k++) {
-                vf w = vf_load(weights[k]);
-                for (int r = 0; r < rows; r++) sums[r] += vf_set(load_any(t->x, r * t->K + g * GROUP + k, dtype)) * w;
+            for (int n = 0; n < HALF; n += LANES) {
+                vf scale = vf_load_half(at + 2 * (half * HALF + n)), sums[MAX_ROWS];
+                for (int r = 0; r < rows; r++) sums[r] = vf_set(0.0f);
+                for (int k = 0; k < GROUP; k++) {
+                    vf w = vf_load(weights[k] + n);
+                    for (int r = 0; r < rows; r++)
+                        sums[r] = vf_fma(vf_set(load_any(t->x, r * t->K + g * GROUP + k, dtype)), w, sums[r]);
+                }
+                for (int r = 0; r < rows; r++) {
+                    vf *sum = &acc[r][(half * HALF + n) / LANES];
+                    *sum = vf_fma(sums[r], scale, *sum);
+                }
             }
-            for (int r = 0; r < rows; r++) acc[r][half] += sums[r] * scale;
         }
     }
-    for (int r = 0; r < rows; r++) finish(t, acc[r][0], acc[r][1], r);
+    for (int r = 0; r < rows; r++) finish(t, acc[r], r);
 }
 
 #if defined(HAS_DP_INT4)
@@ -325,10 +326,10 @@ ALWAYS void tile_int4_dp(const int rows, const struct tile *t) {
         fetch(&ahead);
         add_half_group(rows, x + k, t->K, w + 2 * NB, vf_load_half(w), &table, acc, 0);
         fetch(&ahead);
-        add_half_group(rows, x + k, t->K, w + 2 * NB + HALF_BYTES, vf_load_half(w + 2 * LANES), &table, acc, 1);
+        add_half_group(rows, x + k, t->K, w + 2 * NB + HALF_BYTES, vf_load_half(w + 2 * HALF), &table, acc, 1);
     }
     t->ahead->at = ahead.at;
-    for (int r = 0; r < rows; r++) finish(t, (vf)acc[r][0], (vf)acc[r][1], r);
+    for (int r = 0; r < rows; r++) finish(t, (const vf *)acc[r], r);
 }
 #endif
 

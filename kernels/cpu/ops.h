@@ -92,5 +92,8 @@ struct attention {
     int64_t Hq, Hkv, D;
     int dtype;
 };
-/* Computes the attention of one row to one KV head: task = row * Hkv + head. */
-void attention_task(const struct attention *a, const struct attention_rows *rows, int64_t task);
+/* Divides the M rows into tiles of rows of one sequence. Writes the first row of each tile and then M to `starts`, which
+ * has space for M + 1 numbers. Returns the number of tiles. The tiles do not change the bits of a row's result. */
+int64_t attention_tiles(const struct attention_rows *rows, int64_t M, int64_t Hq, int64_t Hkv, int64_t *starts);
+/* Computes the attention of one tile to one KV head: task = tile * Hkv + head. */
+void attention_task(const struct attention *a, const struct attention_rows *rows, const int64_t *starts, int64_t task);

@@ -91,6 +91,8 @@ static void start(void) {
     }
 }
 
+int team_size(void) { return size > 0 ? size : 1; }
+
 void team_run(team_function function, void *context) {
     pthread_mutex_lock(&callers);
     if (team_pid != getpid()) start();

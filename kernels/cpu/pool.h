@@ -18,6 +18,9 @@ typedef void (*team_function)(void *context);
  * callers wait for each other. */
 void team_run(team_function function, void *context);
 
+/* The number of threads that `team_run` uses; 1 before its first call. */
+int team_size(void);
+
 /* A barrier for use inside `team_run`. */
 void team_barrier(void);
 

@@ -103,6 +103,21 @@ def test_the_result_of_a_row_does_not_depend_on_the_other_rows(implementation: s
         assert torch.equal(single[0], whole[row]), row
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("Hq", "D"), [(9, 64), (3, 128), (36, 64), (9, 96), (9, 48)])
+def test_rows_that_share_a_long_prefix_have_the_bits_of_single_rows(dtype: torch.dtype, Hq: int, D: int) -> None:
+    k, v = make_caches(160, 3, D, dtype)
+    table = torch.randperm(160, generator=torch.Generator().manual_seed(6)).to(torch.int32).view(1, -1)
+    q = torch.randn(13, Hq, D, generator=torch.Generator().manual_seed(7))
+    prefixes = [130] * 6 + list(range(120, 127))  # a tree, and the rows of a prompt
+    paths = [[150], [150, 151], [150, 152], [150, 151, 153], [], [154], *([[]] * 7)]
+    whole = attention(q, k, v, make_rows(table, prefixes, paths))
+
+    for row, (prefix, path) in enumerate(zip(prefixes, paths, strict=True)):
+        single = attention(q[row : row + 1].contiguous(), k, v, make_rows(table, [prefix], [path]))
+        assert torch.equal(single[0], whole[row]), row
+
+
 def test_a_number_of_query_heads_that_the_kv_heads_do_not_divide_is_refused() -> None:
     k, v = make_caches(8, 3, 16, torch.float32)
     rows = make_rows(torch.zeros(1, 8, dtype=torch.int32), [1], [[]])

@@ -25,6 +25,7 @@ from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafting import Drafting
 from engine.errors import NonFiniteLogits, RequestTooLong
+from engine.fingerprint import Fingerprint
 from engine.graph_decoding.decoder import GraphDecoder, fits_graph_decoding, node_counts
 from engine.graph_decoding.setup import GraphDecodingSetup, uses_graph_decoding
 from engine.graph_decoding.timing import GraphStepTimes, measure_graph_steps, time_graph_step
@@ -65,6 +66,7 @@ class Engine:
         self.eos_token_ids = model.config.eos_token_ids
         self.row_invariance: RowInvariance = NOT_TESTED  # set by `load_engine`
         self.weights_report: WeightsReport = UNKNOWN  # set by `load_engine`
+        self.base_fingerprint: Fingerprint | None = None  # without an adapter; set by `load_engine`
         self.uses_graph_decoding = uses_graph_decoding(model, config)
         self._node_counts = node_counts(config.draft_budget)
         adaptive_max = self._node_counts[-1] if self.uses_graph_decoding else MAX_DRAFT_NODES
@@ -117,6 +119,14 @@ class Engine:
         counters.prefix_queries, counters.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
         counters.kv_usage = 1.0 - scheduler.pool.num_available / scheduler.pool.num_slots
         return counters
+
+    def fingerprint(self, adapter: str | None = None) -> Fingerprint | None:
+        """Returns what determines answers with this adapter (None: the default one); None: not loaded from a folder.
+
+        Raises: ValueError: the adapter is unknown.
+        """
+        loaded = self.adapters.default if adapter is None else self.adapters.get(adapter)
+        return self.base_fingerprint and self.base_fingerprint.with_adapter(None if loaded is None else loaded.sha256)
 
     def add(self, request: Request) -> None:
         """

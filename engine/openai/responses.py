@@ -1,7 +1,8 @@
 """Builds OpenAI's response objects (complete responses, chunks of a stream, errors) as dicts for JSON.
 
 In addition to OpenAI's fields, a response has `seed`, with which a client can request the same answer again, and
-`metrics.speculative_decoding`, the speculation statistics of the request.
+`metrics.speculative_decoding`, the speculation statistics of the request. `system_fingerprint` is that of
+engine/fingerprint.py.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,7 @@ class Head:
     created: int  # Unix seconds
     model: str
     seed: int
+    fingerprint: str | None = None  # of the engine with the request's adapter
 
     def fields(self, kind: str) -> dict[str, Any]:
         return {
@@ -31,7 +33,7 @@ class Head:
             "object": kind,
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": None,
+            "system_fingerprint": self.fingerprint,
             "seed": self.seed,
         }
 

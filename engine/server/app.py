@@ -149,6 +149,7 @@ class ServerApp:
         verdict = self.async_engine.worker.engine.row_invariance
         weights = self.async_engine.worker.engine.weights_report.as_json()
         facts = {"exact": verdict.exact, "exact_reason": verdict.reason, "weights": weights}
+        facts["system_fingerprint"] = self.catalog.fingerprint(None)
         if problem is None:
             return JSONResponse({"status": "ok", **facts})
         return JSONResponse({"status": "unavailable", "reason": problem, **facts}, status_code=503)

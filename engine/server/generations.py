@@ -121,6 +121,7 @@ class Generations:
             created=int(time.time()),
             model=adapter or self._catalog.model_name,
             seed=parsed.seed,
+            fingerprint=self._catalog.fingerprint(adapter),
         )
         run = PendingResponse(
             self._async_engine,

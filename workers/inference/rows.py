@@ -149,11 +149,17 @@ class RowAnswer:
         if output.speculation is not None:
             self.speculation = output.speculation
 
-    def body(self, *, response_id: str, created: int, model: str) -> dict[str, Any]:
+    def body(self, *, response_id: str, created: int, model: str, fingerprint: str | None = None) -> dict[str, Any]:
         """Returns the answer as OpenAI's completion object."""
         respond = chat_completion if self.request.row.url == _CHAT_URL else text_completion
         return respond(
-            Head(response_id=response_id, created=created, model=model, seed=self.request.request.sampling.seed),
+            Head(
+                response_id=response_id,
+                created=created,
+                model=model,
+                seed=self.request.request.sampling.seed,
+                fingerprint=fingerprint,
+            ),
             [self._stream.answer()],
             num_prompt_tokens=len(self.request.request.prompt_token_ids),
             num_cached_tokens=self.speculation.num_cached_tokens,

@@ -1,0 +1,34 @@
+"""Refuses a speculator that was trained with another tokenizer or chat template than the model has now.
+
+Token ids of another tokenizer mean other texts, and under another template the answers that the speculator was trained
+for are not those that are given. The training records the digests in the speculator's provenance.json.
+"""
+
+import json
+from pathlib import Path
+
+from engine.errors import SpeculatorNotLoadable
+from workers.model_folders import texts_sha256
+
+_NAMES = {"tokenizer_sha256": "tokenizer", "chat_template_sha256": "chat template"}
+
+
+def target_texts(model_dir: Path) -> dict[str, str]:
+    """Returns what `check_target_texts` compares. Raises: OSError, ValueError: a file cannot be read."""
+    return texts_sha256(model_dir)
+
+
+def check_target_texts(speculator_dir: Path, model_dir: Path) -> None:
+    """A speculator without this record, such as one that was imported, is accepted. Raises: SpeculatorNotLoadable."""
+    try:
+        trained = json.loads((speculator_dir / "provenance.json").read_bytes())
+    except (OSError, ValueError):
+        return
+    present = target_texts(model_dir)
+    recorded = {name: trained.get(name) for name in _NAMES} if isinstance(trained, dict) else {}
+    changed = [_NAMES[name] for name, sha256 in recorded.items() if sha256 is not None and sha256 != present[name]]
+    if changed:
+        raise SpeculatorNotLoadable(
+            f"the speculator was trained with another {' and '.join(changed)} than the model has now: "
+            "restore the model's files, or train a speculator for them"
+        )

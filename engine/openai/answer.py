@@ -35,7 +35,11 @@ class Answer:
     text: str
     logprobs: tuple[AnswerLogprob, ...] | None  # of tokens whose text is part of `text`; None if not requested
     finish_reason: FinishReason
-    num_tokens: int  # number of generated tokens, including the one that ended the answer
+    token_ids: tuple[int, ...]  # generated tokens, including the one that ended the answer
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
 
 class AnswerStream:
@@ -50,6 +54,7 @@ class AnswerStream:
         self._wants_logprobs = logprobs
         self._waiting: deque[AnswerLogprob] = deque()  # entries of tokens whose text is held back
         self._returned: list[AnswerLogprob] = []
+        self._token_ids: list[int] = []
         self._num_without_text = 0  # 1 after a stop token, which counts as a token but has no text
         self.finish_reason: FinishReason | None = None
 
@@ -83,6 +88,9 @@ class AnswerStream:
         elif finish_reason is not None:
             self.finish_reason = finish_reason
             self._num_without_text = len(token_ids) - len(text_ids)
+        if self._keep:
+            num_used = self._stream.num_tokens - before + self._num_without_text
+            self._token_ids += token_ids[:num_used]
         return Piece(text=text, logprobs=self._release(), finish_reason=self.finish_reason)
 
     def answer(self) -> Answer:
@@ -92,7 +100,7 @@ class AnswerStream:
             text=self._stream.text,
             logprobs=tuple(self._returned) if self._wants_logprobs else None,
             finish_reason=self.finish_reason,
-            num_tokens=self.num_tokens,
+            token_ids=tuple(self._token_ids),
         )
 
     def _release(self) -> tuple[AnswerLogprob, ...]:

@@ -113,6 +113,7 @@ class ServerApp:
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
+            Route("/v1/audit", self._audit, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
@@ -171,6 +172,9 @@ class ServerApp:
 
     async def _complete(self, request: Request) -> Response:
         return await self.generations.create(request, TextFormat())
+
+    async def _audit(self, request: Request) -> Response:
+        return await self.generations.audit(request)
 
     async def _tokenize(self, request: Request) -> Response:
         check_model, max_seq_len = self.catalog.adapter_of, self.async_engine.worker.engine.max_seq_len

@@ -8,9 +8,7 @@ import json
 from pathlib import Path
 
 from engine.errors import SpeculatorNotLoadable
-from workers.model_folders import texts_sha256
-
-_NAMES = {"tokenizer_sha256": "tokenizer", "chat_template_sha256": "chat template"}
+from workers.model_folders import changed_texts, texts_sha256
 
 
 def target_texts(model_dir: Path) -> dict[str, str]:
@@ -24,11 +22,9 @@ def check_target_texts(speculator_dir: Path, model_dir: Path) -> None:
         trained = json.loads((speculator_dir / "provenance.json").read_bytes())
     except (OSError, ValueError):
         return
-    present = target_texts(model_dir)
-    recorded = {name: trained.get(name) for name in _NAMES} if isinstance(trained, dict) else {}
-    changed = [_NAMES[name] for name, sha256 in recorded.items() if sha256 is not None and sha256 != present[name]]
-    if changed:
+    changed = changed_texts(trained if isinstance(trained, dict) else None, target_texts(model_dir))
+    if changed is not None:
         raise SpeculatorNotLoadable(
-            f"the speculator was trained with another {' and '.join(changed)} than the model has now: "
+            f"the speculator was trained with another {changed} than the model has now: "
             "restore the model's files, or train a speculator for them"
         )

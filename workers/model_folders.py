@@ -7,7 +7,7 @@ engine would load its weights without their scales.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,14 @@ def quantized_message(method: str, file: str) -> str:
 def texts_sha256(folder: Path) -> dict[str, str]:
     """Returns the digests of the files that turn texts into token ids. Raises: OSError, ValueError."""
     return {"tokenizer_sha256": tokenizer_sha256(folder), "chat_template_sha256": chat_template_sha256(folder)}
+
+
+def changed_texts(before: Mapping[str, str] | None, now: Mapping[str, str] | None) -> str | None:
+    """Names what differs between two results of `texts_sha256`, as part of a sentence; None: nothing that is known."""
+    names = {"tokenizer_sha256": "tokenizer", "chat_template_sha256": "chat template"}
+    before, now = before or {}, now or {}
+    changed = [name for key, name in names.items() if key in before and key in now and before[key] != now[key]]
+    return " and ".join(changed) or None
 
 
 def tokenizer_sha256(folder: Path) -> str:

@@ -129,9 +129,10 @@ class Generations:
         claim = await self._read(request, parse)
         claim = replace(claim, parsed=await self._compiled(claim.parsed))
         adapter = self._catalog.adapter_of(claim.model)
-        self._metrics.prompt_tokens.inc(claim.num_tokens)
         work = audit(self._async_engine, claim, adapter=adapter, tokenizer=self._tokenizer)
-        return JSONResponse(await _unless_disconnected(request, work))
+        verdict = await _unless_disconnected(request, work)
+        self._metrics.prompt_tokens.inc(verdict["usage"]["prompt_tokens"])
+        return JSONResponse(verdict)
 
     async def _compiled(self, parsed: ParsedRequest) -> ParsedRequest:
         if parsed.sampling.grammar is None:

@@ -123,8 +123,12 @@ def test_the_digest_of_the_weights_is_the_revision_and_is_computed_once(
     assert sorted(read) == ["config.json", "model.safetensors"]
 
     times = (folder / "model.safetensors").stat()
-    other_weights(folder)
-    os.utime(folder / "model.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))  # size and mtime as before
+    with (folder / "model.safetensors").open("r+b") as file:  # in place: only the time of the status change is new
+        last = file.seek(-1, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(last)
+        file.write(bytes([byte ^ 1]))
+    os.utime(folder / "model.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
     assert weights_sha256(folder, cache=tmp_path / "cache") == revision(folder, files) != expected
     assert read[2:] == ["model.safetensors"]
 

@@ -1,7 +1,7 @@
 """The ASGI application that uvicorn serves.
 
-/v1/chat/completions, /v1/completions     the gateway, which holds no thread while an engine answers
-everything else                           Django: API and console, behind a limit on the size of request bodies
+/v1/chat/completions, /v1/completions, /v1/audit     the gateway, which holds no thread while an engine answers
+everything else                                      Django: API and console, behind a limit on bodies
 """
 
 import os

@@ -11,6 +11,7 @@ from engine.drafters.base import Drafter
 from engine.drafters.combined import CombinedDrafter
 from engine.drafters.draft_model import DraftModelDrafter, check_vocabularies
 from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable
+from engine.fingerprint import fingerprint_of
 from engine.kinds import KINDS, DrafterSource
 from engine.loop import Engine
 from engine.models.base import Model
@@ -23,6 +24,7 @@ from engine.models.rotary import rotary_tables
 from engine.models.transformers_adapter import load_transformers_model
 from engine.models.weights import load_weights
 from engine.row_invariance import check_row_invariance
+from engine.target_texts import check_target_texts
 from engine.tokenizer import Tokenizer
 from kernels.linear import INT4_GROUP
 
@@ -70,10 +72,13 @@ def _check_int4(config: ModelConfig, device: torch.device) -> None:
 
 
 def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_dir: Path | None = None) -> Drafter:
-    """`model_dir`: the model's folder; if given, the vocabulary of a draft model is compared with that of the model.
+    """`model_dir`: the model's folder; if given, its tokenizer and chat template must be those of the training, and the
+    vocabulary of a draft model is compared with that of the model.
 
     Raises: SpeculatorNotLoadable: the drafter is unknown, or the folder holds no such speculator for this model.
     """
+    if speculator_dir is not None and model_dir is not None:
+        check_target_texts(speculator_dir, model_dir)
     drafter = _load_drafter(name, model, speculator_dir, model_dir)
     if drafter.max_depth > MAX_DEPTH:
         raise SpeculatorNotLoadable(f"a speculator may draft at most {MAX_DEPTH} tokens ahead, got {drafter.max_depth}")
@@ -108,7 +113,7 @@ def load_engine(
     speculator_dir: Path | None = None,
     config: EngineConfig | None = None,
 ) -> Engine:
-    """Loads an engine and tests whether its rows are invariant on this machine.
+    """Loads an engine, tests whether its rows are invariant on this machine, and computes its fingerprint.
 
     Raises: ModelNotLoadable, SpeculatorNotLoadable.
     """
@@ -117,6 +122,7 @@ def load_engine(
     engine = Engine(model, load_drafter(drafter, model, speculator_dir, model_dir=model_dir), config)
     engine.row_invariance = check_row_invariance(model)
     engine.weights_report = report_weights(model_dir, model)
+    engine.base_fingerprint = fingerprint_of(model_dir, model)
     logger.info("weights: %s, computed as %s", engine.weights_report.format, engine.weights_report.kernel)
     apply_adapter(engine, drafter, speculator_dir)
     return engine

@@ -21,10 +21,11 @@ from engine.cache.sizing import make_cache
 from engine.config import EngineConfig
 from engine.cost import CostModel
 from engine.counters import Counters
-from engine.draft import EMPTY_DRAFT, Draft
+from engine.draft import EMPTY_DRAFT, MAX_DEPTH, Draft, chain
 from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafting import Drafting
 from engine.errors import NonFiniteLogits, RequestTooLong
+from engine.fingerprint import Fingerprint
 from engine.grammars.grammar import Constraint
 from engine.graph_decoding.decoder import GraphDecoder, fits_graph_decoding, node_counts
 from engine.graph_decoding.setup import GraphDecodingSetup, uses_graph_decoding
@@ -45,6 +46,7 @@ from engine.verify import Verdict, token_logprobs, verify
 
 MAX_DRAFT_NODES = 32  # per sequence without graph decoding, if config.draft_budget is None
 _PREFILL_ROWS_PER_STEP = 512
+_EXPECTED_NODES_PER_STEP = 256  # of all answers that are verified; bounds the memory of the logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Engine:
         self.eos_token_ids = model.config.eos_token_ids
         self.row_invariance: RowInvariance = NOT_TESTED  # set by `load_engine`
         self.weights_report: WeightsReport = UNKNOWN  # set by `load_engine`
+        self.base_fingerprint: Fingerprint | None = None  # without an adapter; set by `load_engine`
         self.uses_graph_decoding = uses_graph_decoding(model, config)
         self._node_counts = node_counts(config.draft_budget)
         adaptive_max = self._node_counts[-1] if self.uses_graph_decoding else MAX_DRAFT_NODES
@@ -120,6 +123,14 @@ class Engine:
         counters.kv_usage = 1.0 - scheduler.pool.num_available / scheduler.pool.num_slots
         return counters
 
+    def fingerprint(self, adapter: str | None = None) -> Fingerprint | None:
+        """Returns what determines answers with this adapter (None: the default one); None: not loaded from a folder.
+
+        Raises: ValueError: the adapter is unknown.
+        """
+        loaded = self.adapters.default if adapter is None else self.adapters.get(adapter)
+        return self.base_fingerprint and self.base_fingerprint.with_adapter(None if loaded is None else loaded.sha256)
+
     def add(self, request: Request) -> None:
         """
         Raises:
@@ -129,9 +140,9 @@ class Engine:
         prompt, length = request.prompt_token_ids, len(request.prompt_token_ids) + request.sampling.max_tokens
         if not prompt:
             raise ValueError("prompt_token_ids must not be empty")
-        used = (*prompt, *(token for token, _ in request.sampling.logit_bias))
+        used = (*prompt, *(token for token, _ in request.sampling.logit_bias), *request.expected_token_ids)
         if not all(0 <= token < self.model.config.vocab_size for token in used):
-            raise ValueError(f"prompt_token_ids and logit_bias must be in 0..{self.model.config.vocab_size - 1}")
+            raise ValueError(f"token ids of a request must be in 0..{self.model.config.vocab_size - 1}")
         if length > self.max_seq_len:
             answer = request.sampling.max_tokens
             raise RequestTooLong(f"prompt and answer may have {self.max_seq_len} tokens, got {len(prompt)} + {answer}")
@@ -230,7 +241,7 @@ class Engine:
             return []
         prefill_rows = sum(end - sequence.num_computed for sequence, end in plan.prefills)
         scheduled = time.perf_counter()
-        drafts = self._drafting.propose(plan.decoding, prefill_rows, self.scheduler.pool.num_available)
+        drafts = self._drafts(plan.decoding, prefill_rows)
         drafted = time.perf_counter()
         builder = RowBuilder(self.cache, self._stacks)
         parts = self._parts(plan, drafts, builder)
@@ -248,6 +259,18 @@ class Engine:
         self.phase_seconds["prefill" if plan.prefills else "verify"] += scored - drafted
         self.phase_seconds["sample"] += ended - scored
         return outputs
+
+    def _drafts(self, decoding: Many[Sequence], prefill_rows: int) -> list[Draft]:
+        """Returns one draft per sequence: the expected tokens of an answer to verify, otherwise the drafter's."""
+        room = self.scheduler.pool.num_available
+        verified = [sequence for sequence in decoding if sequence.request.expected_token_ids]
+        nodes = min(MAX_DEPTH, min(room, _EXPECTED_NODES_PER_STEP) // max(1, len(verified)))
+        drafts = {sequence: _expected_chain(sequence, nodes) for sequence in verified}
+        others = [sequence for sequence in decoding if sequence not in drafts]
+        room -= sum(map(len, drafts.values()))
+        proposed = self._drafting.propose(others, prefill_rows + len(verified), room)
+        drafts |= dict(zip(others, proposed, strict=True))
+        return [drafts[sequence] for sequence in decoding]
 
     def _parts(self, plan: Plan, drafts: Many[Draft], builder: RowBuilder) -> list[_Part]:
         parts = [_Part(sequence, builder.add_prefill(sequence, end), None) for sequence, end in plan.prefills]
@@ -319,6 +342,8 @@ class Engine:
         return StepOutput(sequence.request.request_id, tuple(added), None, finish_reason, stats, failure), path
 
     def _record(self, sequence: Sequence, draft: Draft, path: tuple[int, ...]) -> None:
+        if sequence.request.expected_token_ids:
+            return  # the statistics are the drafter's
         sequence.stats.record(drafted=len(draft), accepted=len(path))
         self._counters.record(drafted=len(draft), accepted=len(path))
         self._drafting.budget.record(draft, path)
@@ -342,6 +367,15 @@ class Engine:
         if forget_prefix:
             self.scheduler.pool.forget_prefixes()
         self._drafting.forget(sequence.request.request_id)
+
+
+def _expected_chain(sequence: Sequence, max_nodes: int) -> Draft:
+    """Returns the next expected tokens as a draft; no tokens after the first one that was not confirmed."""
+    expected, count = sequence.request.expected_token_ids, sequence.num_generated
+    if tuple(sequence.tokens[len(sequence.tokens) - count :]) != expected[:count]:
+        return EMPTY_DRAFT
+    tokens = expected[count : count + min(max_nodes, sequence.num_remaining - 1)]
+    return chain(tokens, [1.0] * len(tokens))
 
 
 def _logprobs(logits: Tensor, verdict: Verdict, tokens: Many[int], count: int) -> tuple[TokenLogprob, ...]:

@@ -85,6 +85,7 @@ class Request:
     sampling: SamplingParams
     adapter: str | None = None  # name of a loaded LoRA adapter
     memory: str | None = None  # drafters may copy from past answers of requests with the same value; None: from none
+    expected_token_ids: tuple[int, ...] = ()  # an answer to verify (engine/audit); drafted instead of the drafter's
 
 
 @dataclass(frozen=True, slots=True)

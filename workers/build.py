@@ -22,11 +22,6 @@ def build_identity() -> dict[str, Any]:
     }
 
 
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _commit() -> str | None:
     if not (_ROOT / ".git").exists():  # git would use the repository of a parent folder
         return None

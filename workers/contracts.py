@@ -14,7 +14,7 @@ the inputs and uploads the files that events name. The child therefore needs no 
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -222,16 +222,22 @@ def _build(record: type[_Record], values: dict[str, Any]) -> _Record:
         raise ContractError(f"{record.__name__}: {error}") from error
 
 
-def fingerprint(folder: Path, files: Iterable[Path]) -> str:
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint(folder: Path, files: Iterable[Path], *, digest: Callable[[Path], str] = file_sha256) -> str:
     """Returns a SHA-256 over the contents of the files and their names relative to `folder`.
 
     The revision of a model is the fingerprint of its `config.json`, followed by its `*.safetensors` sorted by name.
+
+    Args:
+        digest: returns the SHA-256 of a file's contents.
     """
     whole = hashlib.sha256()
     for path in files:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        whole.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+        whole.update(f"{path.relative_to(folder).as_posix()}\0{digest(path)}\n".encode())
     return whole.hexdigest()
 
 

@@ -5,7 +5,10 @@ import Python files. A checkpoint that is quantized with a method which the engi
 engine would load its weights without their scales.
 """
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 MODEL_NAMES = (
@@ -38,6 +41,11 @@ QUANTIZATION_FILES = frozenset({MODELOPT_FILE, "quantize_config.json", "quant_co
 READABLE_QUANTIZATION = ("fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq")  # engine/models/quantized
 QUANTIZED_CHECKPOINT = "quantized_checkpoint"  # the code of the error
 MAX_JSON_BYTES = 64 << 20
+_TOKENIZER_NAMES = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt"),
+    *("special_tokens_map.json", "added_tokens.json"),
+)
+_TEMPLATE_NAMES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
 
 
 def code_key(values: Any) -> str | None:
@@ -86,6 +94,44 @@ def quantized_message(method: str, file: str) -> str:
         f"read are {', '.join(READABLE_QUANTIZATION)}, described in config.json: "
         "upload the bf16 checkpoint from which it was made"
     )
+
+
+def texts_sha256(folder: Path) -> dict[str, str]:
+    """Returns the digests of the files that turn texts into token ids. Raises: OSError, ValueError."""
+    return {"tokenizer_sha256": tokenizer_sha256(folder), "chat_template_sha256": chat_template_sha256(folder)}
+
+
+def changed_texts(before: Mapping[str, str] | None, now: Mapping[str, str] | None) -> str | None:
+    """Names what differs between two results of `texts_sha256`, as part of a sentence; None: nothing that is known."""
+    names = {"tokenizer_sha256": "tokenizer", "chat_template_sha256": "chat template"}
+    before, now = before or {}, now or {}
+    changed = [name for key, name in names.items() if key in before and key in now and before[key] != now[key]]
+    return " and ".join(changed) or None
+
+
+def tokenizer_sha256(folder: Path) -> str:
+    """Returns the SHA-256 over the tokenizer's files without the chat template. Raises: OSError, ValueError."""
+    digest = hashlib.sha256()
+    for name in _TOKENIZER_NAMES:
+        path = folder / name
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        if name == "tokenizer_config.json":
+            values = {key: value for key, value in json.loads(content).items() if key != "chat_template"}
+            content = json.dumps(values, sort_keys=True).encode()
+        digest.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def chat_template_sha256(folder: Path) -> str:
+    """Returns the SHA-256 over the chat templates of all files that may hold one. Raises: OSError, ValueError."""
+    config = folder / "tokenizer_config.json"
+    template = json.loads(config.read_bytes()).get("chat_template") if config.is_file() else None
+    digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode())
+    for path in (path for pattern in _TEMPLATE_NAMES for path in sorted(folder.glob(pattern))):
+        digest.update(f"\n{path.name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}".encode())
+    return digest.hexdigest()
 
 
 def _is_readable(described: Any) -> bool:

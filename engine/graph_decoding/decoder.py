@@ -56,7 +56,9 @@ def fits_graph_decoding(sequence: Sequence, *, adapters: bool) -> bool:
     adapters: whether the device can apply LoRA adapters.
     """
     sampling = sequence.request.sampling
-    return (sequence.root is None or adapters) and sampling.num_logprobs is None and not needs_adjusting(sampling)
+    if sampling.num_logprobs is not None or sequence.request.expected_token_ids:
+        return False
+    return (sequence.root is None or adapters) and not needs_adjusting(sampling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from engine.config import ModelConfig
 from engine.errors import AdapterNotLoadable
 from kernels.linear import pack
 from kernels.lora import LoraLayer, LoraRun, LoraWeight
+from workers.contracts import fingerprint
 
 _NAME = re.compile(
     r"base_model\.model\.model\.layers\.(?P<layer>\d+)\.(?:self_attn|mlp)\.(?P<module>\w+)"
@@ -29,9 +30,11 @@ _MAX_RANK = 256
 class LoraAdapter:
     """Compared by identity: an adapter that is loaded again is a different object, with separate cached prefixes."""
 
-    def __init__(self, name: str, layers: tuple[LoraLayer, ...]) -> None:
+    def __init__(self, name: str, layers: tuple[LoraLayer, ...], sha256: str) -> None:
+        """`sha256`: of the configuration and the weights."""
         self.name = name
         self.layers = layers
+        self.sha256 = sha256
 
 
 class Adapters:
@@ -69,9 +72,10 @@ class Adapters:
         try:
             values = json.loads((folder / "adapter_config.json").read_text())
             tensors = load_file(folder / "adapter_model.safetensors")
+            sha256 = fingerprint(folder, [folder / "adapter_config.json", folder / "adapter_model.safetensors"])
         except (OSError, ValueError) as error:
             raise AdapterNotLoadable(f"{folder.name} holds no readable LoRA adapter: {error}") from error
-        return LoraAdapter(name, _layers(values, tensors, self._config, self._dtype, self._device))
+        return LoraAdapter(name, _layers(values, tensors, self._config, self._dtype, self._device), sha256)
 
     def put(self, adapter: LoraAdapter) -> None:
         """Makes an adapter available to new requests; running requests keep the adapter they started with."""

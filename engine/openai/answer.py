@@ -38,9 +38,13 @@ class Answer:
     text: str
     logprobs: tuple[AnswerLogprob, ...] | None  # of tokens whose text is part of `text`; None if not requested
     finish_reason: FinishReason
-    num_tokens: int  # number of generated tokens, including the one that ended the answer
+    token_ids: tuple[int, ...]  # generated tokens, including the one that ended the answer
     reasoning: str | None = None  # the trace; None if it is not separated from `text`
     num_reasoning_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
 
 class AnswerStream:
@@ -67,6 +71,7 @@ class AnswerStream:
         self._wants_logprobs = logprobs
         self._waiting: deque[AnswerLogprob] = deque()  # entries of tokens whose text is held back
         self._returned: list[AnswerLogprob] = []
+        self._token_ids: list[int] = []
         self._num_without_text = 0  # 1 after a stop token, which counts as a token but has no text
         self.finish_reason: FinishReason | None = None
 
@@ -91,6 +96,7 @@ class AnswerStream:
     ) -> Piece:
         if self.finish_reason is not None:
             return Piece(text="", logprobs=(), finish_reason=None)
+        num_before = self.num_tokens
         text_ids = token_ids[:-1] if finish_reason is FinishReason.STOP else token_ids
         reasoning, num_thought = ("", 0) if self._trace is None else self._trace.push(text_ids)
         before = self._stream.num_tokens
@@ -108,6 +114,8 @@ class AnswerStream:
         elif finish_reason is not None:
             self.finish_reason = finish_reason
             self._num_without_text = len(token_ids) - len(text_ids)
+        if self._keep:
+            self._token_ids += token_ids[: self.num_tokens - num_before]
         return Piece(reasoning=reasoning, text=text, logprobs=self._release(of_trace), finish_reason=self.finish_reason)
 
     def answer(self) -> Answer:
@@ -117,7 +125,7 @@ class AnswerStream:
             text=self._stream.text,
             logprobs=tuple(self._returned) if self._wants_logprobs else None,
             finish_reason=self.finish_reason,
-            num_tokens=self.num_tokens,
+            token_ids=tuple(self._token_ids),
             reasoning=None if self._trace is None else self._trace.text,
             num_reasoning_tokens=self.num_reasoning_tokens,
         )

@@ -100,6 +100,14 @@ def parse_stop_strings(fields: Fields) -> tuple[str, ...]:
     return tuple(encodable(string, param="stop") for string in strings)
 
 
+def parse_return_token_ids(fields: Fields, *, stream: bool) -> bool:
+    requested = fields.boolean("return_token_ids", False)
+    if requested and stream:
+        message = "return_token_ids needs stream to be false: a stream has no token ids"
+        raise InvalidRequest(message, param="return_token_ids", code="unsupported_parameter")
+    return requested
+
+
 def parse_usage_options(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
     """Returns whether the stream ends with a usage chunk, and whether every chunk contains the usage so far."""
     if fields.get("stream_options") is None:

@@ -45,7 +45,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
 }
-_COMMON = frozenset({"model", "remember_answers"}) | options.SAMPLING | output_format.NAMES | _WITHOUT_EFFECT
+_COMMON = frozenset({"model", "remember_answers", "return_token_ids"})
+_COMMON |= options.SAMPLING | output_format.NAMES | _WITHOUT_EFFECT
 _CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs"}
 _CHAT |= SWITCHES | {"separate_reasoning", BUDGET}
 _COMPLETION = _COMMON | {"prompt"}
@@ -72,6 +73,7 @@ class ParsedRequest:
     remember_answers: bool = True  # whether later requests may draft copies of this answer, and this request of others'
     calls: CallStyle | None = None  # None: the request has no callable tools
     separated: Thinking | None = None  # the trace that is separated from the text of the answers
+    return_token_ids: bool = False
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -268,6 +270,7 @@ def _parsed(
     options.check_num_logprobs(sampling.num_logprobs, num_tokens=num_tokens)
     return ParsedRequest(
         remember_answers=fields.boolean("remember_answers", True),
+        return_token_ids=options.parse_return_token_ids(fields, stream=stream),
         model=fields.string("model", ""),
         prompts=prompts,
         choices=tuple(choices),

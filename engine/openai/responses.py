@@ -2,6 +2,7 @@
 
 In addition to OpenAI's fields, a response has `seed`, with which a client can request the same answer again,
 `metrics.speculative_decoding`, the speculation statistics of the request, and `limits`, if the client set none.
+`system_fingerprint` is that of engine/fingerprint.py.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ class Head:
     model: str
     seed: int
     limits: tuple[TokenLimit, ...]  # by index of the choice
+    fingerprint: str | None = None  # of the engine with the request's adapter
 
     def fields(self, kind: str) -> dict[str, Any]:
         return {
@@ -33,7 +35,7 @@ class Head:
             "object": kind,
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": None,
+            "system_fingerprint": self.fingerprint,
             "seed": self.seed,
             **limits_block(self.limits),
         }
@@ -89,6 +91,14 @@ def text_completion(
     ]
     usage = _usage(answers, num_prompt_tokens, num_cached_tokens)
     return head.fields("text_completion") | {"choices": choices, "usage": usage, "metrics": metrics_block(stats)}
+
+
+def add_token_ids(body: dict[str, Any], prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> None:
+    """Adds token ids to a response, under vLLM's names. prompts: of each choice; a chat has one for all."""
+    for choice, prompt, answer in zip(body["choices"], prompts, answers, strict=True):
+        choice["token_ids"] = list(answer.token_ids)
+        holder = body if "message" in choice else choice
+        holder["prompt_token_ids"] = list(prompt)
 
 
 def chat_chunk(
@@ -200,9 +210,9 @@ def chat_logprobs(entries: Sequence[AnswerLogprob], tokenizer: Tokenizer) -> dic
 def text_logprobs(entries: Sequence[AnswerLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "tokens": [_name(entry.token.token_id, tokenizer) for entry in entries],
-        "token_logprobs": [_finite(entry.token.logprob) for entry in entries],
+        "token_logprobs": [finite(entry.token.logprob) for entry in entries],
         "top_logprobs": [
-            {_name(token_id, tokenizer): _finite(logprob) for token_id, logprob in reversed(entry.token.top)}
+            {_name(token_id, tokenizer): finite(logprob) for token_id, logprob in reversed(entry.token.top)}
             for entry in entries  # likeliest last, so that of two tokens with equal text the likelier one remains
         ],
         "text_offset": [entry.text_offset for entry in entries],
@@ -244,7 +254,7 @@ def _call_id(head: Head, index: int, number: int) -> str:
 def _token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "token": _name(token_id, tokenizer),
-        "logprob": _finite(logprob),
+        "logprob": finite(logprob),
         "bytes": list(tokenizer.token_bytes(token_id)),
     }
 
@@ -253,5 +263,6 @@ def _name(token_id: int, tokenizer: Tokenizer) -> str:
     return tokenizer.token_bytes(token_id).decode(errors="replace")
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """Returns the log-probability as responses have it."""
     return max(logprob, _LOWEST_LOGPROB)

@@ -113,6 +113,7 @@ class ServerApp:
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
+            Route("/v1/audit", self._audit, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
@@ -149,6 +150,7 @@ class ServerApp:
         verdict = self.async_engine.worker.engine.row_invariance
         weights = self.async_engine.worker.engine.weights_report.as_json()
         facts = {"exact": verdict.exact, "exact_reason": verdict.reason, "weights": weights}
+        facts["system_fingerprint"] = self.catalog.fingerprint(None)
         if problem is None:
             return JSONResponse({"status": "ok", **facts})
         return JSONResponse({"status": "unavailable", "reason": problem, **facts}, status_code=503)
@@ -170,6 +172,9 @@ class ServerApp:
 
     async def _complete(self, request: Request) -> Response:
         return await self.generations.create(request, TextFormat())
+
+    async def _audit(self, request: Request) -> Response:
+        return await self.generations.audit(request)
 
     async def _tokenize(self, request: Request) -> Response:
         check_model, max_seq_len = self.catalog.adapter_of, self.async_engine.worker.engine.max_seq_len

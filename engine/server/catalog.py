@@ -22,8 +22,15 @@ class Catalog:
             return None
         if name in self._engine.adapters.names:
             return name
-        message = f"the model {name[:100]!r} does not exist here; this server has {self.model_name!r}"
-        raise InvalidRequest(message, param="model", code="model_not_found", status=404)
+        raise self._unknown(name)
+
+    def fingerprint(self, adapter: str | None) -> str | None:
+        """Returns `system_fingerprint` of answers with this adapter. Raises: InvalidRequest: 404, it was unloaded."""
+        try:
+            fingerprint = self._engine.fingerprint(adapter)
+        except ValueError as error:
+            raise self._unknown(str(adapter)) from error
+        return None if fingerprint is None else str(fingerprint)
 
     def describe(self, name: str) -> dict[str, Any]:
         """Returns OpenAI's model object with the additional fields of vLLM. Raises: InvalidRequest: 404."""
@@ -41,3 +48,7 @@ class Catalog:
     def listing(self) -> dict[str, Any]:
         names = (self.model_name, *self._engine.adapters.names)
         return {"object": "list", "data": [self.describe(name) for name in names]}
+
+    def _unknown(self, name: str) -> InvalidRequest:
+        message = f"the model {name[:100]!r} does not exist here; this server has {self.model_name!r}"
+        return InvalidRequest(message, param="model", code="model_not_found", status=404)

@@ -1,4 +1,4 @@
-"""Handles POST /v1/chat/completions and /v1/completions, streamed or not; cancels requests of disconnected clients."""
+"""Handles chat and text completions, streamed or not, and audits; cancels requests of disconnected clients."""
 
 import asyncio
 import json
@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -14,13 +15,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from engine.audit.claim import parse_claim
 from engine.fields import InvalidRequest
 from engine.grammars.compiler import compiler_for
 from engine.openai.answer import Piece
 from engine.openai.formats import Format
-from engine.openai.responses import Head, error_body, usage_block, usage_chunk
+from engine.openai.requests import ParsedRequest
+from engine.openai.responses import Head, add_token_ids, error_body, usage_block, usage_chunk
 from engine.openai.tool_calls import CallForm
 from engine.server.async_engine import AsyncEngine
+from engine.server.audits import audit
 from engine.server.body import parse_json, read_body
 from engine.server.catalog import Catalog
 from engine.server.errors import Draining, Overloaded, ServerFault
@@ -87,6 +91,17 @@ class Generations:
             self.num_active -= 1
         return response
 
+    async def audit(self, request: Request) -> Response:
+        """Handles POST /v1/audit. Raises: InvalidRequest, ServerFault."""
+        if self.draining:
+            raise Draining("the server is about to stop and takes no new requests")
+        self._check_active()
+        self.num_active += 1
+        try:
+            return await self._audit(request)
+        finally:
+            self.num_active -= 1
+
     def close(self) -> None:
         self._grammars.close()
 
@@ -107,14 +122,28 @@ class Generations:
         raw = await read_body(request, max_bytes=self._max_body_bytes)
         return await asyncio.get_running_loop().run_in_executor(self._parsers, lambda: read(parse_json(raw)))
 
+    async def _audit(self, request: Request) -> Response:
+        parse = partial(
+            parse_claim, tokenizer=self._tokenizer, max_seq_len=self._max_seq_len, call_form=self._call_form
+        )
+        claim = await self._read(request, parse)
+        claim = replace(claim, parsed=await self._compiled(claim.parsed))
+        adapter = self._catalog.adapter_of(claim.model)
+        work = audit(self._async_engine, claim, adapter=adapter, tokenizer=self._tokenizer)
+        verdict = await _unless_disconnected(request, work)
+        self._metrics.prompt_tokens.inc(verdict["usage"]["prompt_tokens"])
+        return JSONResponse(verdict)
+
+    async def _compiled(self, parsed: ParsedRequest) -> ParsedRequest:
+        if parsed.sampling.grammar is None:
+            return parsed
+        return await asyncio.get_running_loop().run_in_executor(self._compiling, parsed.compiled, self._grammars)
+
     async def _respond(self, request: Request, wire_format: Format) -> Response:
         parse = partial(
             wire_format.parse, tokenizer=self._tokenizer, max_seq_len=self._max_seq_len, call_form=self._call_form
         )
-        parsed = await self._read(request, parse)
-        if parsed.sampling.grammar is not None:
-            loop = asyncio.get_running_loop()
-            parsed = await loop.run_in_executor(self._compiling, parsed.compiled, self._grammars)
+        parsed = await self._compiled(await self._read(request, parse))
         adapter = self._catalog.adapter_of(parsed.model)
         head = Head(
             response_id=f"{wire_format.id_prefix}{uuid4().hex}",
@@ -122,6 +151,7 @@ class Generations:
             model=adapter or self._catalog.model_name,
             seed=parsed.seed,
             limits=parsed.limits,
+            fingerprint=self._catalog.fingerprint(adapter),
         )
         run = PendingResponse(
             self._async_engine,
@@ -146,17 +176,19 @@ class Generations:
     async def _whole(self, run: PendingResponse, head: Head, wire_format: Format) -> Response:
         async for _ in run.pieces():
             pass
-        return JSONResponse(
-            wire_format.whole(
-                head,
-                run.answers(),
-                num_prompt_tokens=run.parsed.num_prompt_tokens,
-                num_cached_tokens=run.num_cached_tokens,
-                stats=run.stats,
-                tokenizer=self._tokenizer,
-                calls=run.parsed.calls,
-            )
+        answers = run.answers()
+        body = wire_format.whole(
+            head,
+            answers,
+            num_prompt_tokens=run.parsed.num_prompt_tokens,
+            num_cached_tokens=run.num_cached_tokens,
+            stats=run.stats,
+            tokenizer=self._tokenizer,
+            calls=run.parsed.calls,
         )
+        if run.parsed.return_token_ids:
+            add_token_ids(body, [run.parsed.prompts[prompt] for prompt, _ in run.parsed.choices], answers)
+        return JSONResponse(body)
 
     async def _events(
         self,

@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 from engine.counters import Counters
 from engine.drafters.base import Drafter
 from engine.fields import InvalidRequest
+from engine.fingerprint import Fingerprint
 from engine.lora.adapters import LoraAdapter
 from engine.models.quantized.report import WeightsReport
 from engine.request import FinishReason, Request, StepOutput
@@ -82,6 +83,8 @@ class Engine(Protocol):
 
     @property
     def weights_report(self) -> WeightsReport: ...
+
+    def fingerprint(self, adapter: str | None = None) -> Fingerprint | None: ...
 
     def swap_drafter(self, drafter: Drafter) -> None: ...
 

@@ -1,8 +1,8 @@
 """The ASGI application that uvicorn serves.
 
-/v1/chat/completions, /v1/completions     the gateway, which holds no thread while an engine answers
-/v1/events as a stream                    the feed, which holds no thread either
-everything else                           Django: API and console, behind a limit on the size of request bodies
+/v1/chat/completions, /v1/completions, /v1/audit     the gateway, which holds no thread while an engine answers
+/v1/events as a stream                               the feed, which holds no thread either
+everything else                                      Django: API and console, behind a limit on bodies
 """
 
 import os

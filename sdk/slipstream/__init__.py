@@ -13,6 +13,7 @@
 
 from slipstream.account import LedgerLine
 from slipstream.adapters import Adapter
+from slipstream.audits import Audit
 from slipstream.catalog import BaseModel
 from slipstream.client import AsyncClient, Client
 from slipstream.datasets import Quote
@@ -83,6 +84,7 @@ __all__ = [
     "Adapter",
     "ApiKey",
     "AsyncClient",
+    "Audit",
     "AuditEvent",
     "AuditExport",
     "AuthenticationError",

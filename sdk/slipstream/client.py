@@ -11,6 +11,7 @@ import httpx2
 
 from slipstream.account import ApiKeys, Usages
 from slipstream.adapters import Adapters
+from slipstream.audits import Audits
 from slipstream.batches import Batches
 from slipstream.captures import Captures
 from slipstream.catalog import BaseModels, Models, Speculators
@@ -42,6 +43,7 @@ class Resources(Generic[D]):
         self.adapters = Adapters(http, driver)
         self.api_keys = ApiKeys(http, driver)
         self.audit_events = AuditEvents(http, driver)
+        self.audits = Audits(http, driver)
         self.base_models = BaseModels(http, driver)
         self.batches = Batches(http, driver)
         self.captures = Captures(http, driver)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import decode, equality
+from benchmarks import audit, decode, equality
 from benchmarks.decode import acceptance
 from benchmarks.equality import compare, first_difference
 from benchmarks.shapes import as_chain, as_tree
@@ -139,6 +139,28 @@ def test_decode_prints_speed_acceptance_and_phases(
     assert set(result["phase_seconds"]) == {"prefill", "draft", "verify", "sample", "host"}
     # The phases are parts of the whole time; each is rounded to a millisecond.
     assert sum(result["phase_seconds"].values()) < result["seconds"] + 0.004
+
+
+def test_audits_are_compared_with_plain_decoding_and_must_be_equal(
+    model_dir: Path, prompts_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["--model", str(model_dir), "--prompts", str(prompts_path), "--max-tokens", "20", "--count", "3"]
+    assert audit.main(command) == 0
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(result["sampling"], result["answers"], result["equal"]) for result in results] == [
+        (name, 3, 3) for name in audit.SAMPLINGS
+    ]
+    assert all(result["ratio"] > 0 for result in results)
+
+    seeds = iter(range(1000))  # the same request gets another seed each time
+    monkeypatch.setattr(
+        audit,
+        "generate",
+        lambda engine, requests: generate(
+            engine, [replace(r, sampling=replace(r.sampling, seed=next(seeds))) for r in requests]
+        ),
+    )
+    assert audit.main(command) == 1
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,28 @@ def test_a_streamed_answer_is_not_interpreted_as_markup(run: Run) -> None:
     assert api.body()["messages"] == [{"role": "user", "content": "2+2?"}]
 
 
+def test_an_audit_shows_each_verdict_and_fails_if_one_is_not_equal(run: Run, tmp_path: Path) -> None:
+    line = {"request": {"prompt": "x"}, "response": {"choices": [{"token_ids": [1]}], "system_fingerprint": "fp1"}}
+    file = tmp_path / "answers.jsonl"
+    file.write_text(f"{json.dumps(line)}\n" * 2)
+    verdict = {"object": "audit", "system_fingerprint": "fp1.a", "choices": [{"index": 0, "verdict": "equal"}]}
+    equal = ok({**verdict, "verdict": "equal"})
+    difference = {"index": 0, "verdict": "different", "differs": "token", "position": 7, "expected": 3, "actual": 4}
+    different = ok({**verdict, "verdict": "different", "choices": [difference]})
+    parts = [{"part": "build", "expected": "a", "actual": "b"}]
+    mismatch = ok({"object": "audit", "system_fingerprint": "fp1.a", "verdict": "fingerprint_mismatch", "parts": parts})
+
+    api = ScriptedApi(equal, equal)
+    assert run("audit", "math", str(file), api=api).exit_code == 0
+    assert api.body() == {"model": "math", **line}
+
+    result = run("--json", "audit", "math", str(file), api=ScriptedApi(different, mismatch))
+    assert result.exit_code == 4
+    shown = [json.loads(text) for text in result.stdout.splitlines()]
+    assert (shown[0]["verdict"], shown[0]["position"], shown[0]["expected"]) == ("different", 7, 3)
+    assert (shown[1]["line"], shown[1]["verdict"], shown[1]["parts"]) == (2, "fingerprint_mismatch", "build")
+
+
 def test_the_command_stops_a_deployment(run: Run) -> None:
     api = ScriptedApi(ok(deployment_json(desired_state="stopped")))
 

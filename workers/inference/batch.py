@@ -48,7 +48,11 @@ def run_batch(spec: BatchSpec, emit: Emit) -> Finished:
                 max_batch_size=spec.max_batch_size, dtype=spec.dtype, weights=spec.weights, device=spec.device
             ),
         )
-    return answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=engine.max_seq_len)
+    fingerprint = str(engine.fingerprint())
+    max_seq_len = engine.max_seq_len
+    return answer_shards(
+        spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=max_seq_len, fingerprint=fingerprint
+    )
 
 
 def answer_shards(
@@ -58,11 +62,16 @@ def answer_shards(
     engine: RowEngine,
     tokenizer: Tokenizer,
     max_seq_len: int,
+    fingerprint: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Finished:
-    """Args: clock: returns Unix seconds for the field `created` of the answers."""
+    """
+    Args:
+        fingerprint: `system_fingerprint` of the answers.
+        clock: returns Unix seconds for the field `created` of the answers.
+    """
     shards = [_Shard(shard) for shard in sorted(spec.shards, key=lambda s: s.row_from)]
-    lines = _Lines(spec, clock)
+    lines = _Lines(spec, clock, fingerprint)
     total = sum(shard.num_rows for shard in shards)
     done, tokens = 0, 0
     started = time.monotonic()
@@ -112,10 +121,11 @@ def _result(shards: Sequence["_Shard"], tokens: int, seconds: float) -> dict[str
 class _Lines:
     """Builds the lines of shard files."""
 
-    def __init__(self, spec: BatchSpec, clock: Callable[[], float]) -> None:
+    def __init__(self, spec: BatchSpec, clock: Callable[[], float], fingerprint: str | None) -> None:
         self._id_suffix = spec.job_id.rsplit("_", 1)[-1]
         self._model_name = spec.model_name
         self._clock = clock
+        self._fingerprint = fingerprint
 
     def for_answer(self, answer: RowAnswer) -> dict[str, Any]:
         row = answer.request.row
@@ -123,6 +133,7 @@ class _Lines:
             response_id=f"{row.response_prefix}{self._id_suffix}_{row.number}",
             created=int(self._clock()),
             model=self._model_name,
+            fingerprint=self._fingerprint,
         )
         return self._line(row, ok=True, status=200, body=body) | {
             "prompt_token_ids": list(answer.request.request.prompt_token_ids),

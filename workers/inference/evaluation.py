@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
+from engine.fingerprint import fingerprint_of
 from engine.grammars.compiler import compiler_for
 from engine.load import apply_adapter, load_drafter, load_model
 from engine.loop import Engine
@@ -54,6 +55,7 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
         repeats=spec.repeats,
         rows_refused=refused,
         row_invariance=arms.plain.row_invariance,
+        system_fingerprint=str(arms.plain.fingerprint()),
         economics=Economics(spec.price_per_gpu_hour, spec.training_seconds),
         model_answers=_answers_without_adapter(spec, arms, rows, tokenizer),
     )
@@ -82,9 +84,9 @@ def load_arms(spec: EvaluationSpec) -> Arms:
     config = _engine_config(spec)
     drafter = load_drafter(spec.drafter, model, speculator, model_dir=model_dir)
     arms = Arms(plain=Engine(model, NoDrafter(), config), speculative=Engine(model, drafter, config))
-    verdict = check_row_invariance(model)
+    verdict, fingerprint = check_row_invariance(model), fingerprint_of(model_dir, model)
     for engine in (arms.plain, arms.speculative):
-        engine.row_invariance = verdict
+        engine.row_invariance, engine.base_fingerprint = verdict, fingerprint
         apply_adapter(engine, spec.drafter, speculator)
     return arms
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from workers.build import build_identity, file_sha256
-from workers.contracts import EvaluationSpec, files_below, fingerprint
+from workers.build import build_identity
+from workers.contracts import EvaluationSpec, file_sha256, files_below, fingerprint
 from workers.inference.comparison import ArmTotals, Measurement
 from workers.inference.report import tokens_by_row
 from workers.inference.rows import RowRequest
@@ -61,6 +61,7 @@ def evidence(
         "device": {"type": report["device"], "name": device_name(report["device"])},
         "dtype": report["dtype"],
         "weights": report["weights"],
+        "system_fingerprint": report["system_fingerprint"],
         "build": build_identity(),
     }
 

@@ -16,6 +16,7 @@ MAX_DIVERGENCES = 100
 
 DEFINITIONS = {
     "exact": "Whether the engine's test of row invariance passed for this model on this machine; if not, exact_reason.",
+    "system_fingerprint": "What determines the answers besides the request, as in responses; see docs/audit.md.",
     "outputs_equal": "Prompts for which all runs, plain and speculative at all concurrencies, gave the same token ids.",
     "equal_to": "What outputs_equal compares with: model, or model_and_adapter if the speculator has its own adapter.",
     "outputs_equal_to_model": "Prompts for which all runs gave the token ids of the named model, without any adapter.",
@@ -50,6 +51,7 @@ def evaluation_report(
     repeats: int,
     rows_refused: int,
     row_invariance: RowInvariance,
+    system_fingerprint: str,
     economics: Economics,
     model_answers: Mapping[int, tuple[int, ...]] | None = None,
 ) -> dict[str, Any]:
@@ -79,6 +81,7 @@ def evaluation_report(
         "rows_refused": rows_refused,
         "exact": row_invariance.exact,
         "exact_reason": row_invariance.reason,
+        "system_fingerprint": system_fingerprint,
         "equal_to": MODEL if model_answers is None else MODEL_AND_ADAPTER,
         "outputs_equal": len(reference) - len(divergences),
         "outputs_equal_to_model": len(reference) - len(from_model),

@@ -13,7 +13,7 @@ from typing import Any
 from engine.grammars.compiler import GrammarCompiler
 from engine.openai.answer import AnswerStream
 from engine.openai.requests import InvalidRequest, ParsedRequest, parse_chat, parse_completion
-from engine.openai.responses import Head, chat_completion, error_body, text_completion
+from engine.openai.responses import Head, add_token_ids, chat_completion, error_body, text_completion
 from engine.request import Request, SpeculationStats, StepOutput
 from engine.tokenizer import Tokenizer
 from workers.failures import InvalidInputError
@@ -150,24 +150,29 @@ class RowAnswer:
         if output.speculation is not None:
             self.speculation = output.speculation
 
-    def body(self, *, response_id: str, created: int, model: str) -> dict[str, Any]:
+    def body(self, *, response_id: str, created: int, model: str, fingerprint: str | None = None) -> dict[str, Any]:
         """Returns the answer as OpenAI's completion object."""
         respond = chat_completion if self.request.row.url == _CHAT_URL else text_completion
-        return respond(
+        answer = self._stream.answer()
+        body = respond(
             Head(
                 response_id=response_id,
                 created=created,
                 model=model,
                 seed=self.request.request.sampling.seed,
                 limits=self.request.parsed.limits,
+                fingerprint=fingerprint,
             ),
-            [self._stream.answer()],
+            [answer],
             num_prompt_tokens=len(self.request.request.prompt_token_ids),
             num_cached_tokens=self.speculation.num_cached_tokens,
             stats=self.speculation,
             tokenizer=self._tokenizer,
             calls=self.request.parsed.calls,
         )
+        if self.request.parsed.return_token_ids:
+            add_token_ids(body, [self.request.request.prompt_token_ids], [answer])
+        return body
 
 
 def output_row(*, row_id: str, row: InputRow, status: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from engine.target_texts import target_texts
 from workers.contracts import TrainingSpec
 from workers.hyperparameters.kinds import Hyperparameters, as_values
 from workers.training.checkpoint import sync
@@ -61,10 +62,12 @@ def write_artifact(
     parameters: Hyperparameters,
     corpus: Corpus,
     report: dict[str, Any],
+    fingerprint: str,
 ) -> None:
     """Writes the artifact to `folder`.
 
     Args:
+        fingerprint: `system_fingerprint` of the target as it was trained for.
         save: writes the speculator's config and weights into the given folder.
 
     Effects: the folder is written completely or not at all; an older artifact there is replaced.
@@ -80,6 +83,8 @@ def write_artifact(
     command = {"method": spec.method, "seed": spec.seed, "hyperparameters": as_values(parameters)}
     origin = provenance(
         target_revision=spec.target_revision,
+        target_texts=target_texts(Path(spec.model_dir)),
+        system_fingerprint=fingerprint,
         data_sha256=corpus.sha256,
         initial=Path(spec.initial_speculator_dir) if spec.initial_speculator_dir else None,
         command=command,

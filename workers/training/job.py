@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from engine.errors import SpeculatorNotLoadable
+from engine.fingerprint import fingerprint_of
 from engine.load import load_model
 from workers.contracts import Finished, TrainingSpec
 from workers.emitter import Emit
@@ -110,7 +111,16 @@ def _train(
     )
     folder = output_dir / "speculator"
     save = partial(method.save, base_model=spec.target_revision)
-    write_artifact(folder, save, spec=spec, parameters=parameters, corpus=preparation.corpus, report=report)
+    fingerprint = str(fingerprint_of(preparation.model_dir, preparation.target))
+    write_artifact(
+        folder,
+        save,
+        spec=spec,
+        parameters=parameters,
+        corpus=preparation.corpus,
+        report=report,
+        fingerprint=fingerprint,
+    )
     return Finished(
         result={key: value for key, value in report.items() if key not in ("history", "validation_ids")},
         artifacts={"speculator": str(folder)},

@@ -2,10 +2,12 @@
 
 Exit codes: 0 success · 1 the service returned an error or the network failed · 2 the command line is wrong, or there is
 no login · 3 the object does not exist · 4 the batch, pipeline or evaluation failed, was rejected or cancelled, the
-dataset has bad lines, or a certificate says that answers differ · 130 interrupted
+dataset has bad lines, a certificate says that answers differ, or an audit finds one that is not equal · 130 interrupted
 """
 
+import json
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -125,6 +127,28 @@ def chat(
         for piece in client.chat.stream(model=model, messages=messages, **given_options):
             cli.output.text(piece.text, end="")
         cli.output.text("")
+
+
+@app.command()
+def audit(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="The name of a deployment.")],
+    file: Annotated[Path, typer.Argument(exists=True, help='JSON lines: {"request": ..., "response": ...}.')],
+) -> None:
+    """Score answers again; the exit code is 4 if any is not equal."""
+    cli = context_of(context)
+    is_equal = True
+    with cli.client() as client, file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            values = json.loads(line)
+            verdict = client.audits.create(model=model, request=values["request"], response=values["response"])
+            first = next((choice for choice in verdict.choices if choice["verdict"] != "equal"), {})
+            found = {name: first[name] for name in ("index", "differs", "position", "expected", "actual") if first}
+            parts = {"parts": ", ".join(part["part"] for part in verdict.parts)} if verdict.parts else {}
+            cli.output.one({"line": number, "verdict": verdict.verdict, **found, **parts})
+            is_equal = is_equal and verdict.is_equal
+    if not is_equal:
+        raise typer.Exit(JOB_FAILED)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from engine.counters import Counters
 from engine.drafters.base import Drafter
 from engine.drafters.none import NoDrafter
 from engine.errors import AdapterNotLoadable
+from engine.fingerprint import Fingerprint
 from engine.lora.adapters import LoraAdapter
 from engine.models.quantized.report import WeightsReport
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
@@ -34,7 +35,7 @@ class FakeAdapters:
     def read(self, name: str, folder: Path) -> LoraAdapter:
         if folder.name == "broken":
             raise AdapterNotLoadable("the folder holds no adapter")
-        return LoraAdapter(name, ())
+        return LoraAdapter(name, (), "ab" * 32)
 
     def put(self, adapter: LoraAdapter) -> None:
         self._loaded[adapter.name] = adapter
@@ -86,6 +87,9 @@ class FakeEngine:
         self.adapters = FakeAdapters()
         self.row_invariance = EXACT
         self.weights_report = WeightsReport("awq int4", "bfloat16 (widened)")
+
+    def fingerprint(self, adapter: str | None = None) -> Fingerprint | None:
+        return None
 
     def swap_drafter(self, drafter: Drafter) -> None:
         self.drafter = drafter

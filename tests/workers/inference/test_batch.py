@@ -68,6 +68,7 @@ def test_an_output_row_has_the_fields_of_openais_batch_output(tmp_path: Path, ti
     assert output.keys() == {"id", "custom_id", "response", "error"}
     assert (output["id"], output["error"]) == ("batch_req_0123_0", None)
     assert (output["response"]["status_code"], output["response"]["request_id"]) == (200, "req_0123_0")
+    assert output["response"]["body"]["system_fingerprint"] == str(load_engine(tiny_model).fingerprint())
     body = output["response"]["body"]
     assert (body["object"], body["model"], len(body["choices"])) == ("chat.completion", "tiny", 1)
     assert body["usage"]["completion_tokens"] == len(line["completion_token_ids"]) == 24

@@ -92,6 +92,7 @@ def test_the_evidence_describes_the_run_and_its_result(tmp_path: Path, tiny_mode
     spec = make_spec(tmp_path, tiny_model, rows)
     found = json.loads(Path(run_evaluation(spec, Recorder()).artifacts["evidence"]).read_text())
     assert found["result"] == "equal"
+    assert found["system_fingerprint"] == str(load_engine(tiny_model).fingerprint())
     assert found["counts"] == {
         "prompts": 5,
         "equal": 5,
@@ -271,6 +272,7 @@ def report_of(*measurements: Measurement, model_answers: dict[int, tuple[int, ..
         repeats=1,
         rows_refused=0,
         row_invariance=EXACT,
+        system_fingerprint="fp1.of.the.test",
         economics=Economics(price_per_gpu_hour=3.6, training_seconds=100.0),
         model_answers=model_answers,
     )

@@ -4,9 +4,12 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +22,8 @@ from safetensors.torch import load_file
 
 from engine.config import EngineConfig
 from engine.drafters.medusa_heads import WEIGHTS_FILE, MedusaHeads
+from engine.errors import SpeculatorNotLoadable
+from engine.fingerprint import Fingerprint
 from engine.generate import generate
 from engine.load import load_engine, load_model
 from engine.request import Request, SamplingParams
@@ -64,6 +69,7 @@ def test_the_artifact_records_the_target_data_command_versions_and_file_hashes(t
     folder = Path(trained.artifacts["speculator"])
     provenance = json.loads((folder / "provenance.json").read_text())
     assert provenance["target_revision"] == "f00d"
+    assert Fingerprint.parse(provenance["system_fingerprint"]).dtype == "float32"
     assert provenance["data_sha256"] == hashlib.sha256(tokens.read_bytes()).hexdigest()
     assert provenance["command"]["hyperparameters"]["max_steps"] == 100
     assert provenance["versions"]["torch"] == version("torch")
@@ -74,6 +80,31 @@ def test_the_artifact_records_the_target_data_command_versions_and_file_hashes(t
     report = json.loads((folder / "report.json").read_text())
     assert report["history"][0]["step"] == 0
     assert (report["conversations_train"], report["conversations_validation"]) == (43, 5)  # of 2 x 24 answers
+
+
+def other_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+
+
+def other_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " ")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda _: None, None),
+        (other_template, "another chat template than"),
+        (other_tokenizer, "another tokenizer than"),
+    ],
+)
+def test_a_speculator_is_refused_if_its_models_tokenizer_or_template_has_changed(
+    tmp_path: Path, trained: Finished, tiny_model: Path, change: Callable[[Path], None], named: str | None
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    change(folder)
+    with pytest.raises(SpeculatorNotLoadable, match=named) if named else nullcontext():
+        load_engine(folder, drafter="medusa", speculator_dir=Path(trained.artifacts["speculator"]))
 
 
 def test_training_increases_the_acceptance_length(trained: Finished) -> None:

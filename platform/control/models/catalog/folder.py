@@ -22,6 +22,7 @@ from workers.model_folders import (
     QUANTIZED_CHECKPOINT,
     code_key,
     quantized_message,
+    texts_sha256,
     unreadable_quantization,
 )
 from workers.model_types import VERDICTS
@@ -51,10 +52,12 @@ class ModelFolder:
     model_type: str
     revision: str  # SHA-256, hexadecimal
     sizes: dict[str, Any] | None  # `ModelSizes` as a dictionary; None: the model's memory cannot be planned
+    texts: dict[str, str]  # of `texts_sha256`
 
     def columns(self) -> dict[str, Any]:
         """The values of a `BaseModel`'s columns."""
-        return {"path": str(self.path), "model_type": self.model_type, "revision": self.revision, "sizes": self.sizes}
+        names = ("model_type", "revision", "sizes", "texts")
+        return {"path": str(self.path)} | {name: getattr(self, name) for name in names}
 
 
 def inspect_folder(path: Path) -> ModelFolder:
@@ -82,7 +85,9 @@ def inspect_folder(path: Path) -> ModelFolder:
     for file in weights:
         check_safetensors(file)
     revision = _revision([path / "config.json", *weights])
-    return ModelFolder(path=path, model_type=model_type, revision=revision, sizes=_sizes(config))
+    return ModelFolder(
+        path=path, model_type=model_type, revision=revision, sizes=_sizes(config), texts=texts_sha256(path)
+    )
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, Any] | None:

@@ -39,6 +39,9 @@ class BaseModel(ProjectObject):
     sizes = models.JSONField(
         null=True, blank=True, help_text="The sizes from which an engine's memory is planned; null: unknown."
     )
+    texts = models.JSONField(
+        null=True, blank=True, help_text="SHA-256 of the tokenizer and of the chat template; null: unknown."
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -66,6 +69,9 @@ class Speculator(ProjectObject):
     kind = models.CharField(max_length=24)
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.TRAINING)
     target_revision = models.CharField(max_length=64)
+    target_texts = models.JSONField(
+        null=True, blank=True, help_text="The model's tokenizer and chat template at the training; null: unknown."
+    )
     storage_prefix = models.CharField(
         max_length=400, blank=True, help_text="Prefix of the artifact's storage keys; set when the speculator is ready."
     )

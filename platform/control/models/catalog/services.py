@@ -37,14 +37,14 @@ def base_model_register(*, name: str, path: Path | str, organization: Organizati
     if existing.revision != folder.revision:
         message = f"{name!r} is already the name of other weights (revision {existing.revision[:12]})"
         raise ApiError(409, message, "name_taken", "name")
-    BaseModel.objects.filter(pk=existing.pk).update(path=str(folder.path), sizes=folder.sizes)
+    BaseModel.objects.filter(pk=existing.pk).update(path=str(folder.path), sizes=folder.sizes, texts=folder.texts)
     existing.refresh_from_db()
     return existing
 
 
 @transaction.atomic
 def speculator_create(*, organization: Organization, base_model: BaseModel, name: str, kind: str) -> Speculator:
-    """Creates the next version under this name, bound to the current weights of the base model."""
+    """Creates the next version under this name, bound to the base model's current weights and tokenizer."""
     Organization.objects.select_for_update().get(pk=organization.pk)  # two calls must not choose the same version
     last = Speculator.objects.filter(organization=organization, name=name).aggregate(last=Max("version"))["last"]
     return Speculator.objects.create(
@@ -54,6 +54,7 @@ def speculator_create(*, organization: Organization, base_model: BaseModel, name
         version=(last or 0) + 1,
         kind=kind,
         target_revision=base_model.revision,
+        target_texts=base_model.texts,
     )
 
 

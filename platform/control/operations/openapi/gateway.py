@@ -22,28 +22,45 @@ class Completion(ResponseModel):
     choices: list[Any]
 
 
+class Audit(ResponseModel):
+    """The verdict on a response: `equal`, `different` or `fingerprint_mismatch`."""
+
+    model_config = {"extra": "allow"}
+
+    object: str
+    verdict: str
+    system_fingerprint: str
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "/v1/chat/completions": Operation(id="chat.completions.create", response=Completion, also=EVENTS),
     "/v1/completions": Operation(id="completions.create", response=Completion, also=EVENTS),
+    "/v1/audit": Operation(id="audits.create", response=Audit),
 }
-_PROMPTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}  # the required member besides `model`
+_MEMBERS = {  # the required members besides `model`
+    "/v1/chat/completions": ("messages",),
+    "/v1/completions": ("prompt",),
+    "/v1/audit": ("request", "response"),
+}
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 
 def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
     """Hook of drf-spectacular. Describes the body loosely, because the gateway forwards it to the engine unchanged."""
-    result["components"]["schemas"]["Completion"] = model_json_schema(Completion)
+    for response in (Completion, Audit):
+        result["components"]["schemas"][response.__name__] = model_json_schema(response)
     for path, operation in OPERATIONS.items():
-        prompt = _PROMPTS[path]
+        members = _MEMBERS[path]
         body = {
             "type": "object",
-            "required": ["model", prompt],
-            "properties": {"model": {"type": "string", "description": "A deployment's name."}, prompt: {}},
+            "required": ["model", *members],
+            "properties": {"model": {"type": "string", "description": "A deployment's name."}}
+            | {member: {} for member in members},
         }
-        content = {
-            "application/json": {"schema": {"$ref": "#/components/schemas/Completion"}},
-            EVENTS: {"schema": {"type": "string"}},
-        }
+        schema = {"$ref": f"#/components/schemas/{operation.response.__name__}"}
+        content: dict[str, Any] = {"application/json": {"schema": schema}}
+        if operation.also == EVENTS:
+            content[EVENTS] = {"schema": {"type": "string"}}
         result["paths"][path] = {
             "post": {
                 "operationId": operation.id,
@@ -52,7 +69,10 @@ def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
                 "requestBody": {"content": {"application/json": {"schema": body}}, "required": True},
                 "security": [{"key": []}],
                 "responses": {
-                    "200": {"content": content, "description": "With `stream`, server-sent events."},
+                    "200": {
+                        "content": content,
+                        "description": "With `stream`, server-sent events." if EVENTS in content else "The verdict.",
+                    },
                     **{status: {"content": _ERROR, "description": text} for status, text in FAILURES.items()},
                 },
             }

@@ -38,7 +38,7 @@ MAX_REQUESTS = 20_000  # of one deployment; the newest are kept
 MAX_FILE_BYTES = MAX_TEXT_BYTES
 _READ_ROWS = 16
 # Parameters without use for training. `capture_export` adds `model` again, as the base model's name.
-_NOT_KEPT = ("model", "stream", "stream_options", "n", "user", "metadata", "store")
+_NOT_KEPT = ("model", "stream", "stream_options", "n", "user", "metadata", "store", "return_token_ids")
 
 
 @audited("capture.set")

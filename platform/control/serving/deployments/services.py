@@ -21,6 +21,7 @@ from control.serving.deployments.states import RUNNING_STATES, State, transition
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
 from control.tenants.events.services import event_record
+from workers.model_folders import changed_texts
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -96,6 +97,9 @@ def _check_speculator(speculator: Speculator, base_model: BaseModel) -> None:
             f"Speculator {speculator.id} was trained for revision {speculator.target_revision[:12]} of its model, "
             f"but {base_model.name!r} is revision {base_model.revision[:12]}."
         )
+        raise ApiError(409, message, "speculator_mismatch", "speculator_id")
+    if changed := changed_texts(speculator.target_texts, base_model.texts):
+        message = f"Speculator {speculator.id} was trained with another {changed} than {base_model.name!r} has now."
         raise ApiError(409, message, "speculator_mismatch", "speculator_id")
 
 

@@ -22,7 +22,7 @@ from control.serving.gateway.serving import serve
 from control.tenants.async_requests.handler import UnreadHandler, UnreadRequest
 from control.tenants.authentication.caller import Caller
 
-PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/audit"})
 CLOSE_SECONDS = 5.0  # for requests that the server has cancelled
 
 

@@ -1,4 +1,4 @@
-"""What the gateway needs to know of a request for a completion, read from its body.
+"""What the gateway needs to know of a request for a completion or an audit, read from its body.
 
 Uses the standard library only, because `large_bodies` also runs this file as a small process:
 
@@ -49,14 +49,20 @@ class CompletionRequest:
     has_tools: bool  # also in earlier messages
     num_choices: int  # for each prompt
     max_tokens: int | None  # None: not given, or invalid
+    is_audit: bool = False  # of an answer, which the engine reads and does not generate
 
     @classmethod
     def of(cls, body: Mapping[str, Any], *, num_bytes: int) -> Self:
         """Raises: InvalidRequest: `model` is not a string."""
+        model, usage, is_audit = _model(body), UsageOptions.of(body), "response" in body
+        if is_audit:  # the request that was answered is a member
+            request = body.get("request")
+            body = request if isinstance(request, dict) else {}
         messages = _items(body.get("messages"))
         return cls(
-            model=_model(body),
-            usage=UsageOptions.of(body),
+            model=model,
+            usage=usage,
+            is_audit=is_audit,
             num_prompts=_num_prompts(body),
             num_bytes=num_bytes,
             num_parts=sum(1 + len(_items(_member(message, "content"))) for message in messages),

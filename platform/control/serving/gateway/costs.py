@@ -10,11 +10,12 @@ def cost_bound(request: CompletionRequest, route: Route) -> int:
     """Returns an upper bound in billionths of a dollar.
 
     Neither prompt nor answer is longer than the model's context. A request without `max_tokens` may use all of the
-    context.
+    context. An audit reads the answers, so their tokens have the price of a prompt's.
     """
     answer_tokens = min(request.max_tokens or route.context_tokens, route.context_tokens)
     output_tokens = request.num_prompts * request.num_choices * answer_tokens
-    return _input_tokens(request, route) * route.input_nanousd + output_tokens * route.output_nanousd
+    answer_nanousd = route.input_nanousd if request.is_audit else route.output_nanousd
+    return _input_tokens(request, route) * route.input_nanousd + output_tokens * answer_nanousd
 
 
 def _input_tokens(request: CompletionRequest, route: Route) -> int:

@@ -1,4 +1,4 @@
-"""Serves a request for a completion: the only way to an endpoint.
+"""Serves a request for a completion or an audit: the only way to an endpoint.
 
     key → organization → its deployment named `model` → the engine's port, with the engine's own token
 
@@ -99,7 +99,7 @@ async def _serve(
         path=request.path,
         named_id=route.named_id,
         base_model_id=route.base_model_id,
-        captured=raw if len(raw) <= MAX_BODY_BYTES else None,
+        captured=raw if len(raw) <= MAX_BODY_BYTES and not completion.is_audit else None,
         reserved=reserved,
         span=_begin_span(completion.model, request.path),
     )
@@ -156,7 +156,7 @@ class _Exchange:
     path: str
     named_id: str
     base_model_id: str
-    captured: bytes | None  # the body, which is kept if the deployment's owner has opted in; None: it is too long
+    captured: bytes | None  # the body, kept if the deployment's owner has opted in; None: too long, or an audit
     reserved: _Reserved | None  # None: no spend cap applies
     span: Span
 

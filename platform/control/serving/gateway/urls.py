@@ -5,4 +5,5 @@ from control.serving.gateway import views
 urlpatterns = [
     path("chat/completions", views.chat_completions),
     path("completions", views.completions),
+    path("audit", views.audit),
 ]

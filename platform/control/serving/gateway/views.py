@@ -34,6 +34,11 @@ async def completions(request: HttpRequest) -> HttpResponseBase:
     return await serve(request, _InDjango(request))
 
 
+@csrf_exempt
+async def audit(request: HttpRequest) -> HttpResponseBase:
+    return await serve(request, _InDjango(request))
+
+
 class _InDjango:
     """A `serving.Backend` for one request."""
 

@@ -102,6 +102,7 @@ def speculator_import(
             limit_bytes = min(get_config().max_weights_bytes, _FREE_BYTES + _MAX_GROWTH * file.size_bytes)
             unpack(archive, foreign, limit_bytes=limit_bytes)
             provenance = {"archive_sha256": file.sha256, "target_revision": base_model.revision}
+            provenance |= base_model.texts or {}
             kind = import_speculator(foreign, form, _target(base_model), native, provenance=provenance)
         prefix = f"{organization.pk}/speculators/{speculator_id()}"
         get_storage().put_folder(prefix, native)

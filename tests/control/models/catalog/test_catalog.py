@@ -20,6 +20,7 @@ from control.serving.deployments.models import Deployment
 from control.tenants.accounts.models import Organization
 from tests.control.factories import make_base_model, make_organization
 from tests.control.models.catalog.test_folder import TENSOR, make_folder, safetensors
+from workers.model_folders import changed_texts
 
 
 def make_speculator(organization: Organization, name: str = "fast") -> Speculator:
@@ -92,6 +93,17 @@ def test_versions_of_a_name_are_counted_within_an_organization(db: None) -> None
 
     assert [speculator.version for speculator in made] == [1, 2, 1, 1]
     assert made[0].target_revision == made[0].base_model.revision
+
+
+def test_a_speculator_keeps_the_digests_of_the_texts_that_it_was_trained_with(tmp_path: Path, db: None) -> None:
+    folder = make_folder(tmp_path / "model")
+    model = base_model_register(name="tiny", path=folder)
+    trained = speculator_create(organization=make_organization(), base_model=model, name="s", kind="medusa")
+    (folder / "chat_template.jinja").write_text("another")
+    model = base_model_register(name="tiny", path=folder)
+
+    assert set(trained.target_texts or {}) == {"tokenizer_sha256", "chat_template_sha256"}
+    assert changed_texts(trained.target_texts, model.texts) == "chat template"
 
 
 def test_the_result_of_training_is_written_only_once(db: None) -> None:

@@ -75,6 +75,8 @@ def test_an_unknown_model_is_not_found(client: Client) -> None:
     ("values", "code"),
     [
         ({"target_revision": "1" * 64}, "speculator_mismatch"),
+        ({"target_texts": {"tokenizer_sha256": "1", "chat_template_sha256": "b"}}, "speculator_mismatch"),
+        ({"target_texts": {"tokenizer_sha256": "a", "chat_template_sha256": "1"}}, "speculator_mismatch"),
         ({"status": Speculator.Status.TRAINING}, "speculator_not_ready"),
     ],
 )
@@ -82,6 +84,7 @@ def test_a_speculator_for_other_weights_or_in_training_is_refused(
     client: Client, organization: Organization, values: dict[str, object], code: str
 ) -> None:
     model = make_base_model()
+    BaseModel.objects.update(texts={"tokenizer_sha256": "a", "chat_template_sha256": "b"})
     speculator = make_speculator(model, organization, **values)
 
     status, body = create(client, name="fast", model=model.name, speculator_id=speculator.pk)

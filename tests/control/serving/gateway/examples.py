@@ -10,4 +10,7 @@ BODIES: Bodies = {
         lambda world: {"model": "nothing", "messages": [{"role": "user", "content": "x"}]}, {"model": "deployment_name"}
     ),
     "POST /v1/completions": Body(lambda world: {"model": "nothing", "prompt": "x"}, {"model": "deployment_name"}),
+    "POST /v1/audit": Body(
+        lambda world: {"model": "nothing", "request": {"prompt": "x"}, "response": {}}, {"model": "deployment_name"}
+    ),
 }

@@ -43,6 +43,19 @@ def test_the_reserved_cost_covers_every_answer_of_a_request(body: dict[str, Any]
     assert cost_bound(request, replace(ROUTE, input_nanousd=0)) == 1000 * output_tokens
 
 
+@pytest.mark.parametrize(
+    ("values", "answer_tokens"), [({}, 100), ({"max_tokens": 7}, 7), ({"max_tokens": 7, "n": 3}, 21)]
+)
+def test_an_audit_reserves_the_price_of_a_prompt_for_the_answers_that_it_reads(
+    values: dict[str, Any], answer_tokens: int
+) -> None:
+    body = {"model": "m", "request": {"prompt": "x", **values}, "response": {"choices": []}}
+    request = CompletionRequest.of(body, num_bytes=10**6)
+
+    assert request.is_audit
+    assert cost_bound(request, ROUTE) == 100 + answer_tokens
+
+
 def test_a_prompt_is_never_reserved_as_longer_than_the_context() -> None:
     request = CompletionRequest.of({"model": "m", "max_tokens": 1}, num_bytes=10**6)
 

@@ -16,7 +16,7 @@ from control.tenants.administration.services import api_key_revoke
 MIB = 2**20
 LARGE = 150 * MIB
 PATHS = [("/v1/files", LARGE), ("/v1/uploads/upload_1/parts", LARGE), ("/v1/batches", 5 * MIB)]
-GATEWAY = [("/v1/chat/completions", 5 * MIB), ("/v1/completions", 5 * MIB)]
+GATEWAY = [("/v1/chat/completions", 5 * MIB), ("/v1/completions", 5 * MIB), ("/v1/audit", 5 * MIB)]
 
 
 class Caller:

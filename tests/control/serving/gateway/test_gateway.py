@@ -73,7 +73,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 @pytest.mark.usefixtures("deployment")
-@pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/audit"])
 def test_a_request_is_passed_to_the_engine_unchanged(client: httpx2.Client, path: str) -> None:
     body = chat("hello", temperature=0.5, prompt="hello", a_parameter_of_tomorrow=[1, 2])
 

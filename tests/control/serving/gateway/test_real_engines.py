@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx2
 import pytest
+from django.db.models import Sum
 
+from control.billing.usage.models import UsageRecord
 from control.core.storage.backends import get_storage
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.supervisor import Supervisor
@@ -69,6 +72,26 @@ def test_a_stopped_deployment_completes_its_streams_and_refuses_new_requests(
         answer(api, "fast", "One more.")
     assert refused.value.code == "deployment_stopped"
     check_usage(num_requests=len(CONTENTS), num_tokens=1000 * len(CONTENTS))
+
+
+@pytest.mark.usefixtures("real_deployment")
+def test_an_answer_is_audited_through_the_gateway_and_metered_as_a_prompt(
+    api: Client, base_url: str, token: str
+) -> None:
+    request = {"prompt": "Count.", "max_tokens": MAX_TOKENS, "seed": 3, "return_token_ids": True, "logprobs": 0}
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx2.Client(base_url=base_url, headers=headers, trust_env=False, timeout=60) as client:
+        response = client.post("/completions", json={"model": "fast", **request}).json()
+
+    assert api.audits.create(model="fast", request=request, response=response).is_equal
+    response["choices"][0]["token_ids"][5] ^= 1
+    found = api.audits.create(model="fast", request=request, response=response)
+
+    assert (found.verdict, found.choices[0]["position"]) == ("different", 5)
+    num_tokens = response["usage"]["completion_tokens"]
+    check_usage(num_requests=3, num_tokens=num_tokens)
+    read = 3 * response["usage"]["prompt_tokens"] + 2 * num_tokens
+    assert UsageRecord.objects.aggregate(sum=Sum("input_tokens"))["sum"] == read
 
 
 def test_a_rollout_from_one_real_engine_to_another_changes_no_answer_and_loses_no_request(

@@ -26,7 +26,7 @@ from tests.control.world import World
 pytestmark = pytest.mark.django_db
 
 # These routes send prompts to an engine and change no row that is audited.
-GATEWAY = ("/v1/chat/completions", "/v1/completions")
+GATEWAY = ("/v1/chat/completions", "/v1/completions", "/v1/audit")
 # These routes need the files of a speculator; tests/control/workflows/speculators tests their events.
 EXCHANGES = ("/v1/speculators", "/v1/speculators/{speculator_id}/export")
 OPERATIONS = [

@@ -31,5 +31,6 @@ def make_evidence(*, equal: int = 20, different: int = 0, exact_reason: str | No
         "device": {"type": "cpu", "name": "a processor"},
         "dtype": "bfloat16",
         "weights": "auto",
+        "system_fingerprint": "fp1.of.the.evidence",
         "build": {"commit": None, "code_sha256": "5" * 64, "versions": {"python": "3.12"}},
     }

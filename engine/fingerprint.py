@@ -1,0 +1,117 @@
+"""The `system_fingerprint` of an engine: a digest of everything but the request that determines an answer's tokens.
+
+    fp1.WEIGHTS.TOKENIZER.TEMPLATE.BUILD.DEVICE.DTYPE.FORMAT.SAMPLING.ADAPTER
+
+Two engines with equal fingerprints give equal answers, bit for bit, so one can audit the answers of the other
+(engine/audit). The parts are separate, so that a mismatch can be named. A drafter has no part, because it does not
+change an answer.
+"""
+
+import functools
+import hashlib
+import json
+import re
+from dataclasses import dataclass, fields, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from engine.digests import weights_sha256
+from engine.models.base import Model
+from engine.models.quantized.report import report_weights
+from kernels.cpu.library import library, processor
+from workers.contracts import file_sha256
+from workers.model_folders import chat_template_sha256, tokenizer_sha256
+
+FORMAT = "fp1"
+SAMPLING_VERSION = 1  # of the noise, the filters and their order; increase it if a change makes answers differ
+NO_ADAPTER = "none"
+_DIGITS = 16  # of a SHA-256: a fingerprint has to tell engines apart, a certificate has whole digests
+_PACKAGES = ("torch", "triton", "numpy", "transformers", "tokenizers", "xgrammar", "jinja2")
+_SOURCES = (("kernels", "*.py"), ("kernels", "*.c"), ("kernels", "*.h"), ("engine", "*.py"))
+_ROOT = Path(__file__).resolve().parents[1]
+_PART = re.compile(r"[A-Za-z0-9_-]{1,80}")
+
+
+class UnknownFingerprint(ValueError):
+    """The text is no fingerprint of a format that this release knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """The parts in the order of the text; values have letters, digits, _ and - only."""
+
+    weights: str  # config.json and safetensors
+    tokenizer: str
+    template: str  # chat templates
+    build: str  # sources, packages that compute, machine code of the CPU kernels
+    device: str  # its type, and a digest of its model and abilities
+    dtype: str
+    format: str  # of the products' weights, such as int8
+    sampling: str  # version of the sampling, and a digest of the defaults in generation_config.json
+    adapter: str = NO_ADAPTER  # LoRA
+
+    def __str__(self) -> str:
+        return ".".join((FORMAT, *(getattr(self, name) for name in PARTS)))
+
+    @classmethod
+    def parse(cls, text: str) -> "Fingerprint":
+        """Raises: UnknownFingerprint."""
+        name, *values = text.split(".")
+        if name != FORMAT or len(values) != len(PARTS) or not all(_PART.fullmatch(value) for value in values):
+            raise UnknownFingerprint(f"a fingerprint must be {FORMAT} and {len(PARTS)} parts, got {text[:200]!r}")
+        return cls(**dict(zip(PARTS, values, strict=True)))
+
+    def with_adapter(self, sha256: str | None) -> "Fingerprint":
+        return replace(self, adapter=NO_ADAPTER if sha256 is None else sha256[:_DIGITS])
+
+
+PARTS = tuple(field.name for field in fields(Fingerprint))
+
+
+def fingerprint_of(model_dir: Path, model: Model) -> Fingerprint:
+    """Reads the weights once, unless their digest is in the user's cache (engine/digests.py)."""
+    return Fingerprint(
+        weights=weights_sha256(model_dir)[:_DIGITS],
+        tokenizer=tokenizer_sha256(model_dir)[:_DIGITS],
+        template=chat_template_sha256(model_dir)[:_DIGITS],
+        build=_build(),
+        device=f"{model.device.type}-{_digest(_device(model.device))}",
+        dtype=str(model.dtype).removeprefix("torch."),
+        format=re.sub(r"[^A-Za-z0-9_]+", "-", report_weights(model_dir, model).kernel)[:80].strip("-"),
+        sampling=f"{SAMPLING_VERSION}-{_defaults(model_dir)}",
+    )
+
+
+@functools.cache
+def _build() -> str:
+    kernels = library()
+    machine_code = None if kernels is None else file_sha256(Path(kernels._name))
+    digest = hashlib.sha256(repr((machine_code, *map(_version, _PACKAGES))).encode())
+    paths = [path for folder, pattern in _SOURCES for path in (_ROOT / folder).rglob(pattern)]
+    for path in sorted(paths):
+        digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+    return f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _defaults(model_dir: Path) -> str:
+    path = model_dir / "generation_config.json"
+    return _digest(json.dumps(json.loads(path.read_bytes()), sort_keys=True) if path.is_file() else "")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,30 @@
+"""Refuses a speculator that was trained with another tokenizer or chat template than the model has now.
+
+Token ids of another tokenizer mean other texts, and under another template the answers that the speculator was trained
+for are not those that are given. The training records the digests in the speculator's provenance.json.
+"""
+
+import json
+from pathlib import Path
+
+from engine.errors import SpeculatorNotLoadable
+from workers.model_folders import changed_texts, texts_sha256
+
+
+def target_texts(model_dir: Path) -> dict[str, str]:
+    """Returns what `check_target_texts` compares. Raises: OSError, ValueError: a file cannot be read."""
+    return texts_sha256(model_dir)
+
+
+def check_target_texts(speculator_dir: Path, model_dir: Path) -> None:
+    """A speculator without this record, such as one that was imported, is accepted. Raises: SpeculatorNotLoadable."""
+    try:
+        trained = json.loads((speculator_dir / "provenance.json").read_bytes())
+    except (OSError, ValueError):
+        return
+    changed = changed_texts(trained if isinstance(trained, dict) else None, target_texts(model_dir))
+    if changed is not None:
+        raise SpeculatorNotLoadable(
+            f"the speculator was trained with another {changed} than the model has now: "
+            "restore the model's files, or train a speculator for them"
+        )

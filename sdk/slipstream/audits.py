@@ -1,0 +1,37 @@
+"""Audits: an endpoint scores an answer again and names the first token that differs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.drivers import Steps, procedure
+from slipstream.http import D, Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """verdict: equal, different or fingerprint_mismatch. Each choice has its own verdict, and its first difference."""
+
+    verdict: str
+    system_fingerprint: str  # of the endpoint
+    choices: Sequence[Mapping[str, Any]] = ()
+    parts: Sequence[Mapping[str, Any]] = ()  # of the fingerprint that differ
+    message: str | None = None
+    usage: Mapping[str, Any] | None = None
+
+    @property
+    def is_equal(self) -> bool:
+        return self.verdict == "equal"
+
+
+class Audits(Resource[D]):
+    @procedure
+    def create(self, /, *, model: str, request: Mapping[str, Any], response: Mapping[str, Any]) -> Steps[Audit]:
+        """Scores a response to an earlier request again.
+
+        Args:
+            model: a deployment with the weights, build and device that gave the answer.
+            request: the body of the chat or text completion.
+            response: the response to it, with token ids (`return_token_ids` in the request).
+        """
+        return self.http.post(Audit, "audit", {"model": model, "request": request, "response": response})

@@ -104,6 +104,12 @@ def parse_usage_options(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
         raise InvalidRequest("stream_options needs stream to be true, got stream false", param="stream_options")
     options = Fields(fields.get("stream_options"), path="stream_options")
     reject_unknown(options, known=("include_usage", "continuous_usage_stats", "include_obfuscation"))
+    if options.boolean("include_obfuscation", False):
+        raise InvalidRequest(
+            "stream_options.include_obfuscation is not supported: it must be false or absent, got true",
+            param="stream_options.include_obfuscation",
+            code="unsupported_parameter",
+        )
     include_usage = options.boolean("include_usage", False)
     return include_usage, include_usage and options.boolean("continuous_usage_stats", False)
 

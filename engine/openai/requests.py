@@ -1,8 +1,8 @@
 """Parses the JSON bodies of OpenAI's chat and text completions into engine requests.
 
 A body is either supported in full or refused. An option that would change the answer but is not implemented is an error
-(`unsupported_parameter`), and so is an unknown name (`unknown_parameter`). Only options that cannot change an answer,
-such as `user` or `metadata`, are ignored.
+(`unsupported_parameter`), and so is an unknown name (`unknown_parameter`). Only the members that
+`engine.openai.without_effect` lists are ignored.
 
     body ─ parse_chat / parse_completion ─ ParsedRequest ─ engine_requests ─ one Request per choice
 """
@@ -15,7 +15,7 @@ from typing import Any
 from engine.fields import Fields, InvalidRequest, encodable, kind_of
 from engine.grammars.compiler import GrammarCompiler
 from engine.grammars.grammar import Grammar
-from engine.openai import options, output_format, tools
+from engine.openai import options, output_format, tools, without_effect
 from engine.openai.messages import mention_tools, parse_messages
 from engine.openai.nesting import check_plain
 from engine.openai.tool_calls import CallForm, CallStyle, form_of_template
@@ -25,11 +25,10 @@ from engine.tokenizer import ChatTemplateError, Tokenizer
 
 __all__ = ["InvalidRequest", "ParsedRequest", "parse_chat", "parse_completion"]
 
-# These options are accepted and do not affect the answer.
-_WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
-_WITHOUT_EFFECT |= {"prompt_cache_key", "prompt_cache_retention"}
 # These options are not implemented. They are refused unless they have one of these values, which have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "service_tier": ("auto", "default"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -43,7 +42,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
 }
-_COMMON = frozenset({"model", "remember_answers"}) | options.SAMPLING | output_format.NAMES | _WITHOUT_EFFECT
+_COMMON = frozenset({"model", "remember_answers"}) | options.SAMPLING | output_format.NAMES | without_effect.BODY
 _CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
 _COMPLETION = _COMMON | {"prompt"}
 

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from engine.fields import InvalidRequest
 from engine.openai.formats import ChatFormat, TextFormat
 from engine.openai.responses import error_body
+from engine.openai.responses_api.format import ResponsesFormat
 from engine.openai.tool_calls import CallForm
 from engine.server.async_engine import AsyncEngine
 from engine.server.body import parse_json, read_body
@@ -113,6 +114,7 @@ class ServerApp:
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
+            Route("/v1/responses", self._respond, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
@@ -170,6 +172,9 @@ class ServerApp:
 
     async def _complete(self, request: Request) -> Response:
         return await self.generations.create(request, TextFormat())
+
+    async def _respond(self, request: Request) -> Response:
+        return await self.generations.create(request, ResponsesFormat())
 
     async def _tokenize(self, request: Request) -> Response:
         check_model, max_seq_len = self.catalog.adapter_of, self.async_engine.worker.engine.max_seq_len

@@ -43,6 +43,7 @@ from engine.verify import Verdict, token_logprobs, verify
 
 MAX_DRAFT_NODES = 32  # per sequence without graph decoding, if config.draft_budget is None
 _PREFILL_ROWS_PER_STEP = 512
+_SCORED_ROWS = 64  # prompt rows whose logits are in memory at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,7 @@ class Engine:
         hidden = self.model.forward(rows, self.cache, self.drafter.tap_layers)
         logits = self.model.logits(hidden.final[sampling_rows])
         scored = time.perf_counter()
+        self._score_prompts(parts, hidden.final)
         outputs, kept = self._commit(parts, logits)
         ended = time.perf_counter()
         if not plan.prefills:
@@ -248,6 +250,22 @@ class Engine:
             parts.append(_Part(sequence, builder.add_draft(sequence, draft), draft))
         return parts
 
+    def _score_prompts(self, parts: list[_Part], hidden: Tensor) -> None:
+        """Computes the log-probabilities of prompts that were requested. hidden: [M, H], of all rows of the pass."""
+        for part in parts:
+            if not part.sequence.needs_prompt_logits:
+                continue
+            sequence, prompt = part.sequence, part.sequence.request.prompt_token_ids
+            del sequence.prompt_logprobs[sequence.num_computed :]  # a preempted prompt is read again
+            following = prompt[sequence.num_computed + 1 : sequence.num_computed + 1 + len(part.rows)]
+            count = sequence.request.sampling.num_logprobs or 0
+            for start in range(0, len(following), _SCORED_ROWS):
+                tokens = following[start : start + _SCORED_ROWS]
+                first = part.rows[start]
+                logits = self.model.logits(hidden[first : first + len(tokens)])
+                pairs = zip(logits, tokens, strict=True)
+                sequence.prompt_logprobs += [token_logprobs(row, token, count) for row, token in pairs]
+
     def _commit(self, parts: list[_Part], logits: Tensor) -> tuple[list[StepOutput], tuple[Kept, ...]]:
         """Verifies drafts and commits tokens. `logits`: of the rows that sample a token, in the order of `parts`."""
         outputs: list[StepOutput] = []
@@ -263,6 +281,8 @@ class Engine:
             part_logits = logits[first : first + 1 + len(draft)]
             first += 1 + len(draft)
             output, path = self._verify_and_commit(sequence, draft, part_logits)
+            if sequence.request.sampling.prompt_logprobs and sequence.num_generated == len(output.token_ids):
+                output = replace(output, prompt_logprobs=tuple(sequence.prompt_logprobs))
             if part.draft is not None:
                 self._record(sequence, draft, path)
                 rows = (rows[0], *(rows[1 + node] for node in path))

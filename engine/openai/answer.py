@@ -28,6 +28,7 @@ class Piece:
     text: str
     logprobs: tuple[AnswerLogprob, ...]
     finish_reason: FinishReason | None
+    token_ids: tuple[int, ...] = ()  # of this step, up to the one that ended the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Answer:
     logprobs: tuple[AnswerLogprob, ...] | None  # of tokens whose text is part of `text`; None if not requested
     finish_reason: FinishReason
     num_tokens: int  # number of generated tokens, including the one that ended the answer
+    token_ids: tuple[int, ...] = ()  # `num_tokens` ids
 
 
 class AnswerStream:
@@ -50,6 +52,7 @@ class AnswerStream:
         self._wants_logprobs = logprobs
         self._waiting: deque[AnswerLogprob] = deque()  # entries of tokens whose text is held back
         self._returned: list[AnswerLogprob] = []
+        self._token_ids: list[int] = []
         self._num_without_text = 0  # 1 after a stop token, which counts as a token but has no text
         self.finish_reason: FinishReason | None = None
 
@@ -70,6 +73,7 @@ class AnswerStream:
     ) -> Piece:
         if self.finish_reason is not None:
             return Piece(text="", logprobs=(), finish_reason=None)
+        num_before = self.num_tokens
         text_ids = token_ids[:-1] if finish_reason is FinishReason.STOP else token_ids
         before = self._stream.num_tokens
         text = self._stream.push(text_ids)
@@ -83,7 +87,10 @@ class AnswerStream:
         elif finish_reason is not None:
             self.finish_reason = finish_reason
             self._num_without_text = len(token_ids) - len(text_ids)
-        return Piece(text=text, logprobs=self._release(), finish_reason=self.finish_reason)
+        used = tuple(token_ids[: self.num_tokens - num_before])
+        if self._keep:
+            self._token_ids += used
+        return Piece(text=text, logprobs=self._release(), finish_reason=self.finish_reason, token_ids=used)
 
     def answer(self) -> Answer:
         assert self.finish_reason is not None
@@ -93,6 +100,7 @@ class AnswerStream:
             logprobs=tuple(self._returned) if self._wants_logprobs else None,
             finish_reason=self.finish_reason,
             num_tokens=self.num_tokens,
+            token_ids=tuple(self._token_ids),
         )
 
     def _release(self) -> tuple[AnswerLogprob, ...]:

@@ -38,13 +38,17 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
     "continue_final_message": (False,),
-    "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
 }
-_COMMON = frozenset({"model", "remember_answers"}) | options.SAMPLING | output_format.NAMES | without_effect.BODY
+_COMMON = (
+    frozenset({"model", "remember_answers", "return_token_ids"})
+    | options.SAMPLING
+    | output_format.NAMES
+    | without_effect.BODY
+)
 _CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"}
-_COMPLETION = _COMMON | {"prompt"}
+_COMPLETION = _COMMON | {"prompt", "echo"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,8 @@ class ParsedRequest:
     include_usage: bool
     continuous_usage: bool  # whether every chunk of the stream contains the usage so far
     grammar_param: str | None  # name of the request parameter that set the grammar, for error messages
+    return_token_ids: bool = False
+    echo: bool = False  # whether each choice begins with its prompt
     remember_answers: bool = True  # whether later requests may draft copies of this answer, and this request of others'
     calls: CallStyle | None = None  # None: the request has no callable tools
 
@@ -165,7 +171,11 @@ def parse_completion(
     fields = Fields(body)
     _refuse_unsupported(fields, known=_COMPLETION)
     num_logprobs = fields.integer("logprobs", at_least=0, at_most=options.MAX_LOGPROBS)
-    return _parsed(
+    echo = fields.boolean("echo", False)
+    if echo and fields.boolean("stream", False):
+        message = "echo is not supported in a stream: it must be false or absent"
+        raise InvalidRequest(message, param="echo", code="unsupported_parameter")
+    parsed = _parsed(
         fields,
         prompts=_prompts(fields.get("prompt"), tokenizer),
         prompt_param="prompt",
@@ -175,6 +185,16 @@ def parse_completion(
         max_seq_len=max_seq_len,
         default_seed=default_seed,
     )
+    return _with_echo(parsed) if echo else parsed
+
+
+def _with_echo(parsed: ParsedRequest) -> ParsedRequest:
+    wants_logprobs = parsed.sampling.num_logprobs is not None
+    if wants_logprobs:
+        num_tokens = sum(len(parsed.prompts[prompt]) + one.max_tokens for prompt, one in parsed.choices)
+        options.check_num_logprobs(parsed.sampling.num_logprobs, num_tokens=num_tokens)
+    choices = tuple((prompt, replace(sampling, prompt_logprobs=wants_logprobs)) for prompt, sampling in parsed.choices)
+    return replace(parsed, echo=True, choices=choices)
 
 
 def encode_messages(
@@ -233,6 +253,7 @@ def _parsed(
     options.check_num_logprobs(sampling.num_logprobs, num_tokens=num_tokens)
     return ParsedRequest(
         remember_answers=fields.boolean("remember_answers", True),
+        return_token_ids=fields.boolean("return_token_ids", False),
         model=fields.string("model", ""),
         prompts=prompts,
         choices=tuple(choices),

@@ -4,15 +4,17 @@ In addition to OpenAI's fields, a response has `seed`, with which a client can r
 `metrics.speculative_decoding`, the speculation statistics of the request.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.openai.answer import Answer, AnswerLogprob
 from engine.openai.tool_calls import CallPiece, CallStyle, read_calls
 from engine.request import FinishReason, SpeculationStats
 from engine.tokenizer import Tokenizer
 
+_Value = TypeVar("_Value")
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI uses this value
 
 
@@ -190,9 +192,11 @@ def chat_logprobs(entries: Sequence[AnswerLogprob], tokenizer: Tokenizer) -> dic
 def text_logprobs(entries: Sequence[AnswerLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "tokens": [_name(entry.token.token_id, tokenizer) for entry in entries],
-        "token_logprobs": [_finite(entry.token.logprob) for entry in entries],
+        "token_logprobs": [_known(entry, _finite(entry.token.logprob)) for entry in entries],
         "top_logprobs": [
-            {_name(token_id, tokenizer): _finite(logprob) for token_id, logprob in reversed(entry.token.top)}
+            _known(
+                entry, {_name(token_id, tokenizer): _finite(logprob) for token_id, logprob in reversed(entry.token.top)}
+            )
             for entry in entries  # likeliest last, so that of two tokens with equal text the likelier one remains
         ],
         "text_offset": [entry.text_offset for entry in entries],
@@ -238,6 +242,11 @@ def _token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any
 
 def _name(token_id: int, tokenizer: Tokenizer) -> str:
     return tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def _known(entry: AnswerLogprob, value: _Value) -> _Value | None:
+    """The first token of an echoed prompt has no log-probability."""
+    return None if math.isnan(entry.token.logprob) else value
 
 
 def _finite(logprob: float) -> float:

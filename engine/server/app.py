@@ -116,6 +116,7 @@ class ServerApp:
             Route("/v1/completions", self._complete, methods=["POST"]),
             Route("/v1/responses", self._respond, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/tokenizer_info", self._tokenizer_info, methods=["GET"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
         if self.config.operator_token is not None:
@@ -180,6 +181,10 @@ class ServerApp:
         check_model, max_seq_len = self.catalog.adapter_of, self.async_engine.worker.engine.max_seq_len
         read = partial(tokenize, tokenizer=self._tokenizer, max_seq_len=max_seq_len, check_model=check_model)
         return JSONResponse(await self.generations.read(request, read))
+
+    async def _tokenizer_info(self, _: Request) -> Response:
+        max_seq_len = self.async_engine.worker.engine.max_seq_len
+        return JSONResponse(self._tokenizer.info() | {"model_max_length": max_seq_len})
 
     async def _detokenize(self, request: Request) -> Response:
         read = partial(detokenize, tokenizer=self._tokenizer, check_model=self.catalog.adapter_of)

@@ -19,6 +19,7 @@ from engine.openai.answer import Piece
 from engine.openai.events import usage_comment
 from engine.openai.formats import Format
 from engine.openai.responses import Head, error_body, usage_block
+from engine.openai.token_ids import add_token_ids
 from engine.openai.tool_calls import CallForm
 from engine.server.async_engine import AsyncEngine
 from engine.server.body import parse_json, read_body
@@ -145,17 +146,17 @@ class Generations:
     async def _whole(self, run: PendingResponse, head: Head, wire_format: Format) -> Response:
         async for _ in run.pieces():
             pass
-        return JSONResponse(
-            wire_format.whole(
-                head,
-                run.answers(),
-                num_prompt_tokens=run.parsed.num_prompt_tokens,
-                num_cached_tokens=run.num_cached_tokens,
-                stats=run.stats,
-                tokenizer=self._tokenizer,
-                calls=run.parsed.calls,
-            )
+        answers = run.answers()
+        body = wire_format.whole(
+            head,
+            answers,
+            num_prompt_tokens=run.parsed.num_prompt_tokens,
+            num_cached_tokens=run.num_cached_tokens,
+            stats=run.stats,
+            tokenizer=self._tokenizer,
+            calls=run.parsed.calls,
         )
+        return JSONResponse(add_token_ids(body, answers, run.parsed))
 
     async def _events(
         self,
@@ -166,7 +167,7 @@ class Generations:
         *,
         comments: bool,
     ) -> AsyncIterator[bytes]:
-        """`comments`: whether the events of each piece begin with a comment that contains the usage so far."""
+        """`comments`: whether a comment with the usage so far precedes the events of each piece and the last event."""
         events = wire_format.events(head, run.parsed, tokenizer=self._tokenizer)
         try:
             for event in events.opening():
@@ -175,8 +176,9 @@ class Generations:
                 usage = _usage(run)
                 if encoded := b"".join(events.of(index, piece, usage)):
                     yield usage_comment(usage) + encoded if comments else encoded
-            for event in events.closing(_usage(run), run.stats):
-                yield event
+            usage = _usage(run)
+            encoded = b"".join(events.closing(usage, run.stats))
+            yield usage_comment(usage) + encoded if comments else encoded
             return
         except InvalidRequest as invalid:
             error = error_body(invalid.message, param=invalid.param, code=invalid.code)

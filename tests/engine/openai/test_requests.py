@@ -168,7 +168,6 @@ def test_options_without_effect_on_an_answer_are_accepted(tokenizer: Tokenizer, 
     [
         ("functions", []),
         ("function_call", "none"),
-        ("echo", False),
         ("best_of", 1),
     ],
 )
@@ -180,7 +179,6 @@ def test_unsupported_options_are_accepted_with_neutral_values(tokenizer: Tokeniz
     ("name", "value"),
     [
         ("functions", [{"name": "f"}]),
-        ("echo", True),
         ("best_of", 2),
         ("n", 17),
         ("reasoning_effort", "high"),

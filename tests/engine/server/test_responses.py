@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from engine.server.generations import USAGE_HEADER
 from engine.tokenizer import Tokenizer
 from tests.engine.openai.tool_model import CITY, answer_with_call, make_tool_model
 from tests.engine.server.fake_engine import FakeEngine
@@ -100,6 +101,22 @@ def test_the_events_of_a_stream_add_up_to_the_response_without_streaming(client:
         if event.type == "response.function_call_arguments.delta":
             arguments[event.output_index] += event.delta
     assert [json.loads(one) for one in arguments[1:]] == [{"city": "Zürich"}, {"city": "Bern"}]
+
+
+def test_the_gateway_gets_the_usage_so_far_in_comments(live: Live) -> None:
+    body = {"input": "hi", "stream": True, "stop": ["漢"]}
+
+    response = live.http.post("/v1/responses", json=body, headers={USAGE_HEADER: "comments"})
+
+    lines = response.text.splitlines()
+    usages = [json.loads(line.removeprefix(": "))["usage"] for line in lines if line.startswith(": ")]
+    last = json.loads(lines[-2].removeprefix("data: "))["response"]["usage"]
+    numbers = [usage["completion_tokens"] for usage in usages]
+    assert len(numbers) > 1
+    assert numbers == sorted(numbers)
+    assert numbers[-1] == last["output_tokens"]
+    assert usages[-1]["prompt_tokens_details"]["cached_tokens"] == last["input_tokens_details"]["cached_tokens"]
+    assert "\n: " not in live.http.post("/v1/responses", json=body).text
 
 
 def test_an_event_does_not_change_after_it_was_sent(client: openai.OpenAI) -> None:

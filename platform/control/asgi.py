@@ -1,7 +1,7 @@
 """The ASGI application that uvicorn serves.
 
-/v1/chat/completions, /v1/completions     the gateway, which holds no thread while an engine answers
-everything else                           Django: API and console, behind a limit on the size of request bodies
+the routes to an endpoint    the gateway, which holds no thread while an engine answers
+everything else              Django: API and console, behind a limit on the size of request bodies
 """
 
 import os
@@ -21,7 +21,8 @@ hide_memory_and_environment()
 django.setup(set_prefix=False)
 
 from control.core.processes.files import raise_file_limit  # noqa: E402  # needs the apps
-from control.serving.gateway.application import PATHS, Gateway  # noqa: E402  # needs the apps
+from control.serving.gateway.application import Gateway  # noqa: E402  # needs the apps
+from control.serving.gateway.wire import WIRES  # noqa: E402  # needs the apps
 from control.tenants.authentication.large_bodies import caller_check  # noqa: E402  # needs the apps
 
 DATABASE_THREADS = 8  # each with a connection to the database; for the gateway and for callers of large bodies
@@ -48,7 +49,7 @@ class _Application:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
-        elif scope["type"] == "http" and scope["path"] in PATHS:
+        elif scope["type"] == "http" and scope["path"] in WIRES:
             await self._gateway(scope, receive, send)
         else:
             await self._django(scope, receive, send)

@@ -22,26 +22,41 @@ class Completion(ResponseModel):
     choices: list[Any]
 
 
+class Response(ResponseModel):
+    """OpenAI's response object with two more members, `seed` and `metrics.speculative_decoding`."""
+
+    model_config = {"extra": "allow"}
+
+    id: str
+    object: str
+    created_at: Unix
+    model: str
+    status: str
+    output: list[Any]
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "/v1/chat/completions": Operation(id="chat.completions.create", response=Completion, also=EVENTS),
     "/v1/completions": Operation(id="completions.create", response=Completion, also=EVENTS),
+    "/v1/responses": Operation(id="responses.create", response=Response, also=EVENTS),
 }
-_PROMPTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}  # the required member besides `model`
+# The required member besides `model`.
+_PROMPTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/responses": "input"}
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
 
 
 def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
     """Hook of drf-spectacular. Describes the body loosely, because the gateway forwards it to the engine unchanged."""
-    result["components"]["schemas"]["Completion"] = model_json_schema(Completion)
     for path, operation in OPERATIONS.items():
-        prompt = _PROMPTS[path]
+        prompt, name = _PROMPTS[path], operation.response.__name__
+        result["components"]["schemas"][name] = model_json_schema(operation.response)
         body = {
             "type": "object",
             "required": ["model", prompt],
             "properties": {"model": {"type": "string", "description": "A deployment's name."}, prompt: {}},
         }
         content = {
-            "application/json": {"schema": {"$ref": "#/components/schemas/Completion"}},
+            "application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}},
             EVENTS: {"schema": {"type": "string"}},
         }
         result["paths"][path] = {

@@ -1,12 +1,12 @@
 """The response that passes an engine's events on."""
 
-import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from django.http import StreamingHttpResponse
 
 from control.core.api.errors import ApiError
+from control.serving.gateway.wire import WIRES
 
 
 class EventStream(StreamingHttpResponse):
@@ -20,5 +20,6 @@ class EventStream(StreamingHttpResponse):
         self.events = events
 
 
-def error_event(error: ApiError) -> bytes:
-    return b"data: " + json.dumps(error.body(), separators=(",", ":")).encode() + b"\n\n"
+def error_event(error: ApiError, path: str) -> bytes:
+    """Returns the last event of a stream of this path that cannot be completed."""
+    return WIRES[path].error_event(error.body()["error"])

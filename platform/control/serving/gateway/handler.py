@@ -184,7 +184,7 @@ async def _send_stream(request: UnreadRequest, response: EventStream, send: Send
         if not request.is_gone:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_EVENT_SECONDS):
-                    await send({"type": "http.response.body", "body": error_event(_shut_down())})
+                    await send({"type": "http.response.body", "body": error_event(_shut_down(), request.path)})
         raise
 
 

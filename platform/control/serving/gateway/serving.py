@@ -35,6 +35,7 @@ from control.serving.gateway.meter import metered, tokens_of
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Process, Route, Routes
 from control.serving.gateway.upstream import Answer, NotAccepted, Target, forward
+from control.serving.gateway.wire import WIRES
 from control.tenants.accounts.keys import KEY_META
 from control.tenants.accounts.models import ApiKey
 from control.tenants.accounts.scopes import INFERENCE
@@ -106,6 +107,7 @@ async def _serve(
     request: HttpRequest, raw: bytes, backend: Backend, key: ApiKey, until_complete: ExitStack
 ) -> HttpResponseBase:
     """Args: until_complete: contexts that end with the last byte of the answer."""
+    wire = WIRES[request.path]
     completion, sent = await backend.read_body(raw, organization_id=key.organization_id)
     caller = Caller.of(key)
     route = await backend.routes.find(key, completion.model)
@@ -117,7 +119,7 @@ async def _serve(
         path=request.path,
         named_id=route.named_id,
         base_model_id=route.base_model_id,
-        captured=raw if len(raw) <= MAX_BODY_BYTES else None,
+        captured=raw if wire.is_captured and len(raw) <= MAX_BODY_BYTES else None,
         reserved=reserved,
         span=_begin_span(completion.model, request.path),
     )
@@ -137,7 +139,8 @@ async def _serve(
         return HttpResponse(answer.body, status=answer.status, headers=headers)
     headers |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the latter: nginx passes events on at once
     count = partial(exchange.end_stream, until_complete.pop_all())
-    stream = metered(answer.body, options=completion.usage, count=count)
+    options = completion.usage if wire.has_usage_option else None
+    stream = metered(answer.body, options=options, count=count)
     return EventStream(stream, status=answer.status, headers=headers)
 
 
@@ -177,7 +180,7 @@ class _Exchange:
     path: str
     named_id: str
     base_model_id: str
-    captured: bytes | None  # the body, which is kept if the deployment's owner has opted in; None: it is too long
+    captured: bytes | None  # the body, which is kept if the deployment's owner has opted in; None: it cannot be kept
     reserved: _Reserved | None  # None: no spend cap applies
     span: Span
 
@@ -244,7 +247,6 @@ class _Exchange:
 
 def _begin_span(model: str, path: str) -> Span:
     """The caller must end the span after the last byte of the answer."""
-    operation = path.removeprefix("/v1/").partition("/")[0]
-    operation = "text_completion" if operation == "completions" else operation  # the convention's name
+    operation = "text_completion" if path == "/v1/completions" else "chat"  # the convention's names
     about = {tracing.OPERATION: operation, tracing.PROVIDER: "slipstream", tracing.REQUEST_MODEL: model}
     return tracing.start_span(f"{operation} {model}", about, kind=SpanKind.CLIENT)

@@ -10,4 +10,5 @@ BODIES: Bodies = {
         lambda world: {"model": "nothing", "messages": [{"role": "user", "content": "x"}]}, {"model": "deployment_name"}
     ),
     "POST /v1/completions": Body(lambda world: {"model": "nothing", "prompt": "x"}, {"model": "deployment_name"}),
+    "POST /v1/responses": Body(lambda world: {"model": "nothing", "input": "x"}, {"model": "deployment_name"}),
 }

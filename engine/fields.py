@@ -108,6 +108,17 @@ def reject_unknown(fields: Fields, *, known: Collection[str]) -> None:
             raise InvalidRequest(f"unknown parameter: {param}", param=param, code="unknown_parameter")
 
 
+def reject_unsupported(fields: Fields, *, known: Collection[str]) -> None:
+    """Like `reject_unknown`, but for an object whose null and empty members count as absent.
+
+    Clients send such members back with the messages that they received, such as `"refusal": null`.
+    """
+    for name in fields:
+        if name not in known and fields.get(name) not in (None, []):
+            param = f"{fields.path}.{name[:80]}" if fields.path else name[:80]
+            raise InvalidRequest(f"{param} is not supported", param=param, code="unsupported_parameter")
+
+
 def encodable(text: str, *, param: str) -> str:
     """Returns the text if UTF-8 can encode it: JSON can escape half of a surrogate pair, which UTF-8 cannot encode.
 

@@ -36,6 +36,7 @@ from engine.models.base import Model
 from engine.models.dense import Decoder
 from engine.models.quantized.report import UNKNOWN, WeightsReport
 from engine.pass_timing import measure_passes
+from engine.prompt_logprobs import score_prompt
 from engine.request import FinishReason, Request, SamplingParams, SpeculationStats, StepOutput, TokenLogprob
 from engine.row_invariance import NOT_TESTED, RowInvariance
 from engine.rows import RowBuilder
@@ -249,6 +250,9 @@ class Engine:
         hidden = self.model.forward(rows, self.cache, self.drafter.tap_layers)
         logits = self.model.logits(hidden.final[sampling_rows])
         scored = time.perf_counter()
+        for part in parts:
+            if part.sequence.needs_prompt_logits:
+                score_prompt(part.sequence, hidden.final[part.rows[0] : part.rows[-1] + 1], self.model.logits)
         outputs, kept = self._commit(parts, logits)
         ended = time.perf_counter()
         if not plan.prefills:
@@ -294,6 +298,8 @@ class Engine:
             part_logits = logits[first : first + 1 + len(draft)]
             first += 1 + len(draft)
             output, path = self._verify_and_commit(sequence, draft, part_logits)
+            if sequence.request.sampling.prompt_logprobs and sequence.num_generated == len(output.token_ids):
+                output = replace(output, prompt_logprobs=tuple(sequence.prompt_logprobs))
             if part.draft is not None:
                 self._record(sequence, draft, path)
                 rows = (rows[0], *(rows[1 + node] for node in path))

@@ -42,6 +42,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's end-of-sequence ids
     ignore_eos: bool = False
     num_logprobs: int | None = None  # None: no log-probabilities; k: of the sampled token and of the k likeliest tokens
+    prompt_logprobs: bool = False  # whether the prompt's tokens get log-probabilities as well; needs num_logprobs
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -59,6 +60,8 @@ class SamplingParams:
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in 0..2**64-1, got {self.seed}")
         self._check_adjustments()
+        if self.prompt_logprobs and self.num_logprobs is None:
+            raise ValueError("prompt_logprobs needs num_logprobs, got none")
         if self.num_logprobs is not None and not 0 <= self.num_logprobs <= 20:
             raise ValueError(f"num_logprobs must be in 0..20, got {self.num_logprobs}")
 
@@ -136,6 +139,7 @@ class StepOutput:
     finish_reason: FinishReason | None
     speculation: SpeculationStats | None
     failure: NonFiniteLogits | None = None  # set if the finish reason is FAILED
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of prompt[1:]; with the first token, if requested
 
 
 @dataclass(frozen=True, slots=True)

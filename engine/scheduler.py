@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.cache.slots import BLOCK, SlotPool
+from engine.cache.slots import BLOCK, Block, SlotPool
 from engine.sequence import Sequence
 
 
@@ -151,7 +151,9 @@ class Scheduler:
     def _admit(self) -> None:
         while self.waiting and self._free_rows:
             sequence = self.waiting[0]
-            blocks = self.pool.match(sequence.root, sequence.tokens, sequence.found_blocks)
+            blocks: list[Block] = []
+            if not sequence.needs_prompt_logits:
+                blocks = self.pool.match(sequence.root, sequence.tokens, sequence.found_blocks)
             num_shared = BLOCK * len(blocks)
             needed = len(sequence.tokens) - num_shared
             # Each running sequence needs one more slot; otherwise the admitted sequence would be preempted at once.

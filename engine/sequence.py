@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.cache.slots import Block
 from engine.grammars.grammar import Constraint
-from engine.request import Request, SpeculationStats
+from engine.request import Request, SpeculationStats, TokenLogprob
 from engine.token_counts import TokenCounts
 
 
@@ -30,6 +30,13 @@ class Sequence:
     draft_slots: list[int] = field(default_factory=list)  # cache slots of the current draft nodes
     found_blocks: list[Block] = field(default_factory=list)  # of a waiting request: cached blocks of its prefix
     token_counts: TokenCounts | None = None  # None until a penalty is applied
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # [i]: of prompt[i + 1], if requested
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether the prompt must be computed even if its keys and values are cached."""
+        missing = len(self.request.prompt_token_ids) - 1 - len(self.prompt_logprobs)
+        return self.request.sampling.prompt_logprobs and missing > 0
 
     @property
     def num_generated(self) -> int:

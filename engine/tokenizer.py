@@ -77,6 +77,12 @@ class Tokenizer:
         """The chat template used for requests with tools; "" if there is none."""
         return self._tokenizer.get_chat_template(tools=[]) if self._tokenizer.chat_template else ""
 
+    def info(self) -> dict[str, Any]:
+        """Returns what vLLM's `/tokenizer_info` has: the class, special tokens by role, and the chat template."""
+        own = self._tokenizer
+        template = {"chat_template": own.chat_template} if own.chat_template else {}
+        return {"tokenizer_class": type(own).__name__, **own.special_tokens_map, **template}
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """`add_special_tokens`: add tokens such as begin-of-sequence where the tokenizer is configured to."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

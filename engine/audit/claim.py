@@ -74,6 +74,9 @@ def parse_claim(
         values["seed"] = response.get("seed")
     parse = parse_chat if "messages" in values else parse_completion
     parsed = parse(values, tokenizer=tokenizer, max_seq_len=max_seq_len, call_form=call_form)
+    if parsed.echo:
+        message = "an audit reads the log-probabilities of answers only: send the request with echo: false"
+        raise InvalidRequest(message, param="request.echo", code="unsupported_parameter")
     if values["seed"] is None and parsed.sampling.temperature > 0:
         raise InvalidRequest(
             "the request has no seed, and the response does not name the one that was used: add response.seed",

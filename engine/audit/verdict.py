@@ -45,7 +45,7 @@ class ChoiceCheck:
         self.difference = _prompt_difference(claim, choice)
         self.ended = self.difference is not None
         self._has_calls = claim.parsed.calls is not None
-        self._stream = AnswerStream(tokenizer, stop=claim.parsed.stop)
+        self._stream = AnswerStream(tokenizer, stop=claim.parsed.stop, keep=False, thinking=claim.parsed.separated)
         self._num_checked = 0
 
     def push(self, output: StepOutput) -> None:
@@ -103,7 +103,12 @@ def verdict_of(
     """Returns the JSON of an audit whose choices have all been checked. num_cached: prompt tokens in the cache."""
     choices = [check.as_json() for check in checks]
     verdict = EQUAL if all(choice["verdict"] == EQUAL for choice in choices) else DIFFERENT
-    usage = usage_block(num_prompt_tokens=claim.num_tokens, num_completion_tokens=0, num_cached_tokens=num_cached)
+    usage = usage_block(
+        num_prompt_tokens=claim.num_tokens,
+        num_completion_tokens=0,
+        num_cached_tokens=num_cached,
+        num_reasoning_tokens=0,
+    )
     return _audit(verdict, fingerprint) | {"choices": choices, "usage": usage}
 
 
@@ -118,7 +123,7 @@ def mismatch_of(claim: Claim, fingerprint: Fingerprint) -> dict[str, Any] | None
         return None
     names = ", ".join(str(part["part"]) for part in parts)
     message = f"the answer was given with another {names}: audit it on an engine with the answer's fingerprint"
-    usage = usage_block(num_prompt_tokens=0, num_completion_tokens=0, num_cached_tokens=0)
+    usage = usage_block(num_prompt_tokens=0, num_completion_tokens=0, num_cached_tokens=0, num_reasoning_tokens=0)
     return _audit(FINGERPRINT_MISMATCH, fingerprint) | {"message": message, "parts": parts, "usage": usage}
 
 

@@ -21,6 +21,7 @@ class AnswerLogprob:
 
     token: TokenLogprob
     text_offset: int
+    in_trace: bool = False  # a separated trace has no offsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Piece:
     text: str
     logprobs: tuple[AnswerLogprob, ...]
     finish_reason: FinishReason | None
+    token_ids: tuple[int, ...] = ()  # of this step, up to the one that ended the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ class AnswerStream:
             text += self._stream.finish()
         of_trace: list[AnswerLogprob] = []
         if self._wants_logprobs and logprobs is not None:
-            of_trace = [AnswerLogprob(token, 0) for token in logprobs[:num_thought]]
+            of_trace = [AnswerLogprob(token, 0, in_trace=True) for token in logprobs[:num_thought]]
             starts = self._stream.token_starts[before:]
             self._waiting += [AnswerLogprob(*pair) for pair in zip(logprobs[num_thought:], starts, strict=False)]
         if self.stopped:
@@ -114,9 +116,16 @@ class AnswerStream:
         elif finish_reason is not None:
             self.finish_reason = finish_reason
             self._num_without_text = len(token_ids) - len(text_ids)
+        used = tuple(token_ids[: self.num_tokens - num_before])
         if self._keep:
-            self._token_ids += token_ids[: self.num_tokens - num_before]
-        return Piece(reasoning=reasoning, text=text, logprobs=self._release(of_trace), finish_reason=self.finish_reason)
+            self._token_ids += used
+        return Piece(
+            reasoning=reasoning,
+            text=text,
+            logprobs=self._release(of_trace),
+            finish_reason=self.finish_reason,
+            token_ids=used,
+        )
 
     def answer(self) -> Answer:
         assert self.finish_reason is not None

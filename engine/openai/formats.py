@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.openai.answer import Answer, Piece
+from engine.openai.chunks import Chunk, ChunkEvents
+from engine.openai.events import Events
 from engine.openai.requests import ParsedRequest, parse_chat, parse_completion
 from engine.openai.responses import (
     Head,
@@ -20,22 +22,9 @@ from engine.openai.tool_calls import CallForm, CallStream, CallStyle
 from engine.request import SpeculationStats
 from engine.tokenizer import Tokenizer
 
-Chunk = dict[str, Any]
-
-
-class Chunks(Protocol):
-    """Builds the chunks of one streamed response."""
-
-    def opening(self, index: int) -> list[Chunk]:
-        """Returns the chunks before the first text of a choice."""
-
-    def of(self, index: int, piece: Piece) -> list[Chunk]:
-        """Returns the chunks of a piece; an empty piece has no chunks. The finish reason has a separate chunk."""
-
 
 class Format(Protocol):
     id_prefix: str
-    chunk_kind: str  # the `object` of a stream's chunks
 
     def parse(
         self, body: Mapping[str, Any], *, tokenizer: Tokenizer, max_seq_len: int, call_form: CallForm | None
@@ -53,27 +42,25 @@ class Format(Protocol):
         calls: CallStyle | None,
     ) -> dict[str, Any]: ...
 
-    def chunks(self, head: Head, *, tokenizer: Tokenizer, calls: CallStyle | None) -> Chunks: ...
+    def events(self, head: Head, parsed: ParsedRequest, *, tokenizer: Tokenizer) -> Events: ...
 
 
 class ChatFormat:
     id_prefix = "chatcmpl-"
-    chunk_kind = "chat.completion.chunk"
     parse = staticmethod(parse_chat)
     whole = staticmethod(chat_completion)
 
-    def chunks(self, head: Head, *, tokenizer: Tokenizer, calls: CallStyle | None) -> Chunks:
-        return _ChatChunks(head, tokenizer, calls)
+    def events(self, head: Head, parsed: ParsedRequest, *, tokenizer: Tokenizer) -> Events:
+        return ChunkEvents(head, "chat.completion.chunk", parsed, _ChatChunks(head, tokenizer, parsed.calls))
 
 
 class TextFormat:
     id_prefix = "cmpl-"
-    chunk_kind = "text_completion"
     parse = staticmethod(parse_completion)
     whole = staticmethod(text_completion)
 
-    def chunks(self, head: Head, *, tokenizer: Tokenizer, calls: CallStyle | None) -> Chunks:
-        return _TextChunks(head, tokenizer)
+    def events(self, head: Head, parsed: ParsedRequest, *, tokenizer: Tokenizer) -> Events:
+        return ChunkEvents(head, "text_completion", parsed, _TextChunks(head, tokenizer))
 
 
 class _ChatChunks:

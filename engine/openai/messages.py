@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.fields import Fields, InvalidRequest, encodable, kind_of
+from engine.fields import Fields, InvalidRequest, encodable, kind_of, reject_unsupported
+from engine.openai import without_effect
 from engine.openai.nesting import check_plain
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -41,9 +42,12 @@ def _message(message: Fields) -> dict[str, Any]:
             param=f"{message.path}.role",
         )
     if role == "tool":
+        reject_unsupported(message, known={"role", "content", "tool_call_id"} | without_effect.TOOL_MESSAGE)
         return {"role": role, "tool_call_id": _tool_call_id(message), "content": _content(message)}
     if role == "assistant":
+        reject_unsupported(message, known=("role", "content", "tool_calls", "reasoning_content"))
         return _answer(message)
+    reject_unsupported(message, known=("role", "content", "tool_calls"))
     if message.get("tool_calls"):
         param = f"{message.path}.tool_calls"
         raise InvalidRequest(f"{param} belong to the assistant, got role {role}", param=param)
@@ -76,6 +80,7 @@ def _content(message: Fields) -> str:
             raise InvalidRequest(
                 f"{part.path} must be {{'type': 'text', 'text': string}}, got type {kind}", param=part.path
             )
+        reject_unsupported(part, known=("type", "text"))
     return "\n".join(encodable(part.string("text", ""), param=part.path) for part in parts)
 
 
@@ -98,7 +103,9 @@ def _tool_calls(message: Fields) -> list[dict[str, Any]]:
 def _tool_call(call: Fields) -> dict[str, Any]:
     if call.string("type", "function") != "function":
         raise InvalidRequest(f"{call.path}.type must be 'function'", param=f"{call.path}.type")
+    reject_unsupported(call, known={"id", "type", "function"} | without_effect.TOOL_CALL)
     function = Fields(call.get("function"), path=f"{call.path}.function")
+    reject_unsupported(function, known=("name", "arguments"))
     name = encodable(function.string("name", ""), param=f"{function.path}.name")
     if not name:
         raise InvalidRequest(f"{function.path}.name must be the tool's name, got none", param=f"{function.path}.name")

@@ -100,14 +100,6 @@ def parse_stop_strings(fields: Fields) -> tuple[str, ...]:
     return tuple(encodable(string, param="stop") for string in strings)
 
 
-def parse_return_token_ids(fields: Fields, *, stream: bool) -> bool:
-    requested = fields.boolean("return_token_ids", False)
-    if requested and stream:
-        message = "return_token_ids needs stream to be false: a stream has no token ids"
-        raise InvalidRequest(message, param="return_token_ids", code="unsupported_parameter")
-    return requested
-
-
 def parse_usage_options(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
     """Returns whether the stream ends with a usage chunk, and whether every chunk contains the usage so far."""
     if fields.get("stream_options") is None:
@@ -116,6 +108,12 @@ def parse_usage_options(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
         raise InvalidRequest("stream_options needs stream to be true, got stream false", param="stream_options")
     options = Fields(fields.get("stream_options"), path="stream_options")
     reject_unknown(options, known=("include_usage", "continuous_usage_stats", "include_obfuscation"))
+    if options.boolean("include_obfuscation", False):
+        raise InvalidRequest(
+            "stream_options.include_obfuscation is not supported: it must be false or absent, got true",
+            param="stream_options.include_obfuscation",
+            code="unsupported_parameter",
+        )
     include_usage = options.boolean("include_usage", False)
     return include_usage, include_usage and options.boolean("continuous_usage_stats", False)
 

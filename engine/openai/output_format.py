@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.fields import Fields, InvalidRequest, kind_of, reject_unknown
 from engine.grammars.grammar import Grammar, GrammarKind
+from engine.openai import without_effect
 from engine.openai.nesting import check_plain
 
 NAMES = frozenset({"response_format", "structured_outputs"})
@@ -46,6 +47,7 @@ def _response_format(fields: Fields) -> Grammar | None:
         return None
     response_format = Fields(fields.get("response_format"), path="response_format")
     kind = response_format.string("type", "")
+    reject_unknown(response_format, known=("type", "json_schema") if kind == "json_schema" else ("type",))
     if kind == "text":
         return None
     if kind == "json_object":
@@ -56,7 +58,7 @@ def _response_format(fields: Fields) -> Grammar | None:
             param="response_format.type",
         )
     described = Fields(response_format.get("json_schema"), path="response_format.json_schema")
-    reject_unknown(described, known=("name", "description", "schema", "strict"))
+    reject_unknown(described, known={"schema"} | without_effect.JSON_SCHEMA)
     described.boolean("strict", False)
     return _schema(described.get("schema"), param="response_format.json_schema.schema")
 

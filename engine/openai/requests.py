@@ -1,8 +1,8 @@
 """Parses the JSON bodies of OpenAI's chat and text completions into engine requests.
 
 A body is either supported in full or refused. An option that would change the answer but is not implemented is an error
-(`unsupported_parameter`), and so is an unknown name (`unknown_parameter`). Only options that cannot change an answer,
-such as `user` or `metadata`, are ignored.
+(`unsupported_parameter`), and so is an unknown name (`unknown_parameter`). Only the members that
+`engine.openai.without_effect` lists are ignored.
 
     body ─ parse_chat / parse_completion ─ ParsedRequest ─ engine_requests ─ one Request per choice
 """
@@ -15,7 +15,7 @@ from typing import Any
 from engine.fields import Fields, InvalidRequest, encodable, kind_of
 from engine.grammars.compiler import GrammarCompiler
 from engine.grammars.grammar import Grammar
-from engine.openai import options, output_format, tools
+from engine.openai import options, output_format, tools, without_effect
 from engine.openai.limits import TokenLimit, token_limit
 from engine.openai.messages import mention_tools, parse_messages
 from engine.openai.reasoning import BUDGET, SWITCHES, check_budget, parse_thinking, template_variables
@@ -27,11 +27,10 @@ from engine.tokenizer import ChatTemplateError, Tokenizer
 
 __all__ = ["InvalidRequest", "ParsedRequest", "parse_chat", "parse_completion"]
 
-# These options are accepted and do not affect the answer.
-_WITHOUT_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier"})
-_WITHOUT_EFFECT |= {"prompt_cache_key", "prompt_cache_retention"}
 # These options are not implemented. They are refused unless they have one of these values, which have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "service_tier": ("auto", "default"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -41,15 +40,18 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
     "continue_final_message": (False,),
-    "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
 }
-_COMMON = frozenset({"model", "remember_answers", "return_token_ids"})
-_COMMON |= options.SAMPLING | output_format.NAMES | _WITHOUT_EFFECT
+_COMMON = (
+    frozenset({"model", "remember_answers", "return_token_ids"})
+    | options.SAMPLING
+    | output_format.NAMES
+    | without_effect.BODY
+)
 _CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs"}
 _CHAT |= SWITCHES | {"separate_reasoning", BUDGET}
-_COMPLETION = _COMMON | {"prompt"}
+_COMPLETION = _COMMON | {"prompt", "echo"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +72,11 @@ class ParsedRequest:
     include_usage: bool
     continuous_usage: bool  # whether every chunk of the stream contains the usage so far
     grammar_param: str | None  # name of the request parameter that set the grammar, for error messages
+    return_token_ids: bool = False
+    echo: bool = False  # whether each choice begins with its prompt
     remember_answers: bool = True  # whether later requests may draft copies of this answer, and this request of others'
     calls: CallStyle | None = None  # None: the request has no callable tools
     separated: Thinking | None = None  # the trace that is separated from the text of the answers
-    return_token_ids: bool = False
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -188,7 +191,11 @@ def parse_completion(
     fields = Fields(body)
     _refuse_unsupported(fields, known=_COMPLETION)
     num_logprobs = fields.integer("logprobs", at_least=0, at_most=options.MAX_LOGPROBS)
-    return _parsed(
+    echo = fields.boolean("echo", False)
+    if echo and fields.boolean("stream", False):
+        message = "echo is not supported in a stream: it must be false or absent"
+        raise InvalidRequest(message, param="echo", code="unsupported_parameter")
+    parsed = _parsed(
         fields,
         prompts=_prompts(fields.get("prompt"), tokenizer),
         prompt_param="prompt",
@@ -202,6 +209,16 @@ def parse_completion(
         max_seq_len=max_seq_len,
         default_seed=default_seed,
     )
+    return _with_echo(parsed) if echo else parsed
+
+
+def _with_echo(parsed: ParsedRequest) -> ParsedRequest:
+    wants_logprobs = parsed.sampling.num_logprobs is not None
+    if wants_logprobs:
+        num_tokens = sum(len(parsed.prompts[prompt]) + one.max_tokens for prompt, one in parsed.choices)
+        options.check_num_logprobs(parsed.sampling.num_logprobs, num_tokens=num_tokens)
+    choices = tuple((prompt, replace(sampling, prompt_logprobs=wants_logprobs)) for prompt, sampling in parsed.choices)
+    return replace(parsed, echo=True, choices=choices)
 
 
 def encode_messages(
@@ -270,7 +287,7 @@ def _parsed(
     options.check_num_logprobs(sampling.num_logprobs, num_tokens=num_tokens)
     return ParsedRequest(
         remember_answers=fields.boolean("remember_answers", True),
-        return_token_ids=options.parse_return_token_ids(fields, stream=stream),
+        return_token_ids=fields.boolean("return_token_ids", False),
         model=fields.string("model", ""),
         prompts=prompts,
         choices=tuple(choices),

@@ -5,9 +5,10 @@ In addition to OpenAI's fields, a response has `seed`, with which a client can r
 `system_fingerprint` is that of engine/fingerprint.py.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.openai.answer import Answer, AnswerLogprob
 from engine.openai.limits import TokenLimit, limits_block
@@ -15,6 +16,7 @@ from engine.openai.tool_calls import CallPiece, CallStyle, read_calls
 from engine.request import FinishReason, SpeculationStats
 from engine.tokenizer import Tokenizer
 
+_Value = TypeVar("_Value")
 _LOWEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI uses this value
 
 
@@ -91,14 +93,6 @@ def text_completion(
     ]
     usage = _usage(answers, num_prompt_tokens, num_cached_tokens)
     return head.fields("text_completion") | {"choices": choices, "usage": usage, "metrics": metrics_block(stats)}
-
-
-def add_token_ids(body: dict[str, Any], prompts: Sequence[Sequence[int]], answers: Sequence[Answer]) -> None:
-    """Adds token ids to a response, under vLLM's names. prompts: of each choice; a chat has one for all."""
-    for choice, prompt, answer in zip(body["choices"], prompts, answers, strict=True):
-        choice["token_ids"] = list(answer.token_ids)
-        holder = body if "message" in choice else choice
-        holder["prompt_token_ids"] = list(prompt)
 
 
 def chat_chunk(
@@ -210,9 +204,11 @@ def chat_logprobs(entries: Sequence[AnswerLogprob], tokenizer: Tokenizer) -> dic
 def text_logprobs(entries: Sequence[AnswerLogprob], tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "tokens": [_name(entry.token.token_id, tokenizer) for entry in entries],
-        "token_logprobs": [finite(entry.token.logprob) for entry in entries],
+        "token_logprobs": [_known(entry, finite(entry.token.logprob)) for entry in entries],
         "top_logprobs": [
-            {_name(token_id, tokenizer): finite(logprob) for token_id, logprob in reversed(entry.token.top)}
+            _known(
+                entry, {_name(token_id, tokenizer): finite(logprob) for token_id, logprob in reversed(entry.token.top)}
+            )
             for entry in entries  # likeliest last, so that of two tokens with equal text the likelier one remains
         ],
         "text_offset": [entry.text_offset for entry in entries],
@@ -261,6 +257,11 @@ def _token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any
 
 def _name(token_id: int, tokenizer: Tokenizer) -> str:
     return tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def _known(entry: AnswerLogprob, value: _Value) -> _Value | None:
+    """The first token of an echoed prompt has no log-probability."""
+    return None if math.isnan(entry.token.logprob) else value
 
 
 def finite(logprob: float) -> float:

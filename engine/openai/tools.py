@@ -98,6 +98,7 @@ def _tool(tool: Fields) -> Tool:
     if tool.string("type", "function") != "function":
         kind = tool.string("type", "")[:40]
         raise InvalidRequest(f"{tool.path}.type must be 'function', got {kind!r}", param=f"{tool.path}.type")
+    reject_unknown(tool, known=("type", "function"))
     function = Fields(tool.get("function"), path=f"{tool.path}.function")
     reject_unknown(function, known=("name", "description", "parameters", "strict"))
     name = function.string("name", "")
@@ -125,7 +126,10 @@ def _named(choice: Any, tools: Sequence[Tool]) -> Tool:
             f"got {kind_of(choice)}",
             param="tool_choice",
         )
-    name = Fields(fields.get("function"), path="tool_choice.function").string("name", "")
+    reject_unknown(fields, known=("type", "function"))
+    function = Fields(fields.get("function"), path="tool_choice.function")
+    reject_unknown(function, known=("name",))
+    name = function.string("name", "")
     tool = next((tool for tool in tools if tool.name == name), None)
     if tool is None:
         raise InvalidRequest(f"tool_choice must name one of the tools, got {name[:80]!r}", param="tool_choice")

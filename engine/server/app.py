@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from engine.fields import InvalidRequest
 from engine.openai.formats import ChatFormat, TextFormat
 from engine.openai.responses import error_body
+from engine.openai.responses_api.format import ResponsesFormat
 from engine.openai.tool_calls import CallForm
 from engine.server.async_engine import AsyncEngine
 from engine.server.body import parse_json, read_body
@@ -114,7 +115,9 @@ class ServerApp:
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._complete, methods=["POST"]),
             Route("/v1/audit", self._audit, methods=["POST"]),
+            Route("/v1/responses", self._respond, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/tokenizer_info", self._tokenizer_info, methods=["GET"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
         ]
         if self.config.operator_token is not None:
@@ -176,10 +179,17 @@ class ServerApp:
     async def _audit(self, request: Request) -> Response:
         return await self.generations.audit(request)
 
+    async def _respond(self, request: Request) -> Response:
+        return await self.generations.create(request, ResponsesFormat())
+
     async def _tokenize(self, request: Request) -> Response:
         check_model, max_seq_len = self.catalog.adapter_of, self.async_engine.worker.engine.max_seq_len
         read = partial(tokenize, tokenizer=self._tokenizer, max_seq_len=max_seq_len, check_model=check_model)
         return JSONResponse(await self.generations.read(request, read))
+
+    async def _tokenizer_info(self, _: Request) -> Response:
+        max_seq_len = self.async_engine.worker.engine.max_seq_len
+        return JSONResponse(self._tokenizer.info() | {"model_max_length": max_seq_len})
 
     async def _detokenize(self, request: Request) -> Response:
         read = partial(detokenize, tokenizer=self._tokenizer, check_model=self.catalog.adapter_of)

@@ -27,6 +27,7 @@ class _PendingOutput:
         self._logprobs: list[TokenLogprob] | None = None
         self._finish_reason: FinishReason | None = None
         self._speculation: SpeculationStats | None = None
+        self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
     def add(self, output: StepOutput) -> None:
         self._token_ids += output.token_ids
@@ -35,10 +36,19 @@ class _PendingOutput:
             self._logprobs += output.logprobs
         self._finish_reason = output.finish_reason
         self._speculation = output.speculation
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
 
     def take(self, request_id: str) -> StepOutput:
         logprobs = None if self._logprobs is None else tuple(self._logprobs)
-        return StepOutput(request_id, tuple(self._token_ids), logprobs, self._finish_reason, self._speculation)
+        return StepOutput(
+            request_id,
+            tuple(self._token_ids),
+            logprobs,
+            self._finish_reason,
+            self._speculation,
+            prompt_logprobs=self._prompt_logprobs,
+        )
 
 
 class Generation:

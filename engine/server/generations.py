@@ -1,7 +1,6 @@
-"""Handles chat and text completions, streamed or not, and audits; cancels requests of disconnected clients."""
+"""Handles the requests that generate or audit answers, streamed or not; cancels requests of disconnected clients."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -19,9 +18,11 @@ from engine.audit.claim import parse_claim
 from engine.fields import InvalidRequest
 from engine.grammars.compiler import compiler_for
 from engine.openai.answer import Piece
+from engine.openai.events import usage_comment
 from engine.openai.formats import Format
 from engine.openai.requests import ParsedRequest
-from engine.openai.responses import Head, add_token_ids, error_body, usage_block, usage_chunk
+from engine.openai.responses import Head, error_body, usage_block
+from engine.openai.token_ids import add_token_ids
 from engine.openai.tool_calls import CallForm
 from engine.server.async_engine import AsyncEngine
 from engine.server.audits import audit
@@ -37,10 +38,9 @@ logger = logging.getLogger(__name__)
 # Set by the gateway, which passes on no header of its caller: the group of requests that share past answers (see
 # `engine.request.Request.memory`).
 MEMORY_HEADER = "x-slipstream-memory"
+# Set by the gateway for streams whose usage cannot be requested in the body: the usage so far comes in comments.
+USAGE_HEADER = "x-slipstream-usage"
 SEND_SECONDS = 60.0  # a client that does not read for this long is disconnected
-
-# Clients that split lines like Python's splitlines treat these characters as line ends, so they are escaped.
-_LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 _Result = TypeVar("_Result")
 
@@ -171,7 +171,8 @@ class Generations:
         except BaseException:
             run.close()
             raise
-        return _EventStream(self._events(run, head, wire_format, first, pieces), on_end=partial(self._end, run))
+        events = self._events(run, head, wire_format, _chain(first, pieces), comments=USAGE_HEADER in request.headers)
+        return _EventStream(events, on_end=partial(self._end, run))
 
     async def _whole(self, run: PendingResponse, head: Head, wire_format: Format) -> Response:
         async for _ in run.pieces():
@@ -186,42 +187,40 @@ class Generations:
             tokenizer=self._tokenizer,
             calls=run.parsed.calls,
         )
-        if run.parsed.return_token_ids:
-            add_token_ids(body, [run.parsed.prompts[prompt] for prompt, _ in run.parsed.choices], answers)
-        return JSONResponse(body)
+        return JSONResponse(add_token_ids(body, answers, run.parsed))
 
     async def _events(
         self,
         run: PendingResponse,
         head: Head,
         wire_format: Format,
-        first: tuple[int, Piece],
-        rest: AsyncIterator[tuple[int, Piece]],
+        pieces: AsyncIterator[tuple[int, Piece]],
+        *,
+        comments: bool,
     ) -> AsyncIterator[bytes]:
-        # OpenAI's clients expect this key on every chunk if they requested usage.
-        extra: dict[str, Any] = {"usage": None} if run.parsed.include_usage else {}
-        chunks = wire_format.chunks(head, tokenizer=self._tokenizer, calls=run.parsed.calls)
+        """`comments`: whether a comment with the usage so far precedes the events of each piece and the last event."""
+        events = wire_format.events(head, run.parsed, tokenizer=self._tokenizer)
         try:
-            for index in range(len(run.parsed.choices)):
-                for chunk in chunks.opening(index):
-                    yield _event(chunk | extra)
-            async for index, piece in _chain(first, rest):
-                if run.parsed.continuous_usage:
-                    extra["usage"] = _usage(run)
-                for chunk in chunks.of(index, piece):
-                    yield _event(chunk | extra)
-            if run.parsed.include_usage:
-                yield _event(usage_chunk(head, wire_format.chunk_kind, usage=_usage(run), stats=run.stats))
-            yield b"data: [DONE]\n\n"
-        except InvalidRequest as error:
-            yield _event(error_body(error.message, param=error.param, code=error.code))
+            for event in events.opening():
+                yield event
+            async for index, piece in pieces:
+                usage = _usage(run)
+                if encoded := b"".join(events.of(index, piece, usage)):
+                    yield usage_comment(usage) + encoded if comments else encoded
+            usage = _usage(run)
+            encoded = b"".join(events.closing(usage, run.stats))
+            yield usage_comment(usage) + encoded if comments else encoded
+            return
+        except InvalidRequest as invalid:
+            error = error_body(invalid.message, param=invalid.param, code=invalid.code)
         except ServerFault as fault:
-            yield _event(fault.body())
-        except Exception as error:  # boundary of the response: 200 has been sent, so the error is sent as an event
+            error = fault.body()
+        except Exception as unexpected:  # boundary of the response: 200 has been sent, so the error is sent as an event
             logger.exception("a stream failed")
-            yield _event(
-                error_body(f"internal error ({type(error).__name__})", kind="server_error", code="internal_error")
-            )
+            message = f"internal error ({type(unexpected).__name__})"
+            error = error_body(message, kind="server_error", code="internal_error")
+        for event in events.failed(error["error"]):
+            yield event
 
     def _end(self, run: PendingResponse) -> None:
         run.close()
@@ -290,8 +289,3 @@ async def _chain(first: tuple[int, Piece], rest: AsyncIterator[tuple[int, Piece]
     yield first
     async for item in rest:
         yield item
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
-    text = json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))
-    return f"data: {text.translate(_LINE_ENDS)}\n\n".encode()

@@ -5,9 +5,10 @@ import time
 from collections.abc import AsyncIterator
 
 from engine.openai.answer import Answer, AnswerStream, Piece
+from engine.openai.echo import echoed
 from engine.openai.requests import ParsedRequest
 from engine.openai.responses import merged_stats
-from engine.request import SpeculationStats
+from engine.request import SpeculationStats, TokenLogprob
 from engine.server.async_engine import AsyncEngine, Generation
 from engine.server.metrics import ServerMetrics
 from engine.tokenizer import Tokenizer
@@ -42,6 +43,8 @@ class PendingResponse:
             )
             for _, sampling in parsed.choices
         ]
+        self._tokenizer = tokenizer
+        self._prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}  # by index of the choice
         self._choice_stats: dict[int, SpeculationStats] = {}  # by index of the choice
         self._generation: Generation = async_engine.open(
             parsed.engine_requests(request_id, adapter=adapter, memory=memory)
@@ -70,7 +73,14 @@ class PendingResponse:
         return sum(stream.num_reasoning_tokens for stream in self._streams)
 
     def answers(self) -> list[Answer]:
-        return [stream.answer() for stream in self._streams]
+        answers = [stream.answer() for stream in self._streams]
+        if not self.parsed.echo:
+            return answers
+        prompts = [self.parsed.prompts[prompt] for prompt, _ in self.parsed.choices]
+        return [
+            echoed(answer, prompt, self._prompt_logprobs.get(index), self._tokenizer)
+            for index, (answer, prompt) in enumerate(zip(answers, prompts, strict=True))
+        ]
 
     def close(self) -> None:
         self._generation.close()
@@ -84,6 +94,8 @@ class PendingResponse:
         while num_unfinished:
             index, output = await self._generation.next()
             stream = self._streams[index]
+            if output.prompt_logprobs is not None:
+                self._prompt_logprobs[index] = output.prompt_logprobs
             was_finished, num_before = stream.finish_reason is not None, stream.num_tokens
             piece = stream.push(output.token_ids, output.logprobs, output.finish_reason)
             self._observe(index, stream.num_tokens - num_before)

@@ -1,8 +1,8 @@
 """The ASGI application that uvicorn serves.
 
-/v1/chat/completions, /v1/completions, /v1/audit     the gateway, which holds no thread while an engine answers
-/v1/events as a stream                               the feed, which holds no thread either
-everything else                                      Django: API and console, behind a limit on bodies
+the routes to an endpoint    the gateway, which holds no thread while an engine answers
+/v1/events as a stream       the feed, which holds no thread either
+everything else              Django: API and console, behind a limit on the size of request bodies
 """
 
 import os
@@ -23,7 +23,8 @@ hide_memory_and_environment()
 django.setup(set_prefix=False)
 
 from control.core.processes.files import raise_file_limit  # noqa: E402  # needs the apps
-from control.serving.gateway.application import PATHS, Gateway  # noqa: E402  # needs the apps
+from control.serving.gateway.application import Gateway  # noqa: E402  # needs the apps
+from control.serving.gateway.wire import WIRES  # noqa: E402  # needs the apps
 from control.tenants.authentication.large_bodies import caller_check  # noqa: E402  # needs the apps
 from control.tenants.events.feed import Feed, is_feed  # noqa: E402  # needs the apps
 
@@ -54,7 +55,7 @@ class _Application:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
-        elif scope["type"] == "http" and scope["path"] in PATHS:
+        elif scope["type"] == "http" and scope["path"] in WIRES:
             await self._gateway(scope, receive, send)
         elif scope["type"] == "http" and is_feed(scope):
             await self._feed(scope, receive, send)

@@ -47,6 +47,7 @@ from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTu
 from slipstream.jobs import Job, JobEvent
 from slipstream.organization import AuditEvent, AuditExport, Member, Project
 from slipstream.pipelines import PipelineRun
+from slipstream.responses import Response
 from slipstream.rollouts import Rollout
 from slipstream.spending import SpendCap
 from slipstream.storage import StorageUse
@@ -126,6 +127,7 @@ __all__ = [
     "Project",
     "Quote",
     "RateLimitError",
+    "Response",
     "Rollout",
     "SlipstreamError",
     "Speculator",

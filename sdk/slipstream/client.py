@@ -29,6 +29,7 @@ from slipstream.http import D, Http
 from slipstream.jobs import Jobs
 from slipstream.organization import AuditEvents, Members, Projects
 from slipstream.pipelines import Pipelines
+from slipstream.responses import Responses
 from slipstream.rollouts import Rollouts
 from slipstream.spending import SpendCaps
 from slipstream.storage import StorageLimit
@@ -49,6 +50,7 @@ class Resources(Generic[D]):
         self.captures = Captures(http, driver)
         self.chat = Chat(http, driver)
         self.completions = Completions(http, driver)
+        self.responses = Responses(http, driver)
         self.datasets = Datasets(http, driver)
         self.deployments = Deployments(http, driver)
         self.distillations = Distillations(http, driver)

@@ -125,6 +125,22 @@ def test_completions_are_answered(client: openai.OpenAI, endpoint: str) -> None:
     assert answer.usage.completion_tokens <= 8
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_has_the_text_and_tokens_of_the_chat_completion(
+    client: openai.OpenAI, endpoint: str, stream: bool
+) -> None:
+    common: dict[str, Any] = {"model": endpoint, "temperature": 0.8, "top_p": 0.9, "extra_body": {"seed": 7}}
+    chat = client.chat.completions.create(messages=[{"role": "user", "content": "Tell"}], max_tokens=24, **common)
+
+    created: Any = client.responses.create(input="Tell", max_output_tokens=24, stream=stream, **common)
+    response = list(created)[-1].response if stream else created
+
+    assert response.output_text == chat.choices[0].message.content
+    assert chat.usage is not None
+    tokens = (response.usage.input_tokens, response.usage.output_tokens)
+    assert tokens == (chat.usage.prompt_tokens, chat.usage.completion_tokens)
+
+
 def test_errors_raise_the_clients_exceptions(client: openai.OpenAI, endpoint: str) -> None:
     messages: Any = [{"role": "user", "content": "Hello"}]
     client_with_unknown_key = client.with_options(api_key="sk_live_" + "0" * 44)

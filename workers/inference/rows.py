@@ -12,9 +12,11 @@ from typing import Any
 
 from engine.grammars.compiler import GrammarCompiler
 from engine.openai.answer import AnswerStream
+from engine.openai.echo import echoed
 from engine.openai.requests import InvalidRequest, ParsedRequest, parse_chat, parse_completion
-from engine.openai.responses import Head, add_token_ids, chat_completion, error_body, text_completion
-from engine.request import Request, SpeculationStats, StepOutput
+from engine.openai.responses import Head, chat_completion, error_body, text_completion
+from engine.openai.token_ids import add_token_ids
+from engine.request import Request, SpeculationStats, StepOutput, TokenLogprob
 from engine.tokenizer import Tokenizer
 from workers.failures import InvalidInputError
 
@@ -126,6 +128,7 @@ class RowAnswer:
         self.request = request
         self.token_ids: list[int] = []  # including a final stop token
         self.speculation = SpeculationStats()
+        self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
         self._tokenizer = tokenizer
         self._stream = AnswerStream(
             tokenizer,
@@ -147,13 +150,17 @@ class RowAnswer:
         self._stream.push(output.token_ids, output.logprobs, output.finish_reason)
         num_used = self._stream.num_tokens - before  # fewer than the step's tokens if a stop string ended the answer
         self.token_ids += output.token_ids[:num_used]
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
         if output.speculation is not None:
             self.speculation = output.speculation
 
     def body(self, *, response_id: str, created: int, model: str, fingerprint: str | None = None) -> dict[str, Any]:
         """Returns the answer as OpenAI's completion object."""
+        prompt, answer = self.request.request.prompt_token_ids, self._stream.answer()
+        if self.request.parsed.echo:
+            answer = echoed(answer, prompt, self._prompt_logprobs, self._tokenizer)
         respond = chat_completion if self.request.row.url == _CHAT_URL else text_completion
-        answer = self._stream.answer()
         body = respond(
             Head(
                 response_id=response_id,
@@ -164,15 +171,13 @@ class RowAnswer:
                 fingerprint=fingerprint,
             ),
             [answer],
-            num_prompt_tokens=len(self.request.request.prompt_token_ids),
+            num_prompt_tokens=len(prompt),
             num_cached_tokens=self.speculation.num_cached_tokens,
             stats=self.speculation,
             tokenizer=self._tokenizer,
             calls=self.request.parsed.calls,
         )
-        if self.request.parsed.return_token_ids:
-            add_token_ids(body, [self.request.request.prompt_token_ids], [answer])
-        return body
+        return add_token_ids(body, [answer], self.request.parsed)
 
 
 def output_row(*, row_id: str, row: InputRow, status: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from engine.row_invariance import RowInvariance
 from engine.tokenizer import Tokenizer
 from tests.engine.audit.answers import SAMPLINGS, Body, bodies, drafters, respond, verdict
 from tests.engine.lora.test_adapters import make_adapter
+from tests.engine.openai.thinking_model import make_thinking_model
 from tests.tiny_model import make_tiny_model
 
 # peft uses a deprecated name of transformers.
@@ -90,6 +91,23 @@ def test_log_probabilities_have_the_same_bits_when_an_answer_is_scored_again(
             assert len(response["choices"][0]["logprobs"]["token_logprobs"]) > 0
             found = verdict(auditor, tokenizer, request, response, model=adapter or "")
             assert found["verdict"] == "equal", (adapter, request, found)
+
+
+def test_answers_with_traces_are_equal_when_they_are_scored_again(tmp_path: Path) -> None:
+    """A budget ends the traces, and stop strings end the answers but not the traces."""
+    folder = make_thinking_model(tmp_path, dtype=torch.bfloat16)
+    tokenizer, engine = Tokenizer.load(folder), load_engine(folder, config=EngineConfig(max_batch_size=4))
+    chat: Body = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"opened": True}}
+    chat |= {"thinking_token_budget": 20, "max_tokens": 60, "temperature": 1.0, "return_token_ids": True}
+    requests = [chat | {"seed": seed, "stop": list("aeiou")} for seed in range(6)]
+
+    responses = respond(engine, tokenizer, requests)
+
+    traces = [response["choices"][0]["message"]["reasoning_content"] for response in responses]
+    assert any(set(trace) & set("aeiou") for trace in traces)
+    for request, response in zip(requests, responses, strict=True):
+        found = verdict(engine, tokenizer, request, response)
+        assert found["verdict"] == "equal", (request, found)
 
 
 def test_an_answer_is_scored_in_passes_of_many_tokens(

@@ -1,13 +1,17 @@
 """JSON bodies are parsed into engine requests, and invalid bodies are refused with an error that names the field."""
 
+import re
 from typing import Any
 
 import pytest
 
 from engine.fields import InvalidRequest
+from engine.openai import without_effect
 from engine.openai.limits import limits_block
 from engine.openai.requests import ParsedRequest, parse_chat, parse_completion
 from engine.tokenizer import Tokenizer
+from tests.engine.openai.tool_model import make_tool_model
+from tests.source_tree import ROOT
 from tests.tiny_model import make_tiny_model
 
 MAX_SEQ_LEN = 100
@@ -16,6 +20,11 @@ MAX_SEQ_LEN = 100
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(make_tiny_model(tmp_path_factory.mktemp("model"), "llama", num_layers=1))
+
+
+@pytest.fixture(scope="module")
+def tool_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(make_tool_model(tmp_path_factory.mktemp("model")))
 
 
 def chat(tokenizer: Tokenizer, **body: Any) -> ParsedRequest:
@@ -177,7 +186,7 @@ def test_choices_are_ordered_by_prompt(tokenizer: Tokenizer) -> None:
     assert len({request.sampling.seed for request in requests}) == 4
 
 
-@pytest.mark.parametrize("name", ["user", "metadata", "store", "service_tier"])
+@pytest.mark.parametrize("name", sorted(without_effect.BODY))
 def test_options_without_effect_on_an_answer_are_accepted(tokenizer: Tokenizer, name: str) -> None:
     assert chat(tokenizer, **{name: "anything"}).n == 1
 
@@ -187,7 +196,6 @@ def test_options_without_effect_on_an_answer_are_accepted(tokenizer: Tokenizer, 
     [
         ("functions", []),
         ("function_call", "none"),
-        ("echo", False),
         ("best_of", 1),
     ],
 )
@@ -199,10 +207,11 @@ def test_unsupported_options_are_accepted_with_neutral_values(tokenizer: Tokeniz
     ("name", "value"),
     [
         ("functions", [{"name": "f"}]),
-        ("echo", True),
         ("best_of", 2),
         ("n", 17),
         ("reasoning_effort", "high"),
+        ("store", True),
+        ("service_tier", "priority"),
     ],
 )
 def test_unsupported_options_are_refused_by_name(tokenizer: Tokenizer, name: str, value: Any) -> None:
@@ -210,6 +219,55 @@ def test_unsupported_options_are_refused_by_name(tokenizer: Tokenizer, name: str
         chat(tokenizer, **{name: value})
     assert (caught.value.param, caught.value.code, caught.value.status) == (name, "unsupported_parameter", 400)
     assert name in caught.value.message
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages[0].name"),
+        ({"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}, "messages[0].refusal"),
+        ({"messages": [{"role": "user", "content": "x", "cache_control": {}}]}, "messages[0].cache_control"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "detail": "low"}]}]},
+            "messages[0].content[0].detail",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL | {"extra": 1}]}]}, "messages[0].tool_calls[0].extra"),
+        ({"messages": [{"role": "tool", "tool_call_id": "c", "content": "x", "x": 1}]}, "messages[0].x"),
+        ({"tools": [TOOL | {"cache_control": {}}]}, "tools[0].cache_control"),
+        ({"tools": [TOOL], "tool_choice": TOOL | {"mode": "auto"}}, "tool_choice.mode"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ],
+)
+def test_a_nested_member_without_effect_is_refused_by_name(
+    tool_tokenizer: Tokenizer, body: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(tool_tokenizer, **body)
+
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+def test_a_message_of_an_earlier_answer_may_be_sent_back_unchanged(tool_tokenizer: Tokenizer) -> None:
+    received: dict[str, Any] = {"refusal": None, "annotations": [], "audio": None, "function_call": None}
+    answer = {"role": "assistant", "content": "x", "tool_calls": [CALL | {"index": 0}], **received}
+    result = {"role": "tool", "tool_call_id": "c", "content": "x", "name": "f"}
+
+    assert chat(tool_tokenizer, messages=[{"role": "user", "content": "x"}, answer, result]).n == 1
+
+
+def test_the_documentation_lists_the_members_without_effect() -> None:
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    section = page.partition("### Members without effect")[2].partition("\n#")[0]
+
+    sets = (without_effect.BODY, without_effect.TOOL_MESSAGE, without_effect.TOOL_CALL, without_effect.JSON_SCHEMA)
+    listed = [set(re.findall(r"`(\w+)`", line.split("|")[2])) for line in section.splitlines() if line.startswith("| ")]
+    assert [names for names in listed if names] == list(map(set, sets))
 
 
 def test_an_unknown_option_is_refused(tokenizer: Tokenizer) -> None:

@@ -78,5 +78,5 @@ def test_an_answer_from_another_build_is_named_and_bad_input_has_its_code(folder
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, code)
         assert audit(live, request, response, model="unknown").json()["error"]["code"] == "model_not_found"
         assert audit(live, request, response, extra=1).json()["error"]["code"] == "unknown_parameter"
-        streamed = live.http.post("/v1/completions", json=request | {"stream": True})
-        assert streamed.json()["error"]["param"] == "return_token_ids"
+        echoed = audit(live, request | {"echo": True}, response)
+        assert echoed.json()["error"]["param"] == "request.echo"

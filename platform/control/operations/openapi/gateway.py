@@ -32,14 +32,29 @@ class Audit(ResponseModel):
     system_fingerprint: str
 
 
+class Response(ResponseModel):
+    """OpenAI's response object with two more members, `seed` and `metrics.speculative_decoding`."""
+
+    model_config = {"extra": "allow"}
+
+    id: str
+    object: str
+    created_at: Unix
+    model: str
+    status: str
+    output: list[Any]
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "/v1/chat/completions": Operation(id="chat.completions.create", response=Completion, also=EVENTS),
     "/v1/completions": Operation(id="completions.create", response=Completion, also=EVENTS),
+    "/v1/responses": Operation(id="responses.create", response=Response, also=EVENTS),
     "/v1/audit": Operation(id="audits.create", response=Audit),
 }
 _MEMBERS = {  # the required members besides `model`
     "/v1/chat/completions": ("messages",),
     "/v1/completions": ("prompt",),
+    "/v1/responses": ("input",),
     "/v1/audit": ("request", "response"),
 }
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
@@ -47,9 +62,8 @@ _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}
 
 def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
     """Hook of drf-spectacular. Describes the body loosely, because the gateway forwards it to the engine unchanged."""
-    for response in (Completion, Audit):
-        result["components"]["schemas"][response.__name__] = model_json_schema(response)
     for path, operation in OPERATIONS.items():
+        result["components"]["schemas"][operation.response.__name__] = model_json_schema(operation.response)
         members = _MEMBERS[path]
         body = {
             "type": "object",

@@ -22,7 +22,6 @@ from control.serving.gateway.serving import serve
 from control.tenants.async_requests.handler import UnreadHandler, UnreadRequest
 from control.tenants.authentication.caller import Caller
 
-PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/audit"})
 CLOSE_SECONDS = 5.0  # for requests that the server has cancelled
 
 
@@ -80,7 +79,7 @@ class _Backend:
         return await self._request.read_body(get_config().max_body_bytes, add)
 
     async def read_body(self, raw: bytes, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
-        return await self._state.bodies.read(raw, organization_id=organization_id)
+        return await self._state.bodies.read(raw, self._request.path, organization_id=organization_id)
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
         self._state.accounts.begin(caller, reservation_id)

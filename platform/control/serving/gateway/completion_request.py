@@ -2,7 +2,7 @@
 
 Uses the standard library only, because `large_bodies` also runs this file as a small process:
 
-    python -m control.serving.gateway.completion_request CPU_SECONDS MEMORY_BYTES < BODY
+    python -m control.serving.gateway.completion_request PATH CPU_SECONDS MEMORY_BYTES < BODY
 
 prints a line of JSON, then the body to send
 """
@@ -15,6 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from control.core.api import strict_json
+from control.serving.gateway.wire import WIRES
+
+_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the most tokens of an answer
 
 
 class InvalidRequest(Exception):
@@ -45,34 +48,34 @@ class CompletionRequest:
     usage: UsageOptions
     num_prompts: int
     num_bytes: int  # the most bytes that the texts in the body can have
-    num_parts: int  # messages and the parts of their contents; 0: not a chat
+    num_parts: int  # messages or items, and the parts of their contents; 0: not a chat
     has_tools: bool  # also in earlier messages
     num_choices: int  # for each prompt
     max_tokens: int | None  # None: not given, or invalid
-    is_audit: bool = False  # of an answer, which the engine reads and does not generate
+    is_audit: bool = False  # of an answer, which the engine reads and does not generate; `request` is in a member
 
     @classmethod
-    def of(cls, body: Mapping[str, Any], *, num_bytes: int) -> Self:
+    def of(cls, body: Mapping[str, Any], *, num_bytes: int, is_audit: bool = False) -> Self:
         """Raises: InvalidRequest: `model` is not a string."""
-        model, usage, is_audit = _model(body), UsageOptions.of(body), "response" in body
-        if is_audit:  # the request that was answered is a member
+        model, usage = _model(body), UsageOptions.of(body)
+        if is_audit:
             request = body.get("request")
             body = request if isinstance(request, dict) else {}
-        messages = _items(body.get("messages"))
+        messages = _messages(body)
         return cls(
             model=model,
             usage=usage,
             is_audit=is_audit,
             num_prompts=_num_prompts(body),
             num_bytes=num_bytes,
-            num_parts=sum(1 + len(_items(_member(message, "content"))) for message in messages),
-            has_tools=bool(body.get("tools")) or any(_member(message, "tool_calls") for message in messages),
+            num_parts=sum(1 + len(_parts(message)) for message in messages),
+            has_tools=bool(body.get("tools")) or any(map(_mentions_tools, messages)),
             num_choices=_positive(body.get("n")) or 1,
-            max_tokens=_positive(body.get("max_completion_tokens")) or _positive(body.get("max_tokens")),
+            max_tokens=next((limit for name in _LIMITS if (limit := _positive(body.get(name)))), None),
         )
 
 
-def read(raw: bytes) -> tuple[CompletionRequest, bytes]:
+def read(raw: bytes, path: str) -> tuple[CompletionRequest, bytes]:
     """Returns: the request, and the body that is sent to the engine. Raises: InvalidRequest."""
     try:
         body = strict_json.loads(raw)
@@ -80,7 +83,9 @@ def read(raw: bytes) -> tuple[CompletionRequest, bytes]:
         raise InvalidRequest(f"The request body must be JSON{error}.", "invalid_json") from error
     if not isinstance(body, dict):
         raise InvalidRequest("The request body must be a JSON object.", "invalid_json")
-    return CompletionRequest.of(body, num_bytes=_most_text_bytes(raw)), metered_request(body) or raw
+    wire = WIRES[path]
+    sent = metered_request(body) if wire.has_usage_option else None
+    return CompletionRequest.of(body, num_bytes=_most_text_bytes(raw), is_audit=wire.is_audit), sent or raw
 
 
 def metered_request(body: Mapping[str, Any]) -> bytes | None:
@@ -113,6 +118,21 @@ def _most_text_bytes(raw: bytes) -> int:
     return len(raw) + 2 * num_not_ascii
 
 
+def _messages(body: Mapping[str, Any]) -> list[Any]:
+    """Returns the messages of a chat completion, or the items of a response, including instructions and a text."""
+    given = body.get("input")
+    texts = [text for text in (body.get("instructions"), given) if isinstance(text, str)]
+    return texts + _items(body.get("messages")) + _items(given)
+
+
+def _parts(message: object) -> list[Any]:
+    return _items(_member(message, "content")) + _items(_member(message, "output"))
+
+
+def _mentions_tools(message: object) -> bool:
+    return bool(_member(message, "tool_calls")) or _member(message, "type") in ("function_call", "function_call_output")
+
+
 def _items(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
@@ -134,11 +154,11 @@ def _num_prompts(body: Mapping[str, Any]) -> int:
     return 1
 
 
-def main(cpu_seconds: int, memory_bytes: int) -> None:
+def main(path: str, cpu_seconds: int, memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     try:
-        request, body = read(sys.stdin.buffer.read())
+        request, body = read(sys.stdin.buffer.read(), path)
     except InvalidRequest as error:
         sys.stdout.buffer.write(json.dumps({"error": error.args}).encode())
         return
@@ -146,4 +166,4 @@ def main(cpu_seconds: int, memory_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -31,33 +31,33 @@ class BodyReader:
         self._executor = ThreadPoolExecutor(NUM_PROCESSES, "large-bodies")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def read(self, raw: bytes, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
+    async def read(self, raw: bytes, path: str, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
         """Returns: the request, and the body that is sent to the engine. Raises: ApiError: 400."""
         if len(raw) <= SMALL_BYTES:
-            return read_small(raw)
+            return read_small(raw, path)
         turn = self._turns.get(organization_id)
         if turn is None:
             turn = self._turns[organization_id] = asyncio.Lock()
         async with turn:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, _read_large, raw)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, _read_large, raw, path)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._executor.shutdown)
 
 
-def read_small(raw: bytes) -> tuple[CompletionRequest, bytes]:
+def read_small(raw: bytes, path: str) -> tuple[CompletionRequest, bytes]:
     try:
-        return read(raw)
+        return read(raw, path)
     except InvalidRequest as error:
         raise _refusal(*error.args) from error
 
 
-def _read_large(raw: bytes) -> tuple[CompletionRequest, bytes]:
+def _read_large(raw: bytes, path: str) -> tuple[CompletionRequest, bytes]:
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as result:
         source.write(raw)
         source.seek(0)
         environment = {**child_environment(), "PYTHONPATH": _IMPORT_ROOT}
-        command = (*_COMMAND, str(CPU_SECONDS), str(MEMORY_BYTES))
+        command = (*_COMMAND, path, str(CPU_SECONDS), str(MEMORY_BYTES))
         ended = subprocess.run(command, stdin=source, stdout=result, stderr=subprocess.DEVNULL, env=environment)
         if ended.returncode != 0:  # ended by its limits
             raise _refusal("The request body has too many values.", "invalid_json", None)

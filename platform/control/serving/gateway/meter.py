@@ -4,11 +4,15 @@ An answer that is not streamed has the counts in `usage`. A stream has them in i
 that; but a caller who disconnects earlier never gets this chunk. To count the tokens of an interrupted stream as well,
 the gateway requests `usage` in every chunk (`completion_request`). It removes `usage` from the chunks for which the
 caller did not request it, because clients add up all usage that they see.
+
+Routes without OpenAI's option for usage have it in comments of the stream, which the gateway requests by a header and
+removes.
 """
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from typing import Any
 
 from control.billing.usage.services import Tokens
 from control.serving.gateway.completion_request import UsageOptions
@@ -17,14 +21,13 @@ Count = Callable[[Tokens], Awaitable[None]]
 
 _END_OF_EVENT = b"\n\n"
 _DATA = b"data: "
+_COMMENT = b": "
 
 
 def tokens_of(answer: bytes) -> Tokens | None:
     """The usage in an answer or in one chunk of a stream; None if it contains no usage."""
     try:
-        usage = json.loads(answer)["usage"]
-        details = usage.get("prompt_tokens_details") or {}
-        counts = usage["prompt_tokens"], usage["completion_tokens"], details.get("cached_tokens") or 0
+        counts = _counts(json.loads(answer)["usage"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     # Any other value would make the end of the request fail, whose reservation would then be renewed for ever.
@@ -33,23 +36,53 @@ def tokens_of(answer: bytes) -> Tokens | None:
     return Tokens(input=counts[0], output=counts[1], cached=counts[2])
 
 
-async def metered(stream: AsyncGenerator[bytes], *, options: UsageOptions, count: Count) -> AsyncGenerator[bytes]:
-    """Passes events on. When the engine or the caller ends the stream, calls `count` with the last usage in it."""
+def without_comment(event: bytes) -> tuple[bytes, bytes]:
+    """Returns the comment at the beginning of an event, without its colon, and the rest of the event."""
+    if not event.startswith(_COMMENT):
+        return b"", event
+    comment, _, rest = event.removeprefix(_COMMENT).partition(b"\n")
+    return comment, rest
+
+
+async def metered(
+    stream: AsyncGenerator[bytes], *, options: UsageOptions | None, count: Count
+) -> AsyncGenerator[bytes]:
+    """Passes events on. When the engine or the caller ends the stream, calls `count` with the last usage in it.
+
+    Args: options: the caller's options for usage; None: usage comes in comments.
+    """
     last = b""
     try:
         async with aclosing(stream):  # when the caller ends this stream, the engine's ends at once
             async for events in stream:
                 passed_on = []
                 for event in events.removesuffix(_END_OF_EVENT).split(_END_OF_EVENT):
-                    if b'"usage"' in event:
-                        last = event
-                    if (visible := _without_extra_usage(event, options)) is not None:
+                    usage, visible = without_comment(event) if options is None else _visible(event, options)
+                    last = usage or last
+                    if visible is not None:
                         passed_on.append(visible + _END_OF_EVENT)
                 if passed_on:
                     yield b"".join(passed_on)
     finally:
-        tokens = tokens_of(last.removeprefix(_DATA))
-        await count(tokens or Tokens())
+        await count(tokens_of(last) or Tokens())
+
+
+def _counts(usage: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Returns the tokens of the prompt, of the answer, and those of the prompt that were cached.
+
+    Chat completions have the first shape and the Responses API the second one.
+    """
+    for prompt, answer in (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens")):
+        if prompt in usage:
+            details = usage.get(f"{prompt}_details") or {}
+            return usage[prompt], usage[answer], details.get("cached_tokens") or 0
+    raise KeyError("usage has no tokens of the prompt")
+
+
+def _visible(event: bytes, options: UsageOptions) -> tuple[bytes, bytes | None]:
+    """Returns the event's data if it has usage, and the event to pass on; None: nothing is passed on."""
+    data = event.removeprefix(_DATA) if b'"usage"' in event else b""
+    return data, _without_extra_usage(event, options)
 
 
 def _without_extra_usage(event: bytes, options: UsageOptions) -> bytes | None:

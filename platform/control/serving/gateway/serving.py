@@ -34,10 +34,11 @@ from control.serving.gateway.meter import metered, tokens_of
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Process, Route, Routes
 from control.serving.gateway.upstream import Answer, NotAccepted, Target, forward
+from control.serving.gateway.wire import WIRES
 from control.tenants.accounts.models import ApiKey
 from control.tenants.accounts.scopes import INFERENCE
 from control.tenants.async_requests.authentication import authenticate
-from control.tenants.async_requests.event_stream import EventStream, error_event
+from control.tenants.async_requests.event_stream import EventStream
 from control.tenants.async_requests.handler import shut_down
 from control.tenants.authentication.caller import Caller
 
@@ -88,6 +89,7 @@ async def _serve(
     request: HttpRequest, raw: bytes, backend: Backend, key: ApiKey, until_complete: ExitStack
 ) -> HttpResponseBase:
     """Args: until_complete: contexts that end with the last byte of the answer."""
+    wire = WIRES[request.path]
     completion, sent = await backend.read_body(raw, organization_id=key.organization_id)
     caller = Caller.of(key)
     route = await backend.routes.find(key, completion.model)
@@ -99,7 +101,7 @@ async def _serve(
         path=request.path,
         named_id=route.named_id,
         base_model_id=route.base_model_id,
-        captured=raw if len(raw) <= MAX_BODY_BYTES and not completion.is_audit else None,
+        captured=raw if wire.is_captured and len(raw) <= MAX_BODY_BYTES else None,
         reserved=reserved,
         span=_begin_span(completion.model, request.path),
     )
@@ -116,8 +118,10 @@ async def _serve(
         await exchange.end_complete(answer.status, answer.body)
         return HttpResponse(answer.body, content_type=answer.content_type, status=answer.status, headers=headers)
     count = partial(exchange.end_stream, until_complete.pop_all())
-    stream = metered(answer.body, options=completion.usage, count=count)
-    return EventStream(stream, at_shutdown=error_event(shut_down()), status=answer.status, headers=headers)
+    options = completion.usage if wire.has_usage_option else None
+    stream = metered(answer.body, options=options, count=count)
+    at_shutdown = wire.error_event(shut_down().body()["error"])
+    return EventStream(stream, at_shutdown=at_shutdown, status=answer.status, headers=headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ class _Exchange:
     path: str
     named_id: str
     base_model_id: str
-    captured: bytes | None  # the body, kept if the deployment's owner has opted in; None: too long, or an audit
+    captured: bytes | None  # the body, kept if the deployment's owner has opted in; None: too long, or not for batches
     reserved: _Reserved | None  # None: no spend cap applies
     span: Span
 
@@ -223,7 +227,6 @@ class _Exchange:
 
 def _begin_span(model: str, path: str) -> Span:
     """The caller must end the span after the last byte of the answer."""
-    operation = path.removeprefix("/v1/").partition("/")[0]
-    operation = "text_completion" if operation == "completions" else operation  # the convention's name
+    operation = "text_completion" if path == "/v1/completions" else "chat"  # the convention's names
     about = {tracing.OPERATION: operation, tracing.PROVIDER: "slipstream", tracing.REQUEST_MODEL: model}
     return tracing.start_span(f"{operation} {model}", about, kind=SpanKind.CLIENT)

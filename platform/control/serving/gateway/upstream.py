@@ -2,7 +2,7 @@
 
 If the engine fails before the first byte of its answer, the caller gets 502. Once the caller has received the status,
 only the stream itself can report a failure. Therefore only whole events of a stream are passed on, and a stream that
-ends without `[DONE]` gets a last event with the code `upstream_terminated`.
+ends without the last event of its route (`wire`) gets one with the code `upstream_terminated`.
 """
 
 import asyncio
@@ -15,7 +15,8 @@ import httpx2
 
 from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
-from control.tenants.async_requests.event_stream import error_event
+from control.serving.gateway.meter import without_comment
+from control.serving.gateway.wire import WIRES
 
 CONNECT_SECONDS = 5.0
 # Longest time without a byte from the engine, which sends an answer that is not streamed only when it is complete. The
@@ -23,10 +24,8 @@ CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 600.0
 EVENT_STREAM = "text/event-stream"
 _END_OF_EVENT = b"\n\n"
-_DONE = b"data: [DONE]"
 _NO_ANSWER = "The model's process did not answer. Try again."
 _DRAINING = "server_draining"
-_ERROR = b'data: {"error"'
 
 
 class NotAccepted(ApiError):
@@ -64,11 +63,12 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
             "Authorization": f"Bearer {target.token}",
             "x-request-id": request_id,
             **({} if memory is None else {"x-slipstream-memory": memory}),
+            **({} if WIRES[path].has_usage_option else {"x-slipstream-usage": "comments"}),
         },
     )
     try:
         response = await client.send(request, stream=True)
-        content = await _begin(response)
+        content = await _begin(response, path)
     except httpx2.HTTPError as error:
         kind = NotAccepted if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) else ApiError
         raise kind(502, _NO_ANSWER, "upstream_unavailable") from error
@@ -98,7 +98,7 @@ def _is_draining(body: bytes) -> bool:
         return False
 
 
-async def _begin(response: httpx2.Response) -> bytes | AsyncGenerator[bytes]:
+async def _begin(response: httpx2.Response, path: str) -> bytes | AsyncGenerator[bytes]:
     """Reads the whole answer or the first event. Raises: httpx2.HTTPError; the connection is then closed."""
     try:
         if not response.headers.get("content-type", "").startswith(EVENT_STREAM):
@@ -110,23 +110,24 @@ async def _begin(response: httpx2.Response) -> bytes | AsyncGenerator[bytes]:
     except BaseException:  # also cancellation: a caller who disconnects must end the engine's work
         await response.aclose()
         raise
-    return _stream(response, first, events)
+    return _stream(response, path, first, events)
 
 
-async def _stream(response: httpx2.Response, first: bytes, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+async def _stream(
+    response: httpx2.Response, path: str, first: bytes, events: AsyncGenerator[bytes]
+) -> AsyncGenerator[bytes]:
     last = first
     try:
         yield first
         async for last in events:
             yield last
     except httpx2.HTTPError:
-        pass  # reported below, like any end without [DONE]
+        pass  # reported below, like any end without the last event
     finally:
         await response.aclose()
-    if not _is_ended(last):
-        yield error_event(
-            ApiError(502, "The model's process ended before the answer was complete.", "upstream_terminated")
-        )
+    if not _is_ended(last, path):
+        error = ApiError(502, "The model's process ended before the answer was complete.", "upstream_terminated")
+        yield WIRES[path].error_event(error.body()["error"])
 
 
 async def _events(response: httpx2.Response) -> AsyncGenerator[bytes]:
@@ -139,9 +140,9 @@ async def _events(response: httpx2.Response) -> AsyncGenerator[bytes]:
             yield whole + separator
 
 
-def _is_ended(events: bytes) -> bool:
+def _is_ended(events: bytes, path: str) -> bool:
     last = events.rstrip(b"\n").rpartition(_END_OF_EVENT)[2]
-    return last.startswith((_DONE, _ERROR))
+    return without_comment(last)[1].startswith(WIRES[path].last_events)
 
 
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = WeakKeyDictionary()

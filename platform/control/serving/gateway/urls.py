@@ -1,9 +1,6 @@
 from django.urls import path
 
 from control.serving.gateway import views
+from control.serving.gateway.wire import WIRES
 
-urlpatterns = [
-    path("chat/completions", views.chat_completions),
-    path("completions", views.completions),
-    path("audit", views.audit),
-]
+urlpatterns = [path(route.removeprefix("/v1/"), views.generate) for route in WIRES]

@@ -25,17 +25,7 @@ from control.tenants.authentication.caller import Caller
 
 
 @csrf_exempt
-async def chat_completions(request: HttpRequest) -> HttpResponseBase:
-    return await serve(request, _InDjango(request))
-
-
-@csrf_exempt
-async def completions(request: HttpRequest) -> HttpResponseBase:
-    return await serve(request, _InDjango(request))
-
-
-@csrf_exempt
-async def audit(request: HttpRequest) -> HttpResponseBase:
+async def generate(request: HttpRequest) -> HttpResponseBase:
     return await serve(request, _InDjango(request))
 
 
@@ -58,7 +48,7 @@ class _InDjango:
         return body
 
     async def read_body(self, raw: bytes, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
-        return read_small(raw)
+        return read_small(raw, self._request.path)
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
         """Does not renew the reservation."""

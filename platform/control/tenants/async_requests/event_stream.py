@@ -1,12 +1,10 @@
 """A response that is a stream of events, such as those of an engine."""
 
-import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from django.http import StreamingHttpResponse
 
-from control.core.api.errors import ApiError
 from control.core.api.operation import EVENTS
 
 
@@ -22,7 +20,3 @@ class EventStream(StreamingHttpResponse):
         self.events, self.at_shutdown = events, at_shutdown
         self.headers["Cache-Control"] = "no-cache"
         self.headers["X-Accel-Buffering"] = "no"  # nginx passes events on at once
-
-
-def error_event(error: ApiError) -> bytes:
-    return b"data: " + json.dumps(error.body(), separators=(",", ":")).encode() + b"\n\n"

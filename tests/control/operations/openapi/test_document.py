@@ -28,7 +28,7 @@ OPERATION_PARAMS = [
     pytest.param(route, method, id=f"{method} {route.path}") for route in ROUTES for method in route.methods
 ]
 DOCUMENT_PATH = "/v1/openapi.json"
-NEEDS_ENGINE = ("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/audit")
+NEEDS_ENGINE = tuple(f"POST {path}" for path in OPERATIONS)
 # Lists that are empty although `World.ids_of_all_objects` has created an object of each kind.
 MAY_BE_EMPTY = (
     "GET /v1/audit_events",

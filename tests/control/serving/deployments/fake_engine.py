@@ -38,6 +38,9 @@ def usage(num_tokens: int) -> dict[str, Any]:
     return {"prompt_tokens": 7, "completion_tokens": num_tokens, "prompt_tokens_details": details}
 
 
+RESPONSE_USAGE = {"input_tokens": 7, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     model_dir: Path
@@ -60,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self._authorized():
             return
-        content = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+        content = body["messages"][-1]["content"] if "messages" in body else body.get("prompt") or body["input"]
         if content == "die at once":
             os._exit(1)
         if self.behaviour == "draining":
@@ -69,6 +72,8 @@ class Handler(BaseHTTPRequestHandler):
         if content == "refuse":
             error = {"message": "too long", "type": "invalid_request_error", "param": "messages", "code": "too_long"}
             self._send_json(400, {"error": error})
+        elif body.get("stream") and self.path == "/v1/responses":
+            self._stream_with_comments(content)
         elif body.get("stream"):
             self._stream(content, body.get("stream_options") or {})
         else:
@@ -81,14 +86,11 @@ class Handler(BaseHTTPRequestHandler):
                 "pid": os.getpid(),
                 "memory": self.headers.get("x-slipstream-memory"),
             }
-            self._send_json(200, body_sent | {"usage": usage(2)})
+            self._send_json(200, body_sent | {"usage": usage(2) if self.path != "/v1/responses" else RESPONSE_USAGE})
 
     def _stream(self, content: str, options: dict[str, Any]) -> None:
         """Sends two events. They contain the usage if the request's options ask for it, as in the engine."""
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
+        self._begin_stream()
         if content == "hang up":
             self.close_connection = True
             return
@@ -111,6 +113,30 @@ class Handler(BaseHTTPRequestHandler):
             self._event(json.dumps({"choices": [], "usage": usage(2)}))
         self._event("[DONE]")
         self.close_connection = True
+
+    def _stream_with_comments(self, content: str) -> None:
+        """Sends the events of the Responses API, with the usage in comments if the gateway asks for it."""
+        self._begin_stream()
+        has_comments = "x-slipstream-usage" in self.headers
+        kinds = ["response.created", "response.output_text.delta", "response.output_text.delta", "response.completed"]
+        for number, kind in enumerate(kinds):
+            if kind == "response.completed" and content == "die":
+                self.wfile.flush()
+                os._exit(1)
+            if kind == "response.completed" and content == "linger":
+                self._linger()
+            if has_comments:
+                self.wfile.write(f': {{"usage":{json.dumps(usage(min(number, 2)))}}}\n'.encode())
+            data = {"type": kind, "sequence_number": number, "delta": f"token{number} "}
+            self.wfile.write(f"event: {kind}\n".encode())
+            self._event(json.dumps(data))
+        self.close_connection = True
+
+    def _begin_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
 
     def _linger(self) -> None:
         """Waits until the caller disconnects, which makes the socket readable."""

@@ -13,4 +13,5 @@ BODIES: Bodies = {
     "POST /v1/audit": Body(
         lambda world: {"model": "nothing", "request": {"prompt": "x"}, "response": {}}, {"model": "deployment_name"}
     ),
+    "POST /v1/responses": Body(lambda world: {"model": "nothing", "input": "x"}, {"model": "deployment_name"}),
 }

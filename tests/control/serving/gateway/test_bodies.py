@@ -24,6 +24,8 @@ from tests.control.serving.gateway.test_early_refusal import Caller
 from tests.control.serving.gateway.test_gateway import chat, wait_for
 from tests.control.serving.gateway.test_limits import open_stream
 
+CHAT = "/v1/chat/completions"
+
 
 @pytest.fixture
 def client(base_url: str, token: str) -> Iterator[httpx2.Client]:
@@ -144,7 +146,7 @@ def test_a_large_body_is_read_like_a_small_one(body: dict[str, Any]) -> None:
     raw = json.dumps(body).encode()
     assert len(raw) > SMALL_BYTES
 
-    assert asyncio.run(BodyReader().read(raw, organization_id="org")) == read(raw)
+    assert asyncio.run(BodyReader().read(raw, CHAT, organization_id="org")) == read(raw, CHAT)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_a_large_body_is_read_like_a_small_one(body: dict[str, Any]) -> None:
 )
 def test_a_large_invalid_body_gets_the_error_of_a_small_one(raw: bytes, code: str, param: str | None) -> None:
     with pytest.raises(ApiError) as refused:
-        asyncio.run(BodyReader().read(raw, organization_id="org"))
+        asyncio.run(BodyReader().read(raw, CHAT, organization_id="org"))
 
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, code, param)
 
@@ -167,7 +169,7 @@ def test_a_body_that_needs_too_much_memory_is_refused(monkeypatch: pytest.Monkey
     raw = b"[" + b"[]," * 2_000_000 + b"[]]"
 
     with pytest.raises(ApiError, match="too many values"):
-        asyncio.run(BodyReader().read(raw, organization_id="org"))
+        asyncio.run(BodyReader().read(raw, CHAT, organization_id="org"))
 
 
 def test_the_event_loop_goes_on_while_a_large_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +177,7 @@ def test_the_event_loop_goes_on_while_a_large_body_is_read(monkeypatch: pytest.M
     raw = b'{"model": "m", "messages": [' + b"[]," * 2_500_000 + b"[]]}"  # the parser needs half a second or more
 
     async def run() -> int:
-        reading = asyncio.create_task(BodyReader().read(raw, organization_id="org"))
+        reading = asyncio.create_task(BodyReader().read(raw, CHAT, organization_id="org"))
         num_turns = 0
         while not reading.done():
             await asyncio.sleep(0.001)
@@ -189,17 +191,17 @@ def test_the_event_loop_goes_on_while_a_large_body_is_read(monkeypatch: pytest.M
 def test_an_organization_has_one_large_body_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = list[bytes](), threading.Event()
 
-    def read_large(raw: bytes) -> tuple[CompletionRequest, bytes]:
+    def read_large(raw: bytes, path: str) -> tuple[CompletionRequest, bytes]:
         begun.append(raw[:1])
         assert may_end.wait(30)
-        return read(b'{"model": "m"}')
+        return read(b'{"model": "m"}', CHAT)
 
     monkeypatch.setattr(large_bodies, "_read_large", read_large)
 
     async def run() -> None:
         reader = BodyReader()
         bodies = [("loud", b"l")] * 10 + [("quiet", b"q")]
-        readings = [asyncio.create_task(reader.read(first * (SMALL_BYTES + 1), organization_id=name))
+        readings = [asyncio.create_task(reader.read(first * (SMALL_BYTES + 1), CHAT, organization_id=name))
                     for name, first in bodies]  # fmt: skip
         while len(begun) < 2:
             await asyncio.sleep(0.001)

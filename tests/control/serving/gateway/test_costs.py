@@ -50,7 +50,7 @@ def test_an_audit_reserves_the_price_of_a_prompt_for_the_answers_that_it_reads(
     values: dict[str, Any], answer_tokens: int
 ) -> None:
     body = {"model": "m", "request": {"prompt": "x", **values}, "response": {"choices": []}}
-    request = CompletionRequest.of(body, num_bytes=10**6)
+    request = CompletionRequest.of(body, num_bytes=10**6, is_audit=True)
 
     assert request.is_audit
     assert cost_bound(request, ROUTE) == 100 + answer_tokens
@@ -102,7 +102,7 @@ def rendered_bytes(template: str, body: dict[str, Any]) -> int:
 def reserved_tokens(template: str, body: dict[str, Any], *, escaped: bool, context_tokens: int = 10**9) -> int:
     raw = json.dumps({"model": "m", **body}, ensure_ascii=escaped, separators=(",", ":")).encode("utf-8", "replace")
     route = replace(ROUTE, context_tokens=context_tokens, template_bytes=text_bytes(template), output_nanousd=0)
-    return cost_bound(read(raw)[0], route)
+    return cost_bound(read(raw, "/v1/chat/completions")[0], route)
 
 
 @given(messages=messages_with(texts) | messages_with(parts), escaped=st.booleans())

@@ -1,0 +1,33 @@
+"""Errors of a translated request, with the names that the caller used.
+
+The other routes translate a body to that of a chat completion, which is then parsed as such. An error of that parser
+names members of the translated body.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from engine.fields import InvalidRequest
+
+
+@contextmanager
+def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
+    """Raises an `InvalidRequest` of the block with the caller's names.
+
+    Args:
+        names: the caller's name by the name in the chat completion; the longest name that is a prefix counts.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param is None or (found := _longest_prefix(error.param, names)) is None:
+            raise
+        param = names[found] + error.param[len(found) :]
+        written, correct = (error.param, param) if error.param in error.message else (found, names[found])
+        message = error.message.replace(written, correct)
+        raise InvalidRequest(message, param=param, code=error.code, status=error.status) from error
+
+
+def _longest_prefix(param: str, names: Mapping[str, str]) -> str | None:
+    matching = [name for name in names if param == name or param.startswith((f"{name}.", f"{name}["))]
+    return max(matching, key=len, default=None)

@@ -5,22 +5,22 @@
  * blocks of BLOCK positions from position 0. A key's position therefore determines its block and its vector lane, and so
  * the order of additions, whether the key is committed or belongs to a draft. The order does not depend on the batch.
  *
+ * The positions are divided into spans, whose sums are computed apart and then added in their order, so that several
+ * threads can share the keys of one row.
+ *
  * A tile is a few rows of one sequence. It reads the blocks of positions that all of its rows attend to once. For this,
  * a block is prepared so that each step of a sum is one multiplication by a number of the query: the keys are
  * transposed, and a vector contains one element of LANES keys. On processors with AVX512-BF16, a step multiplies and
  * adds pairs of bfloat16 numbers, and queries and softmax weights are rounded to bfloat16 first.
  */
 #include <math.h>
-#include <stdlib.h>
 
 #include "common.h"
 #include "ops.h"
-#include "pool.h"
 
 #define PARTS 2 /* vectors that together have one lane for each position of a block */
 #define BLOCK (PARTS * LANES)
 #define MAX_D 576 /* width of DeepSeek-V3's latent together with its rotary part */
-#define MAX_QUERIES 32 /* queries of a tile: its rows times the heads that share a KV head */
 #define CHAINS 2 /* sums per score: a step has to wait for the previous step of its sum */
 #if defined(__AVX512F__)
 #define WIDTH 4   /* queries processed together: their sums must fit into the registers */
@@ -254,53 +254,105 @@ ALWAYS void attend_blocks(const struct keys *keys, int64_t start, int64_t end, s
     }
 }
 
-/* Attention of the rows m .. m + count - 1 of one sequence, for `heads` heads from `first_head` on that share a KV
- * head. For common shapes, D, dtype and pairs are constants after inlining. */
-ALWAYS void attend_tile(const struct attention *a, const struct attention_rows *rows, int64_t m, int64_t count,
-                        int64_t first_head, int64_t heads, const int64_t D, const int dtype, const int pairs) {
-    const int64_t steps = pairs ? D / 2 : D, lanes = D / LANES;
+/* A span's part of the result of one query: the D sums, then their largest score and their weight. */
+ALWAYS void store_partial(const struct state *state, int64_t query, float *partial, const int64_t D) {
+    memcpy(partial, state->sums + query * D, D * sizeof(float));
+    partial[D] = state->max[query];
+    partial[D + 1] = vf_sum(state->weights[query]);
+}
+
+/* Adds the part of the next span to that of the spans before it. It is not inlined, so that all callers round alike. */
+static __attribute__((noinline)) void add_partial(float *sum, const float *next, int64_t D) {
+    float max = sum[D] > next[D] ? sum[D] : next[D];
+    vf old = vf_exp(vf_set(sum[D] - max)), new = vf_exp(vf_set(next[D] - max));
+    for (int64_t i = 0; i < D; i += LANES)
+        vf_store(sum + i, vf_fma(vf_load(next + i), new, vf_load(sum + i) * old));
+    sum[D] = max;
+    sum[D + 1] = vf_fma(vf_set(next[D + 1]), new, vf_set(sum[D + 1]) * old)[0];
+}
+
+static void write_result(const struct attention *a, int64_t m, int64_t head, const float *sum) {
+    for (int64_t i = 0; i < a->D; i += LANES)
+        vf_store_any(a->out, (m * a->Hq + head) * a->D + i, a->dtype, vf_load(sum + i) / sum[a->D + 1]);
+}
+
+static int64_t num_keys(const struct attention_rows *rows, int64_t m) {
+    return rows->prefix_lens[m] + rows->path_lens[m];
+}
+
+ALWAYS void store_queries(const struct attention *a, const struct query_tile *tile, int64_t first_head, int64_t heads,
+                          struct state *state, const int64_t D, const int pairs) {
+    const int64_t steps = pairs ? D / 2 : D;
     const float scale = 1.0f / sqrtf((float)D);
-    struct state state;
-    int64_t shared = rows->prefix_lens[m];
-    for (int64_t r = 0; r < count; r++) {
-        if (rows->prefix_lens[m + r] < shared) shared = rows->prefix_lens[m + r];
-        for (int64_t g = 0; g < heads; g++) {
-            int64_t query = r * heads + g;
-            const float *q = a->q + (m + r) * a->q_stride + (first_head + g) * D;
-            for (int64_t i = 0; i < lanes; i++) {
-                store_factors(state.queries + query * steps + i * (pairs ? LANES / 2 : LANES),
-                              vf_load(q + i * LANES) * scale, pairs);
-                vf_store(state.sums + query * D + i * LANES, vf_set(0.0f));
-            }
-            state.weights[query] = vf_set(0.0f), state.max[query] = -INFINITY;
-        }
-    }
-    shared = shared / BLOCK * BLOCK;
-    for (int64_t r = -1; r < count; r++) { /* first the shared blocks, then the other blocks of each row */
-        int64_t row = m + (r < 0 ? 0 : r), prefix_len = rows->prefix_lens[row];
-        struct keys keys = {a->k_cache,
-                            a->v_cache,
-                            rows->slot_tables + rows->seqs[row] * rows->table_stride,
-                            rows->paths + row * rows->path_stride,
-                            prefix_len,
-                            prefix_len + rows->path_lens[row],
-                            a->Hkv,
-                            first_head / (a->Hq / a->Hkv)};
-        if (r < 0) attend_blocks(&keys, 0, shared, &state, 0, count * heads, D, dtype, pairs);
-        else attend_blocks(&keys, shared, keys.total, &state, r * heads, heads, D, dtype, pairs);
-    }
-    for (int64_t query = 0; query < count * heads; query++) {
-        float total = vf_sum(state.weights[query]);
-        int64_t at = ((m + query / heads) * a->Hq + first_head + query % heads) * D;
-        for (int64_t i = 0; i < lanes; i++)
-            vf_store_any(a->out, at + i * LANES, dtype, vf_load(state.sums + query * D + i * LANES) / total);
+    for (int64_t query = 0; query < tile->count * heads; query++) {
+        const float *q = a->q + (tile->m + query / heads) * a->q_stride + (first_head + query % heads) * D;
+        for (int64_t i = 0; i < D / LANES; i++)
+            store_factors(state->queries + query * steps + i * (pairs ? LANES / 2 : LANES),
+                          vf_load(q + i * LANES) * scale, pairs);
     }
 }
 
-#define VARIANT(NAME, DIM, TYPE, PAIRS)                                                                        \
-    static void tile_##NAME(const struct attention *a, const struct attention_rows *rows, int64_t m, int64_t count, \
-                            int64_t first_head, int64_t heads) {                                                    \
-        attend_tile(a, rows, m, count, first_head, heads, DIM, TYPE, PAIRS);                                        \
+/* Computes the sums of the keys of one span, for `heads` heads from `first_head` on that share a KV head. */
+ALWAYS void attend_span(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
+                        int64_t first_head, int64_t heads, int64_t span, struct state *state, const int64_t D,
+                        const int dtype, const int pairs) {
+    const int64_t from = span * SPAN, to = from + SPAN;
+    int64_t shared = to; /* up to here, all rows attend to the same keys */
+    for (int64_t m = tile->m; m < tile->m + tile->count; m++)
+        if (rows->prefix_lens[m] < shared) shared = rows->prefix_lens[m];
+    shared = shared / BLOCK * BLOCK;
+    if (shared < from) shared = from;
+    for (int64_t query = 0; query < tile->count * heads; query++) {
+        memset(state->sums + query * D, 0, D * sizeof(float));
+        state->weights[query] = vf_set(0.0f), state->max[query] = -INFINITY;
+    }
+    for (int64_t r = -1; r < tile->count; r++) { /* first the shared blocks, then the other blocks of each row */
+        int64_t m = tile->m + (r < 0 ? 0 : r), total = num_keys(rows, m);
+        struct keys keys = {a->k_cache,
+                            a->v_cache,
+                            rows->slot_tables + rows->seqs[m] * rows->table_stride,
+                            rows->paths + m * rows->path_stride,
+                            rows->prefix_lens[m],
+                            total,
+                            a->Hkv,
+                            first_head / (a->Hq / a->Hkv)};
+        if (r < 0) attend_blocks(&keys, from, shared, state, 0, tile->count * heads, D, dtype, pairs);
+        else attend_blocks(&keys, shared, total < to ? total : to, state, r * heads, heads, D, dtype, pairs);
+    }
+}
+
+/* partials: as of `attention_span`, for the span `span`; or null: all spans are computed and joined. For common shapes,
+ * D, dtype and pairs are constants after inlining. */
+ALWAYS void attend(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
+                   int64_t first_head, int64_t heads, int64_t span, float *partials, const int64_t D, const int dtype,
+                   const int pairs) {
+    struct state state;
+    store_queries(a, tile, first_head, heads, &state, D, pairs);
+    if (partials) {
+        attend_span(a, rows, tile, first_head, heads, span, &state, D, dtype, pairs);
+        for (int64_t query = 0; query < tile->count * heads; query++) {
+            int64_t index = query / heads * a->Hq + first_head + query % heads;
+            store_partial(&state, query, partials + (index * tile->spans + span) * (D + 2), D);
+        }
+        return;
+    }
+    float sums[MAX_QUERIES * (MAX_D + 2)], next[MAX_D + 2];
+    for (span = 0; span < tile->spans; span++) {
+        attend_span(a, rows, tile, first_head, heads, span, &state, D, dtype, pairs);
+        for (int64_t query = 0; query < tile->count * heads; query++) {
+            if (span > 0 && span * SPAN >= num_keys(rows, tile->m + query / heads)) continue;
+            store_partial(&state, query, span == 0 ? sums + query * (D + 2) : next, D);
+            if (span > 0) add_partial(sums + query * (D + 2), next, D);
+        }
+    }
+    for (int64_t query = 0; query < tile->count * heads; query++)
+        write_result(a, tile->m + query / heads, first_head + query % heads, sums + query * (D + 2));
+}
+
+#define VARIANT(NAME, DIM, TYPE, PAIRS)                                                                                \
+    static void attend_##NAME(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,  \
+                              int64_t first_head, int64_t heads, int64_t span, float *partials) {                      \
+        attend(a, rows, tile, first_head, heads, span, partials, DIM, TYPE, PAIRS);                                    \
     }
 VARIANT(bf16_64, 64, BF16, HAS_PAIRS)
 VARIANT(bf16_128, 128, BF16, HAS_PAIRS)
@@ -308,67 +360,32 @@ VARIANT(bf16_pairs, a->D, BF16, HAS_PAIRS)
 VARIANT(bf16, a->D, BF16, 0)
 VARIANT(f32, a->D, F32, 0)
 
-int64_t attention_tiles(const struct attention_rows *rows, int64_t M, int64_t Hq, int64_t Hkv, int64_t *starts) {
-    int64_t group = Hq / Hkv, height = M * Hkv / (2 * team_size()), tiles = 0;
-    if (height > MAX_QUERIES / group) height = MAX_QUERIES / group;
-    if (height < 1) height = 1;
-    for (int64_t m = 0, end; m < M; m = end) { /* the rows m .. end - 1 belong to one sequence */
-        for (end = m + 1; end < M && rows->seqs[end] == rows->seqs[m];) end++;
-        int64_t parts = (end - m + height - 1) / height;
-        for (int64_t part = 0; part < parts; part++) starts[tiles++] = m + (end - m) * part / parts;
-    }
-    starts[tiles] = M;
-    return tiles;
-}
-
-void attention_task(const struct attention *a, const struct attention_rows *rows, const int64_t *starts,
-                    int64_t task) {
-    int64_t Hkv = a->Hkv, D = a->D, group = a->Hq / Hkv, tile = task / Hkv, head = task % Hkv;
-    int64_t m = starts[tile], count = starts[tile + 1] - m;
+void attention_span(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile, int64_t head,
+                    int64_t span, float *partials) {
+    int64_t D = a->D, group = a->Hq / a->Hkv;
     for (int64_t g = 0; g < group; g += MAX_QUERIES) {
         int64_t first = head * group + g, heads = group - g < MAX_QUERIES ? group - g : MAX_QUERIES;
-        if (a->dtype == F32) tile_f32(a, rows, m, count, first, heads);
-        else if (D == 64) tile_bf16_64(a, rows, m, count, first, heads);
-        else if (D == 128) tile_bf16_128(a, rows, m, count, first, heads);
-        else if (D % (2 * LANES) == 0) tile_bf16_pairs(a, rows, m, count, first, heads);
-        else tile_bf16(a, rows, m, count, first, heads);
+        if (a->dtype == F32) attend_f32(a, rows, tile, first, heads, span, partials);
+        else if (D == 64) attend_bf16_64(a, rows, tile, first, heads, span, partials);
+        else if (D == 128) attend_bf16_128(a, rows, tile, first, heads, span, partials);
+        else if (D % (2 * LANES) == 0) attend_bf16_pairs(a, rows, tile, first, heads, span, partials);
+        else attend_bf16(a, rows, tile, first, heads, span, partials);
     }
 }
 
-struct attention_call {
-    struct attention attention;
-    struct attention_rows rows;
-    const int64_t *starts;
-    int64_t num_tasks;
-    counter next;
-};
-
-static void attention_team(void *context) {
-    struct attention_call *c = context;
-    int64_t task;
-    while ((task = claim(&c->next, c->num_tasks)) >= 0) /* longest rows first */
-        attention_task(&c->attention, &c->rows, c->starts, c->num_tasks - 1 - task);
+void attention_tile(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
+                    int64_t head) {
+    attention_span(a, rows, tile, head, 0, NULL);
 }
 
-/* q: M rows of `q_stride` floats, of which the first Hq * D are read. k_cache, v_cache [slots, Hkv, D]. slot_tables
- * [S, table_stride] int32. seqs, prefix_lens, path_lens [M]; paths [M, path_stride] int32. out [M, Hq, D] in the dtype
- * of the caches. D is a multiple of 16 up to 576. Returns 0, or -1 if there is not enough memory. */
-int slipstream_attention(const float *q, int64_t q_stride, const void *k_cache, const void *v_cache,
-                         const int32_t *slot_tables, int64_t table_stride, const int64_t *seqs,
-                         const int64_t *prefix_lens, const int32_t *paths, int64_t path_stride,
-                         const int64_t *path_lens, void *out, int64_t M, int64_t Hq, int64_t Hkv, int64_t D,
-                         int dtype) {
-    int64_t *starts = malloc((M + 1) * sizeof *starts);
-    if (starts == NULL) return -1;
-    struct attention_call call = {
-        {q, q_stride, k_cache, v_cache, out, Hq, Hkv, D, dtype},
-        {slot_tables, paths, seqs, prefix_lens, path_lens, table_stride, path_stride},
-        starts,
-        0,
-        0,
-    };
-    call.num_tasks = attention_tiles(&call.rows, M, Hq, Hkv, starts) * Hkv;
-    team_run(attention_team, &call);
-    free(starts);
-    return 0;
+void attention_join(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile, int64_t head,
+                    float *partials) {
+    int64_t group = a->Hq / a->Hkv, size = a->D + 2;
+    for (int64_t r = 0; r < tile->count; r++)
+        for (int64_t h = head * group; h < (head + 1) * group; h++) {
+            float *sum = partials + (r * a->Hq + h) * tile->spans * size;
+            for (int64_t span = 1; span * SPAN < num_keys(rows, tile->m + r); span++)
+                add_partial(sum, sum + span * size, a->D);
+            write_result(a, tile->m + r, h, sum);
+        }
 }

@@ -55,7 +55,7 @@ struct run {
     void *normed, *attended, *activated; /* [M, prefix_width + H], [M, Hq D], [M, I] in the decoder's dtype */
     void *mixed;                         /* the memory of the largest mixture of experts */
     counter *next;                       /* [num_layers + 1, COUNTERS] */
-    int64_t *starts, num_tiles;          /* the tiles of attention */
+    struct attention_plan attention;
 };
 
 /* The state of one thread in a run. */
@@ -146,7 +146,7 @@ static void attention_phases(const struct run *r, int64_t index, counter *next) 
     const struct decoder_pass *p = r->pass;
     const struct layer *l = d->layers + index;
     struct rope rope = {d->cosines, d->sines, l->q_norm, l->k_norm, d->eps, d->Hq, d->Hkv, d->D};
-    int64_t width = (d->Hq + 2 * d->Hkv) * d->D, m, task, num_tasks = r->num_tiles * d->Hkv;
+    int64_t width = (d->Hq + 2 * d->Hkv) * d->D, m, task, num_tasks = r->attention.num_tasks;
     while ((m = claim(next + ROPE, p->M)) >= 0)
         rope_write_row(&rope, r->qkv + m * width, p->positions[m], p->slots[m], p->k_caches[index],
                        p->v_caches[index], d->dtype);
@@ -154,7 +154,7 @@ static void attention_phases(const struct run *r, int64_t index, counter *next) 
     struct attention attention = {r->qkv,  width,  p->k_caches[index], p->v_caches[index], r->attended, d->Hq,
                                   d->Hkv, d->D,   d->dtype};
     while ((task = claim(next + ATTENTION, num_tasks)) >= 0)
-        attention_task(&attention, &p->rows, r->starts, num_tasks - 1 - task);
+        attention_task(&attention, &p->rows, &r->attention, num_tasks - 1 - task);
     team_barrier();
 }
 
@@ -200,7 +200,7 @@ int slipstream_decoder(const struct decoder *d, const struct decoder_pass *pass)
     /* the buffers of struct run, in the order of its fields */
     int64_t bytes[] = {M * (d->Hq + 2 * d->Hkv) * d->D * 4, M * (pass->qkv_prefix_width + d->H) * size,
                        M * d->Hq * d->D * size, M * d->I * size, mixed,
-                       (d->num_layers + 1) * COUNTERS * (int64_t)sizeof(counter), (M + 1) * (int64_t)sizeof(int64_t)};
+                       (d->num_layers + 1) * COUNTERS * (int64_t)sizeof(counter)};
     enum { BUFFERS = sizeof bytes / sizeof *bytes };
     int64_t total = 0;
     for (int i = 0; i < BUFFERS; i++) total += aligned(bytes[i]);
@@ -209,9 +209,12 @@ int slipstream_decoder(const struct decoder *d, const struct decoder_pass *pass)
     at[0] = memory;
     for (int i = 1; i < BUFFERS; i++) at[i] = at[i - 1] + aligned(bytes[i - 1]);
     memset(at[5], 0, bytes[5]);
-    struct run run = {d, pass, (float *)at[0], at[1], at[2], at[3], at[4], (counter *)at[5], (int64_t *)at[6],
-                      attention_tiles(&pass->rows, M, d->Hq, d->Hkv, (int64_t *)at[6])};
-    team_run(decoder_team, &run);
+    struct run run = {d, pass, (float *)at[0], at[1], at[2], at[3], at[4], (counter *)at[5], {0}};
+    int failed = attention_plan(&run.attention, &pass->rows, M, d->Hq, d->Hkv, d->D);
+    if (!failed) {
+        team_run(decoder_team, &run);
+        attention_plan_free(&run.attention);
+    }
     free(memory);
-    return 0;
+    return failed;
 }

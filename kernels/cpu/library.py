@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("pool.c", "linear.c", "rows.c", "attention.c", "experts.c", "decoder.c", "top_k.c")
+_SOURCES = ("pool.c", "linear.c", "rows.c", "attention.c", "attention_plan.c", "experts.c", "decoder.c", "top_k.c")
 _HEADERS = ("common.h", "ops.h", "pool.h")
 # -ffast-math is not used, because the compiler could then reorder sums differently in each unrolled variant.
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")

@@ -92,8 +92,32 @@ struct attention {
     int64_t Hq, Hkv, D;
     int dtype;
 };
-/* Divides the M rows into tiles of rows of one sequence. Writes the first row of each tile and then M to `starts`, which
- * has space for M + 1 numbers. Returns the number of tiles. The tiles do not change the bits of a row's result. */
-int64_t attention_tiles(const struct attention_rows *rows, int64_t M, int64_t Hq, int64_t Hkv, int64_t *starts);
-/* Computes the attention of one tile to one KV head: task = tile * Hkv + head. */
-void attention_task(const struct attention *a, const struct attention_rows *rows, const int64_t *starts, int64_t task);
+#define MAX_QUERIES 32 /* of a tile: its rows times the heads that share a KV head */
+/* Some rows of one sequence. A span is SPAN consecutive positions, counted from position 0. */
+struct query_tile {
+    int64_t m, count, spans; /* the first row, the number of rows, the number of spans of the longest row */
+    int64_t task, partial;   /* the first task and the first partial result of the tile */
+};
+#define SPAN 512
+/* Computes the attention of a tile's rows to the KV head `head`. */
+void attention_tile(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile, int64_t head);
+/* Computes the part of one span. partials: [count, Hq, spans, D + 2], all of the tile. */
+void attention_span(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile, int64_t head,
+                    int64_t span, float *partials);
+/* Computes the attention from the parts of all spans, with the bits of `attention_tile`. */
+void attention_join(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile, int64_t head,
+                    float *partials);
+
+/* The tasks of an attention. The plan does not change the bits of the results. */
+struct attention_plan {
+    struct query_tile *tiles;
+    int64_t num_tiles, num_tasks;
+    counter *finished; /* [num_tiles, Hkv]: finished spans; null if each task computes all spans of a tile and a head */
+    float *partials;
+};
+/* Returns 0, or -1 if there is not enough memory. */
+int attention_plan(struct attention_plan *plan, const struct attention_rows *rows, int64_t M, int64_t Hq, int64_t Hkv,
+                   int64_t D);
+void attention_plan_free(struct attention_plan *plan);
+void attention_task(const struct attention *a, const struct attention_rows *rows, const struct attention_plan *plan,
+                    int64_t task);

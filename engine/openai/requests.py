@@ -377,8 +377,9 @@ def _check_length(prompt: Sequence[int], *, max_seq_len: int, param: str) -> Non
     if not prompt:
         raise InvalidRequest("the prompt must have at least 1 token, got 0", param=param)
     if len(prompt) >= max_seq_len:
-        raise InvalidRequest(
-            f"this model's context holds {max_seq_len} tokens, prompt and answer; the prompt has {len(prompt)}",
+        raise InvalidRequest(  # clients such as litellm recognise this case by OpenAI's words
+            f"This model's maximum context length is {max_seq_len} tokens, prompt and answer; "
+            f"the prompt has {len(prompt)}",
             param=param,
             code="context_length_exceeded",
         )

@@ -157,16 +157,22 @@ def usage_block(
 
 
 def metrics_block(stats: SpeculationStats) -> dict[str, Any]:
-    """Source of the field names: vLLM pull request 48915."""
+    """The histogram has num_spec_tokens + 1 entries; aiperf ignores the statistics otherwise.
+
+    Source of the field names and the histogram's length: vLLM pull request 48915.
+    """
+    histogram = stats.acceptance_histogram
+    longest = max((accepted for accepted, steps in enumerate(histogram) if steps), default=0)
+    num_spec_tokens = max(stats.num_spec_tokens, longest)  # a drafter that replaced another may draft deeper
     return {
         "speculative_decoding": {
             "mean_acceptance_length": round(stats.mean_acceptance_length, 4),
             "draft_acceptance_rate": round(stats.draft_acceptance_rate, 4),
-            "acceptance_histogram": list(stats.acceptance_histogram),
+            "acceptance_histogram": (histogram + [0] * (num_spec_tokens + 1))[: num_spec_tokens + 1],
             "num_spec_steps": stats.num_spec_steps,
             "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
             "num_draft_tokens": stats.num_draft_tokens,
-            "num_spec_tokens": stats.num_spec_tokens,
+            "num_spec_tokens": num_spec_tokens,
         }
     }
 

@@ -114,7 +114,7 @@ def test_the_limit_of_a_job_lowers_those_of_its_requests(tokenizer: Tokenizer) -
 
 
 def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequest, match=r"holds 100 tokens.* has 100") as caught:
+    with pytest.raises(InvalidRequest, match=r"maximum context length is 100 tokens.* has 100") as caught:
         complete(tokenizer, prompt="x" * MAX_SEQ_LEN)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 

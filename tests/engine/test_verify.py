@@ -178,7 +178,7 @@ def test_verification_does_not_modify_the_logits_in_place() -> None:
 
 def test_a_logit_bias_for_a_token_outside_the_vocabulary_is_refused(model: Model) -> None:
     params = SamplingParams(max_tokens=4, logit_bias=((model.config.vocab_size, 1.0),))
-    with pytest.raises(ValueError, match=r"prompt_token_ids and logit_bias must be in 0\.\.258"):
+    with pytest.raises(ValueError, match=r"token ids of a request must be in 0\.\.258"):
         Engine(model, NoDrafter(), EngineConfig()).add(Request("r", (1,), params))
 
 

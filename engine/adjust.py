@@ -22,18 +22,19 @@ from torch import Tensor
 
 from engine.draft import Draft
 from engine.grammars.grammar import Constraint
-from engine.request import SamplingParams
 from engine.sequence import Sequence
 from engine.token_counts import TokenCounts
 
 
-def needs_adjusting(sampling: SamplingParams) -> bool:
+def needs_adjusting(sequence: Sequence) -> bool:
+    """Whether the logits of the sequence's next tokens have to be adjusted. This ends after `min_tokens` tokens."""
+    sampling = sequence.request.sampling
     return (
         bool(sampling.logit_bias)
         or sampling.repetition_penalty != 1.0
         or sampling.presence_penalty != 0.0
         or sampling.frequency_penalty != 0.0
-        or sampling.min_tokens > 0
+        or sequence.num_generated < sampling.min_tokens
         or sampling.grammar is not None
         or (sampling.thinking is not None and sampling.thinking.budget is not None)
     )

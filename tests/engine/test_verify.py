@@ -229,8 +229,8 @@ def test_the_answer_is_not_replayed_through_the_grammar_at_each_step() -> None:
 
     sequence = make_sequence([0, 3], [5, 6])
     sequence.constraint = follower = Follower()  # type: ignore[assignment]
-    # With min_tokens, the logits are adjusted although the request names no grammar.
-    sequence.request = replace(sequence.request, sampling=replace(sequence.request.sampling, min_tokens=1))
+    # With a bias, the logits are adjusted although the request names no grammar.
+    sequence.request = replace(sequence.request, sampling=replace(sequence.request.sampling, logit_bias=((1, 0.5),)))
     for row in torch.randn(50, 40, generator=torch.Generator().manual_seed(1)).split(1):
         sequence.tokens += verify(row, EMPTY_DRAFT, sequence, EOS).tokens
 

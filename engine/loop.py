@@ -4,12 +4,12 @@ One step makes one forward pass. Its rows are chunks of prompts, the last token 
 draft nodes below that token. Verification keeps the nodes that sampling confirms, and the cache slots of kept nodes
 move into the sequence's slot table. The drafts determine the speed of decoding and never its output.
 
-On a GPU, sequences decode in captured graphs (engine/graph_decoding). A step then prefills chunks of prompts, launches
-the next graph step, and returns the tokens of the previous one.
+On a GPU, sequences decode in captured graphs (engine/graph_decoding), except those whose tokens only the host can
+sample. A step then makes a pass over chunks of prompts and these sequences, launches the next graph step for all other
+sequences, and returns the tokens of the previous one.
 """
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
@@ -27,7 +27,7 @@ from engine.drafting import Drafting
 from engine.errors import NonFiniteLogits, RequestTooLong
 from engine.fingerprint import Fingerprint
 from engine.grammars.grammar import Constraint
-from engine.graph_decoding.decoder import GraphDecoder, fits_graph_decoding, node_counts
+from engine.graph_decoding.decoder import GraphDecoder, node_counts
 from engine.graph_decoding.setup import GraphDecodingSetup, uses_graph_decoding
 from engine.graph_decoding.timing import GraphStepTimes, measure_graph_steps, time_graph_step
 from engine.lora.adapters import Adapters
@@ -221,21 +221,22 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Runs one step. After any exception the caller must cancel every running request before the next step."""
         outputs, self._ready = self._ready, []
-        if self._graph_decoder is None:
-            return outputs + self._step(self.scheduler.schedule)
-        if not self._all_fit_graph_decoding():
-            return outputs + self._graph_decoder.drain() + self._step(self.scheduler.schedule)
-        outputs += self._step(self.scheduler.schedule_prefills)  # this may admit a request that does not fit
-        return outputs + (self._graph_decoder.step() if self._all_fit_graph_decoding() else self._graph_decoder.drain())
+        graph_decoder = self._graph_decoder
+        if graph_decoder is None:
+            return outputs + self._step()
+        on_host = [sequence for sequence in self.scheduler.running.values() if not graph_decoder.decodes(sequence)]
+        if self.scheduler.pool.num_available < len(on_host):  # no sequence in a graph step may be preempted
+            outputs += graph_decoder.drain()
+        outputs += self._step(on_host)
+        return outputs + graph_decoder.step()
 
-    def _all_fit_graph_decoding(self) -> bool:
-        adapters = self._stacks is not None
-        return all(fits_graph_decoding(sequence, adapters=adapters) for sequence in self.scheduler.running.values())
+    def _step(self, sequences: Many[Sequence] | None = None) -> list[StepOutput]:
+        """Runs one forward pass synchronously: the host schedules it, waits for it and verifies the drafts.
 
-    def _step(self, schedule: Callable[[], Plan]) -> list[StepOutput]:
-        """Runs one forward pass synchronously: the host schedules it, waits for it and verifies the drafts."""
+        sequences: the running sequences that may decode in this pass; None: all of them.
+        """
         started = time.perf_counter()
-        plan = schedule()
+        plan = self.scheduler.schedule(sequences)
         for sequence in plan.preempted:
             self._drafting.forget(sequence.request.request_id)
         if not plan.prefills and not plan.decoding:
@@ -255,7 +256,7 @@ class Engine:
                 score_prompt(part.sequence, hidden.final[part.rows[0] : part.rows[-1] + 1], self.model.logits)
         outputs, kept = self._commit(parts, logits)
         ended = time.perf_counter()
-        if not plan.prefills:
+        if not plan.prefills and self._graph_decoder is None:  # the costs of graph steps differ
             self._drafting.budget.record_pass(builder.num_rows, ended - drafted)
         self._drafting.observe(Pass(hidden.final, hidden.taps, kept))
         self.phase_seconds["host"] += scheduled - started

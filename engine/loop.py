@@ -302,7 +302,7 @@ class Engine:
             if sequence.request.sampling.prompt_logprobs and sequence.num_generated == len(output.token_ids):
                 output = replace(output, prompt_logprobs=tuple(sequence.prompt_logprobs))
             if part.draft is not None:
-                self._record(sequence, draft, path)
+                output = self._recorded(output, sequence, draft, path)
                 rows = (rows[0], *(rows[1 + node] for node in path))
             outputs.append(output)
             if output.finish_reason:
@@ -328,7 +328,7 @@ class Engine:
     ) -> tuple[StepOutput, tuple[int, ...]]:
         """Commits the tokens that a graph step verified. Returns the output and the kept nodes."""
         output, path = self._commit_tokens(sequence, tokens, path, failed=failed)
-        self._record(sequence, draft, path)
+        output = self._recorded(output, sequence, draft, path)
         if output.finish_reason:
             self._end(sequence, forget_prefix=output.failure is not None)
         return output, path
@@ -348,12 +348,13 @@ class Engine:
         stats = sequence.stats if finish_reason else None
         return StepOutput(sequence.request.request_id, tuple(added), None, finish_reason, stats, failure), path
 
-    def _record(self, sequence: Sequence, draft: Draft, path: tuple[int, ...]) -> None:
+    def _recorded(self, output: StepOutput, sequence: Sequence, draft: Draft, path: tuple[int, ...]) -> StepOutput:
         if sequence.request.expected_token_ids:
-            return  # the statistics are the drafter's
+            return output  # the statistics are the drafter's
         sequence.stats.record(drafted=len(draft), accepted=len(path))
         self._counters.record(drafted=len(draft), accepted=len(path))
         self._drafting.budget.record(draft, path)
+        return replace(output, num_drafted=len(draft))
 
     def _until_end(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[list[int], FinishReason | None]:
         """Returns the tokens up to the end of the answer, and the reason of the end if it is among them."""

@@ -140,6 +140,7 @@ class StepOutput:
     speculation: SpeculationStats | None
     failure: NonFiniteLogits | None = None  # set if the finish reason is FAILED
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of prompt[1:]; with the first token, if requested
+    num_drafted: int | None = None  # draft tokens that were verified; None: the statistics count no verification
 
 
 @dataclass(frozen=True, slots=True)

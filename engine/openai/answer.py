@@ -33,6 +33,7 @@ class Piece:
     logprobs: tuple[AnswerLogprob, ...]
     finish_reason: FinishReason | None
     token_ids: tuple[int, ...] = ()  # of this step, up to the one that ended the answer
+    stop_string: str | None = None  # the stop string that ended the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class Answer:
     token_ids: tuple[int, ...]  # generated tokens, including the one that ended the answer
     reasoning: str | None = None  # the trace; None if it is not separated from `text`
     num_reasoning_tokens: int = 0
+    stop_string: str | None = None  # the stop string that ended the answer
 
     @property
     def num_tokens(self) -> int:
@@ -125,6 +127,7 @@ class AnswerStream:
             logprobs=self._release(of_trace),
             finish_reason=self.finish_reason,
             token_ids=used,
+            stop_string=self._stream.stop_string,
         )
 
     def answer(self) -> Answer:
@@ -137,6 +140,7 @@ class AnswerStream:
             token_ids=tuple(self._token_ids),
             reasoning=None if self._trace is None else self._trace.text,
             num_reasoning_tokens=self.num_reasoning_tokens,
+            stop_string=self._stream.stop_string,
         )
 
     def _release(self, of_trace: list[AnswerLogprob]) -> tuple[AnswerLogprob, ...]:

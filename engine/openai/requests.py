@@ -35,7 +35,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
@@ -50,7 +49,7 @@ _COMMON = (
     | without_effect.BODY
 )
 _CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs"}
-_CHAT |= SWITCHES | {"separate_reasoning", BUDGET}
+_CHAT |= {"prediction"} | SWITCHES | {"separate_reasoning", BUDGET}
 _COMPLETION = _COMMON | {"prompt", "echo"}
 
 
@@ -76,6 +75,7 @@ class ParsedRequest:
     echo: bool = False  # whether each choice begins with its prompt
     remember_answers: bool = True  # whether later requests may draft copies of this answer, and this request of others'
     calls: CallStyle | None = None  # None: the request has no callable tools
+    prediction: tuple[int, ...] = ()  # token ids of the text that the answers may repeat
     separated: Thinking | None = None  # the trace that is separated from the text of the answers
 
     @property
@@ -109,7 +109,14 @@ class ParsedRequest:
         """Returns one request per choice, in the order of their indices, with ids `<request_id>-<index>`."""
         memory = memory if self.remember_answers else None
         return [
-            Request(f"{request_id}-{index}", self.prompts[prompt], sampling, adapter, memory)
+            Request(
+                f"{request_id}-{index}",
+                self.prompts[prompt],
+                sampling,
+                adapter,
+                memory,
+                prediction_token_ids=self.prediction,
+            )
             for index, (prompt, sampling) in enumerate(self.choices)
         ]
 
@@ -168,6 +175,7 @@ def parse_chat(
         max_seq_len=max_seq_len,
         default_seed=default_seed,
     )
+    parsed = replace(parsed, prediction=options.parse_prediction(fields, tokenizer, max_seq_len=max_seq_len))
     max_tokens = fields.integer(max_tokens_param, at_least=1)
     check_budget(thinking, num_prompt_tokens=len(prompt), max_tokens=max_tokens, max_seq_len=max_seq_len)
     if fields.boolean("separate_reasoning", True):

@@ -7,7 +7,6 @@ A body is either supported in full or refused. An option that would change the a
     body ─ parse_chat / parse_completion ─ ParsedRequest ─ engine_requests ─ one Request per choice
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from engine.fields import Fields, InvalidRequest, encodable, kind_of
 from engine.grammars.compiler import GrammarCompiler
 from engine.grammars.grammar import Grammar
 from engine.openai import options, output_format, tools, without_effect
+from engine.openai.default_tools import template_has_tools, with_tools_as_text
 from engine.openai.limits import TokenLimit, token_limit
 from engine.openai.messages import mention_tools, parse_messages
 from engine.openai.reasoning import BUDGET, SWITCHES, check_budget, parse_thinking, template_variables
@@ -145,7 +145,7 @@ def parse_chat(
     grammar = output_format.parse_output_format(fields)
     calls = None
     if use is not None:
-        form = call_form or _call_form(tokenizer)
+        form = _call_form(tokenizer, call_form)
         calls = CallStyle(form, frozenset(tool.name for tool in use.callable))
         if grammar is not None:
             raise InvalidRequest(
@@ -237,17 +237,14 @@ def encode_messages(
     Raises: InvalidRequest
     """
     messages = parse_messages(fields)
-    if (use is not None or mention_tools(messages)) and not _knows_tools(tokenizer):
-        raise InvalidRequest(
-            "this model's chat template has no place for tools, their calls or their answers",
-            param="messages" if use is None else "tools",
-            code="unsupported_parameter",
-        )
+    tools = [tool.definition for tool in use.tools] if use else None
+    if (tools or mention_tools(messages)) and not template_has_tools(tokenizer):
+        messages, tools = with_tools_as_text(messages, tools or ()), None
     variables = template_variables(fields, tokenizer)
     try:
         ids = tokenizer.encode_chat(
             messages,
-            tools=[tool.definition for tool in use.tools] if use else None,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             template_variables=variables,
         )
@@ -326,19 +323,17 @@ def _refuse_unsupported(fields: Fields, *, known: frozenset[str]) -> None:
             )
 
 
-def _knows_tools(tokenizer: Tokenizer) -> bool:
-    return re.search(r"\btools\b", tokenizer.tool_template) is not None
-
-
-def _call_form(tokenizer: Tokenizer) -> CallForm:
-    form = form_of_template(tokenizer.tool_template)
-    if form is None and _knows_tools(tokenizer):
+def _call_form(tokenizer: Tokenizer, configured: CallForm | None) -> CallForm:
+    if not template_has_tools(tokenizer):
+        return CallForm.HERMES  # that of `with_tools_as_text`
+    form = configured or form_of_template(tokenizer.tool_template)
+    if form is None:
         raise InvalidRequest(
             "the format of this model's tool calls is not known; start the server with --tool-call-parser",
             param="tools",
             code="unsupported_parameter",
         )
-    return form or CallForm.HERMES  # for a template without tools; `encode_messages` refuses the request
+    return form
 
 
 def _chat_logprobs(fields: Fields) -> int | None:

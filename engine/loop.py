@@ -21,11 +21,12 @@ from engine.cache.sizing import make_cache
 from engine.config import EngineConfig
 from engine.cost import CostModel
 from engine.counters import Counters
-from engine.draft import EMPTY_DRAFT, MAX_DEPTH, Draft, chain
+from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafting import Drafting
 from engine.errors import NonFiniteLogits, RequestTooLong
 from engine.fingerprint import Fingerprint
+from engine.given_drafts import given_drafts
 from engine.grammars.grammar import Constraint
 from engine.graph_decoding.decoder import GraphDecoder, node_counts
 from engine.graph_decoding.setup import GraphDecodingSetup, uses_graph_decoding
@@ -36,6 +37,7 @@ from engine.models.base import Model
 from engine.models.dense import Decoder
 from engine.models.quantized.report import UNKNOWN, WeightsReport
 from engine.pass_timing import measure_passes
+from engine.prediction import PredictionFollower
 from engine.prompt_logprobs import score_prompt
 from engine.request import FinishReason, Request, SamplingParams, SpeculationStats, StepOutput, TokenLogprob
 from engine.row_invariance import NOT_TESTED, RowInvariance
@@ -47,7 +49,6 @@ from engine.verify import Verdict, token_logprobs, verify
 
 MAX_DRAFT_NODES = 32  # per sequence without graph decoding, if config.draft_budget is None
 _PREFILL_ROWS_PER_STEP = 512
-_EXPECTED_NODES_PER_STEP = 256  # of all answers that are verified; bounds the memory of the logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ class Engine:
         if not prompt:
             raise ValueError("prompt_token_ids must not be empty")
         used = (*prompt, *(token for token, _ in request.sampling.logit_bias), *request.expected_token_ids)
+        used += request.prediction_token_ids
         if not all(0 <= token < self.model.config.vocab_size for token in used):
             raise ValueError(f"token ids of a request must be in 0..{self.model.config.vocab_size - 1}")
         if length > self.max_seq_len:
@@ -152,7 +154,10 @@ class Engine:
         stats = SpeculationStats(num_spec_tokens=self.drafter.max_depth)
         adapter = self.adapters.default if request.adapter is None else self.adapters.get(request.adapter)
         constraint = self._constraint_of(request.sampling)
-        self.scheduler.add(Sequence(request, list(prompt), root=adapter, stats=stats, constraint=constraint))
+        prediction = PredictionFollower(request.prediction_token_ids) if request.prediction_token_ids else None
+        self.scheduler.add(
+            Sequence(request, list(prompt), root=adapter, stats=stats, constraint=constraint, prediction=prediction)
+        )
 
     def _constraint_of(self, sampling: SamplingParams) -> Constraint | None:
         grammar, thinking = None if sampling.grammar is None else sampling.grammar.start(), sampling.thinking
@@ -266,14 +271,12 @@ class Engine:
         return outputs
 
     def _drafts(self, decoding: Many[Sequence], prefill_rows: int) -> list[Draft]:
-        """Returns one draft per sequence: the expected tokens of an answer to verify, otherwise the drafter's."""
+        """Returns one draft per sequence: the one given by its request, otherwise the drafter's."""
         room = self.scheduler.pool.num_available
-        verified = [sequence for sequence in decoding if sequence.request.expected_token_ids]
-        nodes = min(MAX_DEPTH, min(room, _EXPECTED_NODES_PER_STEP) // max(1, len(verified)))
-        drafts = {sequence: _expected_chain(sequence, nodes) for sequence in verified}
+        drafts = given_drafts(decoding, room)
         others = [sequence for sequence in decoding if sequence not in drafts]
         room -= sum(map(len, drafts.values()))
-        proposed = self._drafting.propose(others, prefill_rows + len(verified), room)
+        proposed = self._drafting.propose(others, prefill_rows + len(drafts), room)
         drafts |= dict(zip(others, proposed, strict=True))
         return [drafts[sequence] for sequence in decoding]
 
@@ -345,6 +348,9 @@ class Engine:
         finish_reason = FinishReason.FAILED if failure is not None else finish_reason
         path = path[: max(0, len(added) - 1)]
         self.scheduler.commit(sequence, added, path)
+        if sequence.prediction is not None:
+            for token in added:
+                sequence.prediction.accept(token)
         stats = sequence.stats if finish_reason else None
         return StepOutput(sequence.request.request_id, tuple(added), None, finish_reason, stats, failure), path
 
@@ -352,6 +358,8 @@ class Engine:
         if sequence.request.expected_token_ids:
             return output  # the statistics are the drafter's
         sequence.stats.record(drafted=len(draft), accepted=len(path))
+        if sequence.prediction is not None:
+            return  # the other figures are the drafter's
         self._counters.record(drafted=len(draft), accepted=len(path))
         self._drafting.budget.record(draft, path)
         return replace(output, num_drafted=len(draft))
@@ -375,15 +383,6 @@ class Engine:
         if forget_prefix:
             self.scheduler.pool.forget_prefixes()
         self._drafting.forget(sequence.request.request_id)
-
-
-def _expected_chain(sequence: Sequence, max_nodes: int) -> Draft:
-    """Returns the next expected tokens as a draft; no tokens after the first one that was not confirmed."""
-    expected, count = sequence.request.expected_token_ids, sequence.num_generated
-    if tuple(sequence.tokens[len(sequence.tokens) - count :]) != expected[:count]:
-        return EMPTY_DRAFT
-    tokens = expected[count : count + min(max_nodes, sequence.num_remaining - 1)]
-    return chain(tokens, [1.0] * len(tokens))
 
 
 def _logprobs(logits: Tensor, verdict: Verdict, tokens: Many[int], count: int) -> tuple[TokenLogprob, ...]:

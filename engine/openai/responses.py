@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine.openai.answer import Answer, AnswerLogprob
+from engine.openai.answer import Answer, AnswerLogprob, PredictionUsage
 from engine.openai.limits import TokenLimit, limits_block
 from engine.openai.tool_calls import CallPiece, CallStyle, read_calls
 from engine.request import FinishReason, SpeculationStats
@@ -140,19 +140,29 @@ def chat_finish_reason(reason: FinishReason, *, called: bool) -> str:
 
 
 def usage_block(
-    *, num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int, num_reasoning_tokens: int
+    *,
+    num_prompt_tokens: int,
+    num_completion_tokens: int,
+    num_cached_tokens: int,
+    num_reasoning_tokens: int,
+    predictions: Iterable[PredictionUsage | None] = (),
 ) -> dict[str, Any]:
     """
     Args:
         num_cached_tokens: prompt tokens found in the prefix cache.
         num_reasoning_tokens: completion tokens that belong to separated traces, including the markers.
+        predictions: of the choices. Without one, the members of predictions are left out.
     """
+    details = {"reasoning_tokens": num_reasoning_tokens}
+    if used := [prediction for prediction in predictions if prediction is not None]:
+        details["accepted_prediction_tokens"] = sum(prediction.accepted for prediction in used)
+        details["rejected_prediction_tokens"] = sum(prediction.rejected for prediction in used)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_completion_tokens,
         "total_tokens": num_prompt_tokens + num_completion_tokens,
         "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+        "completion_tokens_details": details,
     }
 
 
@@ -227,6 +237,7 @@ def _usage(answers: Sequence[Answer], num_prompt_tokens: int, num_cached_tokens:
         num_completion_tokens=sum(answer.num_tokens for answer in answers),
         num_cached_tokens=num_cached_tokens,
         num_reasoning_tokens=sum(answer.num_reasoning_tokens for answer in answers),
+        predictions=[answer.prediction for answer in answers],
     )
 
 

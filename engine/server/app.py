@@ -19,6 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from engine.fields import InvalidRequest
+from engine.openai.default_tools import template_has_tools
 from engine.openai.formats import ChatFormat, TextFormat
 from engine.openai.messages_api.format import MessagesFormat
 from engine.openai.responses import error_body
@@ -156,6 +157,7 @@ class ServerApp:
         weights = self.async_engine.worker.engine.weights_report.as_json()
         facts = {"exact": verdict.exact, "exact_reason": verdict.reason, "weights": weights}
         facts["system_fingerprint"] = self.catalog.fingerprint(None)
+        facts["tools"] = "template" if template_has_tools(self._tokenizer) else "default"
         if problem is None:
             return JSONResponse({"status": "ok", **facts})
         return JSONResponse({"status": "unavailable", "reason": problem, **facts}, status_code=503)

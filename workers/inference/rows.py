@@ -132,7 +132,14 @@ def prepare_row(
     except InvalidRequest as error:
         return RowError(row, error)
     memory = "job" if parsed.remember_answers else None  # a child process answers the rows of one job only
-    return RowRequest(row, parsed, Request(str(row.number), parsed.prompt_token_ids, parsed.sampling, memory=memory))
+    request = Request(
+        str(row.number),
+        parsed.prompt_token_ids,
+        parsed.sampling,
+        memory=memory,
+        prediction_token_ids=parsed.prediction,
+    )
+    return RowRequest(row, parsed, request)
 
 
 def _row_seed(key: str, number: int) -> int:
@@ -154,6 +161,7 @@ class RowAnswer:
             stop=request.parsed.stop,
             logprobs=request.request.sampling.num_logprobs is not None,
             thinking=request.parsed.separated,
+            prediction=request.parsed.prediction,
         )
 
     @property

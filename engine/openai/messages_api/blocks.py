@@ -99,7 +99,7 @@ def _add_answer(message: Fields, role: str, parsed: Messages) -> None:
         if block.get("type") == "text":
             texts.append({"type": "text", "text": _text(block)})
         elif block.get("type") == "thinking":
-            reject_unsupported(block, known=("type", "thinking", "signature"))
+            reject_unsupported(block, known={"type", "thinking"} | without_effect.THINKING_BLOCK)
             traces.append(block.string("thinking", ""))
         else:
             call_path = f"{path}.tool_calls[{len(calls)}]"

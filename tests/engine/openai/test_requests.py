@@ -265,7 +265,14 @@ def test_the_documentation_lists_the_members_without_effect() -> None:
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     section = page.partition("### Members without effect")[2].partition("\n#")[0]
 
-    sets = (without_effect.BODY, without_effect.TOOL_MESSAGE, without_effect.TOOL_CALL, without_effect.JSON_SCHEMA)
+    sets = (
+        without_effect.BODY,
+        without_effect.MESSAGE_BLOCK,
+        without_effect.THINKING_BLOCK,
+        without_effect.TOOL_MESSAGE,
+        without_effect.TOOL_CALL,
+        without_effect.JSON_SCHEMA,
+    )
     listed = [set(re.findall(r"`(\w+)`", line.split("|")[2])) for line in section.splitlines() if line.startswith("| ")]
     assert [names for names in listed if names] == list(map(set, sets))
 

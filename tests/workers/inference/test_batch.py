@@ -76,6 +76,17 @@ def test_an_output_row_has_the_fields_of_openais_batch_output(tmp_path: Path, ti
     assert line["finish_reason"] == body["choices"][0]["finish_reason"] == "length"
 
 
+def test_a_row_may_have_a_prediction(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [chat_row("plain", "hi", seed=1, temperature=0)]
+    rows.append(chat_row("predicted", "hi", seed=1, temperature=0, prediction={"type": "content", "content": "hi"}))
+
+    (plain, predicted), _ = run(make_spec(tmp_path, tiny_model, rows))
+
+    assert predicted["completion_token_ids"] == plain["completion_token_ids"]
+    details = predicted["output"]["response"]["body"]["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == 2
+
+
 def test_the_completion_token_ids_decode_to_the_text_of_the_answer(tmp_path: Path, tiny_model: Path) -> None:
     (line,), _ = run(make_spec(tmp_path, tiny_model, chat_rows(1)))
     text = Tokenizer.load(tiny_model).decode(line["completion_token_ids"])

@@ -358,10 +358,9 @@ class Engine:
         if sequence.request.expected_token_ids:
             return output  # the statistics are the drafter's
         sequence.stats.record(drafted=len(draft), accepted=len(path))
-        if sequence.prediction is not None:
-            return  # the other figures are the drafter's
-        self._counters.record(drafted=len(draft), accepted=len(path))
-        self._drafting.budget.record(draft, path)
+        if sequence.prediction is None:  # the other figures are the drafter's
+            self._counters.record(drafted=len(draft), accepted=len(path))
+            self._drafting.budget.record(draft, path)
         return replace(output, num_drafted=len(draft))
 
     def _until_end(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[list[int], FinishReason | None]:

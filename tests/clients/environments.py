@@ -39,6 +39,9 @@ CLIENTS = (
     Client("openai-agents", "0.24.0"),
     Client("pydantic-ai-slim", "2.68.0", "[openai]"),
     Client("anthropic", "2.12.0"),
+    Client("lm-eval", "0.4.13", "[api]", ("transformers==5.23.0",)),
+    Client("guidellm", "0.8.1", others=("torch==2.13.0",)),
+    Client("aiperf", "0.13.0"),
 )
 
 

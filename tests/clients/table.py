@@ -58,15 +58,11 @@ def _row(client: Client, results: Mapping[tuple[str, str], Result]) -> tuple[str
 
 
 def _summary(results: Mapping[str, Result], checks: Mapping[str, str]) -> str:
-    reasons = {result.reason for result in results.values() if result.status == "skipped"}
-    if reasons:
-        return "not run: " + "; ".join(sorted(reasons))
-    lacking = [text for check, text in checks.items() if check not in results]
     failed = [checks[check] for check, result in results.items() if result.status == "failed"]
-    if not lacking and not failed:
-        return f"all {len(checks)} passed"
-    parts = [f"failed: {'; '.join(failed)}"] * bool(failed) + [f"not run: {'; '.join(lacking)}"] * bool(lacking)
-    return "; ".join(parts)
+    lacking = [text for check, text in checks.items() if check not in results]
+    lacking += sorted({result.reason for result in results.values() if result.status == "skipped"})
+    parts = [f"{word}: {'; '.join(texts)}" for word, texts in (("failed", failed), ("not run", lacking)) if texts]
+    return "; ".join(parts) or f"all {len(checks)} passed"
 
 
 def _reason(report: pytest.TestReport) -> str:

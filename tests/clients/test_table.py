@@ -29,6 +29,12 @@ def test_a_client_that_was_not_run_says_why() -> None:
     assert "| not run: " in row_of({})
 
 
+def test_a_failed_check_is_named_beside_one_that_was_not_run() -> None:
+    mixed = PASSED | {(CLIENT.name, CHECKS[0]): Result("failed"), (CLIENT.name, CHECKS[1]): Result("skipped", "why")}
+
+    assert f"| failed: {read_script(CLIENT).checks[CHECKS[0]]}; not run: why |" in row_of(mixed)
+
+
 def test_the_page_lists_each_client_with_its_pinned_version_and_its_present_checks() -> None:
     rows = [line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines()]
     for client in CLIENTS:

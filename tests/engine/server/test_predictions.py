@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.request import Request
 from engine.tokenizer import Tokenizer
 from tests.engine.openai.tool_model import make_tool_model
 from tests.engine.server.fake_engine import FakeEngine
@@ -47,6 +48,20 @@ def test_the_usage_counts_the_predicted_tokens_that_the_answer_has(
     assert whole["usage"]["completion_tokens_details"] == expected
     *_, last_chunk, _ = streamed.removesuffix("\n\n").split("\n\n")
     assert json.loads(last_chunk.removeprefix("data: "))["usage"] == whole["usage"]
+
+
+def test_the_prediction_of_a_request_reaches_the_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    tokenizer = Tokenizer.load(make_tool_model(tmp_path_factory.mktemp("asked")))
+    given = []
+
+    def script(request: Request) -> list[int]:
+        given.append(request.prediction_token_ids)
+        return tokenizer.encode("x")
+
+    with serve(FakeEngine(script), tokenizer) as live:
+        assert live.chat(prediction={"type": "content", "content": "def"}, n=2).status_code == 200
+
+    assert set(given) == {tuple(tokenizer.encode("def", add_special_tokens=False))}
 
 
 def test_the_tokens_of_all_choices_are_counted(live: Live) -> None:

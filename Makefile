@@ -1,6 +1,7 @@
 # make demo        the whole job on a real model, about ten minutes on two cores; another kind of speculator: KIND=eagle3
 # make test        ruff, mypy and the tests
 # make test-wide   PostgreSQL, real models, comparisons of times, other processors, the Helm chart; at most 40 minutes
+# make test-clients  openai, litellm, lm-eval and other clients, each in its own environment; writes docs/clients.md
 # make check       ruff and mypy alone
 # make soak        the tests that take minutes each, hours in all: many kills, many cases, long runs
 # make bench-cpu   our engine compared with its peers, about an hour (docs/benchmarks.md)
@@ -19,12 +20,12 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-wide check soak bench-cpu setup clean
+.PHONY: demo test test-wide test-clients check soak bench-cpu setup clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -10
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -11
 
 demo: $(STAMP)
 	@$(BIN)/python -m examples.demo $(if $(KIND),--kind $(KIND))
@@ -37,6 +38,10 @@ test-wide: $(STAMP)
 	$(BIN)/python -m pytest -m wide --ignore tests/control
 	$(BIN)/python -m tests.processors
 	$(BIN)/python -m tests.deploy.helm
+
+# Installs the clients in the user's cache folder on the first run.
+test-clients: $(STAMP)
+	$(BIN)/python -m tests.clients
 
 check: $(STAMP)
 	$(BIN)/ruff check .

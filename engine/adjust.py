@@ -22,18 +22,19 @@ from torch import Tensor
 
 from engine.draft import Draft
 from engine.grammars.grammar import Constraint
-from engine.request import SamplingParams
 from engine.sequence import Sequence
 from engine.token_counts import TokenCounts
 
 
-def needs_adjusting(sampling: SamplingParams) -> bool:
+def needs_adjusting(sequence: Sequence) -> bool:
+    """Whether the logits of the sequence's next tokens have to be adjusted. This ends after `min_tokens` tokens."""
+    sampling = sequence.request.sampling
     return (
         bool(sampling.logit_bias)
         or sampling.repetition_penalty != 1.0
         or sampling.presence_penalty != 0.0
         or sampling.frequency_penalty != 0.0
-        or sampling.min_tokens > 0
+        or sequence.num_generated < sampling.min_tokens
         or sampling.grammar is not None
         or (sampling.thinking is not None and sampling.thinking.budget is not None)
     )
@@ -73,11 +74,11 @@ class Adjuster:
 
     def adjust(self, logits: Tensor) -> Tensor:
         """Returns the adjusted logits as a new tensor. logits: [V] float32, one per token of the vocabulary."""
-        logits = logits.clone()
+        logits = _copy(logits)
         self._add_bias(logits)
-        logits = self._penalized(logits)
+        self._penalize(logits)
         if self._constraint is not None:
-            logits = torch.where(_mask(self._constraint.allowed(), logits), logits, -math.inf)
+            _exclude(logits, self._constraint.allowed())
         if self._num_generated >= self._sampling.min_tokens:
             return logits
         stops = _ids([token for token in self._stops if token < len(logits)], logits)
@@ -96,20 +97,22 @@ class Adjuster:
             tokens, biases = zip(*self._sampling.logit_bias, strict=True)
             logits[_ids(tokens, logits)] += torch.tensor(biases, device=logits.device)
 
-    def _penalized(self, logits: Tensor) -> Tensor:
+    def _penalize(self, logits: Tensor) -> None:
+        """Reads and writes only the logits of tokens in the text, since no other logit changes."""
         sampling = self._sampling
         subtracts = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         if sampling.repetition_penalty == 1.0 and not subtracts:
-            return logits
+            return
         counts = self._counts or self._up_to_date_counts(logits)
+        penalized = logits[counts.ids]
         if sampling.repetition_penalty != 1.0:
             penalty = sampling.repetition_penalty
-            penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
-            logits = torch.where(counts.in_text, penalized, logits)
+            penalized = torch.where(penalized > 0, penalized / penalty, penalized * penalty)
         if subtracts:
-            penalty_of_count = sampling.frequency_penalty * counts.in_answer + sampling.presence_penalty
-            logits = torch.where(counts.in_answer > 0, logits - penalty_of_count, logits)
-        return logits
+            in_answer = counts.in_answer[counts.ids]
+            penalty_of_count = sampling.frequency_penalty * in_answer + sampling.presence_penalty
+            penalized = torch.where(in_answer > 0, penalized - penalty_of_count, penalized)
+        logits[counts.ids] = penalized
 
     def _up_to_date_counts(self, logits: Tensor) -> TokenCounts:
         sequence = self._sequence
@@ -122,8 +125,21 @@ def _ids(tokens: Iterable[int], logits: Tensor) -> Tensor:
     return torch.tensor(list(tokens), dtype=torch.int64, device=logits.device)
 
 
-def _mask(allowed: NDArray[np.bool_], logits: Tensor) -> Tensor:
-    """Returns [V] bool. The mask is cut or padded with False, because the tokenizer's vocabulary may differ from V."""
-    mask = np.zeros(len(logits), np.bool_)
-    mask[: len(allowed)] = allowed[: len(logits)]
-    return torch.from_numpy(mask).to(logits.device)
+# On the CPU, torch wakes other threads for as many elements as a vocabulary has, which takes longer than the work: to
+# apply a grammar to 49152 logits took torch 168 us and numpy 35 us, on average, on two busy cores of an AMD EPYC.
+
+
+def _copy(logits: Tensor) -> Tensor:
+    return torch.from_numpy(logits.numpy().copy()) if logits.device.type == "cpu" else logits.clone()
+
+
+def _exclude(logits: Tensor, allowed: NDArray[np.bool_]) -> None:
+    """Sets the logits of other tokens to -inf. The length of `allowed` may differ from V, as that of the tokenizer's
+    vocabulary may.
+    """
+    excluded = np.ones(len(logits), np.bool_)
+    np.logical_not(allowed[: len(logits)], out=excluded[: len(allowed)])
+    if logits.device.type == "cpu":
+        np.copyto(logits.numpy(), -math.inf, where=excluded)
+    else:
+        logits.masked_fill_(torch.from_numpy(excluded).to(logits.device), -math.inf)

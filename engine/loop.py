@@ -4,12 +4,12 @@ One step makes one forward pass. Its rows are chunks of prompts, the last token 
 draft nodes below that token. Verification keeps the nodes that sampling confirms, and the cache slots of kept nodes
 move into the sequence's slot table. The drafts determine the speed of decoding and never its output.
 
-On a GPU, sequences decode in captured graphs (engine/graph_decoding). A step then prefills chunks of prompts, launches
-the next graph step, and returns the tokens of the previous one.
+On a GPU, sequences decode in captured graphs (engine/graph_decoding), except those whose tokens only the host can
+sample. A step then makes a pass over chunks of prompts and these sequences, launches the next graph step for all other
+sequences, and returns the tokens of the previous one.
 """
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
@@ -21,13 +21,14 @@ from engine.cache.sizing import make_cache
 from engine.config import EngineConfig
 from engine.cost import CostModel
 from engine.counters import Counters
-from engine.draft import EMPTY_DRAFT, MAX_DEPTH, Draft, chain
+from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafting import Drafting
 from engine.errors import NonFiniteLogits, RequestTooLong
 from engine.fingerprint import Fingerprint
+from engine.given_drafts import given_drafts
 from engine.grammars.grammar import Constraint
-from engine.graph_decoding.decoder import GraphDecoder, fits_graph_decoding, node_counts
+from engine.graph_decoding.decoder import GraphDecoder, node_counts
 from engine.graph_decoding.setup import GraphDecodingSetup, uses_graph_decoding
 from engine.graph_decoding.timing import GraphStepTimes, measure_graph_steps, time_graph_step
 from engine.lora.adapters import Adapters
@@ -36,6 +37,7 @@ from engine.models.base import Model
 from engine.models.dense import Decoder
 from engine.models.quantized.report import UNKNOWN, WeightsReport
 from engine.pass_timing import measure_passes
+from engine.prediction import PredictionFollower
 from engine.prompt_logprobs import score_prompt
 from engine.request import FinishReason, Request, SamplingParams, SpeculationStats, StepOutput, TokenLogprob
 from engine.row_invariance import NOT_TESTED, RowInvariance
@@ -47,7 +49,6 @@ from engine.verify import Verdict, token_logprobs, verify
 
 MAX_DRAFT_NODES = 32  # per sequence without graph decoding, if config.draft_budget is None
 _PREFILL_ROWS_PER_STEP = 512
-_EXPECTED_NODES_PER_STEP = 256  # of all answers that are verified; bounds the memory of the logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,7 @@ class Engine:
         if not prompt:
             raise ValueError("prompt_token_ids must not be empty")
         used = (*prompt, *(token for token, _ in request.sampling.logit_bias), *request.expected_token_ids)
+        used += request.prediction_token_ids
         if not all(0 <= token < self.model.config.vocab_size for token in used):
             raise ValueError(f"token ids of a request must be in 0..{self.model.config.vocab_size - 1}")
         if length > self.max_seq_len:
@@ -152,7 +154,10 @@ class Engine:
         stats = SpeculationStats(num_spec_tokens=self.drafter.max_depth)
         adapter = self.adapters.default if request.adapter is None else self.adapters.get(request.adapter)
         constraint = self._constraint_of(request.sampling)
-        self.scheduler.add(Sequence(request, list(prompt), root=adapter, stats=stats, constraint=constraint))
+        prediction = PredictionFollower(request.prediction_token_ids) if request.prediction_token_ids else None
+        self.scheduler.add(
+            Sequence(request, list(prompt), root=adapter, stats=stats, constraint=constraint, prediction=prediction)
+        )
 
     def _constraint_of(self, sampling: SamplingParams) -> Constraint | None:
         grammar, thinking = None if sampling.grammar is None else sampling.grammar.start(), sampling.thinking
@@ -221,21 +226,22 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Runs one step. After any exception the caller must cancel every running request before the next step."""
         outputs, self._ready = self._ready, []
-        if self._graph_decoder is None:
-            return outputs + self._step(self.scheduler.schedule)
-        if not self._all_fit_graph_decoding():
-            return outputs + self._graph_decoder.drain() + self._step(self.scheduler.schedule)
-        outputs += self._step(self.scheduler.schedule_prefills)  # this may admit a request that does not fit
-        return outputs + (self._graph_decoder.step() if self._all_fit_graph_decoding() else self._graph_decoder.drain())
+        graph_decoder = self._graph_decoder
+        if graph_decoder is None:
+            return outputs + self._step()
+        on_host = [sequence for sequence in self.scheduler.running.values() if not graph_decoder.decodes(sequence)]
+        if self.scheduler.pool.num_available < len(on_host):  # no sequence in a graph step may be preempted
+            outputs += graph_decoder.drain()
+        outputs += self._step(on_host)
+        return outputs + graph_decoder.step()
 
-    def _all_fit_graph_decoding(self) -> bool:
-        adapters = self._stacks is not None
-        return all(fits_graph_decoding(sequence, adapters=adapters) for sequence in self.scheduler.running.values())
+    def _step(self, sequences: Many[Sequence] | None = None) -> list[StepOutput]:
+        """Runs one forward pass synchronously: the host schedules it, waits for it and verifies the drafts.
 
-    def _step(self, schedule: Callable[[], Plan]) -> list[StepOutput]:
-        """Runs one forward pass synchronously: the host schedules it, waits for it and verifies the drafts."""
+        sequences: the running sequences that may decode in this pass; None: all of them.
+        """
         started = time.perf_counter()
-        plan = schedule()
+        plan = self.scheduler.schedule(sequences)
         for sequence in plan.preempted:
             self._drafting.forget(sequence.request.request_id)
         if not plan.prefills and not plan.decoding:
@@ -255,7 +261,7 @@ class Engine:
                 score_prompt(part.sequence, hidden.final[part.rows[0] : part.rows[-1] + 1], self.model.logits)
         outputs, kept = self._commit(parts, logits)
         ended = time.perf_counter()
-        if not plan.prefills:
+        if not plan.prefills and self._graph_decoder is None:  # the costs of graph steps differ
             self._drafting.budget.record_pass(builder.num_rows, ended - drafted)
         self._drafting.observe(Pass(hidden.final, hidden.taps, kept))
         self.phase_seconds["host"] += scheduled - started
@@ -265,14 +271,12 @@ class Engine:
         return outputs
 
     def _drafts(self, decoding: Many[Sequence], prefill_rows: int) -> list[Draft]:
-        """Returns one draft per sequence: the expected tokens of an answer to verify, otherwise the drafter's."""
+        """Returns one draft per sequence: the one given by its request, otherwise the drafter's."""
         room = self.scheduler.pool.num_available
-        verified = [sequence for sequence in decoding if sequence.request.expected_token_ids]
-        nodes = min(MAX_DEPTH, min(room, _EXPECTED_NODES_PER_STEP) // max(1, len(verified)))
-        drafts = {sequence: _expected_chain(sequence, nodes) for sequence in verified}
+        drafts = given_drafts(decoding, room)
         others = [sequence for sequence in decoding if sequence not in drafts]
         room -= sum(map(len, drafts.values()))
-        proposed = self._drafting.propose(others, prefill_rows + len(verified), room)
+        proposed = self._drafting.propose(others, prefill_rows + len(drafts), room)
         drafts |= dict(zip(others, proposed, strict=True))
         return [drafts[sequence] for sequence in decoding]
 
@@ -301,7 +305,7 @@ class Engine:
             if sequence.request.sampling.prompt_logprobs and sequence.num_generated == len(output.token_ids):
                 output = replace(output, prompt_logprobs=tuple(sequence.prompt_logprobs))
             if part.draft is not None:
-                self._record(sequence, draft, path)
+                output = self._recorded(output, sequence, draft, path)
                 rows = (rows[0], *(rows[1 + node] for node in path))
             outputs.append(output)
             if output.finish_reason:
@@ -327,7 +331,7 @@ class Engine:
     ) -> tuple[StepOutput, tuple[int, ...]]:
         """Commits the tokens that a graph step verified. Returns the output and the kept nodes."""
         output, path = self._commit_tokens(sequence, tokens, path, failed=failed)
-        self._record(sequence, draft, path)
+        output = self._recorded(output, sequence, draft, path)
         if output.finish_reason:
             self._end(sequence, forget_prefix=output.failure is not None)
         return output, path
@@ -344,15 +348,20 @@ class Engine:
         finish_reason = FinishReason.FAILED if failure is not None else finish_reason
         path = path[: max(0, len(added) - 1)]
         self.scheduler.commit(sequence, added, path)
+        if sequence.prediction is not None:
+            for token in added:
+                sequence.prediction.accept(token)
         stats = sequence.stats if finish_reason else None
         return StepOutput(sequence.request.request_id, tuple(added), None, finish_reason, stats, failure), path
 
-    def _record(self, sequence: Sequence, draft: Draft, path: tuple[int, ...]) -> None:
+    def _recorded(self, output: StepOutput, sequence: Sequence, draft: Draft, path: tuple[int, ...]) -> StepOutput:
         if sequence.request.expected_token_ids:
-            return  # the statistics are the drafter's
+            return output  # the statistics are the drafter's
         sequence.stats.record(drafted=len(draft), accepted=len(path))
-        self._counters.record(drafted=len(draft), accepted=len(path))
-        self._drafting.budget.record(draft, path)
+        if sequence.prediction is None:  # the other figures are the drafter's
+            self._counters.record(drafted=len(draft), accepted=len(path))
+            self._drafting.budget.record(draft, path)
+        return replace(output, num_drafted=len(draft))
 
     def _until_end(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[list[int], FinishReason | None]:
         """Returns the tokens up to the end of the answer, and the reason of the end if it is among them."""
@@ -373,15 +382,6 @@ class Engine:
         if forget_prefix:
             self.scheduler.pool.forget_prefixes()
         self._drafting.forget(sequence.request.request_id)
-
-
-def _expected_chain(sequence: Sequence, max_nodes: int) -> Draft:
-    """Returns the next expected tokens as a draft; no tokens after the first one that was not confirmed."""
-    expected, count = sequence.request.expected_token_ids, sequence.num_generated
-    if tuple(sequence.tokens[len(sequence.tokens) - count :]) != expected[:count]:
-        return EMPTY_DRAFT
-    tokens = expected[count : count + min(max_nodes, sequence.num_remaining - 1)]
-    return chain(tokens, [1.0] * len(tokens))
 
 
 def _logprobs(logits: Tensor, verdict: Verdict, tokens: Many[int], count: int) -> tuple[TokenLogprob, ...]:

@@ -89,6 +89,7 @@ class Request:
     adapter: str | None = None  # name of a loaded LoRA adapter
     memory: str | None = None  # drafters may copy from past answers of requests with the same value; None: from none
     expected_token_ids: tuple[int, ...] = ()  # an answer to verify (engine/audit); drafted instead of the drafter's
+    prediction_token_ids: tuple[int, ...] = ()  # text that the answer may repeat; drafted where the answer agrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ class StepOutput:
     speculation: SpeculationStats | None
     failure: NonFiniteLogits | None = None  # set if the finish reason is FAILED
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of prompt[1:]; with the first token, if requested
+    num_drafted: int | None = None  # draft tokens that were verified; None: the statistics count no verification
 
 
 @dataclass(frozen=True, slots=True)

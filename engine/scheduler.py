@@ -65,11 +65,15 @@ class Scheduler:
         else:
             self._release(sequence)
 
-    def schedule(self) -> Plan:
-        """Allocates a slot for every decoding sequence, admits requests that fit, and plans the chunks to prefill."""
+    def schedule(self, sequences: Iterable[Sequence] | None = None) -> Plan:
+        """Allocates a slot for every decoding sequence, admits requests that fit, and plans the chunks to prefill.
+
+        sequences: the running sequences that may decode in this pass; None: all of them. The others, which decode in
+            graph steps (engine/graph_decoding), may be preempted, too.
+        """
         preempted: list[Sequence] = []
         decoding = []
-        for sequence in list(self.running.values()):
+        for sequence in list(self.running.values()) if sequences is None else sequences:
             if sequence.is_decoding and sequence not in preempted:
                 preempted += self._make_room(sequence)
                 if sequence not in preempted:
@@ -78,11 +82,6 @@ class Scheduler:
         if not preempted:
             self._admit()
         return Plan(prefills=tuple(self._chunks()), decoding=tuple(decoding), preempted=tuple(preempted))
-
-    def schedule_prefills(self) -> Plan:
-        """Admits requests that fit and plans the chunks to prefill; engine/graph_decoding does the decoding."""
-        self._admit()
-        return Plan(prefills=tuple(self._chunks()), decoding=(), preempted=())
 
     def allocate_slots(self, count: int) -> list[int]:
         """Allocates slots for a sequence in a graph step."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.cache.slots import Block
 from engine.grammars.grammar import Constraint
+from engine.prediction import PredictionFollower
 from engine.request import Request, SpeculationStats, TokenLogprob
 from engine.token_counts import TokenCounts
 
@@ -22,6 +23,7 @@ class Sequence:
     root: Hashable  # of the prefix cache: the adapter or None; keys and values depend on the tokens and on it
     stats: SpeculationStats
     constraint: Constraint | None = None  # state of the answer in the request's grammar
+    prediction: PredictionFollower | None = None  # state of the answer in the request's prediction
     num_computed: int = 0
     table_row: int = -1  # row of the cache's slot tables; -1 while the request waits
     num_tabled: int = 0  # number of positions whose slots are in the table

@@ -50,7 +50,12 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        return self._cutter.matched is not None
+        return self.stop_string is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._cutter.matched
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Returns the text that these ids settle, without an end that may begin a stop string."""

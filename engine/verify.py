@@ -37,7 +37,7 @@ def verify(logits: Tensor, draft: Draft, sequence: Sequence, eos_token_ids: froz
     """
     children = {edge: node for node, edge in enumerate(zip(draft.parents, draft.tokens, strict=True))}
     sampling = sequence.request.sampling
-    adjuster = Adjuster(sequence, eos_token_ids) if needs_adjusting(sampling) else None
+    adjuster = Adjuster(sequence, eos_token_ids) if needs_adjusting(sequence) else None
     finite = finite_rows(logits)
     greedy = greedy_tokens(logits) if sampling.temperature == 0.0 and adjuster is None else None
     path: list[int] = []

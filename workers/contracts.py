@@ -62,8 +62,9 @@ class BatchSpec:
     `input_path` holds normalised rows, one JSON object per line: {"custom_id", "url", "body"}.
     Each shard file is written under a temporary name, synced and renamed before its event is printed. Each line is
     {"row", "custom_id", "ok", "output": <OpenAI batch output row>, "prompt_token_ids", "completion_token_ids",
-    "finish_reason"}; the last three fields exist only if `ok` is true. The id of an output row is
-    `batch_req_<the job id after its last underscore>_<row>`.
+    "finish_reason", "cut"}; the last four fields exist only if `ok` is true. The id of an output row is
+    `batch_req_<the job id after its last underscore>_<row>`. `cut` says how the answer met the length limit of its row:
+    {"within": "trace" or "answer", "continued": bool}, or null if it ended before.
     """
 
     kind: str = "batch"
@@ -79,13 +80,16 @@ class BatchSpec:
     dtype: str = "auto"
     weights: str = "auto"  # or int8
     device: str = "auto"
+    continue_cut_answers: bool = False  # whether answers go on past the length limits of their rows
+    max_continued_tokens: int | None = None  # of a continued answer in all; None: as many as the context has room for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
     """A job that trains a speculator on answers. It resumes from `checkpoint_dir` if this folder has a checkpoint.
 
-    `tokens_paths` hold lines {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}.
+    `tokens_paths` hold lines {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}, and
+    "cut" as in `BatchSpec` if there is one.
     `hyperparameters` are defined by the method (see workers/hyperparameters); unknown keys are an error.
     `initial_speculator_dir` holds a speculator of the same method, from which training continues.
     """
@@ -102,6 +106,7 @@ class TrainingSpec:
     seed: int = 0
     initial_speculator_dir: str | None = None
     device: str = "auto"
+    drop_cut_answers: bool = False  # whether answers that the length limit ended are left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

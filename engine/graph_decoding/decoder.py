@@ -9,6 +9,9 @@ tokens, frees the slots of rejected nodes, and applies stop tokens and limits. I
 launched in the meantime still contain it. The host drops their results for this sequence and frees its slots. This is
 safe because the device executes in order: a step that reuses a cache slot or batch slot runs after these steps.
 
+Sequences whose tokens the device cannot sample decode in passes of the engine, between two launches. Both need cache
+slots. The scheduler may preempt any running sequence, but only while no graph step is in flight.
+
 The output equals that of decoding without graphs, because tokens depend neither on drafts nor on other sequences in the
 batch.
 """
@@ -48,17 +51,6 @@ class CommitTokens(Protocol):
 
         failed: the logits after `tokens` are not finite.
         """
-
-
-def fits_graph_decoding(sequence: Sequence, *, adapters: bool) -> bool:
-    """Whether the device can sample the sequence's tokens without the host.
-
-    adapters: whether the device can apply LoRA adapters.
-    """
-    sampling = sequence.request.sampling
-    if sampling.num_logprobs is not None or sequence.request.expected_token_ids:
-        return False
-    return (sequence.root is None or adapters) and not needs_adjusting(sampling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +111,12 @@ class GraphDecoder:
     @property
     def has_work(self) -> bool:
         return bool(self._in_flight)
+
+    def decodes(self, sequence: Sequence) -> bool:
+        """Whether the sequence decodes in graph steps, because the device can sample its tokens without the host."""
+        if sequence.request.sampling.num_logprobs is not None or sequence.request.expected_token_ids:
+            return False
+        return (sequence.root is None or self._stacks is not None) and not needs_adjusting(sequence)
 
     def step(self) -> list[StepOutput]:
         """Launches a graph step if any sequence can continue, and reads the previous one."""
@@ -192,13 +190,16 @@ class GraphDecoder:
         return sequences, num_nodes
 
     def _unfinished(self) -> list[Sequence]:
-        """Returns the decoding sequences that will not yet have ended when every step in flight has added one token."""
+        """Returns the sequences of graph steps that will not yet have ended when every step in flight has added one
+        token.
+        """
         num_in_flight: dict[Sequence, int] = {}
         for flight in self._in_flight:
             for part in flight.parts:
                 num_in_flight[part.sequence] = num_in_flight.get(part.sequence, 0) + 1
         running = self._scheduler.running.values()
-        return [s for s in running if s.is_decoding and s.num_remaining > num_in_flight.get(s, 0)]
+        decoding = [sequence for sequence in running if sequence.is_decoding and self.decodes(sequence)]
+        return [sequence for sequence in decoding if sequence.num_remaining > num_in_flight.get(sequence, 0)]
 
     def _nodes_to_request(self, sequences: Many[Sequence]) -> int:
         """Returns the number of draft nodes per sequence, which the budget computes from the steps read so far."""

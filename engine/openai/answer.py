@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.openai.reasoning import ReasoningStream
+from engine.prediction import PredictionFollower
 from engine.request import FinishReason, TokenLogprob
 from engine.text import TextStream
 from engine.thinking import Thinking
@@ -24,6 +25,14 @@ class AnswerLogprob:
     in_trace: bool = False  # a separated trace has no offsets
 
 
+@dataclass(frozen=True, slots=True)
+class PredictionUsage:
+    """Numbers of predicted tokens that an answer has and that it does not have."""
+
+    accepted: int
+    rejected: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """The new text and log-probabilities of one step."""
@@ -33,6 +42,7 @@ class Piece:
     logprobs: tuple[AnswerLogprob, ...]
     finish_reason: FinishReason | None
     token_ids: tuple[int, ...] = ()  # of this step, up to the one that ended the answer
+    stop_string: str | None = None  # the stop string that ended the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,8 @@ class Answer:
     token_ids: tuple[int, ...]  # generated tokens, including the one that ended the answer
     reasoning: str | None = None  # the trace; None if it is not separated from `text`
     num_reasoning_tokens: int = 0
+    prediction: PredictionUsage | None = None  # None: the request has no prediction
+    stop_string: str | None = None  # the stop string that ended the answer
 
     @property
     def num_tokens(self) -> int:
@@ -60,17 +72,20 @@ class AnswerStream:
         logprobs: bool = False,
         keep: bool = True,
         thinking: Thinking | None = None,
+        prediction: Sequence[int] = (),
     ) -> None:
         """
         Args:
             stop: stop strings, which are not searched in a separated trace.
             keep: False if the caller uses each piece at once and never calls `answer`.
             thinking: the trace to separate from the text; None: none is separated.
+            prediction: token ids of the request's prediction.
         """
         self._keep = keep
         self._trace = None if thinking is None else ReasoningStream(tokenizer, thinking)
         self._stream = TextStream(tokenizer, stop=stop, per_token=logprobs)
         self._wants_logprobs = logprobs
+        self._prediction = PredictionFollower(prediction) if prediction else None
         self._waiting: deque[AnswerLogprob] = deque()  # entries of tokens whose text is held back
         self._returned: list[AnswerLogprob] = []
         self._token_ids: list[int] = []
@@ -89,6 +104,11 @@ class AnswerStream:
     @property
     def num_reasoning_tokens(self) -> int:
         return 0 if self._trace is None else self._trace.num_tokens
+
+    @property
+    def prediction(self) -> PredictionUsage | None:
+        followed = self._prediction
+        return None if followed is None else PredictionUsage(followed.num_accepted, followed.num_rejected)
 
     def push(
         self,
@@ -119,12 +139,16 @@ class AnswerStream:
         used = tuple(token_ids[: self.num_tokens - num_before])
         if self._keep:
             self._token_ids += used
+        if self._prediction is not None:
+            for token in used:
+                self._prediction.accept(token)
         return Piece(
             reasoning=reasoning,
             text=text,
             logprobs=self._release(of_trace),
             finish_reason=self.finish_reason,
             token_ids=used,
+            stop_string=self._stream.stop_string,
         )
 
     def answer(self) -> Answer:
@@ -137,6 +161,8 @@ class AnswerStream:
             token_ids=tuple(self._token_ids),
             reasoning=None if self._trace is None else self._trace.text,
             num_reasoning_tokens=self.num_reasoning_tokens,
+            prediction=self.prediction,
+            stop_string=self._stream.stop_string,
         )
 
     def _release(self, of_trace: list[AnswerLogprob]) -> tuple[AnswerLogprob, ...]:

@@ -4,9 +4,10 @@ import re
 import secrets
 from typing import Any
 
-from engine.fields import Fields, InvalidRequest, encodable, kind_of, reject_unknown
+from engine.fields import Fields, InvalidRequest, encodable, kind_of, reject_unknown, reject_unsupported
 from engine.generation_defaults import GenerationDefaults
 from engine.request import MAX_LOGIT_BIAS, SamplingParams
+from engine.tokenizer import Tokenizer
 
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
@@ -128,6 +129,31 @@ def check_num_logprobs(num_logprobs: int | None, *, num_tokens: int) -> None:
             param="max_tokens",
             code="unsupported_parameter",
         )
+
+
+def parse_prediction(fields: Fields, tokenizer: Tokenizer, *, max_seq_len: int) -> tuple[int, ...]:
+    """Returns the token ids of `prediction`, OpenAI's predicted output; () without one. Raises: InvalidRequest."""
+    if fields.get("prediction") is None:
+        return ()
+    prediction = Fields(fields.get("prediction"), path="prediction")
+    if prediction.get("type") != "content":
+        message = f"prediction.type must be 'content', got {kind_of(prediction.get('type'))}"
+        raise InvalidRequest(message, param="prediction.type")
+    reject_unknown(prediction, known=("type", "content"))
+    content = prediction.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = []
+    for i, value in enumerate(parts):
+        part = Fields(value, path=f"prediction.content[{i}]" if parts is content else "prediction.content")
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"{part.path} must be a string or text parts", param=part.path)
+        reject_unsupported(part, known=("type", "text"))
+        texts.append(encodable(part.string("text", ""), param=part.path))
+    ids = tuple(tokenizer.encode("".join(texts), add_special_tokens=False))
+    if len(ids) > max_seq_len:
+        message = f"prediction has {len(ids)} tokens, but the context of this model holds {max_seq_len}"
+        raise InvalidRequest(message, param="prediction")
+    return ids
 
 
 def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:

@@ -44,7 +44,11 @@ def template_variables(fields: Fields, tokenizer: Tokenizer) -> dict[str, Any]:
             raise InvalidRequest(
                 f"reasoning_effort must be one of {allowed}, got {effort[:40]!r}", param="reasoning_effort"
             )
-        if effort == "none" and not _knows("reasoning_effort", tokenizer) and _knows("enable_thinking", tokenizer):
+        if (
+            effort == "none"
+            and not knows_variable("reasoning_effort", tokenizer)
+            and knows_variable("enable_thinking", tokenizer)
+        ):
             variables["enable_thinking"] = False
         else:
             _check_known("reasoning_effort", tokenizer, param="reasoning_effort")
@@ -53,7 +57,7 @@ def template_variables(fields: Fields, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _check_known(name: str, tokenizer: Tokenizer, *, param: str) -> None:
-    if not _knows(name, tokenizer):
+    if not knows_variable(name, tokenizer):
         raise InvalidRequest(
             f"this model's chat template has no variable {name[:80]!r}, so {param} would have no effect: leave it out",
             param=param,
@@ -61,7 +65,7 @@ def _check_known(name: str, tokenizer: Tokenizer, *, param: str) -> None:
         )
 
 
-def _knows(name: str, tokenizer: Tokenizer) -> bool:
+def knows_variable(name: str, tokenizer: Tokenizer) -> bool:
     return re.search(rf"\b{re.escape(name)}\b", tokenizer.tool_template) is not None
 
 

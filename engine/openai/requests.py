@@ -7,7 +7,6 @@ A body is either supported in full or refused. An option that would change the a
     body ─ parse_chat / parse_completion ─ ParsedRequest ─ engine_requests ─ one Request per choice
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from engine.fields import Fields, InvalidRequest, encodable, kind_of
 from engine.grammars.compiler import GrammarCompiler
 from engine.grammars.grammar import Grammar
 from engine.openai import options, output_format, tools, without_effect
+from engine.openai.default_tools import template_has_tools, with_tools_as_text
 from engine.openai.limits import TokenLimit, token_limit
 from engine.openai.messages import mention_tools, parse_messages
 from engine.openai.reasoning import BUDGET, SWITCHES, check_budget, parse_thinking, template_variables
@@ -35,7 +35,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
@@ -50,7 +49,7 @@ _COMMON = (
     | without_effect.BODY
 )
 _CHAT = _COMMON | tools.NAMES | {"messages", "max_completion_tokens", "top_logprobs"}
-_CHAT |= SWITCHES | {"separate_reasoning", BUDGET}
+_CHAT |= {"prediction"} | SWITCHES | {"separate_reasoning", BUDGET}
 _COMPLETION = _COMMON | {"prompt", "echo"}
 
 
@@ -76,6 +75,7 @@ class ParsedRequest:
     echo: bool = False  # whether each choice begins with its prompt
     remember_answers: bool = True  # whether later requests may draft copies of this answer, and this request of others'
     calls: CallStyle | None = None  # None: the request has no callable tools
+    prediction: tuple[int, ...] = ()  # token ids of the text that the answers may repeat
     separated: Thinking | None = None  # the trace that is separated from the text of the answers
 
     @property
@@ -109,7 +109,14 @@ class ParsedRequest:
         """Returns one request per choice, in the order of their indices, with ids `<request_id>-<index>`."""
         memory = memory if self.remember_answers else None
         return [
-            Request(f"{request_id}-{index}", self.prompts[prompt], sampling, adapter, memory)
+            Request(
+                f"{request_id}-{index}",
+                self.prompts[prompt],
+                sampling,
+                adapter,
+                memory,
+                prediction_token_ids=self.prediction,
+            )
             for index, (prompt, sampling) in enumerate(self.choices)
         ]
 
@@ -138,7 +145,7 @@ def parse_chat(
     grammar = output_format.parse_output_format(fields)
     calls = None
     if use is not None:
-        form = call_form or _call_form(tokenizer)
+        form = _call_form(tokenizer, call_form)
         calls = CallStyle(form, frozenset(tool.name for tool in use.callable))
         if grammar is not None:
             raise InvalidRequest(
@@ -168,6 +175,7 @@ def parse_chat(
         max_seq_len=max_seq_len,
         default_seed=default_seed,
     )
+    parsed = replace(parsed, prediction=options.parse_prediction(fields, tokenizer, max_seq_len=max_seq_len))
     max_tokens = fields.integer(max_tokens_param, at_least=1)
     check_budget(thinking, num_prompt_tokens=len(prompt), max_tokens=max_tokens, max_seq_len=max_seq_len)
     if fields.boolean("separate_reasoning", True):
@@ -229,17 +237,14 @@ def encode_messages(
     Raises: InvalidRequest
     """
     messages = parse_messages(fields)
-    if (use is not None or mention_tools(messages)) and not _knows_tools(tokenizer):
-        raise InvalidRequest(
-            "this model's chat template has no place for tools, their calls or their answers",
-            param="messages" if use is None else "tools",
-            code="unsupported_parameter",
-        )
+    tools = [tool.definition for tool in use.tools] if use else None
+    if (tools or mention_tools(messages)) and not template_has_tools(tokenizer):
+        messages, tools = with_tools_as_text(messages, tools or ()), None
     variables = template_variables(fields, tokenizer)
     try:
         ids = tokenizer.encode_chat(
             messages,
-            tools=[tool.definition for tool in use.tools] if use else None,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             template_variables=variables,
         )
@@ -318,19 +323,17 @@ def _refuse_unsupported(fields: Fields, *, known: frozenset[str]) -> None:
             )
 
 
-def _knows_tools(tokenizer: Tokenizer) -> bool:
-    return re.search(r"\btools\b", tokenizer.tool_template) is not None
-
-
-def _call_form(tokenizer: Tokenizer) -> CallForm:
-    form = form_of_template(tokenizer.tool_template)
-    if form is None and _knows_tools(tokenizer):
+def _call_form(tokenizer: Tokenizer, configured: CallForm | None) -> CallForm:
+    if not template_has_tools(tokenizer):
+        return CallForm.HERMES  # that of `with_tools_as_text`
+    form = configured or form_of_template(tokenizer.tool_template)
+    if form is None:
         raise InvalidRequest(
             "the format of this model's tool calls is not known; start the server with --tool-call-parser",
             param="tools",
             code="unsupported_parameter",
         )
-    return form or CallForm.HERMES  # for a template without tools; `encode_messages` refuses the request
+    return form
 
 
 def _chat_logprobs(fields: Fields) -> int | None:
@@ -377,8 +380,9 @@ def _check_length(prompt: Sequence[int], *, max_seq_len: int, param: str) -> Non
     if not prompt:
         raise InvalidRequest("the prompt must have at least 1 token, got 0", param=param)
     if len(prompt) >= max_seq_len:
-        raise InvalidRequest(
-            f"this model's context holds {max_seq_len} tokens, prompt and answer; the prompt has {len(prompt)}",
+        raise InvalidRequest(  # clients such as litellm recognise this case by OpenAI's words
+            f"This model's maximum context length is {max_seq_len} tokens, prompt and answer; "
+            f"the prompt has {len(prompt)}",
             param=param,
             code="context_length_exceeded",
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine.openai.answer import Answer, AnswerLogprob
+from engine.openai.answer import Answer, AnswerLogprob, PredictionUsage
 from engine.openai.limits import TokenLimit, limits_block
 from engine.openai.tool_calls import CallPiece, CallStyle, read_calls
 from engine.request import FinishReason, SpeculationStats
@@ -140,33 +140,49 @@ def chat_finish_reason(reason: FinishReason, *, called: bool) -> str:
 
 
 def usage_block(
-    *, num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int, num_reasoning_tokens: int
+    *,
+    num_prompt_tokens: int,
+    num_completion_tokens: int,
+    num_cached_tokens: int,
+    num_reasoning_tokens: int,
+    predictions: Iterable[PredictionUsage | None] = (),
 ) -> dict[str, Any]:
     """
     Args:
         num_cached_tokens: prompt tokens found in the prefix cache.
         num_reasoning_tokens: completion tokens that belong to separated traces, including the markers.
+        predictions: of the choices. Without one, the members of predictions are left out.
     """
+    details = {"reasoning_tokens": num_reasoning_tokens}
+    if used := [prediction for prediction in predictions if prediction is not None]:
+        details["accepted_prediction_tokens"] = sum(prediction.accepted for prediction in used)
+        details["rejected_prediction_tokens"] = sum(prediction.rejected for prediction in used)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_completion_tokens,
         "total_tokens": num_prompt_tokens + num_completion_tokens,
         "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+        "completion_tokens_details": details,
     }
 
 
 def metrics_block(stats: SpeculationStats) -> dict[str, Any]:
-    """Source of the field names: vLLM pull request 48915."""
+    """The histogram has num_spec_tokens + 1 entries; aiperf ignores the statistics otherwise.
+
+    Source of the field names and the histogram's length: vLLM pull request 48915.
+    """
+    histogram = stats.acceptance_histogram
+    longest = max((accepted for accepted, steps in enumerate(histogram) if steps), default=0)
+    num_spec_tokens = max(stats.num_spec_tokens, longest)  # a drafter that replaced another may draft deeper
     return {
         "speculative_decoding": {
             "mean_acceptance_length": round(stats.mean_acceptance_length, 4),
             "draft_acceptance_rate": round(stats.draft_acceptance_rate, 4),
-            "acceptance_histogram": list(stats.acceptance_histogram),
+            "acceptance_histogram": (histogram + [0] * (num_spec_tokens + 1))[: num_spec_tokens + 1],
             "num_spec_steps": stats.num_spec_steps,
             "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
             "num_draft_tokens": stats.num_draft_tokens,
-            "num_spec_tokens": stats.num_spec_tokens,
+            "num_spec_tokens": num_spec_tokens,
         }
     }
 
@@ -221,6 +237,7 @@ def _usage(answers: Sequence[Answer], num_prompt_tokens: int, num_cached_tokens:
         num_completion_tokens=sum(answer.num_tokens for answer in answers),
         num_cached_tokens=num_cached_tokens,
         num_reasoning_tokens=sum(answer.num_reasoning_tokens for answer in answers),
+        predictions=[answer.prediction for answer in answers],
     )
 
 

@@ -19,14 +19,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from engine.fields import InvalidRequest
+from engine.openai.default_tools import template_has_tools
 from engine.openai.formats import ChatFormat, TextFormat
+from engine.openai.messages_api.format import MessagesFormat
 from engine.openai.responses import error_body
 from engine.openai.responses_api.format import ResponsesFormat
 from engine.openai.tool_calls import CallForm
 from engine.server.async_engine import AsyncEngine
 from engine.server.body import parse_json, read_body
 from engine.server.catalog import Catalog
-from engine.server.errors import ServerFault
+from engine.server.errors import MESSAGES_PATH, ServerFault, error_response
 from engine.server.generations import Generations
 from engine.server.guard import Guard
 from engine.server.health import Health
@@ -116,6 +118,7 @@ class ServerApp:
             Route("/v1/completions", self._complete, methods=["POST"]),
             Route("/v1/audit", self._audit, methods=["POST"]),
             Route("/v1/responses", self._respond, methods=["POST"]),
+            Route(MESSAGES_PATH, self._message, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/tokenizer_info", self._tokenizer_info, methods=["GET"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
@@ -154,6 +157,7 @@ class ServerApp:
         weights = self.async_engine.worker.engine.weights_report.as_json()
         facts = {"exact": verdict.exact, "exact_reason": verdict.reason, "weights": weights}
         facts["system_fingerprint"] = self.catalog.fingerprint(None)
+        facts["tools"] = "template" if template_has_tools(self._tokenizer) else "default"
         if problem is None:
             return JSONResponse({"status": "ok", **facts})
         return JSONResponse({"status": "unavailable", "reason": problem, **facts}, status_code=503)
@@ -181,6 +185,9 @@ class ServerApp:
 
     async def _respond(self, request: Request) -> Response:
         return await self.generations.create(request, ResponsesFormat())
+
+    async def _message(self, request: Request) -> Response:
+        return await self.generations.create(request, MessagesFormat())
 
     async def _tokenize(self, request: Request) -> Response:
         check_model, max_seq_len = self.catalog.adapter_of, self.async_engine.worker.engine.max_seq_len
@@ -211,15 +218,15 @@ class ServerApp:
         return parse_json(await read_body(request, max_bytes=_SMALL_BODY_BYTES))
 
 
-async def _render_invalid(_: Request, error: Exception) -> Response:
+async def _render_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, InvalidRequest)
     body = error_body(error.message, param=error.param, code=error.code)
-    return JSONResponse(body, status_code=error.status)
+    return error_response(request.url.path, body, status=error.status)
 
 
-async def _render_fault(_: Request, error: Exception) -> Response:
+async def _render_fault(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServerFault)
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+    return error_response(request.url.path, error.body(), status=error.status, headers=error.headers())
 
 
 async def _render_http(request: Request, error: Exception) -> Response:
@@ -227,13 +234,13 @@ async def _render_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     attempted = f"{request.method[:20]} {request.url.path[:200]}"
     body = error_body(f"{attempted}: {error.detail}", code=f"http_{error.status_code}")
-    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+    return error_response(request.url.path, body, status=error.status_code, headers=error.headers)
 
 
 async def _render_disconnect(_: Request, error: Exception) -> Response:
     return Response(status_code=499)  # the client has disconnected; proxies log 499 in this case
 
 
-async def _render_unexpected(_: Request, error: Exception) -> Response:
+async def _render_unexpected(request: Request, error: Exception) -> Response:
     body = error_body(f"internal error ({type(error).__name__})", kind="server_error", code="internal_error")
-    return JSONResponse(body, status_code=500)
+    return error_response(request.url.path, body, status=500)

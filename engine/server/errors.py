@@ -8,9 +8,15 @@ ServerFault
 └── GenerationFailed  500, this one request failed in the engine
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+from starlette.responses import JSONResponse
+
+from engine.openai.messages_api.errors import message_error
 from engine.openai.responses import error_body
+
+MESSAGES_PATH = "/v1/messages"  # whose errors have Anthropic's shape
 
 
 class ServerFault(Exception):
@@ -63,3 +69,11 @@ class GenerationFailed(ServerFault):
     def __init__(self, message: str, *, code: str = "generation_failed") -> None:
         super().__init__(message)
         self.code = code
+
+
+def error_response(
+    path: str, body: dict[str, Any], *, status: int, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Returns the response to a request for `path`. `body`: the error in OpenAI's shape."""
+    content = message_error(body["error"], status=status) if path == MESSAGES_PATH else body
+    return JSONResponse(content, status_code=status, headers=headers)

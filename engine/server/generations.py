@@ -254,6 +254,7 @@ def _usage(run: PendingResponse) -> dict[str, Any]:
         num_completion_tokens=run.num_completion_tokens,
         num_cached_tokens=run.num_cached_tokens,
         num_reasoning_tokens=run.num_reasoning_tokens,
+        predictions=run.predictions,
     )
 
 

@@ -14,10 +14,9 @@ from collections.abc import Collection
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.server.errors import Unauthorized
+from engine.server.errors import Unauthorized, error_response
 from engine.server.log import REQUEST
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -54,16 +53,23 @@ class Guard:
 
         path = scope["path"]
         expected = self._expected_of_operator if path in self._operator_paths else self._expected
-        if path != "/health" and not _equals(headers.get("authorization", ""), expected):
+        if path != "/health" and not _equals(_given(headers), expected):
             whose = "operator's" if path in self._operator_paths else "server's"
             fault = Unauthorized(f"the Authorization header must be 'Bearer' and this {whose} token")
-            await JSONResponse(fault.body(), status_code=fault.status)(scope, receive, send_with_id)
+            await error_response(path, fault.body(), status=fault.status)(scope, receive, send_with_id)
             return
         await self._app(scope, receive, send_with_id)
 
 
 def _header(token: str | None) -> bytes | None:
     return None if token is None else f"Bearer {token}".encode()
+
+
+def _given(headers: Headers) -> str:
+    """Anthropic's clients send the token as `x-api-key`."""
+    if "authorization" not in headers and "x-api-key" in headers:
+        return f"Bearer {headers['x-api-key']}"
+    return headers.get("authorization", "")
 
 
 def _equals(given: str, expected: bytes | None) -> bool:

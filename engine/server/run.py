@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
-from engine.openai.answer import Answer, AnswerStream, Piece
+from engine.openai.answer import Answer, AnswerStream, Piece, PredictionUsage
 from engine.openai.echo import echoed
 from engine.openai.requests import ParsedRequest
 from engine.openai.responses import merged_stats
@@ -40,6 +40,7 @@ class PendingResponse:
                 logprobs=sampling.num_logprobs is not None,
                 keep=not parsed.stream,
                 thinking=parsed.separated,
+                prediction=parsed.prediction,
             )
             for _, sampling in parsed.choices
         ]
@@ -71,6 +72,10 @@ class PendingResponse:
     @property
     def num_reasoning_tokens(self) -> int:
         return sum(stream.num_reasoning_tokens for stream in self._streams)
+
+    @property
+    def predictions(self) -> list[PredictionUsage | None]:
+        return [stream.prediction for stream in self._streams]
 
     def answers(self) -> list[Answer]:
         answers = [stream.answer() for stream in self._streams]

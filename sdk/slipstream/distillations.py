@@ -20,6 +20,9 @@ class Distillation:
     prompts_file: str
     batch_id: str
     request_counts: Mapping[str, int]
+    on_truncation: str = "keep"  # or drop, continue
+    max_continued_tokens: int | None = None
+    truncated: Mapping[str, int] | None = None  # in_trace, in_answer, continued, unfinished, dropped; when it has ended
     is_trainable: bool  # whether pipelines can use its answers
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -42,12 +45,24 @@ class Distillations(Resource[D]):
         prompts_file: str,
         quote_id: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        on_truncation: str | None = None,
+        max_continued_tokens: int | None = None,
     ) -> Steps[Distillation]:
         """Create a distillation. Any number of pipelines can use its id as `distillation_id`.
 
-        Args: quote_id: a quote whose cap limits the cost of the distillation.
+        Args:
+            quote_id: a quote whose cap limits the cost of the distillation.
+            on_truncation: whether answers that reach the limits of their rows are `keep`, `drop` or `continue`.
+            max_continued_tokens: the limit of a continued answer in all; the default is the context.
         """
-        body = {"model": model, "prompts_file": prompts_file, "quote_id": quote_id, "metadata": metadata}
+        body = {
+            "model": model,
+            "prompts_file": prompts_file,
+            "quote_id": quote_id,
+            "metadata": metadata,
+            "on_truncation": on_truncation,
+            "max_continued_tokens": max_continued_tokens,
+        }
         return self.http.post(Distillation, "distillations", body)
 
     @procedure

@@ -41,6 +41,7 @@ class Pipelines(Resource[D]):
         distillation_id: str | None = None,
         held_out_file: str | None = None,
         held_out: int | None = None,
+        distillation: Mapping[str, Any] | None = None,
         training: Mapping[str, Any] | None = None,
         evaluation: Mapping[str, Any] | None = None,
         gate: Mapping[str, Any] | None = None,
@@ -53,6 +54,7 @@ class Pipelines(Resource[D]):
             name: name of the pipeline, its speculator and its deployment; requests send it as `model`.
             distillation_id: existing answers, instead of `prompts_file`; requires `held_out_file`.
             held_out_file: prompts for the evaluation. Without it, `held_out` prompts are taken from `prompts_file`.
+            distillation: {"on_truncation": "continue", "max_continued_tokens": 16384}; see `Distillations.create`.
             training: {"kind": "medusa", ...hyperparameters}.
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
             gate: {"min_speedup": 1.25, "concurrency": 4, "min_acceptance_length": 1.8, "outputs_equal": "model"}.
@@ -65,6 +67,7 @@ class Pipelines(Resource[D]):
             "distillation_id": distillation_id,
             "held_out_file": held_out_file,
             "held_out": held_out,
+            "distillation": distillation,
             "training": training,
             "evaluation": evaluation,
             "gate": gate,

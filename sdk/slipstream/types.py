@@ -61,6 +61,7 @@ class Batch:
     quote_id: str | None = None
     resumed_from: str | None = None  # the batch whose finished rows this one copies
     rows_copied: int = 0  # the number of these rows, which `usage` and `cost` exclude
+    truncated: Mapping[str, int] | None = None  # answers that reached the limits of their rows; when it has ended
 
     @property
     def is_final(self) -> bool:

@@ -30,6 +30,7 @@ from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Completion, Request, SamplingParams, SpeculationStats
 from engine.sequence import Sequence
+from engine.token_counts import TokenCounts
 from engine.verify import verify
 from tests.engine.drafters import OracleDrafter
 from tests.engine.test_scheduler import CountedTokens
@@ -178,7 +179,7 @@ def test_verification_does_not_modify_the_logits_in_place() -> None:
 
 def test_a_logit_bias_for_a_token_outside_the_vocabulary_is_refused(model: Model) -> None:
     params = SamplingParams(max_tokens=4, logit_bias=((model.config.vocab_size, 1.0),))
-    with pytest.raises(ValueError, match=r"prompt_token_ids and logit_bias must be in 0\.\.258"):
+    with pytest.raises(ValueError, match=r"token ids of a request must be in 0\.\.258"):
         Engine(model, NoDrafter(), EngineConfig()).add(Request("r", (1,), params))
 
 
@@ -229,9 +230,23 @@ def test_the_answer_is_not_replayed_through_the_grammar_at_each_step() -> None:
 
     sequence = make_sequence([0, 3], [5, 6])
     sequence.constraint = follower = Follower()  # type: ignore[assignment]
-    # With min_tokens, the logits are adjusted although the request names no grammar.
-    sequence.request = replace(sequence.request, sampling=replace(sequence.request.sampling, min_tokens=1))
+    # With a bias, the logits are adjusted although the request names no grammar.
+    sequence.request = replace(sequence.request, sampling=replace(sequence.request.sampling, logit_bias=((1, 0.5),)))
     for row in torch.randn(50, 40, generator=torch.Generator().manual_seed(1)).split(1):
         sequence.tokens += verify(row, EMPTY_DRAFT, sequence, EOS).tokens
 
     assert follower.num_followed == 1  # only the first step replays the answer so far
+
+
+def test_counts_have_each_token_once_and_forget_drafts_that_did_not_become_part_of_the_text() -> None:
+    counts = TokenCounts(10, torch.device("cpu"))
+    counts.follow([4, 7, 4, 2, 2], prompt_length=3)
+    assert counts.ids.tolist() == [4, 7, 2]
+    assert counts.in_answer[counts.ids].tolist() == [0.0, 0.0, 2.0]
+    for token in (4, 9, 9):
+        counts.accept(token)
+    assert counts.ids.tolist() == [4, 7, 2, 9]
+    assert counts.in_answer[counts.ids].tolist() == [1.0, 0.0, 2.0, 2.0]
+    counts.follow([4, 7, 4, 2, 2, 4], prompt_length=3)
+    assert counts.ids.tolist() == [4, 7, 2]
+    assert counts.in_answer.tolist() == [0.0, 0.0, 2.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]

@@ -104,9 +104,12 @@ def _prepared(
     with closing(compiler_for(engine, tokenizer)) as grammars:
         for row in read_rows(Path(spec.input_path), row_to=last):
             if any(r.row_from <= row.number < r.row_to for r in ranges):
-                yield prepare_row(
+                prepared = prepare_row(
                     row, tokenizer=tokenizer, grammars=grammars, max_seq_len=max_seq_len, seed_key=spec.job_id
                 )
+                if spec.continue_cut_answers and isinstance(prepared, RowRequest):
+                    prepared = prepared.continued(max_tokens=spec.max_continued_tokens, max_seq_len=max_seq_len)
+                yield prepared
 
 
 def _result(shards: Sequence["_Shard"], tokens: int, seconds: float) -> dict[str, Any]:
@@ -139,6 +142,7 @@ class _Lines:
             "prompt_token_ids": list(answer.request.request.prompt_token_ids),
             "completion_token_ids": answer.token_ids,
             "finish_reason": answer.finish_reason,
+            "cut": answer.cut,
         }
 
     def for_error(self, refused: RowError) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from engine.tokenizer import Tokenizer
 from workers.failures import InvalidInputError
 from workers.inference.driver import answer_rows
 from workers.inference.rows import RowAnswer, RowError, RowRequest
+from workers.inference.segments import Segment, SegmentedEngine
 
 PLAIN, SPECULATIVE = "plain", "speculative"
 _MIN_CHUNK = 8  # rows
@@ -41,6 +42,7 @@ class ArmTotals:
     seconds: list[float] = field(default_factory=list)  # by repeat
     answers: list[RowAnswer] = field(default_factory=list)  # of all repeats
     phase_seconds: dict[str, float] = field(default_factory=dict)  # sums over repeats
+    segments: list[Segment] = field(default_factory=list)  # sums over repeats
 
     @property
     def tokens_per_second(self) -> float:
@@ -86,6 +88,7 @@ def measure(
 ) -> Measurement:
     """Raises: InvalidInputError: a row cannot be answered, for example because the model's logits are not finite."""
     totals = {PLAIN: ArmTotals(), SPECULATIVE: ArmTotals()}
+    engines = {name: SegmentedEngine(arms.of(name), timed=concurrency == 1, clock=clock) for name in totals}
     before = {name: dict(arms.of(name).phase_seconds) for name in totals}
     for repeat in range(repeats):
         arms.speculative.drafter.forget_past()  # suffix decoding would copy earlier answers to the same prompts
@@ -94,7 +97,7 @@ def measure(
             total.seconds.append(0.0)
         for name, chunk in _turns(rows, concurrency, repeat=repeat):
             started = clock()
-            for outcome in answer_rows(arms.of(name), chunk, tokenizer=tokenizer, concurrency=concurrency):
+            for outcome in answer_rows(engines[name], chunk, tokenizer=tokenizer, concurrency=concurrency):
                 if isinstance(outcome, RowError):
                     where, error = outcome.row.custom_id, outcome.error
                     raise InvalidInputError(error.code, f"the row {where!r} cannot be answered: {error.message}")
@@ -104,6 +107,7 @@ def measure(
                     on_answer()
             totals[name].seconds[-1] += clock() - started
     for name, total in totals.items():
+        total.segments = engines[name].segments
         total.phase_seconds = {
             phase: seconds - before[name][phase] for phase, seconds in arms.of(name).phase_seconds.items()
         }

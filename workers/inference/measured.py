@@ -14,6 +14,7 @@ from engine.request import SpeculationStats
 from engine.tokenizer import Tokenizer
 from workers.inference.comparison import ArmTotals, Measurement
 from workers.inference.rows import RowAnswer, RowRequest
+from workers.inference.segments import Segment
 
 _FILE = "measurements.json"
 
@@ -47,7 +48,8 @@ def read_measurements(
 
     def totals(values: Mapping[str, Any]) -> ArmTotals:
         answers = [_answer(by_number[answer["row"]], tokenizer, answer) for answer in values["answers"]]
-        return ArmTotals(**{**values, "answers": answers})
+        segments = [Segment(**segment) for segment in values["segments"]]
+        return ArmTotals(**{**values, "answers": answers, "segments": segments})
 
     return [Measurement(m["concurrency"], totals(m["plain"]), totals(m["speculative"])) for m in stored["measurements"]]
 
@@ -57,6 +59,7 @@ def _as_values(arm: ArmTotals) -> dict[str, Any]:
         "num_tokens": arm.num_tokens,
         "seconds": arm.seconds,
         "phase_seconds": arm.phase_seconds,
+        "segments": [asdict(segment) for segment in arm.segments],
         "answers": [
             {
                 "row": answer.request.row.number,

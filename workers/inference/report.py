@@ -10,6 +10,7 @@ from workers.inference.comparison import Measurement
 from workers.inference.economy import Economics
 from workers.inference.loops import is_looping
 from workers.inference.rows import RowAnswer
+from workers.inference.segments import figures_by_context, figures_by_phase
 from workers.kinds import MODEL, MODEL_AND_ADAPTER
 
 MAX_DIVERGENCES = 100
@@ -31,6 +32,10 @@ DEFINITIONS = {
     "looping_answers": "Answers that repeat the same 1 to 32 tokens at least 4 times over 24 tokens or more.",
     "acceptance_length_without_loops": "acceptance_length over the answers that do not loop; null if all do.",
     "acceptance_rate_per_position_without_loops": "acceptance_rate_per_position over the same answers.",
+    "by_phase": "Passes that begin within the trace of a reasoning model (thinking), and all others (answering).",
+    "by_context": "Passes by the tokens of prompt and answer before them, context_from or more, below context_to.",
+    "decode_tokens_per_second_plain": "Tokens / seconds of steps, without prefills; null unless concurrency 1 was run.",
+    "decode_tokens_per_second_speculative": "The same with the drafter, at concurrency 1.",
     "training_seconds": "Worker time for answering the training prompts and for training; null if not known.",
     "cost_per_million_tokens_plain": "price_per_gpu_hour / 3600 / tokens_per_second_plain x 1,000,000, in USD.",
     "cost_per_million_tokens_speculative": "The same with tokens_per_second_speculative.",
@@ -100,6 +105,8 @@ def evaluation_report(
         "acceptance_rate_per_position_without_loops": None
         if without_loops is None
         else acceptance_rates(without_loops),
+        "by_phase": figures_by_phase(lowest.plain.segments, lowest.speculative.segments),
+        "by_context": figures_by_context(lowest.plain.segments, lowest.speculative.segments),
         "tokens_per_second_plain": round(lowest.plain.tokens_per_second, 3),
         "tokens_per_second_speculative": round(lowest.speculative.tokens_per_second, 3),
         "speedup": round(lowest.speedup, 4),

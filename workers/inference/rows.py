@@ -6,7 +6,7 @@ A row that the engine cannot answer becomes a `RowError`, and the job continues;
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from engine.openai.echo import echoed
 from engine.openai.requests import InvalidRequest, ParsedRequest, parse_chat, parse_completion
 from engine.openai.responses import Head, chat_completion, error_body, text_completion
 from engine.openai.token_ids import add_token_ids
-from engine.request import Request, SpeculationStats, StepOutput, TokenLogprob
+from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
+from engine.thinking import Phase
 from engine.tokenizer import Tokenizer
 from workers.failures import InvalidInputError
 
@@ -47,6 +48,24 @@ class RowRequest:
     row: InputRow
     parsed: ParsedRequest
     request: Request
+
+    @property
+    def length_limit(self) -> int:
+        """The limit of the row itself, which a continued answer exceeds."""
+        return self.parsed.sampling.max_tokens
+
+    def continued(self, *, max_tokens: int | None, max_seq_len: int) -> "RowRequest":
+        """Returns the request for an answer that goes on past the row's limit.
+
+        A token depends on the limit only by its being within it. So the answer up to the row's limit stays the same,
+        and what follows is what one longer request gives: no state is restored and no token is computed twice.
+
+        Args:
+            max_tokens: a limit for the whole answer; it never lowers the row's own. None: the room in the context.
+        """
+        room = max_seq_len - len(self.request.prompt_token_ids)
+        limit = max(self.length_limit, room if max_tokens is None else min(max_tokens, room))
+        return replace(self, request=replace(self.request, sampling=replace(self.request.sampling, max_tokens=limit)))
 
 
 def read_rows(path: Path, *, row_to: int | None = None) -> Iterator[InputRow]:
@@ -113,7 +132,14 @@ def prepare_row(
     except InvalidRequest as error:
         return RowError(row, error)
     memory = "job" if parsed.remember_answers else None  # a child process answers the rows of one job only
-    return RowRequest(row, parsed, Request(str(row.number), parsed.prompt_token_ids, parsed.sampling, memory=memory))
+    request = Request(
+        str(row.number),
+        parsed.prompt_token_ids,
+        parsed.sampling,
+        memory=memory,
+        prediction_token_ids=parsed.prediction,
+    )
+    return RowRequest(row, parsed, request)
 
 
 def _row_seed(key: str, number: int) -> int:
@@ -135,6 +161,7 @@ class RowAnswer:
             stop=request.parsed.stop,
             logprobs=request.request.sampling.num_logprobs is not None,
             thinking=request.parsed.separated,
+            prediction=request.parsed.prediction,
         )
 
     @property
@@ -144,6 +171,20 @@ class RowAnswer:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def cut(self) -> dict[str, Any] | None:
+        """How a complete answer met the length limit of its row (see `BatchSpec`); None: it ended before."""
+        limit, thinking = self.request.length_limit, self.request.request.sampling.thinking
+        if self.num_tokens < limit or (self.num_tokens == limit and self.finish_reason is not FinishReason.LENGTH):
+            return None
+        within = "answer"
+        if thinking is not None:
+            phases = thinking.start()
+            for token in self.token_ids[:limit]:
+                phases.accept(token)
+            within = "answer" if phases.phase is Phase.ANSWERING else "trace"
+        return {"within": within, "continued": self.num_tokens > limit}
 
     def push(self, output: StepOutput) -> None:
         before = self._stream.num_tokens

@@ -165,6 +165,8 @@ def _spec(attempt: Attempt, batch: Batch, rows_path: Path, shards: Sequence[JobS
         drafter=params.get("drafter", "ngram"),
         max_batch_size=params.get("max_batch_size", DEFAULT_BATCH_SIZE),
         device=get_config().device,
+        continue_cut_answers=batch.on_truncation == Batch.OnTruncation.CONTINUE,
+        max_continued_tokens=batch.max_continued_tokens,
     )
 
 

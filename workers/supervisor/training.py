@@ -25,7 +25,7 @@ from workers.supervisor.staging import (
 
 
 class TrainingHandler:
-    """`params`: speculator_id, tokens_key, method, hyperparameters, seed, initial_speculator_id."""
+    """`params`: speculator_id, tokens_key, method, hyperparameters, seed, initial_speculator_id, drop_cut_answers."""
 
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
         speculator = _speculator(attempt)
@@ -73,6 +73,7 @@ def _spec(attempt: Attempt, speculator: Speculator) -> TrainingSpec:
         seed=params.get("seed", 0),
         initial_speculator_dir=stage_speculator(_initial(attempt), attempt.folder / "initial"),
         device=get_config().device,
+        drop_cut_answers=params.get("drop_cut_answers", False),
     )
 
 

@@ -46,6 +46,8 @@ def training_report(
         "conversations_validation": len(corpus.validation),
         "conversations_skipped": corpus.num_skipped,
         "answers_cut_by_length": corpus.num_cut_by_length,
+        "answers_cut_in_trace": corpus.num_cut_in_trace,
+        "answers_dropped": corpus.num_dropped,
         "answer_tokens": sum(len(c.completion_token_ids) for c in corpus.train),
         "validation_ids": [c.custom_id for c in corpus.validation],
         "draft_vocab_size": draft_vocab_size,

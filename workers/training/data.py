@@ -4,7 +4,7 @@ A conversation is a prompt of P tokens and an answer of N tokens c[0..N-1]. The 
 hidden state h[j] at absolute position P - 1 + j (0 <= j < N). A drafter that reads h[j] also knows c[j], and drafts
 c[j + 1], c[j + 2], ... Row j of a conversation therefore has the label c[j + 1 + depth] at each depth. The tokens of a
 prompt are never labels. An answer that was cut by the length limit has no end-of-sequence token, so its end is not
-learned; `Corpus.num_cut_by_length` counts such answers.
+learned; such answers are counted, or dropped.
 """
 
 import hashlib
@@ -30,6 +30,7 @@ class Conversation:
     prompt_token_ids: tuple[int, ...]
     completion_token_ids: tuple[int, ...]
     cut_by_length: bool
+    cut_in_trace: bool = False  # whether the limit was within the trace of a reasoning model
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -48,14 +49,24 @@ class Corpus:
     validation: tuple[Conversation, ...]
     sha256: str  # over the files' bytes, in the given order
     num_skipped: int  # conversations with fewer than two answer tokens, in which there is nothing to draft
+    num_dropped: int = 0  # conversations left out because the length limit ended the answer
 
     @property
     def num_cut_by_length(self) -> int:
         return sum(c.cut_by_length for c in (*self.train, *self.validation))
 
+    @property
+    def num_cut_in_trace(self) -> int:
+        return sum(c.cut_in_trace for c in (*self.train, *self.validation))
 
-def read_corpus(paths: Sequence[Path], *, validation_fraction: float) -> Corpus:
-    """Raises: InvalidInputError: a line is not a training row, or there are too few conversations."""
+
+def read_corpus(paths: Sequence[Path], *, validation_fraction: float, drop_cut_answers: bool = False) -> Corpus:
+    """
+    Args:
+        drop_cut_answers: whether to leave out answers that the length limit ended.
+
+    Raises: InvalidInputError: a line is not a training row, or there are too few conversations.
+    """
     digest = hashlib.sha256()
     conversations: list[Conversation] = []
     for path in paths:
@@ -64,18 +75,21 @@ def read_corpus(paths: Sequence[Path], *, validation_fraction: float) -> Corpus:
                 digest.update(line)
                 if line.strip():
                     conversations.append(_parse(line, where=f"{path.name}:{number}"))
-    usable = [c for c in conversations if len(c.completion_token_ids) >= 2]
+    long_enough = [c for c in conversations if len(c.completion_token_ids) >= 2]
+    usable = [c for c in long_enough if not (drop_cut_answers and c.cut_by_length)]
+    num_dropped = len(long_enough) - len(usable)
     if len(usable) < MIN_CONVERSATIONS:
-        raise InvalidInputError(
-            "too_few_conversations",
-            f"training needs at least {MIN_CONVERSATIONS} answers of two tokens or more, got {len(usable)}",
-        )
+        message = f"training needs at least {MIN_CONVERSATIONS} answers of two tokens or more, got {len(usable)}"
+        if num_dropped:
+            message += f", because on_truncation drops {num_dropped} that the length limit ended"
+        raise InvalidInputError("too_few_conversations", message)
     train, validation = split_by_hash(usable, fraction=validation_fraction)
     return Corpus(
         train=train,
         validation=validation,
         sha256=digest.hexdigest(),
-        num_skipped=len(conversations) - len(usable),
+        num_skipped=len(conversations) - len(long_enough),
+        num_dropped=num_dropped,
     )
 
 
@@ -107,13 +121,15 @@ def split_key(custom_id: str) -> str:
 def _parse(line: bytes, *, where: str) -> Conversation:
     try:
         row = json.loads(line)
+        cut_by_length, cut = row["finish_reason"] == "length", row.get("cut") or {}
         return Conversation(
             custom_id=str(row["custom_id"]),
             prompt_token_ids=tuple(map(int, row["prompt_token_ids"])),
             completion_token_ids=tuple(map(int, row["completion_token_ids"])),
-            cut_by_length=row["finish_reason"] == "length",
+            cut_by_length=cut_by_length,
+            cut_in_trace=cut_by_length and cut.get("within") == "trace",
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInputError(
             "invalid_training_row",
             f"{where}: need custom_id, prompt_token_ids, completion_token_ids and finish_reason, got {error!r}",

@@ -43,7 +43,11 @@ def run_training(
     """
     parameters = _read_parameters(spec)
     loop = parameters.loop
-    corpus = read_corpus([Path(p) for p in spec.tokens_paths], validation_fraction=loop.validation_fraction)
+    corpus = read_corpus(
+        [Path(p) for p in spec.tokens_paths],
+        validation_fraction=loop.validation_fraction,
+        drop_cut_answers=spec.drop_cut_answers,
+    )
     with loading_failures():
         target = load_model(Path(spec.model_dir), device=spec.device)
     output_dir = Path(spec.output_dir)

@@ -20,13 +20,18 @@ def create(
     model: str,
     prompts: Annotated[str, typer.Argument(help="A local file, or the id of an uploaded file.")],
     quote_id: Annotated[str | None, typer.Option(help="A quote whose cap limits the cost.")] = None,
+    on_truncation: Annotated[
+        str | None, typer.Option(help="For answers that reach the limits of their rows: keep, drop or continue.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the distillation has ended.")] = False,
 ) -> None:
     """Let the model answer the prompts, and keep the answers as training data."""
     cli = context_of(context)
     with cli.client() as client:
         prompts_file = file_id_of(cli, client, prompts)
-        distillation = client.distillations.create(model=model, prompts_file=prompts_file, quote_id=quote_id)
+        distillation = client.distillations.create(
+            model=model, prompts_file=prompts_file, quote_id=quote_id, on_truncation=on_truncation
+        )
         cli.output.one(client.distillations.wait(distillation.id) if wait else distillation)
 
 

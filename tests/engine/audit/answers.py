@@ -66,9 +66,15 @@ def grammars_of(tokenizer: Tokenizer) -> GrammarCompiler:
 
 
 def respond(
-    engine: Engine, tokenizer: Tokenizer, requests: Sequence[Body], *, adapter: str | None = None
+    engine: Engine,
+    tokenizer: Tokenizer,
+    requests: Sequence[Body],
+    *,
+    adapter: str | None = None,
+    order: Sequence[int] | None = None,
+    concurrency: int = 4,
 ) -> list[Body]:
-    """Returns the responses that batch rows have, in the order of the requests."""
+    """Returns the responses that batch rows have, in the order of the requests. `order`: that of their arrival."""
     rows = [
         prepare_row(
             InputRow(number, "", "/v1/chat/completions" if "messages" in body else "/v1/completions", body),
@@ -80,7 +86,8 @@ def respond(
         for number, body in enumerate(requests)
     ]
     found: dict[int, Body] = {}
-    for answer in answer_rows(engine, [_with(row, adapter) for row in rows], tokenizer=tokenizer, concurrency=4):
+    arriving = [_with(rows[number], adapter) for number in order or range(len(rows))]
+    for answer in answer_rows(engine, arriving, tokenizer=tokenizer, concurrency=concurrency):
         if answer is not None:
             assert isinstance(answer, RowAnswer), answer
             fingerprint = str(engine.fingerprint(adapter))

@@ -116,6 +116,28 @@ def test_a_log_probability_of_minus_infinity_is_returned_as_minus_9999() -> None
     assert chat_logprobs(stream.answer().logprobs or (), BYTE_LEVEL)["content"][0]["logprob"] == -9999.0
 
 
+@pytest.mark.parametrize(
+    ("num_spec_tokens", "accepted", "histogram"),
+    [
+        pytest.param(4, (1,), [0, 1, 0, 0, 0], id="deeper than accepted"),
+        pytest.param(2, (), [0, 0, 0], id="no verification"),
+        pytest.param(0, (0, 0), [2], id="no drafter"),
+        pytest.param(1, (0, 3), [1, 0, 0, 1], id="a deeper drafter replaced the first one"),
+    ],
+)
+def test_the_histogram_has_an_entry_for_every_number_of_tokens_that_can_be_accepted(
+    num_spec_tokens: int, accepted: tuple[int, ...], histogram: list[int]
+) -> None:
+    stats = SpeculationStats(num_spec_tokens=num_spec_tokens)
+    for number in accepted:
+        stats.record(drafted=number, accepted=number)
+
+    statistics = metrics_block(stats)["speculative_decoding"]
+
+    assert statistics["acceptance_histogram"] == histogram
+    assert statistics["num_spec_tokens"] == len(histogram) - 1
+
+
 def test_speculation_statistics_of_several_choices_are_merged() -> None:
     first, second = SpeculationStats(num_spec_tokens=3), SpeculationStats(num_spec_tokens=5)
     first.record(drafted=3, accepted=1)
@@ -126,7 +148,7 @@ def test_speculation_statistics_of_several_choices_are_merged() -> None:
         "speculative_decoding": {
             "mean_acceptance_length": pytest.approx(1 + 5 / 3, abs=1e-4),
             "draft_acceptance_rate": 0.625,
-            "acceptance_histogram": [1, 1, 0, 0, 1],
+            "acceptance_histogram": [1, 1, 0, 0, 1, 0],
             "num_spec_steps": 3,
             "num_accepted_draft_tokens": 5,
             "num_draft_tokens": 8,

@@ -114,7 +114,7 @@ def test_the_limit_of_a_job_lowers_those_of_its_requests(tokenizer: Tokenizer) -
 
 
 def test_a_prompt_that_fills_the_context_is_refused_with_both_lengths(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequest, match=r"holds 100 tokens.* has 100") as caught:
+    with pytest.raises(InvalidRequest, match=r"maximum context length is 100 tokens.* has 100") as caught:
         complete(tokenizer, prompt="x" * MAX_SEQ_LEN)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
@@ -265,7 +265,14 @@ def test_the_documentation_lists_the_members_without_effect() -> None:
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     section = page.partition("### Members without effect")[2].partition("\n#")[0]
 
-    sets = (without_effect.BODY, without_effect.TOOL_MESSAGE, without_effect.TOOL_CALL, without_effect.JSON_SCHEMA)
+    sets = (
+        without_effect.BODY,
+        without_effect.MESSAGE_BLOCK,
+        without_effect.THINKING_BLOCK,
+        without_effect.TOOL_MESSAGE,
+        without_effect.TOOL_CALL,
+        without_effect.JSON_SCHEMA,
+    )
     listed = [set(re.findall(r"`(\w+)`", line.split("|")[2])) for line in section.splitlines() if line.startswith("| ")]
     assert [names for names in listed if names] == list(map(set, sets))
 

@@ -1,7 +1,6 @@
 """A request's tools are parsed into the input of the chat template and a grammar for calls."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from engine.grammars.grammar import GrammarKind
 from engine.openai.requests import ParsedRequest, parse_chat
 from engine.openai.tool_calls import CallForm
 from engine.tokenizer import Tokenizer
-from tests.engine.openai.tool_model import CITY, make_tool_model, tool
+from tests.engine.openai.tool_model import CITY, answer_with_call, make_tool_model, tool
 from tests.tiny_model import make_tiny_model
 
 
@@ -131,16 +130,70 @@ def test_the_prompt_contains_earlier_calls_and_tool_results(tokenizer: Tokenizer
     assert prompt(tokenizer, parsed).splitlines()[1:] == ['assistant:f({"city": "Paris"})', "tool:mild", "assistant:"]
 
 
-def test_tools_are_refused_if_the_chat_template_does_not_support_them(tmp_path: Path) -> None:
-    plain = Tokenizer.load(make_tiny_model(tmp_path / "model", "llama", num_layers=1))
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A tokenizer whose chat template has no place for tools."""
+    return Tokenizer.load(make_tiny_model(tmp_path_factory.mktemp("plain"), "llama", num_layers=1))
 
-    with pytest.raises(InvalidRequest, match="has no place for tools") as tools:
-        chat(plain, tools=[tool("f")])
-    with pytest.raises(InvalidRequest, match="has no place for tools") as messages:
-        chat(plain, messages=[{"role": "tool", "tool_call_id": "a", "content": "x"}])
 
-    assert (tools.value.param, tools.value.code) == ("tools", "unsupported_parameter")
-    assert messages.value.param == "messages"
+def rendered(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> str:
+    return tokenizer.decode(tokenizer.encode_chat(messages))
+
+
+@pytest.mark.parametrize("call_form", [None, CallForm.LLAMA3_JSON])
+def test_a_template_without_tools_gets_them_as_text_of_the_system_message(
+    plain: Tokenizer, call_form: CallForm | None
+) -> None:
+    user = {"role": "user", "content": "hi"}
+    tools = [tool("f", description="Größe"), tool("g")]
+
+    alone = chat(plain, tools=tools, call_form=call_form, tool_choice="required")
+    beside = chat(plain, tools=tools, messages=[{"role": "system", "content": "Be brief."}, user])
+
+    _, lines = prompt(plain, alone).split("<tools>\n")
+    listed, instruction = lines.split("\n</tools>\n")
+    assert [json.loads(line) for line in listed.splitlines()] == tools
+    block = prompt(plain, alone).removesuffix(rendered(plain, [user]))
+    assert "Be brief.\n\nYou may call functions" in prompt(plain, beside)
+    assert prompt(plain, alone) == rendered(plain, [{"role": "system", "content": text_of_system(block)}, user])
+    assert '<tool_call>\n{"name": FUNCTION' in instruction
+    assert alone.calls is not None
+    assert alone.calls.form is CallForm.HERMES
+    assert structure(alone)["tags"][0]["begin"].startswith("<tool_call>")
+
+
+def text_of_system(block: str) -> str:
+    start = block.index("You may call")
+    return block[start : block.index("</tool_call>", block.index("FUNCTION")) + len("</tool_call>")]
+
+
+def test_a_template_without_tools_gets_calls_and_results_as_messages(plain: Tokenizer) -> None:
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": f'{{"i": {i}}}'}} for i in (1, 2)
+    ]
+    results = [{"role": "tool", "tool_call_id": f"c{i}", "content": f"result {i}"} for i in (1, 2)]
+    user = {"role": "user", "content": "hi"}
+
+    parsed = chat(
+        plain, messages=[user, {"role": "assistant", "content": "Wait.", "tool_calls": calls}, *results, user]
+    )
+
+    assert prompt(plain, parsed) == rendered(
+        plain,
+        [
+            user,
+            {"role": "assistant", "content": "Wait." + "".join(f"\n{answer_with_call({'i': i}, 'f')}" for i in (1, 2))},
+            {
+                "role": "user",
+                "content": "<tool_response>\nresult 1\n</tool_response>\n<tool_response>\nresult 2\n</tool_response>",
+            },
+            user,
+        ],
+    )
+
+
+def test_tool_choice_none_leaves_a_template_without_tools_as_it_is(plain: Tokenizer) -> None:
+    assert chat(plain, tools=[tool("f")], tool_choice="none").prompts == chat(plain).prompts
 
 
 DEEP: Any = {}

@@ -4,6 +4,7 @@ import pytest
 
 from engine.row_invariance import RowInvariance
 from engine.tokenizer import Tokenizer
+from tests.engine.openai.tool_model import make_tool_model
 from tests.engine.server.fake_engine import FakeEngine
 from tests.engine.server.live import serve
 from tests.tiny_model import make_tiny_model
@@ -51,3 +52,15 @@ def test_the_health_check_says_how_weights_are_stored_and_computed(tokenizer: To
         health = live.http.get("/health").json()
 
     assert health["weights"] == {"format": "awq int4", "kernel": "bfloat16 (widened)"}
+
+
+def test_health_says_whether_the_template_has_tools(
+    tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with_tools = Tokenizer.load(make_tool_model(tmp_path_factory.mktemp("tools")))
+    reported = []
+    for one in (tokenizer, with_tools):
+        with serve(FakeEngine(), one) as live:
+            reported.append(live.http.get("/health").json()["tools"])
+
+    assert reported == ["default", "template"]

@@ -74,7 +74,7 @@ def test_after_a_swap_only_the_acceptance_of_the_new_drafter_is_reported(live: L
     assert after["metrics"]["speculative_decoding"] == {
         "mean_acceptance_length": 2.0,
         "draft_acceptance_rate": 0.5,
-        "acceptance_histogram": [0, 3],
+        "acceptance_histogram": [0, 3] + [0] * (engine.drafter.max_depth - 1),
         "num_spec_steps": 3,
         "num_accepted_draft_tokens": 3,
         "num_draft_tokens": 6,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -109,3 +110,20 @@ def test_a_required_call_has_the_same_arguments_through_each_route(live: Live, c
     calls = [call["function"] for call in answer["choices"][0]["message"]["tool_calls"]]
     assert [{"name": c.name, "arguments": c.arguments} for c in response.output if c.type == "function_call"] == calls
     assert calls[0]["name"] == "get_weather"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_message_has_the_tokens_of_the_chat_completion(live: Live, sampling: dict[str, Any], stream: bool) -> None:
+    translated = {"stop_sequences" if name == "stop" else name: value for name, value in sampling.items()}
+    given: dict[str, Any] = {"model": MODEL, "max_tokens": 40, "system": "Count.", "messages": MESSAGES[1:]}
+    given["extra_body"] = {"seed": 3, **translated}
+    with anthropic.Anthropic(base_url=live.url, api_key=TOKEN, max_retries=0) as client:
+        if stream:
+            with client.messages.stream(**given) as events:
+                message = events.get_final_message()
+        else:
+            message = client.messages.create(**given)
+
+    text = "".join(block.text for block in message.content if block.type == "text")
+    assert (text, message.usage.output_tokens) == chat_text(live, **sampling)

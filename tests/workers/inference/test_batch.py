@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.grammars.compiler import GrammarCompiler
 from engine.load import load_engine
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput
 from engine.tokenizer import Tokenizer
@@ -17,6 +18,7 @@ from tests.workers.support import Recorder, chat_row, chat_rows, model_with_anot
 from workers.contracts import BatchSpec, ShardRange
 from workers.failures import InvalidInputError, UserConfigError
 from workers.inference.batch import answer_shards, run_batch
+from workers.inference.rows import InputRow, RowRequest, prepare_row
 
 
 def make_spec(folder: Path, model: Path, rows: Sequence[dict[str, Any]], *shards: tuple[int, int]) -> BatchSpec:
@@ -74,6 +76,29 @@ def test_an_output_row_has_the_fields_of_openais_batch_output(tmp_path: Path, ti
     assert body["usage"]["completion_tokens"] == len(line["completion_token_ids"]) == 24
     assert body["usage"]["prompt_tokens"] == len(line["prompt_token_ids"])
     assert line["finish_reason"] == body["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_row_may_have_a_prediction(tmp_path: Path, tiny_model: Path) -> None:
+    rows = [chat_row("plain", "hi", seed=1, temperature=0)]
+    rows.append(chat_row("predicted", "hi", seed=1, temperature=0, prediction={"type": "content", "content": "hi"}))
+
+    tokenizer = Tokenizer.load(tiny_model)
+    compiler = GrammarCompiler(tokenizer, tokenizer.eos_token_ids, trial_seconds=None)
+
+    (plain, predicted), _ = run(make_spec(tmp_path, tiny_model, rows))
+    prepared = prepare_row(
+        InputRow(number=0, custom_id="predicted", url=rows[1]["url"], body=rows[1]["body"]),
+        tokenizer=tokenizer,
+        grammars=compiler,
+        max_seq_len=256,
+        seed_key="job",
+    )
+
+    assert isinstance(prepared, RowRequest)
+    assert prepared.request.prediction_token_ids == tuple(tokenizer.encode("hi", add_special_tokens=False))
+    assert predicted["completion_token_ids"] == plain["completion_token_ids"]
+    details = predicted["output"]["response"]["body"]["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] + details["rejected_prediction_tokens"] == 2
 
 
 def test_the_completion_token_ids_decode_to_the_text_of_the_answer(tmp_path: Path, tiny_model: Path) -> None:

@@ -78,6 +78,10 @@ def test_a_report_has_every_required_figure_and_counts_all_answers_as_equal(tmp_
     assert report["num_tokens"] == 5 * 12  # the rows ask for 24 tokens, but max_tokens of the evaluation is 12
     assert [point["concurrency"] for point in report["concurrencies"]] == [1, 4]
     assert report["speedup"] == report["concurrencies"][0]["speedup"]
+    (phase,), (context,) = report["by_phase"], report["by_context"]
+    assert (phase["phase"], context["context_from"], context["context_to"]) == ("answering", 0, 512)
+    assert phase["acceptance_length"] == context["acceptance_length"] == report["acceptance_length"]
+    assert phase["decode_tokens_per_second_plain"] > 0 < phase["decode_tokens_per_second_speculative"]
 
 
 def test_the_plot_is_written_as_png_and_svg(tmp_path: Path, tiny_model: Path) -> None:

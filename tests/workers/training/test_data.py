@@ -59,6 +59,26 @@ def test_a_corpus_counts_cut_answers_and_leaves_out_answers_of_one_token(tmp_pat
     assert corpus.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def test_cut_answers_are_dropped_on_request_and_counted_by_where_they_were_cut(tmp_path: Path) -> None:
+    rows = token_rows([[5, 6, 7]] * 14)  # their finish reason is "length"
+    for row in rows[:9]:
+        row["finish_reason"] = "stop"
+    rows[0]["cut"] = {"within": "trace", "continued": True}  # it ended after its continuation
+    rows[9]["cut"] = rows[10]["cut"] = {"within": "trace", "continued": False}
+    rows[11]["cut"] = {"within": "answer", "continued": True}
+    path = write_lines(tmp_path / "tokens.jsonl", rows)
+
+    kept = read_corpus([path], validation_fraction=0.1)
+    dropped = read_corpus([path], validation_fraction=0.1, drop_cut_answers=True)
+
+    assert (kept.num_cut_by_length, kept.num_cut_in_trace, kept.num_dropped) == (5, 2, 0)
+    assert (dropped.num_cut_by_length, dropped.num_cut_in_trace, dropped.num_dropped) == (0, 0, 5)
+    assert len(dropped.train) + len(dropped.validation) == 9
+    path = write_lines(tmp_path / "short.jsonl", rows[2:])
+    with pytest.raises(InvalidInputError, match="got 7, because on_truncation drops 5 that the length limit ended"):
+        read_corpus([path], validation_fraction=0.1, drop_cut_answers=True)
+
+
 def test_the_error_for_an_invalid_line_names_the_line(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "tokens.jsonl", [*token_rows([[5, 6]] * 9), {"custom_id": "x"}])
     with pytest.raises(InvalidInputError, match=r"tokens\.jsonl:10: need custom_id"):

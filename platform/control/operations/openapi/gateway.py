@@ -45,24 +45,49 @@ class Response(ResponseModel):
     output: list[Any]
 
 
+class Message(ResponseModel):
+    """Anthropic's message with two more members, `seed` and `metrics.speculative_decoding`."""
+
+    model_config = {"extra": "allow"}
+
+    id: str
+    type: str
+    role: str
+    model: str
+    content: list[Any]
+
+
+class MessageError(ResponseModel):
+    """Anthropic's error, whose object has the members of ours."""
+
+    model_config = {"extra": "allow"}
+
+    error: dict[str, Any]
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "/v1/chat/completions": Operation(id="chat.completions.create", response=Completion, also=EVENTS),
     "/v1/completions": Operation(id="completions.create", response=Completion, also=EVENTS),
     "/v1/responses": Operation(id="responses.create", response=Response, also=EVENTS),
+    "/v1/messages": Operation(id="messages.create", response=Message, also=EVENTS),
     "/v1/audit": Operation(id="audits.create", response=Audit),
 }
 _MEMBERS = {  # the required members besides `model`
     "/v1/chat/completions": ("messages",),
     "/v1/completions": ("prompt",),
     "/v1/responses": ("input",),
+    "/v1/messages": ("messages", "max_tokens"),
     "/v1/audit": ("request", "response"),
 }
-_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+_ERRORS = {"/v1/messages": MessageError.__name__}  # "Error" for the other paths
 
 
 def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
     """Hook of drf-spectacular. Describes the body loosely, because the gateway forwards it to the engine unchanged."""
+    result["components"]["schemas"][MessageError.__name__] = model_json_schema(MessageError)
     for path, operation in OPERATIONS.items():
+        error_schema = {"$ref": f"#/components/schemas/{_ERRORS.get(path, 'Error')}"}
+        error: dict[str, Any] = {"application/json": {"schema": error_schema}}
         result["components"]["schemas"][operation.response.__name__] = model_json_schema(operation.response)
         members = _MEMBERS[path]
         body = {
@@ -87,7 +112,7 @@ def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
                         "content": content,
                         "description": "With `stream`, server-sent events." if EVENTS in content else "The verdict.",
                     },
-                    **{status: {"content": _ERROR, "description": text} for status, text in FAILURES.items()},
+                    **{status: {"content": error, "description": text} for status, text in FAILURES.items()},
                 },
             }
         }

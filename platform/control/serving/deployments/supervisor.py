@@ -35,6 +35,7 @@ from control.serving.deployments import observations
 from control.serving.deployments.devices import NoFreeDevice, device_for_engine
 from control.serving.deployments.health import HealthWatch, engine_client
 from control.serving.deployments.launcher import LaunchError, launch, stage
+from control.serving.deployments.leftovers import delete, hide_unused
 from control.serving.deployments.measuring import CounterSampler
 from control.serving.deployments.metering import endpoint_meter
 from control.serving.deployments.models import Deployment
@@ -58,6 +59,7 @@ class SupervisorTimings:
     drain_seconds: float = 60.0  # between SIGTERM and SIGKILL
     failures_to_degrade: int = 3
     sample_seconds: float = 30.0  # between two reads of an engine's counters
+    tidy_seconds: float = 60.0  # between two deletions of the files of deployments that have ended
 
 
 @dataclass(slots=True)
@@ -105,6 +107,7 @@ class Supervisor:
         self._staging_pool = StagingPool()
         self._probe_pool = ThreadPoolExecutor(max_workers=NUM_PROBE_THREADS, thread_name_prefix="probe")
         self._engine_client = engine_client()
+        self._tidy_at = 0.0  # of the monotonic clock
 
     def kill_strays(self) -> None:
         """Kills endpoint processes that belong to a deployment but are not the process in its row.
@@ -138,6 +141,9 @@ class Supervisor:
         wanted = {(deployment.pk, deployment.generation) for deployment in rows}
         for key in self._staging.keys() - wanted:
             self._staging.pop(key).cancel()
+        if time.monotonic() >= self._tidy_at:
+            self._tidy_at = time.monotonic() + self.timings.tidy_seconds
+            self._probe_pool.submit(delete, hide_unused(self.config, {deployment.pk for deployment in rows}))
 
     def reap(self) -> None:
         """Collects the exit codes of children that are no longer watched, so that they do not stay zombies."""

@@ -17,6 +17,7 @@ from typing import Any, Self
 from control.core.api import strict_json
 from control.serving.gateway.wire import WIRES
 
+_TOOL_TYPES = ("function_call", "function_call_output", "tool_use", "tool_result")
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the most tokens of an answer
 
 
@@ -119,18 +120,20 @@ def _most_text_bytes(raw: bytes) -> int:
 
 
 def _messages(body: Mapping[str, Any]) -> list[Any]:
-    """Returns the messages of a chat completion, or the items of a response, including instructions and a text."""
-    given = body.get("input")
-    texts = [text for text in (body.get("instructions"), given) if isinstance(text, str)]
-    return texts + _items(body.get("messages")) + _items(given)
+    """Returns the messages of a request, or the items of a response, including instructions and a text."""
+    given, system = body.get("input"), body.get("system")
+    texts = [text for text in (body.get("instructions"), given, system) if isinstance(text, str)]
+    return texts + _items(system) + _items(body.get("messages")) + _items(given)
 
 
 def _parts(message: object) -> list[Any]:
-    return _items(_member(message, "content")) + _items(_member(message, "output"))
+    parts = _items(_member(message, "content")) + _items(_member(message, "output"))
+    return parts + [inner for part in parts for inner in _items(_member(part, "content"))]
 
 
 def _mentions_tools(message: object) -> bool:
-    return bool(_member(message, "tool_calls")) or _member(message, "type") in ("function_call", "function_call_output")
+    blocks = [message, *_items(_member(message, "content"))]
+    return bool(_member(message, "tool_calls")) or any(_member(block, "type") in _TOOL_TYPES for block in blocks)
 
 
 def _items(value: object) -> list[Any]:

@@ -70,8 +70,11 @@ async def metered(
 def _counts(usage: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Returns the tokens of the prompt, of the answer, and those of the prompt that were cached.
 
-    Chat completions have the first shape and the Responses API the second one.
+    The Messages API has the first shape, chat completions the second and the Responses API the third one.
     """
+    if "cache_read_input_tokens" in usage:
+        cached = usage["cache_read_input_tokens"]
+        return usage["input_tokens"] + cached, usage["output_tokens"], cached
     for prompt, answer in (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens")):
         if prompt in usage:
             details = usage.get(f"{prompt}_details") or {}

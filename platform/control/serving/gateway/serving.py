@@ -16,14 +16,14 @@ from functools import partial
 from typing import Any, Protocol
 
 import structlog
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.utils import timezone
 from opentelemetry.trace import Span, SpanKind
 
 from control.billing.spending.reservations import spend_reserve
 from control.billing.usage.services import Tokens
-from control.core.api.errors import ApiError, error_response
+from control.core.api.errors import ApiError
 from control.core.api.request_id import request_id
 from control.core.observability import metrics, tracing
 from control.serving.captures.services import MAX_BODY_BYTES
@@ -82,7 +82,8 @@ async def serve(request: HttpRequest, backend: Backend) -> HttpResponseBase:
             until_complete.enter_context(requests.one_more(key.organization_id))
             return await _serve(request, raw, backend, key, until_complete)
     except ApiError as error:
-        return error_response(error)
+        body = WIRES[request.path].error_body(error.body()["error"], status=error.status)
+        return JsonResponse(body, status=error.status, headers=error.headers)
 
 
 async def _serve(

@@ -16,9 +16,19 @@ class Wire:
     has_usage_option: bool = False  # whether streams have OpenAI's `stream_options`; if not, usage comes in comments
     is_captured: bool = False  # whether a batch can answer the same body
     is_audit: bool = False  # of an answer
+    is_anthropics: bool = False  # whether errors have Anthropic's shape
+
+    def error_body(self, error: Mapping[str, Any], *, status: int | None = None) -> dict[str, Any]:
+        """Args: error: OpenAI's error object. status: of the response; None: the error is an event of a stream."""
+        if not self.is_anthropics:
+            return {"error": error}
+        kind = "api_error" if error["type"] == "server_error" else error["type"]
+        return {"type": "error", "error": {**error, "type": _ANTHROPICS_TYPES.get(status, kind)}}
 
     def error_event(self, error: Mapping[str, Any]) -> bytes:
         """Returns the last event of a stream that cannot be completed. Args: error: OpenAI's error object."""
+        if self.is_anthropics:
+            return b"event: error\n" + _event(self.error_body(error))
         if self.has_usage_option:
             return _event({"error": error})
         # A client of the Responses API expects the members of the error at the top level as well.
@@ -26,6 +36,12 @@ class Wire:
         return b"event: error\n" + _event({"type": "error", "sequence_number": 0, **members, "error": error})
 
 
+_ANTHROPICS_TYPES: Mapping[int | None, str] = {
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _CHUNKS = (b"data: [DONE]", b'data: {"error"')
 _RESPONSE_EVENTS = (
     b"event: response.completed\n",
@@ -33,12 +49,14 @@ _RESPONSE_EVENTS = (
     b"event: response.failed\n",
     b"event: error\n",
 )
+_MESSAGE_EVENTS = (b"event: message_stop\n", b"event: error\n")
 WIRES: Mapping[str, Wire] = {
     wire.path: wire
     for wire in (
         Wire(path="/v1/chat/completions", last_events=_CHUNKS, has_usage_option=True, is_captured=True),
         Wire(path="/v1/completions", last_events=_CHUNKS, has_usage_option=True, is_captured=True),
         Wire(path="/v1/responses", last_events=_RESPONSE_EVENTS),
+        Wire(path="/v1/messages", last_events=_MESSAGE_EVENTS, is_anthropics=True),
         Wire(path="/v1/audit", is_audit=True),  # has no streams
     )
 }

@@ -19,16 +19,20 @@ from control.tenants.row_security.scope import Across, across_tenants, set_reque
 
 def authenticate_request(request: HttpRequest) -> ApiKey:
     """Authenticates and counts a request. Raises: ApiError: 401; 429, the organization has reached its rate limit."""
-    key = key_of(request.headers.get("Authorization", ""))
+    key = key_of(request.headers.get("Authorization", ""), request.headers.get("x-api-key", ""))
     enter_organization(key)
     request.META[KEY_META] = key
     request_count(request, key.organization)
     return key
 
 
-def key_of(authorization: str) -> ApiKey:
-    """Reads the key, its organization and the organization's limits in one query. Raises: ApiError: 401."""
-    scheme, _, token = authorization.partition(" ")
+def key_of(authorization: str, api_key: str = "") -> ApiKey:
+    """Reads the key, its organization and the organization's limits in one query.
+
+    Args: api_key: the header `x-api-key` of Anthropic's clients, which counts if there is no Authorization header.
+    Raises: ApiError: 401.
+    """
+    scheme, _, token = (authorization or f"Bearer {api_key}").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise ApiError(
             401,

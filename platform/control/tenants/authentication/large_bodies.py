@@ -24,7 +24,7 @@ def caller_check(scope: MutableMapping[str, Any]) -> None:
     headers = {name: value.decode("latin1") for name, value in scope["headers"]}
     try:
         if not scope["path"].startswith("/admin/"):
-            key_of(headers.get(b"authorization", ""))
+            key_of(headers.get(b"authorization", ""), headers.get(b"x-api-key", ""))
         elif not _is_signed_in(headers.get(b"cookie", "")):
             raise ApiError(401, "Sign in before you upload a file.", "not_signed_in")
     except (OperationalError, InterfaceError) as error:

@@ -68,6 +68,7 @@ def batch_assemble(*, batch: Batch, final: Final, error: Mapping[str, Any] | Non
             "unanswered": unanswered,
             "errors_by_code": results.errors_by_code,
             "usage": results.usage,
+            "truncated": results.truncated,
             "errors": errors,
             "num_errors": len(errors or ()),
         }

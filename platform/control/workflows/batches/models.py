@@ -23,6 +23,11 @@ class Batch(ProjectObject):
         CANCELLING = "cancelling"
         CANCELLED = "cancelled"
 
+    class OnTruncation(models.TextChoices):
+        KEEP = "keep"
+        DROP = "drop"
+        CONTINUE = "continue"
+
     id = models.CharField(primary_key=True, max_length=40, default=batch_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="batches")
     job = models.OneToOneField(Job, on_delete=models.PROTECT, related_name="batch")
@@ -62,6 +67,19 @@ class Batch(ProjectObject):
     failed = models.PositiveIntegerField(default=0)
     unanswered = models.PositiveIntegerField(
         default=0, help_text="Number of rows that were not run, because the batch was cancelled or expired."
+    )
+    on_truncation = models.CharField(
+        max_length=8,
+        choices=OnTruncation.choices,
+        default=OnTruncation.KEEP,
+        db_default=OnTruncation.KEEP,
+        help_text="What happens to answers that reach the length limits of their rows, if they are training data.",
+    )
+    max_continued_tokens = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Limit of a continued answer in all; null: the context."
+    )
+    truncated = models.JSONField(
+        null=True, blank=True, help_text="Number of these answers: in_trace, in_answer, continued, unfinished."
     )
     errors_by_code = models.JSONField(default=dict, blank=True, help_text="Number of rows of the error file by code.")
     has_working_files = models.BooleanField(

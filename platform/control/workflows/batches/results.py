@@ -33,7 +33,7 @@ class ResultsError(Exception):
 class ResultFiles:
     output: StagedWriter  # OpenAI's output rows
     errors: StagedWriter  # OpenAI's error rows: rows that were refused, failed or never ran
-    tokens: StagedWriter  # {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}
+    tokens: StagedWriter  # {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}, and any "cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Results:
     unanswered: int  # rows whose shard has no winner
     errors_by_code: dict[str, int]  # of all lines in `ResultFiles.errors`
     usage: dict[str, int]  # input_tokens, output_tokens, total_tokens
+    truncated: dict[str, int]  # answers that reached the length limits of their rows, as in `Batch.truncated`
 
 
 def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | None) -> Results:
@@ -54,6 +55,7 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
     """
     completed, num_unanswered, num_rows = 0, 0, 0
     codes: Counter[str] = Counter()
+    truncated = Counter(dict.fromkeys(("in_trace", "in_answer", "continued", "unfinished"), 0))
     usage = Counter(dict.fromkeys(_USAGE, 0))
     rows = read_json_lines(batch.job.params["rows_key"])
     for shard in JobShard.objects.filter(job_id=batch.job_id).order_by("row_from"):
@@ -68,7 +70,9 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
         for row in range(shard.row_from, shard.row_to):
             custom_id = _next(rows, f"rows.jsonl of batch {batch.pk} ends before row {row}")["custom_id"]
             if entries is not None:
-                code = _copy(_checked(entries, shard, row, custom_id), files)
+                entry = _checked(entries, shard, row, custom_id)
+                code = _copy(entry, files)
+                truncated.update(_cuts(entry))
                 completed += code is None
                 codes.update(() if code is None else (code,))
             elif reason is not None:
@@ -84,7 +88,13 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
         num_rows = shard.row_to
     if num_rows != batch.total:
         raise ResultsError(f"batch {batch.pk}: shards must cover {batch.total} rows, got {num_rows}")
-    return Results(completed=completed, unanswered=num_unanswered, errors_by_code=dict(codes), usage=dict(usage))
+    return Results(
+        completed=completed,
+        unanswered=num_unanswered,
+        errors_by_code=dict(codes),
+        usage=dict(usage),
+        truncated=dict(truncated),
+    )
 
 
 def _is_intact(shard: JobShard) -> bool:
@@ -133,9 +143,21 @@ def _copy(entry: dict[str, Any], files: ResultFiles) -> str | None:
         files.errors.write(json_line(entry["output"]))
         return _code(entry["output"])
     files.output.write(json_line(entry["output"]))
-    tokens = ("custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason")
-    files.tokens.write(json_line({name: entry[name] for name in tokens}))
+    tokens = {name: entry[name] for name in ("custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason")}
+    files.tokens.write(json_line(tokens | ({"cut": entry["cut"]} if entry.get("cut") else {})))
     return None
+
+
+def _cuts(entry: dict[str, Any]) -> dict[str, int]:
+    """Returns what the entry adds to `Results.truncated`. Entries of older workers do not say where the cut was."""
+    cut = entry.get("cut")
+    if cut is None:
+        return {"unfinished": int(entry.get("finish_reason") == "length")}
+    return {
+        f"in_{cut['within']}": 1,
+        "continued": int(cut["continued"]),
+        "unfinished": int(entry["finish_reason"] == "length"),
+    }
 
 
 def _code(output: dict[str, Any]) -> str:

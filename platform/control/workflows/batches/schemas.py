@@ -95,6 +95,23 @@ class BatchUsage(ResponseModel):
         )
 
 
+class Truncated(ResponseModel):
+    """Answers that reached the length limits of their rows; they are counted when the batch has ended."""
+
+    in_trace: int = Field(description="The limit was within the trace of a reasoning model.")
+    in_answer: int = Field(description="The limit was in the answer itself.")
+    continued: int = Field(description="Of these, the answers that were continued past the limit.")
+    unfinished: int = Field(description="Of these, the answers that have no end.")
+    dropped: int = Field(description="Of the unfinished answers, those that training leaves out.")
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self | None:
+        if batch.truncated is None:
+            return None
+        drops = batch.on_truncation == Batch.OnTruncation.DROP
+        return cls(**batch.truncated, dropped=batch.truncated["unfinished"] if drops else 0)
+
+
 class BatchObject(ResponseModel):
     id: str
     object: Literal["batch"] = "batch"
@@ -130,6 +147,7 @@ class BatchObject(ResponseModel):
     errors_by_code: SkipValidation[dict[str, int]] = Field(
         description="Our addition: the number of rows in the error file, by error code."
     )
+    truncated: Truncated | None = Field(description="Our addition. Null until the batch has ended.")
     warnings: SkipValidation[list[Any]] = Field(
         description="Our addition: problems in the input file that do not prevent the batch from running."
     )
@@ -147,4 +165,5 @@ class BatchObject(ResponseModel):
             cost=Amount.of(batch.cost_nanousd),
             resumed_from=batch.resumed_from_id,
             rows_copied=batch.copied,
+            truncated=Truncated.of(batch),
         )

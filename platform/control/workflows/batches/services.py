@@ -53,12 +53,15 @@ def batch_create(
     model: str | None = None,
     output_expires_after: dt.timedelta | None = None,
     quote: Quote | None = None,
+    on_truncation: str = Batch.OnTruncation.KEEP,
+    max_continued_tokens: int | None = None,
 ) -> Batch:
     """Queues a batch. The content of the file is validated later; if it is invalid, the batch becomes `failed`.
 
     Args:
         model: name of the base model for rows with an empty `body.model`. If given, no row may name another model.
         quote: the quote whose cap pauses the batch.
+        on_truncation, max_continued_tokens: as in `DistillationOptions`, which has checked them.
     Raises: ApiError: 400 or 404, the request itself is invalid; 403, the model has no price.
     """
     if endpoint not in ENDPOINTS:
@@ -82,6 +85,8 @@ def batch_create(
         metadata=dict(metadata or {}),
         output_expires_after=output_expires_after,
         quote=quote,
+        on_truncation=on_truncation,
+        max_continued_tokens=max_continued_tokens,
     )
 
 
@@ -121,6 +126,8 @@ def batch_resume(*, batch: Batch) -> Batch:
         metadata=batch.metadata,
         output_expires_after=batch.output_expires_after,
         quote=batch.quote,
+        on_truncation=batch.on_truncation,
+        max_continued_tokens=batch.max_continued_tokens,
         resumed_from=batch,
     )
 

@@ -13,13 +13,19 @@ from control.workflows.quotes.selectors import quote_get, quotes_list
 
 
 def create_from(organization: Organization, body: DistillationInput) -> Distillation:
-    """Raises: ApiError: 404, no such model, file or quote; otherwise as `distillation_create`."""
+    """
+    Raises: ApiError: 400, an option has no effect; 404, no such model, file or quote; otherwise as
+        `distillation_create`.
+    """
+    body.check()
     return distillation_create(
         organization=organization,
         base_model=base_model_get(organization, body.model),
         prompts_file=file_get(organization, body.prompts_file, param="prompts_file"),
         quote=None if body.quote_id is None else quote_get(organization, body.quote_id),
         metadata=body.metadata,
+        on_truncation=body.on_truncation,
+        max_continued_tokens=body.max_continued_tokens,
     )
 
 

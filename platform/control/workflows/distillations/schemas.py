@@ -5,15 +5,37 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SkipValidation
 
 from control.billing.usage.schemas import Amount
+from control.core.api.errors import ApiError
 from control.core.api.metadata import Metadata
-from control.core.api.schemas import OneOf, RequestModel, ResponseModel, Text, Unix
+from control.core.api.schemas import IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.queue.jobs.schemas import Paused
 from control.workflows.batches.models import Batch
-from control.workflows.batches.schemas import BatchObject, BatchUsage, LineErrors, RequestCounts
+from control.workflows.batches.schemas import BatchObject, BatchUsage, LineErrors, RequestCounts, Truncated
 from control.workflows.distillations.models import Distillation
 
 
-class DistillationInput(RequestModel):
+class DistillationOptions(RequestModel):
+    """What happens to answers that reach the length limits of their rows."""
+
+    on_truncation: Annotated[str, OneOf(Batch.OnTruncation)] = Field(
+        default=Batch.OnTruncation.KEEP.value,
+        description="`keep`: training uses them without an end. `drop`: training leaves them out. `continue`: they go "
+        "on as one longer request would; those that still have no end are kept.",
+    )
+    max_continued_tokens: Annotated[int, IntRange(1, 1 << 24)] | None = Field(
+        default=None,
+        description="Limit of a continued answer in all, trace included. It does not lower the limits of rows. Null: "
+        "the context. Only with `on_truncation: continue`.",
+    )
+
+    def check(self, param: str = "max_continued_tokens") -> None:
+        """Raises: ApiError: 400, the limit would have no effect."""
+        if self.max_continued_tokens is not None and self.on_truncation != Batch.OnTruncation.CONTINUE:
+            message = f"{param} needs on_truncation 'continue', got {self.on_truncation!r}"
+            raise ApiError(400, message, "invalid_value", param)
+
+
+class DistillationInput(DistillationOptions):
     model: Annotated[str, Text(120)]
     prompts_file: Annotated[str, Text(80)]
     quote_id: Annotated[str, Text(40)] | None = None
@@ -30,6 +52,9 @@ class DistillationObject(ResponseModel):
     errors: LineErrors | None
     output_file_id: str | None
     error_file_id: str | None
+    on_truncation: Annotated[str, OneOf(Batch.OnTruncation)]
+    max_continued_tokens: int | None
+    truncated: Truncated | None = Field(description="Null until the batch has ended.")
     request_counts: RequestCounts
     usage: BatchUsage
     paused: SkipValidation[Paused | None]
@@ -48,6 +73,8 @@ class DistillationObject(ResponseModel):
             id=distillation.pk,
             prompts_file=batch.input_file_id,
             batch_id=batch.id,
+            on_truncation=distillation.batch.on_truncation,
+            max_continued_tokens=distillation.batch.max_continued_tokens,
             is_trainable=bool(distillation.batch.tokens_key),
             created_at=distillation.created_at,
         )

@@ -8,6 +8,7 @@ from control.data.files.models import File
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
+from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_cancel, batch_create
 from control.workflows.distillations.models import Distillation
 from control.workflows.prompt_files.held_out import endpoint_of
@@ -22,6 +23,8 @@ def distillation_create(
     prompts_file: File,
     quote: Quote | None = None,
     metadata: Mapping[str, str] | None = None,
+    on_truncation: str = Batch.OnTruncation.KEEP,
+    max_continued_tokens: int | None = None,
 ) -> Distillation:
     """Lets the model answer the prompts and keeps the token ids. Raises: ApiError: as `batch_create`."""
     if prompts_file.purpose != File.Purpose.BATCH:
@@ -36,6 +39,8 @@ def distillation_create(
             model=base_model.name,
             metadata=metadata,
             quote=quote,
+            on_truncation=on_truncation,
+            max_continued_tokens=max_continued_tokens,
         )
         distillation = Distillation.objects.create(organization=organization, batch=batch)
         audit_record("distillation.create", distillation)

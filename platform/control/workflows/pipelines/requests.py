@@ -46,6 +46,11 @@ def _check_prompts(body: PipelineRequest) -> None:
     if body.distillation_id is not None and body.held_out_file is None:
         message = "held_out_file is required with distillation_id: training uses all prompts of a distillation"
         raise ApiError(400, message, "missing_required_parameter", "held_out_file")
+    if body.distillation_id is not None and body.distillation is not None:
+        message = "distillation cannot be given together with distillation_id, whose answers exist already"
+        raise ApiError(400, message, "invalid_value", "distillation")
+    if body.distillation is not None:
+        body.distillation.check("distillation.max_continued_tokens")
     if body.held_out_file is not None and body.held_out is not None:
         message = "held_out splits rows off prompts_file; it cannot be given together with held_out_file"
         raise ApiError(400, message, "invalid_value", "held_out")

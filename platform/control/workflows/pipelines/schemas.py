@@ -8,6 +8,7 @@ from control.billing.usage.schemas import Amount
 from control.core.api.schemas import Failure, Figures, OneOf, RequestModel, ResponseModel, Unix
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Paused, Progress
+from control.workflows.distillations.schemas import DistillationOptions
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
 from control.workflows.pipelines.state import ACTIVE, STAGES, Status
 
@@ -50,6 +51,7 @@ class PipelineRequest(RequestModel, strict=True):
     distillation_id: str | None = None  # a distillation whose answers are used; instead of prompts_file
     held_out_file: str | None = None
     held_out: Annotated[int, Field(ge=1)] | None = None  # number of prompts to hold out; only without held_out_file
+    distillation: DistillationOptions | None = None  # only with prompts_file
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     gate: Gate = Gate()
@@ -116,6 +118,9 @@ class PipelineObject(ResponseModel):
     held_out_file: str
     held_out_duplicates: int = Field(
         description="Rows of your `held_out_file` that are left out because their prompts are training prompts."
+    )
+    distillation: SkipValidation[Figures | None] = Field(
+        description="How the prompts are answered: `on_truncation`, `max_continued_tokens`."
     )
     training: SkipValidation[Figures]
     evaluation: SkipValidation[Figures]

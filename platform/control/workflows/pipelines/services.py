@@ -97,6 +97,7 @@ def _pipeline_start(*, organization: Organization, request: PipelineRequest, **v
     pipeline = Pipeline.objects.create(
         organization=organization,
         name=request.name,
+        distillation=None if request.distillation is None else request.distillation.model_dump(),
         training=request.training.model_dump(),
         evaluation=request.evaluation.model_dump(),
         gate=request.gate.model_dump(),

@@ -105,6 +105,7 @@ def _make_batch(pipeline: Pipeline, *, endpoint: str | None = None) -> dict[str,
         model=pipeline.base_model.name,
         metadata={"pipeline": pipeline.pk},
         quote=pipeline.quote,
+        **(pipeline.distillation or {}),
     )
     return {"batch": batch}
 
@@ -140,6 +141,7 @@ def _make_training(pipeline: Pipeline) -> dict[str, Any]:
         "seed": hyperparameters.pop("seed", 0),
         "initial_speculator_id": initial,
         "hyperparameters": hyperparameters,
+        "drop_cut_answers": pipeline.batch.on_truncation == Batch.OnTruncation.DROP,
     }
     job = job_submit(organization=pipeline.organization, kind=Job.Kind.TRAINING, params=params, is_continuation=True)
     return {"training_job": job, "speculator": speculator}

@@ -191,6 +191,8 @@ def test_a_speculators_report_is_shown_as_a_table(operator: Client) -> None:
         "acceptance_length": 2.1234567,
         "outputs_equal": 32,
         "concurrencies": [{"concurrency": 4, "speedup": 1.4444444, "repeats": [{"nested": 1}]}],
+        "by_phase": [{"decode_speedup": None, "phase": "thinking"}, {"decode_speedup": 1.75, "phase": "answering"}],
+        "by_context": [{"passes": 7, "context_to": 2048, "context_from": 512}],
     }
     speculator = make_speculator(make_base_model(), make_organization(), report=report, plot_key="plots/one.png")
 
@@ -198,6 +200,9 @@ def test_a_speculators_report_is_shown_as_a_table(operator: Client) -> None:
 
     assert "<td>acceptance length</td><td>2.123</td>" in text
     assert "<td>4</td><td>1.444</td>" in text
+    assert "<td>thinking</td><td>–</td>" in text
+    assert "<td>answering</td><td>1.75</td>" in text
+    assert "<td>512</td><td>2,048</td><td>7</td>" in text
     assert f'src="/admin/speculators/{speculator.pk}/plot"' in text
 
 

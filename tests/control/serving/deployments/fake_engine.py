@@ -38,7 +38,15 @@ def usage(num_tokens: int) -> dict[str, Any]:
     return {"prompt_tokens": 7, "completion_tokens": num_tokens, "prompt_tokens_details": details}
 
 
-RESPONSE_USAGE = {"input_tokens": 7, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}
+# Routes whose usage comes in comments: the usage of an answer with 2 tokens, and the events of a stream.
+USAGES = {
+    "/v1/responses": {"input_tokens": 7, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}},
+    "/v1/messages": {"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": 4},
+}
+EVENTS = {
+    "/v1/responses": ("response.created", "response.output_text.delta", "response.completed"),
+    "/v1/messages": ("message_start", "content_block_delta", "message_stop"),
+}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -72,7 +80,7 @@ class Handler(BaseHTTPRequestHandler):
         if content == "refuse":
             error = {"message": "too long", "type": "invalid_request_error", "param": "messages", "code": "too_long"}
             self._send_json(400, {"error": error})
-        elif body.get("stream") and self.path == "/v1/responses":
+        elif body.get("stream") and self.path in EVENTS:
             self._stream_with_comments(content)
         elif body.get("stream"):
             self._stream(content, body.get("stream_options") or {})
@@ -86,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
                 "pid": os.getpid(),
                 "memory": self.headers.get("x-slipstream-memory"),
             }
-            self._send_json(200, body_sent | {"usage": usage(2) if self.path != "/v1/responses" else RESPONSE_USAGE})
+            self._send_json(200, body_sent | {"usage": USAGES.get(self.path) or usage(2)})
 
     def _stream(self, content: str, options: dict[str, Any]) -> None:
         """Sends two events. They contain the usage if the request's options ask for it, as in the engine."""
@@ -115,15 +123,15 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _stream_with_comments(self, content: str) -> None:
-        """Sends the events of the Responses API, with the usage in comments if the gateway asks for it."""
+        """Sends the events of the route, with the usage in comments if the gateway asks for it."""
         self._begin_stream()
         has_comments = "x-slipstream-usage" in self.headers
-        kinds = ["response.created", "response.output_text.delta", "response.output_text.delta", "response.completed"]
-        for number, kind in enumerate(kinds):
-            if kind == "response.completed" and content == "die":
+        first, delta, last = EVENTS[self.path]
+        for number, kind in enumerate((first, delta, delta, last)):
+            if kind == last and content == "die":
                 self.wfile.flush()
                 os._exit(1)
-            if kind == "response.completed" and content == "linger":
+            if kind == last and content == "linger":
                 self._linger()
             if has_comments:
                 self.wfile.write(f': {{"usage":{json.dumps(usage(min(number, 2)))}}}\n'.encode())

@@ -17,6 +17,7 @@ from tests.control.serving.deployments.support import (
     tick_until,
     tick_until_state,
 )
+from tests.engine.server.live import wait_until
 
 
 def test_the_model_of_a_running_engine_is_kept_until_the_engine_has_ended(supervisor: Supervisor) -> None:
@@ -36,9 +37,13 @@ def test_the_model_of_a_running_engine_is_kept_until_the_engine_has_ended(superv
     engine = identity_of(deployment)
     engine.kill()
     tick_until(supervisor, lambda: not engine.is_alive())
-    os.utime(lock, (0, 0))
-    model_copies_limit(config)
-    assert not folder.exists()
+
+    def is_deleted() -> bool:  # the lock is free when the last thread of the killed process has ended
+        os.utime(lock, (0, 0))
+        model_copies_limit(config)
+        return not folder.exists()
+
+    wait_until(is_deleted)
 
 
 def test_a_model_that_is_deleted_before_the_launch_is_reported(supervisor: Supervisor) -> None:

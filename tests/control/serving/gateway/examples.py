@@ -14,4 +14,8 @@ BODIES: Bodies = {
         lambda world: {"model": "nothing", "request": {"prompt": "x"}, "response": {}}, {"model": "deployment_name"}
     ),
     "POST /v1/responses": Body(lambda world: {"model": "nothing", "input": "x"}, {"model": "deployment_name"}),
+    "POST /v1/messages": Body(
+        lambda world: {"model": "nothing", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+        {"model": "deployment_name"},
+    ),
 }

@@ -10,7 +10,7 @@ from tests.control.factories import make_key
 from tests.control.routes import Route, api_routes
 
 # Views that are functions cannot declare a scope.
-SCOPE_OF_FUNCTION = {"chat_completions": INFERENCE, "completions": INFERENCE}
+SCOPE_OF_FUNCTION = {"generate": INFERENCE}
 ROUTES = api_routes()
 OPERATIONS = [pytest.param(route, method, id=f"{method} {route.path}") for route in ROUTES for method in route.methods]
 

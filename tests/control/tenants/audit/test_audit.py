@@ -12,6 +12,7 @@ from control.core.storage.staging import staged_writer
 from control.data.uploads.services import part_add
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_stop
+from control.serving.gateway.wire import WIRES
 from control.tenants.accounts.models import ApiKey, Organization, User
 from control.tenants.audit.models import AuditEvent
 from control.workflows.batches.assemble import batch_assemble
@@ -26,14 +27,13 @@ from tests.control.world import World
 pytestmark = pytest.mark.django_db
 
 # These routes send prompts to an engine and change no row that is audited.
-GATEWAY = ("/v1/chat/completions", "/v1/completions", "/v1/audit")
 # These routes need the files of a speculator; tests/control/workflows/speculators tests their events.
 EXCHANGES = ("/v1/speculators", "/v1/speculators/{speculator_id}/export")
 OPERATIONS = [
     pytest.param(route, method, id=f"{method} {route.path}")
     for route in api_routes()
     for method in route.methods
-    if method != "GET" and route.path not in (*GATEWAY, *EXCHANGES)
+    if method != "GET" and route.path not in (*WIRES, *EXCHANGES)
 ]
 
 

@@ -312,3 +312,27 @@ def test_the_first_shards_are_small_so_that_progress_is_committed_early(
 
     shards = JobShard.objects.filter(job=batch.job).order_by("shard_no").values_list("row_from", "row_to")
     assert list(shards) == [(0, 4), (4, 12), (12, 28), (28, 44), (44, 50)]
+
+
+def test_answers_that_reached_the_limits_of_their_rows_are_counted_and_keep_where_the_limit_was(
+    client: Client, organization: Organization, tmp_path: Path
+) -> None:
+    def cut(row: int, within: str, *, continued: bool = False, finish_reason: str = "length") -> dict[str, Any]:
+        where = {"within": within, "continued": continued}
+        return entry(row) | {"finish_reason": finish_reason, "cut": where}
+
+    batch = make_batch(organization, on_truncation="drop")
+    assert batch_validate(batch=batch)
+    first, second, third = JobShard.objects.filter(job=batch.job)
+    put_shard(first, [cut(0, "trace"), cut(1, "trace", continued=True, finish_reason="stop")], tmp_path)
+    put_shard(second, [cut(2, "answer"), cut(3, "answer", continued=True)], tmp_path)
+    put_shard(third, [entry(4)], tmp_path)  # of a worker of an earlier release
+    assert client.get(f"/v1/batches/{batch.pk}").json()["truncated"] is None
+
+    batch_assemble(batch=batch, final="completed")
+
+    counts = client.get(f"/v1/batches/{batch.pk}").json()["truncated"]
+    assert counts == {"in_trace": 2, "in_answer": 2, "continued": 2, "unfinished": 3, "dropped": 3}
+    with get_storage().open(batch.tokens_key) as tokens:
+        cuts = [json.loads(line).get("cut") for line in tokens.read().splitlines()]
+    assert [None if where is None else where["within"] for where in cuts] == ["trace"] * 2 + ["answer"] * 2 + [None]

@@ -141,3 +141,71 @@ def test_usage_of_all_stages_of_a_pipeline_is_attributed_to_the_key_that_created
     assert [(attribution.api_key_id, attribution.project_id) for attribution in attributions] == [
         (key.pk, key.project_id)
     ] * 3
+
+
+def test_the_options_for_cut_answers_reach_the_batch_of_a_distillation_and_its_counts_are_shown(
+    client: Client, organization: Organization, model: BaseModel
+) -> None:
+    made = create_distillation(client, organization, on_truncation="continue", max_continued_tokens=4096)
+
+    assert (made["on_truncation"], made["max_continued_tokens"], made["truncated"]) == ("continue", 4096, None)
+    batch = Batch.objects.get(pk=made["batch_id"])
+    assert (batch.on_truncation, batch.max_continued_tokens) == ("continue", 4096)
+    counts = {"in_trace": 3, "in_answer": 1, "continued": 4, "unfinished": 1}
+    Batch.objects.filter(pk=batch.pk).update(truncated=counts)
+    assert client.get(f"/v1/distillations/{made['id']}").json()["truncated"] == {**counts, "dropped": 0}
+    assert create_distillation(client, organization)["on_truncation"] == "keep"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"on_truncation": "cut"}, "on_truncation"),
+        ({"on_truncation": None}, "on_truncation"),
+        ({"max_continued_tokens": 10}, "max_continued_tokens"),
+        ({"on_truncation": "drop", "max_continued_tokens": 10}, "max_continued_tokens"),
+        ({"on_truncation": "continue", "max_continued_tokens": 0}, "max_continued_tokens"),
+        ({"on_truncation": "continue", "max_continued_tokens": 1 << 40}, "max_continued_tokens"),
+    ],
+)
+def test_options_for_cut_answers_that_are_invalid_or_without_effect_are_refused(
+    client: Client, organization: Organization, model: BaseModel, options: dict[str, Any], param: str
+) -> None:
+    prompts = make_file(organization, [chat_row("row")])
+    for path, prefix, body in (
+        ("/v1/distillations", "", options),
+        ("/v1/pipelines", "distillation.", {"name": "fast", "held_out": 1, "distillation": options}),
+    ):
+        error = post(client, path, {"model": "m", "prompts_file": prompts.pk, **body}, status=400)["error"]
+        assert error["param"] == prefix + param
+    assert not Batch.objects.exists()
+
+
+@pytest.mark.parametrize("on_truncation", ["keep", "drop", "continue"])
+def test_training_drops_cut_answers_only_if_the_distillation_says_so(
+    client: Client, organization: Organization, model: BaseModel, on_truncation: str
+) -> None:
+    made = create_distillation(client, organization, on_truncation=on_truncation)
+    end_batch_of(made)
+
+    pipeline = post(client, "/v1/pipelines", pipeline_body(organization, made))
+
+    job = Pipeline.objects.get(pk=pipeline["id"]).training_job
+    assert job is not None
+    assert job.params["drop_cut_answers"] is (on_truncation == "drop")
+    body = {**pipeline_body(organization, made), "name": "other", "distillation": {"on_truncation": "keep"}}
+    assert post(client, "/v1/pipelines", body, status=400)["error"]["param"] == "distillation"
+
+
+def test_a_pipeline_answers_its_prompts_with_its_options_for_cut_answers(
+    client: Client, organization: Organization, model: BaseModel
+) -> None:
+    prompts = make_file(organization, [chat_row(f"row-{number}") for number in range(12)])
+    options = {"on_truncation": "continue", "max_continued_tokens": 64}
+    body = {"name": "fast", "model": "m", "prompts_file": prompts.pk, "held_out": 2, "distillation": options}
+
+    made = post(client, "/v1/pipelines", body)
+
+    batch = Batch.objects.get(pk=made["batch_id"])
+    assert made["distillation"] == options
+    assert (batch.on_truncation, batch.max_continued_tokens) == ("continue", 64)

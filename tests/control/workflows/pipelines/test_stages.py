@@ -57,6 +57,7 @@ def test_a_pipeline_passes_through_all_stages_until_its_endpoint_is_live() -> No
         "seed": 5,
         "initial_speculator_id": None,
         "hyperparameters": {"num_heads": 3},
+        "drop_cut_answers": False,
     }
     pipeline = end_training(pipeline)
     assert pipeline.status == "evaluating"

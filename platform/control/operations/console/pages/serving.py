@@ -100,7 +100,8 @@ class SpeculatorAdmin(FormAdmin):
     actions = ["compare"]
     actions_detail = ["evaluate", "export", "delete"]
     fields = [
-        "id", "name", "version", "organization", "base_model", "kind", "state", "summary", "by_concurrency", "plot",
+        "id", "name", "version", "organization", "base_model", "kind", "state", "summary", "by_concurrency",
+        "by_phase", "by_context", "plot",
         "evaluations", "training_result", "training_plots", "target_revision", "created_at",
     ]  # fmt: skip
 
@@ -122,11 +123,15 @@ class SpeculatorAdmin(FormAdmin):
 
     @admin.display(description="by concurrency")
     def by_concurrency(self, row: Speculator) -> SafeString:
-        entries = row.report.get("concurrencies") or []
-        columns = [key for key, value in entries[0].items() if not is_nested(value)] if entries else []
-        columns.sort(key=lambda column: column != "concurrency")  # PostgreSQL does not keep the order of keys
-        lines = [[number(entry.get(column)) for column in columns] for entry in entries]
-        return table(row, "concurrencies", [column.replace("_", " ") for column in columns], lines)
+        return _report_table(row, "concurrencies", first=("concurrency",))
+
+    @admin.display(description="by phase")
+    def by_phase(self, row: Speculator) -> SafeString:
+        return _report_table(row, "by_phase", first=("phase",))
+
+    @admin.display(description="by context")
+    def by_context(self, row: Speculator) -> SafeString:
+        return _report_table(row, "by_context", first=("context_from", "context_to"))
 
     @admin.display
     def plot(self, row: Speculator) -> SafeString | str:
@@ -179,6 +184,15 @@ class SpeculatorAdmin(FormAdmin):
     def delete(self, row: Speculator) -> str:
         speculator_delete(speculator=row)
         return f"{row} is deleted."
+
+
+def _report_table(row: Speculator, name: str, *, first: tuple[str, ...]) -> SafeString:
+    """A list of figures of the report. The columns `first` are at the left; PostgreSQL keeps no order of keys."""
+    entries = row.report.get(name) or []
+    columns = [key for key, value in entries[0].items() if not is_nested(value)] if entries else []
+    columns = [*first, *(column for column in columns if column not in first)] if columns else []
+    lines = [[number(entry.get(column)) for column in columns] for entry in entries]
+    return table(row, name, [column.replace("_", " ") for column in columns], lines)
 
 
 def is_not_deleted(row: Deployment) -> bool:

@@ -1,0 +1,39 @@
+"""Drafts of tokens that a request brings itself: an answer to verify, or a predicted one."""
+
+from collections.abc import Sequence as Many
+
+from engine.adjust import without_excluded
+from engine.draft import EMPTY_DRAFT, MAX_DEPTH, Draft, chain
+from engine.sequence import Sequence
+
+_EXPECTED_NODES_PER_STEP = 256  # of all answers that are verified; bounds the memory of the logits
+_PREDICTED_NODES = 16  # of a sequence
+_PREDICTED_NODES_PER_STEP = 32  # of all sequences, because they delay the other requests of the step
+
+
+def given_drafts(decoding: Many[Sequence], room: int) -> dict[Sequence, Draft]:
+    """Returns drafts of the sequences for which the engine's drafter is not needed.
+
+    Args:
+        room: number of free cache slots, which is the maximum number of nodes of all drafts.
+    """
+    verified = [sequence for sequence in decoding if sequence.request.expected_token_ids]
+    nodes = min(MAX_DEPTH, min(room, _EXPECTED_NODES_PER_STEP) // max(1, len(verified)))
+    drafts = {sequence: _expected_chain(sequence, nodes) for sequence in verified}
+    room -= sum(map(len, drafts.values()))
+    chains = {sequence: sequence.prediction for sequence in decoding if sequence.prediction and sequence not in drafts}
+    nodes = min(_PREDICTED_NODES, min(room, _PREDICTED_NODES_PER_STEP) // max(1, len(chains)))
+    for sequence, prediction in chains.items():
+        tokens = prediction.upcoming(min(nodes, sequence.num_remaining - 1))
+        if draft := without_excluded(chain(tokens, [1.0] * len(tokens)), sequence):
+            drafts[sequence] = draft
+    return drafts
+
+
+def _expected_chain(sequence: Sequence, max_nodes: int) -> Draft:
+    """Returns the next expected tokens as a draft; no tokens after the first one that was not confirmed."""
+    expected, count = sequence.request.expected_token_ids, sequence.num_generated
+    if tuple(sequence.tokens[len(sequence.tokens) - count :]) != expected[:count]:
+        return EMPTY_DRAFT
+    tokens = expected[count : count + min(max_nodes, sequence.num_remaining - 1)]
+    return chain(tokens, [1.0] * len(tokens))

@@ -349,10 +349,11 @@ ALWAYS void attend(const struct attention *a, const struct attention_rows *rows,
         write_result(a, tile->m + query / heads, first_head + query % heads, sums + query * (D + 2));
 }
 
-#define VARIANT(NAME, DIM, TYPE, PAIRS)                                                                                \
-    static void attend_##NAME(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,  \
-                              int64_t first_head, int64_t heads, int64_t span, float *partials) {                      \
-        attend(a, rows, tile, first_head, heads, span, partials, DIM, TYPE, PAIRS);                                    \
+#define VARIANT(NAME, DIM, TYPE, PAIRS)                                                                    \
+    static void attend_##NAME(const struct attention *a, const struct attention_rows *rows,                \
+                              const struct query_tile *tile, int64_t first_head, int64_t heads, int64_t span, \
+                              float *partials) {                                                           \
+        attend(a, rows, tile, first_head, heads, span, partials, DIM, TYPE, PAIRS);                        \
     }
 VARIANT(bf16_64, 64, BF16, HAS_PAIRS)
 VARIANT(bf16_128, 128, BF16, HAS_PAIRS)
@@ -360,8 +361,8 @@ VARIANT(bf16_pairs, a->D, BF16, HAS_PAIRS)
 VARIANT(bf16, a->D, BF16, 0)
 VARIANT(f32, a->D, F32, 0)
 
-void attention_span(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile, int64_t head,
-                    int64_t span, float *partials) {
+void attention_span(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
+                    int64_t head, int64_t span, float *partials) {
     int64_t D = a->D, group = a->Hq / a->Hkv;
     for (int64_t g = 0; g < group; g += MAX_QUERIES) {
         int64_t first = head * group + g, heads = group - g < MAX_QUERIES ? group - g : MAX_QUERIES;
@@ -378,8 +379,8 @@ void attention_tile(const struct attention *a, const struct attention_rows *rows
     attention_span(a, rows, tile, head, 0, NULL);
 }
 
-void attention_join(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile, int64_t head,
-                    float *partials) {
+void attention_join(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
+                    int64_t head, float *partials) {
     int64_t group = a->Hq / a->Hkv, size = a->D + 2;
     for (int64_t r = 0; r < tile->count; r++)
         for (int64_t h = head * group; h < (head + 1) * group; h++) {

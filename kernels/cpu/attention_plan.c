@@ -1,6 +1,6 @@
-/* Divides attention into tasks. A tile of many rows reads the keys once for all of them, but there must be a few tasks for
- * each thread. If a pass has few tiles with long contexts, each task computes one span (see attention.c) of a tile, and the
- * thread that finishes the last span of a tile joins them.
+/* Divides attention into tasks. A tile of many rows reads the keys once for all of them, but there must be a few tasks
+ * for each thread. If a pass has few tiles with long contexts, each task computes one span (see attention.c) of a tile,
+ * and the thread that finishes the last span of a tile joins them.
  */
 #include <stdlib.h>
 

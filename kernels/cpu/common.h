@@ -1,9 +1,9 @@
 /* Shared by the CPU kernels: vectors, bf16 conversion, exp.
  *
- * Row invariance: a row has the same bits in a batch, a chain or a tree as in a pass without other rows. For this, one
- * thread computes each output element, and the order of additions never depends on the number of rows, sequences or
- * threads. Every change must keep this: do not split a sum over threads, and do not let the shape of a tile change the
- * order of additions.
+ * Row invariance: a row has the same bits in a batch, a chain or a tree as in a pass without other rows. For this, the
+ * order of additions never depends on the number of rows, sequences or threads. Every change must keep this: do not
+ * let the shape of a tile change the order of additions, and split a sum over threads only at fixed places (the spans of
+ * attention.c).
  */
 #pragma once
 #include <stdint.h>

@@ -98,15 +98,16 @@ struct query_tile {
     int64_t m, count, spans; /* the first row, the number of rows, the number of spans of the longest row */
     int64_t task, partial;   /* the first task and the first partial result of the tile */
 };
-#define SPAN 512
+#define SPAN 1024
 /* Computes the attention of a tile's rows to the KV head `head`. */
-void attention_tile(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile, int64_t head);
+void attention_tile(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
+                    int64_t head);
 /* Computes the part of one span. partials: [count, Hq, spans, D + 2], all of the tile. */
-void attention_span(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile, int64_t head,
-                    int64_t span, float *partials);
+void attention_span(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
+                    int64_t head, int64_t span, float *partials);
 /* Computes the attention from the parts of all spans, with the bits of `attention_tile`. */
-void attention_join(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile, int64_t head,
-                    float *partials);
+void attention_join(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
+                    int64_t head, float *partials);
 
 /* The tasks of an attention. The plan does not change the bits of the results. */
 struct attention_plan {

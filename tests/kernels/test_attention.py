@@ -118,6 +118,29 @@ def test_rows_that_share_a_long_prefix_have_the_bits_of_single_rows(dtype: torch
         assert torch.equal(single[0], whole[row]), row
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("Hq", "D"), [(9, 64), (36, 48)])
+def test_a_row_with_several_spans_of_keys_has_the_same_bits_in_any_pass(dtype: torch.dtype, Hq: int, D: int) -> None:
+    """Few rows of long contexts are computed span by span by several threads, and many rows by a thread for each."""
+    k, v = make_caches(2100, 3, D, dtype)
+    table = torch.randperm(2100, generator=torch.Generator().manual_seed(8)).to(torch.int32).view(1, -1)
+    prefixes = [1, 1022, 1023, 1024, 1025, 2046, 2047, 2048, 2049, 2090] * 12
+    paths = [[2095, 2096] if row % 3 == 0 else [] for row in range(len(prefixes))]
+    q = torch.randn(len(prefixes), Hq, D, generator=torch.Generator().manual_seed(9))
+    whole = attention(q, k, v, make_rows(table, prefixes, paths))
+
+    for start in (0, 10, 60):
+        few = slice(start, start + 8)
+        some = attention(q[few].contiguous(), k, v, make_rows(table, prefixes[few], paths[few]))
+        assert torch.equal(some, whole[few])
+        for row in range(start, start + 8):
+            single = attention(q[row : row + 1].contiguous(), k, v, make_rows(table, [prefixes[row]], [paths[row]]))
+            assert torch.equal(single[0], whole[row]), row
+            expected = float64_attention(q[row], k, v, table[0, : prefixes[row]].tolist() + paths[row])
+            tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+            torch.testing.assert_close(whole[row].double(), expected, rtol=0, atol=tolerance)
+
+
 def test_a_number_of_query_heads_that_the_kv_heads_do_not_divide_is_refused() -> None:
     k, v = make_caches(8, 3, 16, torch.float32)
     rows = make_rows(torch.zeros(1, 8, dtype=torch.int32), [1], [[]])

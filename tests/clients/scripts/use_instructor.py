@@ -25,7 +25,8 @@ def extracted(mode):
         model=MODEL,
         messages=[{"role": "user", "content": QUESTION}],
         response_model=Answer,
-        max_tokens=64,
+        max_tokens=256,
+        temperature=0,
         max_retries=0,
     )
     assert completion.usage.completion_tokens > 0
@@ -69,7 +70,11 @@ def check_streamed():
     client = instructor.from_openai(openai.OpenAI(max_retries=0), mode=instructor.Mode.TOOLS)
     parts = list(
         client.chat.completions.create_partial(
-            model=MODEL, messages=[{"role": "user", "content": QUESTION}], response_model=Answer, max_tokens=64
+            model=MODEL,
+            messages=[{"role": "user", "content": QUESTION}],
+            response_model=Answer,
+            max_tokens=256,
+            temperature=0,
         )
     )
     assert parts[-1].city in ("Paris", "Rome")

@@ -8,6 +8,7 @@ from checks import ANSWER, API_KEY, BASE_URL, MODEL, QUESTION, TOOL, assert_is_a
 
 COMMON = {"model": f"openai/{MODEL}", "api_base": BASE_URL, "api_key": API_KEY, "num_retries": 0}
 MESSAGES = [{"role": "user", "content": QUESTION}]
+LONG = {"max_tokens": 256, "temperature": 0}
 
 
 def check_chat():
@@ -30,7 +31,7 @@ def check_streamed_chat():
 
 def check_tools():
     """tools, whole and streamed"""
-    request = {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required", "max_tokens": 64}
+    request = {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required", **LONG}
     whole = litellm.completion(**COMMON, messages=MESSAGES, parallel_tool_calls=False, **request)
     stream = litellm.completion(**COMMON, messages=MESSAGES, parallel_tool_calls=False, **request, stream=True)
     for answer in (whole, litellm.stream_chunk_builder(list(stream))):
@@ -42,7 +43,7 @@ def check_structured_output():
     """structured output"""
     schema = {"name": "answer", "schema": ANSWER, "strict": True}
     answer = litellm.completion(
-        **COMMON, messages=MESSAGES, max_tokens=64, response_format={"type": "json_schema", "json_schema": schema}
+        **COMMON, messages=MESSAGES, response_format={"type": "json_schema", "json_schema": schema}, **LONG
     )
     assert_is_answer(json.loads(answer.choices[0].message.content))
 

@@ -32,7 +32,13 @@ def check_streamed_chat():
 def check_tools():
     """tools"""
     answer = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=64
+        model=MODEL,
+        messages=MESSAGES,
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=256,
+        temperature=0,
     )
     (call,) = answer.choices[0].message.tool_calls
     assert call.function.name == TOOL["name"]
@@ -46,7 +52,13 @@ def check_tools():
 def check_streamed_tools():
     """streamed tools"""
     with client.chat.completions.stream(
-        model=MODEL, messages=MESSAGES, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=64
+        model=MODEL,
+        messages=MESSAGES,
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=256,
+        temperature=0,
     ) as stream:
         (call,) = stream.get_final_completion().choices[0].message.tool_calls
     assert_is_answer(json.loads(call.function.arguments))
@@ -59,7 +71,8 @@ def check_structured_output():
         model=MODEL,
         messages=MESSAGES,
         response_format={"type": "json_schema", "json_schema": schema},
-        max_tokens=64,
+        max_tokens=256,
+        temperature=0,
     )
     assert_is_answer(json.loads(answer.choices[0].message.content))
 

@@ -66,6 +66,4 @@ def _summary(results: Mapping[str, Result], checks: Mapping[str, str]) -> str:
 
 
 def _reason(report: pytest.TestReport) -> str:
-    if hasattr(report, "wasxfail"):
-        return str(report.wasxfail)
     return str(report.longrepr[2]).removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""

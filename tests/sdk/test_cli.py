@@ -212,10 +212,10 @@ def test_a_download_that_cannot_be_written_is_reported_without_a_traceback(run: 
     assert (result.exit_code, "Traceback" in result.output) == (1, False)
 
 
-def test_a_large_file_is_sent_in_parts_and_the_command_prints_how_to_resume_the_upload(
+def test_a_file_above_the_size_of_a_part_is_uploaded_so_that_it_can_be_resumed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.cli.common.PART_BYTES", 2)
+    monkeypatch.setattr("slipstream.cli.common.PART_BYTES", 2)  # the threshold; this file still has one part
     path = tmp_path / "a.jsonl"
     path.write_text("{}\n")
     upload = {"id": "upload_1", "filename": "a.jsonl", "bytes": 3, "purpose": "batch", "created_at": 1, "expires_at": 2}

@@ -33,7 +33,10 @@ def chat(tokenizer: Tokenizer, content: str = "hi", **body: Any) -> ParsedReques
 def answer_in_steps(
     tokenizer: Tokenizer, ids: Sequence[int], sizes: Sequence[int], *, opened: bool = False, stop: Sequence[str] = ()
 ) -> Answer:
-    """Checks that the pieces add up to the answer."""
+    """Returns the answer with the tokens `ids`, streamed in steps of these sizes, whose pieces must add up to it.
+
+    opened: whether the prompt ends with the begin marker.
+    """
     thinking = chat(tokenizer, chat_template_kwargs={"opened": opened}).separated
     stream = AnswerStream(tokenizer, stop=stop, logprobs=True, thinking=thinking)
     steps, start, pieces = pieces_of(ids, sizes), 0, []
@@ -162,7 +165,7 @@ def test_thinking_switches_reach_the_template(tokenizer: Tokenizer, body: dict[s
     assert tokenizer.decode(chat(tokenizer, **body).prompt_token_ids, skip_special_tokens=False) == expected
 
 
-def test_an_effort_of_none_turns_off_a_template_that_has_only_a_switch(tmp_path: Path) -> None:
+def test_the_effort_none_turns_off_thinking_if_the_template_has_only_enable_thinking(tmp_path: Path) -> None:
     folder = make_thinking_model(tmp_path / "model")
     (folder / "chat_template.jinja").write_text("{% if not enable_thinking %}off{% endif %}")
 
@@ -183,7 +186,7 @@ def test_an_effort_of_none_turns_off_a_template_that_has_only_a_switch(tmp_path:
         ({"chat_template_kwargs": {"effort_is_bad": True}}, "messages", "chat_template_error"),
     ],
 )
-def test_a_switch_without_effect_and_a_template_that_raises_have_codes(
+def test_invalid_thinking_options_and_errors_of_the_template_have_their_own_codes(
     tokenizer: Tokenizer, body: dict[str, Any], param: str, code: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -202,7 +205,7 @@ def test_a_model_whose_template_has_no_switch_refuses_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_budget_beyond_the_context_or_the_limit_is_refused_with_the_numbers(
+def test_a_think_budget_that_leaves_no_room_for_an_answer_is_refused_with_the_largest_possible_one(
     tokenizer: Tokenizer, opened: bool
 ) -> None:
     def budget_of(**body: Any) -> int | None:

@@ -243,7 +243,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ],
 )
-def test_a_nested_member_without_effect_is_refused_by_name(
+def test_a_nested_member_that_is_not_supported_is_refused_by_name(
     tool_tokenizer: Tokenizer, body: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:

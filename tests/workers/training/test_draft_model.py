@@ -9,7 +9,7 @@ from torch.nn import functional
 from engine.load import load_model
 from workers.training.data import IGNORED, Conversation
 from workers.training.draft_model.data import make_batch
-from workers.training.draft_model.model import DraftModel, kept_layers, trained_head
+from workers.training.draft_model.model import DraftModel, head_for_training, kept_layers
 from workers.training.hidden_states import compute_tap_rows
 
 
@@ -45,7 +45,7 @@ def test_the_head_used_in_training_gives_the_probabilities_of_the_served_head(
     draft.save(tmp_path, model_dir=tiny_model, lm_head=target.lm_head, base_model="target")
     features = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
     served = load_model(tmp_path, dtype="float32").logits(features).log_softmax(-1)
-    head = trained_head(target.lm_head, draft_vocab)
+    head = head_for_training(target.lm_head, draft_vocab)
     trained = functional.linear(functional.pad(features, (0, 1), value=1.0), head).log_softmax(-1)
     torch.testing.assert_close(trained[:, :-1], served[:, draft_vocab], rtol=1e-4, atol=1e-5)
     assert torch.equal(DraftModel.load(tmp_path).draft_vocab, draft_vocab)

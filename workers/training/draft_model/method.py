@@ -13,7 +13,7 @@ from workers.hyperparameters.draft_model import DraftModelHyperparameters
 from workers.training.acceptance import Acceptance
 from workers.training.data import draft_indices
 from workers.training.draft_model.data import make_batch
-from workers.training.draft_model.model import DraftModel, trained_head
+from workers.training.draft_model.model import DraftModel, head_for_training
 from workers.training.eagle3.loss import step_loss
 from workers.training.figures import Sums, batches_of, validation_of
 from workers.training.hidden_states import TapRows
@@ -36,7 +36,7 @@ class DraftModelMethod:
         self._parameters = parameters
         device, lm_head = self._target.device, self._target.lm_head
         self.model = model.to(device)
-        self._head = trained_head(lm_head, model.draft_vocab)  # [Vd + 1, H + 1]
+        self._head = head_for_training(lm_head, model.draft_vocab)  # [Vd + 1, H + 1]
         self._draft_index = draft_indices(model.draft_vocab.to(device), lm_head.shape[0])
         self._train, self._validation = train, validation
         self._bfloat16 = in_bfloat16(parameters.loop.precision, device)
@@ -98,7 +98,7 @@ class DraftModelMethod:
         with torch.autocast(self._target.device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
             hidden = self.model(batch.tokens).flatten(0, 1)[batch.flat_index]  # [A, H]
             return step_loss(
-                functional.pad(hidden.float(), (0, 1), value=1.0),  # [A, H + 1], the input of `trained_head`
+                functional.pad(hidden.float(), (0, 1), value=1.0),  # [A, H + 1], the input of `head_for_training`
                 self._head,
                 batch.labels,
                 target,

@@ -112,11 +112,13 @@ def kept_layers(num_layers: int, wanted: int) -> list[int]:
     return [index * (num_layers - 1) // max(1, count - 1) for index in range(count)]
 
 
-def trained_head(lm_head: Tensor, draft_vocab: Tensor) -> Tensor:
-    """Returns a head [Vd + 1, H + 1] float32 with the same softmax as the served lm_head, which has V rows.
+def head_for_training(lm_head: Tensor, draft_vocab: Tensor) -> Tensor:
+    """Returns a smaller head [Vd + 1, H + 1] float32 for training.
 
-    The input is a hidden state with a 1 appended. The last row replaces the V - Vd tokens whose logit is 0. Its logit
-    is always log(V - Vd), because (V - Vd) exp(0) = exp(log(V - Vd)).
+    Each draft token has the same probability as with the served lm_head, which has V rows. One row stands for all of
+    the other V - Vd tokens, whose logits are 0. Its logit is always log(V - Vd), because
+    (V - Vd) exp(0) = exp(log(V - Vd)). The additional column contains this constant, so the input is a hidden state
+    with a 1 appended.
     """
     num_others = lm_head.shape[0] - draft_vocab.shape[0]
     rows = nn.functional.pad(lm_head[draft_vocab].float(), (0, 1))

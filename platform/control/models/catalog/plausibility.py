@@ -7,30 +7,31 @@ Perplexity per token depends on the tokenizer, so the bound is on bits per byte 
 | model | bits per byte |
 |---|---|
 | SmolLM2-135M, with perplexity 21.5 | 0.95 |
-| one that knows only how often each word occurs | about 2.2 |
-| guesses among 49,152 tokens of 4.5 bytes | 3.5 |
-| guesses among bytes | 8 |
+| a unigram model, which knows only how often each word occurs | about 2.2 |
+| uniform guesses among 49,152 tokens with 4.5 bytes on average | 3.5 |
+| uniform guesses among the 256 byte values | 8 |
 
 Random weights, and weights that are read without their scales, are no better than guesses.
 """
 
-MIN_TOKENS = 32  # from fewer predictions a perplexity means little; the text has about 700 bytes
+MIN_TOKENS = 32  # a perplexity of fewer predictions is too uncertain; ordinary tokenizers make over 100 tokens
 
 
 def implausibility(
     *, perplexity: float | None, num_tokens: int, num_bytes: int, max_bits_per_byte: float
 ) -> str | None:
-    """Returns why the model is refused, for the customer, or None.
+    """Returns the reason to refuse the model, worded for the customer; None if its perplexity is plausible.
 
     Args:
-        perplexity: None: it is infinite or not a number.
+        perplexity: None if it is infinite or not a number.
         num_tokens: number of predicted tokens.
-        num_bytes: of the text that these tokens encode.
+        num_bytes: length of the text that these tokens encode.
+        max_bits_per_byte: the model is refused above this.
     """
     if num_tokens < MIN_TOKENS:
         return (
-            f"the tokenizer and the context of the model leave {num_tokens} tokens of an English text of {num_bytes} "
-            f"bytes; at least {MIN_TOKENS} are needed to check the model"
+            f"only {num_tokens} tokens of the English test text of {num_bytes} bytes could be scored with the model's "
+            f"tokenizer and context length; at least {MIN_TOKENS} are needed to check the model"
         )
     limit = 2 ** (max_bits_per_byte * num_bytes / num_tokens)
     if perplexity is not None and perplexity <= limit:

@@ -45,6 +45,7 @@ from slipstream.errors import (
 )
 from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTuningJob
 from slipstream.jobs import Job, JobEvent
+from slipstream.messages import Message
 from slipstream.organization import AuditEvent, AuditExport, Member, Project
 from slipstream.pipelines import PipelineRun
 from slipstream.responses import Response
@@ -117,6 +118,7 @@ __all__ = [
     "JobEvent",
     "LedgerLine",
     "Member",
+    "Message",
     "Model",
     "NotFoundError",
     "PermissionDeniedError",

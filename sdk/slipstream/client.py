@@ -27,6 +27,7 @@ from slipstream.files import Files
 from slipstream.fine_tuning import FineTuning
 from slipstream.http import D, Http
 from slipstream.jobs import Jobs
+from slipstream.messages import Messages
 from slipstream.organization import AuditEvents, Members, Projects
 from slipstream.pipelines import Pipelines
 from slipstream.responses import Responses
@@ -50,7 +51,6 @@ class Resources(Generic[D]):
         self.captures = Captures(http, driver)
         self.chat = Chat(http, driver)
         self.completions = Completions(http, driver)
-        self.responses = Responses(http, driver)
         self.datasets = Datasets(http, driver)
         self.deployments = Deployments(http, driver)
         self.distillations = Distillations(http, driver)
@@ -60,10 +60,12 @@ class Resources(Generic[D]):
         self.fine_tuning = FineTuning(http, driver)
         self.jobs = Jobs(http, driver)
         self.members = Members(http, driver)
+        self.messages = Messages(http, driver)
         self.models = Models(http, driver)
         self.pipelines = Pipelines(http, driver)
         self.projects = Projects(http, driver)
         self.quotes = Quotes(http, driver)
+        self.responses = Responses(http, driver)
         self.rollouts = Rollouts(http, driver)
         self.speculators = Speculators(http, driver)
         self.spend_caps = SpendCaps(http, driver)

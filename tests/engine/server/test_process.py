@@ -253,7 +253,8 @@ def test_cached_prompt_tokens_are_counted_in_the_usage(client: openai.OpenAI) ->
 
 def test_continuous_usage_stats_adds_the_usage_so_far_to_every_chunk(client: openai.OpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = list(client.chat.completions.create(**CHAT, max_tokens=9, stream=True, stream_options=options))
+    request: Any = CHAT | {"max_tokens": 9, "extra_body": {"ignore_eos": True}}
+    chunks = list(client.chat.completions.create(**request, stream=True, stream_options=options))
 
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
     assert counts == sorted(counts)

@@ -91,6 +91,16 @@ def pack_int8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     return pack_scaled(rounded, scales, weight.dtype, bias)
 
 
+def pack_draft(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+    """Packs a drafter's weight [N, K]: bfloat16 as int8 on the CPU, where a product of few rows takes about as long as
+    reading its weight. The error changes which tokens are drafted, never an answer.
+
+    Raises: ValueError: neither float32 nor bfloat16, or an odd K in bfloat16.
+    """
+    is_int8 = weight.dtype == torch.bfloat16 and _has_kernels(weight)
+    return (pack_int8 if is_int8 else pack)(weight, bias)
+
+
 def pack_fp8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """Quantizes a weight [N, K] to float8_e4m3fn, as `pack_int8` does. scale[n] = max_k |weight[n, k]| / 448.
 

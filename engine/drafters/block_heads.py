@@ -23,7 +23,7 @@ from engine.drafters.block_tree import PairTable, grow_conditional_tree
 from engine.drafters.choice import choose
 from engine.models.base import Model
 from engine.request import SamplingParams
-from kernels.linear import LinearWeight, linear, pack
+from kernels.linear import LinearWeight, linear, pack_draft
 from kernels.top_k import top_k
 
 CANDIDATES = 8  # maximum children of a node
@@ -150,5 +150,5 @@ def _own_head(block: BlockModel, model: Model) -> LinearWeight | None:
     rows = model.lm_head if len(vocab) == model.config.vocab_size else model.lm_head[vocab]
     own = None if block.lm_head is None else block.lm_head.weight.to(model.device, model.dtype)
     if own is not None and not torch.equal(own, rows):
-        return pack(own)
-    return None if len(vocab) == model.config.vocab_size else pack(rows)
+        return pack_draft(own)
+    return None if len(vocab) == model.config.vocab_size else pack_draft(rows)

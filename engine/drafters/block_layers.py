@@ -17,7 +17,7 @@ from engine.models.base import Model
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, LayerWeights, decoder
-from kernels.linear import LinearWeight, linear, pack
+from kernels.linear import LinearWeight, linear, pack_draft
 from kernels.norm import rms_norm
 from kernels.rope import HeadNorms, rope_write
 
@@ -160,4 +160,4 @@ class BlockLayers:
         """Packs several linear layers as one product."""
         weight = torch.cat([part.weight.detach() for part in linears]).to(self._device, self._dtype)
         biases = [part.bias.detach().to(self._device) for part in linears if part.bias is not None]
-        return pack(weight, torch.cat(biases) if biases else None)
+        return pack_draft(weight, torch.cat(biases) if biases else None)

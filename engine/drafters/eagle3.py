@@ -10,6 +10,7 @@ Each level of all sequences runs in one call. The layer's input at position t in
 token has no successor yet, so the cached keys end one position before it.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,12 @@ from engine.drafters.base import Drafter, Pass
 from engine.drafters.choice import choose
 from engine.drafters.eagle3_layer import Features, ServedEagle3
 from engine.drafters.eagle3_module import Eagle3
-from engine.drafters.growing_tree import CANDIDATES, LEAST_GAIN, WIDTH, GrowingTree
+from engine.drafters.growing_tree import CANDIDATES, LEAST_GAIN, LEAST_SURVIVAL, WIDTH, GrowingTree
 from engine.errors import DrafterError, SpeculatorNotLoadable
 from engine.models.base import Model
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
+from kernels.eagle3 import Limits, Root
 
 MAX_DEPTH = 8
 _MAX_WHOLE_ROWS = 32  # with more observed rows, the layer's output is computed only for each sequence's last row
@@ -75,6 +77,7 @@ class Eagle3Drafter(Drafter):
         self.layer = ServedEagle3(module, embedding=model.weights.embedding, dtype=model.dtype, device=model.device)
         self.vocab = module.draft_vocab.to(model.device)
         self.max_position = config.max_positions - 1
+        self._grower = self.layer.grower(self.vocab)
         self._anchors: dict[str, Anchor] = {}
         self.keys_values: tuple[Tensor, Tensor] | None = None
 
@@ -144,16 +147,44 @@ class Eagle3Drafter(Drafter):
         drafts = [EMPTY_DRAFT] * len(sequences)
         if not ready or budget < 1:
             return drafts
-        trees = {index: GrowingTree(budget) for index in ready}
         features = Features(
             torch.stack([anchor.read for anchor in ready.values()]),
             torch.stack([anchor.fed_back for anchor in ready.values()]),
         )
+        if self._grower is not None:
+            for index, draft in zip(ready, self._grown(sequences, list(ready), features, budget), strict=True):
+                drafts[index] = draft
+            return drafts
+        trees = {index: GrowingTree(budget) for index in ready}
         nodes = [_Node(index, -1, 0, ()) for index in ready]
         self._grow(sequences, trees, nodes, features)
         for index, tree in trees.items():
             drafts[index] = tree.draft()
         return drafts
+
+    def _grown(self, sequences: Many[Sequence], ready: list[int], features: Features, budget: int) -> Iterator[Draft]:
+        """Returns what `_grow` would draft for the sequences `ready`, from one call of the compiled function."""
+        assert self._grower is not None
+        assert self.keys_values is not None
+        limits = Limits(
+            budget=budget,
+            max_depth=MAX_DEPTH,
+            width=WIDTH,
+            num_candidates=CANDIDATES,
+            least_gain=LEAST_GAIN,
+            least_survival=LEAST_SURVIVAL,
+            max_position=self.max_position,
+            first_scratch=self.scratch,
+        )
+        grown = self._grower.grow(
+            [_root(sequences[index]) for index in ready],
+            limits,
+            read=features.read,
+            fed_back=features.fed_back,
+            cache=self.keys_values,
+            slot_tables=self._tables,
+        )
+        return (Draft(tuple(tokens), tuple(parents), tuple(survival)) for tokens, parents, survival in grown)
 
     def _grow(
         self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], features: Features
@@ -233,3 +264,19 @@ class Eagle3Drafter(Drafter):
     def _integers(self, *columns: Many[int]) -> Tensor:
         """Returns n columns of length M as [n, M] int64, with one copy to the device."""
         return torch.tensor(columns, dtype=torch.int64).to(self._device)
+
+
+def _root(sequence: Sequence) -> Root:
+    count, sampling = len(sequence.tokens) - 1, sequence.request.sampling
+    tabled = min(sequence.num_tabled, count)
+    return Root(
+        length=len(sequence.tokens),
+        table_row=sequence.table_row,
+        prefix_len=tabled,
+        tail=sequence.slots[tabled:count],
+        seed=sampling.seed,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        top_k=sampling.top_k or 0,
+    )

@@ -13,7 +13,8 @@ from engine.drafters.eagle3_module import Eagle3
 from engine.models.rotary import tables_of
 from kernels.attention import AttentionRows, attention
 from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, LayerWeights, decoder
-from kernels.linear import LinearWeight, linear, pack
+from kernels.eagle3 import TreeGrower, is_supported
+from kernels.linear import LinearWeight, linear, pack_draft
 from kernels.norm import rms_norm
 from kernels.rope import rope_write
 from kernels.swiglu import swiglu
@@ -49,7 +50,7 @@ class ServedEagle3:
             "lm_head": (module.lm_head,),
         }
         self._weights = {
-            name: pack(torch.cat([part.weight.detach() for part in parts]).to(device, dtype))
+            name: pack_draft(torch.cat([part.weight.detach() for part in parts]).to(device, dtype))
             for name, parts in linears.items()
         }
         norms = {
@@ -70,6 +71,22 @@ class ServedEagle3:
     def lm_head(self) -> LinearWeight:
         """[Vd, H]"""
         return self._weights["lm_head"]
+
+    def grower(self, vocab: Tensor) -> TreeGrower | None:
+        """Returns the compiled growth of trees, or None if it does not support this layer or machine.
+
+        vocab: [Vd] int64, the target's tokens in the draft vocabulary.
+        """
+        if self._layers is None or not is_supported(self._layers, self.lm_head, self._embedding):
+            return None
+        return TreeGrower(
+            self._layers,
+            lm_head=self.lm_head,
+            embedding=self._embedding,
+            token_norm=self._norms["token"],
+            vocab=vocab,
+            feeds_normed=self.config.norm_output,
+        )
 
     def make_cache(self, num_slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Returns keys and values, [num_slots, Hkv, D] each. They are zeros, as attention may read unwritten slots."""

@@ -16,7 +16,7 @@ CANDIDATES = 6  # number of children that a node may get
 # A level is run only if it is expected to add this many accepted tokens per sequence. The value is what running a level
 # costs, as a fraction of a pass of the target.
 LEAST_GAIN = 0.15
-_LEAST_SURVIVAL = 0.01  # less likely nodes are neither computed nor verified
+LEAST_SURVIVAL = 0.01  # less likely nodes are neither computed nor verified
 
 
 class GrowingTree:
@@ -44,7 +44,7 @@ class GrowingTree:
         parent_survival = self._survival[parent] if parent >= 0 else 1.0
         for token, probability in zip(tokens, probabilities, strict=True):
             survival = parent_survival * min(1.0, probability)
-            if survival >= _LEAST_SURVIVAL:
+            if survival >= LEAST_SURVIVAL:
                 self._tokens.append(token)
                 self._parents.append(parent)
                 self._survival.append(survival)

@@ -15,7 +15,7 @@ from engine.errors import SpeculatorNotLoadable
 from engine.models.base import Model
 from engine.request import SamplingParams
 from engine.sequence import Sequence
-from kernels.linear import LinearWeight, linear, pack
+from kernels.linear import LinearWeight, linear, pack_draft
 from kernels.medusa import medusa_heads
 
 CANDIDATES = 8  # per depth
@@ -45,7 +45,9 @@ class MedusaDrafter(Drafter):
         self._first, *self._rest = self._pack_layers(heads, model)
         shared = model.lm_head[self.vocab] if heads.head is None else None  # [Vd, H]
         untied: list[Tensor] = [] if heads.head is None else list(heads.head.detach())
-        self.heads = [pack(head.to(model.device, model.dtype)) for head in (untied if shared is None else [shared])]
+        self.heads = [
+            pack_draft(head.to(model.device, model.dtype)) for head in (untied if shared is None else [shared])
+        ]
 
     @classmethod
     def load(cls, folder: Path, model: Model) -> "MedusaDrafter":
@@ -63,9 +65,9 @@ class MedusaDrafter(Drafter):
         if heads.token_weight is not None:  # the input of the first layer is [hidden state, token]
             tokens = heads.token_weight.detach().to(model.device, model.dtype)
             weights[0] = torch.cat([weights[0], tokens], dim=-1)  # [K, H, 2 H]
-        first = pack(weights[0].flatten(0, 1), biases[0].flatten())
+        first = pack_draft(weights[0].flatten(0, 1), biases[0].flatten())
         return [[first]] + [
-            [pack(weight, bias) for weight, bias in zip(*layer, strict=True)]
+            [pack_draft(weight, bias) for weight, bias in zip(*layer, strict=True)]
             for layer in zip(weights[1:], biases[1:], strict=True)
         ]
 

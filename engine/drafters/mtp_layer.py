@@ -12,7 +12,7 @@ from engine.drafters.mtp_model import Mtp
 from engine.errors import SpeculatorNotLoadable
 from engine.models.base import Model
 from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, LayerWeights, decoder
-from kernels.linear import LinearWeight, linear, pack
+from kernels.linear import LinearWeight, linear, pack_draft
 from kernels.norm import rms_norm
 from kernels.rope import HeadNorms
 
@@ -53,7 +53,7 @@ class DensePrediction:
         self.vocab = None if module.draft_vocab is None else module.draft_vocab.to(model.device)
         if self.vocab is not None and not 0 <= int(self.vocab.min()) <= int(self.vocab.max()) < target.vocab_size:
             raise SpeculatorNotLoadable(f"the MTP module proposes tokens that are not in 0..{target.vocab_size - 1}")
-        self.own_head = None if self.vocab is None else pack(model.lm_head[self.vocab])
+        self.own_head = None if self.vocab is None else pack_draft(model.lm_head[self.vocab])
         self.hidden_size, self.dtype = target.hidden_size, model.dtype
         self._model = model
         self._attention = module.layer.self_attn
@@ -117,4 +117,4 @@ class DensePrediction:
         """Packs several linear layers as one product."""
         weight = torch.cat([part.weight.detach() for part in linears]).to(self._model.device, self._model.dtype)
         biases = [part.bias.detach().to(self._model.device) for part in linears if part.bias is not None]
-        return pack(weight, torch.cat(biases) if biases else None)
+        return pack_draft(weight, torch.cat(biases) if biases else None)

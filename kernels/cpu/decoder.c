@@ -12,41 +12,14 @@
 #include <stdlib.h>
 
 #include "common.h"
+#include "decoder.h"
 #include "ops.h"
 #include "pool.h"
 
 #define OWN_NORM_ROWS 8
 
-enum product { QKV, OUTPUT, GATE_UP, DOWN, PRODUCTS };
 /* The counters of a layer: one for each product, and these. */
 enum { INPUT_NORM = PRODUCTS, ROPE, ATTENTION, POST_NORM, ROUTE, COUNTERS };
-
-struct layer {
-    const float *input_norm, *post_norm, *q_norm, *k_norm; /* q_norm and k_norm are null without QK-norm */
-    struct linear products[PRODUCTS];
-    const struct mixture *mixture; /* replaces GATE_UP and DOWN; null in a dense layer */
-};
-
-struct decoder {
-    const struct layer *layers;
-    const float *final_norm, *cosines, *sines;
-    int64_t num_layers, H, I, Hq, Hkv, D; /* I: of dense layers, a multiple of LINEAR_BLOCK */
-    float eps;
-    int32_t dtype;
-};
-
-struct decoder_pass {
-    void *const *k_caches, *const *v_caches; /* one per layer */
-    const int64_t *positions, *slots;
-    struct attention_rows rows;
-    int64_t M;
-    float *residual;           /* [M, H] */
-    void *hidden, *taps;       /* [M, H], [M, num_taps, H] in the decoder's dtype */
-    const int64_t *tap_layers; /* [num_taps] */
-    int64_t num_taps;
-    const void *qkv_prefix;    /* [M, qkv_prefix_width] in the decoder's dtype, or null; QKV reads it before H */
-    int64_t qkv_prefix_width;
-};
 
 struct run {
     const struct decoder *decoder;
@@ -190,7 +163,6 @@ static void decoder_team(void *context) {
 
 static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Returns 0, or -1 if there is not enough memory. */
 int slipstream_decoder(const struct decoder *d, const struct decoder_pass *pass) {
     int64_t M = pass->M, size = item_size(d), mixed = 0;
     for (int64_t i = 0; i < d->num_layers; i++) {

@@ -19,8 +19,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("pool.c", "linear.c", "rows.c", "attention.c", "attention_plan.c", "experts.c", "decoder.c", "top_k.c")
-_HEADERS = ("common.h", "ops.h", "pool.h")
+_SOURCES = (
+    *("pool.c", "linear.c", "rows.c", "attention.c", "attention_plan.c", "experts.c", "decoder.c"),
+    *("top_k.c", "candidates.c", "eagle3.c"),
+)
+_HEADERS = ("common.h", "ops.h", "decoder.h", "candidates.h", "pool.h")
 # -ffast-math is not used, because the compiler could then reorder sums differently in each unrolled variant.
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")
 
@@ -38,8 +41,10 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "slipstream_experts": (*[_POINTER] * 5, _LONG, _LONG, _INT),
     "slipstream_route": (*[_POINTER] * 3, *[_LONG] * 3, _INT),
     "slipstream_top_k": (*[_POINTER] * 4, *[_LONG] * 3),
+    "slipstream_eagle3": (_POINTER, _POINTER),
 }
-_FAILING = ("slipstream_attention", "slipstream_decoder", "slipstream_experts")  # they return 0 on success
+# These functions return 0 on success.
+_FAILING = ("slipstream_attention", "slipstream_decoder", "slipstream_experts", "slipstream_eagle3")
 
 
 class CompileError(RuntimeError):

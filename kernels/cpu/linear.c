@@ -427,9 +427,6 @@ static void linear_team(void *context) {
     }
 }
 
-/* x [M, K] contiguous, with an even K unless x and the weight are float32. out [M, N] float32. scales and bias may be
- * null. `dtype` is the dtype of x; `format` is the format of the weight, which is int8, int4 or the dtype of x; `output`
- * is an `enum output`. */
 void slipstream_linear(const void *x, const void *weight, const float *scales, const float *bias, float *out, int64_t M,
                        int64_t N, int64_t K, int dtype, int format, int output) {
     struct linear_call call = {{weight, scales, bias, N, K, format}, x, out, M, dtype, output, 0};

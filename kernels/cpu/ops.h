@@ -37,6 +37,16 @@ void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t r
 void linear_block(const struct linear *l, int64_t block, const void *x, float *out, int64_t M, int dtype,
                   enum output output, struct ahead *ahead);
 
+/* x [M, K] contiguous, with an even K unless x and the weight are float32. out [M, N] float32. scales and bias may be
+ * null. `dtype` is the dtype of x; `format` is the format of the weight, which is int8, int4 or the dtype of x; `output`
+ * is an `enum output`. */
+void slipstream_linear(const void *x, const void *weight, const float *scales, const float *bias, float *out, int64_t M,
+                       int64_t N, int64_t K, int dtype, int format, int output);
+/* The `count` largest logits [M, V] of each row, descending, and their columns, [M, count] each; of equal ones the lower
+ * column first. log_masses: [M], log sum exp of all logits of a row. */
+void slipstream_top_k(const float *logits, float *values, int64_t *columns, float *log_masses, int64_t M, int64_t V,
+                      int64_t count);
+
 void rms_norm_row(const float *x, const float *weight, void *out, int64_t H, float eps, int dtype);
 void cast_row(const float *x, void *out, int64_t H, int dtype);
 void swiglu_row(const float *x, void *out, int64_t I, int dtype);

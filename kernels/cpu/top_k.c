@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "common.h"
-#include "pool.h"
+#include "ops.h"
 
 enum { PARALLEL = 1 << 17 }; /* fewer logits than this are read by one thread, because waking the others takes longer */
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
+from engine.draft import Draft
 from engine.drafters.base import Kept, Pass
 from engine.drafters.eagle3 import Eagle3Drafter
 from engine.drafters.eagle3_config import Eagle3Config, Layout
@@ -202,6 +203,44 @@ def test_answers_equal_those_of_plain_decoding(model: Model, temperature: float,
     drafted = generate(Engine(model, drafter, config), requests)
     assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
     assert sum(c.speculation.num_draft_tokens for c in drafted) > 0
+
+
+@pytest.mark.parametrize("options", [OPTIONS["EAGLE-3"], OPTIONS["EAGLE-3.1"]], ids=["EAGLE-3", "EAGLE-3.1"])
+@pytest.mark.parametrize("budget", [3, 12, 40])
+def test_the_compiled_function_grows_the_same_trees(
+    tmp_path: Path, options: dict[str, Any], budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_model(make_tiny_model(tmp_path, num_layers=4), dtype="float32")
+    module = make_module(make_config(**options))
+    with torch.no_grad():
+        module.lm_head.weight *= 3.0  # sharper probabilities give deeper chains
+    drafter = Eagle3Drafter(module, target)
+    grower, propose = drafter._grower, drafter.propose
+    assert grower is not None
+    pairs: list[tuple[Draft, Draft]] = []  # compared in the end, because the engine survives a drafter that fails
+
+    def propose_twice(sequences: list[Sequence], budget: int) -> list[Draft]:
+        compiled = propose(sequences, budget)
+        drafter._grower = None
+        pairs.extend(zip(compiled, propose(sequences, budget), strict=True))
+        drafter._grower = grower
+        return compiled
+
+    monkeypatch.setattr(drafter, "propose", propose_twice)
+    prompts = [(5,) * 9, (7, 8), (9,) * 30, (4, 3, 2)]
+    filters: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 3}]
+    samplings = [
+        SamplingParams(max_tokens=24, temperature=temperature, seed=2**63 + number, ignore_eos=True, **values)
+        for temperature in (0.0, 0.8)
+        for number, values in enumerate(filters)
+    ]
+    requests = [Request(f"{n}", prompts[n % 4], sampling) for n, sampling in enumerate(samplings)]
+    generate(Engine(target, drafter, EngineConfig(max_batch_size=5, draft_budget=budget, prefill_chunk=16)), requests)
+    for compiled, expected in pairs:
+        assert (compiled.tokens, compiled.parents) == (expected.tokens, expected.parents)
+        assert compiled.survival == pytest.approx(expected.survival, rel=1e-4)
+    assert sum(len(draft) for draft, _ in pairs) > 100
+    assert max(depth for draft, _ in pairs for depth in draft.depths()) > 2
 
 
 def test_a_sequence_that_was_never_observed_gets_no_draft(model: Model) -> None:

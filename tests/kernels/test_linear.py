@@ -12,6 +12,7 @@ from kernels.linear import (
     linear,
     linear_reference,
     pack,
+    pack_draft,
     pack_fp8,
     pack_grouped,
     pack_int4,
@@ -134,6 +135,14 @@ def test_a_float8_weight_keeps_four_significant_bits() -> None:
     smallest_step = w.abs().amax(1, keepdim=True) / 448 / 2**9
     assert bool(((restored - w).abs() <= torch.maximum(w.abs() / 16, smallest_step) * 1.0001).all())
     assert bool((restored[40] == 0).all())
+
+
+def test_a_drafters_bfloat16_weight_is_int8_where_there_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = make((33, 64), torch.bfloat16, 1)
+    assert pack_draft(weight).format_name == "int8"
+    assert pack_draft(weight.float()).format_name == "float32"
+    monkeypatch.setattr("kernels.linear.library", lambda: None)
+    assert pack_draft(weight).format_name == "bfloat16"  # the reference is not faster with int8
 
 
 def test_an_int8_weight_takes_half_the_memory_of_bfloat16() -> None:

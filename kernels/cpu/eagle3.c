@@ -1,0 +1,250 @@
+/* Grows the draft trees of the EAGLE-3 drafter in one call: engine/drafters/eagle3.py has the method, and
+ * engine/drafters/growing_tree.py the tree. If Python made the calls of a level, they would take longer than its
+ * products: after a pass of the target, little of what they need is left in the processor's caches. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "candidates.h"
+#include "common.h"
+#include "decoder.h"
+
+struct eagle3 {
+    const struct decoder *decoder; /* one layer, whose qkv product reads [normed embedding, normed state] */
+    struct linear lm_head;         /* [Vd, H] */
+    const void *embedding;         /* [V, H] in the decoder's dtype */
+    const float *token_norm;       /* [H] */
+    const int64_t *vocab;          /* [Vd], ids of the target's tokens */
+    int64_t feeds_normed;          /* whether the next position reads the layer's output after the final norm */
+};
+
+struct growth {
+    int64_t num_trees, budget, max_depth, width, num_candidates;
+    float least_gain, least_survival;
+    const void *read;      /* [num_trees, H] in the decoder's dtype: the inputs of lm_head at the roots */
+    const float *fed_back; /* [num_trees, H]: the states at the roots */
+    void *keys, *values;   /* the drafter's caches */
+    const int32_t *slot_tables, *tails; /* the slots of the root's context: entries of a table, then tails */
+    const int64_t *table_rows, *prefix_lens, *tail_lens; /* by tree */
+    int64_t table_stride, tail_stride;
+    const int64_t *lengths; /* tokens of each sequence; the position of the next token */
+    int64_t max_position, first_scratch;
+    const struct sampling *sampling; /* by tree */
+    int64_t *tokens, *parents;       /* [num_trees, budget], results */
+    float *survival;                 /* [num_trees, budget] */
+    int64_t *counts;                 /* number of nodes of each tree */
+};
+
+struct tree {
+    int64_t count, level; /* the number of nodes, and the first node of the newest level */
+    int64_t *tokens, *parents;
+    float *survival;
+};
+
+/* A row of a level: a node on which the layer has run. */
+struct row {
+    int64_t tree, node, parent_row;
+};
+
+struct level {
+    int64_t count;
+    struct row *rows;
+    int64_t *positions, *slots, *seqs, *prefix_lens, *path_lens;
+    int32_t *paths;
+};
+
+static int64_t item_size(const struct decoder *d) { return d->dtype == BF16 ? 2 : 4; }
+
+static void offer(struct tree *tree, int64_t parent, const int64_t *tokens, const float *probabilities, int64_t count,
+                  float least) {
+    float before = parent < 0 ? 1.0f : tree->survival[parent];
+    for (int64_t i = 0; i < count; i++) {
+        float survival = before * fminf(1.0f, probabilities[i]);
+        if (!(survival >= least)) continue;
+        tree->tokens[tree->count] = tokens[i];
+        tree->parents[tree->count] = parent;
+        tree->survival[tree->count++] = survival;
+    }
+}
+
+/* Writes the `wanted` likeliest nodes from `first` on to `chosen`, likeliest first; of equal ones the earlier. Returns
+ * their number. */
+static int64_t likeliest(const struct tree *tree, int64_t first, int64_t wanted, int64_t *chosen) {
+    int64_t num = 0;
+    for (int64_t node = first; node < tree->count; node++) {
+        int64_t i = num < wanted ? num++ : wanted;
+        for (; i > 0 && tree->survival[node] > tree->survival[chosen[i - 1]]; i--)
+            if (i < wanted) chosen[i] = chosen[i - 1];
+        if (i < wanted) chosen[i] = node;
+    }
+    return num;
+}
+
+static int ascending(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Writes the tree's likeliest nodes as a draft. */
+static void write_draft(const struct growth *g, int64_t index, const struct tree *tree, int64_t *chosen) {
+    int64_t count = likeliest(tree, 0, g->budget, chosen), at = index * g->budget;
+    qsort(chosen, count, sizeof *chosen, ascending);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t *parent = bsearch(&tree->parents[chosen[i]], chosen, i, sizeof *chosen, ascending);
+        g->tokens[at + i] = tree->tokens[chosen[i]];
+        g->parents[at + i] = parent ? parent - chosen : -1;
+        g->survival[at + i] = tree->survival[chosen[i]];
+    }
+    g->counts[index] = count;
+}
+
+/* Replaces the level by the nodes that are run next. Returns the expected number of accepted tokens among them. */
+static float next_level(const struct growth *g, const struct tree *trees, struct level *level, const struct level *old,
+                        int64_t *free_slot, int64_t depth, int64_t *chosen) {
+    int64_t stride = g->tail_stride + g->max_depth;
+    float expected = 0.0f;
+    level->count = 0;
+    for (int64_t index = 0; index < g->num_trees; index++) {
+        const struct tree *tree = trees + index;
+        int64_t best = likeliest(tree, 0, g->budget, chosen);
+        float least = best ? tree->survival[chosen[best - 1]] : INFINITY;
+        int64_t num = likeliest(tree, tree->level, g->width, chosen);
+        for (int64_t i = 0; i < num && tree->survival[chosen[i]] >= least; i++) {
+            int64_t m = level->count++, parent = 0;
+            while (old->rows[parent].tree != index || old->rows[parent].node != tree->parents[chosen[i]]) parent++;
+            level->rows[m] = (struct row){index, chosen[i], parent};
+            expected += tree->survival[chosen[i]];
+            int64_t position = g->lengths[index] + depth - 2;
+            level->positions[m] = position < g->max_position ? position : g->max_position;
+            level->slots[m] = (*free_slot)++;
+            level->seqs[m] = g->table_rows[index];
+            level->prefix_lens[m] = g->prefix_lens[index];
+            int64_t length = old->path_lens[parent];
+            memcpy(level->paths + m * stride, old->paths + parent * stride, length * sizeof *level->paths);
+            level->paths[m * stride + length] = (int32_t)level->slots[m];
+            level->path_lens[m] = length + 1;
+        }
+    }
+    return expected;
+}
+
+struct buffers {
+    struct tree *trees;
+    struct level levels[2];
+    float *fed_back[2], *logits, *values, *log_masses; /* [R, H] twice, [R, Vd], [R, k], [R] */
+    int64_t *columns, *chosen;                         /* [R, k] */
+    char *read, *prefix;                               /* [R, H] in the decoder's dtype */
+};
+
+/* Adds the candidates below each row of the level to its tree. */
+static void offer_level(const struct eagle3 *e, const struct growth *g, const struct buffers *b,
+                        const struct level *level, const void *read, int64_t depth) {
+    const struct linear *head = &e->lm_head;
+    int64_t k = g->num_candidates, M = level->count;
+    slipstream_linear(read, head->weight, head->scales, head->bias, b->logits, M, head->N, head->K, e->decoder->dtype,
+                      (int)head->format, STORE);
+    slipstream_top_k(b->logits, b->values, b->columns, b->log_masses, M, head->N, k);
+    for (int64_t index = 0; index < g->num_trees; index++) b->trees[index].level = b->trees[index].count;
+    for (int64_t m = 0; m < M; m++) {
+        float survival[MAX_CANDIDATES];
+        int64_t *tokens = b->columns + m * k, index = level->rows[m].tree;
+        for (int64_t i = 0; i < k; i++) tokens[i] = e->vocab[tokens[i]];
+        rank_candidates(b->values + m * k, tokens, survival, k, b->log_masses[m], g->sampling + index,
+                        g->lengths[index] + depth - 1);
+        offer(b->trees + index, level->rows[m].node, tokens, survival, k, g->least_survival);
+    }
+}
+
+/* Runs the layer on the rows of the level. `fed_back` has the states of their parents, and gets theirs. */
+static int run_level(const struct eagle3 *e, const struct growth *g, const struct buffers *b,
+                     const struct level *level, float *fed_back) {
+    const struct decoder *d = e->decoder;
+    int64_t size = item_size(d), H = d->H, M = level->count;
+    float row[H];
+    for (int64_t m = 0; m < M; m++) {
+        int64_t token = b->trees[level->rows[m].tree].tokens[level->rows[m].node];
+        for (int64_t i = 0; i < H; i++) row[i] = load_any(e->embedding, token * H + i, d->dtype);
+        rms_norm_row(row, e->token_norm, b->prefix + m * H * size, H, d->eps, d->dtype);
+    }
+    struct decoder_pass pass = {
+        .k_caches = &g->keys, .v_caches = &g->values, .positions = level->positions, .slots = level->slots,
+        .rows = {g->slot_tables, level->paths, level->seqs, level->prefix_lens, level->path_lens, g->table_stride,
+                 g->tail_stride + g->max_depth},
+        .M = M, .residual = fed_back, .hidden = b->read, .qkv_prefix = b->prefix, .qkv_prefix_width = H};
+    if (slipstream_decoder(d, &pass)) return -1;
+    if (e->feeds_normed)
+        for (int64_t i = 0; i < M * H; i++) fed_back[i] = load_any(b->read, i, d->dtype);
+    return 0;
+}
+
+static int grow(const struct eagle3 *e, const struct growth *g, struct buffers *b) {
+    int64_t free_slot = g->first_scratch, H = e->decoder->H;
+    const void *read = g->read;
+    for (int64_t depth = 1;; depth++) {
+        struct level *level = b->levels + depth % 2, *old = b->levels + (depth + 1) % 2;
+        offer_level(e, g, b, old, read, depth);
+        if (depth == g->max_depth) return 0;
+        float expected = next_level(g, b->trees, level, old, &free_slot, depth, b->chosen);
+        if (!level->count || expected < g->least_gain * (float)g->num_trees) return 0;
+        for (int64_t m = 0; m < level->count; m++)
+            memcpy(b->fed_back[depth % 2] + m * H, b->fed_back[(depth + 1) % 2] + level->rows[m].parent_row * H,
+                   H * sizeof(float));
+        if (run_level(e, g, b, level, b->fed_back[depth % 2])) return -1;
+        read = b->read;
+    }
+}
+
+/* Returns the next `bytes` of `memory`, or, if there is no memory yet, only counts them. */
+static void *take(char *memory, int64_t *used, int64_t bytes) {
+    void *at = memory ? memory + *used : NULL;
+    *used += (bytes + 63) / 64 * 64;
+    return at;
+}
+
+/* Returns the bytes of all buffers, and assigns them parts of `memory` if it is not null. */
+static int64_t lay_out(const struct eagle3 *e, const struct growth *g, struct buffers *b, char *memory) {
+    int64_t B = g->num_trees, R = B * g->width, k = g->num_candidates, H = e->decoder->H, used = 0;
+    int64_t nodes = k * (1 + (g->max_depth - 1) * g->width), row_bytes = R * H * item_size(e->decoder);
+    b->trees = take(memory, &used, B * sizeof(struct tree));
+    int64_t *integers = take(memory, &used, 2 * B * nodes * sizeof(int64_t));
+    float *survivals = take(memory, &used, B * nodes * sizeof(float));
+    for (int64_t i = 0; memory && i < B; i++)
+        b->trees[i] = (struct tree){0, 0, integers + 2 * i * nodes, integers + (2 * i + 1) * nodes,
+                                    survivals + i * nodes};
+    for (int i = 0; i < 2; i++) {
+        struct level *l = b->levels + i;
+        l->rows = take(memory, &used, R * sizeof(struct row));
+        int64_t **columns[] = {&l->positions, &l->slots, &l->seqs, &l->prefix_lens, &l->path_lens};
+        for (int j = 0; j < 5; j++) *columns[j] = take(memory, &used, R * sizeof(int64_t));
+        l->paths = take(memory, &used, R * (g->tail_stride + g->max_depth) * sizeof(int32_t));
+        b->fed_back[i] = take(memory, &used, R * H * sizeof(float));
+    }
+    b->logits = take(memory, &used, R * e->lm_head.N * sizeof(float));
+    b->values = take(memory, &used, R * k * sizeof(float));
+    b->log_masses = take(memory, &used, R * sizeof(float));
+    b->columns = take(memory, &used, R * k * sizeof(int64_t));
+    b->chosen = take(memory, &used, (g->budget + g->width) * sizeof(int64_t));
+    b->read = take(memory, &used, row_bytes);
+    b->prefix = take(memory, &used, row_bytes);
+    return used;
+}
+
+/* Returns 0, or -1 if there is not enough memory. */
+int slipstream_eagle3(const struct eagle3 *e, const struct growth *g) {
+    struct buffers b;
+    char *memory = aligned_alloc(64, lay_out(e, g, &b, NULL));
+    if (memory == NULL) return -1;
+    lay_out(e, g, &b, memory);
+    struct level *roots = b.levels; /* the level of depth 0 */
+    roots->count = g->num_trees;
+    for (int64_t i = 0; i < g->num_trees; i++) {
+        roots->rows[i] = (struct row){i, -1, 0};
+        roots->path_lens[i] = g->tail_lens[i];
+        memcpy(roots->paths + i * (g->tail_stride + g->max_depth), g->tails + i * g->tail_stride,
+               g->tail_lens[i] * sizeof(int32_t));
+    }
+    memcpy(b.fed_back[0], g->fed_back, g->num_trees * e->decoder->H * sizeof(float));
+    int failed = grow(e, g, &b);
+    for (int64_t i = 0; !failed && i < g->num_trees; i++) write_draft(g, i, b.trees + i, b.chosen);
+    free(memory);
+    return failed;
+}

@@ -1,0 +1,184 @@
+"""Grows the draft trees of the EAGLE-3 drafter on the CPU, in one call of cpu/eagle3.c.
+
+There is no reference here: engine/drafters/eagle3.py grows the same trees with single operations where this module
+cannot be used.
+
+Shape letters: B trees, N budget, H hidden size, Vd and V draft vocabulary and vocabulary of the target.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_tensor
+from kernels.cpu.library import library
+from kernels.cpu.structures import LONG, POINTER, Linear, address
+from kernels.decoder import DecoderLayers
+from kernels.linear import LinearWeight
+
+MAX_CANDIDATES = 16  # cpu/candidates.h
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How far trees grow.
+
+    width: nodes of a tree that are run per level. num_candidates: children that a node may get. least_gain: a level is
+    run only if it is expected to add this many accepted tokens per tree. least_survival: less likely nodes are dropped.
+    first_scratch: the first of `B width (max_depth - 1)` slots of the cache for the nodes' keys and values.
+    """
+
+    budget: int
+    max_depth: int
+    width: int
+    num_candidates: int
+    least_gain: float
+    least_survival: float
+    max_position: int
+    first_scratch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """A sequence for which a tree is grown.
+
+    length: its number of tokens. The context of the first level are `prefix_len` slots of row `table_row` of the slot
+    table, and then `tail`. top_k: 0 for all tokens.
+    """
+
+    length: int
+    table_row: int
+    prefix_len: int
+    tail: Sequence[int]
+    seed: int
+    temperature: float
+    top_p: float
+    min_p: float
+    top_k: int
+
+
+Tree = tuple[list[int], list[int], list[float]]  # tokens, parents (-1: the root) and survivals of the nodes
+
+
+# The structures have the same fields as those of cpu/eagle3.c and cpu/candidates.h, in the same order.
+class _Eagle3(ctypes.Structure):
+    _fields_ = (
+        ("decoder", POINTER),
+        ("lm_head", Linear),
+        *((name, POINTER) for name in ("embedding", "token_norm", "vocab")),
+        ("feeds_normed", LONG),
+    )
+
+
+class _Sampling(ctypes.Structure):
+    _fields_ = (
+        ("seed", ctypes.c_uint64),
+        ("top_k", LONG),
+        *((name, ctypes.c_float) for name in ("temperature", "top_p", "min_p")),
+    )
+
+
+class _Growth(ctypes.Structure):
+    _fields_ = (
+        *((name, LONG) for name in ("num_trees", "budget", "max_depth", "width", "num_candidates")),
+        *((name, ctypes.c_float) for name in ("least_gain", "least_survival")),
+        *((name, POINTER) for name in ("read", "fed_back", "keys", "values", "slot_tables", "tails")),
+        *((name, POINTER) for name in ("table_rows", "prefix_lens", "tail_lens")),
+        *((name, LONG) for name in ("table_stride", "tail_stride")),
+        ("lengths", POINTER),
+        *((name, LONG) for name in ("max_position", "first_scratch")),
+        *((name, POINTER) for name in ("sampling", "tokens", "parents", "survival", "counts")),
+    )
+
+
+class TreeGrower:
+    """The weights of a drafter, as the compiled function reads them."""
+
+    def __init__(
+        self,
+        layers: DecoderLayers,
+        *,
+        lm_head: LinearWeight,
+        embedding: Tensor,
+        token_norm: Tensor,
+        vocab: Tensor,
+        feeds_normed: bool,
+    ) -> None:
+        """
+        Args:
+            layers: one layer with the final norm that `lm_head` [Vd, H] reads. Its qkv product reads 2 H numbers.
+            embedding: [V, H] in the layers' dtype, contiguous. token_norm: [H] float32. vocab: [Vd] int64.
+            feeds_normed: whether the next position reads the output of the final norm.
+        Raises: ValueError: the compiled function does not support these weights (see `is_supported`).
+        """
+        if not is_supported(layers, lm_head, embedding):
+            raise ValueError("the weights are not on the CPU, or not packed for its kernels")
+        self._kept = (layers, lm_head, embedding, token_norm, vocab)  # the structure holds only their addresses
+        self._hidden_size, self._dtype = layers.shape.hidden_size, layers.shape.dtype
+        self._draft_vocab_size = lm_head.out_features
+        self._structure = _Eagle3(
+            ctypes.addressof(layers.structure),
+            Linear.of(lm_head),
+            *map(address, (embedding, token_norm, vocab)),
+            int(feeds_normed),
+        )
+
+    def grow(
+        self,
+        roots: Sequence[Root],
+        limits: Limits,
+        *,
+        read: Tensor,
+        fed_back: Tensor,
+        cache: tuple[Tensor, Tensor],
+        slot_tables: Tensor,
+    ) -> list[Tree]:
+        """
+        Args:
+            read: [B, H] in the layers' dtype, the inputs of lm_head at the roots. fed_back: [B, H] float32.
+            cache: keys and values [slots, Hkv, D]. slot_tables: int32, as in `AttentionRows`.
+        Raises: ValueError: shapes, dtypes or limits do not fit. MemoryError.
+        """
+        if not 1 <= limits.num_candidates <= MAX_CANDIDATES:
+            raise ValueError(f"num_candidates must be in 1..{MAX_CANDIDATES}, got {limits.num_candidates}")
+        B, N = len(roots), limits.budget
+        check_tensor(read, "read", (B, self._hidden_size), self._dtype)
+        check_tensor(fed_back, "fed_back", (B, self._hidden_size), torch.float32)
+        check_tensor(slot_tables, "slot_tables", (None, None), torch.int32)
+        keys, values = cache
+        check_tensor(keys, "keys", (None, *keys.shape[1:]), self._dtype)
+        check_tensor(values, "values", tuple(keys.shape), self._dtype)
+        table_rows, prefix_lens, tail_lens, lengths = (
+            (LONG * B)(*column)
+            for column in zip(*((r.table_row, r.prefix_len, len(r.tail), r.length) for r in roots), strict=True)
+        )
+        stride = max(tail_lens)
+        padded = [slot for root in roots for slot in (*root.tail, *(0,) * (stride - len(root.tail)))]
+        tails = (ctypes.c_int32 * (B * stride))(*padded)
+        sampling = (_Sampling * B)(*((r.seed, r.top_k, r.temperature, r.top_p, r.min_p) for r in roots))
+        tokens, parents, survival = (LONG * (B * N))(), (LONG * (B * N))(), (ctypes.c_float * (B * N))()
+        counts = (LONG * B)()
+        growth = _Growth(
+            *(B, N, limits.max_depth, limits.width, min(limits.num_candidates, self._draft_vocab_size)),
+            *(limits.least_gain, limits.least_survival),
+            *map(address, (read, fed_back, keys, values, slot_tables)),
+            *map(ctypes.addressof, (tails, table_rows, prefix_lens, tail_lens)),
+            *(slot_tables.shape[1], stride, ctypes.addressof(lengths)),
+            *(limits.max_position, limits.first_scratch),
+            *map(ctypes.addressof, (sampling, tokens, parents, survival, counts)),
+        )
+        kernels = library()
+        assert kernels is not None  # the structure of the layers exists only if the kernels are loaded
+        if kernels.slipstream_eagle3(ctypes.addressof(self._structure), ctypes.addressof(growth)) != 0:
+            raise MemoryError(f"no memory for {B} trees")
+        ends = [(N * index, N * index + count) for index, count in enumerate(counts)]
+        return [(tokens[start:end], parents[start:end], survival[start:end]) for start, end in ends]
+
+
+def is_supported(layers: DecoderLayers, lm_head: LinearWeight, embedding: Tensor) -> bool:
+    """Returns whether a TreeGrower can be made of these weights."""
+    on_cpu = layers.structure is not None and lm_head.packed
+    return on_cpu and embedding.is_contiguous() and embedding.dtype == layers.shape.dtype

@@ -34,7 +34,6 @@ from engine.graph_decoding.timing import GraphStepTimes, measure_graph_steps, ti
 from engine.lora.adapters import Adapters
 from engine.lora.stacks import stacks_for
 from engine.models.base import Model
-from engine.models.dense import Decoder
 from engine.models.quantized.report import UNKNOWN, WeightsReport
 from engine.pass_timing import measure_passes
 from engine.prediction import PredictionFollower
@@ -66,7 +65,7 @@ class Engine:
     def __init__(self, model: Model, drafter: Drafter, config: EngineConfig) -> None:
         self.model = model
         self.config = config
-        self.adapters = Adapters(model.config, model.dtype, model.device, supported=isinstance(model, Decoder))
+        self.adapters = Adapters(model)
         self._stacks = stacks_for(self.adapters, model.device)
         self.eos_token_ids = model.config.eos_token_ids
         self.row_invariance: RowInvariance = NOT_TESTED  # set by `load_engine`

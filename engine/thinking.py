@@ -4,12 +4,18 @@
        │         └──────── any other first token ───────────────────────▲
        └─ the template has written `begin` ─▶ THINKING
 
+In gpt-oss's format, Harmony, every message has a header that names its channel. The answer is the message in the
+channel `final`, and all text before it belongs to the trace:
+
+    <|start|>assistant<|channel|>analysis<|message|> ... <|end|><|start|>assistant<|channel|>final<|message|> ...
+    └──── prompt ────┘└─ THINKING ──────────────────────────────────────────────────────────────────────────┘└ ANSWERING
+
 The phase depends only on the tokens of the generated text. So a grammar that begins after the trace, and a budget that
 ends it, constrain the same tokens with and without drafts.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -25,19 +31,40 @@ _MARKERS = (
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
+_HARMONY = ("<|start|>", "<|end|>", "<|channel|>", "<|message|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Token ids of Harmony's headers. A channel's name is between `channel` and `message`."""
+
+    channel: int
+    message: int
+    final: tuple[int, ...]  # the name of the answer's channel
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkMarkers:
-    begin: int  # token ids
+    """Token ids. With channels, `begin` and `end` are those of every message."""
+
+    begin: int
     end: int
+    channels: Channels | None = None
 
 
-def find_markers(template: str, added_tokens: Mapping[str, int]) -> ThinkMarkers | None:
-    """Returns the markers that the chat template names and of which each is one added token of the vocabulary."""
+def find_markers(
+    template: str, added_tokens: Mapping[str, int], encode: Callable[[str], Sequence[int]]
+) -> ThinkMarkers | None:
+    """Returns the markers that the chat template names and of which each is one added token of the vocabulary.
+
+    encode: returns the token ids of a text, without special tokens.
+    """
     for begin, end in _MARKERS:
         if (begin in template or end in template) and begin in added_tokens and end in added_tokens:
             return ThinkMarkers(added_tokens[begin], added_tokens[end])
+    if "<|channel|>analysis<|message|>" in template and all(token in added_tokens for token in _HARMONY):
+        start_id, end_id, channel_id, message_id = (added_tokens[token] for token in _HARMONY)
+        return ThinkMarkers(start_id, end_id, Channels(channel_id, message_id, tuple(encode("final"))))
     return None
 
 
@@ -46,8 +73,8 @@ class Thinking:
     """Where the trace of one answer is."""
 
     markers: ThinkMarkers
-    opened: bool  # whether the prompt ends with `begin`
-    budget: int | None = None  # maximum number of tokens between the markers; then the trace is ended
+    opened: bool  # whether the prompt ends with `begin`; with channels, within a header
+    budget: int | None = None  # tokens between the markers at most; then the trace is ended. Not with channels
 
     def start(self) -> "Phases":
         return Phases(self)
@@ -62,12 +89,14 @@ class Phase(Enum):
 class Phases:
     """The phase of a generated text after some of its tokens."""
 
-    __slots__ = ("_thinking", "num_tokens", "phase")
+    __slots__ = ("_header", "_thinking", "is_marker", "num_tokens", "phase")
 
     def __init__(self, thinking: Thinking) -> None:
         self._thinking = thinking
         self.phase = Phase.THINKING if thinking.opened else Phase.BEFORE
         self.num_tokens = 0  # of the trace, including its markers
+        self.is_marker = False  # whether the last token of the trace is a marker or part of a header
+        self._header: list[int] | None = []  # the last name of the current header; None within a message
 
     @property
     def num_left(self) -> float:
@@ -78,16 +107,32 @@ class Phases:
 
     def accept(self, token: int) -> Phase:
         """Adds a token. Returns the phase to which it belongs; markers belong to the trace."""
+        markers = self._thinking.markers
         if self.phase is Phase.BEFORE:
-            self.phase = Phase.THINKING if token == self._thinking.markers.begin else Phase.ANSWERING
-            self.num_tokens += self.phase is Phase.THINKING
+            self.phase = Phase.THINKING if token == markers.begin else Phase.ANSWERING
+            self.num_tokens, self.is_marker = int(self.phase is Phase.THINKING), True
             return self.phase
         if self.phase is Phase.ANSWERING:
             return Phase.ANSWERING
         self.num_tokens += 1
-        if token == self._thinking.markers.end:
+        if markers.channels is not None:
+            self._accept_in_channels(token, markers, markers.channels)
+            return Phase.THINKING
+        self.is_marker = token in (markers.begin, markers.end)
+        if token == markers.end:
             self.phase = Phase.ANSWERING
         return Phase.THINKING
+
+    def _accept_in_channels(self, token: int, markers: ThinkMarkers, channels: Channels) -> None:
+        self.is_marker = self._header is not None or token in (markers.begin, markers.end, channels.channel)
+        if token in (markers.begin, channels.channel):
+            self._header = []
+        elif self._header is not None and token == channels.message:
+            # a content type may follow the name
+            is_final = tuple(self._header[: len(channels.final)]) == channels.final
+            self.phase, self._header = Phase.ANSWERING if is_final else Phase.THINKING, None
+        elif self._header is not None:
+            self._header.append(token)
 
 
 class ThinkingConstraint:

@@ -70,7 +70,8 @@ class Tokenizer:
     @cached_property
     def think_markers(self) -> ThinkMarkers | None:
         """The markers of the model's traces; None if it has none, or if a marker is more than one token."""
-        return find_markers(self.tool_template, {self._token(token): token for token in self._added})
+        added = {self._token(token): token for token in self._added}
+        return find_markers(self.tool_template, added, lambda text: self.encode(text, add_special_tokens=False))
 
     @property
     def tool_template(self) -> str:

@@ -7,7 +7,9 @@ position 0, so plain decoding, chains and trees perform their additions in the s
 
 M rows, S sequences of at most L positions, paths of at most P nodes, Hq query heads and Hkv KV heads of dimension D.
 
-Source: online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867.
+A sink is a score of its own for each query head. It takes part in the softmax, but has no value.
+
+Source: online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867; sinks as in gpt-oss, arXiv:2508.10925.
 """
 
 from dataclasses import dataclass
@@ -90,7 +92,7 @@ def has_compiled_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> 
     return head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
     """Computes one row's attention: query [Hq, D], keys and values [p + 1, Hkv, D], all float32 -> [Hq, D].
 
     The last block is padded to 16 keys, because torch's order of additions depends on the shape.
@@ -112,24 +114,29 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         total = total * factor + weights.sum(-1)
         out = out * factor.unsqueeze(-1) + torch.einsum("hgj,jhd->hgd", weights, v)
         top = new_top
+    if sinks is not None:
+        total = total + torch.exp(sinks.view(top.shape) - top)
     return (out / total.unsqueeze(-1)).flatten(0, 1)
 
 
-def attention_reference(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
+def attention_reference(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, sinks: Tensor | None = None
+) -> Tensor:
     """Reference of `attention`. It computes each row separately."""
     out = torch.empty(q.shape, dtype=k_cache.dtype, device=q.device)
     for row in range(q.shape[0]):
         slots = rows.slots(row)
-        out[row] = _attend(q[row], k_cache[slots].float(), v_cache[slots].float()).to(out.dtype)
+        out[row] = _attend(q[row], k_cache[slots].float(), v_cache[slots].float(), sinks).to(out.dtype)
     return out
 
 
-def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
+def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows, sinks: Tensor | None = None) -> Tensor:
     """Computes softmax(q k / sqrt(D)) v for every row.
 
     Args:
         q: [M, Hq, D] float32; heads are contiguous, rows may be strided.
         k_cache, v_cache: [slots, Hkv, D] float32 or bfloat16; Hkv divides Hq.
+        sinks: [Hq] float32. On CUDA, the reference computes attention with sinks.
 
     Returns: [M, Hq, D] in the caches' dtype.
     Raises: ValueError: shapes or dtypes do not fit.
@@ -144,13 +151,15 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) 
             f"q must be float32 [{rows.seqs.shape[0]}, n * {Hkv}, {D}] with contiguous heads, "
             f"got {q.dtype} {list(q.shape)} strides {q.stride()}"
         )
+    if sinks is not None:
+        check_tensor(sinks, "sinks", (Hq,), torch.float32)
     kernels = library() if q.device.type == "cpu" else None
     if kernels is None or not has_compiled_attention(Hq, Hkv, D):
-        if q.is_cuda and D <= _MAX_CUDA_HEAD_DIM:
+        if q.is_cuda and D <= _MAX_CUDA_HEAD_DIM and sinks is None:
             from kernels.cuda.attention import attention as launch  # imported here, because triton requires CUDA
 
             return launch(q, k_cache, v_cache, rows)
-        return attention_reference(q, k_cache, v_cache, rows)
+        return attention_reference(q, k_cache, v_cache, rows, sinks)
     out = torch.empty(M, Hq, D, dtype=k_cache.dtype)
     failed = kernels.slipstream_attention(
         q.data_ptr(),
@@ -170,6 +179,7 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) 
         Hkv,
         D,
         dtype_code(k_cache, "k_cache"),
+        None if sinks is None else sinks.data_ptr(),
     )
     if failed:
         raise MemoryError(f"no memory for the attention of {M} rows")

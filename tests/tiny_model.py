@@ -52,6 +52,10 @@ def make_tiny_model(
             for tensor in (*model.parameters(), *(b for name, b in model.named_buffers() if "correction" in name)):
                 if tensor.dim() == 1:
                     tensor.data += 0.3 * torch.randn_like(tensor)
+        if architecture == "gpt_oss":  # the biases of its experts are zero, and its sinks are small
+            for name, tensor in model.named_parameters():
+                if name.endswith(("sinks", "bias")):
+                    tensor.data += 0.5 * torch.randn_like(tensor)
     model.to(dtype).save_pretrained(directory)
     return directory
 

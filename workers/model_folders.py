@@ -38,7 +38,7 @@ QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization"
 # Quantization tools write these files beside config.json: ModelOpt the first one, AutoGPTQ and AutoAWQ the others.
 MODELOPT_FILE = "hf_quant_config.json"
 QUANTIZATION_FILES = frozenset({MODELOPT_FILE, "quantize_config.json", "quant_config.json"})
-READABLE_QUANTIZATION = ("fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq")  # engine/models/quantized
+READABLE_QUANTIZATION = ("fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq", "mxfp4")  # engine/models/quantized
 QUANTIZED_CHECKPOINT = "quantized_checkpoint"  # the code of the error
 MAX_JSON_BYTES = 64 << 20
 _TOKENIZER_NAMES = (

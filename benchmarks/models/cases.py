@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kernels.linear import INT4_GROUP
-from tests.engine.models.quantized.checkpoints import make_quantized
+from tests.engine.models.quantized.checkpoints import make_mxfp4, make_quantized
 from tests.tiny_model import make_tiny_model
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -51,11 +51,16 @@ FAMILIES = (
     ),
     Family(model_type="deepseek_v3", adapted=()),
     Family(
-        model_type="gemma3_text",
-        values={"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
-        adapted=(),
+        model_type="gemma3_text", values={"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
     ),
-    *(Family(model_type=name, adapted=()) for name in ("glm4", "smollm3", "seed_oss", "ernie4_5", "olmo2", "phi3")),
+    Family(
+        model_type="gpt_oss",
+        values={"sliding_window": 20, "num_local_experts": 4, "num_experts_per_tok": 2},
+        adapted=_ATTENTION,
+    ),
+    Family(model_type="glm4", adapted=(*_ATTENTION, "gate_up_proj", "down_proj")),
+    *(Family(model_type=name) for name in ("smollm3", "seed_oss", "ernie4_5", "olmo2")),
+    Family(model_type="phi3", adapted=("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
 )
 CHECKPOINTS = ("fp8 blocks", "fp8 per channel", "compressed int8", "compressed int4", "awq", "gptq")
 
@@ -76,13 +81,16 @@ def cases() -> Iterator[Case]:
         if family.has_decoder:
             yield _case(family, "int8", "int8", _int8_values)
             yield _case(family, "int4", "int4", _int4_values)
-    qwen = next(family for family in FAMILIES if family.model_type == "qwen2")
+    qwen, gpt_oss = (next(family for family in FAMILIES if family.model_type == name) for name in ("qwen2", "gpt_oss"))
     for name in CHECKPOINTS:
 
         def write(folder: Path, name: str = name) -> tuple[Path, Path]:
             return make_quantized(folder, name, "qwen2")
 
         yield Case(family=qwen, format=name, weights="auto", write=write)
+    yield Case(
+        family=gpt_oss, format="mxfp4", weights="auto", write=lambda folder: make_mxfp4(folder, **gpt_oss.values)
+    )
 
 
 def _case(family: Family, form: str, weights: str, values: Callable[[str, Tensor], Tensor]) -> Case:

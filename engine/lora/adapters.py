@@ -6,7 +6,7 @@ layers of the decoder is supported. Adapters with other changes (DoRA, biases, e
 
 import json
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from engine.config import ModelConfig
 from engine.errors import AdapterNotLoadable
+from engine.models.base import Model
+from engine.models.dense import Decoder
+from engine.models.transformers_model import TransformersModel
 from kernels.linear import pack
 from kernels.lora import LoraLayer, LoraRun, LoraWeight
 from workers.contracts import fingerprint
@@ -25,6 +28,7 @@ _NAME = re.compile(
     r"\.lora_(?P<side>[AB])(?:\.default)?\.weight"
 )
 _MAX_RANK = 256
+_Parts = dict[tuple[int, str, str], Tensor]  # by layer, module and side, in float32
 
 
 class LoraAdapter:
@@ -40,11 +44,8 @@ class LoraAdapter:
 class Adapters:
     """The loaded adapters of an engine."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, supported: bool) -> None:
-        self._config = config
-        self._dtype = dtype
-        self._device = device
-        self._supported = supported
+    def __init__(self, model: Model) -> None:
+        self._model = model
         self._loaded: dict[str, LoraAdapter] = {}
         self.default: LoraAdapter | None = None  # for requests that name no adapter
 
@@ -67,15 +68,22 @@ class Adapters:
 
         Raises: AdapterNotLoadable.
         """
-        if not self._supported:
-            raise AdapterNotLoadable(f"LoRA is not supported for models of type {self._config.model_type}")
+        model, device = self._model, self._model.device
+        if not isinstance(model, Decoder | TransformersModel):
+            raise AdapterNotLoadable(f"LoRA is not supported for models of type {model.config.model_type}")
+        if isinstance(model, TransformersModel) and device.type != "cpu":
+            raise AdapterNotLoadable(f"LoRA of a {model.config.model_type} is only served on CPUs, got {device.type}")
         try:
             values = json.loads((folder / "adapter_config.json").read_text())
             tensors = load_file(folder / "adapter_model.safetensors")
             sha256 = fingerprint(folder, [folder / "adapter_config.json", folder / "adapter_model.safetensors"])
         except (OSError, ValueError) as error:
             raise AdapterNotLoadable(f"{folder.name} holds no readable LoRA adapter: {error}") from error
-        return LoraAdapter(name, _layers(values, tensors, self._config, self._dtype, self._device), sha256)
+        _refuse_more_than_lora(values)
+        parts, scale = _parts(tensors, model.config.num_layers, device), _Scale(values)
+        if isinstance(model, Decoder):
+            return LoraAdapter(name, _fused_layers(parts, scale, model.config, model.dtype), sha256)
+        return LoraAdapter(name, _single_layers(parts, scale, model.linears, model.dtype), sha256)
 
     def put(self, adapter: LoraAdapter) -> None:
         """Makes an adapter available to new requests; running requests keep the adapter they started with."""
@@ -103,19 +111,40 @@ def lora_runs(roots: Iterable[Hashable]) -> tuple[LoraRun, ...]:
     return tuple(runs)
 
 
-def _layers(
-    values: dict[str, Any], tensors: dict[str, Tensor], config: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> tuple[LoraLayer, ...]:
-    _refuse_more_than_lora(values)
-    parts: dict[tuple[int, str, str], Tensor] = {}
+def _parts(tensors: dict[str, Tensor], num_layers: int, device: torch.device) -> _Parts:
+    parts: _Parts = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
-        if match is None or int(match["layer"]) >= config.num_layers:
+        if match is None or int(match["layer"]) >= num_layers:
             raise AdapterNotLoadable(f"tensor {name} belongs to no layer of this model that can have LoRA")
         parts[int(match["layer"]), match["module"], match["side"]] = tensor.to(device=device, dtype=torch.float32)
     # "AB"[side == "A"] is the other side of a pair
     if incomplete := {key[:2] for key in parts if (*key[:2], "AB"[key[2] == "A"]) not in parts}:
         raise AdapterNotLoadable(f"of {sorted(incomplete)[0]} there is only one of lora_A and lora_B")
+    return parts
+
+
+def _single_layers(
+    parts: _Parts, scale: "_Scale", linears: Sequence[Mapping[str, tuple[int, int]]], dtype: torch.dtype
+) -> tuple[LoraLayer, ...]:
+    """linears: for each layer, the (outputs, inputs) of the modules that can have updates, by name."""
+    for layer, module, _ in parts:
+        if module not in linears[layer]:
+            served = ", ".join(sorted(linears[layer])) or "no module"
+            raise AdapterNotLoadable(f"LoRA is served on {served} of layer {layer}, got {module}")
+    return tuple(
+        LoraLayer(
+            single={
+                name: weight
+                for name, (rows, columns) in modules.items()
+                if (weight := _fused(index, columns, {name: rows}, parts, scale, dtype)) is not None
+            }
+        )
+        for index, modules in enumerate(linears)
+    )
+
+
+def _fused_layers(parts: _Parts, scale: "_Scale", config: ModelConfig, dtype: torch.dtype) -> tuple[LoraLayer, ...]:
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     H, intermediate = config.hidden_size, config.intermediate_size
     products = {
@@ -128,15 +157,13 @@ def _layers(
     served = {module for _, modules in products.values() for module in modules}
     if others := {module for _, module, _ in parts} - served:
         raise AdapterNotLoadable(f"LoRA is served on {', '.join(sorted(served))}, got {', '.join(sorted(others))}")
-    scale = _Scale(values)
-    return tuple(
-        LoraLayer(
-            **{
-                name: _fused(index, columns, modules, parts, scale, dtype)
-                for name, (columns, modules) in products.items()
-            }
-        )
+    fused = (
+        {name: _fused(index, columns, modules, parts, scale, dtype) for name, (columns, modules) in products.items()}
         for index in range(config.num_layers)
+    )
+    return tuple(
+        LoraLayer(qkv=layer["qkv"], output=layer["output"], gate_up=layer.get("gate_up"), down=layer.get("down"))
+        for layer in fused
     )
 
 
@@ -171,7 +198,7 @@ def _fused(
     layer: int,
     columns: int,
     modules: dict[str, int],
-    parts: dict[tuple[int, str, str], Tensor],
+    parts: _Parts,
     scale: _Scale,
     dtype: torch.dtype,
 ) -> LoraWeight | None:
@@ -198,7 +225,7 @@ def _fused(
     return LoraWeight(pack(down.to(dtype)), pack(up.to(dtype)))
 
 
-def _checked_rank(layer: int, module: str, columns: int, rows: int, parts: dict[tuple[int, str, str], Tensor]) -> int:
+def _checked_rank(layer: int, module: str, columns: int, rows: int, parts: _Parts) -> int:
     """Raises: AdapterNotLoadable: A and B don't fit the module or each other."""
     down, up = parts[layer, module, "A"], parts[layer, module, "B"]
     rank = down.shape[0]

@@ -19,7 +19,7 @@ from engine.config import ModelConfig
 from engine.errors import ModelNotLoadable
 from engine.models.base import Hidden, Rows
 from engine.models.reading import read_text
-from engine.models.transformers_rows import CURRENT, RowPass, RowProducts, padded_rows
+from engine.models.transformers_rows import CURRENT, RowLinear, RowPass, RowProducts, padded_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,10 @@ class _PassThrough(nn.Module):
 
 
 class TransformersModel:
-    """model: of transformers, with attention and linear layers replaced (engine/models/transformers_rows.py)."""
+    """model: of transformers, with attention and linear layers replaced (engine/models/transformers_rows.py).
+
+    linears: for each layer, the (outputs, inputs) of the modules that can have LoRA updates, by name.
+    """
 
     def __init__(
         self, model: PreTrainedModel, config: ModelConfig, weights: ForeignWeights, dtype: torch.dtype
@@ -55,7 +58,9 @@ class TransformersModel:
         self.num_windowed_layers = 0  # of the last pass
         self._decoder = model.get_decoder()
         self._head = _without_decoder(model, self._decoder)
-        _add_taps(self._decoder, config)
+        layers = _layers(self._decoder, config)
+        _add_taps(layers)
+        self.linears = [_place_linears(layer, index, dtype) for index, layer in enumerate(layers)]
 
     @property
     def lm_head(self) -> Tensor:
@@ -75,7 +80,7 @@ class TransformersModel:
         token_ids, position_ids = (
             nn.functional.pad(ids, (0, num_padding)).unsqueeze(0) for ids in (rows.token_ids, rows.rows.positions)
         )
-        current = RowPass(rows.rows, cache.keys, cache.values, frozenset(tap_layers))
+        current = RowPass(rows.rows, cache.keys, cache.values, frozenset(tap_layers), rows.lora_runs)
         token = CURRENT.set(current)
         try:
             with RowProducts(M):
@@ -119,12 +124,28 @@ def _shallow_copy(module: nn.Module) -> nn.Module:
     return twin
 
 
-def _add_taps(decoder: nn.Module, config: ModelConfig) -> None:
-    """Adds hooks that record the taps (engine/models/base.py). Raises: ModelNotLoadable: no list of layers is found."""
+def _layers(decoder: nn.Module, config: ModelConfig) -> nn.ModuleList:
+    """Raises: ModelNotLoadable: no list of layers is found."""
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList))
     layers = next((modules for modules in lists if len(modules) == config.num_layers), None)
     if layers is None:
         raise ModelNotLoadable(f"a {config.model_type} has no list of {config.num_layers} layers")
+    return layers
+
+
+def _place_linears(layer: nn.Module, index: int, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
+    """Tells the linear modules of attention and MLP their places. Returns their (outputs, inputs) by name."""
+    shapes = {}
+    for block in ("self_attn", "mlp"):
+        for name, module in getattr(layer, block, nn.Module()).named_children():
+            if isinstance(module, RowLinear) and module.input_dtype == dtype:
+                module.place = (index, name)
+                shapes[name] = (module.out_features, module.in_features)
+    return shapes
+
+
+def _add_taps(layers: nn.ModuleList) -> None:
+    """Adds hooks that record the taps (engine/models/base.py)."""
 
     def record_tap(index: int, hidden: Tensor) -> None:
         current = CURRENT.get()
@@ -139,6 +160,6 @@ def _add_taps(decoder: nn.Module, config: ModelConfig) -> None:
         layer.register_forward_pre_hook(before, with_kwargs=True)
 
     def after(_: nn.Module, __: tuple[Any, ...], out: Tensor | tuple[Tensor, ...]) -> None:
-        record_tap(config.num_layers, out if isinstance(out, Tensor) else out[0])
+        record_tap(len(layers), out if isinstance(out, Tensor) else out[0])
 
     layers[-1].register_forward_hook(after)

@@ -6,7 +6,8 @@ whose result for a row could depend on other rows, are replaced and process only
     attention      writes keys and values to their slots, then kernels.attention (transformers' attention interface)
     masks          only tell attention the size of a layer's sliding window      (transformers' mask interface)
     nn.Linear      kernels.linear                                                (modules are replaced)
-    experts        kernels.linear on an expert's rows                            (transformers' experts interface)
+    experts        kernels.linear on an expert's rows, kernels.experts for those of gpt-oss
+                                                                                 (transformers' experts interface)
     F.linear       torch's F.linear on 16 rows at a time                         (for routers, which call it directly)
 
 The other operations of a decoder process each element or each row separately. Their results still depend on the number
@@ -34,12 +35,17 @@ from transformers.pytorch_utils import Conv1D
 from engine.errors import ModelNotLoadable
 from kernels.attention import AttentionRows, attention, last_keys
 from kernels.decoder import DecoderRows
+from kernels.experts import ClampedGate, Expert, Experts, mix_experts
 from kernels.linear import LinearWeight, linear, linear_reference, pack
+from kernels.lora import LoraRun, lora
 
 NAME = "slipstream_rows"  # key in transformers' registries
 _ROW_MULTIPLE = 64  # passes are padded to a multiple of this, see the module's docstring
-_UNSUPPORTED = {"softcap": "a soft cap on scores", "s_aux": "attention sinks", "position_bias": "position bias"}
+_UNSUPPORTED = {"softcap": "a soft cap on scores", "position_bias": "position bias"}
 _EXPERT_TRAITS = {"has_gate": True, "has_bias": False, "is_transposed": False, "is_concatenated": True}
+_GPT_OSS_TRAITS = {"has_gate": True, "has_bias": True, "is_transposed": True, "is_concatenated": False}
+_GPT_OSS_WEIGHTS = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+_GPT_OSS_GATE = ("alpha", "limit")
 
 
 @dataclass(slots=True)
@@ -49,12 +55,14 @@ class RowPass:
     keys, values: per layer [slots, Hkv, D].
     num_layers: number of layers whose attention has run; num_windowed: those with a sliding window.
     taps: for each index in tap_layers, the tap [M, H] (engine/models/base.py).
+    lora_runs: as in `Rows`.
     """
 
     rows: DecoderRows
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
     tap_layers: frozenset[int] = frozenset()
+    lora_runs: tuple[LoraRun, ...] = ()
     num_layers: int = 0
     num_windowed: int = 0
     windowed_rows: dict[int, AttentionRows] = field(default_factory=dict)
@@ -113,18 +121,32 @@ def _tiled_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 class RowLinear(nn.Module):
-    """Replaces an nn.Linear or a Conv1D. `dtype`: dtype of the output; None: the dtype of the input."""
+    """Replaces an nn.Linear or a Conv1D.
+
+    dtype: dtype of the output; None: the dtype of the input.
+    place: the layer's index and the module's name, under which LoRA updates are found; None: it has none.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self._weight = pack(weight.detach(), None if bias is None else bias.detach())
         self._dtype = dtype
         self.in_features, self.out_features = self._weight.in_features, self._weight.out_features
+        self.place: tuple[int, str] | None = None
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        return self._weight.dtype
 
     def forward(self, x: Tensor) -> Tensor:
         flat, (num_rows, padded) = x.reshape(-1, self.in_features), _NUM_ROWS.get()
         count = num_rows if flat.shape[0] == padded else flat.shape[0]  # an input of another size has no padding
-        out = linear(flat[:count].contiguous(), self._weight).to(self._dtype or x.dtype)
+        rows, current = flat[:count].contiguous(), CURRENT.get()
+        out = linear(rows, self._weight)
+        if self.place is not None and current is not None:
+            layer, name = self.place
+            lora(rows, out, [(run, run.layers[layer].single.get(name)) for run in current.lora_runs])
+        out = out.to(self._dtype or x.dtype)
         return functional.pad(out, (0, 0, 0, flat.shape[0] - count)).view(*x.shape[:-1], self.out_features)
 
 
@@ -157,6 +179,9 @@ def row_attention(
     for name, meaning in _UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise ModelNotLoadable(f"attention with {meaning} ({name}) is not supported")
+    sinks = kwargs.get("s_aux")
+    if sinks is not None and query.device.type != "cpu":
+        raise ModelNotLoadable("attention sinks (s_aux) are served on CPUs only")
     windowed = attention_mask is not None and attention_mask.dim() == 0  # from `row_mask`
     if (attention_mask is not None and not windowed) or key.shape != value.shape:
         raise ModelNotLoadable(
@@ -175,7 +200,7 @@ def row_attention(
         assert attention_mask is not None
         current.num_windowed += 1
         rows = current.rows_within(int(attention_mask))
-    out = attention(q, keys, values, rows).to(query.dtype)
+    out = attention(q, keys, values, rows, None if sinks is None else sinks.float()).to(query.dtype)
     return functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - M)).unsqueeze(0), None
 
 
@@ -193,8 +218,12 @@ def row_experts(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, t
     """
     num_rows, padded = _NUM_ROWS.get()
     count = num_rows if hidden_states.shape[0] == padded else hidden_states.shape[0]
+    experts: Experts | list[_PackedExpert] = module.packed  # type: ignore[assignment]  # set by replace_products
+    if isinstance(experts, Experts):
+        chosen, weights = (choice[:count].contiguous() for choice in (top_k_index, top_k_weights.float()))
+        mixed = mix_experts(hidden_states[:count].contiguous(), chosen, weights, experts)
+        return functional.pad(mixed, (0, 0, 0, hidden_states.shape[0] - count)).to(hidden_states.dtype)
     expert_ids, out = top_k_index[:count], torch.zeros(hidden_states.shape, device=hidden_states.device)
-    experts: list[_PackedExpert] = module.packed  # type: ignore[assignment]  # set by replace_products
     for index in expert_ids.unique().tolist():  # ascending, so that a row's experts are always added in the same order
         rows, choices = (expert_ids == index).nonzero(as_tuple=True)
         expert, n = experts[index], rows.shape[0]
@@ -231,9 +260,32 @@ def replace_products(model: PreTrainedModel) -> None:
 
 def _pack_experts(module: nn.Module) -> None:
     traits = {name: getattr(module, name, None) for name in _EXPERT_TRAITS}
+    if traits == _GPT_OSS_TRAITS and all(hasattr(module, name) for name in _GPT_OSS_GATE):
+        _pack_clamped_experts(module)
+        return
     if traits != _EXPERT_TRAITS or getattr(module, "has_post_expert_norm", False):
         raise ModelNotLoadable(f"experts like {type(module).__name__} are not supported: {traits}")
     gate_up, down = module.gate_up_proj.detach(), module.down_proj.detach()  # type: ignore[operator]
     packed = [_PackedExpert(pack(first), pack(second)) for first, second in zip(gate_up, down, strict=True)]
     module.packed = packed  # type: ignore[assignment]
     del module.gate_up_proj, module.down_proj
+
+
+def _pack_clamped_experts(module: nn.Module) -> None:
+    """Packs experts like those of gpt-oss, whose weights are transposed and whose gates alternate with the ups."""
+    tensors = (getattr(module, name).detach() for name in _GPT_OSS_WEIGHTS)
+    packed = [
+        Expert(
+            pack(_gates_first(gate_up).t().contiguous(), _gates_first(gate_up_bias)),
+            pack(down.t().contiguous(), down_bias),
+        )
+        for gate_up, gate_up_bias, down, down_bias in zip(*tensors, strict=True)
+    ]
+    gate = ClampedGate(*(getattr(module, name) for name in _GPT_OSS_GATE))
+    module.packed = Experts(packed, gate)  # type: ignore[assignment]
+    for name in _GPT_OSS_WEIGHTS:
+        delattr(module, name)
+
+
+def _gates_first(columns: Tensor) -> Tensor:
+    return torch.cat((columns[..., ::2], columns[..., 1::2]), dim=-1)

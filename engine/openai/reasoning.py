@@ -11,7 +11,7 @@ from typing import Any
 from engine.fields import Fields, InvalidRequest
 from engine.openai.nesting import check_plain
 from engine.text import TextStream
-from engine.thinking import Phase, Thinking
+from engine.thinking import Channels, Phase, Thinking, ThinkMarkers
 from engine.tokenizer import Tokenizer
 
 _MAX_TOKENS_AFTER_MARKER = 8  # templates write at most some white space after the marker that opens a trace
@@ -83,10 +83,27 @@ def parse_thinking(fields: Fields, prompt: Sequence[int], tokenizer: Tokenizer) 
         )
     if markers is None:
         return None
+    if markers.channels is not None:
+        return _in_channels(markers, markers.channels, prompt, budget)
     tail = list(prompt[-_MAX_TOKENS_AFTER_MARKER:])
     after = tail[len(tail) - tail[::-1].index(markers.begin) :] if markers.begin in tail else None
     opened = after is not None and not tokenizer.decode(after, skip_special_tokens=False).strip()
     return Thinking(markers=markers, opened=opened, budget=budget)
+
+
+def _in_channels(
+    markers: ThinkMarkers, channels: Channels, prompt: Sequence[int], budget: int | None
+) -> Thinking | None:
+    """Returns None if the prompt does not end within the header of the message to generate."""
+    if budget is not None:
+        raise InvalidRequest(
+            f"{BUDGET} is not supported for models that write traces in channels",
+            param=BUDGET,
+            code="unsupported_parameter",
+        )
+    structure = {markers.begin, markers.end, channels.channel, channels.message}
+    last = next((token for token in reversed(prompt) if token in structure), None)
+    return Thinking(markers=markers, opened=True) if last == markers.begin else None
 
 
 def check_budget(
@@ -113,7 +130,6 @@ class ReasoningStream:
     """The trace of one answer. Its text has no markers and is otherwise as the model wrote it, as in vLLM."""
 
     def __init__(self, tokenizer: Tokenizer, thinking: Thinking) -> None:
-        self._markers = (thinking.markers.begin, thinking.markers.end)
         self._phases = thinking.start()
         self._stream = TextStream(tokenizer)
 
@@ -128,10 +144,13 @@ class ReasoningStream:
 
     def push(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """Returns the new text of the trace, and how many of the ids belong to the trace; the others follow it."""
-        count = 0
+        count, shown = 0, []
         while count < len(token_ids) and self._phases.phase is not Phase.ANSWERING:
-            count += self._phases.accept(token_ids[count]) is Phase.THINKING
-        text = self._stream.push([token for token in token_ids[:count] if token not in self._markers])
+            if self._phases.accept(token_ids[count]) is Phase.THINKING:
+                if not self._phases.is_marker:
+                    shown.append(token_ids[count])
+                count += 1
+        text = self._stream.push(shown)
         ended = self._phases.phase is Phase.ANSWERING
         return text + (self._stream.finish() if ended and count else ""), count
 

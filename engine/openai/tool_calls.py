@@ -41,6 +41,8 @@ class CallForm(StrEnum):
 
 def form_of_template(template: str) -> CallForm | None:
     """Returns the call format that a chat template contains; None if the format is unknown."""
+    if "<|channel|>" in template:
+        return None  # gpt-oss writes calls in channels
     if _BEGIN in template:
         return None if "<function=" in template else CallForm.HERMES  # Qwen3-Coder writes XML inside the same tag
     if re.search(r'"parameters\\?": (\\?"|dictionary)|<\|python_tag\|>', template):

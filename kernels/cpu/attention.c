@@ -272,8 +272,10 @@ static __attribute__((noinline)) void add_partial(float *sum, const float *next,
 }
 
 static void write_result(const struct attention *a, int64_t m, int64_t head, const float *sum) {
+    float total = sum[a->D + 1];
+    if (a->sinks) total += expf(a->sinks[head] - sum[a->D]); /* infinity gives 0, as it should */
     for (int64_t i = 0; i < a->D; i += LANES)
-        vf_store_any(a->out, (m * a->Hq + head) * a->D + i, a->dtype, vf_load(sum + i) / sum[a->D + 1]);
+        vf_store_any(a->out, (m * a->Hq + head) * a->D + i, a->dtype, vf_load(sum + i) / total);
 }
 
 static int64_t num_keys(const struct attention_rows *rows, int64_t m) {

@@ -101,14 +101,14 @@ static void attention_team(void *context) {
 
 /* q: M rows of `q_stride` floats, of which the first Hq * D are read. k_cache, v_cache [slots, Hkv, D]. slot_tables
  * [S, table_stride] int32. seqs, prefix_lens, path_lens [M]; paths [M, path_stride] int32. out [M, Hq, D] in the dtype
- * of the caches. D is a multiple of 16 up to 576. Returns 0, or -1 if there is not enough memory. */
+ * of the caches. D is a multiple of 16 up to 576. sinks [Hq], or null. Returns 0, or -1 if memory is missing. */
 int slipstream_attention(const float *q, int64_t q_stride, const void *k_cache, const void *v_cache,
                          const int32_t *slot_tables, int64_t table_stride, const int64_t *seqs,
                          const int64_t *prefix_lens, const int32_t *paths, int64_t path_stride,
                          const int64_t *path_lens, void *out, int64_t M, int64_t Hq, int64_t Hkv, int64_t D,
-                         int dtype) {
+                         int dtype, const float *sinks) {
     struct attention_call call = {
-        .attention = {q, q_stride, k_cache, v_cache, out, Hq, Hkv, D, dtype},
+        .attention = {q, q_stride, k_cache, v_cache, out, Hq, Hkv, D, dtype, sinks},
         .rows = {slot_tables, paths, seqs, prefix_lens, path_lens, table_stride, path_stride},
     };
     if (attention_plan(&call.plan, &call.rows, M, Hq, Hkv, D) != 0) return -1;

@@ -35,7 +35,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "slipstream_swiglu": (*[_POINTER] * 2, _LONG, _LONG, _INT),
     "slipstream_attention": (
         *(_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER),
-        *(_POINTER, _LONG, _LONG, _LONG, _LONG, _INT),
+        *(_POINTER, _LONG, _LONG, _LONG, _LONG, _INT, _POINTER),
     ),
     "slipstream_decoder": (_POINTER, _POINTER),
     "slipstream_experts": (*[_POINTER] * 5, _LONG, _LONG, _INT),

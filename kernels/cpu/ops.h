@@ -101,6 +101,7 @@ struct attention {
     void *out; /* [M, Hq, D] */
     int64_t Hq, Hkv, D;
     int dtype;
+    const float *sinks; /* [Hq], or null */
 };
 #define MAX_QUERIES 32 /* of a tile: its rows times the heads that share a KV head */
 /* Some rows of one sequence. A span is SPAN consecutive positions, counted from position 0. */

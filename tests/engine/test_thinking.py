@@ -19,7 +19,7 @@ from engine.load import load_model
 from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Completion, FinishReason, Request, SamplingParams
-from engine.thinking import Thinking, ThinkingConstraint, ThinkMarkers
+from engine.thinking import Channels, Thinking, ThinkingConstraint, ThinkMarkers
 from engine.tokenizer import Tokenizer
 from tests.engine.drafters import BrokenDrafter, OracleDrafter
 from tests.engine.openai.thinking_model import BEGIN, END, make_thinking_model
@@ -123,6 +123,34 @@ def test_a_grammar_begins_after_the_trace_with_every_drafter(
             assert re.fullmatch(PATTERN, tokenizer.decode(answer))
             assert completion.finish_reason is FinishReason.STOP
             lengths.add(len(trace))
+    assert len(lengths) > 2
+    assert_equal_with_every_drafter(model, requests, plain)
+
+
+def test_a_grammar_begins_after_the_header_of_the_final_channel_with_every_drafter(
+    model: Model, tokenizer: Tokenizer, grammar: Grammar
+) -> None:
+    """A header begins with BEGIN or the text, and ends with END. The biases make its tokens frequent."""
+    (name,) = tokenizer.encode("x")
+    start, end = 1, 3
+    markers = ThinkMarkers(start, end, Channels(channel=BEGIN, message=END, final=(name,)))
+    requests = make_requests(
+        Thinking(markers=markers, opened=True), temperature=1.0, grammar=grammar, begin_bias=3.5, end_bias=3.5
+    )
+    requests = [
+        replace(r, sampling=replace(r.sampling, logit_bias=(*r.sampling.logit_bias, (name, 4.0)))) for r in requests
+    ]
+
+    plain = complete(model, NoDrafter(), requests)
+
+    lengths = set()
+    for completion in plain:
+        kinds = "".join({start: "b", BEGIN: "b", END: "e", name: "x"}.get(token, " ") for token in completion.token_ids)
+        if completion.finish_reason is FinishReason.STOP:
+            header = re.search("(^|b)x[^be]*e", kinds)
+            assert header is not None
+            assert re.fullmatch(PATTERN, tokenizer.decode(completion.token_ids[header.end() :]))
+            lengths.add(header.end())
     assert len(lengths) > 2
     assert_equal_with_every_drafter(model, requests, plain)
 

@@ -39,12 +39,14 @@ def make_rows(table: Tensor, prefix_lens: list[int], paths: list[list[int]]) -> 
     )
 
 
-def float64_attention(q: Tensor, k: Tensor, v: Tensor, slots: list[int]) -> Tensor:
+def float64_attention(q: Tensor, k: Tensor, v: Tensor, slots: list[int], sinks: Tensor | None = None) -> Tensor:
     """Computes one row's attention [Hq, D] in float64 with the textbook formula."""
     group = q.shape[0] // k.shape[1]
     keys, values = (cache[slots].double().repeat_interleave(group, dim=1) for cache in (k, v))  # [L, Hq, D]
-    weights = (torch.einsum("hd,lhd->hl", q.double(), keys) * q.shape[1] ** -0.5).softmax(-1)
-    return torch.einsum("hl,lhd->hd", weights, values)
+    scores = torch.einsum("hd,lhd->hl", q.double(), keys) * q.shape[1] ** -0.5
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double().unsqueeze(1)), dim=1)
+    return torch.einsum("hl,lhd->hd", scores.softmax(-1)[:, : len(slots)], values)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,6 +141,30 @@ def test_a_row_with_several_spans_of_keys_has_the_same_bits_in_any_pass(dtype: t
             expected = float64_attention(q[row], k, v, table[0, : prefixes[row]].tolist() + paths[row])
             tolerance = 1e-5 if dtype == torch.float32 else 2e-2
             torch.testing.assert_close(whole[row].double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sinks_take_part_in_the_softmax_of_each_row_alone(implementation: str, dtype: torch.dtype) -> None:
+    k, v = make_caches(1100, 3, 64, dtype)
+    table = torch.randperm(1100, generator=torch.Generator().manual_seed(1)).to(torch.int32).view(1, -1)
+    q = torch.randn(5, 9, 64, generator=torch.Generator().manual_seed(2))
+    sinks = torch.tensor([-torch.inf, -90.0, -1.0, 0.0, 0.5, 3.0, 8.0, 90.0, 1000.0])
+    lengths, paths = [1, 17, 40, 1025, 1090], [[], [1095], [1095, 1096], [], [1095]]
+    out = attention(q, k, v, make_rows(table, lengths, paths), sinks)
+
+    for row, (length, path) in enumerate(zip(lengths, paths, strict=True)):
+        expected = float64_attention(q[row], k, v, table[0, :length].tolist() + path, sinks)
+        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(out[row].double(), expected, rtol=0, atol=tolerance)
+        single = attention(q[row : row + 1].contiguous(), k, v, make_rows(table, [length], [path]), sinks)
+        assert torch.equal(single[0], out[row]), row
+
+
+def test_sinks_of_another_number_of_heads_are_refused() -> None:
+    k, v = make_caches(8, 3, 16, torch.float32)
+    rows = make_rows(torch.zeros(1, 8, dtype=torch.int32), [1], [[]])
+    with pytest.raises(ValueError, match=r"sinks must be .*\[9\]"):
+        attention(torch.ones(1, 9, 16), k, v, rows, torch.zeros(3))
 
 
 def test_a_number_of_query_heads_that_the_kv_heads_do_not_divide_is_refused() -> None:

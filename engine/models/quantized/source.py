@@ -12,6 +12,7 @@ from engine.models.quantized.awq import AwqFormat
 from engine.models.quantized.compressed_tensors import CompressedTensorsFormat
 from engine.models.quantized.float8 import Float8Format
 from engine.models.quantized.gptq import GptqFormat
+from engine.models.quantized.mxfp4 import Mxfp4Format, Mxfp4Tensors
 from engine.models.quantized.weight import QuantizedWeight, Tensors
 from workers.model_folders import QUANTIZATION_FILES, QUANTIZATION_KEYS, unreadable_quantization
 
@@ -38,6 +39,7 @@ _FORMATS: dict[str, Callable[[dict[str, Any]], Format]] = {
     "compressed-tensors": CompressedTensorsFormat.of,
     "awq": AwqFormat.of,
     "gptq": GptqFormat.of,
+    "mxfp4": Mxfp4Format.of,
 }
 
 
@@ -59,7 +61,8 @@ class WeightSource:
 
     def __init__(self, tensors: Tensors, form: Format | None) -> None:
         """form: None: the checkpoint is not quantized, except that float8 weights may have DeepSeek's block scales."""
-        self._tensors, self._format = tensors, form or Float8Format()
+        self._tensors = Mxfp4Tensors(tensors) if isinstance(form, Mxfp4Format) else tensors
+        self._format = form or Float8Format()
 
     def names(self) -> Iterator[str]:
         for name in self._tensors.names:

@@ -91,7 +91,7 @@ def test_windows_that_the_wrapper_does_not_see_limit_the_context(
     ("family", "overrides", "message"),
     [
         ("gemma2", {}, r"gemma2 is not served: attention with a soft cap on scores \(softcap\)"),
-        ("gpt_oss", EXPERTS, "experts like GptOssExperts are not supported"),
+        ("llama4_text", EXPERTS, "experts like Llama4TextExperts are not supported"),
         ("bloom", {"n_layer": 2, "n_head": 4}, "a product with torch"),
     ],
 )

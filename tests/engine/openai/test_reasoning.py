@@ -144,10 +144,12 @@ def test_markers_must_be_single_tokens_that_the_template_names(tmp_path_factory:
 
     assert plain.think_markers is None
     assert chat(plain).separated is None
-    assert find_markers("x</think>", {"<think>": 7, "</think>": 8}) == ThinkMarkers(7, 8)
-    assert find_markers("[THINK]", {"<think>": 7, "</think>": 8, "[THINK]": 5, "[/THINK]": 6}) == ThinkMarkers(5, 6)
-    assert find_markers("x</think>", {"</think>": 8}) is None
-    assert find_markers("no marker", {"<think>": 7, "</think>": 8}) is None
+    tokens = {"<think>": 7, "</think>": 8}
+    others = {"[THINK]": 5, "[/THINK]": 6}
+    assert find_markers("x</think>", tokens, plain.encode) == ThinkMarkers(7, 8)
+    assert find_markers("[THINK]", tokens | others, plain.encode) == ThinkMarkers(5, 6)
+    assert find_markers("x</think>", {"</think>": 8}, plain.encode) is None
+    assert find_markers("no marker", tokens, plain.encode) is None
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_the_engine_loads_an_exported_and_imported_adapter(
 ) -> None:
     import_folder(exported("turbo_lora", "lorax"), "lorax")
 
-    adapters = Adapters(model.config, model.dtype, model.device, supported=True)
+    adapters = Adapters(model)
 
     adapters.load("imported", tmp_path / "imported")
     assert adapters.names == ("imported",)

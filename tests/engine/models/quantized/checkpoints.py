@@ -217,6 +217,39 @@ def make_quantized(
     return quantized, exact
 
 
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def mxfp4(weight: Tensor) -> tuple[Stored, Tensor]:
+    """Quantizes experts [E, K, N]."""
+    groups = weight.transpose(1, 2).unflatten(2, (-1, 32))  # [E, N, G, 32]
+    exponents = groups.abs().amax(3).log2().floor() - 2
+    factors = 2.0 ** exponents.unsqueeze(-1)
+    codes = (groups / factors).unsqueeze(-1).sub(E2M1).abs().argmin(-1)
+    blocks = codes[..., ::2] | codes[..., 1::2] << 4
+    stored = {"blocks": blocks.to(torch.uint8), "scales": (exponents + 127).to(torch.uint8)}
+    return stored, (E2M1[codes] * factors).flatten(2).transpose(1, 2).contiguous()
+
+
+def make_mxfp4(folder: Path, *, change: Callable[[Stored], object] | None = None, **values: Any) -> tuple[Path, Path]:
+    """Like `make_quantized`, for the experts of a gpt-oss model. values: of its configuration."""
+    values = {"num_local_experts": 4, "num_experts_per_tok": 2} | values
+    exact = make_tiny_model(folder / "exact", "gpt_oss", **values)
+    quantized = make_tiny_model(folder / "quantized", "gpt_oss", **values)
+    tensors = load_file(exact / "model.safetensors")
+    stored = dict(tensors)
+    for name in sorted(name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))):
+        parts, tensors[name] = mxfp4(stored.pop(name))
+        if change is not None:
+            change(parts)
+            change = None
+        stored |= {f"{name}_{part}": tensor.contiguous() for part, tensor in parts.items()}
+    save_file(tensors, exact / "model.safetensors")
+    save_file(stored, quantized / "model.safetensors")
+    describe(quantized, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]})
+    return quantized, exact
+
+
 def describe(folder: Path, quantization: dict[str, Any]) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))

@@ -44,6 +44,7 @@ from engine.row_invariance import NOT_TESTED, RowInvariance
 from engine.rows import RowBuilder
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
+from engine.tensor_parallel.leader import ShardedDecoder
 from engine.thinking import ThinkingConstraint
 from engine.verify import Verdict, token_logprobs, verify
 
@@ -66,7 +67,8 @@ class Engine:
     def __init__(self, model: Model, drafter: Drafter, config: EngineConfig) -> None:
         self.model = model
         self.config = config
-        self.adapters = Adapters(model.config, model.dtype, model.device, supported=isinstance(model, Decoder))
+        has_adapters = isinstance(model, Decoder | ShardedDecoder)
+        self.adapters = Adapters(model.config, model.dtype, model.device, supported=has_adapters)
         self._stacks = stacks_for(self.adapters, model.device)
         self.eos_token_ids = model.config.eos_token_ids
         self.row_invariance: RowInvariance = NOT_TESTED  # set by `load_engine`

@@ -6,6 +6,7 @@ from pathlib import Path
 from engine.models.base import Model
 from engine.models.dense import Decoder
 from engine.models.quantized.source import format_of
+from engine.tensor_parallel.leader import ShardedDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ def report_weights(model_dir: Path, model: Model) -> WeightsReport:
     published, computed = _short(str(model.config.dtype)), _short(str(model.dtype))
     form = format_of(model_dir)
     names = {computed}
-    if isinstance(model, Decoder):
+    if isinstance(model, Decoder | ShardedDecoder):
         layers = model.weights.layers
         products = [weight for layer in layers for name, weight in layer.products.items() if name != "router"]
         names = {weight.format_name for weight in products}

@@ -1,0 +1,68 @@
+"""Loads one rank's part of a model."""
+
+from pathlib import Path
+
+import torch
+
+from engine.config import DENSE_MODEL_TYPES, EngineConfig, ModelConfig, read_config, resolve_device, resolve_dtype
+from engine.errors import TensorParallelOnCuda, TensorParallelUnsupported
+from engine.models.rotary import rotary_tables
+from engine.models.weights import HEAD_PACKS, DecoderReader, open_weights
+from engine.tensor_parallel.cut import Cut
+from engine.tensor_parallel.decoder import DecoderShard, ShardWeights
+from engine.tensor_parallel.group import Group
+from kernels.attention import has_compiled_attention
+from kernels.cpu.library import library
+from kernels.memory import trim_heap
+
+_MODEL_TYPES = DENSE_MODEL_TYPES
+
+
+def check_tensor_parallel(model_dir: Path, config: EngineConfig) -> None:
+    """Checks the model and the device before any process of the group is started.
+
+    Raises: TensorParallelOnCuda, TensorParallelUnsupported; ModelNotLoadable: config.json cannot be read.
+    """
+    if resolve_device(config.device).type == "cuda":
+        raise TensorParallelOnCuda(
+            "--tensor-parallel has never been run on GPUs, so it is refused there: use --device cpu, or one GPU"
+        )
+    model_type = read_config(model_dir).get("model_type")
+    if model_type not in _MODEL_TYPES:
+        raise TensorParallelUnsupported(
+            f"--tensor-parallel serves models of the types {', '.join(_MODEL_TYPES)}, got {model_type!r}"
+        )
+    model = ModelConfig.from_folder(model_dir)
+    if library() is None or not has_compiled_attention(model.num_heads, model.num_kv_heads, model.head_dim):
+        raise TensorParallelUnsupported(
+            "--tensor-parallel needs the compiled CPU kernels, whose bits do not depend on how outputs are cut: "
+            "install a C compiler; heads must have a multiple of 16 elements"
+        )
+    Cut(model, 0, config.tensor_parallel)
+
+
+def load_shard(model_dir: Path, config: EngineConfig, group: Group) -> DecoderShard:
+    """Raises: ModelNotLoadable."""
+    check_tensor_parallel(model_dir, config)
+    model = ModelConfig.from_folder(model_dir)
+    cut = Cut(model, group.rank, group.degree)
+    dtype = resolve_dtype(config.dtype, model.dtype)
+    weights = _load_weights(model_dir, model, cut, dtype, config.weights)
+    tables = rotary_tables(model_dir, model.head_dim, model.max_position_embeddings)
+    return DecoderShard(model, weights, tables, dtype, cut, group)
+
+
+def _load_weights(model_dir: Path, config: ModelConfig, cut: Cut, dtype: torch.dtype, weights: str) -> ShardWeights:
+    with open_weights(model_dir) as source:
+        reader = DecoderReader(source, config, dtype, torch.device("cpu"), weights, cut.outputs)
+        size = (config.vocab_size, config.hidden_size)
+        table = reader.tensor("model.embed_tokens.weight", *size)
+        head = table if config.tie_word_embeddings else reader.tensor("lm_head.weight", *size)
+        loaded = ShardWeights(
+            embedding=table[:, cut.hidden.start : cut.hidden.stop].contiguous(),
+            layers=tuple(reader.layer(index) for index in range(config.num_layers)),
+            final_norm=reader.norm("model.norm.weight", config.hidden_size),
+            lm_head_packed=HEAD_PACKS[weights](head[cut.vocabulary.start : cut.vocabulary.stop]),
+        )
+    trim_heap()
+    return loaded

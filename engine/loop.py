@@ -44,7 +44,7 @@ from engine.row_invariance import NOT_TESTED, RowInvariance
 from engine.rows import RowBuilder
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
-from engine.tensor_parallel.leader import ShardedDecoder
+from engine.tensor_parallel.leader import ShardedModel
 from engine.thinking import ThinkingConstraint
 from engine.verify import Verdict, token_logprobs, verify
 
@@ -67,7 +67,7 @@ class Engine:
     def __init__(self, model: Model, drafter: Drafter, config: EngineConfig) -> None:
         self.model = model
         self.config = config
-        has_adapters = isinstance(model, Decoder | ShardedDecoder)
+        has_adapters = isinstance(model, Decoder | ShardedModel) and model.config.latent is None
         self.adapters = Adapters(model.config, model.dtype, model.device, supported=has_adapters)
         self._stacks = stacks_for(self.adapters, model.device)
         self.eos_token_ids = model.config.eos_token_ids

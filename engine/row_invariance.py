@@ -29,7 +29,7 @@ from engine.models.deepseek import Deepseek
 from engine.models.deepseek_weights import DeepseekLayer, ExpertsWeights
 from engine.models.dense import Decoder
 from engine.models.reading import read_in_chunks
-from engine.tensor_parallel.leader import ShardedDecoder
+from engine.tensor_parallel.leader import ShardedModel
 from kernels.cpu.library import cache_folder, library, processor
 from kernels.decoder import LayerWeights
 from kernels.experts import Expert
@@ -38,7 +38,7 @@ from kernels.lm_head import Head, best_tokens
 
 logger = logging.getLogger(__name__)
 
-TestedModel = Decoder | Deepseek | ShardedDecoder
+TestedModel = Decoder | Deepseek | ShardedModel
 
 _CACHE = "row_invariance"
 # These counts make the kernels divide rows in every way to which any number of rows can lead.

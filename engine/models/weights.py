@@ -139,7 +139,7 @@ def build_weights(
     )
 
 
-def _all_outputs(name: str, size: int) -> slice:
+def all_outputs(name: str, size: int) -> slice:
     return slice(None)
 
 
@@ -153,7 +153,7 @@ class DecoderReader:
         dtype: torch.dtype,
         device: torch.device,
         weights: str,
-        outputs: Callable[[str, int], slice] = _all_outputs,
+        outputs: Callable[[str, int], slice] = all_outputs,
     ) -> None:
         """outputs: returns the outputs to keep of a tensor, by its name and the number of its outputs."""
         self._source, self._config, self._dtype, self._device = source, config, dtype, device

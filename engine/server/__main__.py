@@ -24,13 +24,12 @@ from typing import NoReturn
 from engine.config import EngineConfig
 from engine.drafters.base import Drafter
 from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable
-from engine.load import follow_engine, load_drafter, load_engine
+from engine.load import check_group, follow_engine, load_drafter, load_engine
 from engine.openai.tool_calls import CallForm
 from engine.planned import fit
 from engine.server.app import ServerApp, ServerConfig
 from engine.server.log import log_to_stderr
 from engine.server.process import Process
-from engine.tensor_parallel.load import check_tensor_parallel
 from engine.tensor_parallel.parent import LOST_GROUP, PARENT_MODULE, group_rank, in_group
 from engine.tokenizer import Tokenizer
 
@@ -104,7 +103,7 @@ def _arguments() -> argparse.Namespace:
 def _become_parent(args: argparse.Namespace) -> NoReturn:
     """Becomes the parent process of the group, which needs none of this process's memory."""
     try:
-        check_tensor_parallel(args.model_dir, _engine_config(args))
+        check_group(args.model_dir, _engine_config(args))
     except ModelNotLoadable as error:
         _fail(error.code, str(error))
     except ValueError as error:

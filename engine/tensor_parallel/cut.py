@@ -17,6 +17,8 @@ from engine.config import ModelConfig
 from engine.errors import TensorParallelUnsupported
 from workers.planning import OUTPUT_UNIT, VOCABULARY_UNIT, share
 
+_HEADS = frozenset({"q_proj", "q_b_proj", "kv_b_proj"})  # the last two are DeepSeek's
+_KV_HEADS = frozenset({"k_proj", "v_proj"})
 _INTERMEDIATE = frozenset({"gate_proj", "up_proj", "w1", "w3"})
 _HIDDEN = frozenset({"o_proj", "down_proj", "w2"})
 
@@ -35,8 +37,8 @@ class Cut:
         sizes = {"hidden size": (config.hidden_size, OUTPUT_UNIT), "vocabulary": (config.vocab_size, VOCABULARY_UNIT)}
         if config.mixture is None or config.mixture.dense_layers:
             sizes["intermediate size"] = (config.intermediate_size, OUTPUT_UNIT)
-        if config.mixture is not None:
-            sizes["experts' intermediate size"] = (config.mixture.intermediate_size, OUTPUT_UNIT)
+        if (experts := config.mixture or config.experts) is not None:
+            sizes["experts' intermediate size"] = (experts.intermediate_size, OUTPUT_UNIT)
         for name, (size, unit) in sizes.items():
             if -(-size // unit) < degree:
                 raise TensorParallelUnsupported(
@@ -94,12 +96,14 @@ class Cut:
     def outputs(self, name: str, size: int) -> slice:
         """Returns this rank's outputs of the weight or bias `name` of a checkpoint, which has `size` outputs.
 
-        A router and the norms are not cut.
+        Norms, routers and the products that compute latents are not cut.
         """
-        module, D = name.split(".")[-2], self.config.head_dim
-        if module == "q_proj":
+        module = name.split(".")[-2]
+        if module in _HEADS:
+            D = size // self.config.num_heads
             return slice(self.heads.start * D, self.heads.stop * D)
-        if module in ("k_proj", "v_proj"):
+        if module in _KV_HEADS:
+            D = size // self.config.num_kv_heads
             return slice(self.kv_heads.start * D, self.kv_heads.stop * D)
         if module in _INTERMEDIATE or module in _HIDDEN:
             part = self.part(size, OUTPUT_UNIT)

@@ -9,14 +9,14 @@ import torch
 
 from engine.cache.kv_cache import KVCache
 from engine.tensor_parallel.adapters import KeptAdapters
-from engine.tensor_parallel.decoder import DecoderShard
 from engine.tensor_parallel.messages import Kind, PassMessage, receive
 from engine.tensor_parallel.parent import LOST_GROUP
+from engine.tensor_parallel.shard import Shard
 
 logger = logging.getLogger(__name__)
 
 
-def follow(shard: DecoderShard) -> NoReturn:
+def follow(shard: Shard) -> NoReturn:
     """Does not return; ends the process with LOST_GROUP when the group is lost."""
     follower = _Follower(shard)
     try:
@@ -28,7 +28,7 @@ def follow(shard: DecoderShard) -> NoReturn:
 
 
 class _Follower:
-    def __init__(self, shard: DecoderShard) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._caches: dict[int, KVCache] = {}
         self._adapters = KeptAdapters(shard.cut)

@@ -18,12 +18,14 @@ from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.models.base import Hidden, Rows
+from engine.models.deepseek import DeepseekLayers
+from engine.models.deepseek_weights import DeepseekLayer
 from engine.models.reading import read_text
 from engine.models.weights import open_weights
 from engine.tensor_parallel.adapters import SentAdapters
-from engine.tensor_parallel.decoder import DecoderShard
 from engine.tensor_parallel.messages import Kind, PassMessage, send
 from engine.tensor_parallel.parent import LOST_GROUP
+from engine.tensor_parallel.shard import Shard
 from kernels.decoder import LayerWeights
 from kernels.linear import LinearWeight
 
@@ -33,10 +35,10 @@ logger = logging.getLogger(__name__)
 class LeaderWeights:
     """The weights of rank 0. `embedding` and `lm_head` are complete and read on demand."""
 
-    def __init__(self, shard: DecoderShard, folder: Path) -> None:
+    def __init__(self, shard: Shard, folder: Path) -> None:
         self._shard, self._folder = shard, folder
         self._tables: dict[str, Tensor] = {}
-        self.layers: tuple[LayerWeights, ...] = shard.weights.layers
+        self.layers: tuple[LayerWeights, ...] | tuple[DeepseekLayer, ...] = shard.weights.layers
         self.lm_head_packed: LinearWeight = shard.weights.lm_head_packed
 
     @property
@@ -76,11 +78,15 @@ class _Caches:
         return dropped
 
 
-class ShardedDecoder:
-    """A dense decoder on all ranks of a group (`Model`). Only one thread may call its methods."""
+class ShardedModel:
+    """A model on all ranks of a group (`Model`). Only one thread may call its methods.
 
-    def __init__(self, shard: DecoderShard, folder: Path) -> None:
+    folder: the model's folder, from which DeepSeek's MTP module can be loaded.
+    """
+
+    def __init__(self, shard: Shard, folder: Path) -> None:
         self._shard = shard
+        self.folder = folder
         self.config = replace(shard.config, num_cached_kv_heads=len(shard.cut.kv_heads))
         self.weights = LeaderWeights(shard, folder)
         self.dtype, self.device = shard.dtype, shard.device
@@ -88,9 +94,9 @@ class ShardedDecoder:
         self._caches = _Caches()
         self._adapters = SentAdapters(shard.group, shard.cut)
 
-    def with_layers(self, indices: Sequence[int]) -> "ShardedDecoder":
+    def with_layers(self, indices: Sequence[int]) -> "ShardedModel":
         """Returns a decoder of these layers only, which shares the weights."""
-        chosen = ShardedDecoder.__new__(ShardedDecoder)
+        chosen = ShardedModel.__new__(ShardedModel)
         chosen.__dict__.update(self.__dict__)
         chosen._layers = tuple(indices)
         chosen.config = replace(self.config, num_layers=len(indices))
@@ -102,7 +108,12 @@ class ShardedDecoder:
 
     @property
     def max_positions(self) -> int:
-        return self._shard.cosines.shape[0]
+        return self._shard.tables[0].shape[0]
+
+    @property
+    def layers(self) -> DeepseekLayers:
+        """Runs layers on rank 0 alone, for the MTP module of DeepSeek-V3."""
+        return DeepseekLayers(self.config, self._shard.tables, self.dtype)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.attention import AttentionRows, attention
 from kernels.cpu.library import library
+from kernels.experts import Expert, Experts, add_experts, mix_experts
 from kernels.linear import LinearWeight, linear, pack, pack_int4, pack_int8, unpack
 from kernels.norm import rms_norm
 from kernels.rope import HeadNorms, rope_write
@@ -110,6 +111,28 @@ def test_rotation_and_cache_writes_of_some_heads_have_the_bits_of_all_heads(dtyp
         assert torch.equal(part.view(M, 4, D)[:, :2], whole.view(M, -1, D)[:, 2 * kv : 2 * kv + 2])
         assert torch.equal(own_keys[:, 0], keys[:, kv])
         assert torch.equal(own_values[:, 0], values[:, kv])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_experts_that_are_cut_by_their_outputs_have_the_bits_of_whole_experts(dtype: torch.dtype) -> None:
+    M, E, K, H, intermediate = 9, 6, 4, 80, 96
+    weights = [(make(2 * intermediate, H, seed=e), make(H, intermediate, seed=20 + e)) for e in range(E)]
+    experts = Experts([Expert(pack(gate_up.to(dtype)), pack(down.to(dtype))) for gate_up, down in weights])
+    x, shares = make(M, H, seed=50).to(dtype), make(M, K, seed=51).softmax(1)
+    chosen = torch.stack([torch.randperm(E, generator=torch.Generator().manual_seed(m))[:K] for m in range(M)])
+    assert experts.structure is not None
+    whole, activated = mix_experts(x, chosen, shares, experts), torch.empty(M, K, intermediate, dtype=dtype)
+    for first, last in ((0, 48), (48, 96)):
+        for m, k in itertools.product(range(M), range(K)):
+            gate, up = weights[chosen[m, k]][0].to(dtype).chunk(2)
+            part = pack(torch.cat((gate[first:last], up[first:last])))
+            activated[m, k, first:last] = swiglu(linear(x[m : m + 1], part), dtype)[0]
+    for first, last in ((0, 16), (16, 64), (64, 80)):
+        products = torch.empty(M, K, last - first)
+        for m, k in itertools.product(range(M), range(K)):
+            down = pack(weights[chosen[m, k]][1][first:last].to(dtype))
+            products[m, k] = linear(activated[m, k : k + 1], down)[0]
+        assert torch.equal(add_experts(products, chosen, shares), whole[:, first:last]), (first, last)
 
 
 def test_a_norm_of_some_columns_does_not_have_the_bits_of_all_columns() -> None:

@@ -33,11 +33,12 @@ from engine.models.dense import Decoder
 from engine.models.weights import DecoderWeights
 from engine.request import Completion, Request
 from engine.row_invariance import check_row_invariance
-from engine.tensor_parallel.decoder import ShardWeights
 from engine.tensor_parallel.group import join_group
-from engine.tensor_parallel.leader import ShardedDecoder
+from engine.tensor_parallel.leader import ShardedModel
 from engine.tensor_parallel.load import load_shard
 from engine.tensor_parallel.parent import RANK_VARIABLE, RENDEZVOUS_VARIABLE
+from engine.tensor_parallel.shard import ShardWeights
+from kernels.decoder import LayerWeights
 from tests.engine.drafters import every_drafter
 from tests.engine.eagle3_reference import make_config, make_module
 from tests.engine.test_equality import SAMPLINGS, make_requests
@@ -113,7 +114,7 @@ def invariance(case: Case, model: Model) -> str | None:
 
 def weight_bytes(case: Case, model: Model) -> int:
     """Returns the bytes of rank 0's weights, without norms and biases."""
-    if isinstance(model, ShardedDecoder):
+    if isinstance(model, ShardedModel):
         weights: ShardWeights | DecoderWeights = model._shard.weights
         tables = [weights.embedding]
     else:
@@ -121,7 +122,8 @@ def weight_bytes(case: Case, model: Model) -> int:
         tied = model.weights.lm_head is model.weights.embedding
         weights = model.weights
         tables = [model.weights.embedding] if tied else [model.weights.embedding, model.weights.lm_head]
-    packed = [weights.lm_head_packed, *(product for layer in weights.layers for product in layer.products.values())]
+    layers = [layer for layer in weights.layers if isinstance(layer, LayerWeights)]
+    packed = [weights.lm_head_packed, *(product for layer in layers for product in layer.products.values())]
     tensors = [tensor for weight in packed for tensor in (weight.data, weight.scales) if tensor is not None]
     return sum(tensor.nbytes for tensor in (*tensors, *tables))
 
@@ -160,7 +162,7 @@ def _run_rank(case: Case, rank: int, folder: Path) -> None:
     if case.degree == 1:
         model = load_model(model_dir, dtype=case.dtype, weights=case.weights, device="cpu")
     else:
-        model = ShardedDecoder(load_shard(model_dir, case.config, join_group(case.degree)), model_dir)
+        model = ShardedModel(load_shard(model_dir, case.config, join_group(case.degree)), model_dir)
     result = {name: WORK[name](case, model) for name in case.work}
     (folder / "unfinished").write_text(json.dumps(result))
     (folder / "unfinished").rename(folder / "result")

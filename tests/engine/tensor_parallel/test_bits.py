@@ -21,6 +21,11 @@ Folders = Callable[[str], Path]
 LLAMA: dict[str, Any] = {"num_layers": 4}
 # 9 query heads on 3 KV heads as in SmolLM2, a vocabulary that ends within a tile, and sizes that ranks share unevenly
 NINE_HEADS: dict[str, Any] = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16, "hidden_size": 144}
+MIXTURE: dict[str, Any] = {
+    "architecture": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
+    "mlp_only_layers": [0], "norm_topk_prob": True,
+}  # fmt: skip
+DEEPSEEK: dict[str, Any] = {"architecture": "deepseek_v3", "moe_intermediate_size": 64}
 QWEN3: dict[str, Any] = {"architecture": "qwen3", "tie_word_embeddings": True, "num_attention_heads": 8}
 
 
@@ -31,6 +36,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
         "draft": {"seed": 1, "num_layers": 1},
         "nine heads": NINE_HEADS,
         "qwen3": QWEN3,
+        "mixture": MIXTURE,
+        "deepseek": DEEPSEEK,
     }
     made: dict[str, Path] = {}
 
@@ -90,6 +97,16 @@ def results(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Resul
         "llama 2": drafted | {"degree": 2, "work": [*shared, "adapters"]},
         "llama 4": llama | {"degree": 4, "work": shared},
         **{f"qwen3 {degree}": qwen3 | {"degree": degree} for degree in (1, 2, 4)},
+        **{
+            f"{name} {degree}": {
+                "model_dir": folders(name),
+                "degree": degree,
+                "dtype": dtype,
+                "work": ["bits", "answers"],
+            }
+            for name, dtype in (("mixture", "bfloat16"), ("deepseek", "float32"))
+            for degree in (1, 2, 4)
+        },
         "nine heads 1": nine | {"degree": 1, "work": ["bits"]},
         "nine heads 2": nine | {"degree": 2, "work": ["bits", "invariance"]},
         "nine heads 3": nine | {"degree": 3, "work": ["bits"]},
@@ -97,7 +114,10 @@ def results(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Resul
     return run(cases, folder)
 
 
-CUTS = [("llama", 2), ("llama", 4), ("qwen3", 2), ("qwen3", 4), ("nine heads", 2), ("nine heads", 3)]
+CUTS = [
+    *((name, degree) for name in ("llama", "qwen3", "mixture", "deepseek") for degree in (2, 4)),
+    *(("nine heads", degree) for degree in (2, 3)),
+]
 
 
 @pytest.mark.parametrize(("name", "degree"), CUTS)
@@ -105,9 +125,15 @@ def test_hidden_states_taps_and_logits_have_the_bits_of_one_process(results: Res
     assert results[f"{name} {degree}"]["bits"] == results[f"{name} 1"]["bits"]
 
 
-@pytest.mark.parametrize(("degree", "num_drafters"), [(1, 13), (2, 13), (4, 1)])
-def test_answers_are_those_of_plain_decoding_on_one_process(results: Results, degree: int, num_drafters: int) -> None:
-    plain, found = results["llama 1"]["answers"], results[f"llama {degree}"]["answers"]
+@pytest.mark.parametrize(
+    ("name", "degree", "num_drafters"),
+    [("llama", 1, 13), ("llama", 2, 13), ("llama", 4, 1), ("mixture", 2, 1), ("mixture", 4, 1), ("deepseek", 2, 1),
+     ("deepseek", 4, 1)],
+)  # fmt: skip
+def test_answers_are_those_of_plain_decoding_on_one_process(
+    results: Results, name: str, degree: int, num_drafters: int
+) -> None:
+    plain, found = results[f"{name} 1"]["answers"], results[f"{name} {degree}"]["answers"]
     assert set(found) == {"greedy", "T=0.8"}
     for sampling, by_drafter in found.items():
         assert len(by_drafter) == num_drafters

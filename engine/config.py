@@ -105,12 +105,14 @@ class ModelConfig:
     latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
     mixture: MixtureConfig | None = None
+    num_cached_kv_heads: int | None = None  # in the cache of this rank (engine/tensor_parallel); None: all
 
     @property
     def cache_layout(self) -> CacheLayout:
         """The layout of the cache, which is the same for all layers."""
         if self.latent is None:
-            return CacheLayout(num_heads=self.num_kv_heads, key_width=self.head_dim, value_width=self.head_dim)
+            num_heads = self.num_cached_kv_heads or self.num_kv_heads
+            return CacheLayout(num_heads=num_heads, key_width=self.head_dim, value_width=self.head_dim)
         width = self.latent.rank + self.latent.rope_dim
         return CacheLayout(num_heads=1, key_width=width, value_width=self.latent.rank, values_in_keys=True)
 
@@ -274,6 +276,7 @@ class EngineConfig:
     weights: str = "auto"  # auto: as in the checkpoint; int8, int4: see WEIGHT_FORMATS
     device: str = "auto"
     graph_decoding: str = "auto"  # auto: on CUDA only; on: on every device; off: nowhere
+    tensor_parallel: int = 1  # number of processes that share the model (engine/tensor_parallel)
 
     def __post_init__(self) -> None:
         if self.graph_decoding not in ("auto", "on", "off"):
@@ -282,6 +285,8 @@ class EngineConfig:
             raise ValueError(f"weights must be auto, int8 or int4, got {self.weights!r}")
         if self.max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
+        if self.tensor_parallel < 1:
+            raise ValueError(f"tensor_parallel must be at least 1, got {self.tensor_parallel}")
         if self.draft_budget is not None and not 0 <= self.draft_budget <= MAX_DRAFT_BUDGET:
             raise ValueError(f"draft_budget must be in 0..{MAX_DRAFT_BUDGET}, got {self.draft_budget}")
 

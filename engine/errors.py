@@ -5,7 +5,9 @@ EngineError
 │   ├── QuantizedCheckpoint      the weights are quantized with a method that is not read
 │   ├── ScalesMissing            scales or zero points of a quantized weight are missing
 │   ├── QuantizedWeightsInvalid  quantized weights contradict config.json or each other
-│   └── ModelTooLarge            the device has too little memory for the model and one sequence
+│   ├── ModelTooLarge            the device has too little memory for the model and one sequence
+│   ├── TensorParallelUnsupported  the model cannot be cut into this number of parts
+│   └── TensorParallelOnCuda     tensor parallelism has not been run on GPUs
 ├── SpeculatorNotLoadable the folder holds no speculator for this model
 ├── AdapterNotLoadable    the folder holds no LoRA adapter for this model
 ├── RequestTooLong        prompt and answer exceed the context or the cache
@@ -39,6 +41,14 @@ class QuantizedWeightsInvalid(ModelNotLoadable):
 
 class ModelTooLarge(ModelNotLoadable):
     code = "does_not_fit"
+
+
+class TensorParallelUnsupported(ModelNotLoadable):
+    code = "tensor_parallel_unsupported"
+
+
+class TensorParallelOnCuda(ModelNotLoadable):
+    code = "tensor_parallel_not_run_on_cuda"
 
 
 class SpeculatorNotLoadable(EngineError, ValueError):

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -25,6 +26,10 @@ from engine.models.transformers_adapter import load_transformers_model
 from engine.models.weights import load_weights
 from engine.row_invariance import check_row_invariance
 from engine.target_texts import check_target_texts
+from engine.tensor_parallel.follower import follow
+from engine.tensor_parallel.group import join_group
+from engine.tensor_parallel.leader import ShardedModel
+from engine.tensor_parallel.load import check_tensor_parallel, load_shard
 from engine.tokenizer import Tokenizer
 from kernels.linear import INT4_GROUP
 
@@ -115,10 +120,16 @@ def load_engine(
 ) -> Engine:
     """Loads an engine, tests whether its rows are invariant on this machine, and computes its fingerprint.
 
+    With tensor parallelism this is rank 0's part; the other ranks call `follow_engine`.
+
     Raises: ModelNotLoadable, SpeculatorNotLoadable.
     """
     config = config or EngineConfig()
-    model = load_model(model_dir, dtype=config.dtype, weights=config.weights, device=config.device)
+    if config.tensor_parallel > 1:
+        shard = load_shard(model_dir, config, join_group(config.tensor_parallel))
+        model: Model = ShardedModel(shard, model_dir)
+    else:
+        model = load_model(model_dir, dtype=config.dtype, weights=config.weights, device=config.device)
     engine = Engine(model, load_drafter(drafter, model, speculator_dir, model_dir=model_dir), config)
     engine.row_invariance = check_row_invariance(model)
     engine.weights_report = report_weights(model_dir, model)
@@ -126,6 +137,24 @@ def load_engine(
     logger.info("weights: %s, computed as %s", engine.weights_report.format, engine.weights_report.kernel)
     apply_adapter(engine, drafter, speculator_dir)
     return engine
+
+
+def check_group(model_dir: Path, config: EngineConfig) -> None:
+    """Checks what can be refused before any process of a group is started. Raises: ModelNotLoadable."""
+    check_tensor_parallel(model_dir, config)
+    model = ModelConfig.from_folder(model_dir)
+    if model.latent is not None:
+        _refuse_format(config.weights)
+    if config.weights == "int4":
+        _check_int4(model, resolve_device(config.device))
+
+
+def follow_engine(model_dir: Path, config: EngineConfig) -> NoReturn:
+    """Takes part in the passes of rank 0 until the parent process ends the group; does not return.
+
+    Raises: ModelNotLoadable.
+    """
+    follow(load_shard(model_dir, config, join_group(config.tensor_parallel)))
 
 
 def apply_adapter(engine: Engine, drafter: str, speculator_dir: Path | None) -> None:

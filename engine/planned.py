@@ -25,8 +25,8 @@ def fit(
     """Returns the config with the KV cache that fits. A model of unknown sizes leaves it as it is.
 
     Args:
-        memory_bytes: memory that the engine may use; None: nearly all that is free on a GPU, and on a CPU as much as
-            `config.kv_cache_bytes` needs.
+        memory_bytes: memory that the engine may use, all ranks together; None: nearly all that is free on a GPU, and
+            on a CPU as much as `config.kv_cache_bytes` needs.
     Raises: ModelNotLoadable: config.json cannot be read; ModelTooLarge.
     """
     device = resolve_device(config.device)
@@ -42,18 +42,24 @@ def fit(
         sizes = replace(sizes, dtype_bytes=4 if config.dtype == "float32" else 2)
     wanted = Wanted(
         device=device.type,
-        memory_bytes=memory_bytes,
+        memory_bytes=memory_bytes // config.tensor_parallel,
         weights=config.weights,
         context=config.max_seq_len,
         concurrency=config.max_batch_size,
         draft_nodes=MAX_DRAFT_NODES if config.draft_budget is None else config.draft_budget,
-        speculator_bytes=0 if speculator_dir is None else _weight_bytes(speculator_dir),
+        speculator_bytes=0 if speculator_dir is None else _speculator_bytes(speculator_dir, sizes, config),
         adapter_bytes=sum(map(_weight_bytes, adapter_dirs)),
+        tensor_parallel=config.tensor_parallel,
     )
     try:
         return replace(config, kv_cache_bytes=plan(sizes, wanted).parts.kv_cache)
     except DoesNotFit as error:
         raise ModelTooLarge(str(error)) from error
+
+
+def _speculator_bytes(folder: Path, sizes: ModelSizes, config: EngineConfig) -> int:
+    """Includes the target's tables, of which a rank has parts only, because most speculators share them."""
+    return _weight_bytes(folder) + (sizes.table_bytes if config.tensor_parallel > 1 else 0)
 
 
 def _weight_bytes(folder: Path) -> int:

@@ -29,6 +29,7 @@ from engine.models.deepseek import Deepseek
 from engine.models.deepseek_weights import DeepseekLayer, ExpertsWeights
 from engine.models.dense import Decoder
 from engine.models.reading import read_in_chunks
+from engine.tensor_parallel.leader import ShardedModel
 from kernels.cpu.library import cache_folder, library, processor
 from kernels.decoder import LayerWeights
 from kernels.experts import Expert
@@ -36,6 +37,8 @@ from kernels.linear import LinearWeight, linear
 from kernels.lm_head import Head, best_tokens
 
 logger = logging.getLogger(__name__)
+
+TestedModel = Decoder | Deepseek | ShardedModel
 
 _CACHE = "row_invariance"
 # These counts make the kernels divide rows in every way to which any number of rows can lead.
@@ -47,7 +50,10 @@ _CACHE = "row_invariance"
 _ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 _NUM_OTHER_ROWS = 5
 _TREE_DEPTHS = (1, 2, 3, 7, 8, 15, 16, 31)
-_SOURCES = (("kernels", "*.py"), ("kernels", "*.c"), ("kernels", "*.h"), ("engine/models", "*.py"))
+_SOURCES = (
+    *(("kernels", "*.py"), ("kernels", "*.c"), ("kernels", "*.h")),
+    *(("engine/models", "*.py"), ("engine/tensor_parallel", "*.py")),
+)
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -72,7 +78,7 @@ def check_row_invariance(model: Model, *, folder: Path | None = None) -> RowInva
 
     folder: where successes are stored; None: in the user's cache folder.
     """
-    if not isinstance(model, Decoder | Deepseek):
+    if not isinstance(model, TestedModel):
         return EXACT  # a model of transformers is only loaded if it passes such a test (models/transformers_proof.py)
     try:
         key = _key(model)
@@ -92,7 +98,7 @@ def check_row_invariance(model: Model, *, folder: Path | None = None) -> RowInva
 
 
 @torch.inference_mode()
-def find_fault(model: Decoder | Deepseek) -> str | None:
+def find_fault(model: TestedModel) -> str | None:
     """Returns a sentence about the first product or layer whose rows depend on the other rows, or None."""
     for name, weight in _products(model).items():
         if fault := _product_fault(name, weight, model.device):
@@ -124,7 +130,7 @@ def _head_fault(weight: LinearWeight, device: torch.device) -> str | None:
     return None
 
 
-def _layers_fault(model: Decoder | Deepseek) -> str | None:
+def _layers_fault(model: TestedModel) -> str | None:
     length = min(sum(_ROW_COUNTS), model.max_positions)
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(model.config.vocab_size, (length,), generator=generator).to(model.device)
@@ -149,7 +155,7 @@ def _random_rows(count: int, weight: LinearWeight, device: torch.device) -> Tens
     return rows.to(device, weight.dtype)
 
 
-def _distinct_layers(model: Decoder | Deepseek) -> list[int]:
+def _distinct_layers(model: TestedModel) -> list[int]:
     """Returns the index of the first layer of each combination of product shapes."""
     first: dict[tuple[Any, ...], int] = {}
     for index, layer in enumerate(model.weights.layers):
@@ -158,7 +164,7 @@ def _distinct_layers(model: Decoder | Deepseek) -> list[int]:
     return list(first.values())
 
 
-def _products(model: Decoder | Deepseek) -> dict[str, LinearWeight]:
+def _products(model: TestedModel) -> dict[str, LinearWeight]:
     """Returns one product of each shape, by name."""
     found: dict[tuple[Any, ...], tuple[str, LinearWeight]] = {}
     for index in _distinct_layers(model):
@@ -194,7 +200,7 @@ def _shape(weight: LinearWeight) -> tuple[int, int, str, str, bool]:
     return weight.out_features, weight.in_features, weight.format_name, str(weight.dtype), weight.bias is not None
 
 
-def _key(model: Decoder | Deepseek) -> dict[str, Any]:
+def _key(model: TestedModel) -> dict[str, Any]:
     """Returns what the result depends on, as JSON."""
     config, layout = model.config, model.config.cache_layout
     return {

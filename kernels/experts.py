@@ -78,6 +78,30 @@ class Experts:
         return structures.Experts(array, *sizes, gate.alpha, gate.limit, DTYPE_CODES[down.dtype])
 
 
+def add_experts(products: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Adds the products of experts with the bits of the compiled `mix_experts`; on the CPU only.
+
+    Args:
+        products: [M, K, H] float32, of the experts that each row has chosen.
+        chosen: [M, K] int64, distinct in a row. weights: [M, K] float32.
+
+    Returns: [M, H] float32.
+    Raises: ValueError: shapes or dtypes do not fit, or the kernels are not compiled.
+    """
+    (M, K), H, kernels = chosen.shape, products.shape[2], library()
+    check_tensor(products, "products", (M, K, H), torch.float32)
+    check_tensor(chosen, "chosen", (M, K), torch.int64)
+    check_tensor(weights, "weights", (M, K), torch.float32)
+    if kernels is None:
+        raise ValueError("products of experts are only added by the compiled kernels")
+    order = chosen.argsort(dim=1)  # ascending experts
+    places = order + K * torch.arange(M).unsqueeze(1)
+    ordered, out = weights.gather(1, order), torch.empty(M, H)
+    addresses = (products.data_ptr(), places.data_ptr(), ordered.data_ptr(), out.data_ptr())
+    kernels.slipstream_add_experts(*addresses, M, K, H, 0)
+    return out
+
+
 def _stacked(weights: Sequence[LinearWeight]) -> tuple[Stack, list[LinearWeight]]:
     """Copies the weights into one tensor. Returns it, and the weights as views of it."""
 

@@ -245,6 +245,14 @@ def _in_pairs(weight: Tensor) -> Tensor:
     return _laid_out(padded.view(*padded.shape[:2], -1, 2).permute(0, 2, 1, 3))
 
 
+def unpack(weight: LinearWeight) -> Tensor:
+    """Returns the weight [N, K] that was given to `pack`."""
+    if not weight.packed:
+        return weight.data
+    rows = weight.data if weight.dtype == torch.float32 else weight.data.permute(0, 1, 3, 2)  # [blocks, ..., 32]
+    return rows.flatten(1, -2).transpose(1, 2).flatten(0, 1)[: weight.out_features]
+
+
 def _laid_out(view: Tensor) -> Tensor:
     """Copies a permuted view to contiguous memory in huge pages."""
     return empty(tuple(view.shape), view.dtype).copy_(view)

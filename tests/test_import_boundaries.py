@@ -8,6 +8,7 @@
     workers.model_folders  <-  engine, control                     (rules for the files of a model)
     workers.model_types  <-  control                               (model types that are served)
     workers.planning  <-  engine, control                          (plans of an engine's memory)
+    workers.parent_death  <-  engine, control                      (commands that end with their parent)
     control  ->  workers.contracts, .kinds, .hyperparameters,      (no torch in the web image)
                  .exports, .model_folders, .model_types, .parent_death,
                  .planning
@@ -60,7 +61,11 @@ ENGINE = frozenset({"torch", "triton", "transformers", "safetensors", "numpy", "
 # A file belongs to the layer with the longest `module` that equals the file's module or contains it.
 LAYERS = (
     Layer(module="kernels", packages=frozenset({"torch", "triton", "numpy"})),
-    Layer(module="engine", project=("kernels", CONTRACTS, KINDS, MODEL_FOLDERS, PLANNING), packages=ENGINE),
+    Layer(
+        module="engine",
+        project=("kernels", CONTRACTS, KINDS, MODEL_FOLDERS, PARENT_DEATH, PLANNING),
+        packages=ENGINE,
+    ),
     Layer(
         module="engine.server",
         project=("engine", "kernels"),

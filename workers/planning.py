@@ -21,6 +21,10 @@ DEFAULT_CONCURRENCY = 16
 DEFAULT_KV_BYTES = 1 << 30
 
 _MIB = 1 << 20
+# Tensor parallelism cuts outputs at multiples of 16, the widest vector of kernels/cpu/rows.c, and the vocabulary at
+# multiples of 64, a tile of the LM head on CUDA.
+OUTPUT_UNIT = 16
+VOCABULARY_UNIT = 64
 _BLOCK = 32  # the CPU's kernels pad the outputs of a weight to a multiple of this number
 _MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # the models of engine/models/dense.py
 _INT4_SIXTEENTHS = 9  # of a byte per weight: 4 bits, and a scale of 16 bits for each group of 32
@@ -73,14 +77,22 @@ class ModelSizes:
             has_float8_layers=_has_float8_layers(config),
         )
 
-    def linears(self) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs) of the four weights of a layer, as the engine fuses them."""
-        heads = self.num_heads * self.head_dim
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the embedding and of an unpacked LM head, which is the same tensor if the head is tied."""
+        return (1 if self.has_tied_head else 2) * self.vocab_size * self.hidden_size * self.dtype_bytes
+
+    def linears(self, tensor_parallel: int = 1) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs) of the four weights of a layer, as rank 0 fuses them."""
+        own_kv_heads = -(-self.num_kv_heads // tensor_parallel)
+        own_heads = own_kv_heads * self.num_heads // self.num_kv_heads // max(1, tensor_parallel // self.num_kv_heads)
+        hidden = len(share(self.hidden_size, OUTPUT_UNIT, 0, tensor_parallel))
+        intermediate = len(share(self.intermediate_size, OUTPUT_UNIT, 0, tensor_parallel))
         return (
-            (heads + 2 * self.num_kv_heads * self.head_dim, self.hidden_size),
-            (self.hidden_size, heads),
-            (2 * self.intermediate_size, self.hidden_size),
-            (self.hidden_size, self.intermediate_size),
+            ((own_heads + 2 * own_kv_heads) * self.head_dim, self.hidden_size),
+            (hidden, self.num_heads * self.head_dim),
+            (2 * intermediate, self.hidden_size),
+            (hidden, self.intermediate_size),
         )
 
 
@@ -96,6 +108,7 @@ class Wanted:
     draft_nodes: maximum number of draft nodes per sequence.
     speculator_bytes: size of the speculator's weights.
     drafter_slot_bytes: memory that the drafter's keys and values take per position.
+    tensor_parallel: number of ranks. The plan is that of rank 0, and `memory_bytes` is the memory of one rank.
     """
 
     device: str
@@ -107,6 +120,7 @@ class Wanted:
     speculator_bytes: int = 0
     drafter_slot_bytes: int = 0
     adapter_bytes: int = 0
+    tensor_parallel: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,14 +163,25 @@ class DoesNotFit(Exception):
         self.parts = parts
 
 
+def share(size: int, unit: int, rank: int, degree: int) -> range:
+    """Returns the part of `size` outputs that `rank` of `degree` ranks computes.
+
+    Units of `unit` outputs are divided evenly. The first ranks get one more if some are left over, so rank 0 always has
+    the most.
+    """
+    each, left = divmod(-(-size // unit), degree)
+    first = rank * each + min(rank, left)
+    return range(min(size, first * unit), min(size, (first + each + (rank < left)) * unit))
+
+
 def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
     """Raises: DoesNotFit: not even one sequence of the wanted context fits; without a wanted context: not one token."""
     longest = min(wanted.context or sizes.max_positions, sizes.max_positions)
-    slot_bytes = kv_slot_bytes(sizes) + wanted.drafter_slot_bytes
+    slot_bytes = kv_slot_bytes(sizes, wanted.tensor_parallel) + wanted.drafter_slot_bytes
     least_slots = (longest if wanted.context else 1) + wanted.draft_nodes
     usable_slots = wanted.concurrency * (longest + wanted.draft_nodes)
     fixed = Parts(
-        weights=weight_bytes(sizes, wanted.weights, device=wanted.device),
+        weights=weight_bytes(sizes, wanted.weights, device=wanted.device, tensor_parallel=wanted.tensor_parallel),
         speculator=wanted.speculator_bytes,
         adapters=wanted.adapter_bytes,
         work_space=_work_space(sizes, wanted.concurrency, wanted.draft_nodes, longest),
@@ -176,13 +201,15 @@ def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
     )
 
 
-def kv_slot_bytes(sizes: ModelSizes) -> int:
-    """Bytes of the keys and values of one position in all layers."""
-    return 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * sizes.dtype_bytes
+def kv_slot_bytes(sizes: ModelSizes, tensor_parallel: int = 1) -> int:
+    """Bytes of the keys and values of one position in all layers, on rank 0."""
+    return 2 * sizes.num_layers * -(-sizes.num_kv_heads // tensor_parallel) * sizes.head_dim * sizes.dtype_bytes
 
 
-def weight_bytes(sizes: ModelSizes, weights: str, *, device: str) -> int:
+def weight_bytes(sizes: ModelSizes, weights: str, *, device: str, tensor_parallel: int = 1) -> int:
     """Bytes of the weights as `engine/models/weights.py` keeps them; biases and norms are left out.
+
+    tensor_parallel: number of ranks; the result is then the bytes of rank 0, which has the most.
 
     With `auto`, layers in float8 stay so on CUDA. Other quantized checkpoints are planned like the model in its dtype:
     whether int8 and int4 stay small depends on the values, which the kernels may not represent.
@@ -200,12 +227,16 @@ def weight_bytes(sizes: ModelSizes, weights: str, *, device: str) -> int:
             case _:
                 return outputs * inputs * sizes.dtype_bytes
 
-    table = sizes.vocab_size * sizes.hidden_size * sizes.dtype_bytes
-    head_copy = linear(sizes.vocab_size, sizes.hidden_size, "auto" if weights == "auto" else "int8")
+    layer = sum(linear(*shape, "float8" if stays_float8 else weights) for shape in sizes.linears(tensor_parallel))
+    head_rows = len(share(sizes.vocab_size, VOCABULARY_UNIT, 0, tensor_parallel))
+    head_copy = linear(head_rows, sizes.hidden_size, "auto" if weights == "auto" else "int8")
     if weights == "auto" and not is_packed:
         head_copy = 0
-    layers = sizes.num_layers * sum(linear(*shape, "float8" if stays_float8 else weights) for shape in sizes.linears())
-    return layers + (1 if sizes.has_tied_head else 2) * table + head_copy
+    tables = sizes.table_bytes
+    if tensor_parallel > 1:  # the ranks keep columns of the embedding, and no unpacked head
+        columns = len(share(sizes.hidden_size, OUTPUT_UNIT, 0, tensor_parallel))
+        tables = sizes.vocab_size * columns * sizes.dtype_bytes
+    return sizes.num_layers * layer + tables + head_copy
 
 
 def _work_space(sizes: ModelSizes, concurrency: int, draft_nodes: int, context: int) -> int:

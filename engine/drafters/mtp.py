@@ -29,6 +29,7 @@ from engine.models.base import Model
 from engine.models.deepseek import Deepseek
 from engine.models.deepseek_mtp import MtpModule
 from engine.sequence import Sequence
+from engine.tensor_parallel.leader import ShardedModel
 from kernels.attention import AttentionRows
 from kernels.decoder import DecoderRows
 
@@ -86,7 +87,7 @@ class MtpDrafter(Drafter):
         if folder is not None and "speculators_model_type" in _config(folder):
             module = Mtp.load(folder)
             return cls(DensePrediction(module, model), model, max_depth=module.config.num_steps)
-        if not isinstance(model, Deepseek):
+        if not isinstance(model, Deepseek | ShardedModel) or model.config.latent is None:
             raise SpeculatorNotLoadable(
                 "this model has no multi-token prediction module of its own: give the folder of a speculator"
             )

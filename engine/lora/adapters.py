@@ -17,7 +17,6 @@ from torch import Tensor
 from engine.config import ModelConfig
 from engine.errors import AdapterNotLoadable
 from engine.models.base import Model
-from engine.models.dense import Decoder
 from engine.models.transformers_model import TransformersModel
 from kernels.linear import pack
 from kernels.lora import LoraLayer, LoraRun, LoraWeight
@@ -69,7 +68,7 @@ class Adapters:
         Raises: AdapterNotLoadable.
         """
         model, device = self._model, self._model.device
-        if not isinstance(model, Decoder | TransformersModel):
+        if model.config.latent is not None:
             raise AdapterNotLoadable(f"LoRA is not supported for models of type {model.config.model_type}")
         if isinstance(model, TransformersModel) and device.type != "cpu":
             raise AdapterNotLoadable(f"LoRA of a {model.config.model_type} is only served on CPUs, got {device.type}")
@@ -81,9 +80,9 @@ class Adapters:
             raise AdapterNotLoadable(f"{folder.name} holds no readable LoRA adapter: {error}") from error
         _refuse_more_than_lora(values)
         parts, scale = _parts(tensors, model.config.num_layers, device), _Scale(values)
-        if isinstance(model, Decoder):
-            return LoraAdapter(name, _fused_layers(parts, scale, model.config, model.dtype), sha256)
-        return LoraAdapter(name, _single_layers(parts, scale, model.linears, model.dtype), sha256)
+        if isinstance(model, TransformersModel):
+            return LoraAdapter(name, _single_layers(parts, scale, model.linears, model.dtype), sha256)
+        return LoraAdapter(name, _fused_layers(parts, scale, model.config, model.dtype), sha256)
 
     def put(self, adapter: LoraAdapter) -> None:
         """Makes an adapter available to new requests; running requests keep the adapter they started with."""

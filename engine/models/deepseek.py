@@ -40,7 +40,7 @@ class DeepseekLayers:
         latent = config.latent
         assert latent is not None  # deepseek_v3 configs always have it
         self.rotation = Rotation(*tables)
-        self._eps, self._dtype, self._num_heads = config.norm_eps, dtype, config.num_heads
+        self._eps, self._dtype = config.norm_eps, dtype
         self._shape = LatentShape(
             rank=latent.rank,
             nope_dim=latent.nope_dim,
@@ -57,7 +57,8 @@ class DeepseekLayers:
 
     def run(self, layer: DeepseekLayer, residual: Tensor, rows: DecoderRows, keys: Tensor) -> None:
         """Adds the layer's output to residual [M, H] float32. Writes the rows' latents to keys [slots, 1, R + P]."""
-        self._attend(layer.attention, self.norm(residual, layer.input_norm), residual, rows, keys)
+        attended = self.attend(layer.attention, self.norm(residual, layer.input_norm), rows, keys)
+        linear(attended, layer.attention.output, add_to=residual)
         normed = self.norm(residual, layer.post_norm)
         if isinstance(layer.mlp, ExpertsWeights):
             expert_ids, weights = route(normed.float(), layer.mlp.routing)
@@ -67,18 +68,19 @@ class DeepseekLayers:
         else:
             self._mlp(layer.mlp, normed, residual)
 
-    def _attend(self, weights: LatentWeights, x: Tensor, residual: Tensor, rows: DecoderRows, keys: Tensor) -> None:
+    def attend(self, weights: LatentWeights, x: Tensor, rows: DecoderRows, keys: Tensor) -> Tensor:
+        """x [M, H] in the model's dtype -> [M, heads of `weights` * Dv] in it. Writes the latents as `run` does."""
         M, shape = x.shape[0], self._shape
         latent_write(
             linear(x, weights.latent), weights.latent_norm, shape, self.rotation, rows.positions, rows.slots, keys
         )
         if weights.query_down is not None and weights.query_norm is not None:
             x = rms_norm(linear(x, weights.query_down), weights.query_norm, _LATENT_EPS, self._dtype)
-        q = linear(x, weights.query).view(M, self._num_heads, -1)  # [M, Hq, N + P]
+        q = linear(x, weights.query).view(M, len(weights.key_up), -1)  # [M, Hq, N + P]
         attended = latent_attention(
             q, weights.key_up, weights.value_up, shape, self.rotation, rows.positions, keys, rows.attention
         )
-        linear(attended.view(M, -1), weights.output, add_to=residual)
+        return attended.view(M, -1)
 
     def _mlp(self, mlp: Expert, x: Tensor, add_to: Tensor) -> None:
         linear(swiglu(linear(x, mlp.gate_up), self._dtype), mlp.down, add_to=add_to)

@@ -25,6 +25,7 @@ from engine.errors import ModelNotLoadable, SpeculatorNotLoadable
 from engine.models.deepseek import Deepseek
 from engine.models.deepseek_weights import DeepseekLayer, DeepseekReader
 from engine.models.weights import open_weights
+from engine.tensor_parallel.leader import ShardedModel
 from kernels.decoder import DecoderRows
 from kernels.linear import LinearWeight, linear
 
@@ -41,12 +42,12 @@ class MtpWeights:
 class MtpModule:
     vocab: Tensor | None = None  # the module predicts the target's whole vocabulary
 
-    def __init__(self, model: Deepseek, weights: MtpWeights) -> None:
+    def __init__(self, model: Deepseek | ShardedModel, weights: MtpWeights) -> None:
         self.model = model
         self.weights = weights
 
     @classmethod
-    def load(cls, model: Deepseek, folder: Path | None = None) -> "MtpModule":
+    def load(cls, model: Deepseek | ShardedModel, folder: Path | None = None) -> "MtpModule":
         """Loads the module from the target's folder, or a fine-tuned module with the same tensor names from `folder`.
 
         Raises: SpeculatorNotLoadable: the folder holds no module, or the module does not fit the target.

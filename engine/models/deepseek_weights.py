@@ -5,6 +5,7 @@ the queries. In attention, a head's query and key have N elements without and P 
 value has Dv elements.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from engine.config import ExpertsConfig, LatentConfig, ModelConfig
 from engine.errors import ModelNotLoadable
-from engine.models.weights import TensorSource, open_weights
+from engine.models.weights import TensorSource, all_outputs, open_weights
 from kernels.experts import Expert, Experts
 from kernels.linear import LinearWeight, pack
 from kernels.moe import Routing
@@ -60,12 +61,21 @@ class DeepseekWeights:
 class DeepseekReader:
     """Reads tensors of a checkpoint. The methods raise ModelNotLoadable if a tensor is missing or has a wrong shape."""
 
-    def __init__(self, source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        source: TensorSource,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        outputs: Callable[[str, int], slice] = all_outputs,
+    ) -> None:
+        """`outputs` as in DecoderReader."""
         assert config.latent is not None  # deepseek_v3 configs always have both
         assert config.experts is not None
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
         self._latent: LatentConfig = config.latent
         self._experts: ExpertsConfig = config.experts
+        self._outputs = outputs
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Returns the tensor in the model's dtype."""
@@ -93,7 +103,7 @@ class DeepseekReader:
         tensor = self._source.tensor(name)
         if tuple(tensor.shape) != shape:
             raise ModelNotLoadable(f"{name} must be {list(shape)}, got {list(tensor.shape)}")
-        return tensor
+        return tensor[self._outputs(name, shape[0])]
 
     def _attention(self, base: str) -> LatentWeights:
         latent, H, heads, bias = (
@@ -104,7 +114,7 @@ class DeepseekReader:
         )
         R, N, Dv, query_rank = latent.rank, latent.nope_dim, latent.value_dim, latent.query_rank
         width = heads * (N + latent.rope_dim)
-        up = self.tensor(f"{base}.kv_b_proj.weight", heads * (N + Dv), R).view(heads, N + Dv, R)
+        up = self.tensor(f"{base}.kv_b_proj.weight", heads * (N + Dv), R).view(-1, N + Dv, R)
         return LatentWeights(
             query_down=self.linear(f"{base}.q_a_proj", query_rank, H, bias=bias) if query_rank else None,
             query_norm=self.norm(f"{base}.q_a_layernorm", query_rank) if query_rank else None,

@@ -4,7 +4,7 @@ Shape letters: V the vocabulary size, H the hidden size, D the elements of a hea
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from kernels.moe import Mixture
 from kernels.rope import HeadNorms
 
 _PACKS = {"auto": pack, "int8": pack_int8, "int4": pack_int4}
-_HEAD_PACKS = {**_PACKS, "int4": pack_int8}
+HEAD_PACKS = {**_PACKS, "int4": pack_int8}
 # the module with the experts, and their gate, up and down projections
 _EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
@@ -126,7 +126,7 @@ def build_weights(
 
     Raises: ModelNotLoadable: the shape of a tensor contradicts the configuration.
     """
-    reader = _DecoderReader(source, config, dtype, device, weights)
+    reader = DecoderReader(source, config, dtype, device, weights)
     size = (config.vocab_size, config.hidden_size)
     embedding = _unmapped(reader.tensor("model.embed_tokens.weight", *size))
     lm_head = embedding if config.tie_word_embeddings else _unmapped(reader.tensor("lm_head.weight", *size))
@@ -135,24 +135,36 @@ def build_weights(
         layers=tuple(reader.layer(index) for index in range(config.num_layers)),
         final_norm=reader.norm("model.norm.weight", config.hidden_size),
         lm_head=lm_head,
-        lm_head_packed=_HEAD_PACKS[weights](lm_head),
+        lm_head_packed=HEAD_PACKS[weights](lm_head),
     )
 
 
-class _DecoderReader:
+def all_outputs(name: str, size: int) -> slice:
+    return slice(None)
+
+
+class DecoderReader:
     """Reads tensors of a checkpoint. The methods raise ModelNotLoadable if a tensor is missing or has a wrong shape."""
 
     def __init__(
-        self, source: TensorSource, config: ModelConfig, dtype: torch.dtype, device: torch.device, weights: str
+        self,
+        source: TensorSource,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        weights: str,
+        outputs: Callable[[str, int], slice] = all_outputs,
     ) -> None:
+        """outputs: returns the outputs to keep of a tensor, by its name and the number of its outputs."""
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
         self._weights = weights
+        self._outputs = outputs
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         tensor = self._source.tensor(name)
         if tuple(tensor.shape) != shape:
             raise ModelNotLoadable(f"{name} must be {list(shape)}, got {list(tensor.shape)}")
-        return tensor.to(device=self._device, dtype=self._dtype)
+        return tensor[self._outputs(name, shape[0])].to(device=self._device, dtype=self._dtype)
 
     def norm(self, name: str, size: int) -> Tensor:
         return self.tensor(name, size).float()
@@ -200,10 +212,18 @@ class _DecoderReader:
         biases = [self.tensor(f"{prefix}.{part}.bias", rows) for part, rows in parts.items()] if bias else None
         joined = None if biases is None else torch.cat(biases)
         keeps = self._weights == "auto"
-        kept = _kept(self._source, shapes, self._dtype, self._device, joined) if keeps else None
+        kept = self._kept(shapes, joined) if keeps else None
         return kept or _PACKS[self._weights](
             torch.cat([self.tensor(name, *shape) for name, shape in shapes.items()]), joined
         )
+
+    def _kept(self, shapes: dict[str, tuple[int, int]], bias: Tensor | None) -> LinearWeight | None:
+        """Returns the stacked weights in the format in which they are stored, or None if no kernel has that format."""
+        stored = {name: weight for name in shapes if (weight := self._source.quantized(name)) is not None}
+        if {name: weight.shape for name, weight in stored.items()} != shapes:
+            return None
+        outputs = [self._outputs(name, rows) for name, (rows, _) in shapes.items()]
+        return pack_as_stored(list(stored.values()), self._dtype, self._device, bias, outputs)
 
 
 def _unmapped(weight: Tensor) -> Tensor:
@@ -213,17 +233,3 @@ def _unmapped(weight: Tensor) -> Tensor:
     copy = empty(tuple(weight.shape), weight.dtype)
     copy.copy_(weight)
     return copy
-
-
-def _kept(
-    source: TensorSource,
-    shapes: dict[str, tuple[int, int]],
-    dtype: torch.dtype,
-    device: torch.device,
-    bias: Tensor | None,
-) -> LinearWeight | None:
-    """Returns the stacked weights in the format in which they are stored, or None if no kernel has that format."""
-    stored = [weight for name in shapes if (weight := source.quantized(name)) is not None]
-    if [weight.shape for weight in stored] != list(shapes.values()):
-        return None
-    return pack_as_stored(stored, dtype, device, bias)

@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import argparse
 import json
+import logging
 import socket
 import sys
 from dataclasses import replace
@@ -23,13 +24,16 @@ from typing import NoReturn
 from engine.config import EngineConfig
 from engine.drafters.base import Drafter
 from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable
-from engine.load import load_drafter, load_engine
+from engine.load import check_group, follow_engine, load_drafter, load_engine
 from engine.openai.tool_calls import CallForm
 from engine.planned import fit
 from engine.server.app import ServerApp, ServerConfig
 from engine.server.log import log_to_stderr
 from engine.server.process import Process
+from engine.tensor_parallel.parent import LOST_GROUP, PARENT_MODULE, group_rank, in_group
 from engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105 - the variable's name
 OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105 - the variable's name
@@ -38,6 +42,10 @@ OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105 - the
 def main() -> None:
     args = _arguments()
     log_to_stderr()
+    if args.tensor_parallel > 1 and not in_group():
+        _become_parent(args)
+    if in_group() and group_rank() > 0:
+        _follow(args)
     listener = _listen(args.host, args.port)
     app = _load(args)
     host, port = listener.getsockname()[:2]
@@ -87,8 +95,29 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--drain-seconds", type=float, default=30.0)
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--weights", default="auto", help="auto (as in the folder), int8 or int4")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="processes that share the model; on CPUs only")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     return parser.parse_args()
+
+
+def _become_parent(args: argparse.Namespace) -> NoReturn:
+    """Becomes the parent process of the group, which needs none of this process's memory."""
+    try:
+        check_group(args.model_dir, _engine_config(args))
+    except ModelNotLoadable as error:
+        _fail(error.code, str(error))
+    except ValueError as error:
+        _fail("invalid_argument", str(error))
+    command = [sys.executable, "-m", PARENT_MODULE, str(args.tensor_parallel), "engine.server", *sys.argv[1:]]
+    os.execv(sys.executable, command)  # noqa: S606  # no shell wanted
+
+
+def _follow(args: argparse.Namespace) -> NoReturn:
+    try:
+        follow_engine(args.model_dir, _engine_config(args))
+    except ModelNotLoadable as error:  # rank 0 fails in the same way and reports it
+        logger.error("the rank's part of the model can't be loaded: %s", error)
+        sys.exit(LOST_GROUP)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -138,6 +167,7 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         dtype=args.dtype,
         weights=args.weights,
         device=args.device,
+        tensor_parallel=args.tensor_parallel,
     )
     if args.kv_cache_bytes is not None:
         return replace(config, kv_cache_bytes=args.kv_cache_bytes)

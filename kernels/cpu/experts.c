@@ -231,6 +231,24 @@ int slipstream_experts(const struct experts *e, const void *x, const int64_t *ch
     return 0;
 }
 
+static void adding_team(void *context) {
+    const struct mixing *m = context;
+    int64_t row;
+    while ((row = claim(m->next + ADD_UP, m->M)) >= 0) add_up_row(m, row);
+}
+
+/* Adds the products of experts as slipstream_experts does. products [M K, H]; places [M, K]: the rows of `products` for
+ * each row of out [M, H], in the order of their addition, with their weights [M, K]. */
+void slipstream_add_experts(const float *products, const int64_t *places, const float *weights, float *out, int64_t M,
+                            int64_t K, int64_t H, int output) {
+    counter next[EXPERT_COUNTERS];
+    memset(next, 0, sizeof next);
+    struct experts experts = {.H = H};
+    struct mixing m = {.experts = &experts, .out = out, .M = M, .K = K, .output = output, .places = (int64_t *)places,
+                       .shares = (float *)weights, .products = (float *)products, .next = next};
+    team_run(adding_team, &m);
+}
+
 /* logits [M, E]; chosen [M, K], the best expert first; weights [M, K]. */
 void slipstream_route(const float *logits, int64_t *chosen, float *weights, int64_t M, int64_t E, int64_t K,
                       int normalized) {

@@ -39,6 +39,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "slipstream_decoder": (_POINTER, _POINTER),
     "slipstream_experts": (*[_POINTER] * 5, _LONG, _LONG, _INT),
+    "slipstream_add_experts": (*[_POINTER] * 4, *[_LONG] * 3, _INT),
     "slipstream_route": (*[_POINTER] * 3, *[_LONG] * 3, _INT),
     "slipstream_top_k": (*[_POINTER] * 4, *[_LONG] * 3),
     "slipstream_eagle3": (_POINTER, _POINTER),

@@ -164,3 +164,23 @@ def test_only_dense_decoders_are_planned(model_type: str | None) -> None:
 
 def test_a_sliding_window_limits_the_context() -> None:
     assert ModelSizes.of({**SMOLLM2, "model_type": "mistral", "sliding_window": 4096}).max_positions == 4096
+
+
+def test_the_weights_and_the_cache_of_a_rank_fall_with_the_number_of_ranks() -> None:
+    whole, half, eighth = (weight_bytes(LARGE, "auto", device="cpu", tensor_parallel=degree) for degree in (1, 2, 8))
+    tables = LARGE.table_bytes  # one process also keeps an unpacked LM head and the whole embedding
+    assert half == (whole - tables // 2) // 2
+    assert eighth == (whole - tables // 2) // 8
+    assert kv_slot_bytes(LARGE, 8) * 8 == kv_slot_bytes(LARGE)
+    assert kv_slot_bytes(SMALL, 2) == 2 * kv_slot_bytes(SMALL) // 3  # 3 KV heads, of which rank 0 has 2
+
+
+def test_a_model_that_does_not_fit_one_rank_fits_two() -> None:
+    wanted = Wanted(device="cpu", memory_bytes=50 * 10**9, context=4096)
+    with pytest.raises(DoesNotFit):
+        plan(LARGE, wanted)
+
+    planned = plan(LARGE, replace(wanted, tensor_parallel=2))
+
+    assert planned.parts.weights == weight_bytes(LARGE, "auto", device="cpu", tensor_parallel=2)
+    assert planned.parts.total <= 50 * 10**9

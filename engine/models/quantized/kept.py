@@ -11,26 +11,38 @@ from kernels.linear import INT4_GROUP, LinearWeight, fits_int4, pack_grouped, pa
 
 
 def pack_as_stored(
-    parts: Sequence[QuantizedWeight], dtype: torch.dtype, device: torch.device, bias: Tensor | None
+    parts: Sequence[QuantizedWeight],
+    dtype: torch.dtype,
+    device: torch.device,
+    bias: Tensor | None,
+    outputs: Sequence[slice],
 ) -> LinearWeight | None:
-    """Stacks the outputs of all parts. Returns None if no kernel has their format, so that they must be widened.
+    """Stacks the `outputs` of each part. Returns None if no kernel has the parts' format, so that they must be widened.
 
     int8 with one scale per output has kernels on CPUs and on CUDA, float8 with one scale per output on CUDA, and int4
-    in groups of a multiple of 32 columns on CPUs.
+    in groups of a multiple of 32 columns on CPUs. All outputs decide about the kernel, also those that are left out.
     """
-    values = [part.values for part in parts]
-    if device.type == "cpu" and library() is not None and all(_in_groups(part) for part in parts):
-        grouped = torch.cat([part.scales.repeat_interleave(part.group_size // INT4_GROUP, 1) for part in parts])
-        if fits_int4(torch.cat(values), grouped):
-            return pack_grouped(torch.cat(values), grouped, dtype, bias)
+    kept = [part.of_outputs(rows) for part, rows in zip(parts, outputs, strict=True)]
+    grouped = device.type == "cpu" and library() is not None and all(_in_groups(part) for part in parts)
+    if grouped and all(fits_int4(part.values, _grouped(part)) for part in parts):
+        return pack_grouped(_values(kept), torch.cat([_grouped(part) for part in kept]), dtype, bias)
     if not all(part.scale_per_output for part in parts):
         return None
-    int8 = all(value.dtype == torch.int8 and int(value.min()) > -128 for value in values)
-    float8 = device.type == "cuda" and all(value.dtype == torch.float8_e4m3fn for value in values)
-    if not (int8 or float8) or values[0].shape[1] % 2:
+    int8 = all(part.values.dtype == torch.int8 and int(part.values.min()) > -128 for part in parts)
+    float8 = device.type == "cuda" and all(part.values.dtype == torch.float8_e4m3fn for part in parts)
+    if not (int8 or float8) or parts[0].shape[1] % 2:
         return None
-    scales = torch.cat([part.scales[:, 0] for part in parts])
-    return pack_scaled(torch.cat(values).to(device), scales.to(device), dtype, bias)
+    scales = torch.cat([part.scales[:, 0] for part in kept])
+    return pack_scaled(_values(kept).to(device), scales.to(device), dtype, bias)
+
+
+def _values(parts: Sequence[QuantizedWeight]) -> Tensor:
+    return torch.cat([part.values for part in parts])
+
+
+def _grouped(part: QuantizedWeight) -> Tensor:
+    """Returns a scale for each group of 32 columns."""
+    return part.scales.repeat_interleave(part.group_size // INT4_GROUP, 1)
 
 
 def _in_groups(part: QuantizedWeight) -> bool:

@@ -6,7 +6,7 @@ Zero points are already subtracted from `values`. Shape letters: N outputs, K in
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -41,6 +41,9 @@ class QuantizedWeight:
     @property
     def scale_per_output(self) -> bool:
         return self.scales.shape[1] == 1
+
+    def of_outputs(self, outputs: slice) -> "QuantizedWeight":
+        return replace(self, values=self.values[outputs], scales=self.scales[outputs])
 
     def widened(self) -> Tensor:
         """Returns the weight [N, K] in float32."""

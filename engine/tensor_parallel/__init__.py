@@ -1,0 +1,1 @@
+"""One model on several processes, with the bits of one process."""

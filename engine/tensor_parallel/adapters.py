@@ -1,0 +1,112 @@
+"""LoRA adapters of a group: rank 0 sends each adapter once, and every rank keeps its outputs of the second product.
+
+The first product (`LoraWeight.down`) is small, so every rank computes all of it.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from engine.tensor_parallel.cut import Cut
+from engine.tensor_parallel.group import Group
+from engine.tensor_parallel.messages import Kind, send
+from kernels.linear import LinearWeight, pack, unpack
+from kernels.lora import LoraLayer, LoraRun, LoraWeight
+
+_MAX_KEPT = 64  # more are kept only while one pass uses more; a forgotten adapter is sent again when it is needed
+_PRODUCTS = tuple(field.name for field in fields(LoraLayer))
+_ALIGNMENT = 8  # bytes
+
+
+class KeptAdapters:
+    """The adapters that a rank has received. All ranks forget the same ones, as they use them in the same order."""
+
+    def __init__(self, cut: Cut) -> None:
+        self._cut = cut
+        self._layers: OrderedDict[int, tuple[LoraLayer, ...]] = OrderedDict()
+
+    def add(self, content: Tensor) -> None:
+        """content: as in a message of the kind `ADAPTER`."""
+        number, layers = _decoded(content)
+        self._layers[number] = tuple(self._own_part(layer) for layer in layers)
+
+    def runs(self, runs: Sequence[tuple[int, int, int]]) -> tuple[list[LoraRun], list[int]]:
+        """Returns the runs of a pass (`PassMessage`), and the numbers of the adapters that are forgotten."""
+        numbers = {number for number, _, _ in runs}
+        for number in sorted(numbers):
+            self._layers.move_to_end(number)
+        found = [LoraRun(first, count, self._layers[number]) for number, first, count in runs]
+        num_forgotten = max(0, len(self._layers) - max(_MAX_KEPT, len(numbers)))
+        return found, [self._layers.popitem(last=False)[0] for _ in range(num_forgotten)]
+
+    def _own_part(self, layer: dict[str, tuple[Tensor, Tensor]]) -> LoraLayer:
+        return LoraLayer(
+            **{
+                product: LoraWeight(pack(down), pack(up[self._cut.product_outputs(product)]))
+                for product, (down, up) in layer.items()
+            }
+        )
+
+
+class SentAdapters:
+    """The adapters that rank 0 has sent, with their numbers."""
+
+    def __init__(self, group: Group, cut: Cut) -> None:
+        self._group = group
+        self._kept = KeptAdapters(cut)
+        self._numbers: dict[int, int] = {}  # by the id of the layers
+        self._layers: dict[int, tuple[LoraLayer, ...]] = {}  # by number; the reference keeps the id unique
+        self._next = 0
+
+    def number_of(self, layers: tuple[LoraLayer, ...]) -> int:
+        """Sends the adapter if the ranks do not have it."""
+        if id(layers) not in self._numbers:
+            content = _encoded(self._next, layers)
+            send(self._group, Kind.ADAPTER, content)
+            self._kept.add(content)
+            self._numbers[id(layers)], self._layers[self._next] = self._next, layers
+            self._next += 1
+        return self._numbers[id(layers)]
+
+    def runs(self, runs: Sequence[tuple[int, int, int]]) -> list[LoraRun]:
+        found, forgotten = self._kept.runs(runs)
+        for number in forgotten:
+            del self._numbers[id(self._layers.pop(number))]
+        return found
+
+
+def _encoded(number: int, layers: Sequence[LoraLayer]) -> Tensor:
+    """Returns bytes: the length of the description, the description in JSON, and the weights."""
+    described: list[tuple[int, str, int, int, int]] = []  # layer, product, R, K, N
+    weights: list[Tensor] = []
+    for index, layer in enumerate(layers):
+        for product in _PRODUCTS:
+            update: LoraWeight | None = getattr(layer, product)
+            if update is not None:
+                described.append((index, product, *_shape(update.down), update.up.out_features))
+                weights += [unpack(update.down).flatten(), unpack(update.up).flatten()]
+    dtype = str(weights[0].dtype if weights else torch.float32).removeprefix("torch.")
+    text = json.dumps({"number": number, "layers": len(layers), "dtype": dtype, "updates": described}).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    head = torch.frombuffer(bytearray(len(text).to_bytes(_ALIGNMENT, "little") + text), dtype=torch.uint8)
+    return torch.cat([head, *(weight.view(torch.uint8) for weight in weights)])
+
+
+def _decoded(content: Tensor) -> tuple[int, list[dict[str, tuple[Tensor, Tensor]]]]:
+    """Returns the adapter's number and, for each layer, down [R, K] and up [N, R] of each product."""
+    length = int.from_bytes(bytes(content[:_ALIGNMENT].tolist()), "little")
+    head = json.loads(bytes(content[_ALIGNMENT : _ALIGNMENT + length].tolist()))
+    numbers = content[_ALIGNMENT + length :].view(getattr(torch, head["dtype"]))
+    layers: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in range(head["layers"])]
+    for index, product, R, K, N in head["updates"]:
+        down, up, numbers = numbers.split((R * K, N * R, len(numbers) - R * K - N * R))
+        layers[index][product] = down.view(R, K), up.view(N, R)
+    return head["number"], layers
+
+
+def _shape(weight: LinearWeight) -> tuple[int, int]:
+    return weight.out_features, weight.in_features

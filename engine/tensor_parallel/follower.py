@@ -1,0 +1,71 @@
+"""The work of the ranks from 1 on: each takes part in what rank 0 sends, until the parent process ends it."""
+
+import logging
+import os
+from dataclasses import replace
+from typing import NoReturn
+
+import torch
+
+from engine.cache.kv_cache import KVCache
+from engine.tensor_parallel.adapters import KeptAdapters
+from engine.tensor_parallel.messages import Kind, PassMessage, receive
+from engine.tensor_parallel.parent import LOST_GROUP
+from engine.tensor_parallel.shard import Shard
+
+logger = logging.getLogger(__name__)
+
+
+def follow(shard: Shard) -> NoReturn:
+    """Does not return; ends the process with LOST_GROUP when the group is lost."""
+    follower = _Follower(shard)
+    try:
+        while True:
+            follower.step()
+    except RuntimeError:
+        logger.exception("rank %d has lost the group", shard.group.rank)
+        os._exit(LOST_GROUP)  # an exit through Python could wait for threads of the lost group
+
+
+class _Follower:
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._caches: dict[int, KVCache] = {}
+        self._adapters = KeptAdapters(shard.cut)
+
+    def step(self) -> None:
+        """Waits for one message and takes part in it."""
+        kind, content = receive(self._shard.group)
+        if kind == Kind.PASS:
+            self._forward(PassMessage.of_vector(content))
+        elif kind == Kind.LOGITS:
+            self._shard.logits(content.view(self._shard.dtype).view(-1, self._shard.config.hidden_size))
+        else:
+            self._adapters.add(content)
+
+    def _forward(self, message: PassMessage) -> None:
+        for number in message.dropped_caches:
+            self._caches.pop(number, None)
+        if message.cache_id not in self._caches:
+            self._caches[message.cache_id] = self._make_cache(message)
+        runs, _ = self._adapters.runs(message.runs)
+        self._shard.forward(
+            message.token_ids,
+            message.rows,
+            self._caches[message.cache_id],
+            layers=message.layers,
+            tap_layers=message.tap_layers,
+            runs=runs,
+        )
+
+    def _make_cache(self, message: PassMessage) -> KVCache:
+        """Makes the cache of this rank's heads; its slot table stays empty, because rows come with their slots."""
+        shard = self._shard
+        return KVCache(
+            replace(shard.config, num_layers=len(message.layers), num_cached_kv_heads=len(shard.cut.kv_heads)),
+            num_slots=message.num_slots,
+            max_sequences=1,
+            max_seq_len=1,
+            dtype=shard.dtype,
+            device=torch.device("cpu"),
+        )

@@ -1,0 +1,97 @@
+"""`python -m engine.tensor_parallel.parent DEGREE MODULE ARGUMENT...` runs `python -m MODULE ARGUMENT...` as a group.
+
+The parent process starts one process per rank, and ends the group when a rank ends: ranks wait for each other without a
+time limit, so the others would wait forever. If rank 0 ends by itself, the parent exits with its status. If another
+rank ends, or rank 0 is killed, the parent prints {"event": "failed", "code": "rank_lost", "message"} and exits with
+status 1. Only rank 0 writes to standard output, and signals go to rank 0. Standard library only.
+"""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+
+from workers.parent_death import dying_with_parent
+
+PARENT_MODULE = "engine.tensor_parallel.parent"
+RANK_VARIABLE = "SLIPSTREAM_ENGINE_RANK"
+RENDEZVOUS_VARIABLE = "SLIPSTREAM_ENGINE_RENDEZVOUS"  # a folder in which the ranks find each other
+LOST_GROUP = 70  # exit status of a rank that ends because another rank has ended
+_CAUSE_SECONDS = 3.0  # after a rank has ended with LOST_GROUP, this long is waited for the rank that is the cause
+
+
+def in_group() -> bool:
+    """Returns whether this process is a rank that the parent process has started."""
+    return RANK_VARIABLE in os.environ
+
+
+def group_rank() -> int:
+    """Returns the rank of this process in its group."""
+    return int(os.environ[RANK_VARIABLE])
+
+
+def main(arguments: Sequence[str]) -> int:
+    degree, command = int(arguments[0]), [sys.executable, "-m", *arguments[1:]]
+    with tempfile.TemporaryDirectory(prefix="slipstream-ranks-") as folder:
+        # The kernel ends the ranks with the thread that starts them, which is this one.
+        ranks = [_start(command, rank, folder, degree) for rank in range(degree)]
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda received, _: ranks[0].send_signal(received))
+        ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for rank, process in enumerate(ranks):
+            threading.Thread(target=_watch, args=(rank, process, ended), daemon=True).start()
+        rank = first_to_end(lambda index: ranks[index].returncode, ended)
+        for process in ranks:
+            process.kill()
+        for process in ranks:
+            process.wait()
+    status = ranks[rank].returncode
+    if rank == 0 and status >= 0 and status != LOST_GROUP:  # rank 0 has reported a failure itself
+        return status
+    print(json.dumps({"event": "failed", "code": "rank_lost", "message": _reason(rank, degree, status)}), flush=True)
+    return 1
+
+
+def _start(command: Sequence[str], rank: int, folder: str, degree: int) -> "subprocess.Popen[bytes]":
+    threads = str(max(1, _num_cores() // degree))
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, RANK_VARIABLE: str(rank), RENDEZVOUS_VARIABLE: folder}
+    return subprocess.Popen(
+        dying_with_parent(command),
+        env=environment,
+        stdout=None if rank == 0 else subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C reaches rank 0 through this process only
+    )
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _watch(rank: int, process: "subprocess.Popen[bytes]", ended: "queue.SimpleQueue[int]") -> None:
+    process.wait()
+    ended.put(rank)
+
+
+def first_to_end(status_of: Callable[[int], int | None], ended: "queue.SimpleQueue[int]") -> int:
+    """Returns the rank that is the cause of the group's end. ended: ranks, in the order of their ends."""
+    first = rank = ended.get()
+    try:
+        while status_of(rank) == LOST_GROUP:
+            rank = ended.get(timeout=_CAUSE_SECONDS)
+    except queue.Empty:
+        return first
+    return rank
+
+
+def _reason(rank: int, degree: int, status: int) -> str:
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return f"rank {rank} of {degree} {how}, so the group was ended"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

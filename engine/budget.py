@@ -1,11 +1,12 @@
 """Decides how many draft nodes to propose and verify, so that the expected throughput is highest.
 
-A forward pass over R rows (one row per token) takes T(R) seconds (engine/cost.py). The survival of a draft node is the
+A forward pass takes T(size) seconds, where the size has its rows, one per token, and the keys that they attend to
+(engine/cost.py). The survival of a draft node is the
 probability that the node is accepted, and equals the number of tokens that the node is expected to add to the output of
-the pass. The nodes of all sequences are sorted by decreasing survival. The pass verifies the first k of them, with the
-k that maximizes
+the pass. The nodes of all sequences are sorted by decreasing survival, less the tokens that could be generated in the
+time of their attention. The pass verifies the first k of them, with the k that maximizes
 
-    tokens per second = (sequences + sum of survivals) / (T(rows) + T_draft)
+    tokens per second = (sequences + sum of survivals) / (T(size) + T_draft)
 
 where T_draft is the time to propose the drafts. The drafter estimates survivals; they are corrected by the observed
 acceptance of nodes with similar survival. If the maximum is below the rate of a pass without drafts, drafting pauses
@@ -20,7 +21,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.cost import CostModel
+from engine.cost import NO_ROWS, CostModel, PassSize
 from engine.draft import Draft
 
 _BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -124,12 +125,19 @@ class DraftBudget:
         return min(self._largest, int(1.5 * estimate.nodes) + _SPARE_NODES)
 
     def admit(
-        self, drafts: Sequence[Draft], other_rows: int, draft_seconds: float, *, resume_seconds: float = 0.0
+        self,
+        drafts: Sequence[Draft],
+        contexts: Sequence[int],
+        draft_seconds: float,
+        *,
+        others: PassSize = NO_ROWS,
+        resume_seconds: float = 0.0,
     ) -> list[Draft]:
         """Returns the drafts cut to the nodes worth verifying.
 
         Args:
-            other_rows: prefill rows of this pass.
+            contexts: the position of each sequence's last token.
+            others: rows of this pass that belong to other sequences.
             draft_seconds: time the drafter took to observe the previous pass and to propose.
             resume_seconds: time the drafter took to observe the passes deferred during a pause.
         """
@@ -137,39 +145,49 @@ class DraftBudget:
             return list(drafts)
         estimate = self._estimate(len(drafts))
         estimate.observe_draft(draft_seconds)
-        offers = sorted(
-            (-self._calibration.corrected(survival), index, node)
-            for index, draft in enumerate(drafts)
-            for node, survival in enumerate(draft.survival)
-        )
-        rows, expected = other_rows + len(drafts), float(len(drafts))
-        best_rate, best_taken, best_expected = expected / self._pass_seconds(rows, estimate), 0, expected
-        for taken, (negative, _, _) in enumerate(offers, start=1):
-            expected -= negative
-            rate = expected / self._pass_seconds(rows + taken, estimate)
+        size = sum((PassSize.of_rows(1, context) for context in contexts), NO_ROWS)
+        plain_seconds, expected = self._cost.seconds(size), float(len(drafts))
+        offers = self._offers(drafts, contexts, tokens_per_second=len(drafts) / plain_seconds)
+        best_rate = expected / self._pass_seconds(size + others, estimate)
+        best_taken, best_expected, best_size = 0, expected, size
+        for taken, (_, index, _, survival) in enumerate(offers, start=1):
+            expected += survival
+            size += PassSize(1, 1, contexts[index] + 1)
+            rate = expected / self._pass_seconds(size + others, estimate)
             if rate > best_rate:
-                best_rate, best_taken, best_expected = rate, taken, expected
-        # The gain ignores prefill rows: next to a long prompt no draft would make a difference.
-        drafted_rate = best_expected / self._pass_seconds(len(drafts) + best_taken, estimate)
-        plain_seconds = self._cost.seconds(len(drafts))
+                best_rate, best_taken, best_expected, best_size = rate, taken, expected, size
+        # The gain ignores other rows: next to a long prompt no draft would make a difference.
+        drafted_rate = best_expected / self._pass_seconds(best_size, estimate)
         gain = drafted_rate * plain_seconds / len(drafts)
         estimate.learn(gain, best_taken / len(drafts), resume_seconds / plain_seconds)
         admitted: list[set[int]] = [set() for _ in drafts]
-        for _, index, node in offers[:best_taken]:
+        for _, index, node, _ in offers[:best_taken]:
             admitted[index].add(node)
         return [_closed(draft, nodes) for draft, nodes in zip(drafts, admitted, strict=True)]
 
     def record(self, draft: Draft, accepted: Sequence[int]) -> None:
         self._calibration.record(draft, accepted)
 
-    def record_pass(self, rows: int, seconds: float) -> None:
+    def record_pass(self, size: PassSize, seconds: float) -> None:
         """Records the time of a pass without prefill rows; drafting is not included."""
         if self._cost is not None:
-            self._cost.observe(rows, seconds)
+            self._cost.observe(size, seconds)
 
-    def _pass_seconds(self, rows: int, estimate: _GainEstimate) -> float:
+    def _offers(
+        self, drafts: Sequence[Draft], contexts: Sequence[int], *, tokens_per_second: float
+    ) -> list[tuple[float, int, int, float]]:
+        """Returns (-value, index of the draft, node, survival) of all nodes, the most valuable node first."""
         assert self._cost is not None
-        return self._cost.seconds(rows) + estimate.draft_seconds
+        tokens_per_key = tokens_per_second * self._cost.key_seconds()
+        offers: list[tuple[float, int, int, float]] = []
+        for index, (draft, context) in enumerate(zip(drafts, contexts, strict=True)):
+            corrected = map(self._calibration.corrected, draft.survival)
+            offers += ((tokens_per_key * context - value, index, node, value) for node, value in enumerate(corrected))
+        return sorted(offers)
+
+    def _pass_seconds(self, size: PassSize, estimate: _GainEstimate) -> float:
+        assert self._cost is not None
+        return self._cost.seconds(size) + estimate.draft_seconds
 
     def _estimate(self, num_sequences: int) -> _GainEstimate:
         """One estimate each for 1, 2, 3-4, 5-8, 9-16, ... sequences."""

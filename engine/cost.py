@@ -1,20 +1,59 @@
-"""Predicts the duration of a forward pass from its number of rows (one row per token).
+"""Predicts the duration of a forward pass from its rows (one per token) and from the keys that they attend to.
 
-At start-up, passes with a few numbers of rows (called points) are measured with empty contexts. Real passes are slower
-because of longer contexts, sampling and other load. Each real pass is compared with the measurement, and the ratio is
-recorded at the two points nearest to its number of rows. Points without recent passes use the average ratio.
+At start-up, passes with a few numbers of rows (called points) are measured with empty contexts. For contexts, sampling
+and other load, the model is fitted to the real passes:
+
+    seconds = correction(rows) * (a * measured(rows) + b * keys + c * row_keys)
+
+The coefficients a, b and c minimize the squared errors of the recent passes, each relative to the pass's own time, so
+that a pass delayed by other load has little weight. Since passes of one kind do not determine all three, deviations
+from a = 1 and b = c = 0 are penalized. The correction is the average ratio of a real pass to the fitted time; it is
+recorded at the two points nearest to the number of rows.
 """
 
 import bisect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MEASURE_SECONDS = 2.0  # time limit of the measurement, which the first two repetitions may exceed
 _MAX_REPETITIONS = 20
-_RATE = 0.05  # weight of the latest pass in a moving average
-_FADE = 0.995  # each pass multiplies the weight of every point by this
+_RATE = 0.05  # least weight of the latest pass in a correction
+_FADE = 0.995  # each pass multiplies the weight of all earlier passes by this
 _OUTLIER = 1.5  # longer passes are clipped to this multiple of the prediction, since the machine was probably busy
-_DOUBT = 5.0  # weight of the average ratio at every point, as a number of passes
+_DOUBT = 5.0  # weight of a correction of 1 at every point, as a number of passes
+_UNIT_KEYS = 1000.0  # b and c are stored as the time of this many keys, relative to an empty pass of one row
+# Weights of the penalties. In passes of one row, keys and row_keys are equal; c is then estimated as a quarter of b,
+# because reading keys takes longer than a row's products with them.
+_PENALTIES = np.diag((0.5, 1.0, 4.0))
+_DEFAULTS = np.array((1.0, 0.0, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class PassSize:
+    """What determines the duration of a pass.
+
+    keys: the keys of all sequences, each sequence counted once, because its rows share what is read.
+    row_keys: the keys that each row attends to, summed over the rows.
+    """
+
+    rows: int
+    keys: int = 0
+    row_keys: int = 0
+
+    def __add__(self, other: "PassSize") -> "PassSize":
+        return PassSize(self.rows + other.rows, self.keys + other.keys, self.row_keys + other.row_keys)
+
+    @classmethod
+    def of_rows(cls, rows: int, context: int) -> "PassSize":
+        """Returns the size of `rows` rows of one sequence, the first of which is at position `context`."""
+        return cls(rows, context + rows, rows * context + rows * (rows + 1) // 2)
+
+
+NO_ROWS = PassSize(0)
 
 
 class CostModel:
@@ -25,10 +64,13 @@ class CostModel:
             raise ValueError(f"needs two or more points, got {len(row_counts)} counts and {len(seconds)} times")
         self._rows = list(row_counts)
         self._measured = _rising(seconds)
-        self._current = list(self._measured)
-        self._ratio = 1.0  # average over all real passes of the time relative to the measurement
-        self._ratios = [1.0] * len(row_counts)  # the same average for each point
+        self._corrected = list(self._measured)  # times the correction of each point
+        self._ratios = [1.0] * len(row_counts)  # for each point, the average ratio of a real pass to the fitted time
         self._weights = [0.0] * len(row_counts)  # for each point, the faded number of passes near it
+        self._unit = self._measured[0] / _UNIT_KEYS
+        self._products = _PENALTIES.copy()  # the normal equations of the fit, without the faded passes
+        self._targets = _PENALTIES @ _DEFAULTS
+        self._coefficients: list[float] = _DEFAULTS.tolist()
 
     @classmethod
     def measure(cls, run: Callable[[int], float], row_counts: Sequence[int] = ROW_COUNTS) -> "CostModel":
@@ -42,23 +84,42 @@ class CostModel:
             runs.append([run(rows) for rows in row_counts])
         return cls(row_counts, [min(times) for times in zip(*runs, strict=True)])
 
-    def seconds(self, rows: int) -> float:
-        return self._interpolated(self._current, rows)
+    def seconds(self, size: PassSize) -> float:
+        measured = self._interpolated(self._measured, size.rows)
+        return self._interpolated(self._corrected, size.rows) / measured * self._fitted(size, measured)
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def key_seconds(self) -> float:
+        """Returns the time that a further row of a pass takes for each key of its context."""
+        return self._coefficients[2] * self._unit
+
+    def observe(self, size: PassSize, seconds: float) -> None:
         """Corrects the model by the time of a real pass."""
-        ratio = min(seconds, _OUTLIER * self.seconds(rows)) / self._interpolated(self._measured, rows)
-        self._ratio += _RATE * (ratio - self._ratio)
+        measured = self._interpolated(self._measured, size.rows)
+        clipped = min(seconds, _OUTLIER * self.seconds(size))
+        self._fit(np.array((measured, size.keys * self._unit, size.row_keys * self._unit)) / seconds)
+        ratio = clipped / self._fitted(size, measured)
         self._weights = [weight * _FADE for weight in self._weights]
-        for point, share in self._neighbours(rows):
+        for point, share in self._neighbours(size.rows):
             self._weights[point] += share
             rate = max(_RATE, 1.0 / (1.0 + self._weights[point])) * share
             self._ratios[point] += rate * (ratio - self._ratios[point])
-        corrected = [
-            base * (weight * ratio_here + _DOUBT * self._ratio) / (weight + _DOUBT)
-            for base, weight, ratio_here in zip(self._measured, self._weights, self._ratios, strict=True)
-        ]
-        self._current = _rising(corrected)
+        self._corrected = _rising(
+            [
+                base * (weight * ratio_here + _DOUBT) / (weight + _DOUBT)
+                for base, weight, ratio_here in zip(self._measured, self._weights, self._ratios, strict=True)
+            ]
+        )
+
+    def _fitted(self, size: PassSize, measured: float) -> float:
+        a, b, c = self._coefficients
+        return a * measured + (b * size.keys + c * size.row_keys) * self._unit
+
+    def _fit(self, features: NDArray[np.float64]) -> None:
+        """Adds a pass to the fit. features: [3] float64, the factors of a, b and c divided by the pass's time."""
+        self._products = _FADE * self._products + (1.0 - _FADE) * _PENALTIES + np.outer(features, features)
+        self._targets = _FADE * self._targets + (1.0 - _FADE) * (_PENALTIES @ _DEFAULTS) + features
+        fitted = np.linalg.solve(self._products, self._targets)
+        self._coefficients = np.maximum(fitted, 0.0).tolist()
 
     def _right(self, rows: int) -> int:
         """Returns the index of the larger of the two points between which `rows` is interpolated."""

@@ -14,6 +14,7 @@ import torch
 
 from engine.adjust import without_excluded
 from engine.budget import DraftBudget
+from engine.cost import NO_ROWS, PassSize
 from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
 from engine.sequence import Sequence
@@ -34,12 +35,12 @@ class Drafting:
         self._num_deferred_rows = 0
         self._observe_seconds = 0.0  # time to observe the last pass, which is part of the cost of a draft
 
-    def propose(self, decoding: Many[Sequence], other_rows: int, room: int) -> list[Draft]:
+    def propose(self, decoding: Many[Sequence], room: int, *, others: PassSize = NO_ROWS) -> list[Draft]:
         """Returns one draft per sequence.
 
         Args:
-            other_rows: number of prefill rows in the same pass.
             room: number of free cache slots, which is the maximum number of nodes of all drafts.
+            others: rows of the same pass that belong to other sequences.
         """
         nothing = [EMPTY_DRAFT] * len(decoding)
         if self._max_nodes == 0 or not decoding:
@@ -58,7 +59,9 @@ class Drafting:
             logger.exception("drafter %s failed; decoding without drafts", self.drafter.name)
             limited = nothing
         draft_seconds = time.perf_counter() - proposing + self._observe_seconds
-        return self.budget.admit(limited, other_rows, draft_seconds, resume_seconds=proposing - started)
+        contexts = [sequence.num_computed for sequence in decoding]
+        resume_seconds = proposing - started
+        return self.budget.admit(limited, contexts, draft_seconds, others=others, resume_seconds=resume_seconds)
 
     def observe(self, done: Pass) -> None:
         if self._max_nodes == 0 or not done.kept:

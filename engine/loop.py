@@ -10,6 +10,7 @@ sequences, and returns the tokens of the previous one.
 """
 
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from engine.budget import DraftBudget
 from engine.cache.sizing import make_cache
 from engine.config import EngineConfig
-from engine.cost import CostModel
+from engine.cost import NO_ROWS, CostModel, PassSize
 from engine.counters import Counters
 from engine.draft import EMPTY_DRAFT, Draft
 from engine.drafters.base import Drafter, Kept, Pass
@@ -245,13 +246,13 @@ class Engine:
             self._drafting.forget(sequence.request.request_id)
         if not plan.prefills and not plan.decoding:
             return []
-        prefill_rows = sum(end - sequence.num_computed for sequence, end in plan.prefills)
         scheduled = time.perf_counter()
-        drafts = self._drafts(plan.decoding, prefill_rows)
+        drafts = self._drafts(plan)
         drafted = time.perf_counter()
         builder = RowBuilder(self.cache, self._stacks)
         parts = self._parts(plan, drafts, builder)
         rows, sampling_rows = builder.build()
+        size = _size_of((part.sequence, len(part.rows)) for part in parts)
         hidden = self.model.forward(rows, self.cache, self.drafter.tap_layers)
         logits = self.model.logits(hidden.final[sampling_rows])
         scored = time.perf_counter()
@@ -261,7 +262,7 @@ class Engine:
         outputs, kept = self._commit(parts, logits)
         ended = time.perf_counter()
         if not plan.prefills and self._graph_decoder is None:  # the costs of graph steps differ
-            self._drafting.budget.record_pass(builder.num_rows, ended - drafted)
+            self._drafting.budget.record_pass(size, ended - drafted)
         self._drafting.observe(Pass(hidden.final, hidden.taps, kept))
         self.phase_seconds["host"] += scheduled - started
         self.phase_seconds["draft"] += drafted - scheduled + time.perf_counter() - ended
@@ -269,15 +270,17 @@ class Engine:
         self.phase_seconds["sample"] += ended - scored
         return outputs
 
-    def _drafts(self, decoding: Many[Sequence], prefill_rows: int) -> list[Draft]:
-        """Returns one draft per sequence: the one given by its request, otherwise the drafter's."""
+    def _drafts(self, plan: Plan) -> list[Draft]:
+        """Returns one draft per decoding sequence: the one given by its request, otherwise the drafter's."""
         room = self.scheduler.pool.num_available
-        drafts = given_drafts(decoding, room)
-        others = [sequence for sequence in decoding if sequence not in drafts]
+        drafts = given_drafts(plan.decoding, room)
+        drafting = [sequence for sequence in plan.decoding if sequence not in drafts]
         room -= sum(map(len, drafts.values()))
-        proposed = self._drafting.propose(others, prefill_rows + len(drafts), room)
-        drafts |= dict(zip(others, proposed, strict=True))
-        return [drafts[sequence] for sequence in decoding]
+        others = [(sequence, end - sequence.num_computed) for sequence, end in plan.prefills]
+        others += [(sequence, 1 + len(draft)) for sequence, draft in drafts.items()]
+        proposed = self._drafting.propose(drafting, room, others=_size_of(others))
+        drafts |= dict(zip(drafting, proposed, strict=True))
+        return [drafts[sequence] for sequence in plan.decoding]
 
     def _parts(self, plan: Plan, drafts: Many[Draft], builder: RowBuilder) -> list[_Part]:
         parts = [_Part(sequence, builder.add_prefill(sequence, end), None) for sequence, end in plan.prefills]
@@ -381,6 +384,11 @@ class Engine:
         if forget_prefix:
             self.scheduler.pool.forget_prefixes()
         self._drafting.forget(sequence.request.request_id)
+
+
+def _size_of(parts: Iterable[tuple[Sequence, int]]) -> PassSize:
+    """`parts`: sequences before the pass, and their numbers of rows."""
+    return sum((PassSize.of_rows(num_rows, sequence.num_computed) for sequence, num_rows in parts), NO_ROWS)
 
 
 def _logprobs(logits: Tensor, verdict: Verdict, tokens: Many[int], count: int) -> tuple[TokenLogprob, ...]:

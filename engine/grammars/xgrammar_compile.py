@@ -9,7 +9,12 @@ import xgrammar
 from engine.grammars.grammar import GrammarKind
 from engine.grammars.json_schema import MAX_DEPTH, enforceable, load_json
 
-_MAX_WHITESPACE = 64  # characters between two JSON tokens; without a limit, a weak model may write whitespace for ever
+# Between two JSON tokens, an answer may have one space, or one or two line breaks and an indentation. Without a limit,
+# a sampled answer of a weak model may consist of line breaks. Source: llama.cpp's form, which has at most 20 blanks.
+_WHITESPACE = r'("" | " " | "\r"? "\n" ("\r"? "\n")? [ \t]{0,40})'
+_MAX_COUNT = 64  # marks the places of whitespace in xgrammar's text of a grammar
+_WHITESPACE_RULE = re.compile(r"^(whitespace(?:_\d+)?) ::= \(\(\[ \\n\\r\\t\]\)\)$", re.MULTILINE)
+_WHITESPACE_USE = re.compile(r'("(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\])|\b(whitespace(?:_\d+)?)\{0, 64\}')
 _MESSAGE_PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
 
 
@@ -26,10 +31,9 @@ def compile_source(compiler: xgrammar.GrammarCompiler, kind: str, source: str) -
     try:
         match GrammarKind(kind):
             case GrammarKind.JSON_SCHEMA:
-                schema = json.dumps(enforceable(load_json(source)))
-                return compiler.compile_json_schema(schema, max_whitespace_cnt=_MAX_WHITESPACE)
+                return compiler.compile_grammar(_ebnf_of_schema(enforceable(load_json(source))))
             case GrammarKind.JSON_OBJECT:
-                return compiler.compile_json_schema('{"type": "object"}', max_whitespace_cnt=_MAX_WHITESPACE)
+                return compiler.compile_grammar(_ebnf_of_schema({"type": "object"}))
             case GrammarKind.REGEX:
                 return compiler.compile_regex(source)
             case GrammarKind.EBNF:
@@ -43,6 +47,13 @@ def compile_source(compiler: xgrammar.GrammarCompiler, kind: str, source: str) -
         raise ValueError(f"is refused: {reason}") from error
 
 
+def _ebnf_of_schema(schema: Any) -> str:
+    """Returns xgrammar's grammar of a schema, with our form of whitespace."""
+    text = str(xgrammar.Grammar.from_json_schema(json.dumps(schema), max_whitespace_cnt=_MAX_COUNT))
+    text = _WHITESPACE_RULE.sub(lambda rule: f"{rule[1]} ::= {_WHITESPACE}", text)
+    return _WHITESPACE_USE.sub(lambda part: part[1] or part[2], text)  # part 1: a string or a set of characters
+
+
 def _ebnf_of_choice(source: str) -> str:
     choices = load_json(source)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
@@ -52,11 +63,14 @@ def _ebnf_of_choice(source: str) -> str:
 
 
 def _tagged(value: Any, depth: int = 0) -> Any:
-    """Makes the schemas in a structural tag enforceable."""
+    """Makes the schemas in a structural tag enforceable, and limits their whitespace."""
     if depth > MAX_DEPTH:
         raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, list):
         return [_tagged(child, depth + 1) for child in value]
     if not isinstance(value, dict):
         return value
-    return {k: enforceable(v) if k == "json_schema" else _tagged(v, depth + 1) for k, v in value.items()}
+    tagged = {k: enforceable(v) if k == "json_schema" else _tagged(v, depth + 1) for k, v in value.items()}
+    if tagged.keys() == {"type", "json_schema"} and tagged["type"] == "json_schema":
+        return {"type": "grammar", "grammar": _ebnf_of_schema(tagged["json_schema"])}
+    return tagged

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from engine.adjust import needs_adjusting
 from engine.cache.kv_cache import KVCache
+from engine.cost import NO_ROWS, PassSize
 from engine.draft import Draft
 from engine.drafters.base import Kept, Pass
 from engine.drafting import Drafting
@@ -147,7 +148,7 @@ class GraphDecoder:
         drafts: list[Draft] | None = None
         if self._drafts_on_host:
             room = self._scheduler.pool.num_available - len(sequences)
-            drafts = self._drafting.propose(sequences, 0, room)
+            drafts = self._drafting.propose(sequences, room)
             num_nodes = self._node_count(max(map(len, drafts)))
             if not self._has_room(sequences, num_nodes):
                 drafts, num_nodes = [draft.only(()) for draft in drafts], 0
@@ -252,27 +253,30 @@ class GraphDecoder:
         started = time.perf_counter()
         draft_seconds = launched.drafted.seconds_since(launched.began)
         verify_seconds = launched.ended.seconds_since(launched.drafted)
+        num_rows = 1 + flight.num_nodes
+        size = sum((PassSize.of_rows(num_rows, part.sequence.num_computed) for part in flight.parts), NO_ROWS)
         outputs: list[StepOutput] = []
         kept: list[Kept] = []
-        drafts: list[Draft] = []
+        drafts: list[tuple[Draft, int]] = []  # with the position of the sequence's last token
         for index, (part, outcome) in enumerate(zip(flight.parts, outcomes, strict=False)):
             sequence = part.sequence
             if self._scheduler.running.get(sequence.request.request_id) is not sequence:
                 self._loaded.discard(sequence)
                 self._scheduler.free_slots(part.slots)  # the sequence ended before this step was read
                 continue
-            drafts.append(outcome.draft if flight.drafts is None else flight.drafts[index])
-            position, first_row = sequence.num_computed, index * (1 + flight.num_nodes)
+            draft = outcome.draft if flight.drafts is None else flight.drafts[index]
+            position, first_row = sequence.num_computed, index * num_rows
+            drafts.append((draft, position))
             self._assign_slots(part, outcome)
-            output, path = self._commit_tokens(
-                sequence, drafts[-1], outcome.tokens, outcome.path, failed=outcome.failed
-            )
+            output, path = self._commit_tokens(sequence, draft, outcome.tokens, outcome.path, failed=outcome.failed)
             outputs.append(output)
             if output.finish_reason:
                 self._loaded.discard(sequence)
             else:
                 kept.append(Kept(sequence, position, (first_row, *(first_row + 1 + node for node in path))))
-        self._update_budget(flight, drafts, draft_seconds, verify_seconds)
+        if flight.num_nodes and flight.drafts is None and drafts:  # only records the gain, as all nodes were verified
+            self._drafting.budget.admit([d for d, _ in drafts], [position for _, position in drafts], draft_seconds)
+        self._drafting.budget.record_pass(size, verify_seconds)
         if launched.hidden is not None:
             hidden = launched.hidden
             taps = None if hidden.taps is None else hidden.taps.clone()
@@ -291,14 +295,6 @@ class GraphDecoder:
             sequence.num_tabled += 1 + len(outcome.path)
         sequence.slots.append(part.slots[0])
         sequence.draft_slots = list(part.slots[1:])
-
-    def _update_budget(
-        self, flight: _InFlight, drafts: list[Draft], draft_seconds: float, verify_seconds: float
-    ) -> None:
-        budget = self._drafting.budget
-        if flight.num_nodes and flight.drafts is None and drafts:  # only records the gain, as all nodes were verified
-            budget.admit(drafts, 0, draft_seconds)
-        budget.record_pass(len(flight.parts) * (1 + flight.num_nodes), verify_seconds)
 
     def _node_count(self, wanted: int) -> int:
         """Returns the smallest allowed number of draft nodes that is at least `wanted`."""

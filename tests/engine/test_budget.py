@@ -3,7 +3,7 @@
 import pytest
 
 from engine.budget import Calibration, DraftBudget
-from engine.cost import CostModel
+from engine.cost import CostModel, PassSize
 from engine.draft import EMPTY_DRAFT, chain
 
 
@@ -13,10 +13,11 @@ def test_the_budget_admits_only_nodes_whose_verification_saves_time() -> None:
     budget = DraftBudget(cost, 20)
     good, bad = chain([1] * 10, [0.95**d for d in range(1, 11)]), chain([1] * 10, [0.01] * 10)
 
-    assert len(budget.admit([good], 0, 0.0)[0]) == 7  # the eighth row is the sequence's last token
-    assert [len(draft) for draft in budget.admit([good, bad], 0, 0.0)] == [6, 0]
-    assert [len(draft) for draft in budget.admit([good] * 8, 0, 0.0)] == [0] * 8
-    assert len(budget.admit([good], 7, 0.0)[0]) == 0  # 7 rows of the pass are prefill
+    assert len(budget.admit([good], [0], 0.0)[0]) == 7  # the eighth row is the sequence's last token
+    assert [len(draft) for draft in budget.admit([good, bad], [0, 0], 0.0)] == [6, 0]
+    assert [len(draft) for draft in budget.admit([good] * 8, [0] * 8, 0.0)] == [0] * 8
+    prefill = PassSize.of_rows(7, 0)
+    assert len(budget.admit([good], [0], 0.0, others=prefill)[0]) == 0
 
 
 def test_survivals_of_an_overconfident_drafter_are_lowered() -> None:
@@ -32,7 +33,7 @@ def test_without_a_cost_model_the_budget_is_fixed() -> None:
     budget = DraftBudget(None, 3)
     assert budget.nodes_to_request(1) == budget.nodes_to_request(50) == 3
     draft = chain([1, 2, 3], [0.1, 0.1, 0.1])
-    assert budget.admit([draft], 0, 0.0) == [draft]
+    assert budget.admit([draft], [0], 0.0) == [draft]
 
 
 def flat_cost() -> CostModel:
@@ -45,7 +46,7 @@ def test_pauses_of_a_drafter_grow_while_its_drafts_save_no_time() -> None:
     for step in range(1000):
         if budget.nodes_to_request(2):
             drafting_steps.append(step)
-            budget.admit([chain([1], [0.9])] * 2, 0, draft_seconds=0.2)
+            budget.admit([chain([1], [0.9])] * 2, [0, 0], draft_seconds=0.2)
     assert len(drafting_steps) < 20
     assert drafting_steps[-1] - drafting_steps[-2] > 100  # pauses grow
 
@@ -54,7 +55,7 @@ def test_a_drafter_that_costs_no_time_is_called_in_every_step() -> None:
     budget = DraftBudget(flat_cost(), 8)
     for _ in range(100):
         assert budget.nodes_to_request(1) > 0
-        budget.admit([EMPTY_DRAFT], 0, draft_seconds=0.0001)
+        budget.admit([EMPTY_DRAFT], [0], draft_seconds=0.0001)
 
 
 def test_drafting_resumes_once_drafts_save_time_again() -> None:
@@ -62,23 +63,10 @@ def test_drafting_resumes_once_drafts_save_time_again() -> None:
     budget = DraftBudget(cost, 8)
     for _ in range(50):
         if budget.nodes_to_request(1):
-            budget.admit([EMPTY_DRAFT], 0, draft_seconds=0.5)
+            budget.admit([EMPTY_DRAFT], [0], draft_seconds=0.5)
     drafted = 0
     for _ in range(200):
         if budget.nodes_to_request(1):
             drafted += 1
-            budget.admit([chain([1, 2, 3], [0.9, 0.8, 0.7])], 0, draft_seconds=0.1)
+            budget.admit([chain([1, 2, 3], [0.9, 0.8, 0.7])], [0], draft_seconds=0.1)
     assert drafted > 60  # fewer than the 200 steps, because the last pauses end within them
-
-
-def test_observed_passes_correct_the_cost_model() -> None:
-    cost = CostModel((1, 8, 16, 64), (1.0, 1.2, 2.0, 8.0))
-    for _ in range(300):
-        cost.observe(1, 2.0)
-        cost.observe(8, 4.8)
-    assert cost.seconds(1) == pytest.approx(2.0, rel=0.1)
-    assert cost.seconds(8) == pytest.approx(4.8, rel=0.1)
-    assert cost.seconds(64) > 12.0, "points without real passes follow the average of the others"
-    for _ in range(3):
-        cost.observe(1, 1000.0)
-    assert cost.seconds(1) < 3.0, "three outliers change the prediction only slightly"

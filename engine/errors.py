@@ -7,7 +7,9 @@ EngineError
 │   ├── QuantizedWeightsInvalid  quantized weights contradict config.json or each other
 │   ├── ModelTooLarge            the device has too little memory for the model and one sequence
 │   ├── TensorParallelUnsupported  the model cannot be cut into this number of parts
-│   └── TensorParallelOnCuda     tensor parallelism has not been run on GPUs
+│   ├── TensorParallelOnCuda     tensor parallelism has not been run on GPUs
+│   ├── WeightsNotSupported      this device or model has no kernels for the wanted format of the weights
+│   └── KvDtypeNotSupported      the attention kernels read no cache of the wanted dtype for this model
 ├── SpeculatorNotLoadable the folder holds no speculator for this model
 ├── AdapterNotLoadable    the folder holds no LoRA adapter for this model
 ├── RequestTooLong        prompt and answer exceed the context or the cache
@@ -49,6 +51,14 @@ class TensorParallelUnsupported(ModelNotLoadable):
 
 class TensorParallelOnCuda(ModelNotLoadable):
     code = "tensor_parallel_not_run_on_cuda"
+
+
+class WeightsNotSupported(ModelNotLoadable):
+    code = "weights_not_supported"
+
+
+class KvDtypeNotSupported(ModelNotLoadable):
+    code = "kv_dtype_not_supported"
 
 
 class SpeculatorNotLoadable(EngineError, ValueError):

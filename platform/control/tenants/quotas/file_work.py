@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from control.core.api.errors import ApiError
 
+MAX_REQUESTS = 4  # at once, of a server process
 MAX_TEXT_BYTES = 512 << 20  # of a file whose lines a request reads: prompts and datasets
 
 
@@ -49,7 +50,7 @@ class Slots:
                     del self._num_requests[organization_id]
 
 
-file_work = Slots(4, per_organization=2, wait_seconds=30.0)
+file_work = Slots(MAX_REQUESTS, per_organization=2, wait_seconds=30.0)
 
 
 def text_size_check(size_bytes: int, param: str) -> None:

@@ -1,4 +1,4 @@
-"""Starts a process that renders and tokenizes rows (`rendering`), and receives a reading, the result, for each row.
+"""Starts a process that renders and tokenizes rows (`rendering`), and receives the results.
 
 Chat template and tokenizer come from customers and might compute for hours or fill the memory. Therefore they run in a
 process that can be killed, not in the server that all organizations share.
@@ -6,6 +6,7 @@ process that can be killed, not in the server that all organizations share.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from control.core.processes.child_environment import child_environment
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
 from control.tenants.quotas.file_work import Slots
-from control.workflows.datasets.formats import Example
 from control.workflows.datasets.rendering import UNREADABLE
 
 CPU_SECONDS = 10  # for all rows of a file
@@ -29,20 +29,22 @@ _IMPORT_ROOT = str(Path(__file__).parents[3])
 
 
 class ModelReader:
-    """Call `send` for any number of rows, then `readings` once."""
+    """Call `send` once, then `readings` once."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
 
-    def send(self, example: Example) -> None:
-        """Blocks while the process is busy, at most until its CPU time limit ends it."""
-        row = {"endpoint": example.endpoint, "body": example.body, "answer": example.answer}
+    def send(self, path: Path) -> None:
+        """Sends the rows of a file, as `passes.sample_rows` writes them.
+
+        Blocks while the process is busy, at most until its CPU time limit ends it.
+        """
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # the process has ended: `readings` reports the reason
-            self._process.stdin.write(json.dumps(row).encode() + b"\n")
+        with suppress(BrokenPipeError), path.open("rb") as rows:  # the process has ended: `readings` reports the reason
+            shutil.copyfileobj(rows, self._process.stdin, 1 << 20)
 
     def readings(self) -> list[dict[str, Any]] | None:
-        """The result of `rendering.reading` for each row, or None if there is no readable tokenizer on this machine.
+        """The lines that `rendering` prints, or None if there is no readable tokenizer on this machine.
 
         Raises: ApiError: 400, the template or the tokenizer takes too much time or memory.
         """
@@ -58,7 +60,7 @@ class ModelReader:
 
 @contextmanager
 def model_reader(organization: Organization, base_model: BaseModel, *, num_shown: int) -> Iterator[ModelReader]:
-    """Args: num_shown: the maximum number of tokens that a reading lists.
+    """Args: num_shown: the maximum number of tokens that a reading lists; 0: the only reading has the sums of all rows.
 
     Raises: ApiError: 429, the organization runs a reader already, or too many others do.
     """

@@ -6,14 +6,15 @@ not import Django, because the import takes a second.
 
     python -m control.workflows.datasets.rendering FOLDER NUM_SHOWN CPU_SECONDS < rows > readings
 
-Rows and readings (the results) are JSON objects, one per line.
+Rows are JSON objects, one per line, as `passes.sample_rows` writes them. With a NUM_SHOWN above 0, there is a line
+with a reading, the result, for each row; otherwise there is one line with the sums over all rows.
 """
 
 import json
 import os
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding, Tokenizer
 
 from control.workflows.datasets.formats import Example
+from control.workflows.prompt_files.child import NICENESS
 
 UNREADABLE = 3  # exit code: the folder has no tokenizer that can be read
 MEMORY_BYTES = 512 << 20  # limit of the address space; the libraries and a tokenizer of 262,144 tokens take 323 MiB
@@ -94,8 +96,7 @@ def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str
         rendered = renderer.render(example)
         prompt, answer = renderer.encode(rendered)
     except Refusal as error:
-        message = str(error) if num_shown else ""  # the sum of 50,000 messages could fill our memory
-        return {"error": message, "num_tokens": 0, "num_loss_tokens": 0, "tokens": []}
+        return {"error": str(error), "num_tokens": 0, "num_loss_tokens": 0, "tokens": []}
     parts = ((rendered.prompt, prompt, False), (rendered.answer, answer, True))
     tokens = (
         {"id": token, "text": text[begin:end][:_SHOWN_CHARACTERS], "in_loss": is_answer}
@@ -111,8 +112,20 @@ def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str
     }
 
 
+def sums(renderer: Renderer, rows: Iterable[tuple[Example, int]]) -> dict[str, int]:
+    """Tokens and bytes of all rows. A row that the template refuses counts as none; the preview shows the reason."""
+    num_tokens = num_bytes = 0
+    for example, size_bytes in rows:
+        found = reading(renderer, example, num_shown=0)
+        if found["error"] is None:
+            num_tokens += found["num_tokens"]
+            num_bytes += size_bytes
+    return {"num_tokens": num_tokens, "num_bytes": num_bytes}
+
+
 def main(folder: str, num_shown: int, cpu_seconds: int) -> int:
     """Returns: UNREADABLE, or 0 once all rows have been read."""
+    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
     with suppress(OSError, ValueError):  # systems other than Linux may lack this limit
@@ -121,11 +134,22 @@ def main(folder: str, num_shown: int, cpu_seconds: int) -> int:
         renderer = Renderer(Path(folder))
     except (OSError, ValueError):
         return UNREADABLE
-    examples = (Example(custom_id=None, **json.loads(line)) for line in sys.stdin)
+    rows = (_row(line) for line in sys.stdin)
     # Print nothing before the last row is read: the parent process does not read while it writes rows.
-    readings = [json.dumps(reading(renderer, example, num_shown=num_shown)) for example in examples]
-    print(*readings, sep="\n")
+    if num_shown:
+        results = [reading(renderer, example, num_shown=num_shown) for example, _ in rows]
+    else:
+        results = [sums(renderer, rows)]
+    for result in results:
+        print(json.dumps(result))
     return 0
+
+
+def _row(line: str) -> tuple[Example, int]:
+    """Returns: the example, and the size in bytes of its line in the customer's file."""
+    values = json.loads(line)
+    size_bytes = values.pop("size_bytes")
+    return Example(custom_id=None, **values), size_bytes
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> Template | None:

@@ -1,30 +1,26 @@
 """Creates and deletes datasets, and converts files in the dataset formats to prompts files."""
 
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from control.core.api.errors import ApiError
-from control.core.storage.backends import ObjectMissing, get_storage
-from control.core.storage.staging import staged_writer
+from control.core.storage.staging import measure, staging_folder
 from control.core.transactions import change
 from control.data.files.models import File
 from control.data.files.services import file_store
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
-from control.tenants.quotas.file_work import file_work, text_size_check
-from control.workflows.datasets.formats import Example
+from control.tenants.quotas.file_work import text_size_check
 from control.workflows.datasets.models import Dataset
+from control.workflows.datasets.passes import all_rows, prompt_rows, sample_rows
 from control.workflows.datasets.reader import model_reader
-from control.workflows.datasets.tokens import TokenCounter
-from control.workflows.datasets.validation import Findings, examine
-from control.workflows.prompt_files.lines import Line
-from control.workflows.prompt_files.rows import Row, normalised_line
+from control.workflows.datasets.tokens import sample_step, tokens_total
+from control.workflows.datasets.validation import Findings
+from control.workflows.prompt_files.child import Pass
+from control.workflows.prompt_files.file_pass import file_pass
 
 Status = Dataset.Status
-OnExample = Callable[[Example, Line], object]
 
 
 class _Tokens(NamedTuple):
@@ -43,7 +39,7 @@ def dataset_create(*, organization: Organization, file: File, base_model: BaseMo
             too many files are being read.
     """
     if base_model is None:
-        findings, tokens = file_examine(file, on_example=_ignore), _Tokens(None, True)
+        findings, tokens = file_examine(file, all_rows)[0], _Tokens(None, True)
     else:
         findings, tokens = _examine_and_count(file, base_model)
     with change():
@@ -72,25 +68,22 @@ def dataset_delete(*, dataset: Dataset) -> None:
 
 
 def _examine_and_count(file: File, base_model: BaseModel) -> tuple[Findings, _Tokens]:
-    with model_reader(file.organization, base_model, num_shown=0) as reader:
-        counter = TokenCounter(reader, size_bytes=file.size_bytes)
-        findings = file_examine(file, on_example=counter.add)
-        num = counter.total()
-    return findings, _Tokens(num, num is None or counter.is_exact)
+    with model_reader(file.organization, base_model, num_shown=0) as reader, staging_folder() as folder:
+        every, path = sample_step(file.size_bytes), folder / "rows"
+        findings, more = file_examine(file, sample_rows, path=str(path), every=every)
+        reader.send(path)
+        num = tokens_total(reader, every=every, num_bytes=more["num_bytes"])
+    return findings, _Tokens(num, num is None or every == 1)
 
 
-def file_examine(file: File, *, on_example: OnExample) -> Findings:
-    """Checks all rows and calls `on_example` with every valid row.
+def file_examine(file: File, one_pass: Pass, **options: Any) -> tuple[Findings, dict[str, Any]]:
+    """Checks the rows with a pass of `passes`. Returns: the findings, and what else the pass returns.
 
-    Raises: ApiError: 404, the file is deleted; 413, it is too large; 429, too many files are being read.
+    Raises: ApiError: as `file_pass`; 413, the file is too large.
     """
     text_size_check(file.size_bytes, "file_id")
-    try:
-        source = get_storage().open(file.storage_key)
-    except ObjectMissing as error:
-        raise ApiError(404, f"The file {file.pk} has been deleted.", "file_not_found", "file_id") from error
-    with closing(source), file_work.taken(file.organization_id):
-        return examine(source, on_example=on_example)
+    more = file_pass(file, one_pass, param="file_id", **options)
+    return Findings.of(more.pop("findings")), more
 
 
 def prompts_file_store(*, file: File, param: str) -> File:
@@ -102,21 +95,16 @@ def prompts_file_store(*, file: File, param: str) -> File:
         param: the request's parameter that named the file.
     Raises: ApiError: 400, a line is bad (the message names the first one); 404, the file is deleted.
     """
-    with staged_writer() as writer:
-
-        def write(example: Example, line: Line) -> None:
-            custom_id = example.custom_id or f"row-{line.number}"
-            row = Row(custom_id=custom_id, is_id_coerced=False, model="", body=dict(example.body))
-            writer.write(normalised_line(row, url=example.endpoint, model=""))
-
-        findings = file_examine(file, on_example=write)
+    with staging_folder() as folder:
+        path = folder / "prompts"
+        findings, _ = file_examine(file, prompt_rows, path=str(path))
         if findings.num_errors:
             raise _unusable(findings, param)
         return file_store(
             organization=file.organization,
             filename=f"{Path(file.filename).stem}.prompts.jsonl",
             purpose=File.Purpose.BATCH,
-            staged=writer.finish(),
+            staged=measure(path),
         )
 
 
@@ -125,7 +113,3 @@ def _unusable(findings: Findings, param: str) -> ApiError:
     position = "" if first["line"] is None else f"line {first['line']}: "
     more = f" ({findings.num_errors:,} bad lines in all)" if findings.num_errors > 1 else ""
     return ApiError(400, f"{param}: {position}{first['message']}{more}", first["code"], param)
-
-
-def _ignore(example: Example, line: Line) -> None:
-    pass

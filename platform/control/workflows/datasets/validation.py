@@ -4,9 +4,9 @@ bytes -> read_text_lines -> parse_object -> read_example -> unique custom_id -> 
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from control.workflows.datasets.formats import Example, Format, format_of, read_example
 from control.workflows.datasets.position import byte_column
@@ -25,6 +25,16 @@ class Findings:
     errors: list[dict[str, Any]] = field(default_factory=list)  # the first MAX_ERRORS, in the order of lines
     num_errors: int = 0  # also errors that are not in the list
     errors_by_code: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Args: values: as from `as_json`."""
+        form = values["format"]
+        codes = Counter(values["errors_by_code"])
+        return cls(**{**values, "format": None if form is None else Format(form), "errors_by_code": codes})
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def examine(

@@ -4,39 +4,18 @@ import statistics
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-from control.core.storage.staging import StagedWriter, staged_writer
+from control.core.storage.staging import measure, staging_folder
 from control.data.files.models import File
 from control.data.files.services import file_add, file_store
 from control.workflows.batches.models import Batch
 from control.workflows.batches.results import read_json_lines
 from control.workflows.batches.services import batch_create
-from control.workflows.datasets.formats import Example
 from control.workflows.datasets.models import Dataset
+from control.workflows.datasets.passes import pilot_rows
 from control.workflows.datasets.services import file_examine
-from control.workflows.prompt_files.lines import Line
-from control.workflows.prompt_files.rows import Row, normalised_line
 
-PILOT_ROWS = 16
+PILOT_ROWS = 16  # from all parts of the file, which may be sorted
 Z = 2.0  # half the width of the confidence interval, in standard errors of the mean: about 95 % confidence
-
-
-class _Sample:
-    """Writes every n-th row to the pilot's input file, so that the pilot samples all parts of a sorted file."""
-
-    def __init__(self, writer: StagedWriter, *, every: int) -> None:
-        self.endpoint = ""
-        self._writer = writer
-        self._every = every
-        self._num_seen = 0
-
-    def add(self, example: Example, line: Line) -> None:
-        self._num_seen += 1
-        # Rows for another endpoint than the first row's are skipped, because a batch has only one endpoint.
-        if (self._num_seen - 1) % self._every or example.endpoint != (self.endpoint or example.endpoint):
-            return
-        self.endpoint = example.endpoint
-        row = Row(custom_id=f"row-{line.number}", is_id_coerced=False, model="", body=dict(example.body))
-        self._writer.write(normalised_line(row, url=example.endpoint, model=""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +26,17 @@ class PilotRows:
 
 def pilot_rows_store(dataset: Dataset, *, quote_id: str) -> PilotRows:
     """Stores the pilot's input. Raises: ApiError: 404, the dataset's file is deleted."""
-    with staged_writer() as writer:
-        sample = _Sample(writer, every=ceil(dataset.num_rows / PILOT_ROWS))
-        file_examine(dataset.file, on_example=sample.add)
+    with staging_folder() as folder:
+        path = folder / "rows"
+        every = ceil(dataset.num_rows / PILOT_ROWS)
+        _, more = file_examine(dataset.file, pilot_rows, path=str(path), every=every)
         file = file_store(
             organization=dataset.organization,
             filename=f"{quote_id}.jsonl",
             purpose=File.Purpose.BATCH,
-            staged=writer.finish(),
+            staged=measure(path),
         )
-    return PilotRows(file, sample.endpoint)
+    return PilotRows(file, more["endpoint"])
 
 
 def pilot_start(dataset: Dataset, rows: PilotRows, *, quote_id: str) -> Batch:

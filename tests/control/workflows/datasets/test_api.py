@@ -105,6 +105,15 @@ def test_the_preview_shows_the_tokens_that_the_loss_includes(
     assert not any(token["in_loss"] for token in rows[1]["tokens"])
 
 
+def test_a_file_without_a_valid_row_has_no_tokens_and_an_empty_preview(
+    client: Client, organization: Organization, model: BaseModel
+) -> None:
+    dataset = create(client, make_file(organization, b"not json\n"), model="tiny").json()
+
+    assert (dataset["status"], dataset["num_tokens"]) == ("invalid", 0)
+    assert client.get(f"/v1/datasets/{dataset['id']}/preview").json()["data"] == []
+
+
 def test_the_preview_shows_the_error_of_a_row_that_the_template_refuses(
     client: Client, organization: Organization, model: BaseModel, tmp_path: Path
 ) -> None:

@@ -1,0 +1,101 @@
+"""The passes over files of datasets. Each checks the rows, and some write valid rows to a file, one per line.
+
+`prompt_files.child` runs them, so they use the standard library only. All but `first_rows` return `findings`, as JSON.
+"""
+
+import json
+import sys
+from contextlib import suppress
+from typing import Any
+
+from control.workflows.datasets.formats import Example
+from control.workflows.datasets.validation import Findings, examine
+from control.workflows.prompt_files.child import serve
+from control.workflows.prompt_files.lines import Line, Readable
+from control.workflows.prompt_files.rows import Row, normalised_line
+
+
+def all_rows(source: Readable) -> dict[str, Any]:
+    """Writes nothing."""
+    return _result(examine(source, on_example=lambda example, line: None))
+
+
+def prompt_rows(source: Readable, *, path: str) -> dict[str, Any]:
+    """Writes the prompts of all valid rows as rows of a batch."""
+    with open(path, "wb") as file:
+
+        def write(example: Example, line: Line) -> None:
+            file.write(_prompt_row(example, example.custom_id or f"row-{line.number}"))
+
+        return _result(examine(source, on_example=write))
+
+
+def pilot_rows(source: Readable, *, path: str, every: int) -> dict[str, Any]:
+    """Writes the prompts of every n-th row as rows of a batch. Returns: also the `endpoint` of the batch."""
+    num_seen, endpoint = 0, ""
+    with open(path, "wb") as file:
+
+        def write(example: Example, line: Line) -> None:
+            nonlocal num_seen, endpoint
+            num_seen += 1
+            # Rows for another endpoint than the first row's are skipped, because a batch has only one endpoint.
+            if (num_seen - 1) % every == 0 and example.endpoint == (endpoint or example.endpoint):
+                endpoint = example.endpoint
+                file.write(_prompt_row(example, f"row-{line.number}"))
+
+        findings = examine(source, on_example=write)
+    return _result(findings, endpoint=endpoint)
+
+
+def sample_rows(source: Readable, *, path: str, every: int) -> dict[str, Any]:
+    """Writes every n-th row for `rendering`. Returns: also `num_bytes`, of all valid rows."""
+    num_seen = num_bytes = 0
+    with open(path, "wb") as file:
+
+        def write(example: Example, line: Line) -> None:
+            nonlocal num_seen, num_bytes
+            num_seen += 1
+            num_bytes += line.size_bytes
+            if (num_seen - 1) % every == 0:
+                file.write(_rendering_row(example, line))
+
+        findings = examine(source, on_example=write)
+    return _result(findings, num_bytes=num_bytes)
+
+
+class _LimitReached(Exception):
+    """Enough rows are read: the rest of the file need not be read."""
+
+
+def first_rows(source: Readable, *, path: str, limit: int) -> dict[str, Any]:
+    """Writes the first valid rows for `rendering`. Returns: `rows`, the `line` and the `custom_id` of each of them."""
+    rows: list[dict[str, Any]] = []
+    with open(path, "wb") as file, suppress(_LimitReached):
+
+        def write(example: Example, line: Line) -> None:
+            rows.append({"line": line.number, "custom_id": example.custom_id})
+            file.write(_rendering_row(example, line))
+            if len(rows) == limit:
+                raise _LimitReached
+
+        examine(source, on_example=write)
+    return {"rows": rows}
+
+
+def _result(findings: Findings, **more: Any) -> dict[str, Any]:
+    return {"findings": findings.as_json(), **more}
+
+
+def _prompt_row(example: Example, custom_id: str) -> bytes:
+    row = Row(custom_id=custom_id, is_id_coerced=False, model="", body=dict(example.body))
+    return normalised_line(row, url=example.endpoint, model="")
+
+
+def _rendering_row(example: Example, line: Line) -> bytes:
+    values = {"endpoint": example.endpoint, "body": example.body, "answer": example.answer}
+    return json.dumps({**values, "size_bytes": line.size_bytes}).encode() + b"\n"
+
+
+if __name__ == "__main__":
+    passes = (all_rows, prompt_rows, pilot_rows, sample_rows, first_rows)
+    sys.exit(serve({one.__name__: one for one in passes}))

@@ -114,7 +114,7 @@ class TreeGrower:
             feeds_normed: whether the next position reads the output of the final norm.
         Raises: ValueError: the compiled function does not support these weights (see `is_supported`).
         """
-        if not is_supported(layers, lm_head, embedding):
+        if layers.structure is None or not is_supported(layers, lm_head, embedding):
             raise ValueError("the weights are not on the CPU, or not packed for its kernels")
         self._kept = (layers, lm_head, embedding, token_norm, vocab)  # the structure holds only their addresses
         self._hidden_size, self._dtype = layers.shape.hidden_size, layers.shape.dtype
@@ -158,17 +158,17 @@ class TreeGrower:
         stride = max(tail_lens)
         padded = [slot for root in roots for slot in (*root.tail, *(0,) * (stride - len(root.tail)))]
         tails = (ctypes.c_int32 * (B * stride))(*padded)
-        sampling = (_Sampling * B)(*((r.seed, r.top_k, r.temperature, r.top_p, r.min_p) for r in roots))
+        sampling = (_Sampling * B)(*(_Sampling(r.seed, r.top_k, r.temperature, r.top_p, r.min_p) for r in roots))
         tokens, parents, survival = (LONG * (B * N))(), (LONG * (B * N))(), (ctypes.c_float * (B * N))()
         counts = (LONG * B)()
         growth = _Growth(
             *(B, N, limits.max_depth, limits.width, min(limits.num_candidates, self._draft_vocab_size)),
             *(limits.least_gain, limits.least_survival),
             *map(address, (read, fed_back, keys, values, slot_tables)),
-            *map(ctypes.addressof, (tails, table_rows, prefix_lens, tail_lens)),
+            *(ctypes.addressof(column) for column in (tails, table_rows, prefix_lens, tail_lens)),
             *(slot_tables.shape[1], stride, ctypes.addressof(lengths)),
             *(limits.max_position, limits.first_scratch),
-            *map(ctypes.addressof, (sampling, tokens, parents, survival, counts)),
+            *(ctypes.addressof(column) for column in (sampling, tokens, parents, survival, counts)),
         )
         kernels = library()
         assert kernels is not None  # the structure of the layers exists only if the kernels are loaded

@@ -44,12 +44,13 @@ class KeptAdapters:
         return found, [self._layers.popitem(last=False)[0] for _ in range(num_forgotten)]
 
     def _own_part(self, layer: dict[str, tuple[Tensor, Tensor]]) -> LoraLayer:
-        return LoraLayer(
-            **{
-                product: LoraWeight(pack(down), pack(up[self._cut.product_outputs(product)]))
-                for product, (down, up) in layer.items()
-            }
-        )
+        def part(product: str) -> LoraWeight | None:
+            if product not in layer:
+                return None
+            down, up = layer[product]
+            return LoraWeight(pack(down), pack(up[self._cut.product_outputs(product)]))
+
+        return LoraLayer(qkv=part("qkv"), output=part("output"), gate_up=part("gate_up"), down=part("down"))
 
 
 class SentAdapters:

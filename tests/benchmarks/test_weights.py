@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import weights
+from engine.generate import generate
 from tests.tiny_model import make_tiny_model
 
 
@@ -32,12 +33,10 @@ def test_each_format_has_a_perplexity_and_equal_answers_or_the_command_fails(
     assert [row[:2] for row in table] == [[name, drafter] for name in weights.FORMATS for drafter in ("none", "suffix")]
     assert all(row[-1] == "4 of 4" for row in table)
 
-    generate = weights.generate
-
     def with_a_fault(engine: Any, requests: Any) -> Any:
         completions = generate(engine, requests)
         return completions if engine.drafter.name == "none" else completions[::-1]
 
-    monkeypatch.setattr(weights, "generate", with_a_fault)
+    monkeypatch.setattr("benchmarks.weights.generate", with_a_fault)
     code, _ = run(folder, capsys)
     assert code == 1

@@ -6,7 +6,6 @@ The first product (`LoraWeight.down`) is small, so every rank computes all of it
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from kernels.linear import LinearWeight, pack, unpack
 from kernels.lora import LoraLayer, LoraRun, LoraWeight
 
 _MAX_KEPT = 64  # more are kept only while one pass uses more; a forgotten adapter is sent again when it is needed
-_PRODUCTS = tuple(field.name for field in fields(LoraLayer))
+_PRODUCTS = ("qkv", "output", "gate_up", "down")
 _ALIGNMENT = 8  # bytes
 
 

@@ -1,6 +1,5 @@
 """What rank 0 sends arrives unchanged, and all ranks keep the same adapters."""
 
-from dataclasses import fields
 
 import pytest
 import torch
@@ -81,5 +80,5 @@ def test_ranks_forget_the_same_adapters_and_get_them_again(monkeypatch: pytest.M
                 assert part is not None
                 assert torch.equal(unpack(part.up), torch.cat((gates, ups)))
                 assert torch.equal(unpack(part.down), unpack(whole.down))
-            assert all(getattr(own.layers[0], field.name) is None for field in fields(LoraLayer))
+            assert own.layers[0] == LoraLayer()
     assert len(sent) == 4  # the adapter that was forgotten is sent again

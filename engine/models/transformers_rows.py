@@ -38,6 +38,7 @@ from kernels.decoder import DecoderRows
 from kernels.experts import ClampedGate, Expert, Experts, mix_experts
 from kernels.linear import LinearWeight, linear, linear_reference, pack
 from kernels.lora import LoraRun, lora
+from kernels.memory import trim_heap
 
 NAME = "slipstream_rows"  # key in transformers' registries
 _ROW_MULTIPLE = 64  # passes are padded to a multiple of this, see the module's docstring
@@ -256,6 +257,8 @@ def replace_products(model: PreTrainedModel) -> None:
                 setattr(module, name, RowLinear(child.weight.t().contiguous(), child.bias))
             elif isinstance(getattr(child, "gate_up_proj", None), nn.Parameter):
                 _pack_experts(child)
+                trim_heap()  # of every layer, otherwise the peak would be twice the weights
+    trim_heap()
 
 
 def _pack_experts(module: nn.Module) -> None:

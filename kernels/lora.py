@@ -9,7 +9,7 @@ Source: Hu et al. 2021, arXiv:2106.09685; many adapters in a batch: Punica, arXi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,16 +29,19 @@ class LoraWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraLayer:
-    """The updates of one decoder layer by an adapter. A product is None if the adapter does not update it.
-
-    single: the updates by the name of a module, for models whose products are not fused.
-    """
+    """The updates of one decoder layer by an adapter. A product is None if the adapter does not update it."""
 
     qkv: LoraWeight | None = None
     output: LoraWeight | None = None
     gate_up: LoraWeight | None = None
     down: LoraWeight | None = None
-    single: Mapping[str, LoraWeight] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleUpdates(LoraLayer):
+    """The updates of a layer whose products are not fused, by the name of the module."""
+
+    modules: Mapping[str, LoraWeight]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from engine.errors import AdapterNotLoadable
 from engine.models.base import Model
 from engine.models.transformers_model import TransformersModel
 from kernels.linear import pack
-from kernels.lora import LoraLayer, LoraRun, LoraWeight
+from kernels.lora import LoraLayer, LoraRun, LoraWeight, ModuleUpdates
 from workers.contracts import fingerprint
 
 _NAME = re.compile(
@@ -132,8 +132,8 @@ def _single_layers(
             served = ", ".join(sorted(linears[layer])) or "no module"
             raise AdapterNotLoadable(f"LoRA is served on {served} of layer {layer}, got {module}")
     return tuple(
-        LoraLayer(
-            single={
+        ModuleUpdates(
+            modules={
                 name: weight
                 for name, (rows, columns) in modules.items()
                 if (weight := _fused(index, columns, {name: rows}, parts, scale, dtype)) is not None

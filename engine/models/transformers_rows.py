@@ -37,7 +37,8 @@ from kernels.attention import AttentionRows, attention, last_keys
 from kernels.decoder import DecoderRows
 from kernels.experts import ClampedGate, Expert, Experts, mix_experts
 from kernels.linear import LinearWeight, linear, linear_reference, pack
-from kernels.lora import LoraRun, lora
+from kernels.lora import LoraRun, ModuleUpdates, lora
+from kernels.memory import trim_heap
 
 NAME = "slipstream_rows"  # key in transformers' registries
 _ROW_MULTIPLE = 64  # passes are padded to a multiple of this, see the module's docstring
@@ -145,7 +146,8 @@ class RowLinear(nn.Module):
         out = linear(rows, self._weight)
         if self.place is not None and current is not None:
             layer, name = self.place
-            lora(rows, out, [(run, run.layers[layer].single.get(name)) for run in current.lora_runs])
+            updates = ((run, run.layers[layer]) for run in current.lora_runs)
+            lora(rows, out, [(run, of.modules.get(name)) for run, of in updates if isinstance(of, ModuleUpdates)])
         out = out.to(self._dtype or x.dtype)
         return functional.pad(out, (0, 0, 0, flat.shape[0] - count)).view(*x.shape[:-1], self.out_features)
 
@@ -256,6 +258,8 @@ def replace_products(model: PreTrainedModel) -> None:
                 setattr(module, name, RowLinear(child.weight.t().contiguous(), child.bias))
             elif isinstance(getattr(child, "gate_up_proj", None), nn.Parameter):
                 _pack_experts(child)
+                trim_heap()  # of every layer, otherwise the peak would be twice the weights
+    trim_heap()
 
 
 def _pack_experts(module: nn.Module) -> None:

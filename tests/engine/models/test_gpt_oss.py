@@ -16,6 +16,7 @@ from engine.models.transformers_model import TransformersModel
 from engine.models.transformers_rows import CURRENT, RowPass, row_attention
 from engine.row_invariance import EXACT
 from kernels.decoder import DecoderRows
+from kernels.memory import trim_heap
 from tests.engine.drafters import every_drafter
 from tests.engine.test_equality import SAMPLINGS, answers_only, complete, make_requests
 from tests.engine.test_parity import difference
@@ -88,3 +89,20 @@ def test_other_devices_than_cpus_are_refused(tmp_path: Path) -> None:
     model.device = torch.device("cuda")  # an engine on a GPU asks the model for its device
     with pytest.raises(AdapterNotLoadable, match="LoRA of a gpt_oss is only served on CPUs, got cuda"):
         Adapters(model).read("a", tmp_path)
+
+
+def test_the_memory_of_unpacked_experts_is_returned_to_the_system(tmp_path: Path) -> None:
+    folder = make_gpt_oss(tmp_path, hidden_size=512, intermediate_size=1024)
+    trim_heap()
+    model = load_model(folder)
+    before = anonymous_bytes()
+    trim_heap()
+    held_bytes = before - anonymous_bytes()
+    experts_bytes = 4 * 2 * 4 * 3 * 512 * 1024  # float32, in two layers with four experts
+    assert held_bytes < experts_bytes / 2
+    assert model.config.num_layers == 2  # the model is alive
+
+
+def anonymous_bytes() -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024

@@ -67,7 +67,7 @@ def test_a_model_with_the_file_of_a_quantization_tool_is_not_loaded(tmp_path: Pa
 
 
 def test_an_unknown_value_of_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match="weights must be auto, int8 or int4, got 'int3'"):
+    with pytest.raises(ValueError, match="weights must be one of auto, bf16, int8, int4, fp8, got 'int3'"):
         EngineConfig(weights="int3")
 
 

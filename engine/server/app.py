@@ -28,13 +28,13 @@ from engine.openai.tool_calls import CallForm
 from engine.server.async_engine import AsyncEngine
 from engine.server.body import parse_json, read_body
 from engine.server.catalog import Catalog
-from engine.server.errors import MESSAGES_PATH, ServerFault, error_response
+from engine.server.errors import COUNT_TOKENS_PATH, MESSAGES_PATH, ServerFault, error_response
 from engine.server.generations import Generations
 from engine.server.guard import Guard
 from engine.server.health import Health
 from engine.server.metrics import ServerMetrics
 from engine.server.operator import PATHS, LoadDrafter, Operator
-from engine.server.tokens import detokenize, tokenize
+from engine.server.tokens import count_tokens, detokenize, tokenize
 from engine.server.version import VERSION
 from engine.server.worker import Engine
 from engine.tokenizer import Tokenizer
@@ -119,6 +119,7 @@ class ServerApp:
             Route("/v1/audit", self._audit, methods=["POST"]),
             Route("/v1/responses", self._respond, methods=["POST"]),
             Route(MESSAGES_PATH, self._message, methods=["POST"]),
+            Route(COUNT_TOKENS_PATH, self._count_tokens, methods=["POST"]),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/tokenizer_info", self._tokenizer_info, methods=["GET"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
@@ -188,6 +189,10 @@ class ServerApp:
 
     async def _message(self, request: Request) -> Response:
         return await self.generations.create(request, MessagesFormat())
+
+    async def _count_tokens(self, request: Request) -> Response:
+        read = partial(count_tokens, tokenizer=self._tokenizer, check_model=self.catalog.adapter_of)
+        return JSONResponse(await self.generations.read(request, read))
 
     async def _tokenize(self, request: Request) -> Response:
         check_model, max_seq_len = self.catalog.adapter_of, self.async_engine.worker.engine.max_seq_len

@@ -16,7 +16,9 @@ from starlette.responses import JSONResponse
 from engine.openai.messages_api.errors import message_error
 from engine.openai.responses import error_body
 
-MESSAGES_PATH = "/v1/messages"  # whose errors have Anthropic's shape
+MESSAGES_PATH = "/v1/messages"
+COUNT_TOKENS_PATH = "/v1/messages/count_tokens"
+_ANTHROPICS = (MESSAGES_PATH, COUNT_TOKENS_PATH)  # whose errors have Anthropic's shape
 
 
 class ServerFault(Exception):
@@ -75,5 +77,5 @@ def error_response(
     path: str, body: dict[str, Any], *, status: int, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
     """Returns the response to a request for `path`. `body`: the error in OpenAI's shape."""
-    content = message_error(body["error"], status=status) if path == MESSAGES_PATH else body
+    content = message_error(body["error"], status=status) if path in _ANTHROPICS else body
     return JSONResponse(content, status_code=status, headers=headers)

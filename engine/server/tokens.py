@@ -1,9 +1,10 @@
-"""Handles POST /tokenize and /detokenize, with the same bodies as in vLLM."""
+"""Handles POST /tokenize and /detokenize, with the bodies of vLLM, and /v1/messages/count_tokens, with Anthropic's."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.fields import Fields, InvalidRequest, encodable, kind_of, reject_unknown
+from engine.openai.messages_api.requests import message_prompt
 from engine.openai.reasoning import SWITCHES
 from engine.openai.requests import encode_messages
 from engine.openai.tools import parse_tools
@@ -54,3 +55,9 @@ def detokenize(body: Mapping[str, Any], *, tokenizer: Tokenizer, check_model: Ch
         message = f"tokens must be a list of token ids in 0..{tokenizer.vocab_size - 1}, got {kind_of(ids)}"
         raise InvalidRequest(message, param="tokens")
     return {"prompt": tokenizer.decode(ids, skip_special_tokens=False)}
+
+
+def count_tokens(body: Mapping[str, Any], *, tokenizer: Tokenizer, check_model: CheckModel) -> dict[str, Any]:
+    """Counts the tokens of the prompt that a message has. Raises: InvalidRequest."""
+    check_model(Fields(body).string("model", ""))
+    return {"input_tokens": len(message_prompt(body, tokenizer=tokenizer))}

@@ -45,7 +45,7 @@ from slipstream.errors import (
 )
 from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTuningJob
 from slipstream.jobs import Job, JobEvent
-from slipstream.messages import Message
+from slipstream.messages import Message, MessageTokens
 from slipstream.organization import AuditEvent, AuditExport, Member, Project
 from slipstream.pipelines import PipelineRun
 from slipstream.responses import Response
@@ -119,6 +119,7 @@ __all__ = [
     "LedgerLine",
     "Member",
     "Message",
+    "MessageTokens",
     "Model",
     "NotFoundError",
     "PermissionDeniedError",

@@ -25,6 +25,13 @@ class Message:
         return "".join(block.get("text") or "" for block in self.content)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageTokens:
+    """The size of a message's prompt."""
+
+    input_tokens: int
+
+
 class Messages(Resource[D]):
     """For streams, use the `anthropic` package, which has a type for each event."""
 
@@ -35,3 +42,13 @@ class Messages(Resource[D]):
         """Args: options: the request's other fields, such as `system`."""
         body = {"model": model, "messages": messages, "max_tokens": max_tokens, **options}
         return self.http.post(Message, "messages", body)
+
+    @procedure
+    def count_tokens(
+        self, /, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> Steps[MessageTokens]:
+        """Counts without computing an answer, which costs nothing.
+
+        Args: options: the request's other fields that the prompt contains, such as `system` and `tools`.
+        """
+        return self.http.post(MessageTokens, "messages/count_tokens", {"model": model, "messages": messages, **options})

@@ -29,6 +29,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from control.core.settings.config import get_config
+from control.serving.gateway.wire import WIRES
 from control.tenants.accounts.models import Organization
 from tests.control.factories import make_key
 from tests.control.world import World
@@ -140,6 +141,11 @@ def fuzz(fuzzer: Fuzzer, num_cases: int, subtests: Any) -> None:
     assert fuzzer.num_responses[200] + fuzzer.num_responses[201] > num_cases / 10, (
         "too few accepted requests: only refusals are tested"
     )
+
+
+@pytest.mark.django_db
+def test_the_generated_requests_include_all_routes_to_endpoints() -> None:
+    assert {operation.path for operation in operations()} >= WIRES.keys()
 
 
 @pytest.mark.timeout(900)  # the test took six minutes on a busy machine

@@ -1,6 +1,9 @@
-"""Parses the body of POST /v1/messages: it is translated to the body of a chat completion, which is parsed as such."""
+"""Parses the bodies of POST /v1/messages and /v1/messages/count_tokens.
 
-from collections.abc import Mapping
+A body is translated to that of a chat completion, which is parsed as such.
+"""
+
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,14 +12,17 @@ from engine.openai import without_effect
 from engine.openai.messages_api.blocks import Messages, parse_input
 from engine.openai.reasoning import BUDGET, knows_variable
 from engine.openai.renaming import renamed_errors
-from engine.openai.requests import ParsedRequest, parse_chat
+from engine.openai.requests import ParsedRequest, encode_messages, parse_chat
 from engine.openai.tool_calls import CallForm
+from engine.openai.tools import parse_tools
 from engine.tokenizer import Tokenizer
 
 # Members that chat completions have as well. Those after `metadata` are not in Anthropic's API.
 _SAME = frozenset({"model", "max_tokens", "stream", "temperature", "top_p", "top_k", "metadata"})
 _SAME |= {"seed", "min_p", "min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty"}
 _SAME |= {"logit_bias", "stop_token_ids", "ignore_eos", "remember_answers", "chat_template_kwargs"}
+_COUNTED = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"})
+_COUNTED |= {"chat_template_kwargs"}
 _TRANSLATED = frozenset({"messages", "system", "stop_sequences", "tools", "tool_choice", "thinking", "output_config"})
 # Members that are not supported. They are refused unless they have one of these values, which have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -48,7 +54,7 @@ def parse_message(
 ) -> ParsedRequest:
     """Raises: InvalidRequest"""
     fields = Fields(body)
-    _refuse_unsupported(fields)
+    _refuse_unsupported(fields, known=_SAME | _TRANSLATED)
     if fields.get("max_tokens") is None:
         raise InvalidRequest("max_tokens is required", param="max_tokens", code="missing_required_parameter")
     messages = parse_input(fields)
@@ -59,8 +65,18 @@ def parse_message(
     return replace(parsed, grammar_param="output_config.format") if is_format else parsed
 
 
-def _refuse_unsupported(fields: Fields) -> None:
-    reject_unknown(fields, known=_SAME | _TRANSLATED | _NEUTRAL.keys() | without_effect.MESSAGE_BLOCK)
+def message_prompt(body: Mapping[str, Any], *, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the prompt of a message, which may be longer than the context. Raises: InvalidRequest."""
+    fields = Fields(body)
+    _refuse_unsupported(fields, known=_COUNTED)
+    messages = parse_input(fields)
+    chat = Fields(_translated(fields, messages) | _thinking(fields, tokenizer))
+    with renamed_errors(_NAMES | messages.names):
+        return encode_messages(chat, tokenizer=tokenizer, use=parse_tools(chat))
+
+
+def _refuse_unsupported(fields: Fields, *, known: Collection[str]) -> None:
+    reject_unknown(fields, known={*known, *_NEUTRAL, *without_effect.MESSAGE_BLOCK})
     for name, neutral in _NEUTRAL.items():
         value = fields.get(name)
         if value is not None and value not in neutral:

@@ -228,6 +228,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 100_000}, "max_tokens"),
     ({"container": "c"}, "container"),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
     ({"service_tier": "flex"}, "service_tier"),
     ({"stop": ["x"]}, "stop"),
     ({"n": 2}, "n"),
@@ -280,6 +281,55 @@ def test_what_is_not_supported_is_refused_by_the_name_that_the_caller_used(
     error = response.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert param in error["message"] or error["code"] == "invalid_grammar"
+
+
+COUNTED: list[dict[str, Any]] = [
+    {"messages": HI},
+    {"messages": HI, "system": "Be brief."},
+    {"messages": HI, "system": [{"type": "text", "text": "Be brief."}], "thinking": {"type": "disabled"}},
+    {"messages": HI, "tools": [TOOL], "tool_choice": {"type": "any"}},
+    {"messages": HI, "tools": [TOOL], "tool_choice": {"type": "none"}, "thinking": {"type": "adaptive"}},
+    {"messages": [*HI, {"role": "assistant", "content": [{"type": "text", "text": "Hello"}]}, *HI]},
+]
+
+
+@pytest.mark.parametrize("body", COUNTED)
+def test_the_count_is_that_of_the_message_without_an_answer(client: anthropic.Anthropic, body: dict[str, Any]) -> None:
+    message = client.messages.create(model=MODEL, max_tokens=300, **body)
+
+    count = client.messages.count_tokens(model=MODEL, **body)
+
+    usage = message.usage
+    assert count.to_dict() == {"input_tokens": usage.input_tokens + (usage.cache_read_input_tokens or 0)}
+
+
+def test_a_prompt_that_is_too_long_for_a_message_is_counted(client: anthropic.Anthropic) -> None:
+    long: Any = [{"role": "user", "content": "a b c " * 600}]
+
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.create(model=MODEL, max_tokens=300, messages=long)
+    assert client.messages.count_tokens(model=MODEL, messages=long).input_tokens > 1000
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": HI, "max_tokens": 5}, "max_tokens"),
+        ({"messages": HI, "stream": True}, "stream"),
+        ({"messages": []}, "messages"),
+        ({"messages": HI, "tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
+        ({"messages": HI, "thinking": {"type": "between_tools"}}, "thinking.type"),
+        ({"messages": HI, "model": "other"}, "model"),
+        ({"messages": HI, "model": 3}, "model"),
+    ],
+)
+def test_a_count_that_is_refused_names_the_member_in_anthropics_shape(
+    live: Live, body: dict[str, Any], param: str
+) -> None:
+    response = live.http.post("/v1/messages/count_tokens", json=body)
+
+    assert response.status_code == (404 if body.get("model") == "other" else 400)
+    assert (response.json()["type"], response.json()["error"]["param"]) == ("error", param)
 
 
 def test_errors_have_anthropics_types(live: Live, client: anthropic.Anthropic) -> None:

@@ -192,6 +192,7 @@ def test_log_probabilities_are_those_of_the_chat_completion(live: Live, client: 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"store": True}, "store"),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
     ({"background": True}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),

@@ -6,18 +6,23 @@ import structlog
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 
-from control.core.api.errors import database_unavailable, error_response
+from control.core.api.errors import ApiError, database_unavailable, error_response
 from control.core.api.middleware import make_middleware
 
 log = structlog.get_logger(__name__)
 
 
-def response_to_outage(request: HttpRequest, error: Exception) -> HttpResponse | None:
+def outage(error: Exception) -> ApiError | None:
     """Returns None if the error is not an outage."""
-    if not isinstance(error, OperationalError | InterfaceError) or request.path.startswith("/admin/"):
+    if not isinstance(error, OperationalError | InterfaceError):
         return None
     log.error("database not reachable", exc_info=error)
-    return error_response(database_unavailable())
+    return database_unavailable()
 
 
-OutageMiddleware = make_middleware(lambda request: nullcontext(), on_exception=response_to_outage)
+def _response(request: HttpRequest, error: Exception) -> HttpResponse | None:
+    found = None if request.path.startswith("/admin/") else outage(error)
+    return None if found is None else error_response(found)
+
+
+OutageMiddleware = make_middleware(lambda request: nullcontext(), on_exception=_response)

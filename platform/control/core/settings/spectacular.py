@@ -10,8 +10,13 @@ SPECTACULAR: dict[str, Any] = {
     "SCHEMA_PATH_PREFIX": "/v1/",
     "SERVE_INCLUDE_SCHEMA": False,
     "POSTPROCESSING_HOOKS": ["control.operations.openapi.gateway.add_gateway", "control.operations.openapi.tidy.tidy"],
-    "APPEND_COMPONENTS": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    "APPEND_COMPONENTS": {
+        "securitySchemes": {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+    },
     "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
-    "SECURITY": [{"key": []}],
+    "SECURITY": [{"key": []}, {"x-api-key": []}],
     "ENABLE_DJANGO_DEPLOY_CHECK": False,  # a test does the check, with warnings as errors
 }

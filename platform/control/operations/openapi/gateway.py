@@ -1,13 +1,14 @@
 """Adds the gateway's operations to the document: its views are plain functions, which the generator does not see."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic.json_schema import model_json_schema
 
 from control.core.api.operation import EVENTS, Operation
 from control.core.api.schemas import ResponseModel, Unix
-from control.operations.openapi.schema import FAILURES
+from control.operations.openapi.schema import FAILURES, SECURITY
+from control.serving.gateway.wire import WIRES
 
 
 class Completion(ResponseModel):
@@ -57,11 +58,18 @@ class Message(ResponseModel):
     content: list[Any]
 
 
+class MessageTokens(ResponseModel):
+    """Anthropic's object: the number of tokens that the message's prompt has."""
+
+    input_tokens: int
+
+
 class MessageError(ResponseModel):
     """Anthropic's error, whose object has the members of ours."""
 
     model_config = {"extra": "allow"}
 
+    type: Literal["error"]
     error: dict[str, Any]
 
 
@@ -70,6 +78,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "/v1/completions": Operation(id="completions.create", response=Completion, also=EVENTS),
     "/v1/responses": Operation(id="responses.create", response=Response, also=EVENTS),
     "/v1/messages": Operation(id="messages.create", response=Message, also=EVENTS),
+    "/v1/messages/count_tokens": Operation(id="messages.count_tokens", response=MessageTokens),
     "/v1/audit": Operation(id="audits.create", response=Audit),
 }
 _MEMBERS = {  # the required members besides `model`
@@ -77,16 +86,18 @@ _MEMBERS = {  # the required members besides `model`
     "/v1/completions": ("prompt",),
     "/v1/responses": ("input",),
     "/v1/messages": ("messages", "max_tokens"),
+    "/v1/messages/count_tokens": ("messages",),
     "/v1/audit": ("request", "response"),
 }
-_ERRORS = {"/v1/messages": MessageError.__name__}  # "Error" for the other paths
+_SUCCESS = {"/v1/messages/count_tokens": "The number of tokens.", "/v1/audit": "The verdict."}
 
 
 def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
     """Hook of drf-spectacular. Describes the body loosely, because the gateway forwards it to the engine unchanged."""
     result["components"]["schemas"][MessageError.__name__] = model_json_schema(MessageError)
     for path, operation in OPERATIONS.items():
-        error_schema = {"$ref": f"#/components/schemas/{_ERRORS.get(path, 'Error')}"}
+        error_name = MessageError.__name__ if WIRES[path].is_anthropics else "Error"
+        error_schema = {"$ref": f"#/components/schemas/{error_name}"}
         error: dict[str, Any] = {"application/json": {"schema": error_schema}}
         result["components"]["schemas"][operation.response.__name__] = model_json_schema(operation.response)
         members = _MEMBERS[path]
@@ -106,11 +117,11 @@ def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
                 "description": "Scope: `inference`.",
                 "tags": [operation.id.partition(".")[0]],
                 "requestBody": {"content": {"application/json": {"schema": body}}, "required": True},
-                "security": [{"key": []}],
+                "security": SECURITY,
                 "responses": {
                     "200": {
                         "content": content,
-                        "description": "With `stream`, server-sent events." if EVENTS in content else "The verdict.",
+                        "description": _SUCCESS.get(path, "With `stream`, server-sent events."),
                     },
                     **{status: {"content": error, "description": text} for status, text in FAILURES.items()},
                 },

@@ -12,6 +12,7 @@ from control.core.api.operation import Operation, operation_of
 from control.core.api.schemas import Error
 from control.tenants.authentication.views import OrganizationView
 
+SECURITY: list[dict[str, list[str]]] = [{"key": []}, {"x-api-key": []}]  # either header is accepted
 FAILURES = {
     "4XX": "The request was refused; `code` gives the reason. 401: the API key is missing or invalid. 403: the key "
     "lacks the scope. 404: the object does not exist or belongs to another organization.",
@@ -52,7 +53,7 @@ class OperationSchema(AutoSchema):
         return f"{text}\n\nScope: `{self.view.scope}`.".strip()
 
     def get_auth(self) -> list[dict[str, list[str]]]:
-        return [{"key": []}]
+        return SECURITY
 
     def get_request_serializer(self) -> Any:
         """Returns a subclass for PATCH: drf-spectacular sets `partial` on the class, which a POST may use as well."""

@@ -18,7 +18,7 @@ from control.serving.gateway.completion_request import CompletionRequest
 from control.serving.gateway.large_bodies import BodyReader
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Routes
-from control.serving.gateway.serving import serve
+from control.serving.gateway.serving import error_response, serve
 from control.tenants.async_requests.handler import UnreadHandler, UnreadRequest
 from control.tenants.authentication.caller import Caller
 
@@ -28,7 +28,7 @@ CLOSE_SECONDS = 5.0  # for requests that the server has cancelled
 class Gateway:
     def __init__(self, threads: DatabaseThreads) -> None:
         self._threads = threads
-        self._handler = UnreadHandler(self._view)
+        self._handler = UnreadHandler(self._view, error_response)
         self._state: _State | None = None
         self._requests: set[asyncio.Task[Any]] = set()
 

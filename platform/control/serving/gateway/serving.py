@@ -82,8 +82,13 @@ async def serve(request: HttpRequest, backend: Backend) -> HttpResponseBase:
             until_complete.enter_context(requests.one_more(key.organization_id))
             return await _serve(request, raw, backend, key, until_complete)
     except ApiError as error:
-        body = WIRES[request.path].error_body(error.body()["error"], status=error.status)
-        return JsonResponse(body, status=error.status, headers=error.headers)
+        return error_response(error, request.path)
+
+
+def error_response(error: ApiError, path: str) -> HttpResponse:
+    """Returns a response in the shape that the route's clients read."""
+    body = WIRES[path].error_body(error.body()["error"], status=error.status)
+    return JsonResponse(body, status=error.status, headers=error.headers)
 
 
 async def _serve(
@@ -94,7 +99,7 @@ async def _serve(
     completion, sent = await backend.read_body(raw, organization_id=key.organization_id)
     caller = Caller.of(key)
     route = await backend.routes.find(key, completion.model)
-    reserved = await _reserve(backend, caller, route, completion)
+    reserved = None if wire.is_free else await _reserve(backend, caller, route, completion)
     exchange = _Exchange(
         backend=backend,
         caller=caller,
@@ -183,10 +188,11 @@ class _Exchange:
         return answer
 
     async def end_complete(self, status: int, answer: bytes) -> None:
-        if status == 200:
+        if status == 200 and not WIRES[self.path].is_free:
             await self._count(tokens_of(answer) or Tokens())
             return
-        tracing.fail(self.span, str(status))
+        if status != 200:
+            tracing.fail(self.span, str(status))
         self.span.end()
         await self.backend.end(self._ended(None))
 

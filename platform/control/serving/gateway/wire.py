@@ -16,6 +16,7 @@ class Wire:
     has_usage_option: bool = False  # whether streams have OpenAI's `stream_options`; if not, usage comes in comments
     is_captured: bool = False  # whether a batch can answer the same body
     is_audit: bool = False  # of an answer
+    is_free: bool = False  # whether no usage is recorded, because the model computes nothing
     is_anthropics: bool = False  # whether errors have Anthropic's shape
 
     def error_body(self, error: Mapping[str, Any], *, status: int | None = None) -> dict[str, Any]:
@@ -57,6 +58,7 @@ WIRES: Mapping[str, Wire] = {
         Wire(path="/v1/completions", last_events=_CHUNKS, has_usage_option=True, is_captured=True),
         Wire(path="/v1/responses", last_events=_RESPONSE_EVENTS),
         Wire(path="/v1/messages", last_events=_MESSAGE_EVENTS, is_anthropics=True),
+        Wire(path="/v1/messages/count_tokens", is_anthropics=True, is_free=True),  # has no streams
         Wire(path="/v1/audit", is_audit=True),  # has no streams
     )
 }

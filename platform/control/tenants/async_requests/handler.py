@@ -25,7 +25,7 @@ from django.urls import ResolverMatch, resolve
 
 from control.core.api.body_limit import Receive, Scope, Send, too_large
 from control.core.api.errors import ApiError, error_response, server_error
-from control.core.api.outage import response_to_outage
+from control.core.api.outage import outage
 from control.core.api.request_id import RequestIdMiddleware
 from control.core.observability.requests import RequestsMiddleware
 from control.tenants.async_requests.event_stream import EventStream
@@ -83,13 +83,16 @@ class UnreadRequest(ASGIRequest):
 
 
 View = Callable[[UnreadRequest], Awaitable[HttpResponseBase]]
+RenderError = Callable[[ApiError, str], HttpResponse]
 
 
 class UnreadHandler:
     """The ASGI application for one view."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, render_error: RenderError = lambda error, path: error_response(error)) -> None:
+        """`render_error`: returns the response for an error, given the path of the request."""
         self._view = view
+        self._render_error = render_error
         self._security, self._frames = SecurityMiddleware(_no_view), XFrameOptionsMiddleware(_no_view)
         self._serve = reduce(lambda inner, middleware: middleware(inner), reversed(_MIDDLEWARE), self._guarded)
 
@@ -97,14 +100,14 @@ class UnreadHandler:
         try:
             request = UnreadRequest(scope, receive)
         except UnicodeDecodeError:
-            await _send(_bad_request(), send)
+            await _send(self._render_error(_bad_request(), scope["path"]), send)
             return
         async with _cancelled_on_disconnect(request):
             try:
                 response = await self._serve(request)
             except asyncio.CancelledError:
                 if not request.is_gone:
-                    await _send(error_response(shut_down()), send)
+                    await _send(self._render_error(shut_down(), request.path), send)
                 raise
             if not request.is_read.is_set():
                 response.headers["Connection"] = "close"  # the rest of the body is not read
@@ -121,16 +124,16 @@ class UnreadHandler:
             request.get_host()
             response = redirect or await self._view(request)
         except ApiError as error:
-            response = error_response(error)
+            response = self._render_error(error, request.path)
         except DisallowedHost:
-            response = _bad_request()
+            response = self._render_error(_bad_request(), request.path)
         except RequestAborted:
             raise
         except Exception as error:
-            outage = response_to_outage(request, error)
-            if outage is None:
+            found = outage(error)
+            if found is None:
                 log.exception("request failed")
-            response = outage or error_response(server_error())
+            response = self._render_error(found or server_error(), request.path)
         for middleware in (self._security, self._frames):
             middleware.process_response(request, response)  # type: ignore[arg-type]  # only sets headers
         return response
@@ -197,8 +200,8 @@ def shut_down() -> ApiError:
     return ApiError(503, "The server is shutting down. Try again.", "server_draining", headers={"Retry-After": "1"})
 
 
-def _bad_request() -> HttpResponse:
-    return error_response(ApiError(400, "The request could not be understood.", "invalid_request"))
+def _bad_request() -> ApiError:
+    return ApiError(400, "The request could not be understood.", "invalid_request")
 
 
 def _no_view(request: HttpRequest) -> HttpResponse:

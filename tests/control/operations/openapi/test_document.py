@@ -76,7 +76,7 @@ def test_operations_have_unique_ids_and_document_their_errors() -> None:
 
     assert len(names) == len(set(names))
     assert all({"4XX", "5XX"} <= operation["responses"].keys() for operation in documented)
-    assert all(operation["security"] == [{"key": []}] for operation in documented)
+    assert all(operation["security"] == [{"key": []}, {"x-api-key": []}] for operation in documented)
 
 
 def test_the_document_needs_no_key(db: None) -> None:

@@ -18,4 +18,7 @@ BODIES: Bodies = {
         lambda world: {"model": "nothing", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
         {"model": "deployment_name"},
     ),
+    "POST /v1/messages/count_tokens": Body(
+        lambda world: {"model": "nothing", "messages": [{"role": "user", "content": "x"}]}, {"model": "deployment_name"}
+    ),
 }

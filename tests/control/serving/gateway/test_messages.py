@@ -8,15 +8,21 @@ from typing import Any
 import anthropic
 import httpx2
 import pytest
+from django.db import OperationalError
 
+from control.billing.spending.models import SpendCap
 from control.billing.usage.models import UsageRecord
+from control.billing.usage.services import price_set
+from control.serving.gateway import serving
 from control.serving.gateway.completion_request import read
 from control.serving.gateway.costs import cost_bound
 from control.serving.gateway.wire import WIRES
+from control.tenants.accounts.models import Organization
 from tests.control.serving.gateway.test_costs import ROUTE
 from tests.control.serving.gateway.test_meter import USAGE, wait_for_usage
 
 MESSAGES = "/v1/messages"
+USD = 10**9  # nanousd
 
 
 @pytest.fixture
@@ -93,6 +99,52 @@ def test_refusals_have_anthropics_shape_and_are_not_counted(client: httpx2.Clien
         "authentication_error",
     ]
     assert not UsageRecord.objects.exists()
+
+
+@pytest.mark.parametrize("path", ["/messages", "/messages/count_tokens"])
+@pytest.mark.parametrize(
+    ("cause", "status", "kind"),
+    [
+        (OperationalError("no connection"), 503, "overloaded_error"),
+        (RuntimeError("a defect"), 500, "api_error"),
+        (None, 400, "invalid_request_error"),
+    ],
+    ids=["outage", "defect", "host"],
+)
+def test_failures_of_the_gateway_itself_have_anthropics_shape(
+    client: httpx2.Client,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    cause: Exception | None,
+    status: int,
+    kind: str,
+) -> None:
+    async def fail(*args: Any) -> None:
+        if cause is not None:
+            raise cause
+
+    monkeypatch.setattr(serving, "authenticate", fail)
+
+    response = client.post(path, json=body(), headers={} if cause else {"host": "not a host"})
+
+    assert response.status_code == status
+    assert (response.json()["type"], response.json()["error"]["type"]) == ("error", kind)
+
+
+@pytest.mark.usefixtures("deployment")
+def test_counting_tokens_costs_nothing_and_works_when_a_spend_cap_is_used_up(
+    client: httpx2.Client, caller: Organization
+) -> None:
+    price_set(base_model_id="", input_nanousd=0, output_nanousd=USD)
+    SpendCap.objects.create(organization=caller, nanousd=2 * USD)
+
+    counted = client.post("/messages/count_tokens", json=body())
+    refused = client.post("/messages", json=body())
+
+    assert (counted.status_code, counted.json()["path"]) == (200, "/v1/messages/count_tokens")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+    assert client.post("/messages", json=body() | {"max_tokens": 2}).status_code == 200
+    assert wait_for_usage() == [USAGE | {"output_tokens": 2}], "only the message is counted"
 
 
 def test_a_spend_cap_that_refuses_has_a_type_that_anthropic_knows() -> None:

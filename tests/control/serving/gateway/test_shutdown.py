@@ -46,19 +46,22 @@ def test_a_hundred_streams_that_a_shutdown_cuts_off_end_with_an_error_event_and_
 
 
 @pytest.mark.usefixtures("deployment")
-def test_a_request_without_an_answer_at_a_shutdown_is_told_to_try_again_and_not_counted(token: str) -> None:
+@pytest.mark.parametrize("path", ["chat/completions", "messages"])
+def test_a_request_without_an_answer_at_a_shutdown_is_told_to_try_again_and_not_counted(token: str, path: str) -> None:
     headers = {"Authorization": f"Bearer {token}"}
     with ThreadPoolExecutor(1) as pool:
         with running_server() as url:
             request = chat("linger")
             waiting = pool.submit(
-                httpx2.post, f"{url}/chat/completions", json=request, headers=headers, timeout=60, trust_env=False
+                httpx2.post, f"{url}/{path}", json=request, headers=headers, timeout=60, trust_env=False
             )
             wait_for(lambda: num_open() == 1)
         response = waiting.result()
 
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert response.json()["error"]["code"] == "server_draining"
+    kind = (response.json().get("type"), response.json()["error"]["type"])
+    assert kind == (("error", "overloaded_error") if path == "messages" else (None, "server_error"))
     assert not UsageRecord.objects.exists()
 
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,16 +81,28 @@ async def gateway(environment: dict[str, str], log: Path) -> AsyncIterator[tuple
 @asynccontextmanager
 async def helper(module: str, *arguments: object, package: str = "benchmarks.gateway") -> AsyncIterator[str]:
     """Runs a module of the package until the block ends. Yields the first line that it prints."""
+    async with helper_lines(module, *arguments, package=package) as next_line:
+        yield await next_line()
+
+
+@asynccontextmanager
+async def helper_lines(module: str, *arguments: object, package: str) -> AsyncIterator[Callable[[], Awaitable[str]]]:
+    """Runs a module of the package until the block ends. Yields a function that waits for the next line it prints."""
     command = [sys.executable, "-m", f"{package}.{module}", *map(str, arguments)]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
     assert process.stdin is not None
     assert process.stdout is not None
-    try:
-        line = (await process.stdout.readline()).decode().strip()
+    output = process.stdout
+
+    async def next_line() -> str:
+        line = (await output.readline()).decode().strip()
         if not line:
             raise RuntimeError(f"{package}.{module} failed; its error is above")
-        yield line
+        return line
+
+    try:
+        yield next_line
     finally:
         process.stdin.close()
         await process.wait()

@@ -6,18 +6,21 @@ The database must be empty; the command migrates it and does not clean it up. Th
 folder. The processes are real: the API with the gateway, the supervisor of deployments, and the threads of a worker.
 Engines, storage and receivers of webhooks are pretended, so that only code that the organizations share is measured.
 
-Windows without and with the noise take turns: quiet, noisy, quiet, noisy, ..., quiet. Prints, for each noise, the
-medians of the windows' 95th percentiles in milliseconds, quiet → noisy, with their ratio, and what failed: requests and
-jobs of the quiet organization, its engine if it was killed, and processes of the installation that died.
+Windows without and with the noise take turns: quiet, noisy, quiet, noisy, ..., quiet. If the noise consists of
+requests, a noisy window lasts until the server has answered each of them once. Prints, for each noise, the medians of
+the windows' 95th percentiles in milliseconds, quiet → noisy, with their ratio, and what failed: requests and jobs of
+the quiet organization, its engine if it was killed, and processes of the installation that died.
 The exit code is 1 if a ratio is above 2 or anything failed.
 """
 
 import argparse
 import asyncio
+import itertools
 import os
 import statistics
 import sys
 import tempfile
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +29,11 @@ from benchmarks.gateway.installation import MODEL, fill, variables
 from benchmarks.gateway.load import Address, completion, read, seconds_to_first_byte
 from benchmarks.gateway.server import ROOT, gateway, helper, raise_file_limit
 from benchmarks.neighbours.claims import seconds_of_claims
-from benchmarks.neighbours.noises import NOISES, TITLES, Loud
+from benchmarks.neighbours.noises import NOISES, TITLES, Cycle, Loud
 from benchmarks.neighbours.survival import Survivors
 
-NUM_REQUESTS, NUM_CLAIMS = 60, 30
+NUM_REQUESTS, NUM_CLAIMS = 60, 30  # of a window, at least
+MAX_WINDOW_SECONDS = 180.0
 MAX_RATIO = 2.0
 MEASURES = ("read", "first token", "claim")
 
@@ -75,7 +79,7 @@ async def _measure_all(folder: Path, noises: list[str], num_rounds: int) -> int:
         ]
         survivors = await asyncio.to_thread(Survivors.when_ready, second, [api.pid, *pids])
         quiet, loud = Address(port=port, token=second), Loud(Address(port=port, token=first), folder)
-        await _p95(quiet, [])  # opens connections and loads code
+        await p95(quiet, [])  # opens connections and loads code
         print("| 95th percentile, ms | " + " | ".join(f"{name} (ratio)" for name in MEASURES) + " | failed |")
         print("|---" * (2 + len(MEASURES)) + "|", flush=True)
         is_good = True
@@ -87,27 +91,35 @@ async def _measure_all(folder: Path, noises: list[str], num_rounds: int) -> int:
 
 async def _measure(noise: str, quiet: Address, loud: Loud, num_rounds: int, survivors: Survivors) -> Windows:
     windows = Windows()
-    windows.quiet.append(await _p95(quiet, windows.failures))
+    windows.quiet.append(await p95(quiet, windows.failures))
     for _ in range(num_rounds):
-        async with NOISES[noise](loud):
-            windows.noisy.append(await _p95(quiet, windows.failures))
-        windows.quiet.append(await _p95(quiet, windows.failures))
+        async with NOISES[noise](loud) as cycle:
+            windows.noisy.append(await p95(quiet, windows.failures, cycle))
+        windows.quiet.append(await p95(quiet, windows.failures))
     windows.failures += await asyncio.to_thread(survivors.missing)
     return windows
 
 
-async def _p95(quiet: Address, failures: list[str]) -> P95:
+async def p95(quiet: Address, failures: list[str], cycle: Cycle | None = None) -> P95:
+    """Measures a window, which lasts until each request of the noise has been answered."""
     requests = {
         "read": read(quiet, "/v1/deployments"),
         "first token": completion(quiet, model=MODEL, num_events=1),
     }
     seconds: dict[str, list[float]] = {name: [] for name in requests}
-    for _ in range(NUM_REQUESTS):
+    deadline = time.monotonic() + MAX_WINDOW_SECONDS
+    for number in itertools.count(1):
         for name, request in requests.items():
             try:
                 seconds[name].append(await seconds_to_first_byte(quiet, request))
             except (RuntimeError, OSError, asyncio.IncompleteReadError) as error:
                 failures.append(f"{name}: {error}")
+        is_cycle_over = cycle is None or cycle.done()
+        if not is_cycle_over and time.monotonic() > deadline:
+            failures.append(f"a request of the noise was not answered within {MAX_WINDOW_SECONDS:g} s")
+            break
+        if is_cycle_over and number >= NUM_REQUESTS:
+            break
     try:
         seconds["claim"] = await asyncio.to_thread(seconds_of_claims, quiet.token, NUM_CLAIMS)
     except RuntimeError as error:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.neighbours.callers bodies|bombs|files|feeds PORT TOKEN
 
-Prints `calling` when it begins, and ends when its standard input is closed. Each caller pauses after each request:
-on a small machine, an endless flood would only measure who gets the processor.
+Prints `calling` when it begins and `cycle` when the server has answered each request once; a 429 does not count. Ends
+when its standard input is closed. The callers begin at different requests. Each pauses after each request: on a small
+machine, an endless flood would only measure who gets the processor.
 """
 
 import asyncio
@@ -11,8 +12,9 @@ import gzip
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import cycle
 
 from benchmarks.gateway.installation import MODEL
@@ -30,19 +32,56 @@ async def main(kind: str, port: str, token: str) -> None:
         requests = await _files(address)
     else:
         requests = {"bodies": _bodies, "bombs": _bombs, "feeds": _feeds}[kind](address)
-    callers = [asyncio.create_task(_call(address, requests, PAUSE_SECONDS[kind])) for _ in range(NUM_CALLERS[kind])]
-    for caller in callers:
-        caller.add_done_callback(asyncio.Task.result)  # a caller ends only with an error, which this raises
+    call_all(
+        address,
+        requests,
+        num_callers=NUM_CALLERS[kind],
+        pause_seconds=PAUSE_SECONDS[kind],
+        on_cycle=lambda: print("cycle", flush=True),
+    )
     print("calling", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     os._exit(0)
 
 
-async def _call(address: Address, requests: Sequence[bytes], pause_seconds: float) -> None:
-    for request in cycle(requests):
+def call_all(
+    address: Address,
+    requests: Sequence[bytes],
+    *,
+    num_callers: int,
+    pause_seconds: float,
+    on_cycle: Callable[[], None],
+) -> list[asyncio.Task[None]]:
+    """Starts callers that never end. Calls `on_cycle` once, when each request has been answered."""
+    unanswered = set(range(len(requests)))
+
+    def answered(number: int) -> None:
+        if unanswered:
+            unanswered.discard(number)
+            if not unanswered:
+                on_cycle()
+
+    numbered = list(enumerate(requests))
+    firsts = [caller * len(requests) // num_callers for caller in range(num_callers)]
+    callers = [
+        asyncio.create_task(_call(address, numbered[first:] + numbered[:first], answered, pause_seconds))
+        for first in firsts
+    ]
+    for caller in callers:
+        caller.add_done_callback(asyncio.Task.result)  # a caller ends only with an error, which this raises
+    return callers
+
+
+async def _call(
+    address: Address,
+    requests: Sequence[tuple[int, bytes]],
+    answered: Callable[[int], None],
+    pause_seconds: float,
+) -> None:
+    for number, request in cycle(requests):
         with suppress(ConnectionError):  # the server closes the connection of a refused request
             reader, writer = await asyncio.open_connection("127.0.0.1", address.port)
-            answer = asyncio.create_task(_read(reader))
+            answer = asyncio.create_task(_read(reader, partial(answered, number)))
             with suppress(ConnectionError):
                 for start in range(0, len(request), CHUNK_BYTES):
                     if answer.done():
@@ -54,10 +93,15 @@ async def _call(address: Address, requests: Sequence[bytes], pause_seconds: floa
         await asyncio.sleep(pause_seconds)
 
 
-async def _read(reader: asyncio.StreamReader) -> None:
+async def _read(reader: asyncio.StreamReader, answered: Callable[[], None]) -> None:
+    chunk = b""
+    with suppress(ConnectionError):  # a request was refused before its end
+        chunk = await reader.read(MIB)
+    if not chunk.startswith(b"HTTP/1.1 429"):
+        answered()
     with suppress(ConnectionError):
-        while await reader.read(MIB):
-            pass
+        while chunk:
+            chunk = await reader.read(MIB)
 
 
 def _bodies(address: Address) -> list[bytes]:

@@ -1,4 +1,7 @@
-"""What an organization does at its worst. Each noise is an async context manager that lasts as long as its block."""
+"""What an organization does at its worst. Each noise is an async context manager that lasts as long as its block.
+
+A noise of several requests yields a task that ends when the server has answered each of them.
+"""
 
 import asyncio
 import datetime as dt
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.gateway.installation import MODEL
 from benchmarks.gateway.load import Address
-from benchmarks.gateway.server import helper
+from benchmarks.gateway.server import helper, helper_lines
 from benchmarks.neighbours.callers import TEMPLATE_MODEL
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ NUM_STREAMS, NUM_RECEIVERS, NUM_EVENTS, NUM_STAGINGS, NUM_JOBS, NUM_FEEDS = 500,
 INSERT_ROWS = 1_000
 ENDLESS_TEMPLATE = "{% for i in range(99999) %}{% for j in range(99999) %}{{ i * j }}{% endfor %}{% endfor %}"
 _PACKAGE = "benchmarks.neighbours"
+
+Cycle = asyncio.Task[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +142,26 @@ async def jobs(loud: Loud) -> AsyncIterator[None]:
     await asyncio.to_thread(delete)
 
 
-def calls(kind: str) -> Callable[[Loud], AbstractAsyncContextManager[None]]:
+def calls(kind: str) -> Callable[[Loud], AbstractAsyncContextManager[Cycle]]:
     """Requests of many callers (`callers`)."""
 
     @asynccontextmanager
-    async def noise(loud: Loud) -> AsyncIterator[None]:
-        async with helper("callers", kind, loud.address.port, loud.address.token, package=_PACKAGE):
-            yield
+    async def noise(loud: Loud) -> AsyncIterator[Cycle]:
+        async with helper_lines("callers", kind, loud.address.port, loud.address.token, package=_PACKAGE) as next_line:
+            await next_line()
+            cycle = asyncio.create_task(next_line())
+            try:
+                yield cycle
+                if cycle.done():
+                    cycle.result()  # raises if the callers have died
+            finally:
+                cycle.cancel()
 
     return noise
 
 
 @asynccontextmanager
-async def files(loud: Loud) -> AsyncIterator[None]:
+async def files(loud: Loud) -> AsyncIterator[Cycle]:
     """Files that cost much to read, and a model whose chat template never ends."""
 
     def make_model() -> None:
@@ -167,11 +179,11 @@ async def files(loud: Loud) -> AsyncIterator[None]:
             BaseModel.objects.get_or_create(organization=organization, name=TEMPLATE_MODEL, defaults=values)
 
     await asyncio.to_thread(make_model)
-    async with calls("files")(loud):
-        yield
+    async with calls("files")(loud) as cycle:
+        yield cycle
 
 
-NOISES: dict[str, Callable[[Loud], AbstractAsyncContextManager[None]]] = {
+NOISES: dict[str, Callable[[Loud], AbstractAsyncContextManager[Cycle | None]]] = {
     "streams": streams,
     "webhooks": webhooks,
     "stagings": stagings,

@@ -258,9 +258,10 @@ def _mixture(values: Mapping[str, Any]) -> MixtureConfig | None:
 
 
 MAX_DRAFT_BUDGET = 256
-# int8: attention, MLP and output head with one scale per output. int4: attention and MLP with one scale per output and
-# group of 32 columns, the output head in int8; on CPUs only.
-WEIGHT_FORMATS = ("auto", "int8", "int4")
+# bf16: the model is computed in bfloat16, and quantized weights are widened. int8: attention, MLP and output head with
+# one scale per output; fp8: the same, on CUDA only. int4: attention and MLP with one scale per output and group of 32
+# columns, the output head in int8; on CPUs only.
+WEIGHT_FORMATS = ("auto", "bf16", "int8", "int4", "fp8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +272,8 @@ class EngineConfig:
     prefill_chunk: int = 256  # chunks of a prompt end at multiples of this position, so they do not depend on drafts
     draft_budget: int | None = None  # nodes per sequence and step; None: decided from measured costs (engine/budget.py)
     dtype: str = "auto"  # auto: the dtype of the published weights
-    weights: str = "auto"  # auto: as in the checkpoint; int8, int4: see WEIGHT_FORMATS
+    weights: str = "auto"  # auto: as in the checkpoint; others: see WEIGHT_FORMATS
+    kv_dtype: str = "auto"  # of the KV cache: bf16 or float32, which must be the model's dtype; auto: the model's dtype
     device: str = "auto"
     graph_decoding: str = "auto"  # auto: on CUDA only; on: on every device; off: nowhere
 
@@ -279,7 +281,7 @@ class EngineConfig:
         if self.graph_decoding not in ("auto", "on", "off"):
             raise ValueError(f"graph_decoding must be auto, on or off, got {self.graph_decoding!r}")
         if self.weights not in WEIGHT_FORMATS:
-            raise ValueError(f"weights must be auto, int8 or int4, got {self.weights!r}")
+            raise ValueError(f"weights must be one of {', '.join(WEIGHT_FORMATS)}, got {self.weights!r}")
         if self.max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
         if self.draft_budget is not None and not 0 <= self.draft_budget <= MAX_DRAFT_BUDGET:
@@ -292,8 +294,12 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def resolve_dtype(dtype: str, published: torch.dtype) -> torch.dtype:
-    """Raises: ValueError: the name is neither auto, float32 nor bfloat16."""
+def resolve_dtype(dtype: str, published: torch.dtype, *, weights: str = "auto") -> torch.dtype:
+    """Raises: ValueError: the name is neither auto, float32 nor bfloat16, or it contradicts `weights`."""
+    if weights == "bf16":
+        if dtype == "float32":
+            raise ValueError("weights=bf16 computes in bfloat16, so dtype must be auto or bfloat16, got float32")
+        return torch.bfloat16
     if dtype == "auto":
         return published
     if dtype not in _DTYPES:

@@ -5,7 +5,9 @@ EngineError
 │   ├── QuantizedCheckpoint      the weights are quantized with a method that is not read
 │   ├── ScalesMissing            scales or zero points of a quantized weight are missing
 │   ├── QuantizedWeightsInvalid  quantized weights contradict config.json or each other
-│   └── ModelTooLarge            the device has too little memory for the model and one sequence
+│   ├── ModelTooLarge            the device has too little memory for the model and one sequence
+│   ├── WeightsNotSupported      this device or model has no kernels for the wanted format of the weights
+│   └── KvDtypeNotSupported      the attention kernels read no cache of the wanted dtype for this model
 ├── SpeculatorNotLoadable the folder holds no speculator for this model
 ├── AdapterNotLoadable    the folder holds no LoRA adapter for this model
 ├── RequestTooLong        prompt and answer exceed the context or the cache
@@ -39,6 +41,14 @@ class QuantizedWeightsInvalid(ModelNotLoadable):
 
 class ModelTooLarge(ModelNotLoadable):
     code = "does_not_fit"
+
+
+class WeightsNotSupported(ModelNotLoadable):
+    code = "weights_not_supported"
+
+
+class KvDtypeNotSupported(ModelNotLoadable):
+    code = "kv_dtype_not_supported"
 
 
 class SpeculatorNotLoadable(EngineError, ValueError):

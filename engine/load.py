@@ -10,7 +10,7 @@ from engine.draft import MAX_DEPTH
 from engine.drafters.base import Drafter
 from engine.drafters.combined import CombinedDrafter
 from engine.drafters.draft_model import DraftModelDrafter, check_vocabularies
-from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable
+from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable, WeightsNotSupported
 from engine.fingerprint import fingerprint_of
 from engine.kinds import KINDS, DrafterSource
 from engine.loop import Engine
@@ -34,16 +34,18 @@ logger = logging.getLogger(__name__)
 def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", device: str = "auto") -> Model:
     """`weights` as in EngineConfig.
 
-    Raises: ModelNotLoadable: the engine does not support the model in the folder, or not in this format.
+    Raises: ModelNotLoadable: the engine does not support the model in the folder.
+        WeightsNotSupported: not in this format.
         QuantizedCheckpoint: the weights are quantized with a method that is not read.
     """
     values = read_config(model_dir)
     format_of(model_dir)  # refuses what cannot be read before anything else is loaded
     if values.get("model_type") not in MODEL_TYPES:
         _refuse_format(weights)
-        return load_transformers_model(model_dir, dtype=dtype, device=device)
+        wanted = "bfloat16" if weights == "bf16" else dtype
+        return load_transformers_model(model_dir, dtype=wanted, device=device)
     config = ModelConfig.from_folder(model_dir)
-    resolved_dtype, resolved_device = resolve_dtype(dtype, config.dtype), resolve_device(device)
+    resolved_dtype, resolved_device = resolve_dtype(dtype, config.dtype, weights=weights), resolve_device(device)
     if config.latent is not None:
         _refuse_format(weights)
         tables = rotary_tables(model_dir, config.latent.rope_dim, config.max_position_embeddings)
@@ -51,24 +53,26 @@ def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", d
         return Deepseek(config, latent_weights, tables, resolved_dtype, model_dir)
     if weights == "int4":
         _check_int4(config, resolved_device)
+    if weights == "fp8" and resolved_device.type != "cuda":
+        raise WeightsNotSupported(f"fp8 weights are for CUDA only, got a {resolved_device.type}: choose int8 or int4")
     decoder_weights = load_weights(model_dir, config, resolved_dtype, resolved_device, weights=weights)
     tables = rotary_tables(model_dir, config.head_dim, config.max_position_embeddings)
     return Decoder(config, decoder_weights, tables, resolved_dtype)
 
 
 def _refuse_format(weights: str) -> None:
-    if weights != "auto":
-        raise ModelNotLoadable(f"{weights} weights are for Llama's family, Mixtral and Qwen3-MoE only")
+    if weights not in ("auto", "bf16"):
+        raise WeightsNotSupported(f"{weights} weights are for Llama's family, Mixtral and Qwen3-MoE only")
 
 
 def _check_int4(config: ModelConfig, device: torch.device) -> None:
     if device.type != "cpu":
-        raise ModelNotLoadable("int4 weights are for CPUs only: choose weights=auto or int8")
+        raise WeightsNotSupported("int4 weights are for CPUs only: choose weights=auto or int8")
     sizes: tuple[int, ...] = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
     if config.mixture is not None:
         sizes = (*sizes, config.mixture.intermediate_size)
     if any(size % INT4_GROUP for size in sizes):
-        raise ModelNotLoadable(f"int4 weights require layer sizes that are multiples of {INT4_GROUP}, got {sizes}")
+        raise WeightsNotSupported(f"int4 weights require layer sizes that are multiples of {INT4_GROUP}, got {sizes}")
 
 
 def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_dir: Path | None = None) -> Drafter:

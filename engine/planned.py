@@ -7,9 +7,11 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig, read_config, resolve_device
+from engine.device_memory import total_bytes
 from engine.errors import ModelTooLarge
 from engine.loop import MAX_DRAFT_NODES
-from workers.planning import DoesNotFit, ModelSizes, UnknownSizes, Wanted, plan
+from workers.contracts import MAX_ROWS
+from workers.planning import DoesNotFit, ModelSizes, UnknownSizes, Wanted, plan, plan_rows
 
 _EXCLUSIVE_SHARE = 0.95  # of the free memory of a GPU; the allocator's fragmentation takes the rest
 
@@ -18,29 +20,91 @@ def fit(
     config: EngineConfig,
     model_dir: Path,
     *,
-    memory_bytes: int | None,
+    memory_bytes: int | None = None,
+    memory_share: float | None = None,
     speculator_dir: Path | None = None,
     adapter_dirs: Iterable[Path] = (),
+    num_engines: int = 1,
 ) -> EngineConfig:
     """Returns the config with the KV cache that fits. A model of unknown sizes leaves it as it is.
 
     Args:
         memory_bytes: memory that the engine may use; None: nearly all that is free on a GPU, and on a CPU as much as
             `config.kv_cache_bytes` needs.
-    Raises: ModelNotLoadable: config.json cannot be read; ModelTooLarge.
+        memory_share: the same as a share of the device's memory, above 0 and at most 1.
+        num_engines: number of engines with this config that share the weights.
+    Raises:
+        ModelNotLoadable: config.json cannot be read.
+        ModelTooLarge: the message lists the bytes of each part.
+        ValueError: both limits are given, or the share is out of range.
     """
     device = resolve_device(config.device)
+    memory_bytes = _limit(device, memory_bytes, memory_share)
+    sizes = _sizes(config, model_dir)
+    if memory_bytes is None or sizes is None:
+        return config
+    wanted = _wanted(config, device, memory_bytes, speculator_dir, adapter_dirs, num_engines)
+    try:
+        return replace(config, kv_cache_bytes=plan(sizes, wanted).parts.kv_cache // num_engines)
+    except DoesNotFit as error:
+        raise ModelTooLarge(str(error)) from error
+
+
+def fit_rows(
+    config: EngineConfig,
+    model_dir: Path,
+    *,
+    memory_bytes: int | None = None,
+    memory_share: float | None = None,
+    speculator_dir: Path | None = None,
+) -> EngineConfig:
+    """Like `fit`, but for a batch: `max_batch_size` becomes the number of rows that fit, up to the device's `MAX_ROWS`.
+
+    On a CPU without a limit of memory, the rows share a KV cache of 1 GiB. Raises: as `fit`.
+    """
+    device = resolve_device(config.device)
+    config = replace(config, max_batch_size=MAX_ROWS[device.type])
+    sizes = _sizes(config, model_dir)
+    if sizes is None:
+        return replace(config, max_batch_size=EngineConfig().max_batch_size)
+    wanted = _wanted(config, device, _limit(device, memory_bytes, memory_share), speculator_dir)
+    try:
+        planned = plan_rows(sizes, wanted)
+    except DoesNotFit as error:
+        raise ModelTooLarge(str(error)) from error
+    return replace(config, max_batch_size=planned.concurrency, kv_cache_bytes=planned.parts.kv_cache)
+
+
+def _limit(device: torch.device, memory_bytes: int | None, memory_share: float | None) -> int | None:
+    """Returns the bytes that the engine may use; None: no limit was given for a CPU."""
+    if memory_bytes is not None and memory_share is not None:
+        raise ValueError("memory_bytes and memory_share must not both be given")
+    if memory_share is not None:
+        if not 0 < memory_share <= 1:
+            raise ValueError(f"memory_share must be above 0 and at most 1, got {memory_share}")
+        memory_bytes = int(memory_share * total_bytes(device))
     if memory_bytes is None and device.type == "cuda":
         memory_bytes = int(_EXCLUSIVE_SHARE * torch.cuda.mem_get_info(device)[0])
-    if memory_bytes is None:
-        return config
+    return memory_bytes
+
+
+def _sizes(config: EngineConfig, model_dir: Path) -> ModelSizes | None:
     try:
         sizes = ModelSizes.of(read_config(model_dir))
     except UnknownSizes:
-        return config
-    if config.dtype != "auto":
-        sizes = replace(sizes, dtype_bytes=4 if config.dtype == "float32" else 2)
-    wanted = Wanted(
+        return None
+    return sizes if config.dtype == "auto" else replace(sizes, dtype_bytes=4 if config.dtype == "float32" else 2)
+
+
+def _wanted(
+    config: EngineConfig,
+    device: torch.device,
+    memory_bytes: int | None,
+    speculator_dir: Path | None,
+    adapter_dirs: Iterable[Path] = (),
+    num_engines: int = 1,
+) -> Wanted:
+    return Wanted(
         device=device.type,
         memory_bytes=memory_bytes,
         weights=config.weights,
@@ -49,11 +113,8 @@ def fit(
         draft_nodes=MAX_DRAFT_NODES if config.draft_budget is None else config.draft_budget,
         speculator_bytes=0 if speculator_dir is None else _weight_bytes(speculator_dir),
         adapter_bytes=sum(map(_weight_bytes, adapter_dirs)),
+        num_engines=num_engines,
     )
-    try:
-        return replace(config, kv_cache_bytes=plan(sizes, wanted).parts.kv_cache)
-    except DoesNotFit as error:
-        raise ModelTooLarge(str(error)) from error
 
 
 def _weight_bytes(folder: Path) -> int:

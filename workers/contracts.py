@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 MAX_SHARD_ROWS = 256
+# The most rows that a batch without `max_batch_size` answers at once. On CPUs decoding is hardly faster above 32 rows
+# (docs/benchmarks.md); on GPUs each row takes memory for captured graphs and logits.
+MAX_ROWS = {"cpu": 32, "cuda": 256}
 
 
 class FailureClass(StrEnum):
@@ -76,9 +79,14 @@ class BatchSpec:
     shards: tuple[ShardRange, ...]
     drafter: str = "ngram"
     speculator_dir: str | None = None
-    max_batch_size: int = 16
+    max_batch_size: int | None = None  # rows that are answered at once; None: as many as fit into the memory
     dtype: str = "auto"
-    weights: str = "auto"  # or int8
+    weights: str = "auto"  # auto, bf16, int8, int4 or fp8, as EngineConfig
+    kv_dtype: str = "auto"
+    max_context: int | None = None  # tokens of a prompt and its answer; None: as many as the model allows
+    memory_bytes: int | None = None  # memory that the engine may use, and
+    memory_share: float | None = None  # the same as a share of the device's memory; at most one of the two is given
+    draft_budget: int | None = None  # nodes per sequence and step; None: decided from measured costs
     device: str = "auto"
     continue_cut_answers: bool = False  # whether answers go on past the length limits of their rows
     max_continued_tokens: int | None = None  # of a continued answer in all; None: as many as the context has room for
@@ -132,7 +140,14 @@ class EvaluationSpec:
     price_per_gpu_hour: float | None = None  # USD
     training_seconds: float | None = None  # worker time that the training took, for the break-even point
     dtype: str = "auto"
-    weights: str = "auto"  # or int8
+    # The options with which the speculator will be served; they are those of `BatchSpec`.
+    max_concurrency: int | None = None  # concurrencies above are refused; None: the highest of `concurrencies`
+    weights: str = "auto"
+    kv_dtype: str = "auto"
+    max_context: int | None = None
+    memory_bytes: int | None = None
+    memory_share: float | None = None
+    draft_budget: int | None = None
     device: str = "auto"
 
 

@@ -14,7 +14,7 @@ Letters: V vocabulary size, H hidden size, D elements per attention head.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 DEFAULT_CONCURRENCY = 16
@@ -28,6 +28,9 @@ _PREFILL_ROWS = 512  # rows of a pass that read prompts
 # A process of the engine without a model: measured on Linux with torch 2.13. The value for CUDA is an estimate.
 _RUNTIME_BYTES = {"cpu": 520 * _MIB, "cuda": 1024 * _MIB}
 _GRAPH_BYTES = {"cpu": 0, "cuda": 512 * _MIB}  # an estimate
+
+
+_ROW_TOKENS = 2048  # a row of a batch is planned with so many tokens, unless the context is shorter
 
 
 class UnknownSizes(ValueError):
@@ -90,12 +93,13 @@ class Wanted:
 
     device: `cpu` or `cuda`.
     memory_bytes: memory of the device that the engine may use; None: the KV cache gets `DEFAULT_KV_BYTES`.
-    weights: `auto`, `int8` or `int4`, as the engine's option.
+    weights: `auto`, `bf16`, `int8`, `int4` or `fp8`, as the engine's option.
     context: tokens of the longest prompt and answer together; None: as long as the model allows and as fits.
     concurrency: maximum number of sequences that decode at once.
     draft_nodes: maximum number of draft nodes per sequence.
     speculator_bytes: size of the speculator's weights.
     drafter_slot_bytes: memory that the drafter's keys and values take per position.
+    num_engines: number of engines that share the weights; each has a KV cache and a work space.
     """
 
     device: str
@@ -107,6 +111,7 @@ class Wanted:
     speculator_bytes: int = 0
     drafter_slot_bytes: int = 0
     adapter_bytes: int = 0
+    num_engines: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,14 +157,16 @@ class DoesNotFit(Exception):
 def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
     """Raises: DoesNotFit: not even one sequence of the wanted context fits; without a wanted context: not one token."""
     longest = min(wanted.context or sizes.max_positions, sizes.max_positions)
-    slot_bytes = kv_slot_bytes(sizes) + wanted.drafter_slot_bytes
+    if wanted.weights == "bf16":
+        sizes = replace(sizes, dtype_bytes=2)
+    slot_bytes = wanted.num_engines * kv_slot_bytes(sizes) + wanted.drafter_slot_bytes
     least_slots = (longest if wanted.context else 1) + wanted.draft_nodes
     usable_slots = wanted.concurrency * (longest + wanted.draft_nodes)
     fixed = Parts(
         weights=weight_bytes(sizes, wanted.weights, device=wanted.device),
         speculator=wanted.speculator_bytes,
         adapters=wanted.adapter_bytes,
-        work_space=_work_space(sizes, wanted.concurrency, wanted.draft_nodes, longest),
+        work_space=wanted.num_engines * _work_space(sizes, wanted.concurrency, wanted.draft_nodes, longest),
         runtime=_RUNTIME_BYTES[wanted.device] + _GRAPH_BYTES[wanted.device],
         kv_cache=0,
     )
@@ -174,6 +181,28 @@ def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
         context=min(longest, slots - wanted.draft_nodes),
         concurrency=wanted.concurrency,
     )
+
+
+def plan_rows(sizes: ModelSizes, wanted: Wanted) -> Plan:
+    """Returns the plan with the most rows, at most `wanted.concurrency`, whose KV cache holds 2,048 tokens of each.
+
+    Of models with a shorter context it holds the whole context of each row. Raises: DoesNotFit: not even one row fits.
+    """
+    best = plan(sizes, replace(wanted, concurrency=1))
+    row_tokens = min(_ROW_TOKENS, best.context)
+    least, most = 1, wanted.concurrency
+    while least < most:
+        middle = (least + most + 1) // 2
+        try:
+            found = plan(sizes, replace(wanted, concurrency=middle))
+        except DoesNotFit:
+            most = middle - 1
+            continue
+        if found.num_sequences(row_tokens) < middle:
+            most = middle - 1
+        else:
+            least, best = middle, found
+    return best
 
 
 def kv_slot_bytes(sizes: ModelSizes) -> int:
@@ -193,7 +222,7 @@ def weight_bytes(sizes: ModelSizes, weights: str, *, device: str) -> int:
     def linear(outputs: int, inputs: int, stored: str) -> int:
         outputs = -(-outputs // _BLOCK) * _BLOCK if is_packed else outputs
         match stored:
-            case "int8" | "float8":
+            case "int8" | "fp8":
                 return outputs * inputs + 4 * outputs
             case "int4":
                 return outputs * inputs * _INT4_SIXTEENTHS // 16 + 4 * outputs
@@ -201,10 +230,11 @@ def weight_bytes(sizes: ModelSizes, weights: str, *, device: str) -> int:
                 return outputs * inputs * sizes.dtype_bytes
 
     table = sizes.vocab_size * sizes.hidden_size * sizes.dtype_bytes
-    head_copy = linear(sizes.vocab_size, sizes.hidden_size, "auto" if weights == "auto" else "int8")
-    if weights == "auto" and not is_packed:
+    is_widened = weights in ("auto", "bf16")
+    head_copy = linear(sizes.vocab_size, sizes.hidden_size, "auto" if is_widened else "int8")
+    if is_widened and not is_packed:
         head_copy = 0
-    layers = sizes.num_layers * sum(linear(*shape, "float8" if stays_float8 else weights) for shape in sizes.linears())
+    layers = sizes.num_layers * sum(linear(*shape, "fp8" if stays_float8 else weights) for shape in sizes.linears())
     return layers + (1 if sizes.has_tied_head else 2) * table + head_copy
 
 

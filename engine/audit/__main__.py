@@ -26,7 +26,7 @@ from typing import Any
 from engine.audit.claim import parse_claim
 from engine.audit.scoring import audit
 from engine.audit.verdict import DIFFERENT, EQUAL, FINGERPRINT_MISMATCH
-from engine.config import EngineConfig
+from engine.config import WEIGHT_FORMATS, EngineConfig
 from engine.errors import EngineError
 from engine.fields import InvalidRequest
 from engine.grammars.compiler import compiler_for
@@ -59,7 +59,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER", help="a LoRA adapter")
     parser.add_argument("--max-seq-len", type=int, help="default: the model's maximum")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
-    parser.add_argument("--weights", default="auto", help="auto (as in the folder), int8 or int4")
+    parser.add_argument("--weights", default="auto", help=f"one of {', '.join(WEIGHT_FORMATS)}; auto: as published")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     return parser.parse_args(arguments)
 

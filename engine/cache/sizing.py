@@ -3,6 +3,7 @@
 from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
 from engine.draft import MAX_DEPTH
+from engine.errors import KvDtypeNotSupported
 from engine.models.base import Model
 
 _SPARE_POSITIONS = MAX_DEPTH  # graph decoding may write this far past the end of an answer before the host stops it
@@ -21,7 +22,13 @@ def make_cache(
     Args:
         max_draft_nodes: maximum number of nodes per sequence.
         drafter_slot_bytes: memory that the drafter's own keys and values take for each slot.
+
+    Raises: KvDtypeNotSupported.
     """
+    dtype = str(model.dtype).removeprefix("torch.").replace("bfloat16", "bf16")
+    if config.kv_dtype not in ("auto", dtype):
+        message = f"attention reads a KV cache in the model's dtype only, which is {dtype}"
+        raise KvDtypeNotSupported(f"{message}: kv_dtype must be auto or {dtype}, got {config.kv_dtype!r}")
     # In graph decoding a sequence uses the slots of two graph steps at once, each with a slot for the last token.
     draft_slots = 2 * (1 + max_draft_nodes) if graph_decoding else max_draft_nodes
     usable_slots = config.max_batch_size * (max_seq_len + draft_slots)

@@ -21,12 +21,12 @@ from engine.models.quantized.source import WeightSource, format_of
 from engine.models.quantized.weight import QuantizedWeight
 from kernels.decoder import LayerWeights
 from kernels.experts import Expert, Experts
-from kernels.linear import LinearWeight, pack, pack_int4, pack_int8
+from kernels.linear import LinearWeight, pack, pack_fp8, pack_int4, pack_int8
 from kernels.memory import empty, trim_heap
 from kernels.moe import Mixture
 from kernels.rope import HeadNorms
 
-_PACKS = {"auto": pack, "int8": pack_int8, "int4": pack_int4}
+_PACKS = {"auto": pack, "bf16": pack, "int8": pack_int8, "int4": pack_int4, "fp8": pack_fp8}
 _HEAD_PACKS = {**_PACKS, "int4": pack_int8}
 # the module with the experts, and their gate, up and down projections
 _EXPERT_NAMES = {

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from engine.config import EngineConfig
+from engine.config import WEIGHT_FORMATS, EngineConfig
 from engine.drafters.base import Drafter
 from engine.errors import AdapterNotLoadable, ModelNotLoadable, SpeculatorNotLoadable
 from engine.load import load_drafter, load_engine
@@ -80,13 +80,17 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--max-batch-size", type=int, default=16)
     parser.add_argument("--max-seq-len", type=int, help="default: the model's maximum")
-    parser.add_argument("--memory-bytes", type=int, help="default: a GPU's free memory; on a CPU unlimited")
+    memory = parser.add_mutually_exclusive_group()
+    memory.add_argument("--memory-bytes", type=int, help="default: a GPU's free memory; on a CPU unlimited")
+    memory.add_argument("--memory-share", type=float, help="the same as a share of the device's memory, such as 0.5")
     parser.add_argument("--kv-cache-bytes", type=int, help="default: what fits into the memory; on a CPU 1 GiB")
     parser.add_argument("--max-waiting", type=int, default=64, help="waiting choices; more are refused with 429")
     parser.add_argument("--max-body-bytes", type=int, default=8 * 1024 * 1024)
     parser.add_argument("--drain-seconds", type=float, default=30.0)
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
-    parser.add_argument("--weights", default="auto", help="auto (as in the folder), int8 or int4")
+    parser.add_argument("--weights", default="auto", help=f"one of {', '.join(WEIGHT_FORMATS)}; auto: as published")
+    parser.add_argument("--kv-dtype", default="auto", help="auto, bf16 or float32; it must be the model's dtype")
+    parser.add_argument("--draft-budget", type=int, help="nodes per sequence and step; default: from measured costs")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     return parser.parse_args()
 
@@ -137,6 +141,8 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         max_seq_len=args.max_seq_len,
         dtype=args.dtype,
         weights=args.weights,
+        kv_dtype=args.kv_dtype,
+        draft_budget=args.draft_budget,
         device=args.device,
     )
     if args.kv_cache_bytes is not None:
@@ -145,6 +151,7 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         config,
         args.model_dir,
         memory_bytes=args.memory_bytes,
+        memory_share=args.memory_share,
         speculator_dir=args.speculator_dir,
         adapter_dirs=[Path(argument.partition("=")[2]) for argument in args.adapter],
     )

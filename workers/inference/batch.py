@@ -18,6 +18,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.grammars.compiler import compiler_for
 from engine.load import load_engine
+from engine.planned import fit, fit_rows
 from engine.tokenizer import Tokenizer
 from workers.contracts import BatchSpec, Finished, Progress, ShardDone, ShardRange
 from workers.emitter import Emit
@@ -44,14 +45,39 @@ def run_batch(spec: BatchSpec, emit: Emit) -> Finished:
             Path(spec.model_dir),
             drafter=spec.drafter,
             speculator_dir=Path(spec.speculator_dir) if spec.speculator_dir else None,
-            config=EngineConfig(
-                max_batch_size=spec.max_batch_size, dtype=spec.dtype, weights=spec.weights, device=spec.device
-            ),
+            config=engine_config(spec),
         )
-    fingerprint = str(engine.fingerprint())
-    max_seq_len = engine.max_seq_len
     return answer_shards(
-        spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=max_seq_len, fingerprint=fingerprint
+        spec,
+        emit,
+        engine=engine,
+        tokenizer=tokenizer,
+        max_seq_len=engine.max_seq_len,
+        max_rows=engine.config.max_batch_size,
+        fingerprint=str(engine.fingerprint()),
+    )
+
+
+def engine_config(spec: BatchSpec) -> EngineConfig:
+    """Returns the options of the spec with the KV cache, and without `max_batch_size` the number of rows, that fit.
+
+    Raises: ModelTooLarge: the model and one row do not fit. ModelNotLoadable: config.json cannot be read.
+    """
+    config = EngineConfig(
+        max_batch_size=spec.max_batch_size or EngineConfig().max_batch_size,
+        max_seq_len=spec.max_context,
+        dtype=spec.dtype,
+        weights=spec.weights,
+        kv_dtype=spec.kv_dtype,
+        draft_budget=spec.draft_budget,
+        device=spec.device,
+    )
+    return (fit_rows if spec.max_batch_size is None else fit)(
+        config,
+        Path(spec.model_dir),
+        memory_bytes=spec.memory_bytes,
+        memory_share=spec.memory_share,
+        speculator_dir=Path(spec.speculator_dir) if spec.speculator_dir else None,
     )
 
 
@@ -62,11 +88,13 @@ def answer_shards(
     engine: RowEngine,
     tokenizer: Tokenizer,
     max_seq_len: int,
+    max_rows: int,
     fingerprint: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Finished:
     """
     Args:
+        max_rows: the number of rows that the engine holds at once.
         fingerprint: `system_fingerprint` of the answers.
         clock: returns Unix seconds for the field `created` of the answers.
     """
@@ -78,7 +106,7 @@ def answer_shards(
     rows = _prepared(spec, shards, tokenizer, engine, max_seq_len)
     # The first event tells the supervisor that the model is loaded: a row may be the cause of any later crash.
     emit(Progress(done=done, total=total, unit="rows"))
-    for outcome in answer_rows(engine, rows, tokenizer=tokenizer, concurrency=spec.max_batch_size):
+    for outcome in answer_rows(engine, rows, tokenizer=tokenizer, concurrency=max_rows):
         if outcome is None:
             emit(Progress(done=done, total=total, unit="rows"))
             continue

@@ -17,6 +17,7 @@ from engine.fingerprint import fingerprint_of
 from engine.grammars.compiler import compiler_for
 from engine.load import apply_adapter, load_drafter, load_model
 from engine.loop import Engine
+from engine.planned import fit
 from engine.row_invariance import check_row_invariance
 from engine.tokenizer import Tokenizer
 from workers.build import build_identity
@@ -69,19 +70,43 @@ def _check(spec: EvaluationSpec) -> None:
             "invalid_evaluation",
             f"concurrencies and repeats must be at least 1, got {list(spec.concurrencies)} and {spec.repeats}",
         )
+    if spec.max_concurrency is not None and max(spec.concurrencies) > spec.max_concurrency:
+        raise UserConfigError(
+            "concurrency_too_high",
+            f"concurrencies must be at most {spec.max_concurrency}, the max_concurrency of the engine, "
+            f"got {max(spec.concurrencies)}",
+        )
 
 
-def _engine_config(spec: EvaluationSpec) -> EngineConfig:
-    return EngineConfig(
-        max_batch_size=max(spec.concurrencies), dtype=spec.dtype, weights=spec.weights, device=spec.device
+def engine_config(spec: EvaluationSpec) -> EngineConfig:
+    """Returns the options of the spec with the KV caches of both arms that fit.
+
+    Raises: ModelTooLarge: the model and one sequence in each arm do not fit. ModelNotLoadable: as `read_config`.
+    """
+    config = EngineConfig(
+        max_batch_size=spec.max_concurrency or max(spec.concurrencies),
+        max_seq_len=spec.max_context,
+        dtype=spec.dtype,
+        weights=spec.weights,
+        kv_dtype=spec.kv_dtype,
+        draft_budget=spec.draft_budget,
+        device=spec.device,
+    )
+    return fit(
+        config,
+        Path(spec.model_dir),
+        memory_bytes=spec.memory_bytes,
+        memory_share=spec.memory_share,
+        speculator_dir=Path(spec.speculator_dir) if spec.speculator_dir else None,
+        num_engines=2,
     )
 
 
 def load_arms(spec: EvaluationSpec) -> Arms:
     """Loads both engines with one copy of the weights. If the speculator has a LoRA adapter, both engines apply it."""
     model_dir, speculator = Path(spec.model_dir), Path(spec.speculator_dir) if spec.speculator_dir else None
+    config = engine_config(spec)
     model = load_model(model_dir, dtype=spec.dtype, weights=spec.weights, device=spec.device)
-    config = _engine_config(spec)
     drafter = load_drafter(spec.drafter, model, speculator, model_dir=model_dir)
     arms = Arms(plain=Engine(model, NoDrafter(), config), speculative=Engine(model, drafter, config))
     verdict, fingerprint = check_row_invariance(model), fingerprint_of(model_dir, model)
@@ -95,12 +120,15 @@ def _answers_without_adapter(
     spec: EvaluationSpec, arms: Arms, rows: Sequence[RowRequest], tokenizer: Tokenizer
 ) -> dict[int, tuple[int, ...]] | None:
     """Returns the answers of the model that the customer named, by row; None if the plain arm has given them."""
-    if arms.plain.adapters.default is None:
+    adapters = arms.plain.adapters
+    if (adapter := adapters.default) is None:
         return None
-    engine = Engine(arms.plain.model, NoDrafter(), _engine_config(spec))
-    concurrency = max(spec.concurrencies)
-    found = answer_rows(engine, rows, tokenizer=tokenizer, concurrency=concurrency)
-    return tokens_by_row(answer for answer in found if isinstance(answer, RowAnswer))
+    adapters.default = None  # another engine would need memory for another KV cache
+    try:
+        found = answer_rows(arms.plain, rows, tokenizer=tokenizer, concurrency=max(spec.concurrencies))
+        return tokens_by_row(answer for answer in found if isinstance(answer, RowAnswer))
+    finally:
+        adapters.default = adapter
 
 
 def _held_out(spec: EvaluationSpec, tokenizer: Tokenizer, engine: Engine) -> tuple[list[RowRequest], int]:

@@ -22,7 +22,7 @@ from control.workflows.batches.assemble import batch_assemble
 from control.workflows.batches.caps import batch_cap_reached, batch_pause
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_commit_shard, batch_validate
-from workers.contracts import BatchSpec, Checkpoint, FailureClass, ShardDone, ShardRange
+from workers.contracts import MAX_ROWS, BatchSpec, Checkpoint, FailureClass, ShardDone, ShardRange
 from workers.supervisor.attempt import Attempt, Ending
 from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, Paused
 from workers.supervisor.run_child import run_child
@@ -187,11 +187,12 @@ def _check_progress(attempt: Attempt, shards: Sequence[JobShard]) -> None:
 
 def _blame(attempt: Attempt, batch: Batch, rows_path: Path, spec: BatchSpec) -> None:
     """Narrows the search for the row that crashed the child, and commits an error for this row once it is found."""
-    # The child takes rows in order and processes at most `max_batch_size` at once, so the crashing row is in one of
-    # the first `max_batch_size` open shards.
+    # The child takes rows in order and processes at most `num_rows` at once, so the crashing row is in one of the first
+    # `num_rows` open shards.
+    num_rows = spec.max_batch_size or max(MAX_ROWS.values())
     shard_nos = [shard.shard_no for shard in spec.shards]
     still_open = shards_uncommitted(attempt.job.pk).filter(shard_no__in=shard_nos).values_list("shard_no", flat=True)
-    crashing_shard = job_blame_shards(claim=attempt.claim, shard_nos=list(still_open[: spec.max_batch_size]))
+    crashing_shard = job_blame_shards(claim=attempt.claim, shard_nos=list(still_open[:num_rows]))
     if crashing_shard is not None:
         path = attempt.folder / "crashed_row.jsonl"
         path.write_text(json.dumps(crashed_row(attempt.job.pk, rows_path, crashing_shard.row_from)) + "\n")

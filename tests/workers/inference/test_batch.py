@@ -224,7 +224,7 @@ def test_rows_of_later_shards_fill_the_batch_while_a_slow_row_runs(tmp_path: Pat
     spec = make_spec(tmp_path, tiny_model, chat_rows(24), (0, 8), (8, 16), (16, 24))
     engine, emit = SlowFirstRow(), Recorder()
     tokenizer = Tokenizer.load(tiny_model)
-    answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=1024, clock=lambda: 0.0)
+    answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=1024, max_rows=4, clock=lambda: 0.0)
     assert engine.batch_sizes[:6] == [4] * 6  # max_batch_size is 4
     assert [event.shard_no for event in emit.of("shard")] == [1, 0, 2]  # the slow row delays only its own shard
 
@@ -238,7 +238,7 @@ def test_a_row_with_non_finite_logits_gets_an_error_and_the_others_their_answers
         engine.model.weights.embedding[damaged] = math.nan
     spec, emit = make_spec(tmp_path, tiny_model, [*chat_rows(2, max_tokens=1), chat_row("bad", "a # b")]), Recorder()
 
-    answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=engine.max_seq_len)
+    answer_shards(spec, emit, engine=engine, tokenizer=tokenizer, max_seq_len=engine.max_seq_len, max_rows=4)
 
     (shard,) = emit.of("shard")
     lines = read_lines(Path(shard.path))

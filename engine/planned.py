@@ -78,7 +78,7 @@ def fit_rows(
 def _limit(device: torch.device, memory_bytes: int | None, memory_share: float | None) -> int | None:
     """Returns the bytes that the engine may use; None: no limit was given for a CPU."""
     if memory_bytes is not None and memory_share is not None:
-        raise ValueError("memory_bytes and memory_share must not both be given")
+        raise ValueError("memory_share must not be given together with memory_bytes")
     if memory_share is not None:
         if not 0 < memory_share <= 1:
             raise ValueError(f"memory_share must be above 0 and at most 1, got {memory_share}")

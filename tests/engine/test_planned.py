@@ -1,10 +1,14 @@
 """An engine that is given a budget of memory plans its KV cache within it."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
+from engine.device_memory import total_bytes
 from engine.errors import ModelTooLarge
 from engine.load import load_engine
 from engine.planned import fit
@@ -37,6 +41,38 @@ def test_a_context_for_which_the_memory_is_too_small_is_refused(model_dir: Path)
 
     with pytest.raises(ModelTooLarge, match="one sequence of 1,048,576 tokens needs"):
         fit(config, model_dir, memory_bytes=600 * 10**6)
+
+
+def test_a_share_is_of_the_memory_that_the_control_groups_leave_to_the_process(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu = torch.device("cpu")
+    (tmp_path / "service/engine").mkdir(parents=True)
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "service/memory.max").write_text(f"{4 * 10**9}\n")
+    own = tmp_path / "own"
+    own.write_text("0::/service/engine\n")
+    total = partial(total_bytes, groups=tmp_path, own_groups=own)
+
+    assert total(cpu) == min(4 * 10**9, total_bytes(cpu))
+    monkeypatch.setattr("engine.planned.total_bytes", lambda _: 4 * 10**9)
+    config = EngineConfig(device="cpu", max_seq_len=1 << 19)
+    assert fit(config, model_dir, memory_share=0.5) == fit(config, model_dir, memory_bytes=2 * 10**9)
+
+
+def test_the_memory_limits_of_the_first_version_of_control_groups_count_too(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory/memory.limit_in_bytes").write_text("123456789\n")
+    own = tmp_path / "own"
+    own.write_text("3:cpu,cpuacct:/a\n2:memory:/a/b\n")
+
+    assert total_bytes(torch.device("cpu"), groups=tmp_path, own_groups=own) == 123456789
+
+
+@pytest.mark.parametrize("limits", [{"memory_bytes": 10**9, "memory_share": 0.5}, {"memory_share": 0.0}])
+def test_two_limits_of_memory_or_an_impossible_share_are_refused(model_dir: Path, limits: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="memory_share must"):
+        fit(EngineConfig(device="cpu"), model_dir, **limits)
 
 
 def test_without_a_budget_the_config_of_a_cpu_stays_as_it_is(model_dir: Path) -> None:

@@ -51,6 +51,7 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
         model=spec.model_name,
         dtype=str(arms.plain.model.dtype).removeprefix("torch."),
         weights=spec.weights,
+        engine=_options(arms.plain),
         device=str(arms.plain.model.device),
         max_tokens=spec.max_tokens,
         repeats=spec.repeats,
@@ -100,6 +101,19 @@ def engine_config(spec: EvaluationSpec) -> EngineConfig:
         speculator_dir=Path(spec.speculator_dir) if spec.speculator_dir else None,
         num_engines=2,
     )
+
+
+def _options(engine: Engine) -> dict[str, str | int | None]:
+    """Returns the options with which both arms ran, as in a deployment's `engine`."""
+    config = engine.config
+    return {
+        "max_concurrency": config.max_batch_size,
+        "max_context": engine.max_seq_len,
+        "weights": config.weights,
+        "kv_dtype": str(engine.model.dtype).removeprefix("torch."),
+        "kv_tokens": engine.cache.num_slots,
+        "draft_budget": config.draft_budget,
+    }
 
 
 def load_arms(spec: EvaluationSpec) -> Arms:

@@ -61,6 +61,7 @@ def evidence(
         "device": {"type": report["device"], "name": device_name(report["device"])},
         "dtype": report["dtype"],
         "weights": report["weights"],
+        "engine": report["engine"],
         "system_fingerprint": report["system_fingerprint"],
         "build": build_identity(),
     }

@@ -23,6 +23,7 @@ DEFINITIONS = {
     "outputs_equal_to_model": "Prompts for which all runs gave the token ids of the named model, without any adapter.",
     "tokens_equal_to_model": "Share of the named model's tokens that come before the first difference of their answer.",
     "first_divergences": "For each other prompt: position of the first token that differs, counted from 0.",
+    "engine": "The options of both arms. kv_tokens: positions in the KV cache; draft_budget: null if it is measured.",
     "acceptance_length": "Tokens per verify pass, including the target's own: 1 + accepted draft tokens / passes.",
     "acceptance_rate_per_position": "Position i, from 1: share of verify passes that accepted i or more draft tokens.",
     "tokens_per_second_plain": "Answer tokens / wall-clock seconds, including the prefill, with no drafter.",
@@ -51,6 +52,7 @@ def evaluation_report(
     model: str,
     dtype: str,
     weights: str,
+    engine: Mapping[str, str | int | None],
     device: str,
     max_tokens: int | None,
     repeats: int,
@@ -64,6 +66,7 @@ def evaluation_report(
 
     Args:
         measurements: at least one; all of the same prompts.
+        engine: the options with which both arms ran.
         model_answers: the named model's answers by row, if both arms use an adapter; None: the plain arm's answers.
     """
     lowest = min(measurements, key=lambda m: m.concurrency)
@@ -72,13 +75,13 @@ def evaluation_report(
     from_model = divergences if model_answers is None else _first_divergences(measurements, model_answers)
     looping = {number for number, tokens in reference.items() if is_looping(tokens)}
     stats = lowest.speculative.speculation
-    without_loops = _without(looping, lowest.speculative.answers)
     num_tokens = sum(map(len, reference.values()))
     return {
         "model": model,
         "drafter": drafter,
         "dtype": dtype,
         "weights": weights,
+        "engine": dict(engine),
         "device": device,
         "max_tokens": max_tokens,
         "repeats": repeats,
@@ -99,12 +102,7 @@ def evaluation_report(
         "acceptance_length": round(stats.mean_acceptance_length, 4),
         "acceptance_rate_per_position": acceptance_rates(stats),
         "looping_answers": len(looping),
-        "acceptance_length_without_loops": None
-        if without_loops is None
-        else round(without_loops.mean_acceptance_length, 4),
-        "acceptance_rate_per_position_without_loops": None
-        if without_loops is None
-        else acceptance_rates(without_loops),
+        **_figures_without(looping, lowest.speculative.answers),
         "by_phase": figures_by_phase(lowest.plain.segments, lowest.speculative.segments),
         "by_context": figures_by_context(lowest.plain.segments, lowest.speculative.segments),
         "tokens_per_second_plain": round(lowest.plain.tokens_per_second, 3),
@@ -172,7 +170,11 @@ def _share_before(divergences: Mapping[int, tuple[str, int]], reference: Mapping
     return round(1.0 - lost / max(1, total), 4)
 
 
-def _without(looping: set[int], answers: Iterable[RowAnswer]) -> SpeculationStats | None:
-    """Returns the statistics of the answers that do not loop, or None if all loop."""
+def _figures_without(looping: set[int], answers: Iterable[RowAnswer]) -> dict[str, Any]:
+    """Returns the figures of the answers that do not loop, which are None if all loop."""
     kept = [answer.speculation for answer in answers if answer.request.row.number not in looping]
-    return merged_stats(kept) if kept else None
+    stats = merged_stats(kept) if kept else None
+    return {
+        "acceptance_length_without_loops": None if stats is None else round(stats.mean_acceptance_length, 4),
+        "acceptance_rate_per_position_without_loops": None if stats is None else acceptance_rates(stats),
+    }

@@ -271,6 +271,7 @@ def report_of(*measurements: Measurement, model_answers: dict[int, tuple[int, ..
         model="m",
         dtype="float32",
         weights="auto",
+        engine={"max_concurrency": 4},
         device="cpu",
         max_tokens=None,
         repeats=1,

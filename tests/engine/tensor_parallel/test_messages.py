@@ -1,6 +1,5 @@
 """What rank 0 sends arrives unchanged, and all ranks keep the same adapters."""
 
-
 import pytest
 import torch
 from torch import Tensor

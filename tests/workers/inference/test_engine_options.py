@@ -92,7 +92,13 @@ def test_options_that_this_device_or_model_does_not_have_are_refused(
 def test_both_arms_run_with_the_options_that_will_be_served_and_the_report_and_the_evidence_name_them(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    options = {"max_concurrency": 8, "weights": "int8", "max_context": 200, "draft_budget": 3, "kv_dtype": "float32"}
+    options: dict[str, Any] = {
+        "max_concurrency": 8,
+        "weights": "int8",
+        "max_context": 200,
+        "draft_budget": 3,
+        "kv_dtype": "float32",
+    }
     spec = replace(evaluation_spec(tmp_path, tiny_model, chat_rows(3)), memory_bytes=10**9, **options)
 
     arms = evaluation.load_arms(spec)

@@ -1,10 +1,13 @@
 """The live feed as an ASGI application, which holds no thread and no connection to the database between two polls."""
 
 import asyncio
+import hashlib
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
+from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from control.core.api.body_limit import Receive, Scope, Send
@@ -16,7 +19,7 @@ from control.tenants.async_requests.authentication import authenticate
 from control.tenants.async_requests.event_stream import EventStream
 from control.tenants.async_requests.handler import UnreadHandler, UnreadRequest
 from control.tenants.events.services import events_number
-from control.tenants.events.stream import Call, refuse_too_many, stream
+from control.tenants.events.stream import TOO_MANY_STREAMS, Call, refuse_too_many, stream
 from control.tenants.events.subscription import Subscription, subscription_of
 from control.tenants.row_security.scope import as_tenant
 
@@ -29,25 +32,64 @@ def is_feed(scope: Mapping[str, Any]) -> bool:
     return scope["path"] == PATH and scope["method"] == "GET" and any(EVENTS.encode() in value for value in accepted)
 
 
+class RefusedKeys:
+    """Keys that were refused because their organization has too many streams.
+
+    For a few seconds, further requests with such a key can be refused without the database, where the clients of one
+    organization that ask again and again would make the others wait.
+    """
+
+    def __init__(
+        self, *, seconds: float = 5.0, max_keys: int = 1_000, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._seconds, self._max_keys, self._clock = seconds, max_keys, clock
+        self._found: dict[bytes, tuple[str, float]] = {}  # by digest: the organization, and the time of the refusal
+
+    def add(self, request: HttpRequest, organization_id: str) -> None:
+        digest = _digest(request)
+        self._found.pop(digest, None)  # so that the dictionary is ordered by time
+        self._found[digest] = organization_id, self._clock()
+        if len(self._found) > self._max_keys:
+            del self._found[next(iter(self._found))]
+
+    def organization_of(self, request: HttpRequest) -> str | None:
+        """Returns the organization of the request's key if this key was refused a moment ago."""
+        organization_id, refused_at = self._found.get(_digest(request), (None, 0.0))
+        return organization_id if self._clock() - refused_at < self._seconds else None
+
+
+def _digest(request: HttpRequest) -> bytes:
+    """A digest of the headers from which `authenticate` reads the key."""
+    credentials = [request.headers.get(name, "") for name in ("Authorization", "x-api-key")]
+    return hashlib.sha256(repr(credentials).encode()).digest()
+
+
 class Feed:
     def __init__(self, threads: DatabaseThreads) -> None:
         self._threads = threads
         self._handler = UnreadHandler(self._view)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by organization
+        self._refused = RefusedKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._handler(scope, receive, send)
 
     async def _view(self, request: UnreadRequest) -> HttpResponseBase:
         try:
+            if refused := self._refused.organization_of(request):
+                refuse_too_many(refused)
             key = await authenticate(request, "events", self._threads.run)
             await request.read_body(0, lambda _: None)
-            refuse_too_many(key.organization)
             call = self._one_at_a_time(key.organization_id)
-            subscription: Subscription = await call(_subscribe, request, key)
-            refuse_too_many(
-                key.organization
-            )  # again: nothing is awaited between this check and the start of the stream
+            try:
+                refuse_too_many(key.organization_id)
+                subscription: Subscription = await call(_subscribe, request, key)
+                # Checked again, because nothing is awaited between this check and the start of the stream.
+                refuse_too_many(key.organization_id)
+            except ApiError as error:
+                if error.code == TOO_MANY_STREAMS:
+                    self._refused.add(request, key.organization_id)
+                raise
             return EventStream(stream(subscription, call=call))
         except ApiError as error:
             return error_response(error)

@@ -22,7 +22,7 @@ from asgiref.sync import sync_to_async
 from django.db import InterfaceError, OperationalError, connection
 
 from control.core.api.errors import ApiError
-from control.tenants.accounts.models import ApiKey, Organization
+from control.tenants.accounts.models import ApiKey
 from control.tenants.accounts.selectors import is_valid
 from control.tenants.events.models import Event
 from control.tenants.events.schemas import EventObject
@@ -37,6 +37,7 @@ Call = Callable[..., Awaitable[Any]]
 
 RETRY_MILLISECONDS = 2000
 MAX_EVENTS_PER_QUERY = 100
+TOO_MANY_STREAMS = "too_many_streams"  # the code of an error
 MAX_STREAMS = 10  # for each organization in each process
 
 _num_open: Counter[str] = Counter()
@@ -49,11 +50,11 @@ class Pace:
     max_seconds: float = 900.0  # duration of a stream; then the client reconnects, perhaps to another process
 
 
-def refuse_too_many(organization: Organization) -> None:
+def refuse_too_many(organization_id: str) -> None:
     """Raises: ApiError: 429."""
-    if _num_open[organization.pk] >= MAX_STREAMS:
+    if _num_open[organization_id] >= MAX_STREAMS:
         message = f"Your organization has {MAX_STREAMS} open event streams already."
-        raise ApiError(429, message, "too_many_streams", headers={"Retry-After": "5"})
+        raise ApiError(429, message, TOO_MANY_STREAMS, headers={"Retry-After": "5"})
 
 
 async def stream(

@@ -36,7 +36,7 @@ class EventsView(OrganizationView):
         events_number(self.organization)
         if EVENTS in request.headers.get("Accept", ""):  # `control.asgi` serves these requests (`feed`)
             subscription = subscription_of(request._request, self.key)
-            refuse_too_many(self.organization)
+            refuse_too_many(self.organization.pk)
             return EventStream(stream(subscription))
         events = events_list(self.organization, **filters_of(request._request))
         return paginate(events, request, EventObject.of, by="seq", id_field="id")

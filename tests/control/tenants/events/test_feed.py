@@ -273,10 +273,10 @@ def test_the_number_of_streams_is_limited_and_ended_streams_do_not_count(organiz
         for source in sources:
             await anext(source)
         with pytest.raises(ApiError, match="open event streams"):
-            refuse_too_many(organization)
+            refuse_too_many(organization.pk)
         for source in sources:
             await source.aclose()
-        refuse_too_many(organization)
+        refuse_too_many(organization.pk)
         return len(sources)
 
     subscription = make_subscription(organization)

@@ -28,6 +28,7 @@ from engine.cost import NO_ROWS, PassSize
 from engine.draft import Draft
 from engine.drafters.base import Kept, Pass
 from engine.drafting import Drafting
+from engine.given_drafts import given_drafts
 from engine.graph_decoding.batch_slots import BatchSlots, is_filtered
 from engine.graph_decoding.drafters.base import GraphDrafter
 from engine.graph_decoding.runner import LaunchedStep, Outcome, Runner
@@ -147,8 +148,7 @@ class GraphDecoder:
             return False
         drafts: list[Draft] | None = None
         if self._drafts_on_host:
-            room = self._scheduler.pool.num_available - len(sequences)
-            drafts = self._drafting.propose(sequences, room)
+            drafts = self._host_drafts(sequences)
             num_nodes = self._node_count(max(map(len, drafts)))
             if not self._has_room(sequences, num_nodes):
                 drafts, num_nodes = [draft.only(()) for draft in drafts], 0
@@ -170,6 +170,18 @@ class GraphDecoder:
         self._in_flight.append(_InFlight(launched, parts, num_nodes, None if drafts is None else tuple(drafts)))
         self._phase_seconds["host"] += time.perf_counter() - started
         return True
+
+    def _host_drafts(self, sequences: Many[Sequence]) -> list[Draft]:
+        """Returns one draft per sequence: its request's prediction, otherwise the drafter's."""
+        room = self._scheduler.pool.num_available - len(sequences)
+        drafts = given_drafts(sequences, room)
+        longest = self._node_counts[-1]
+        drafts = {sequence: draft.only(range(min(len(draft), longest))) for sequence, draft in drafts.items()}
+        drafting = [sequence for sequence in sequences if sequence not in drafts]
+        sizes = [PassSize.of_rows(1 + len(draft), sequence.num_computed) for sequence, draft in drafts.items()]
+        room -= sum(map(len, drafts.values()))
+        drafts |= dict(zip(drafting, self._drafting.propose(drafting, room, others=sum(sizes, NO_ROWS)), strict=True))
+        return [drafts[sequence] for sequence in sequences]
 
     def _schedule(self) -> tuple[list[Sequence], int]:
         """Returns the sequences of the next step and their number of draft nodes.

@@ -23,6 +23,7 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.drafters.base import Drafter
 from engine.drafters.eagle3 import Eagle3Drafter
+from engine.drafters.mtp import MtpDrafter
 from engine.drafters.none import NoDrafter
 from engine.fingerprint import fingerprint_of
 from engine.generate import generate
@@ -150,7 +151,8 @@ def _drafters(case: Case, model: Model, tokens_of: Mapping[str, tuple[int, ...]]
     if case.draft_dir is None:
         return []
     draft_model = load_model(Path(case.draft_dir), dtype=str(model.dtype).removeprefix("torch."), device="cpu")
-    return [*every_drafter(model, draft_model, tokens_of), Eagle3Drafter(make_module(make_config()), model)]
+    own = [MtpDrafter.load(None, model)] if model.config.latent is not None else []  # DeepSeek's own module
+    return [*every_drafter(model, draft_model, tokens_of), Eagle3Drafter(make_module(make_config()), model), *own]
 
 
 def _run_rank(case: Case, rank: int, folder: Path) -> None:

@@ -11,40 +11,36 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import DeepseekV3ForCausalLM
 
 from engine.config import ModelConfig, read_config
+from tests.engine.models.test_deepseek import add_mtp_module
 from tests.tiny_model import make_tiny_model
 from workers.planning import ModelSizes, weight_bytes
 
 Results = Mapping[str, dict[str, Any]]
 Folders = Callable[[str], Path]
-LLAMA: dict[str, Any] = {"num_layers": 4}
-# 9 query heads on 3 KV heads as in SmolLM2, a vocabulary that ends within a tile, and sizes that ranks share unevenly
-NINE_HEADS: dict[str, Any] = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16, "hidden_size": 144}
-MIXTURE: dict[str, Any] = {
-    "architecture": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
-    "mlp_only_layers": [0], "norm_topk_prob": True,
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "draft": {"seed": 1, "num_layers": 1},
+    # 9 query heads on 3 KV heads as in SmolLM2, a vocabulary that ends within a tile, and sizes that 3 ranks share
+    # unevenly
+    "nine heads": {"architecture": "mistral", "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16},
+    "qwen3": {"architecture": "qwen3", "tie_word_embeddings": True, "num_attention_heads": 8, "num_layers": 2},
+    "mixture": {"architecture": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
+                "mlp_only_layers": [0], "norm_topk_prob": True, "num_layers": 2},
+    "deepseek": {"architecture": "deepseek_v3", "moe_intermediate_size": 64, "num_layers": 2},
 }  # fmt: skip
-DEEPSEEK: dict[str, Any] = {"architecture": "deepseek_v3", "moe_intermediate_size": 64}
-QWEN3: dict[str, Any] = {"architecture": "qwen3", "tie_word_embeddings": True, "num_attention_heads": 8}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    options: dict[str, dict[str, Any]] = {
-        "llama": LLAMA,
-        "draft": {"seed": 1, "num_layers": 1},
-        "nine heads": NINE_HEADS,
-        "qwen3": QWEN3,
-        "mixture": MIXTURE,
-        "deepseek": DEEPSEEK,
-    }
     made: dict[str, Path] = {}
 
     def folder(name: str) -> Path:
         if name not in made:
             path = tmp_path_factory.mktemp("models") / name.replace(" ", "-")
-            made[name] = make_tiny_model(path, **options[name])
+            made[name] = make_tiny_model(path, **({"num_layers": 4} | MODELS[name]))
         return made[name]
 
     return folder
@@ -123,6 +119,25 @@ CUTS = [
 @pytest.mark.parametrize(("name", "degree"), CUTS)
 def test_hidden_states_taps_and_logits_have_the_bits_of_one_process(results: Results, name: str, degree: int) -> None:
     assert results[f"{name} {degree}"]["bits"] == results[f"{name} 1"]["bits"]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ["llama", "qwen3", "nine heads", "mixture", "deepseek"])
+def test_answers_with_every_drafter_at_every_degree_are_those_of_one_process(
+    name: str, folders: Folders, tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path / "model", **(MODELS[name] | {"num_layers": 4}))  # eagle3 reads layer 4
+    if name == "deepseek":
+        add_mtp_module(folder, DeepseekV3ForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    case = {"model_dir": folder, "draft_dir": folders("draft"), "dtype": "bfloat16", "work": ["bits", "answers"]}
+    degrees = (1, 3) if name == "nine heads" else (1, 2, 4)
+    found = run({str(degree): case | {"degree": degree} for degree in degrees}, tmp_path)
+    plain = {sampling: by_drafter["none"] for sampling, by_drafter in found["1"]["answers"].items()}
+    for degree in map(str, degrees):
+        assert found[degree]["bits"] == found["1"]["bits"]
+        for sampling, by_drafter in found[degree]["answers"].items():
+            assert len(by_drafter) == 13 + (name == "deepseek")
+            assert set(by_drafter.values()) == {plain[sampling]}, by_drafter
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from slipstream.audits import Audit
 from slipstream.catalog import BaseModel
 from slipstream.client import AsyncClient, Client
 from slipstream.datasets import Quote
-from slipstream.deployments import DeploymentMetrics, DeploymentPlan
+from slipstream.deployments import DeploymentMetrics
 from slipstream.distillations import Distillation
 from slipstream.errors import (
     APIConnectionError,
@@ -48,6 +48,7 @@ from slipstream.jobs import Job, JobEvent
 from slipstream.messages import Message, MessageTokens
 from slipstream.organization import AuditEvent, AuditExport, Member, Project
 from slipstream.pipelines import PipelineRun
+from slipstream.plans import DevicePlan, EnginePlan
 from slipstream.responses import Response
 from slipstream.rollouts import Rollout
 from slipstream.spending import SpendCap
@@ -104,8 +105,9 @@ __all__ = [
     "Dataset",
     "Deployment",
     "DeploymentMetrics",
-    "DeploymentPlan",
+    "DevicePlan",
     "Distillation",
+    "EnginePlan",
     "Evaluation",
     "EvaluationFailed",
     "Event",

@@ -6,6 +6,7 @@ from typing import Any
 
 from slipstream.drivers import Item, Items, Steps, iteration, procedure
 from slipstream.http import D, Resource, path_of, without_none
+from slipstream.plans import EnginePlan
 from slipstream.types import Deployment, Event, parsed
 from slipstream.waiting import wait_for
 
@@ -33,18 +34,6 @@ class DeploymentMetrics:
     time_to_first_token_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentPlan:
-    """How an engine would use its memory. `parts` is None if the memory of the model or device cannot be planned."""
-
-    memory_bytes: int | None = None  # that an endpoint may use; None: the operators set no bound
-    parts: Mapping[str, int] | None = None  # bytes: weights, speculator, adapters, work_space, runtime, kv_cache
-    max_context: int | None = None  # tokens of prompt and answer together
-    max_concurrency: int
-    kv_tokens: int | None = None  # tokens of all requests in progress together
-    price_per_hour: float | None = None  # USD
-
-
 class Deployments(Resource[D]):
     @procedure
     def create(
@@ -62,7 +51,8 @@ class Deployments(Resource[D]):
         Args:
             adapters: ids of adapters. A request selects an adapter by setting `model` to `name:adapter`.
             remember_answers: whether the engine may draft copies of a project's past answers; default: true.
-            engine: `weights` ("auto" or "int8"), `max_context` (tokens) and `max_concurrency`.
+            engine: `weights` ("auto", "bf16", "int8", "int4" or "fp8"), `max_context` (tokens), `max_concurrency`,
+                `memory_share`, `kv_dtype`, `drafting` and `draft_budget`.
         """
         body = {
             "name": name,
@@ -83,10 +73,10 @@ class Deployments(Resource[D]):
         speculator_id: str | None = None,
         adapters: Sequence[str] | None = None,
         engine: Mapping[str, Any] | None = None,
-    ) -> Steps[DeploymentPlan]:
+    ) -> Steps[EnginePlan]:
         """Show how a deployment with these options would use its memory, without creating it."""
         body = {"name": name, "model": model, "speculator_id": speculator_id, "adapters": adapters, "engine": engine}
-        return self.http.post(DeploymentPlan, "deployments", {**body, "validate_only": True})
+        return self.http.post(EnginePlan, "deployments", {**body, "validate_only": True})
 
     @procedure
     def retrieve(self, deployment_id: str) -> Steps[Deployment]:

@@ -227,7 +227,7 @@ class Deployment:
     speculator_id: str | None = None
     adapters: Sequence[Mapping[str, str]] = ()  # id, name, model: the value of `model` in requests
     remember_answers: bool = True  # whether the engine may draft copies of a project's past answers
-    engine: Mapping[str, Any] | None = None  # weights, max_context, max_concurrency
+    engine: Mapping[str, Any] | None = None  # the options, such as weights and max_concurrency
     error_code: str | None = None
     error_message: str | None = None
     created_at: int

@@ -3,7 +3,7 @@
 import base64
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.conf import settings
@@ -66,6 +66,8 @@ class Config(BaseSettings):
     endpoint_devices: str | None = None
     # Memory of the device that each endpoint may use. None: nearly all of a GPU; on a CPU 1 GiB beside the weights.
     endpoint_memory_bytes: Annotated[int, Field(ge=1)] | None = None
+    # Memory of one device of each kind, for plans: {"cuda": 85899345920, "cpu": 34359738368}.
+    device_memory_bytes: dict[Literal["cpu", "cuda"], Annotated[int, Field(ge=1)]] = {}
     # Where gateways find the engines. With another host than this machine, engines listen on all of its interfaces.
     engine_host: str = LOOPBACK
     engine_uids: str = ""  # FIRST-LAST: each organization's engines and jobs run as a user of their own; needs root

@@ -22,14 +22,16 @@ from control.core.settings.config import LOOPBACK, Config
 from control.core.storage.backends import get_storage
 from control.models.adapters.models import Adapter
 from control.models.catalog.cache import copy_folder, use_if_copy
-from control.models.catalog.drafters import drafter_of
 from control.models.catalog.folder import UnusableModel
 from control.models.catalog.sources import model_folder
+from control.models.engines.drafting import drafter_name
+from control.models.engines.planning import memory_limit
+from control.models.engines.schemas import EngineOptions
 from control.serving.deployments.devices import DEVICES_VARIABLE, engine_device
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.processes import DEPLOYMENT_ID_VARIABLE, ProcessIdentity, process_started
-from control.serving.deployments.schemas import EngineOptions
 from workers.parent_death import kept_command, unprivileged
+from workers.planning import DEFAULT_CONCURRENCY
 
 PROJECT_ROOT = Path(__file__).resolve().parents[4]
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
@@ -147,17 +149,30 @@ def _command(
         "--host": LOOPBACK if config.engine_host == LOOPBACK else "0.0.0.0",  # noqa: S104  # for gateways elsewhere
         "--port": str(port),
         "--device": engine_device(config, device),
-        "--weights": options.weights,
-        "--max-batch-size": str(options.max_concurrency),
+        **_engine_arguments(config, options),
     }
-    if options.max_context is not None:
-        arguments["--max-seq-len"] = str(options.max_context)
-    if config.endpoint_memory_bytes is not None:
-        arguments["--memory-bytes"] = str(config.endpoint_memory_bytes)
-    if speculator_dir is not None and deployment.speculator is not None:
-        arguments |= {"--drafter": drafter_of(deployment.speculator), "--speculator-dir": str(speculator_dir.resolve())}
+    speculator = None if speculator_dir is None else deployment.speculator
+    if (drafter := drafter_name(options, speculator)) is not None:
+        arguments["--drafter"] = drafter
+    if speculator is not None and speculator_dir is not None:
+        arguments["--speculator-dir"] = str(speculator_dir.resolve())
     words = [word for pair in arguments.items() for word in pair]
     for adapter in deployment.adapters.all():
         folder = adapter_dir(config, deployment, adapter).resolve()
         words += ["--adapter", f"{deployment.served_name}:{adapter.name}={folder}"]
     return [*program, *words]
+
+
+def _engine_arguments(config: Config, options: EngineOptions) -> dict[str, str]:
+    """A share is of the memory that the operators leave to an endpoint, or else of the device's."""
+    bound = config.endpoint_memory_bytes
+    arguments = {
+        "--weights": options.weights,
+        "--kv-dtype": options.kv_dtype,
+        "--max-batch-size": DEFAULT_CONCURRENCY if options.max_concurrency is None else options.max_concurrency,
+        "--max-seq-len": options.max_context,
+        "--draft-budget": options.draft_budget,
+        "--memory-bytes": bound if options.memory_share is None else memory_limit(options, bound),
+        "--memory-share": options.memory_share if bound is None else None,
+    }
+    return {name: str(value) for name, value in arguments.items() if value is not None}

@@ -6,22 +6,24 @@ from control.models.adapters.selectors import adapters_get, adapters_list
 from control.models.catalog.choices import base_models, ready_speculators
 from control.models.catalog.models import Speculator
 from control.models.catalog.selectors import base_model_get, speculator_get
+from control.models.engines.planning import Purpose, Workload, engine_plan
+from control.models.engines.schemas import EnginePlan
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.planning import deployment_plan
-from control.serving.deployments.schemas import DeploymentOptions, DeploymentPlan, DeploymentUpdateInput
+from control.serving.deployments.schemas import DeploymentOptions, DeploymentUpdateInput
 from control.serving.deployments.selectors import deployment_get
 from control.serving.deployments.services import deployment_create, deployment_memory_set, deployment_update
 from control.tenants.accounts.models import Organization
 
 
-def plan_from(organization: Organization, body: DeploymentOptions) -> DeploymentPlan:
+def plan_from(organization: Organization, body: DeploymentOptions) -> EnginePlan:
     """Raises: ApiError: 404, no such model, speculator or adapter; 400, the model does not fit."""
-    return deployment_plan(
-        base_model_get(organization, body.model),
-        body.engine,
+    workload = Workload(
+        purpose=Purpose.ENDPOINT,
+        base_model=base_model_get(organization, body.model),
         speculator=_speculator(organization, body.speculator_id),
         adapters=adapters_get(organization, body.adapters),
     )
+    return engine_plan(body.engine, workload)
 
 
 def create_from(organization: Organization, body: DeploymentOptions) -> Deployment:

@@ -6,9 +6,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SkipValidation
 
 from control.core.api.schemas import Failure, OneOf, RequestModel, ResponseModel, Text, Unix
+from control.models.engines.schemas import EngineOptions, ValidateOnly
 from control.serving.deployments.figures import PeriodFigures
 from control.serving.deployments.models import Deployment
-from workers.planning import DEFAULT_CONCURRENCY
 
 MAX_ADAPTERS = 32
 ALLOW_OUTPUT_CHANGE = (
@@ -21,21 +21,6 @@ _REMEMBER_ANSWERS = (
 _AdapterIds = Annotated[list[Annotated[str, Text(40)]], Field(max_length=MAX_ADAPTERS)]
 
 
-class EngineOptions(RequestModel):
-    """How the engine uses its device's memory."""
-
-    weights: Literal["auto", "int8"] = Field(
-        default="auto",
-        description="`int8` halves the memory of bfloat16 weights; answers then differ from those of `auto`.",
-    )
-    max_context: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
-        default=None, description="Tokens of prompt and answer together. Null: as many as the model allows and as fit."
-    )
-    max_concurrency: Annotated[int, Field(ge=1, le=256)] = Field(
-        default=DEFAULT_CONCURRENCY, description="Maximum number of requests that are answered at once; others wait."
-    )
-
-
 class DeploymentOptions(RequestModel):
     name: Annotated[str, Text(64)]
     model: Annotated[str, Text(120)]
@@ -46,7 +31,7 @@ class DeploymentOptions(RequestModel):
 
 
 class DeploymentInput(DeploymentOptions):
-    validate_only: bool = Field(default=False, description="Create nothing and answer with the plan of the memory.")
+    validate_only: ValidateOnly = False
 
 
 class DeploymentUpdateInput(RequestModel):
@@ -88,29 +73,6 @@ class DeploymentObject(ResponseModel):
         ]
         options = EngineOptions.model_validate(deployment.engine or {})
         return cls.from_row(deployment, model=deployment.base_model.name, adapters=adapters, engine=options)
-
-
-class MemoryParts(ResponseModel):
-    """Bytes on the device."""
-
-    weights: int
-    speculator: int
-    adapters: int
-    work_space: int = Field(description="Activations, logits and tables of a pass.")
-    runtime: int = Field(description="The process without a model.")
-    kv_cache: int
-
-
-class DeploymentPlan(ResponseModel):
-    """How an engine with these options would use its memory."""
-
-    object: Literal["deployment.plan"] = "deployment.plan"
-    memory_bytes: int | None = Field(description="Memory that an endpoint may use. Null: the operators set no bound.")
-    parts: MemoryParts | None = Field(description="Null: the memory of this model or device cannot be planned.")
-    max_context: int | None = Field(description="Tokens of prompt and answer together.")
-    max_concurrency: int
-    kv_tokens: int | None = Field(description="Tokens of all requests in progress together.")
-    price_per_hour: float | None = Field(description="USD for the device. Null: no price is set.")
 
 
 class DeploymentMetrics(ResponseModel):

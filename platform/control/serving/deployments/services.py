@@ -13,10 +13,11 @@ from control.core.api.errors import ApiError
 from control.models.adapters.models import Adapter
 from control.models.catalog.drafters import changes_output
 from control.models.catalog.models import BaseModel, Speculator
+from control.models.engines.drafting import drafting_check
+from control.models.engines.planning import Purpose, Workload, engine_plan
+from control.models.engines.schemas import EngineOptions
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.planning import deployment_plan
 from control.serving.deployments.quota import deployment_quota_check, device_quota_check
-from control.serving.deployments.schemas import EngineOptions
 from control.serving.deployments.states import RUNNING_STATES, State, transition
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
@@ -40,9 +41,10 @@ def deployment_create(
 ) -> Deployment:
     """Creates a deployment that answers requests for the model `name`. The supervisor starts its process.
 
-    Raises: ApiError: 400: the name is invalid, or the model does not fit into the memory; 403: the model has no price;
-        409: the name is taken, the speculator is not ready or was trained for another revision of the base model, or an
-        adapter belongs to another model; 429: the organization has reached its limit of deployments or devices.
+    Raises: ApiError: 400: the name or the engine's options are invalid, or the model does not fit; 403: the model has
+        no price; 409: the name is taken, the speculator is not ready or was trained for another revision of the base
+        model, or an adapter belongs to another model; 429: the organization has reached its limit of deployments or
+        devices.
     """
     if not _NAME.fullmatch(name):
         message = (
@@ -56,7 +58,8 @@ def deployment_create(
     if speculator is not None:
         _check_speculator(speculator, base_model)
     _check_adapters(adapters, base_model)
-    deployment_plan(base_model, engine or EngineOptions(), speculator=speculator, adapters=adapters)
+    workload = Workload(purpose=Purpose.ENDPOINT, base_model=base_model, speculator=speculator, adapters=adapters)
+    engine_plan(engine or EngineOptions(), workload)
     try:
         with transaction.atomic():  # a savepoint, so that a failed insert does not break the caller's transaction
             deployment = Deployment.objects.create(
@@ -103,6 +106,11 @@ def _check_speculator(speculator: Speculator, base_model: BaseModel) -> None:
         raise ApiError(409, message, "speculator_mismatch", "speculator_id")
 
 
+def _check_drafting(deployment: Deployment, speculator: Speculator | None) -> None:
+    options = EngineOptions.model_validate(deployment.engine or {})
+    drafting_check(options, base_model=deployment.base_model, has_speculator=speculator is not None)
+
+
 def output_change_refuse(deployment: Deployment, speculator: Speculator | None) -> None:
     """Raises: ApiError: 409, answers change if this speculator replaces that of the deployment."""
     if changes_output(deployment.speculator, speculator):
@@ -130,8 +138,10 @@ def deployment_update(
         adapters: the complete new list; None: leave the adapters as they are.
         allow_output_change: accept a speculator with which answers change.
         remember_answers: None: leave it as it is.
-    Raises: ApiError: 409, as `deployment_create`, except for the name, or answers would change.
+    Raises: ApiError: 400, the engine's options contradict the speculator; 409, as `deployment_create`, except for the
+        name, or answers would change.
     """
+    _check_drafting(deployment, speculator)
     if not allow_output_change:
         output_change_refuse(deployment, speculator)
     if remember_answers is not None:
@@ -211,9 +221,11 @@ def _refuse_deleted(deployment: Deployment) -> None:
 def canary_create(*, deployment: Deployment, speculator: Speculator) -> Deployment:
     """Creates a hidden deployment with another speculator. `canary_share` sets its share of the requests.
 
-    Raises: ApiError: 409 or 429, as `deployment_create`; IntegrityError: the deployment already has a canary.
+    Raises: ApiError: 400, 409 or 429, as `deployment_update` and `deployment_create`; IntegrityError: the deployment
+        already has a canary.
     """
     device_quota_check(deployment.organization_id)
+    _check_drafting(deployment, speculator)
     _check_speculator(speculator, deployment.base_model)
     canary = Deployment.objects.create(
         organization=deployment.organization,

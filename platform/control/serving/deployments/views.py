@@ -9,6 +9,7 @@ from control.core.api.errors import ApiError
 from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Deleted, Page
+from control.models.engines.schemas import EnginePlan
 from control.serving.deployments.figures import figures_by_bucket
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.requests import create_from, plan_from, update_from
@@ -17,7 +18,6 @@ from control.serving.deployments.schemas import (
     DeploymentMetrics,
     DeploymentMetricsPage,
     DeploymentObject,
-    DeploymentPlan,
     DeploymentUpdateInput,
 )
 from control.serving.deployments.selectors import deployment_get, deployments_list
@@ -36,10 +36,8 @@ class DeploymentsView(OrganizationView):
         rows = deployments_list(self.organization, only=self.key.deployment_ids)
         return paginate(rows, request, DeploymentObject.of)
 
-    @operation(
-        "deployments.create", request=DeploymentInput, response=DeploymentObject, status=201, plan=DeploymentPlan
-    )
-    def post(self, request: Request, body: DeploymentInput) -> DeploymentObject | DeploymentPlan:
+    @operation("deployments.create", request=DeploymentInput, response=DeploymentObject, status=201, plan=EnginePlan)
+    def post(self, request: Request, body: DeploymentInput) -> DeploymentObject | EnginePlan:
         if self.key.deployment_ids is not None:
             message = "This key is restricted to deployments that exist; it cannot create others."
             raise ApiError(403, message, "insufficient_scope")

@@ -19,6 +19,15 @@ def fingerprint(request: Request) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def is_dry_run(request: Request) -> bool:
+    """Whether the request only asks for a plan: it changes nothing, so its key stays free for the real request."""
+    try:
+        data = request.data
+    except UnsupportedMediaType:
+        return False
+    return isinstance(data, dict) and data.get("validate_only") is True
+
+
 def _body(request: Request) -> Any:
     try:
         data = request.data

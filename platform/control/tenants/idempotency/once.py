@@ -21,7 +21,7 @@ from control.core.api.errors import ApiError
 from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change, transaction_from_first_change
 from control.tenants.accounts.models import Organization
-from control.tenants.idempotency.fingerprint import fingerprint
+from control.tenants.idempotency.fingerprint import fingerprint, is_dry_run
 from control.tenants.idempotency.services import Claim, StoredResponse, key_claim, key_release, key_store
 
 HEADER = "Idempotency-Key"
@@ -44,7 +44,7 @@ def once(post: Post) -> Post:
 
     @wraps(post)
     def post_once(self: IdempotentView, request: Request, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        if HEADER not in request.headers:
+        if HEADER not in request.headers or is_dry_run(request):
             return post(self, request, *args, **kwargs)
         claim = key_claim(
             organization=self.organization,

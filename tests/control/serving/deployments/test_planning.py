@@ -9,15 +9,17 @@ import pytest
 from django.test import Client
 from pytest_django import Settings
 
+from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
 from control.models.catalog.models import BaseModel
 from control.models.catalog.services import base_model_register
+from control.models.engines.schemas import EngineOptions
 from control.serving.deployments.launcher import _command
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.schemas import EngineOptions
 from control.serving.deployments.services import canary_create, deployment_create
 from control.tenants.accounts.models import Organization
+from control.tenants.idempotency.models import IdempotencyKey
 from tests.control.factories import make_base_model
 from tests.control.serving.deployments.support import make_speculator
 from tests.tiny_model import make_tiny_model
@@ -55,13 +57,17 @@ def test_validate_only_answers_with_the_plan_and_creates_nothing(
 
     expected = plan(SIZES, Wanted(device=device, memory_bytes=4 * 10**9, weights="int8", context=4096, concurrency=8))
     assert status == 200
-    assert body == {
-        "object": "deployment.plan",
+    (planned,) = body["devices"]
+    assert planned == {
+        "device_kind": device,
+        "fits": True,
+        "reason": None,
         "memory_bytes": 4 * 10**9,
         "parts": asdict(expected.parts),
         "max_context": 4096,
         "max_concurrency": 8,
         "kv_tokens": expected.kv_slots,
+        "sequences": [{"tokens": n, "num_sequences": expected.num_sequences(n)} for n in (512, 2048, 4096)],
         "price_per_hour": 2.5,
     }
     assert not Deployment.objects.exists()
@@ -93,7 +99,7 @@ def test_the_weights_of_a_speculator_are_planned(
 
     _, body = post(client, name="a", model=model.name, speculator_id=speculator.pk, validate_only=True)
 
-    assert body["parts"]["speculator"] == 12_345
+    assert body["devices"][0]["parts"]["speculator"] == 12_345
 
 
 def test_a_gpu_whose_memory_the_operators_did_not_state_is_not_planned(
@@ -103,7 +109,9 @@ def test_a_gpu_whose_memory_the_operators_did_not_state_is_not_planned(
 
     status, body = post(client, name="a", model=model.name, validate_only=True)
 
-    assert (status, body["parts"], body["kv_tokens"]) == (200, None, None)
+    (planned,) = body["devices"]
+    assert (status, planned["parts"], planned["kv_tokens"]) == (200, None, None)
+    assert (planned["fits"], planned["reason"]["code"]) == (None, "device_memory_unknown")
 
 
 def test_the_engine_gets_the_options_of_its_deployment(
@@ -112,15 +120,60 @@ def test_the_engine_gets_the_options_of_its_deployment(
     use(settings, endpoint_memory_bytes=3 * 10**9)
     model = base_model_register(name="tiny", path=make_tiny_model(tmp_path / "tiny"))
     assert model.sizes is not None
-    options = {"weights": "int8", "max_context": 512, "max_concurrency": 4}
+    options = {
+        "weights": "int8",
+        "kv_dtype": "auto",
+        "max_context": 512,
+        "max_concurrency": 4,
+        "memory_share": 0.5,
+        "drafting": "suffix",
+        "draft_budget": 6,
+    }
 
     status, body = post(client, name="a", model="tiny", engine=options)
-    command = _command(get_config(), Deployment.objects.get(), device="", port=1, speculator_dir=None)
+    words = words_of_command()
 
     assert (status, body["engine"]) == (201, options)
-    words = dict(itertools.pairwise(command))
-    expected = {"--weights": "int8", "--max-batch-size": "4", "--max-seq-len": "512", "--memory-bytes": "3000000000"}
+    expected = {
+        "--weights": "int8",
+        "--kv-dtype": "auto",
+        "--max-batch-size": "4",
+        "--max-seq-len": "512",
+        "--memory-bytes": "1500000000",  # the share of what the operators leave to an endpoint
+        "--drafter": "suffix",
+        "--draft-budget": "6",
+    }
     assert {name: words[name] for name in expected} == expected
+    assert "--memory-share" not in words  # the engine takes one limit
+
+
+def test_without_a_bound_the_engine_gets_the_share_itself(client: Client, tmp_path: Path) -> None:
+    base_model_register(name="tiny", path=make_tiny_model(tmp_path / "tiny"))
+
+    status, _ = post(client, name="a", model="tiny", engine={"memory_share": 0.25})
+
+    assert status == 201
+    assert words_of_command()["--memory-share"] == "0.25"
+    assert "--memory-bytes" not in words_of_command()
+
+
+def test_the_engine_of_a_deployment_of_an_earlier_release_runs_as_before(client: Client, tmp_path: Path) -> None:
+    base_model_register(name="tiny", path=make_tiny_model(tmp_path / "tiny"))
+    post(client, name="a", model="tiny")
+    before = words_of_command()
+
+    for stored in (None, {"weights": "auto", "max_context": None, "max_concurrency": 16}):
+        Deployment.objects.update(engine=stored)
+
+        assert words_of_command() == before
+        assert client.get("/v1/deployments").json()["data"][0]["engine"]["weights"] == "auto"
+    assert (before["--max-batch-size"], before["--weights"], before["--kv-dtype"]) == ("16", "auto", "auto")
+    assert not {"--drafter", "--draft-budget", "--memory-share", "--memory-bytes", "--max-seq-len"} & before.keys()
+
+
+def words_of_command() -> dict[str, str]:
+    command = _command(get_config(), Deployment.objects.get(), device="", port=1, speculator_dir=None)
+    return dict(itertools.pairwise(command))
 
 
 def test_a_canary_gets_the_engine_options_of_its_deployment(model: BaseModel, organization: Organization) -> None:
@@ -139,6 +192,12 @@ def test_a_canary_gets_the_engine_options_of_its_deployment(model: BaseModel, or
         ({"max_context": 0}, "engine.max_context"),
         ({"max_concurrency": 257}, "engine.max_concurrency"),
         ({"contexts": 5}, "engine.contexts"),
+        ({"memory_share": 0}, "engine.memory_share"),
+        ({"memory_share": 1.01}, "engine.memory_share"),
+        ({"kv_dtype": "fp8"}, "engine.kv_dtype"),
+        ({"drafting": "medusa"}, "engine.drafting"),
+        ({"draft_budget": 257}, "engine.draft_budget"),
+        ({"draft_budget": True}, "engine.draft_budget"),
     ],
 )
 def test_an_unknown_or_impossible_option_is_refused_by_name(
@@ -147,3 +206,48 @@ def test_an_unknown_or_impossible_option_is_refused_by_name(
     status, body = post(client, name="a", model=model.name, engine=options)
 
     assert (status, body["error"]["param"]) == (400, param)
+
+
+def test_a_canary_and_a_new_speculator_must_agree_with_the_drafting_of_the_deployment(
+    client: Client, model: BaseModel, organization: Organization
+) -> None:
+    speculator = make_speculator(model, organization)
+    deployment = deployment_create(
+        organization=organization, name="a", base_model=model, engine=EngineOptions(drafting="ngram")
+    )
+
+    with pytest.raises(ApiError) as refused:
+        canary_create(deployment=deployment, speculator=speculator)
+    response = client.patch(
+        f"/v1/deployments/{deployment.pk}", {"speculator_id": speculator.pk}, content_type="application/json"
+    )
+
+    assert refused.value.code == "drafting_conflict"
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "drafting_conflict")
+    assert Deployment.objects.get().speculator is None
+
+
+def test_a_plan_leaves_the_idempotency_key_free_and_is_answered_again(client: Client, model: BaseModel) -> None:
+    key = {"HTTP_IDEMPOTENCY_KEY": "k"}
+    wanted = {"name": "a", "model": model.name}
+
+    def send(**body: Any) -> Any:
+        return client.post("/v1/deployments", {**wanted, **body}, content_type="application/json", **key)
+
+    planned = send(validate_only=True)
+    assert not IdempotencyKey.objects.exists()
+    created = send()
+    again = send(validate_only=True)
+
+    assert [planned.status_code, created.status_code, again.status_code] == [200, 201, 200]
+    assert again.json() == planned.json()
+    assert Deployment.objects.count() == IdempotencyKey.objects.count() == 1
+
+
+@pytest.mark.parametrize("value", ["true", 1, "yes"])
+def test_validate_only_is_true_or_false(client: Client, model: BaseModel, value: Any) -> None:
+    """A value that only some of the code takes for true would let a plan occupy an idempotency key."""
+    status, body = post(client, name="a", model=model.name, validate_only=value)
+
+    assert (status, body["error"]["param"]) == (400, "validate_only")
+    assert not Deployment.objects.exists()

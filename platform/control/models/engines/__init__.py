@@ -1,0 +1,1 @@
+"""Options of engines, and the plans of their memory, for endpoints and jobs alike."""

@@ -1,0 +1,29 @@
+"""The kinds of devices of the installation: their memory and prices, as far as the operators stated them."""
+
+from dataclasses import dataclass
+
+from control.billing.ledger.services import device_kind
+from control.billing.usage.models import DevicePrice
+from control.core.settings.config import get_config
+
+_NANO = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKind:
+    name: str  # cuda or cpu
+    memory_bytes: int | None  # of one device; None: unknown
+    price_per_hour: float | None  # USD; None: no price is set
+
+
+def device_kinds() -> list[DeviceKind]:
+    """Returns this machine's kind, and then the others with a price or a stated memory."""
+    config, own = get_config(), device_kind()
+    prices = {price.device_kind: price.hour_nanousd / _NANO for price in DevicePrice.objects.all()}
+    if config.price_per_gpu_hour is not None:
+        prices.setdefault(own, config.price_per_gpu_hour)
+    others = sorted({*prices, *config.device_memory_bytes} - {own})
+    return [
+        DeviceKind(name=name, memory_bytes=config.device_memory_bytes.get(name), price_per_hour=prices.get(name))
+        for name in (own, *others)
+    ]

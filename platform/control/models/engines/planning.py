@@ -1,0 +1,234 @@
+"""Plans the memory of an engine on each kind of device of the installation (workers/planning.py)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from control.core.api.errors import ApiError
+from control.core.settings.config import get_config
+from control.core.storage.backends import get_storage
+from control.models.adapters.models import Adapter
+from control.models.catalog.models import BaseModel, Speculator
+from control.models.engines.devices import DeviceKind, device_kinds
+from control.models.engines.drafting import drafting_check
+from control.models.engines.schemas import (
+    DevicePlan,
+    EngineOptions,
+    EnginePlan,
+    MemoryParts,
+    Reason,
+    SequenceCount,
+)
+from workers.contracts import MAX_ROWS
+from workers.planning import DEFAULT_CONCURRENCY, DoesNotFit, ModelSizes, Plan, Wanted, plan, plan_rows
+
+_EXCLUSIVE_SHARE = 0.95  # of a GPU's memory, as engine/planned.py fills it
+_DRAFT_NODES = 32  # MAX_DRAFT_NODES in engine/loop.py
+_INT4_GROUP = 32
+_LENGTHS = (512, 2048, 8192, 32768)
+_PARAMS = {"weights_not_supported": "engine.weights", "kv_dtype_not_supported": "engine.kv_dtype"}
+
+
+class Purpose(StrEnum):
+    ENDPOINT = "endpoint"
+    BATCH = "batch"
+    EVALUATION = "evaluation"  # two engines share the weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What the engine is to serve, besides its options.
+
+    base_model: None: it is not known yet.
+    concurrencies: those that an evaluation measures.
+    trains_speculator: a speculator is served whose size is not known yet.
+    """
+
+    purpose: Purpose
+    base_model: BaseModel | None
+    speculator: Speculator | None = None
+    adapters: Sequence[Adapter] = ()
+    concurrencies: Sequence[int] = ()
+    trains_speculator: bool = False
+
+
+def engine_plan(options: EngineOptions, workload: Workload) -> EnginePlan:
+    """Returns the plans for all kinds of devices. Creates nothing.
+
+    Raises: ApiError: 400, the options contradict each other, or the engine fits on no kind of device; the message has
+        the bytes of each part.
+    """
+    has_speculator = workload.speculator is not None or workload.trains_speculator
+    drafting_check(options, base_model=workload.base_model, has_speculator=has_speculator)
+    concurrency_check(options, workload.concurrencies)
+    planner = _Planner(options, workload)
+    devices = [planner.on(device) for device in device_kinds()]
+    if all(device.fits is False for device in devices):
+        raise _refusal(devices)
+    return EnginePlan(devices=devices, warnings=list(_warnings(options, workload)))
+
+
+def concurrency_check(options: EngineOptions, concurrencies: Sequence[int], param: str = "concurrencies") -> None:
+    """Raises: ApiError: 400, the evaluation would measure what the served engine does not do."""
+    limit = options.max_concurrency
+    if limit is not None and concurrencies and max(concurrencies) > limit:
+        message = f"{param} must be at most {limit}, the max_concurrency of engine, got {max(concurrencies)}"
+        raise ApiError(400, message, "concurrency_too_high", param)
+
+
+def memory_limit(options: EngineOptions, total_bytes: int | None) -> int | None:
+    """Returns the memory that the share of `total_bytes` is; None: one of them is not given."""
+    if options.memory_share is None or total_bytes is None:
+        return None
+    return int(options.memory_share * total_bytes)
+
+
+class _Planner:
+    def __init__(self, options: EngineOptions, workload: Workload) -> None:
+        self.options, self.workload = options, workload
+        model, speculator = workload.base_model, workload.speculator
+        self.sizes = None if model is None or model.sizes is None else ModelSizes(**model.sizes)
+        self.speculator_bytes = 0 if speculator is None else _weight_bytes(speculator.storage_prefix)
+        self.adapter_bytes = sum(adapter.size_bytes for adapter in workload.adapters)
+
+    def on(self, device: DeviceKind) -> DevicePlan:
+        reason = _unsupported(self.options, self.sizes, device.name)
+        if reason is not None:
+            return self._answer(device, fits=False, reason=reason)
+        if self.sizes is None:
+            return self._answer(device, fits=None, reason=_unknown_sizes(self.workload.base_model))
+        is_known, memory_bytes = self._memory(device)
+        if not is_known:
+            message = "The operators have not stated the memory of this kind of device."
+            return self._answer(device, fits=None, reason=Reason(code="device_memory_unknown", message=message))
+        try:
+            planned = self._planned(self.sizes, device, memory_bytes)
+        except DoesNotFit as error:
+            reason = Reason(code="does_not_fit", message=f"The model does not fit: {error}.")
+            parts = MemoryParts(**asdict(error.parts))
+            return self._answer(device, fits=False, reason=reason, memory_bytes=memory_bytes, parts=parts)
+        lengths = sorted({length for length in (*_LENGTHS, planned.context) if length <= planned.context})
+        return self._answer(
+            device,
+            fits=True,
+            memory_bytes=memory_bytes,
+            parts=MemoryParts(**asdict(planned.parts)),
+            max_context=planned.context,
+            max_concurrency=planned.concurrency,
+            kv_tokens=planned.kv_slots,
+            sequences=[SequenceCount(tokens=n, num_sequences=planned.num_sequences(n)) for n in lengths],
+        )
+
+    def _memory(self, device: DeviceKind) -> tuple[bool, int | None]:
+        """Returns whether the memory is known, and the bytes that the engine may use; None: no bound."""
+        is_endpoint = self.workload.purpose is Purpose.ENDPOINT
+        bound = get_config().endpoint_memory_bytes if is_endpoint else None
+        total = device.memory_bytes if bound is None else bound
+        if self.options.memory_share is not None:
+            return total is not None, memory_limit(self.options, total)
+        if bound is not None or device.name == "cpu":
+            return True, bound
+        return total is not None, None if total is None else int(_EXCLUSIVE_SHARE * total)
+
+    def _concurrency(self) -> int | None:
+        given = self.options.max_concurrency
+        if given is not None or self.workload.purpose is Purpose.BATCH:
+            return given
+        return max(self.workload.concurrencies, default=DEFAULT_CONCURRENCY)
+
+    def _planned(self, sizes: ModelSizes, device: DeviceKind, memory_bytes: int | None) -> Plan:
+        concurrency, budget = self._concurrency(), self.options.draft_budget
+        wanted = Wanted(
+            device=device.name,
+            memory_bytes=memory_bytes,
+            weights=self.options.weights,
+            context=self.options.max_context,
+            concurrency=MAX_ROWS[device.name] if concurrency is None else concurrency,
+            draft_nodes=_DRAFT_NODES if budget is None else budget,
+            speculator_bytes=self.speculator_bytes,
+            adapter_bytes=self.adapter_bytes,
+            num_engines=2 if self.workload.purpose is Purpose.EVALUATION else 1,
+        )
+        return (plan_rows if concurrency is None else plan)(sizes, wanted)
+
+    def _answer(
+        self,
+        device: DeviceKind,
+        *,
+        fits: bool | None,
+        reason: Reason | None = None,
+        memory_bytes: int | None = None,
+        parts: MemoryParts | None = None,
+        max_context: int | None = None,
+        max_concurrency: int | None = None,
+        kv_tokens: int | None = None,
+        sequences: Sequence[SequenceCount] = (),
+    ) -> DevicePlan:
+        return DevicePlan(
+            device_kind=device.name,
+            fits=fits,
+            reason=reason,
+            memory_bytes=memory_bytes,
+            parts=parts,
+            max_context=self.options.max_context if max_context is None else max_context,
+            max_concurrency=self._concurrency() if max_concurrency is None else max_concurrency,
+            kv_tokens=kv_tokens,
+            sequences=list(sequences),
+            price_per_hour=device.price_per_hour,
+        )
+
+
+def _unsupported(options: EngineOptions, sizes: ModelSizes | None, device: str) -> Reason | None:
+    """Returns why the device or the model cannot use the formats; the engine refuses them with the same codes."""
+    weights, needed = options.weights, {"int4": "cpu", "fp8": "cuda"}.get(options.weights)
+    if needed is not None and device != needed:
+        message = f"{weights} weights need a device of kind {needed}, got {device}."
+        return Reason(code="weights_not_supported", message=message)
+    if sizes is None:
+        return None
+    layers = (sizes.hidden_size, sizes.intermediate_size, sizes.num_heads * sizes.head_dim)
+    if weights == "int4" and any(size % _INT4_GROUP for size in layers):
+        message = f"int4 weights need layer sizes that are multiples of {_INT4_GROUP}, got {layers}."
+        return Reason(code="weights_not_supported", message=message)
+    dtype = "float32" if sizes.dtype_bytes == 4 and weights != "bf16" else "bf16"
+    if options.kv_dtype not in ("auto", dtype):
+        message = f"kv_dtype must be the model's dtype, {dtype}, got {options.kv_dtype}."
+        return Reason(code="kv_dtype_not_supported", message=message)
+    return None
+
+
+def _unknown_sizes(base_model: BaseModel | None) -> Reason:
+    if base_model is None:
+        return Reason(code="model_unknown", message="The request does not name the model.")
+    message = f"The sizes of {base_model.name!r} are unknown: its type {base_model.model_type!r} cannot be planned, or "
+    return Reason(code="sizes_unknown", message=message + "it was registered before sizes were stored.")
+
+
+def _refusal(devices: Sequence[DevicePlan]) -> ApiError:
+    """The error has the code of the device that came nearest: a model that does not fit could be made to fit."""
+    reasons = [(device.device_kind, device.reason) for device in devices if device.reason is not None]
+    codes = [reason.code for _, reason in reasons]
+    code = "does_not_fit" if "does_not_fit" in codes else codes[0]
+    several = len(reasons) > 1
+    message = " ".join(f"On {kind}: {reason.message}" if several else reason.message for kind, reason in reasons)
+    return ApiError(400, message, code, _PARAMS.get(code, "engine"))
+
+
+def _warnings(options: EngineOptions, workload: Workload) -> Iterable[str]:
+    model = workload.base_model
+    longest = None if model is None or model.sizes is None else model.sizes["max_positions"]
+    if options.max_context is not None and longest is not None and options.max_context > longest:
+        yield f"max_context is {longest:,}, the most that the model allows, instead of {options.max_context:,}."
+    if workload.trains_speculator:
+        yield "The speculator's size is unknown until it is trained; it is planned with 0 bytes."
+    report = {} if workload.speculator is None else workload.speculator.report
+    measured = {"weights": report.get("weights"), **(report.get("engine") or {})}
+    for name in ("weights", "draft_budget"):
+        value = getattr(options, name)
+        if measured.get("weights") is not None and name in measured and measured[name] != value:
+            yield f"The speculator's report was measured with {name} {measured[name]!r}, not {value!r}."
+
+
+def _weight_bytes(storage_prefix: str) -> int:
+    sizes = get_storage().sizes(storage_prefix)
+    return sum(size for name, size in sizes.items() if name.endswith(".safetensors"))

@@ -1,0 +1,208 @@
+"""The plan of an engine: options that contradict each other, kinds of devices, and sizes that are not known."""
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from control.billing.usage.device_time import device_price_set
+from control.core.api.errors import ApiError
+from control.core.settings.config import get_config
+from control.models.catalog.models import BaseModel, Speculator
+from control.models.engines.planning import Purpose, Workload, engine_plan
+from control.models.engines.schemas import EngineOptions, EnginePlan
+from control.tenants.accounts.models import Organization
+from tests.control.factories import make_base_model
+from tests.control.serving.deployments.support import make_speculator
+from tests.workers.test_planning import SMOLLM2
+from workers.planning import ModelSizes, Wanted, plan, plan_rows
+
+pytestmark = pytest.mark.django_db
+SIZES = ModelSizes.of(SMOLLM2)
+GB = 10**9
+
+
+@pytest.fixture
+def model() -> BaseModel:
+    made = make_base_model()
+    made.sizes, made.model_type = asdict(SIZES), "llama"
+    made.save()
+    return made
+
+
+@pytest.fixture
+def speculator(model: BaseModel, organization: Organization) -> Speculator:
+    return make_speculator(model, organization)
+
+
+def use(settings: Settings, **values: Any) -> None:
+    settings.SLIPSTREAM = get_config().model_copy(update=values)
+
+
+def refusal(options: EngineOptions, workload: Workload) -> tuple[str | None, str | None, str]:
+    with pytest.raises(ApiError) as caught:
+        engine_plan(options, workload)
+    return caught.value.code, caught.value.param, caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "with_speculator", "code", "param"),
+    [
+        ({"drafting": "speculator"}, False, "speculator_required", "engine.drafting"),
+        ({"drafting": "none"}, True, "drafting_conflict", "engine.drafting"),
+        ({"drafting": "suffix"}, True, "drafting_conflict", "engine.drafting"),
+        ({"drafting": "none", "draft_budget": 4}, False, "drafting_conflict", "engine.draft_budget"),
+        ({"drafting": "native_mtp"}, False, "drafting_not_supported", "engine.drafting"),
+        ({"weights": "fp8"}, False, "weights_not_supported", "engine.weights"),
+        ({"kv_dtype": "float32"}, False, "kv_dtype_not_supported", "engine.kv_dtype"),
+    ],
+)
+def test_a_combination_that_makes_no_sense_is_refused_with_its_own_code(
+    model: BaseModel,
+    speculator: Speculator,
+    settings: Settings,
+    options: dict[str, Any],
+    with_speculator: bool,
+    code: str,
+    param: str,
+) -> None:
+    use(settings, device="cpu")
+    given = speculator if with_speculator else None
+    workload = Workload(purpose=Purpose.ENDPOINT, base_model=model, speculator=given)
+
+    assert refusal(EngineOptions(**options), workload)[:2] == (code, param)
+
+
+@pytest.mark.parametrize(
+    ("options", "with_speculator"),
+    [
+        ({"drafting": "speculator", "draft_budget": 4}, True),
+        ({}, True),
+        ({"drafting": "none", "draft_budget": 0}, False),
+        ({"drafting": "ngram", "draft_budget": 4}, False),
+        ({"weights": "int4", "kv_dtype": "bf16"}, False),
+        ({"weights": "bf16", "kv_dtype": "bf16"}, False),
+    ],
+)
+def test_a_combination_that_makes_sense_is_planned(
+    model: BaseModel, speculator: Speculator, settings: Settings, options: dict[str, Any], with_speculator: bool
+) -> None:
+    use(settings, device="cpu")
+    given = speculator if with_speculator else None
+
+    answer = engine_plan(
+        EngineOptions(**options), Workload(purpose=Purpose.ENDPOINT, base_model=model, speculator=given)
+    )
+
+    assert answer.devices[0].fits is True
+
+
+def test_native_mtp_is_for_models_with_the_module(model: BaseModel) -> None:
+    model.model_type, model.sizes = "deepseek_v3", None
+
+    answer = engine_plan(EngineOptions(drafting="native_mtp"), Workload(purpose=Purpose.ENDPOINT, base_model=model))
+
+    assert answer.devices[0].fits is None
+
+
+def plan_on_two_kinds(model: BaseModel, settings: Settings, **options: Any) -> EnginePlan:
+    """Returns the plan where this machine is a CPU, and a GPU has 2 GB."""
+    use(settings, device="cpu", device_memory_bytes={"cuda": 2 * GB, "cpu": 8 * GB})
+    device_price_set(device_kind="cuda", hour_nanousd=3 * GB)
+    return engine_plan(EngineOptions(**options), Workload(purpose=Purpose.ENDPOINT, base_model=model))
+
+
+def test_each_kind_of_device_has_its_plan_and_its_price(model: BaseModel, settings: Settings) -> None:
+    cpu, cuda = plan_on_two_kinds(model, settings, memory_share=0.5).devices
+
+    half = plan(SIZES, Wanted(device="cpu", memory_bytes=4 * GB))
+    assert (cpu.device_kind, cpu.fits, cpu.kv_tokens, cpu.price_per_hour) == ("cpu", True, half.kv_slots, None)
+    assert (cuda.device_kind, cuda.fits, cuda.price_per_hour) == ("cuda", False, 3.0)
+    assert cuda.reason is not None
+    assert cuda.reason.code == "does_not_fit"
+    assert cuda.parts is not None
+    assert cuda.parts.weights > 0
+    assert cuda.memory_bytes == GB
+
+
+def test_a_gpu_is_filled_without_a_share(model: BaseModel, settings: Settings) -> None:
+    _, cuda = plan_on_two_kinds(model, settings, max_context=512, max_concurrency=1, draft_budget=0).devices
+
+    assert cuda.memory_bytes == int(0.95 * 2 * GB)
+
+
+def test_a_format_that_one_kind_of_device_supports_is_accepted(model: BaseModel, settings: Settings) -> None:
+    cpu, cuda = plan_on_two_kinds(
+        model, settings, weights="fp8", max_context=512, max_concurrency=1, draft_budget=0
+    ).devices
+
+    assert cpu.reason is not None
+    assert (cpu.fits, cpu.reason.code) == (False, "weights_not_supported")
+    assert cuda.fits is True
+
+
+def test_a_share_of_a_memory_that_nobody_stated_is_unknown(model: BaseModel, settings: Settings) -> None:
+    use(settings, device="cpu")
+
+    (cpu,) = engine_plan(EngineOptions(memory_share=0.5), Workload(purpose=Purpose.ENDPOINT, base_model=model)).devices
+
+    assert cpu.reason is not None
+    assert (cpu.fits, cpu.reason.code) == (None, "device_memory_unknown")
+
+
+def test_unknown_sizes_say_so(model: BaseModel) -> None:
+    model.sizes = None
+    unknown = engine_plan(EngineOptions(), Workload(purpose=Purpose.BATCH, base_model=model)).devices
+    unnamed = engine_plan(EngineOptions(), Workload(purpose=Purpose.BATCH, base_model=None)).devices
+
+    assert [device.reason and device.reason.code for device in unknown] == ["sizes_unknown"]
+    assert [device.reason and device.reason.code for device in unnamed] == ["model_unknown"]
+
+
+def test_a_batch_has_as_many_rows_as_fit_and_an_evaluation_two_caches(model: BaseModel, settings: Settings) -> None:
+    use(settings, device="cpu", device_memory_bytes={"cpu": 4 * GB})
+    options = EngineOptions(memory_share=1)
+
+    batch = engine_plan(options, Workload(purpose=Purpose.BATCH, base_model=model)).devices[0]
+    evaluation = engine_plan(
+        options, Workload(purpose=Purpose.EVALUATION, base_model=model, concurrencies=(1, 4))
+    ).devices[0]
+
+    rows = plan_rows(SIZES, Wanted(device="cpu", memory_bytes=4 * GB, concurrency=32))
+    arms = plan(SIZES, Wanted(device="cpu", memory_bytes=4 * GB, concurrency=4, num_engines=2))
+    assert (batch.max_concurrency, batch.kv_tokens) == (rows.concurrency, rows.kv_slots)
+    assert (evaluation.max_concurrency, evaluation.kv_tokens) == (4, arms.kv_slots)
+
+
+def test_concurrencies_above_the_served_one_are_refused(model: BaseModel, speculator: Speculator) -> None:
+    workload = Workload(purpose=Purpose.EVALUATION, base_model=model, speculator=speculator, concurrencies=(1, 4, 16))
+
+    code, param, message = refusal(EngineOptions(max_concurrency=8), workload)
+
+    assert (code, param) == ("concurrency_too_high", "concurrencies")
+    assert "at most 8" in message
+    assert "got 16" in message
+    assert engine_plan(EngineOptions(max_concurrency=16), workload).devices[0].fits is True
+
+
+def test_the_plan_says_what_was_capped_and_what_was_measured_otherwise(
+    model: BaseModel, speculator: Speculator
+) -> None:
+    speculator.report = {"weights": "auto", "engine": {"weights": "auto", "draft_budget": None}}
+    workload = Workload(purpose=Purpose.ENDPOINT, base_model=model, speculator=speculator)
+
+    same = engine_plan(EngineOptions(), workload)
+    other = engine_plan(EngineOptions(weights="int8", max_context=10**6, draft_budget=3), workload)
+
+    assert same.warnings == []
+    assert [warning.split()[0] for warning in other.warnings] == ["max_context", "The", "The"]
+    assert "weights 'auto', not 'int8'" in other.warnings[1]
+    assert "draft_budget None, not 3" in other.warnings[2]
+
+
+def test_a_speculator_that_was_never_measured_causes_no_warning(model: BaseModel, speculator: Speculator) -> None:
+    speculator.report = {}
+    workload = Workload(purpose=Purpose.ENDPOINT, base_model=model, speculator=speculator)
+
+    assert engine_plan(EngineOptions(weights="int8"), workload).warnings == []

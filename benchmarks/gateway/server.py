@@ -16,6 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
 
+NextLine = Callable[[], Coroutine[Any, Any, str]]
+
 
 def raise_file_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -87,9 +89,7 @@ async def helper(module: str, *arguments: object, package: str = "benchmarks.gat
 
 
 @asynccontextmanager
-async def helper_lines(
-    module: str, *arguments: object, package: str
-) -> AsyncIterator[Callable[[], Coroutine[Any, Any, str]]]:
+async def helper_lines(module: str, *arguments: object, package: str) -> AsyncIterator[NextLine]:
     """Runs a module of the package until the block ends. Yields a function that waits for the next line it prints."""
     command = [sys.executable, "-m", f"{package}.{module}", *map(str, arguments)]
     pipe = asyncio.subprocess.PIPE

@@ -20,6 +20,7 @@ from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
 from control.tenants.quotas.file_work import Slots
 from control.workflows.datasets.rendering import UNREADABLE
+from control.workflows.prompt_files.child import lower_priority
 
 CPU_SECONDS = 10  # for all rows of a file
 MAX_READERS = 2  # of a server process, whose container must have the memory for them: `rendering.MEMORY_BYTES` each
@@ -76,6 +77,7 @@ def model_reader(organization: Organization, base_model: BaseModel, *, num_shown
             stderr=subprocess.DEVNULL,
         )
         with process:
+            lower_priority(process.pid)
             try:
                 yield ModelReader(process)
             finally:

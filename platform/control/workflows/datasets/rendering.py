@@ -26,7 +26,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding, Tokenizer
 
 from control.workflows.datasets.formats import Example
-from control.workflows.prompt_files.child import NICENESS
 
 UNREADABLE = 3  # exit code: the folder has no tokenizer that can be read
 MEMORY_BYTES = 512 << 20  # limit of the address space; the libraries and a tokenizer of 262,144 tokens take 323 MiB
@@ -125,7 +124,6 @@ def sums(renderer: Renderer, rows: Iterable[tuple[Example, int]]) -> dict[str, i
 
 def main(folder: str, num_shown: int, cpu_seconds: int) -> int:
     """Returns: UNREADABLE, or 0 once all rows have been read."""
-    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
     with suppress(OSError, ValueError):  # systems other than Linux may lack this limit

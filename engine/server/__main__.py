@@ -107,7 +107,8 @@ def _arguments() -> argparse.Namespace:
 def _become_parent(args: argparse.Namespace) -> NoReturn:
     """Becomes the parent process of the group, which needs none of this process's memory."""
     try:
-        check_group(args.model_dir, _engine_config(args))
+        check_group(args.model_dir, _config_without_plan(args))
+        _engine_config(args)  # raises if the memory is too small
     except ModelNotLoadable as error:
         _fail(error.code, str(error))
     except ValueError as error:
@@ -118,7 +119,7 @@ def _become_parent(args: argparse.Namespace) -> NoReturn:
 
 def _follow(args: argparse.Namespace) -> NoReturn:
     try:
-        follow_engine(args.model_dir, _engine_config(args))
+        follow_engine(args.model_dir, _config_without_plan(args))
     except ModelNotLoadable as error:  # rank 0 fails in the same way and reports it
         logger.error("the rank's part of the model can't be loaded: %s", error)
         sys.exit(LOST_GROUP)
@@ -164,8 +165,8 @@ def _load(args: argparse.Namespace) -> ServerApp:
         _fail("invalid_argument", str(error))
 
 
-def _engine_config(args: argparse.Namespace) -> EngineConfig:
-    config = EngineConfig(
+def _config_without_plan(args: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
         max_batch_size=args.max_batch_size,
         max_seq_len=args.max_seq_len,
         dtype=args.dtype,
@@ -175,6 +176,10 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         device=args.device,
         tensor_parallel=args.tensor_parallel,
     )
+
+
+def _engine_config(args: argparse.Namespace) -> EngineConfig:
+    config = _config_without_plan(args)
     if args.kv_cache_bytes is not None:
         return replace(config, kv_cache_bytes=args.kv_cache_bytes)
     return fit(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 import torch
+from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.tensor_parallel.adapters import KeptAdapters
@@ -19,12 +20,17 @@ logger = logging.getLogger(__name__)
 def follow(shard: Shard) -> NoReturn:
     """Does not return; ends the process with LOST_GROUP when the group is lost."""
     follower = _Follower(shard)
-    try:
-        while True:
-            follower.step()
-    except RuntimeError:
-        logger.exception("rank %d has lost the group", shard.group.rank)
-        os._exit(LOST_GROUP)  # an exit through Python could wait for threads of the lost group
+    while True:
+        try:
+            kind, content = receive(shard.group)
+        except RuntimeError as error:  # usual at the end: rank 0 has ended, and the parent ends this process next
+            logger.warning("rank %d ends without its group: %s", shard.group.rank, error)
+            os._exit(LOST_GROUP)  # an exit through Python could wait for threads of the lost group
+        try:
+            follower.take_part(kind, content)
+        except RuntimeError:
+            logger.exception("rank %d has lost the group in a pass", shard.group.rank)
+            os._exit(LOST_GROUP)
 
 
 class _Follower:
@@ -33,9 +39,8 @@ class _Follower:
         self._caches: dict[int, KVCache] = {}
         self._adapters = KeptAdapters(shard.cut)
 
-    def step(self) -> None:
-        """Waits for one message and takes part in it."""
-        kind, content = receive(self._shard.group)
+    def take_part(self, kind: Kind, content: Tensor) -> None:
+        """Does what a message of rank 0 asks for."""
         if kind == Kind.PASS:
             self._forward(PassMessage.of_vector(content))
         elif kind == Kind.LOGITS:

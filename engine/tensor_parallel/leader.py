@@ -95,7 +95,7 @@ class ShardedModel:
         self._adapters = SentAdapters(shard.group, shard.cut)
 
     def with_layers(self, indices: Sequence[int]) -> "ShardedModel":
-        """Returns a decoder of these layers only, which shares the weights."""
+        """Returns a model of these layers only, which shares the weights."""
         chosen = ShardedModel.__new__(ShardedModel)
         chosen.__dict__.update(self.__dict__)
         chosen._layers = tuple(indices)
@@ -168,6 +168,6 @@ def _ending_the_rank_on_failure() -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception:
         logger.exception("rank 0 cannot go on with a pass")
-        os._exit(LOST_GROUP if isinstance(error, RuntimeError) else 1)
+        os._exit(LOST_GROUP)

@@ -92,6 +92,7 @@ def results(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Resul
         "llama 1": drafted | {"degree": 1, "work": [*shared, "adapters"]},
         "llama 2": drafted | {"degree": 2, "work": [*shared, "adapters"]},
         "llama 4": llama | {"degree": 4, "work": shared},
+        **{f"int4 {degree}": llama | {"weights": "int4", "degree": degree, "work": ["bits"]} for degree in (1, 2)},
         **{f"qwen3 {degree}": qwen3 | {"degree": degree} for degree in (1, 2, 4)},
         **{
             f"{name} {degree}": {
@@ -113,6 +114,7 @@ def results(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Resul
 CUTS = [
     *((name, degree) for name in ("llama", "qwen3", "mixture", "deepseek") for degree in (2, 4)),
     *(("nine heads", degree) for degree in (2, 3)),
+    ("int4", 2),
 ]
 
 

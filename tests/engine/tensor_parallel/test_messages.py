@@ -67,7 +67,7 @@ def test_ranks_forget_the_same_adapters_and_get_them_again(monkeypatch: pytest.M
     monkeypatch.setattr("engine.tensor_parallel.adapters._MAX_KEPT", 2)
     leader = SentAdapters(Group(0, 2), Cut(config, 0, 2))
     adapters = [make_layers(config, dtype, seed) for seed in range(3)]
-    for use in ([0], [1], [0, 1, 2], [0], [2], [1, 0]):  # the third pass uses more than are kept
+    for use in ([0], [1], [0, 1, 2], [0], [0], [2], [1, 0]):  # the third pass uses more than are kept
         runs = [(leader.number_of(adapters[index]), first, 1) for first, index in enumerate(use)]
         first_rank, (second_rank, _) = leader.runs(runs), follower.runs(runs)
         for index, own, other in zip(use, first_rank, second_rank, strict=True):

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from engine.generate import generate
 from engine.load import load_model
 from engine.loop import Engine
 from engine.request import Request, SamplingParams
+from engine.server.__main__ import main
 from tests.engine.server.child import TOKEN, Child, running
 from tests.tiny_model import make_tiny_model
 
@@ -62,7 +64,7 @@ def test_a_server_of_two_ranks_answers_like_one_process_and_ends_with_a_killed_r
             chunks = response.iter_lines()
             assert next(chunks).startswith("data: ")
             os.kill(pids[1], signal.SIGKILL)
-            with pytest.raises(httpx2.HTTPError):
+            with suppress(httpx2.HTTPError):  # no error if the whole answer has arrived before the kill
                 list(chunks)
 
     output, _ = server.process.communicate(timeout=60)
@@ -70,3 +72,31 @@ def test_a_server_of_two_ranks_answers_like_one_process_and_ends_with_a_killed_r
     assert (failure["event"], failure["code"]) == ("failed", "rank_lost")
     assert failure["message"] == "rank 1 of 2 was killed by SIGKILL, so the group was ended"
     assert server.process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "reason"),
+    [
+        (["--tensor-parallel", "3"], "tensor_parallel_unsupported", "4 query heads on 2 KV heads cannot be divided"),
+        (["--tensor-parallel", "2", "--device", "cuda"], "tensor_parallel_not_run_on_cuda", "never been run on GPUs"),
+        (["--tensor-parallel", "2", "--memory-bytes", "100000000"], "does_not_fit", "needs"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused_before_a_rank_starts(
+    model_dir: Path,
+    options: list[str],
+    code: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--model-dir", str(model_dir), "--model-name", "tiny", "--port", "0", "--device", "cpu", *options]
+    monkeypatch.setattr("sys.argv", ["server", *given])
+    monkeypatch.setattr("engine.server.__main__.log_to_stderr", lambda: None)
+    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("the parent process was started"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    failure = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 1
+    assert (failure["event"], failure["code"]) == ("failed", code)
+    assert reason in failure["message"]

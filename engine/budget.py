@@ -1,10 +1,10 @@
 """Decides how many draft nodes to propose and verify, so that the expected throughput is highest.
 
-A forward pass takes T(size) seconds, where the size has its rows, one per token, and the keys that they attend to
-(engine/cost.py). The survival of a draft node is the
-probability that the node is accepted, and equals the number of tokens that the node is expected to add to the output of
-the pass. The nodes of all sequences are sorted by decreasing survival, less the tokens that could be generated in the
-time of their attention. The pass verifies the first k of them, with the k that maximizes
+A forward pass takes T(size) seconds; its size is the number of its rows, one per token, and of the keys that they
+attend to (engine/cost.py). The survival of a draft node is the probability that the node is accepted, and equals the
+number of tokens that the node is expected to add to the output of the pass. The nodes of all sequences are sorted by
+decreasing survival, less the tokens that could be generated in the time of their attention. The pass verifies the first
+k of them, with the k that maximizes
 
     tokens per second = (sequences + sum of survivals) / (T(size) + T_draft)
 

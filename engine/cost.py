@@ -30,13 +30,15 @@ _UNIT_KEYS = 1000.0  # b and c are stored as the time of this many keys, relativ
 # because reading keys takes longer than a row's products with them.
 _PENALTIES = np.diag((0.5, 1.0, 4.0))
 _DEFAULTS = np.array((1.0, 0.0, 0.0))
+_LEAST = np.array((0.8, 0.0, 0.0))  # real passes are hardly faster than the fastest of the measured ones
 
 
 @dataclass(frozen=True, slots=True)
 class PassSize:
     """What determines the duration of a pass.
 
-    keys: the keys of all sequences, each sequence counted once, because its rows share what is read.
+    keys: the keys of all sequences, each sequence counted once, because its rows share what is read. A sliding window
+        is not considered, so the coefficients of such a model are averages.
     row_keys: the keys that each row attends to, summed over the rows.
     """
 
@@ -119,7 +121,7 @@ class CostModel:
         self._products = _FADE * self._products + (1.0 - _FADE) * _PENALTIES + np.outer(features, features)
         self._targets = _FADE * self._targets + (1.0 - _FADE) * (_PENALTIES @ _DEFAULTS) + features
         fitted = np.linalg.solve(self._products, self._targets)
-        self._coefficients = np.maximum(fitted, 0.0).tolist()
+        self._coefficients = np.maximum(fitted, _LEAST).tolist()
 
     def _right(self, rows: int) -> int:
         """Returns the index of the larger of the two points between which `rows` is interpolated."""

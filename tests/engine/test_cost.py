@@ -9,8 +9,14 @@ from collections.abc import Sequence
 import pytest
 
 from engine.budget import DraftBudget
+from engine.config import EngineConfig
 from engine.cost import NO_ROWS, ROW_COUNTS, CostModel, PassSize
-from engine.draft import chain
+from engine.draft import Draft, chain
+from engine.drafters.ngram import NgramDrafter
+from engine.load import load_model
+from engine.loop import Engine
+from engine.request import Request, SamplingParams
+from tests.tiny_model import make_tiny_model
 
 
 class Machine:
@@ -81,6 +87,51 @@ def test_a_long_context_is_learned_within_a_few_passes() -> None:
     for rows in (1, 3, 5):
         size = PassSize.of_rows(rows, 6000)
         assert cost.seconds(size) == pytest.approx(machine.exact(size), rel=0.1)
+
+
+def test_keys_of_long_contexts_that_take_longer_leave_passes_with_short_contexts_their_time() -> None:
+    def exact(size: PassSize) -> float:
+        return 0.006 + 0.0002 * size.rows + 1e-9 * size.keys**2
+
+    cost = CostModel(ROW_COUNTS, [exact(PassSize(rows)) for rows in ROW_COUNTS])
+    for number in range(1000):
+        size = PassSize.of_rows(1 + number % 4, 3000 + 37 * number % 3000)
+        cost.observe(size, exact(size))
+
+    for context in (0, 10, 500, 3000, 4500, 6000):
+        size = PassSize.of_rows(1, context)
+        assert cost.seconds(size) == pytest.approx(exact(size), rel=0.4)
+
+
+def test_the_engine_reports_the_contexts_of_each_pass(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[PassSize] = []
+    beside: list[PassSize] = []
+    monkeypatch.setattr(DraftBudget, "record_pass", lambda self, size, seconds: decoded.append(size))
+
+    def admit(
+        self: DraftBudget, drafts: list[Draft], contexts: list[int], *args: float, others: PassSize, **_: float
+    ) -> list[Draft]:
+        beside.append(others)
+        assert len(contexts) == len(drafts)
+        return [draft.only(()) for draft in drafts]
+
+    monkeypatch.setattr(DraftBudget, "admit", admit)
+    model = load_model(make_tiny_model(tmp_path_factory.mktemp("model")))
+    config = EngineConfig(max_batch_size=2, prefill_chunk=4, draft_budget=3)
+    engine = Engine(model, NgramDrafter(), config)
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True)
+    engine.add(Request("first", (5, 6, 7), sampling))
+    for _ in range(3):  # the prompt, then two tokens
+        engine.step()
+    engine.add(Request("second", tuple(range(10, 20)), sampling))
+    while engine.has_work:
+        engine.step()
+
+    assert decoded[:2] == [PassSize.of_rows(1, 3), PassSize.of_rows(1, 4)]
+    assert sizes((1, 8), (1, 10)) in decoded, "both sequences decode"
+    assert beside[:5] == [NO_ROWS, NO_ROWS, *(PassSize.of_rows(rows, at) for rows, at in ((4, 0), (4, 4), (2, 8)))]
 
 
 def tokens_per_second(

@@ -16,6 +16,7 @@ OPERATIONS = (
     "/v1/adapters",
     "/v1/datasets",
     "/v1/deployments/{deployment_id}/capture/file",
+    "/v1/distillations",
     "/v1/evaluations",
     "/v1/fine_tuning/jobs",
     "/v1/pipelines",

@@ -97,7 +97,7 @@ LAYERS = (
     Layer(module="examples", project=("slipstream",), banned=SERVICES),
     Layer(
         module="benchmarks",
-        project=("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS, KINDS),
+        project=("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS, KINDS, PLANNING),
         banned=SERVICES,
     ),
     Layer(

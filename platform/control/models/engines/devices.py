@@ -22,8 +22,9 @@ def device_kinds() -> list[DeviceKind]:
     prices = {price.device_kind: price.hour_nanousd / _NANO for price in DevicePrice.objects.all()}
     if config.price_per_gpu_hour is not None:
         prices.setdefault(own, config.price_per_gpu_hour)
-    others = sorted({*prices, *config.device_memory_bytes} - {own})
+    memory: dict[str, int] = {**config.device_memory_bytes}
+    others = sorted({*prices, *memory} - {own})
     return [
-        DeviceKind(name=name, memory_bytes=config.device_memory_bytes.get(name), price_per_hour=prices.get(name))
+        DeviceKind(name=name, memory_bytes=memory.get(name), price_per_hour=prices.get(name))
         for name in (own, *others)
     ]

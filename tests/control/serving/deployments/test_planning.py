@@ -228,11 +228,11 @@ def test_a_canary_and_a_new_speculator_must_agree_with_the_drafting_of_the_deplo
 
 
 def test_a_plan_leaves_the_idempotency_key_free_and_is_answered_again(client: Client, model: BaseModel) -> None:
-    key = {"HTTP_IDEMPOTENCY_KEY": "k"}
+    key = {"Idempotency-Key": "k"}
     wanted = {"name": "a", "model": model.name}
 
     def send(**body: Any) -> Any:
-        return client.post("/v1/deployments", {**wanted, **body}, content_type="application/json", **key)
+        return client.post("/v1/deployments", {**wanted, **body}, content_type="application/json", headers=key)
 
     planned = send(validate_only=True)
     assert not IdempotencyKey.objects.exists()

@@ -22,7 +22,7 @@ def device_kinds() -> list[DeviceKind]:
     prices = {price.device_kind: price.hour_nanousd / _NANO for price in DevicePrice.objects.all()}
     if config.price_per_gpu_hour is not None:
         prices.setdefault(own, config.price_per_gpu_hour)
-    memory: dict[str, int] = {**config.device_memory_bytes}
+    memory = dict[str, int](config.device_memory_bytes.items())
     others = sorted({*prices, *memory} - {own})
     return [
         DeviceKind(name=name, memory_bytes=memory.get(name), price_per_hour=prices.get(name))

@@ -11,6 +11,7 @@ int4, int8 and float8 numbers exactly, so the product is computed as with a bflo
 scale; with int4, the sum of each group is multiplied by its scale.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from kernels.cpu.library import library
 from kernels.memory import empty
 
 _BLOCK = 32  # outputs per packed block, as in cpu/linear.c
+_CHUNK = 1 << 19  # numbers that are converted at once, which bounds the memory of intermediate results
 _ROW_TILE = 16  # a fixed number of rows, because torch's order of additions depends on that number
 _INT8_CODE = 2  # cpu/common.h
 _INT8_MAX = 127
@@ -74,7 +76,7 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     elif weight.dtype == torch.bfloat16:
         data = _in_pairs(weight)
     else:
-        data = _laid_out(_padded(weight).permute(0, 2, 1))  # [blocks, K, 32]
+        data = _laid_out(weight, lambda part: _padded(weight[part]).permute(0, 2, 1))  # [blocks, K, 32]
     return _weight(weight, data, None, bias, packed, weight.dtype)
 
 
@@ -87,7 +89,9 @@ def pack_int8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """
     dtype_code(weight, "weight")
     scales = _scales(weight, _INT8_MAX)
-    rounded = torch.round(weight.float() / scales.unsqueeze(1)).to(torch.int8)
+    rounded = torch.empty_like(weight, dtype=torch.int8)
+    for part in _chunks(weight):
+        rounded[part] = torch.round(weight[part].float() / scales[part].unsqueeze(1))
     return pack_scaled(rounded, scales, weight.dtype, bias)
 
 
@@ -110,7 +114,9 @@ def pack_fp8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """
     dtype_code(weight, "weight")
     scales = _scales(weight, torch.finfo(torch.float8_e4m3fn).max)
-    rounded = (weight.float() / scales.unsqueeze(1)).to(torch.float8_e4m3fn)
+    rounded = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+    for part in _chunks(weight):
+        rounded[part] = weight[part].float() / scales[part].unsqueeze(1)
     return pack_scaled(rounded, scales, weight.dtype, bias)
 
 
@@ -129,7 +135,7 @@ def pack_scaled(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor
         _check_even(values)
         if int(values.min()) < -_INT8_MAX:
             raise ValueError(f"int8 weights must be at least -{_INT8_MAX}")
-    data = _in_pairs(_sign_and_magnitude(values)) if packed else values.contiguous()
+    data = _in_pairs(values, _sign_and_magnitude) if packed else values.contiguous()
     return _weight(values, data, scales.float().contiguous(), bias, packed, dtype)
 
 
@@ -142,12 +148,16 @@ def pack_int4(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """
     dtype_code(weight, "weight")
     _check_grouped(weight)
-    groups = weight.float().unflatten(1, (-1, INT4_GROUP))  # [N, K / 32, 32]
-    extremes = groups.gather(2, groups.abs().argmax(2, keepdim=True)).squeeze(2)
-    halves, factors = _split_scales(extremes / _INT4_MIN)
-    scales = halves.float() * factors.unsqueeze(1)
-    divisors = torch.where(scales == 0, 1.0, scales).unsqueeze(2)
-    values = torch.round(groups / divisors).clamp(_INT4_MIN, _INT4_MAX).to(torch.int8).flatten(1)
+    N, K = weight.shape
+    values = torch.empty_like(weight, dtype=torch.int8)
+    scales = torch.empty(N, K // INT4_GROUP, device=weight.device)
+    for part in _chunks(weight):
+        groups = weight[part].float().unflatten(1, (-1, INT4_GROUP))  # [N, K / 32, 32]
+        extremes = groups.gather(2, groups.abs().argmax(2, keepdim=True)).squeeze(2)
+        halves, factors = _split_scales(extremes / _INT4_MIN)
+        scales[part] = halves.float() * factors.unsqueeze(1)
+        divisors = torch.where(scales[part] == 0, 1.0, scales[part]).unsqueeze(2)
+        values[part] = torch.round(groups / divisors).clamp(_INT4_MIN, _INT4_MAX).flatten(1)
     return pack_grouped(values, scales, weight.dtype, bias)
 
 
@@ -201,18 +211,23 @@ def _split_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
 
 def _in_int4_groups(values: Tensor, halves: Tensor) -> Tensor:
     """[N, K] and [N, K / 32] -> [ceil(N / 32), K / 32, 576] uint8, as cpu/linear.c reads them."""
-    shifted = _padded((values - _INT4_MIN).to(torch.uint8))  # [blocks, 32, K]
-    blocks, _, K = shifted.shape
-    # Outputs are (half, lane, o) and columns (group, j, high, b, p) in the terms of unpack_int4.
-    parts = shifted.view(blocks, 2, 4, 4, K // INT4_GROUP, 4, 2, 2, 2).permute(0, 4, 1, 5, 2, 7, 3, 8, 6)
-    pairs = (parts[..., 0] | parts[..., 1] << 4).reshape(blocks, K // INT4_GROUP, -1)
-    scales = _padded(halves).permute(0, 2, 1).contiguous().view(torch.uint8)  # [blocks, K / 32, 64]
-    return _laid_out(torch.cat((scales, pairs), dim=2))
+
+    def convert(part: slice) -> Tensor:
+        shifted = _padded((values[part] - _INT4_MIN).to(torch.uint8))  # [blocks, 32, K]
+        blocks, _, K = shifted.shape
+        # Outputs are (half, lane, o) and columns (group, j, high, b, p) in the terms of unpack_int4.
+        parts = shifted.view(blocks, 2, 4, 4, K // INT4_GROUP, 4, 2, 2, 2).permute(0, 4, 1, 5, 2, 7, 3, 8, 6)
+        pairs = (parts[..., 0] | parts[..., 1] << 4).reshape(blocks, K // INT4_GROUP, -1)
+        scales = _padded(halves[part]).permute(0, 2, 1).contiguous().view(torch.uint8)  # [blocks, K / 32, 64]
+        return torch.cat((scales, pairs), dim=2)
+
+    return _laid_out(values, convert)
 
 
 def _scales(weight: Tensor, largest: float) -> Tensor:
     """Returns [N]: for each output, its largest absolute weight divided by `largest`."""
-    return weight.float().abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / largest
+    extremes = torch.cat([weight[part].float().abs().amax(1) for part in _chunks(weight)])
+    return extremes.clamp(min=torch.finfo(torch.float32).tiny) / largest
 
 
 def _weight(
@@ -239,10 +254,17 @@ def _padded(weight: Tensor) -> Tensor:
     return functional.pad(weight, (0, 0, 0, blocks * _BLOCK - N)).view(blocks, _BLOCK, K)
 
 
-def _in_pairs(weight: Tensor) -> Tensor:
-    """[N, K] -> [ceil(N / 32), K / 2, 32, 2]: adjacent pairs of k, as cpu/linear.c reads them."""
-    padded = _padded(weight)
-    return _laid_out(padded.view(*padded.shape[:2], -1, 2).permute(0, 2, 1, 3))
+def _in_pairs(weight: Tensor, convert: Callable[[Tensor], Tensor] = lambda rows: rows) -> Tensor:
+    """[N, K] -> [ceil(N / 32), K / 2, 32, 2]: adjacent pairs of k, as cpu/linear.c reads them.
+
+    convert: changes the format of some of the outputs.
+    """
+
+    def view(part: slice) -> Tensor:
+        padded = _padded(convert(weight[part]))
+        return padded.view(*padded.shape[:2], -1, 2).permute(0, 2, 1, 3)
+
+    return _laid_out(weight, view)
 
 
 def unpack(weight: LinearWeight) -> Tensor:
@@ -253,9 +275,27 @@ def unpack(weight: LinearWeight) -> Tensor:
     return rows.flatten(1, -2).transpose(1, 2).flatten(0, 1)[: weight.out_features]
 
 
-def _laid_out(view: Tensor) -> Tensor:
-    """Copies a permuted view to contiguous memory in huge pages."""
-    return empty(tuple(view.shape), view.dtype).copy_(view)
+def _chunks(weight: Tensor) -> Iterator[slice]:
+    """Yields slices of the outputs of a weight [N, K]; all but the last have whole blocks."""
+    N, K = weight.shape
+    step = max(1, _CHUNK // (K * _BLOCK)) * _BLOCK
+    return (slice(start, min(start + step, N)) for start in range(0, N, step))
+
+
+def _laid_out(weight: Tensor, view: Callable[[slice], Tensor]) -> Tensor:
+    """Writes the blocks of 32 outputs of a weight [N, K] to contiguous memory in huge pages.
+
+    view: returns the blocks [ceil(n / 32), ...] of the n outputs in a slice.
+    """
+    out: Tensor | None = None
+    for part in _chunks(weight):
+        blocks = view(part)
+        if out is None:
+            out = empty((-(-weight.shape[0] // _BLOCK), *blocks.shape[1:]), blocks.dtype)
+        first = part.start // _BLOCK
+        out[first : first + blocks.shape[0]] = blocks
+    assert out is not None  # a weight has outputs
+    return out
 
 
 def _sign_and_magnitude(weight: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ divides the memory that the engine may use:
 
 If the rest is too small for one sequence of the wanted context, `DoesNotFit` lists the bytes of each part.
 
-SmolLM2-135M on a CPU with a cache of 4 x 2,080 positions in use, planned and used (proportional set size):
-bfloat16 1.11 and 1.05 GB, int8 0.97 and 0.97 GB, int4 0.93 and 0.93 GB. On GPUs nothing has been measured.
+On CPUs the plans of bfloat16, int8 and int4 weights are at most 5 % larger than the memory in use (docs/benchmarks.md).
+On GPUs nothing has been measured.
 
 Letters: V vocabulary size, H hidden size, D elements per attention head.
 """

@@ -28,6 +28,7 @@ from kernels.rope import HeadNorms
 
 _PACKS = {"auto": pack, "bf16": pack, "int8": pack_int8, "int4": pack_int4, "fp8": pack_fp8}
 HEAD_PACKS = {**_PACKS, "int4": pack_int8}
+_MAX_MAPPED_BYTES = 8 << 20  # files are opened again after reading so much, so that the pages read before are freed
 # the module with the experts, and their gate, up and down projections
 _EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
@@ -67,12 +68,14 @@ class _Files:
         self._file_names: dict[str, str] = files
         self._folder = model_dir
         self._open: dict[str, safe_open] = {}
+        self._mapped_bytes = 0
 
     @property
     def names(self) -> Collection[str]:
         return self._file_names.keys()
 
     def tensor(self, name: str) -> Tensor:
+        """The tensor is in the mapped file, whose pages stay in memory as long as a tensor or an open file uses it."""
         if name not in self._file_names:
             raise ModelNotLoadable(f"{self._folder} holds no tensor {name}")
         file = self._file_names[name]
@@ -80,7 +83,11 @@ class _Files:
             raise ModelNotLoadable(f"the index of {self._folder} points outside the folder: {file}")
         if file not in self._open:
             self._open[file] = safe_open(self._folder / file, framework="pt")
-        return self._open[file].get_tensor(name)  # type: ignore[no-any-return]  # safetensors has no types
+        tensor: Tensor = self._open[file].get_tensor(name)
+        self._mapped_bytes += tensor.nbytes
+        if self._mapped_bytes > _MAX_MAPPED_BYTES:
+            self._open, self._mapped_bytes = {}, 0
+        return tensor
 
 
 def _keys(path: Path) -> list[str]:
@@ -112,9 +119,7 @@ def load_weights(
 ) -> DecoderWeights:
     """Raises: ModelNotLoadable: a file or tensor is missing, damaged or has a wrong shape."""
     with open_weights(model_dir) as source:
-        loaded = build_weights(source, config, dtype, device, weights=weights)
-    trim_heap()
-    return loaded
+        return build_weights(source, config, dtype, device, weights=weights)
 
 
 def build_weights(
@@ -130,13 +135,21 @@ def build_weights(
     size = (config.vocab_size, config.hidden_size)
     embedding = _unmapped(reader.tensor("model.embed_tokens.weight", *size))
     lm_head = embedding if config.tie_word_embeddings else _unmapped(reader.tensor("lm_head.weight", *size))
+    # The head is packed before the layers are read, because its intermediate results are larger than theirs.
+    lm_head_packed = HEAD_PACKS[weights](lm_head)
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(reader.layer(index) for index in range(config.num_layers)),
+        layers=tuple(_layers(reader, config.num_layers)),
         final_norm=reader.norm("model.norm.weight", config.hidden_size),
         lm_head=lm_head,
-        lm_head_packed=HEAD_PACKS[weights](lm_head),
+        lm_head_packed=lm_head_packed,
     )
+
+
+def _layers(reader: "DecoderReader", num_layers: int) -> Iterator[LayerWeights]:
+    for index in range(num_layers):
+        yield reader.layer(index)
+        trim_heap()  # glibc keeps about a fifth of each layer of 1B models otherwise, which adds up
 
 
 def all_outputs(name: str, size: int) -> slice:

@@ -40,6 +40,28 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", [*PACKS, pack_fp8])
+@pytest.mark.parametrize("num_outputs", [31, 64, 65, 100])
+def test_a_weight_that_is_packed_in_pieces_has_the_bytes_of_one_that_is_packed_at_once(
+    implementation: str,
+    dtype: torch.dtype,
+    form: Callable[[Tensor], LinearWeight],
+    num_outputs: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = make((num_outputs, 64), dtype, 1)
+    at_once = form(weight)
+
+    monkeypatch.setattr("kernels.linear._CHUNK", 1)  # pieces of one block
+
+    in_pieces = form(weight)
+    for name in ("data", "scales", "group_scales"):
+        expected, found = getattr(at_once, name), getattr(in_pieces, name)
+        assert (found is None) == (expected is None)
+        assert expected is None or torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("M", "N", "K"), SHAPES)
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_the_product_agrees_with_float64(

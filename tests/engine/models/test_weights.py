@@ -1,14 +1,18 @@
 """A model with int8 weights is close to the original model, and its rows do not depend on each other."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import engine.models.weights as loading
+from benchmarks.memory import write_random_model
 from engine.config import EngineConfig
 from engine.errors import ModelNotLoadable, QuantizedCheckpoint
 from engine.load import load_model
+from kernels.linear import LinearWeight, pack
 from tests.tiny_model import make_tiny_model
 
 TOKEN_IDS = torch.randint(0, 250, (60,), generator=torch.Generator().manual_seed(1))
@@ -69,6 +73,27 @@ def test_a_model_with_the_file_of_a_quantization_tool_is_not_loaded(tmp_path: Pa
 def test_an_unknown_value_of_weights_is_refused() -> None:
     with pytest.raises(ValueError, match="weights must be one of auto, bf16, int8, int4, fp8, got 'int3'"):
         EngineConfig(weights="int3")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the list of mappings in /proc")
+def test_only_part_of_a_file_is_in_memory_while_its_weights_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_random_model(tmp_path, hidden_size=256, num_layers=12, vocab_size=1000)
+    path = folder / "model.safetensors"
+    mapped = []
+
+    def pack_and_read(weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearWeight:
+        entries = Path("/proc/self/smaps").read_text().split(f"{path}\n")[1:]
+        mapped.append(sum(1024 * int(re.findall(r"\nRss: +(\d+) kB", f"\n{entry}")[0]) for entry in entries))
+        return pack(weight, bias)
+
+    monkeypatch.setattr(loading, "_MAX_MAPPED_BYTES", 1 << 20)
+    monkeypatch.setitem(loading._PACKS, "auto", pack_and_read)
+    load_model(folder, device="cpu")
+
+    assert len(mapped) == 4 * 12
+    assert 0 < max(mapped) < path.stat().st_size / 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the list of mappings in /proc")

@@ -25,6 +25,5 @@ def device_kinds() -> list[DeviceKind]:
     memory = dict[str, int](config.device_memory_bytes.items())
     others = sorted({*prices, *memory} - {own})
     return [
-        DeviceKind(name=name, memory_bytes=memory.get(name), price_per_hour=prices.get(name))
-        for name in (own, *others)
+        DeviceKind(name=name, memory_bytes=memory.get(name), price_per_hour=prices.get(name)) for name in (own, *others)
     ]

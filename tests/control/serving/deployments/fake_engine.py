@@ -179,11 +179,21 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--model-dir", "--model-name", "--host", "--device", "--drafter", "--speculator-dir", "--weights"):
+    for name in (
+        "--model-dir",
+        "--model-name",
+        "--host",
+        "--device",
+        "--drafter",
+        "--speculator-dir",
+        "--weights",
+        "--kv-dtype",
+    ):
         parser.add_argument(name)
-    for name in ("--max-batch-size", "--max-seq-len", "--memory-bytes"):
+    for name in ("--max-batch-size", "--max-seq-len", "--memory-bytes", "--draft-budget"):
         parser.add_argument(name, type=int)
     parser.add_argument("--port", type=int)
+    parser.add_argument("--memory-share", type=float)
     parser.add_argument("--adapter", action="append", default=[])
     options = parser.parse_args()
     behaviour_file = Path(options.model_dir) / "behaviour"

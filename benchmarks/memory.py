@@ -1,0 +1,170 @@
+"""Compares the planned memory of an engine on this CPU with the memory that it uses, and measures the peak of loading.
+
+    python -m benchmarks.memory [--model DIR] [--large]
+
+For each format of the weights, a process loads the model, fills a KV cache of 4 x 2,080 positions and decodes four
+requests. Linux only. Prints a table with, in GB:
+
+    planned     the plan of workers/planning.py for these options, in all and of the weights
+    used        the process's resident set at the end
+    peak        the largest resident set while the model was loaded, less the one before; also as a multiple of the
+                planned weights
+
+--large adds a model of 1.1 billion random weights, which is written to a temporary folder.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from engine.config import EngineConfig, read_config
+from engine.drafters.ngram import NgramDrafter
+from engine.generate import generate
+from engine.load import load_model
+from engine.loop import MAX_DRAFT_NODES, Engine
+from engine.request import Request, SamplingParams
+from engine.tokenizer import Tokenizer
+from examples.prepare_model import prepare
+from kernels.cpu.library import library
+from workers.planning import ModelSizes, Wanted, plan
+
+FORMATS = ("auto", "int8", "int4")
+_SEQUENCES, _CONTEXT = 4, 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Bytes."""
+
+    weights: str
+    planned: int
+    planned_weights: int
+    used: int
+    peak: int  # of loading
+
+
+def measure(folder: Path, weights: str) -> Measured:
+    """Loads and uses the model in this process, which must not have loaded another one. Raises: OSError: not Linux."""
+    library()  # what an engine needs besides the model is loaded before the first reading
+    importlib.import_module("engine.server.app")
+    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+    planned = plan(
+        ModelSizes.of(read_config(folder)),
+        Wanted(device="cpu", memory_bytes=1 << 40, weights=weights, context=_CONTEXT, concurrency=_SEQUENCES),
+    )
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before = _reading("status", "VmRSS")
+    model = load_model(folder, weights=weights, device="cpu")
+    peak = _reading("status", "VmHWM") - before
+    config = EngineConfig(
+        max_batch_size=_SEQUENCES, max_seq_len=_CONTEXT, kv_cache_bytes=planned.parts.kv_cache, device="cpu"
+    )
+    engine = Engine(model, NgramDrafter(), config)
+    assert engine.cache.num_slots == _SEQUENCES * (_CONTEXT + MAX_DRAFT_NODES)
+    for cache in (*engine.cache.keys, *engine.cache.values):
+        cache.zero_()
+    prompt = torch.randint(0, model.config.vocab_size, (500,)).tolist()
+    sampling = SamplingParams(max_tokens=16, ignore_eos=True)
+    generate(engine, [Request(str(n), (n, *prompt), sampling) for n in range(_SEQUENCES)])
+    used = _reading("status", "VmRSS")
+    del tokenizer  # it was part of the memory in use
+    parts = planned.parts
+    return Measured(weights=weights, planned=parts.total, planned_weights=parts.weights, used=used, peak=peak)
+
+
+def measure_in_child(folder: Path, weights: str) -> Measured:
+    """Raises: CalledProcessError."""
+    command = [sys.executable, "-m", "benchmarks.memory", "--model", str(folder), "--measure", weights]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return Measured(**json.loads(out.splitlines()[-1]))
+
+
+def write_random_model(folder: Path, *, hidden_size: int, num_layers: int, vocab_size: int) -> Path:
+    """Writes config.json and bfloat16 weights of a Llama, without a tokenizer, and returns the folder."""
+    H, intermediate, kv = hidden_size, 11 * hidden_size // 4, hidden_size // 4
+    config = {
+        "model_type": "llama",
+        "hidden_size": H,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": H // 64,
+        "num_key_value_heads": H // 256,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    attention = {"q_proj": (H, H), "k_proj": (kv, H), "v_proj": (kv, H), "o_proj": (H, H)}
+    mlp = {"gate_proj": (intermediate, H), "up_proj": (intermediate, H), "down_proj": (H, intermediate)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (vocab_size, H), "lm_head": (vocab_size, H)}
+    shapes["model.norm"] = (H,)
+    for layer in (f"model.layers.{index}" for index in range(num_layers)):
+        shapes |= {f"{layer}.self_attn.{name}": shape for name, shape in attention.items()}
+        shapes |= {f"{layer}.mlp.{name}": shape for name, shape in mlp.items()}
+        shapes |= {f"{layer}.{name}_layernorm": (H,) for name in ("input", "post_attention")}
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"{name}.weight": torch.ones(shape, dtype=torch.bfloat16)
+        if len(shape) == 1
+        else torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator).bfloat16() / 4096
+        for name, shape in shapes.items()
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _reading(file: str, name: str) -> int:
+    """Returns the bytes in the line `name` of a file of /proc/self."""
+    lines = Path("/proc/self", file).read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description="Planned and used memory.")
+    parser.add_argument("--model", type=Path, help="default: SmolLM2-135M-Instruct")
+    parser.add_argument("--large", action="store_true", help="also a model of 1.1 billion random weights")
+    parser.add_argument("--measure", choices=FORMATS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    folder = args.model or prepare()
+    if args.measure:
+        print(json.dumps(asdict(measure(folder, args.measure))))
+        return
+    from benchmarks.report import Machine  # imported here, because it draws plots with libraries that take memory
+
+    machine = Machine.now()
+    print(f"{machine.processor}, {machine.num_cores} cores\n")
+    print("| model | weights | planned | used | planned / used | planned weights | peak of loading | peak / weights |")
+    print("|---|---|---|---|---|---|---|---|")
+    _print_rows(folder.name, folder)
+    if args.large:
+        with tempfile.TemporaryDirectory() as temporary:
+            large = write_random_model(Path(temporary), hidden_size=2048, num_layers=22, vocab_size=32000)
+            _print_rows("1.1B, random", large)
+
+
+def _print_rows(name: str, folder: Path) -> None:
+    for weights in FORMATS:
+        found = measure_in_child(folder, weights)
+        sizes = (found.planned, found.used, found.planned_weights, found.peak)
+        planned, used, planned_weights, peak = (f"{size / 1e9:.2f}" for size in sizes)
+        row: tuple[str, ...] = (name, weights, planned, used, f"{found.planned / found.used:.2f}")
+        print(
+            "|", " | ".join((*row, planned_weights, peak, f"{found.peak / found.planned_weights:.2f}")), "|", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

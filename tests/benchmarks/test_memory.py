@@ -1,0 +1,30 @@
+"""Loading streams the weights, and the memory that an engine uses is the memory that was planned."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.memory import FORMATS, measure_in_child, write_random_model
+from examples.prepare_model import prepare
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("weights", FORMATS)
+def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path, weights: str) -> None:
+    folder = write_random_model(tmp_path, hidden_size=512, num_layers=30, vocab_size=8000)
+
+    measured = measure_in_child(folder, weights)
+
+    others = 50e6  # what a process takes to load any model
+    assert 0.9 * measured.planned_weights < measured.peak < 1.2 * measured.planned_weights + others
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("weights", FORMATS)
+def test_the_plan_is_within_a_tenth_of_the_memory_used(weights: str) -> None:
+    measured = measure_in_child(prepare(), weights)
+
+    assert abs(measured.planned - measured.used) < 0.1 * measured.used

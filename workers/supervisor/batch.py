@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 from control.core.observability import metrics
 from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
+from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.failures import Failure
 from control.queue.jobs.models import JobShard
 from control.queue.jobs.selectors import num_rows_committed, shards_uncommitted
@@ -29,8 +30,6 @@ from workers.supervisor.run_child import run_child
 from workers.supervisor.staging import model_dir, shard_key, stage_file
 
 log = structlog.get_logger(__name__)
-
-DEFAULT_BATCH_SIZE = 16
 
 
 class BatchHandler:
@@ -152,7 +151,7 @@ def _observe(event: ShardDone) -> None:
 
 
 def _spec(attempt: Attempt, batch: Batch, rows_path: Path, shards: Sequence[JobShard]) -> BatchSpec:
-    params = attempt.job.params
+    params, options = attempt.job.params, EngineOptions.model_validate(batch.engine or {})
     base_model = batch.base_model
     assert base_model is not None, "validation settles the model"
     return BatchSpec(
@@ -162,8 +161,13 @@ def _spec(attempt: Attempt, batch: Batch, rows_path: Path, shards: Sequence[JobS
         input_path=str(rows_path),
         output_dir=str(attempt.folder / "shards"),
         shards=tuple(ShardRange(shard_no=s.shard_no, row_from=s.row_from, row_to=s.row_to) for s in shards),
-        drafter=params.get("drafter", "ngram"),
-        max_batch_size=params.get("max_batch_size", DEFAULT_BATCH_SIZE),
+        drafter=options.drafting or "ngram",
+        max_batch_size=params.get("max_batch_size"),
+        weights=options.weights,
+        kv_dtype=options.kv_dtype,
+        max_context=options.max_context,
+        memory_share=options.memory_share,
+        draft_budget=options.draft_budget,
         device=get_config().device,
         continue_cut_answers=batch.on_truncation == Batch.OnTruncation.CONTINUE,
         max_continued_tokens=batch.max_continued_tokens,

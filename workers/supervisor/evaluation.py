@@ -9,6 +9,7 @@ from typing import Any
 
 from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
+from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.failures import Failure
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.services import evaluation_finish
@@ -23,7 +24,7 @@ _PLOTS = {"plot": "report.png", "drawing": "report.svg"}
 
 
 class EvaluationHandler:
-    """`params`: rows_key, drafter, concurrencies, max_tokens, repeats, price_per_gpu_hour, training_seconds."""
+    """`params`: rows_key, drafter, concurrencies, max_tokens, repeats, price_per_gpu_hour, engine, training_seconds."""
 
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
         evaluation = Evaluation.objects.select_related("speculator__base_model", "prompts_file").get(
@@ -54,6 +55,7 @@ def _read(finished: Finished, name: str) -> dict[str, Any]:
 
 def _spec(attempt: Attempt, evaluation: Evaluation) -> EvaluationSpec:
     params, speculator = attempt.job.params, evaluation.speculator
+    options = EngineOptions.model_validate(params.get("engine") or {})  # jobs of earlier releases have none
     return EvaluationSpec(
         job_id=attempt.job.pk,
         model_dir=model_dir(speculator.base_model),
@@ -68,5 +70,11 @@ def _spec(attempt: Attempt, evaluation: Evaluation) -> EvaluationSpec:
         repeats=params["repeats"],
         price_per_gpu_hour=params["price_per_gpu_hour"],
         training_seconds=params["training_seconds"],
+        max_concurrency=options.max_concurrency,
+        weights=options.weights,
+        kv_dtype=options.kv_dtype,
+        max_context=options.max_context,
+        memory_share=options.memory_share,
+        draft_budget=options.draft_budget,
         device=get_config().device,
     )

@@ -78,6 +78,7 @@ class Batch(ProjectObject):
     max_continued_tokens = models.PositiveIntegerField(
         null=True, blank=True, help_text="Limit of a continued answer in all; null: the context."
     )
+    engine = models.JSONField(null=True, blank=True, help_text="The request's options of the engine; null: defaults.")
     truncated = models.JSONField(
         null=True, blank=True, help_text="Number of these answers: in_trace, in_answer, continued, unfinished."
     )

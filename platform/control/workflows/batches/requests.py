@@ -5,15 +5,27 @@ from control.data.files.choices import prompt_files
 from control.data.files.requests import EXPIRY_CHOICES
 from control.data.files.selectors import file_get
 from control.models.catalog.choices import base_models
+from control.models.catalog.selectors import base_model_get
+from control.models.engines.planning import Purpose, Workload, engine_plan
+from control.models.engines.schemas import EngineOptions, EnginePlan
 from control.tenants.accounts.models import Organization
 from control.workflows.batches.models import Batch
-from control.workflows.batches.schemas import BatchInput
+from control.workflows.batches.schemas import BatchOptions
 from control.workflows.batches.services import batch_create
 from control.workflows.prompt_files.rows import ENDPOINTS
 from control.workflows.quotes.selectors import quote_get, quotes_list
 
 
-def create_from(organization: Organization, body: BatchInput) -> Batch:
+def plan_from(organization: Organization, body: BatchOptions) -> EnginePlan:
+    """Raises: ApiError: 404, no such file, quote or model; 400, the model does not fit."""
+    file_get(organization, body.input_file_id, param="input_file_id")
+    if body.quote_id is not None:
+        quote_get(organization, body.quote_id)
+    base_model = None if body.model is None else base_model_get(organization, body.model)
+    return engine_plan(body.engine or EngineOptions(), Workload(purpose=Purpose.BATCH, base_model=base_model))
+
+
+def create_from(organization: Organization, body: BatchOptions) -> Batch:
     """Raises: ApiError: 404, no such file or quote; otherwise as `batch_create`."""
     return batch_create(
         organization=organization,
@@ -24,12 +36,13 @@ def create_from(organization: Organization, body: BatchInput) -> Batch:
         model=body.model,
         output_expires_after=None if body.output_expires_after is None else body.output_expires_after.delta,
         quote=None if body.quote_id is None else quote_get(organization, body.quote_id),
+        engine=body.engine,
     )
 
 
 CREATE_BATCH = ConsoleForm(
     title="Create a batch",
-    request=BatchInput,
+    request=BatchOptions,
     run=create_from,
     choices=lambda organization: {
         "input_file_id": prompt_files(organization),

@@ -8,13 +8,14 @@ from control.billing.usage.schemas import Amount
 from control.core.api.metadata import Metadata
 from control.core.api.schemas import OneOf, RequestModel, ResponseModel, Text, Unix
 from control.data.files.schemas import ExpiresAfter
+from control.models.engines.schemas import EngineOptions, ValidateOnly
 from control.queue.jobs.schemas import Paused
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import COMPLETION_WINDOWS
 from control.workflows.batches.state import TERMINAL, Status
 
 
-class BatchInput(RequestModel):
+class BatchOptions(RequestModel):
     input_file_id: Annotated[str, Text(80)]
     endpoint: Annotated[str, Text(80)]
     completion_window: Annotated[str, OneOf(COMPLETION_WINDOWS)]
@@ -24,6 +25,11 @@ class BatchInput(RequestModel):
         ExpiresAfter | None, WithJsonSchema({"type": ["object", "null"], "additionalProperties": {}})
     ] = None
     quote_id: Annotated[str, Text(40)] | None = None
+    engine: EngineOptions | None = Field(default=None, description="Our addition.")
+
+
+class BatchInput(BatchOptions):
+    validate_only: ValidateOnly = False
 
 
 class LineError(ResponseModel):
@@ -142,6 +148,7 @@ class BatchObject(ResponseModel):
     quote_id: str | None = Field(
         description="Our addition: the quote. The batch is paused when the cost reaches the cap of the quote."
     )
+    engine: SkipValidation[EngineOptions] = Field(description="Our addition: the options of the engine.")
     resumed_from: str | None = Field(description="Our addition: the batch whose finished rows this batch copies.")
     rows_copied: int = Field(description="Our addition: the number of these rows. `usage` and `cost` exclude them.")
     errors_by_code: SkipValidation[dict[str, int]] = Field(
@@ -163,6 +170,7 @@ class BatchObject(ResponseModel):
             usage=BatchUsage.of(batch),
             paused=batch.job.paused,
             cost=Amount.of(batch.cost_nanousd),
+            engine=EngineOptions.model_validate(batch.engine or {}),
             resumed_from=batch.resumed_from_id,
             rows_copied=batch.copied,
             truncated=Truncated.of(batch),

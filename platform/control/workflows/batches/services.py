@@ -23,6 +23,8 @@ from control.core.storage.staging import StagedWriter, staged_writer
 from control.data.files.models import File
 from control.data.files.selectors import file_get
 from control.models.catalog.selectors import base_model_get, base_models_list
+from control.models.engines.planning import Purpose, Workload, engine_plan
+from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.services import job_cancel, job_submit
 from control.queue.jobs.shards import ShardRows, job_commit_shard
@@ -55,6 +57,7 @@ def batch_create(
     quote: Quote | None = None,
     on_truncation: str = Batch.OnTruncation.KEEP,
     max_continued_tokens: int | None = None,
+    engine: EngineOptions | None = None,
 ) -> Batch:
     """Queues a batch. The content of the file is validated later; if it is invalid, the batch becomes `failed`.
 
@@ -62,7 +65,7 @@ def batch_create(
         model: name of the base model for rows with an empty `body.model`. If given, no row may name another model.
         quote: the quote whose cap pauses the batch.
         on_truncation, max_continued_tokens: as in `DistillationOptions`, which has checked them.
-    Raises: ApiError: 400 or 404, the request itself is invalid; 403, the model has no price.
+    Raises: ApiError: 400 or 404, the request itself is invalid, or the model does not fit; 403, the model has no price.
     """
     if endpoint not in ENDPOINTS:
         raise ApiError(400, f"endpoint must be one of {ENDPOINTS}, got {endpoint[:80]!r}", "invalid_value", "endpoint")
@@ -76,6 +79,7 @@ def batch_create(
     base_model = base_model_get(organization, model) if model else None
     if base_model is not None:
         require_price(base_model_id=base_model.pk, name=base_model.name)
+    engine_plan(engine or EngineOptions(), Workload(purpose=Purpose.BATCH, base_model=base_model))
     return _queue(
         organization=organization,
         input_file=input_file,
@@ -87,6 +91,7 @@ def batch_create(
         quote=quote,
         on_truncation=on_truncation,
         max_continued_tokens=max_continued_tokens,
+        engine=None if engine is None else engine.model_dump(),
     )
 
 
@@ -128,6 +133,7 @@ def batch_resume(*, batch: Batch) -> Batch:
         quote=batch.quote,
         on_truncation=batch.on_truncation,
         max_continued_tokens=batch.max_continued_tokens,
+        engine=batch.engine,
         resumed_from=batch,
     )
 
@@ -135,11 +141,14 @@ def batch_resume(*, batch: Batch) -> Batch:
 def _queue(*, organization: Organization, completion_window: str, **values: Any) -> Batch:
     """Args: values: other columns of the batch."""
     identity = batch_id()
+    params = {"batch_id": identity, "rows_key": f"{organization.pk}/batches/{identity}/rows.jsonl"}
+    if (rows := (values.get("engine") or {}).get("max_concurrency")) is not None:
+        params["max_batch_size"] = rows  # a retry after an attempt without memory halves it
     with transaction.atomic():
         job = job_submit(
             organization=organization,
             kind=Job.Kind.BATCH,
-            params={"batch_id": identity, "rows_key": f"{organization.pk}/batches/{identity}/rows.jsonl"},
+            params=params,
         )
         return Batch.objects.create(
             id=identity,

@@ -7,9 +7,10 @@ from control.core.api.errors import ApiError
 from control.core.api.operation import LINES, PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Page
+from control.models.engines.schemas import EnginePlan
 from control.tenants.authentication.views import OrganizationView
 from control.workflows.batches.reading import ResultsResponse
-from control.workflows.batches.requests import create_from
+from control.workflows.batches.requests import create_from, plan_from
 from control.workflows.batches.schemas import BatchInput, BatchObject
 from control.workflows.batches.selectors import batch_get, batches_list
 from control.workflows.batches.services import batch_cancel, batch_resume
@@ -22,8 +23,10 @@ class BatchesView(OrganizationView):
     def get(self, request: Request) -> Response:
         return paginate(batches_list(self.organization), request, BatchObject.of)
 
-    @operation("batches.create", request=BatchInput, response=BatchObject)
-    def post(self, request: Request, body: BatchInput) -> BatchObject:
+    @operation("batches.create", request=BatchInput, response=BatchObject, plan=EnginePlan)
+    def post(self, request: Request, body: BatchInput) -> BatchObject | EnginePlan:
+        if body.validate_only:
+            return plan_from(self.organization, body)
         return BatchObject.of(create_from(self.organization, body))
 
 

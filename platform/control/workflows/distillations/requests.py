@@ -5,14 +5,26 @@ from control.data.files.choices import prompt_files
 from control.data.files.selectors import file_get
 from control.models.catalog.choices import base_models
 from control.models.catalog.selectors import base_model_get
+from control.models.engines.planning import Purpose, Workload, engine_plan
+from control.models.engines.schemas import EngineOptions, EnginePlan
 from control.tenants.accounts.models import Organization
 from control.workflows.distillations.models import Distillation
-from control.workflows.distillations.schemas import DistillationInput
+from control.workflows.distillations.schemas import DistillationRequest
 from control.workflows.distillations.services import distillation_create
 from control.workflows.quotes.selectors import quote_get, quotes_list
 
 
-def create_from(organization: Organization, body: DistillationInput) -> Distillation:
+def plan_from(organization: Organization, body: DistillationRequest) -> EnginePlan:
+    """Raises: ApiError: 400, an option has no effect, or the model does not fit; 404, no such model, file or quote."""
+    body.check()
+    file_get(organization, body.prompts_file, param="prompts_file")
+    if body.quote_id is not None:
+        quote_get(organization, body.quote_id)
+    workload = Workload(purpose=Purpose.BATCH, base_model=base_model_get(organization, body.model))
+    return engine_plan(body.engine or EngineOptions(), workload)
+
+
+def create_from(organization: Organization, body: DistillationRequest) -> Distillation:
     """
     Raises: ApiError: 400, an option has no effect; 404, no such model, file or quote; otherwise as
         `distillation_create`.
@@ -26,12 +38,13 @@ def create_from(organization: Organization, body: DistillationInput) -> Distilla
         metadata=body.metadata,
         on_truncation=body.on_truncation,
         max_continued_tokens=body.max_continued_tokens,
+        engine=body.engine,
     )
 
 
 CREATE_DISTILLATION = ConsoleForm(
     title="Create a distillation",
-    request=DistillationInput,
+    request=DistillationRequest,
     run=create_from,
     choices=lambda organization: {
         "model": base_models(organization),

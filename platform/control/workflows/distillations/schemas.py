@@ -8,6 +8,7 @@ from control.billing.usage.schemas import Amount
 from control.core.api.errors import ApiError
 from control.core.api.metadata import Metadata
 from control.core.api.schemas import IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
+from control.models.engines.schemas import EngineOptions, ValidateOnly
 from control.queue.jobs.schemas import Paused
 from control.workflows.batches.models import Batch
 from control.workflows.batches.schemas import BatchObject, BatchUsage, LineErrors, RequestCounts, Truncated
@@ -35,11 +36,16 @@ class DistillationOptions(RequestModel):
             raise ApiError(400, message, "invalid_value", param)
 
 
-class DistillationInput(DistillationOptions):
+class DistillationRequest(DistillationOptions):
     model: Annotated[str, Text(120)]
     prompts_file: Annotated[str, Text(80)]
     quote_id: Annotated[str, Text(40)] | None = None
     metadata: Metadata | None = None
+    engine: EngineOptions | None = None
+
+
+class DistillationInput(DistillationRequest):
+    validate_only: ValidateOnly = False
 
 
 class DistillationObject(ResponseModel):
@@ -54,6 +60,7 @@ class DistillationObject(ResponseModel):
     error_file_id: str | None
     on_truncation: Annotated[str, OneOf(Batch.OnTruncation)]
     max_continued_tokens: int | None
+    engine: SkipValidation[EngineOptions]
     truncated: Truncated | None = Field(description="Null until the batch has ended.")
     request_counts: RequestCounts
     usage: BatchUsage

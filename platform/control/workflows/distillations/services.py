@@ -6,6 +6,7 @@ from control.core.api.errors import ApiError
 from control.core.transactions import change
 from control.data.files.models import File
 from control.models.catalog.models import BaseModel
+from control.models.engines.schemas import EngineOptions
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
 from control.workflows.batches.models import Batch
@@ -25,6 +26,7 @@ def distillation_create(
     metadata: Mapping[str, str] | None = None,
     on_truncation: str = Batch.OnTruncation.KEEP,
     max_continued_tokens: int | None = None,
+    engine: EngineOptions | None = None,
 ) -> Distillation:
     """Lets the model answer the prompts and keeps the token ids. Raises: ApiError: as `batch_create`."""
     if prompts_file.purpose != File.Purpose.BATCH:
@@ -41,6 +43,7 @@ def distillation_create(
             quote=quote,
             on_truncation=on_truncation,
             max_continued_tokens=max_continued_tokens,
+            engine=engine,
         )
         distillation = Distillation.objects.create(organization=organization, batch=batch)
         audit_record("distillation.create", distillation)

@@ -6,8 +6,9 @@ from rest_framework.response import Response
 from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Page
+from control.models.engines.schemas import EnginePlan
 from control.tenants.authentication.views import OrganizationView
-from control.workflows.distillations.requests import create_from
+from control.workflows.distillations.requests import create_from, plan_from
 from control.workflows.distillations.schemas import DistillationInput, DistillationObject
 from control.workflows.distillations.selectors import distillation_get, distillations_list
 from control.workflows.distillations.services import distillation_cancel
@@ -20,9 +21,13 @@ class DistillationsView(OrganizationView):
     def get(self, request: Request) -> Response:
         return paginate(distillations_list(self.organization), request, DistillationObject.of)
 
-    @operation("distillations.create", request=DistillationInput, response=DistillationObject, status=201)
-    def post(self, request: Request, body: DistillationInput) -> DistillationObject:
+    @operation(
+        "distillations.create", request=DistillationInput, response=DistillationObject, status=201, plan=EnginePlan
+    )
+    def post(self, request: Request, body: DistillationInput) -> DistillationObject | EnginePlan:
         """Several pipelines can train on one distillation: pass its id to them as `distillation_id`."""
+        if body.validate_only:
+            return plan_from(self.organization, body)
         made = create_from(self.organization, body)
         return DistillationObject.of(distillation_get(self.organization, made.pk))
 

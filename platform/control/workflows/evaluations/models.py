@@ -16,7 +16,9 @@ class Evaluation(ProjectObject):
     speculator = models.ForeignKey(Speculator, on_delete=models.CASCADE, related_name="evaluations")
     job = models.OneToOneField(Job, on_delete=models.PROTECT, related_name="evaluation")
     prompts_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
-    settings = models.JSONField(default=dict, help_text="concurrencies, max_tokens, repeats, price_per_gpu_hour")
+    settings = models.JSONField(
+        default=dict, help_text="concurrencies, max_tokens, repeats, price_per_gpu_hour, engine"
+    )
     certificate = models.JSONField(null=True, blank=True, help_text="The signed certificate, which is set once.")
     plots_prefix = models.CharField(
         max_length=400, blank=True, help_text="Prefix of the storage keys of report.png and report.svg."

@@ -7,13 +7,23 @@ from control.data.files.models import File
 from control.data.files.selectors import file_get
 from control.models.catalog.choices import ready_speculators
 from control.models.catalog.selectors import speculator_get
+from control.models.engines.planning import engine_plan
+from control.models.engines.schemas import EngineOptions, EnginePlan
 from control.tenants.accounts.models import Organization
 from control.workflows.evaluations.models import Evaluation
-from control.workflows.evaluations.schemas import EvaluationRequest
-from control.workflows.evaluations.services import evaluation_create
+from control.workflows.evaluations.schemas import EvaluationOptions
+from control.workflows.evaluations.services import evaluation_create, evaluation_workload
 
 
-def create_from(organization: Organization, body: EvaluationRequest) -> Evaluation:
+def plan_from(organization: Organization, body: EvaluationOptions) -> EnginePlan:
+    """Raises: ApiError: 404, no such speculator or file; 400, a file of another purpose, or the model does not fit."""
+    if body.prompts_file is not None:
+        _prompts(organization, body.prompts_file)
+    speculator = speculator_get(organization, body.speculator_id)
+    return engine_plan(body.engine or EngineOptions(), evaluation_workload(speculator, body.concurrencies))
+
+
+def create_from(organization: Organization, body: EvaluationOptions) -> Evaluation:
     """Raises: ApiError: 404, no such speculator or file; 400, a file of another purpose; or as `evaluation_create`."""
     speculator = speculator_get(organization, body.speculator_id)
     prompts = None if body.prompts_file is None else _prompts(organization, body.prompts_file)
@@ -30,7 +40,7 @@ def _prompts(organization: Organization, file_id: str) -> File:
 
 CREATE_EVALUATION = ConsoleForm(
     title="Evaluate a speculator",
-    request=EvaluationRequest,
+    request=EvaluationOptions,
     run=create_from,
     choices=lambda organization: {
         "speculator_id": ready_speculators(organization),

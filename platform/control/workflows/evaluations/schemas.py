@@ -5,12 +5,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SkipValidation
 
 from control.core.api.schemas import Figures, OneOf, RequestModel, ResponseModel, Unix
+from control.models.engines.schemas import EngineOptions, ValidateOnly
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Progress
 from control.workflows.evaluations.models import Evaluation
 
 
-class EvaluationRequest(RequestModel, strict=True):
+class EvaluationOptions(RequestModel, strict=True):
     """Without `prompts_file`, the prompts that the speculator's pipeline held out are used."""
 
     speculator_id: str
@@ -21,6 +22,13 @@ class EvaluationRequest(RequestModel, strict=True):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     repeats: Annotated[int, Field(ge=1, le=10)] = 1
     price_per_gpu_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None  # USD; None: the installation's price
+    engine: EngineOptions | None = Field(
+        default=None, description="Give the options of the deployment that will serve the speculator."
+    )
+
+
+class EvaluationRequest(EvaluationOptions):
+    validate_only: ValidateOnly = False
 
 
 class EvaluationObject(ResponseModel):
@@ -34,6 +42,7 @@ class EvaluationObject(ResponseModel):
     max_tokens: SkipValidation[int | None]
     repeats: SkipValidation[int]
     price_per_gpu_hour: SkipValidation[float | None] = Field(description="USD.")
+    engine: SkipValidation[EngineOptions]
     job_id: str
     progress: Progress | None
     metrics: SkipValidation[Figures] = Field(
@@ -62,6 +71,7 @@ class EvaluationObject(ResponseModel):
             max_tokens=settings.get("max_tokens"),
             repeats=settings.get("repeats", 1),
             price_per_gpu_hour=settings.get("price_per_gpu_hour"),
+            engine=EngineOptions.model_validate(settings.get("engine") or {}),
             job_id=job.pk,
             progress=Progress.of(job),
             result=certificate.get("statement", {}).get("result"),

@@ -1,6 +1,6 @@
 """Creates, cancels and finishes evaluations, for the API and for the evaluate stage of pipelines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
@@ -15,31 +15,34 @@ from control.data.files.models import File
 from control.models.catalog.drafters import drafter_of
 from control.models.catalog.models import Speculator
 from control.models.catalog.services import speculator_report
+from control.models.engines.planning import Purpose, Workload, engine_plan
+from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_cancel, job_submit, queued_quota_check
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
 from control.workflows.evaluations.certificates import certificate_of
 from control.workflows.evaluations.models import Evaluation
-from control.workflows.evaluations.schemas import EvaluationRequest
+from control.workflows.evaluations.schemas import EvaluationOptions
 from control.workflows.evaluations.selectors import creation_seconds, pipeline_of
 from control.workflows.prompt_files.held_out import held_out_key, normalise_held_out
 
 
 @audited("evaluation.create", records_itself=True)
 def evaluation_create(
-    *, organization: Organization, speculator: Speculator, prompts: File | None, request: EvaluationRequest
+    *, organization: Organization, speculator: Speculator, prompts: File | None, request: EvaluationOptions
 ) -> Evaluation:
     """Checks the request and queues the evaluation.
 
     Args:
         prompts: the prompts to evaluate on; None: those that the speculator's pipeline held out.
-    Raises: ApiError: 400, no or invalid prompts; 403, the model has no price; 409, the speculator is not
-        ready; 429, too many queued jobs.
+    Raises: ApiError: 400, no or invalid prompts, or an engine with these options is not possible; 403, the model has no
+        price; 409, the speculator is not ready; 429, too many queued jobs.
     """
     if speculator.status != Speculator.Status.READY:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
     require_price(base_model_id=speculator.base_model_id, name=speculator.base_model.name)
+    engine_plan(request.engine or EngineOptions(), evaluation_workload(speculator, request.concurrencies))
     queued_quota_check(organization.pk)  # to fail early
     identity, pipeline = evaluation_id(), pipeline_of(speculator)
     if prompts is not None:
@@ -50,13 +53,22 @@ def evaluation_create(
     else:
         message = "prompts_file is required: this speculator has no pipeline that held out prompts"
         raise ApiError(400, message, "missing_required_parameter", "prompts_file")
-    settings = request.model_dump(exclude={"speculator_id", "prompts_file"})
+    settings = request.model_dump(exclude={"speculator_id", "prompts_file", "validate_only"})
     with change():
         evaluation = evaluation_start(
             identity=identity, speculator=speculator, prompts=prompts, rows_key=rows_key, settings=settings
         )
         audit_record("evaluation.create", evaluation)
     return evaluation
+
+
+def evaluation_workload(speculator: Speculator, concurrencies: Sequence[int]) -> Workload:
+    return Workload(
+        purpose=Purpose.EVALUATION,
+        base_model=speculator.base_model,
+        speculator=speculator,
+        concurrencies=concurrencies,
+    )
 
 
 def evaluation_rows_key(organization_id: str, evaluation_id: str) -> str:
@@ -76,7 +88,7 @@ def evaluation_start(
     """Queues the evaluation's job.
 
     Args:
-        settings: concurrencies, max_tokens, repeats, price_per_gpu_hour; each is optional.
+        settings: concurrencies, max_tokens, repeats, price_per_gpu_hour, engine; each is optional.
         is_continuation: the evaluation belongs to a pipeline that has been accepted, so the job quota does not apply.
     Raises: ApiError: 429, the organization has too many queued jobs.
     """
@@ -86,6 +98,7 @@ def evaluation_start(
         "max_tokens": settings.get("max_tokens"),
         "repeats": settings.get("repeats", 1),
         "price_per_gpu_hour": get_config().price_per_gpu_hour if price is None else price,
+        "engine": settings.get("engine"),
     }
     pipeline = pipeline_of(speculator)
     params = {

@@ -9,9 +9,10 @@ from control.core.api.paging import paginate
 from control.core.api.schemas import Page
 from control.core.storage.backends import ObjectMissing
 from control.data.files.streaming import StoredFileResponse
+from control.models.engines.schemas import EnginePlan
 from control.tenants.authentication.views import OrganizationView
 from control.workflows.evaluations.certificates import public_key_body
-from control.workflows.evaluations.requests import create_from
+from control.workflows.evaluations.requests import create_from, plan_from
 from control.workflows.evaluations.schemas import (
     CertificateObject,
     EvaluationObject,
@@ -38,8 +39,10 @@ class EvaluationsView(OrganizationView):
             evaluations = evaluations.filter(speculator_id=request.query_params["speculator_id"])
         return paginate(evaluations, request, EvaluationObject.of)
 
-    @operation("evaluations.create", request=EvaluationRequest, response=EvaluationObject, status=201)
-    def post(self, request: Request, body: EvaluationRequest) -> EvaluationObject:
+    @operation("evaluations.create", request=EvaluationRequest, response=EvaluationObject, status=201, plan=EnginePlan)
+    def post(self, request: Request, body: EvaluationRequest) -> EvaluationObject | EnginePlan:
+        if body.validate_only:
+            return plan_from(self.organization, body)
         evaluation = create_from(self.organization, body)
         return EvaluationObject.of(evaluation_get(self.organization, evaluation.pk))
 

@@ -38,6 +38,7 @@ class Pipeline(ProjectObject):
     distillation = models.JSONField(null=True, blank=True, help_text="on_truncation, max_continued_tokens")
     training = models.JSONField(default=dict, blank=True, help_text="kind and hyperparameters")
     evaluation = models.JSONField(default=dict, blank=True, help_text="concurrencies, max_tokens")
+    engine = models.JSONField(null=True, blank=True, help_text="The request's options of the engine; null: defaults.")
     gate = models.JSONField(default=dict, blank=True, help_text="min_speedup, min_acceptance_length, outputs_equal")
     deploy = models.BooleanField(default=True)
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.DISTILLING)

@@ -10,22 +10,32 @@ from control.models.catalog.choices import base_models, ready_speculators
 from control.tenants.accounts.models import Organization
 from control.workflows.distillations.selectors import distillations_list
 from control.workflows.pipelines.models import Pipeline
-from control.workflows.pipelines.schemas import PipelineRequest, Training
-from control.workflows.pipelines.services import pipeline_create
+from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan, Training
+from control.workflows.pipelines.services import pipeline_create, pipeline_validate
 from control.workflows.quotes.selectors import quotes_list
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.kinds import read_hyperparameters
 from workers.kinds import OUTPUT_CHANGING_KINDS, TRAINED_KINDS
 
 
-def create_from(organization: Organization, body: PipelineRequest, new_files: Sequence[File] = ()) -> Pipeline:
+def plan_from(organization: Organization, body: PipelineOptions) -> PipelinePlan:
+    """Raises: ApiError: as `create_from`, except for the contents of files, quotas and prices."""
+    _check(body)
+    return pipeline_validate(organization=organization, request=body)
+
+
+def create_from(organization: Organization, body: PipelineOptions, new_files: Sequence[File] = ()) -> Pipeline:
     """Raises: ApiError: 400, a hyperparameter is invalid, or the parameters that name the prompts contradict each
     other; otherwise as `pipeline_create`.
     """
+    _check(body)
+    return pipeline_create(organization=organization, request=body, new_files=new_files)
+
+
+def _check(body: PipelineOptions) -> None:
     _check_hyperparameters(body.training)
     _check_prompts(body)
     _check_gate(body)
-    return pipeline_create(organization=organization, request=body, new_files=new_files)
 
 
 def _check_hyperparameters(training: Training) -> None:
@@ -38,7 +48,7 @@ def _check_hyperparameters(training: Training) -> None:
         raise ApiError(400, f"{param}: {error}", code, param) from None
 
 
-def _check_prompts(body: PipelineRequest) -> None:
+def _check_prompts(body: PipelineOptions) -> None:
     if (body.prompts_file is None) == (body.distillation_id is None):
         message = "a pipeline takes prompts_file or distillation_id, and not both"
         code = "missing_required_parameter" if body.prompts_file is None else "invalid_value"
@@ -56,7 +66,7 @@ def _check_prompts(body: PipelineRequest) -> None:
         raise ApiError(400, message, "invalid_value", "held_out")
 
 
-def _check_gate(body: PipelineRequest) -> None:
+def _check_gate(body: PipelineOptions) -> None:
     """Refuses at once a gate that the evaluation could never meet or answer."""
     gate, evaluated = body.gate, body.evaluation.concurrencies
     if gate.concurrency is not None and gate.concurrency not in evaluated:
@@ -72,7 +82,7 @@ def _check_gate(body: PipelineRequest) -> None:
 
 CREATE_PIPELINE = ConsoleForm(
     title="Create a pipeline",
-    request=PipelineRequest,
+    request=PipelineOptions,
     run=create_from,
     choices=lambda organization: {
         "model": base_models(organization),

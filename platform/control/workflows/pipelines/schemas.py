@@ -6,6 +6,7 @@ from pydantic import Field, SkipValidation
 
 from control.billing.usage.schemas import Amount
 from control.core.api.schemas import Failure, Figures, OneOf, RequestModel, ResponseModel, Unix
+from control.models.engines.schemas import EngineOptions, EnginePlan, ValidateOnly
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Paused, Progress
 from control.workflows.distillations.schemas import DistillationOptions
@@ -44,7 +45,7 @@ class Gate(RequestModel, strict=True):
     )
 
 
-class PipelineRequest(RequestModel, strict=True):
+class PipelineOptions(RequestModel, strict=True):
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     model: str
     prompts_file: str | None = None
@@ -57,6 +58,24 @@ class PipelineRequest(RequestModel, strict=True):
     gate: Gate = Gate()
     deploy: bool = True
     quote_id: str | None = None  # the quote whose cap pauses the pipeline
+    engine: EngineOptions | None = Field(
+        default=None,
+        description="Options of the deployment, with which the speculator is also evaluated. Those that determine "
+        "answers hold for the distillation, too.",
+    )
+
+
+class PipelineRequest(PipelineOptions):
+    validate_only: ValidateOnly = False
+
+
+class PipelinePlan(ResponseModel):
+    """The engines of the stages. Null: the pipeline skips the stage."""
+
+    object: Literal["pipeline.plan"] = "pipeline.plan"
+    distillation: EnginePlan | None
+    evaluation: EnginePlan
+    deployment: EnginePlan | None
 
 
 class StageObject(ResponseModel):
@@ -124,6 +143,7 @@ class PipelineObject(ResponseModel):
     )
     training: SkipValidation[Figures]
     evaluation: SkipValidation[Figures]
+    engine: SkipValidation[EngineOptions]
     gate: SkipValidation[Figures]
     deploy: bool
     stages: list[StageObject]
@@ -147,6 +167,7 @@ class PipelineObject(ResponseModel):
             model=pipeline.base_model.name,
             prompts_file=pipeline.prompts_file_id,
             held_out_file=pipeline.held_out_file_id,
+            engine=EngineOptions.model_validate(pipeline.engine or {}),
             stages=StageObject.all_of(pipeline),
             cost=Amount.of(0 if pipeline.batch is None else pipeline.batch.cost_nanousd),
             report=report,

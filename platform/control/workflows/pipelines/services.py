@@ -26,8 +26,9 @@ from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_cancel
 from control.workflows.batches.state import TERMINAL as BATCH_ENDED
 from control.workflows.distillations.selectors import distillation_get
+from control.workflows.pipelines.engines import pipeline_plan
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
-from control.workflows.pipelines.schemas import PipelineRequest, Training
+from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan, Training
 from control.workflows.pipelines.selectors import pipeline_fresh
 from control.workflows.pipelines.stages import pipeline_advance, pipeline_distil
 from control.workflows.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition
@@ -37,7 +38,7 @@ from control.workflows.quotes.selectors import quote_get
 
 @audited("pipeline.create", records_itself=True)
 def pipeline_create(
-    *, organization: Organization, request: PipelineRequest, new_files: Sequence[File] = ()
+    *, organization: Organization, request: PipelineOptions, new_files: Sequence[File] = ()
 ) -> Pipeline:
     """Checks the request, splits off held-out prompts unless the request names a file of them, and starts a stage.
 
@@ -45,8 +46,8 @@ def pipeline_create(
 
     Args:
         new_files: unsaved rows of `file_store` that the request names; they are saved together with the pipeline.
-    Raises: ApiError: 400 for files that cannot be used, 403 for a model without a price, 404 for a model or file
-        that does not exist, 409 for an endpoint name that is taken.
+    Raises: ApiError: 400 for files that cannot be used or an engine that does not fit, 403 for a model without a price,
+        404 for a model or file that does not exist, 409 for an endpoint name that is taken.
     """
     base_model = base_model_get(organization, request.model)
     require_price(base_model_id=base_model.pk, name=base_model.name)
@@ -59,6 +60,7 @@ def pipeline_create(
     )
     if request.deploy:
         _refuse_taken_name(organization, request.name)
+    pipeline_plan(base_model, request)
     queued_quota_check(organization.pk)  # to fail early; the first stage checks again, under the lock
     identity = pipeline_id()
     key, num_duplicates = held_out_key(organization.pk, identity), 0
@@ -91,7 +93,22 @@ def pipeline_create(
     return pipeline_advance(pipeline=pipeline)
 
 
-def _pipeline_start(*, organization: Organization, request: PipelineRequest, **values: Any) -> Pipeline:
+def pipeline_validate(*, organization: Organization, request: PipelineOptions) -> PipelinePlan:
+    """Checks that what the request names exists, and plans the engines. Raises: ApiError: as `pipeline_create`."""
+    base_model = base_model_get(organization, request.model)
+    _check_initial(organization, request.training, base_model)
+    if request.quote_id is not None:
+        quote_get(organization, request.quote_id)
+    _distillation_batch(organization, request.distillation_id, base_model)
+    for param in ("prompts_file", "held_out_file"):
+        if (file_id := getattr(request, param)) is not None:
+            _batch_file(organization, {}, file_id, param)
+    if request.deploy:
+        _refuse_taken_name(organization, request.name)
+    return pipeline_plan(base_model, request)
+
+
+def _pipeline_start(*, organization: Organization, request: PipelineOptions, **values: Any) -> Pipeline:
     """Creates the pipeline at its first stage."""
     status = Status.DISTILLING if values["batch"] is None else Status.TRAINING
     pipeline = Pipeline.objects.create(
@@ -101,6 +118,7 @@ def _pipeline_start(*, organization: Organization, request: PipelineRequest, **v
         training=request.training.model_dump(),
         evaluation=request.evaluation.model_dump(),
         gate=request.gate.model_dump(),
+        engine=None if request.engine is None else request.engine.model_dump(),
         deploy=request.deploy,
         status=status,
         **values,

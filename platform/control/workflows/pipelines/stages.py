@@ -17,6 +17,7 @@ from django.db import transaction
 from control.billing.usage.services import caller_of_job
 from control.core.api.errors import ApiError
 from control.models.catalog.services import speculator_create
+from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_submit
 from control.serving.deployments.models import Deployment
@@ -26,6 +27,7 @@ from control.tenants.row_security.scope import as_tenant
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_create
 from control.workflows.evaluations.services import evaluation_start
+from control.workflows.pipelines.engines import distillation_engine
 from control.workflows.pipelines.gate import gate_objections
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.schemas import Gate
@@ -105,6 +107,7 @@ def _make_batch(pipeline: Pipeline, *, endpoint: str | None = None) -> dict[str,
         model=pipeline.base_model.name,
         metadata={"pipeline": pipeline.pk},
         quote=pipeline.quote,
+        engine=None if pipeline.engine is None else distillation_engine(_engine(pipeline)),
         **(pipeline.distillation or {}),
     )
     return {"batch": batch}
@@ -159,7 +162,7 @@ def _make_evaluation(pipeline: Pipeline) -> dict[str, Any]:
         speculator=pipeline.speculator,
         prompts=pipeline.held_out_file,
         rows_key=held_out_key(pipeline.organization_id, pipeline.pk),
-        settings=pipeline.evaluation,
+        settings={**pipeline.evaluation, "engine": pipeline.engine},
         is_continuation=True,
     )
     return {"evaluation_job": evaluation.job}
@@ -196,8 +199,13 @@ def _make_deployment(pipeline: Pipeline) -> dict[str, Any]:
         name=pipeline.name,
         base_model=pipeline.base_model,
         speculator=pipeline.speculator,
+        engine=None if pipeline.engine is None else _engine(pipeline),
     )
     return {"deployment": deployment}
+
+
+def _engine(pipeline: Pipeline) -> EngineOptions:
+    return EngineOptions.model_validate(pipeline.engine)
 
 
 def _after_job(pipeline: Pipeline, job: Job, next_status: Status) -> bool:

@@ -7,8 +7,8 @@ from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Page
 from control.tenants.authentication.views import OrganizationView
-from control.workflows.pipelines.requests import create_from
-from control.workflows.pipelines.schemas import PipelineObject, PipelineRequest
+from control.workflows.pipelines.requests import create_from, plan_from
+from control.workflows.pipelines.schemas import PipelineObject, PipelinePlan, PipelineRequest
 from control.workflows.pipelines.selectors import pipeline_get, pipelines_list
 from control.workflows.pipelines.services import pipeline_cancel, pipeline_resume
 
@@ -20,8 +20,10 @@ class PipelineListView(OrganizationView):
     def get(self, request: Request) -> Response:
         return paginate(pipelines_list(self.organization), request, PipelineObject.of)
 
-    @operation("pipelines.create", request=PipelineRequest, response=PipelineObject, status=201)
-    def post(self, request: Request, body: PipelineRequest) -> PipelineObject:
+    @operation("pipelines.create", request=PipelineRequest, response=PipelineObject, status=201, plan=PipelinePlan)
+    def post(self, request: Request, body: PipelineRequest) -> PipelineObject | PipelinePlan:
+        if body.validate_only:
+            return plan_from(self.organization, body)
         pipeline = create_from(self.organization, body)
         return PipelineObject.of(pipeline_get(self.organization, pipeline.pk))
 

@@ -1,0 +1,30 @@
+"""The engines of a pipeline's stages, and the plans of their memory."""
+
+from control.models.catalog.models import BaseModel
+from control.models.engines.planning import Purpose, Workload, concurrency_check, engine_plan
+from control.models.engines.schemas import EngineOptions
+from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan
+
+
+def distillation_engine(options: EngineOptions) -> EngineOptions:
+    """Returns the options that determine the answers. As many rows as fit are answered, without the speculator."""
+    return options.model_copy(update={"max_concurrency": None, "drafting": None, "draft_budget": None})
+
+
+def pipeline_plan(base_model: BaseModel, body: PipelineOptions) -> PipelinePlan:
+    """Raises: ApiError: 400, the options of the engine contradict the request, or a stage does not fit."""
+    options, measured = body.engine or EngineOptions(), body.evaluation.concurrencies
+    concurrency_check(options, measured, "evaluation.concurrencies")
+
+    def workload(purpose: Purpose) -> Workload:
+        concurrencies = measured if purpose is Purpose.EVALUATION else ()
+        trains = purpose is not Purpose.BATCH
+        return Workload(purpose=purpose, base_model=base_model, concurrencies=concurrencies, trains_speculator=trains)
+
+    evaluation = engine_plan(options, workload(Purpose.EVALUATION))
+    distils = body.distillation_id is None
+    return PipelinePlan(
+        distillation=engine_plan(distillation_engine(options), workload(Purpose.BATCH)) if distils else None,
+        evaluation=evaluation,
+        deployment=engine_plan(options, workload(Purpose.ENDPOINT)) if body.deploy else None,
+    )

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.gateway.load import Address, read
 from benchmarks.neighbours import __main__ as neighbours
-from benchmarks.neighbours.callers import call_all
+from benchmarks.neighbours.callers import PAUSE_SECONDS, call_all
 
 SECONDS = 60.0  # limit of each wait
 QUIET = Address(port=1, token="quiet")
@@ -145,11 +145,16 @@ def test_a_window_lasts_until_the_cycle_is_over_but_has_enough_requests(
         return num_sent, found, failures
 
     monkeypatch.setattr(neighbours, "seconds_of_claims", lambda token, number: [0.002] * number)
+    monkeypatch.setattr(neighbours, "MIN_WINDOW_SECONDS", 0.0)
     num_sent, found, failures = asyncio.run(run())
 
     assert 0 <= num_sent - 2 * max(num_before, neighbours.NUM_REQUESTS) <= 2 * 3, "the task ends a few turns later"
     assert found == {"read": pytest.approx(1), "first token": pytest.approx(1), "claim": pytest.approx(2)}
     assert failures == []
+
+
+def test_a_window_is_longer_than_the_pauses_of_the_callers() -> None:
+    assert max(PAUSE_SECONDS.values()) < neighbours.MIN_WINDOW_SECONDS
 
 
 def test_a_window_whose_cycle_never_ends_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

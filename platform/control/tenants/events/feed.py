@@ -35,12 +35,13 @@ def is_feed(scope: Mapping[str, Any]) -> bool:
 class RefusedKeys:
     """Keys that were refused because their organization has too many streams.
 
-    For a few seconds, further requests with such a key can be refused without the database, where the clients of one
-    organization that ask again and again would make the others wait.
+    Further requests with such a key can be refused without the database, where the clients of one organization that
+    ask again and again would make the others wait. Keys are remembered longer than the `Retry-After` of a refusal, so
+    that clients who obey it are found here too.
     """
 
     def __init__(
-        self, *, seconds: float = 5.0, max_keys: int = 1_000, clock: Callable[[], float] = time.monotonic
+        self, *, seconds: float = 60.0, max_keys: int = 1_000, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._seconds, self._max_keys, self._clock = seconds, max_keys, clock
         self._found: dict[bytes, tuple[str, float]] = {}  # by digest: the organization, and the time of the refusal
@@ -53,7 +54,7 @@ class RefusedKeys:
             del self._found[next(iter(self._found))]
 
     def organization_of(self, request: HttpRequest) -> str | None:
-        """Returns the organization of the request's key if this key was refused a moment ago."""
+        """Returns the organization of the request's key if this key was refused recently."""
         organization_id, refused_at = self._found.get(_digest(request), (None, 0.0))
         return organization_id if self._clock() - refused_at < self._seconds else None
 
@@ -68,7 +69,7 @@ class Feed:
     def __init__(self, threads: DatabaseThreads) -> None:
         self._threads = threads
         self._handler = UnreadHandler(self._view)
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by organization
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by organization or key's digest
         self._refused = RefusedKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,23 +77,29 @@ class Feed:
 
     async def _view(self, request: UnreadRequest) -> HttpResponseBase:
         try:
-            if refused := self._refused.organization_of(request):
-                refuse_too_many(refused)
-            key = await authenticate(request, "events", self._threads.run)
-            await request.read_body(0, lambda _: None)
-            call = self._one_at_a_time(key.organization_id)
-            try:
-                refuse_too_many(key.organization_id)
-                subscription: Subscription = await call(_subscribe, request, key)
-                # Checked again, because nothing is awaited between this check and the start of the stream.
-                refuse_too_many(key.organization_id)
-            except ApiError as error:
-                if error.code == TOO_MANY_STREAMS:
-                    self._refused.add(request, key.organization_id)
-                raise
-            return EventStream(stream(subscription, call=call))
+            # When many requests with one key arrive at once, those after the first refusal need no database.
+            async with self._turns.setdefault(_digest(request).hex(), asyncio.Lock()):
+                return await self._stream(request)
         except ApiError as error:
             return error_response(error)
+
+    async def _stream(self, request: UnreadRequest) -> EventStream:
+        """Raises: ApiError."""
+        if refused := self._refused.organization_of(request):
+            refuse_too_many(refused)
+        key = await authenticate(request, "events", self._threads.run)
+        await request.read_body(0, lambda _: None)
+        call = self._one_at_a_time(key.organization_id)
+        try:
+            refuse_too_many(key.organization_id)
+            subscription: Subscription = await call(_subscribe, request, key)
+            # Checked again, because nothing is awaited between this check and the start of the stream.
+            refuse_too_many(key.organization_id)
+        except ApiError as error:
+            if error.code == TOO_MANY_STREAMS:
+                self._refused.add(request, key.organization_id)
+            raise
+        return EventStream(stream(subscription, call=call))
 
     def _one_at_a_time(self, organization_id: str) -> Call:
         """A poll may wait for its organization's lock in the database, so an organization has one poll at a time.

@@ -31,3 +31,18 @@ class EnginePlan:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         return record(cls, {**values, "devices": tuple(record(DevicePlan, plan) for plan in values["devices"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """None: the pipeline skips the stage."""
+
+    distillation: EnginePlan | None
+    evaluation: EnginePlan
+    deployment: EnginePlan | None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        stages = ("distillation", "evaluation", "deployment")
+        plans = {stage: EnginePlan.from_json(values[stage]) for stage in stages if values.get(stage) is not None}
+        return record(cls, {"distillation": None, "deployment": None, **plans})

@@ -12,8 +12,6 @@ from pytest_django import Settings
 from control.core.settings.config import get_config
 from control.tenants.accounts.models import Organization
 from control.tenants.idempotency.models import IdempotencyKey
-from control.workflows.batches.models import Batch
-from control.workflows.batches.services import batch_resume
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.pipelines.services import pipeline_cancel, pipeline_resume
 from tests.control.factories import make_organization
@@ -151,16 +149,6 @@ def test_an_object_without_options_shows_the_defaults(client: Client, world: Wor
     made = send(client, path, body_of(world, path)).json()
 
     assert (made["engine"]["weights"], made["engine"]["max_concurrency"]) == ("auto", None)
-
-
-def test_a_resumed_batch_keeps_its_options(client: Client, world: World) -> None:
-    made = send(client, "/v1/batches", body_of(world, "/v1/batches", engine=OPTIONS)).json()
-    Batch.objects.filter(pk=made["id"]).update(status="failed", total=1)
-
-    resumed = batch_resume(batch=Batch.objects.get(pk=made["id"]))
-
-    assert resumed.engine == OPTIONS
-    assert resumed.job.params["max_batch_size"] == 32
 
 
 def test_a_pipeline_passes_its_options_to_its_stages_also_after_it_was_resumed(db: None) -> None:

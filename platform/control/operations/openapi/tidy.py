@@ -20,8 +20,8 @@ def _without_null(member: dict[str, Any]) -> dict[str, Any]:
     result = dict(member)
     if result.get("default", ...) is None:
         del result["default"]
-    if "anyOf" in result:
-        of_value, _ = result.pop("anyOf")
+    if "type" in (of_value := result.get("anyOf", [{}])[0]):  # a reference to another schema has no type
+        del result["anyOf"]
         result |= {**of_value, "type": [of_value["type"], "null"]}
     return result
 

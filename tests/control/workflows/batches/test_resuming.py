@@ -17,6 +17,7 @@ from control.core.settings.config import get_config
 from control.core.storage.backends import FolderStorage, get_storage
 from control.data.files.models import File
 from control.data.files.services import file_delete
+from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.services import job_claim
 from control.queue.jobs.shards import ShardRows
@@ -215,6 +216,18 @@ def test_a_batch_that_has_not_ended_or_is_completed_or_has_no_rows_cannot_be_res
         with pytest.raises(ApiError) as refusal:
             batch_resume(batch=Batch.objects.get(pk=batch.pk))
         assert refusal.value.code == code
+
+
+def test_a_resumed_batch_keeps_the_options_of_its_engine(db: None, tmp_path: Path) -> None:
+    options = EngineOptions(weights="int8", max_concurrency=32, draft_budget=6).model_dump()
+    old = make_ended_batch(tmp_path)
+    old.engine = options
+    old.save()
+
+    resumed = batch_resume(batch=old)
+
+    assert resumed.engine == options
+    assert resumed.job.params["max_batch_size"] == 32
 
 
 def test_a_batch_is_resumed_once_unless_the_new_batch_ends_early(

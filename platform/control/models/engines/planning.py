@@ -20,7 +20,16 @@ from control.models.engines.schemas import (
     SequenceCount,
 )
 from workers.contracts import MAX_ROWS
-from workers.planning import DEFAULT_CONCURRENCY, DoesNotFit, ModelSizes, Plan, Wanted, plan, plan_rows
+from workers.planning import (
+    DEFAULT_CONCURRENCY,
+    EVALUATION_ENGINES,
+    DoesNotFit,
+    ModelSizes,
+    Plan,
+    Wanted,
+    plan,
+    plan_rows,
+)
 
 _EXCLUSIVE_SHARE = 0.95  # of a GPU's memory, as engine/planned.py fills it
 _DRAFT_NODES = 32  # MAX_DRAFT_NODES in engine/loop.py
@@ -32,7 +41,7 @@ _PARAMS = {"weights_not_supported": "engine.weights", "kv_dtype_not_supported": 
 class Purpose(StrEnum):
     ENDPOINT = "endpoint"
     BATCH = "batch"
-    EVALUATION = "evaluation"  # two engines share the weights
+    EVALUATION = "evaluation"  # several engines share the weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +156,7 @@ class _Planner:
             draft_nodes=_DRAFT_NODES if budget is None else budget,
             speculator_bytes=self.speculator_bytes,
             adapter_bytes=self.adapter_bytes,
-            num_engines=2 if self.workload.purpose is Purpose.EVALUATION else 1,
+            num_engines=EVALUATION_ENGINES if self.workload.purpose is Purpose.EVALUATION else 1,
         )
         return (plan_rows if concurrency is None else plan)(sizes, wanted)
 

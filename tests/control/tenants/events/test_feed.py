@@ -11,8 +11,9 @@ from unittest.mock import patch
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import AsyncClient, Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from control.core.api.errors import ApiError
@@ -23,7 +24,7 @@ from control.tenants.accounts.models import Organization
 from control.tenants.administration.services import api_key_revoke, project_create
 from control.tenants.events import stream as stream_module
 from control.tenants.events.models import Event
-from control.tenants.events.services import RETENTION, event_record, events_number, events_prune
+from control.tenants.events.services import NUMBER_LIMIT, RETENTION, event_record, events_number, events_prune
 from control.tenants.events.stream import Pace, refuse_too_many, stream
 from control.tenants.events.subscription import Subscription, subscription_of
 from control.tenants.events.types import EVENT_TYPES
@@ -152,6 +153,24 @@ def test_events_of_each_organization_are_numbered_without_gaps(
 
     seqs = Event.objects.filter(organization=organization).order_by("number").values_list("seq", flat=True)
     assert list(seqs) == [1, 2, 3]
+
+
+def test_many_events_are_numbered_by_few_statements_and_in_short_transactions(
+    organization: Organization, other_organization: Organization
+) -> None:
+    """As when an organization reads its feed for the first time."""
+    events = [Event(organization=organization, type="batch.completed", object_id=f"{n}") for n in range(2_200)]
+    Event.objects.bulk_create(events)
+    record_event(other_organization)
+
+    with CaptureQueriesContext(connection) as queries:
+        events_number(organization)
+
+    assert len(queries) <= 100
+    num_transactions = sum(query["sql"].startswith("SAVEPOINT") for query in queries)
+    assert num_transactions >= 2_200 / NUMBER_LIMIT
+    numbered = Event.objects.filter(organization=organization).order_by("seq").values_list("seq", "object_id")
+    assert list(numbered) == [(n + 1, f"{n}") for n in range(2_200)]
 
 
 def test_an_event_that_is_committed_late_is_numbered_after_events_already_read(organization: Organization) -> None:

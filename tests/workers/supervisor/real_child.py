@@ -1,8 +1,8 @@
 """The program `workers.run` with the delays and crashes that tests need: `python real_child.py [OPTIONS] SPEC.json`.
 
-With `--limit`, it reports the number of rows that it has begun before it waits for permission to begin another one. A
-row with the content "crash" kills the process when the engine would get it. If the first row has the content "die at
-once", the process dies while it loads the model.
+A row with the content "crash" kills the process when the engine would get it. If the first row has the content "die at
+once", the process dies while it loads the model. With `--limit`, the process holds few rows at once, and reports the
+number of rows that it has begun before it waits for permission to begin another one.
 """
 
 import argparse
@@ -11,15 +11,18 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from engine.config import EngineConfig
 from engine.load import load_engine
 from tests.workers.supervisor.fake_child import wait_for_permission
 from workers import run
-from workers.contracts import Progress
+from workers.contracts import BatchSpec, Progress
 from workers.emitter import EventWriter
+from workers.inference.batch import engine_config
 from workers.inference.rows import InputRow, prepare_row
 
 
@@ -49,7 +52,7 @@ def main() -> int:
             crash()
         if arguments.limit is not None and row.number >= arguments.limit.stat().st_size:
             for emit in writers:
-                emit(Progress(done=row.number, total=row.number + 1, unit="rows"))
+                emit(Progress(done=row.number, total=row.number, unit="rows"))  # not delayed
         wait_for_permission(arguments.limit, row.number)
         time.sleep(arguments.row_seconds)
         return prepare_row(row, **named)
@@ -58,9 +61,14 @@ def main() -> int:
         writers.append(EventWriter(*positional))
         return writers[-1]
 
+    def few_rows(spec: BatchSpec) -> EngineConfig:
+        config = engine_config(spec)
+        return config if arguments.limit is None else replace(config, max_batch_size=8)
+
     writers: list[EventWriter] = []
     with (
         patch("workers.run.EventWriter", event_writer),
+        patch("workers.inference.batch.engine_config", few_rows),
         patch("workers.inference.batch.load_engine", load_engine_or_crash),
         patch("workers.inference.batch.prepare_row", prepare_row_or_crash),
     ):

@@ -231,6 +231,15 @@ def test_old_events_are_deleted_and_the_numbering_continues(organization: Organi
     assert list(Event.objects.order_by("seq").values_list("seq", flat=True)) == [3, 4]
 
 
+def test_old_events_that_nobody_has_read_are_deleted(organization: Organization) -> None:
+    old, recent = record_event(organization, "old"), record_event(organization, "recent")
+    Event.objects.filter(pk=old.pk).update(created_at=timezone.now() - RETENTION - dt.timedelta(seconds=1))
+
+    assert events_prune() == 1
+    assert Event.objects.get() == recent
+    assert recent.seq is None
+
+
 def test_a_stream_sends_each_event_once_with_its_id(organization: Organization) -> None:
     events = [record_event(organization, f"batch_{number}") for number in range(2)]
 

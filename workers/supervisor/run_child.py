@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 
+from control.core.processes.engine_homes import use_home
 from control.core.processes.engine_users import engine_user
 from control.core.settings.config import get_config
 from control.models.catalog.cache import use_if_copy
@@ -50,15 +51,18 @@ def run_child(
     """
     ids = structlog.contextvars.get_contextvars()
     user = engine_user(get_config(), attempt.claim.organization_id)
-    with model_used(spec) as uses:
-        child = ChildProcess(spec, folder=attempt.folder, log_path=attempt.log_path, log_ids=ids, user=user, uses=uses)
-    try:
-        return _Watch(attempt, child, on_result, rows_done_before, rows_total, seconds_left).until_finished()
-    except (Cancelled, Draining, Paused):
-        child.stop(CANCEL_GRACE_SECONDS)
-        raise
-    finally:
-        child.stop(0)
+    with nullcontext() if user is None else use_home(user):
+        with model_used(spec) as uses:
+            child = ChildProcess(
+                spec, folder=attempt.folder, log_path=attempt.log_path, log_ids=ids, user=user, uses=uses
+            )
+        try:
+            return _Watch(attempt, child, on_result, rows_done_before, rows_total, seconds_left).until_finished()
+        except (Cancelled, Draining, Paused):
+            child.stop(CANCEL_GRACE_SECONDS)
+            raise
+        finally:
+            child.stop(0)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from django.db import close_old_connections, connection
 
 from control.core.observability import metrics
 from control.core.observability.listener import listen
+from control.core.processes.engine_homes import engine_homes_limit
 from control.core.processes.log_files import logs_limit
 from control.core.settings.config import get_config
 from control.core.storage.staging import staging_purge
@@ -136,6 +137,7 @@ class JobWorker:
                 self._step("empty staging", staging_purge)
                 self._step("limit logs", lambda: logs_limit(get_config()))
                 self._step("limit copies of models", lambda: model_copies_limit(get_config()))
+                self._step("limit homes of engines", lambda: engine_homes_limit(get_config()))
                 self._step("remove work folders of killed attempts", work_folders_sweep)
                 self._step("chores", lambda: self._do_chores(chores))
             self.stop.wait(get_config().reconcile_seconds)

@@ -1,7 +1,8 @@
 """The program `workers.run` with the delays and crashes that tests need: `python real_child.py [OPTIONS] SPEC.json`.
 
 A row with the content "crash" kills the process when the engine would get it. If the first row has the content "die at
-once", the process dies while it loads the model.
+once", the process dies while it loads the model. With `--limit`, the process holds few rows at once, and reports the
+number of rows that it has begun before it waits for permission to begin another one.
 """
 
 import argparse
@@ -10,13 +11,18 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from engine.config import EngineConfig
 from engine.load import load_engine
 from tests.workers.supervisor.fake_child import wait_for_permission
 from workers import run
+from workers.contracts import BatchSpec, Progress
+from workers.emitter import EventWriter
+from workers.inference.batch import engine_config
 from workers.inference.rows import InputRow, prepare_row
 
 
@@ -44,11 +50,25 @@ def main() -> int:
     def prepare_row_or_crash(row: InputRow, **named: Any) -> Any:
         if content_of(row.body) == "crash":
             crash()
+        if arguments.limit is not None and row.number >= arguments.limit.stat().st_size:
+            for emit in writers:
+                emit(Progress(done=row.number, total=row.number, unit="rows"))  # not delayed
         wait_for_permission(arguments.limit, row.number)
         time.sleep(arguments.row_seconds)
         return prepare_row(row, **named)
 
+    def event_writer(*positional: Any) -> EventWriter:
+        writers.append(EventWriter(*positional))
+        return writers[-1]
+
+    def few_rows(spec: BatchSpec) -> EngineConfig:
+        config = engine_config(spec)
+        return config if arguments.limit is None else replace(config, max_batch_size=8)
+
+    writers: list[EventWriter] = []
     with (
+        patch("workers.run.EventWriter", event_writer),
+        patch("workers.inference.batch.engine_config", few_rows),
         patch("workers.inference.batch.load_engine", load_engine_or_crash),
         patch("workers.inference.batch.prepare_row", prepare_row_or_crash),
     ):

@@ -6,7 +6,8 @@ folder records the ids. The group id equals the user id, and no user or group of
 
 What such a process may reach in the data folder:
     models/ID, deployments/ID, work/JOB   read, if they belong to its organization; in work/JOB it writes its results
-    engine_homes/UID                      its home, caches and temporary files, which no other user can read
+    engine_homes/UID                      its home, caches and temporary files, which no other user can read; it exists
+                                          while a process uses it (`engine_homes.use_home`)
     everything else                       nothing
 """
 
@@ -68,11 +69,9 @@ def engine_user(config: Config, organization_id: str) -> EngineUser | None:
     data_dir = config.data_dir.resolve()
     _close_to_other_users(data_dir)
     with os.fdopen(os.open(data_dir / "engine_users.json", os.O_RDWR | os.O_CREAT, 0o600), "r+") as record:
-        fcntl.flock(record, fcntl.LOCK_EX)  # workers and the supervisor of this machine share the record and the homes
+        fcntl.flock(record, fcntl.LOCK_EX)  # workers and the supervisor of this machine share the record
         uid = _recorded_uid(record, organization_id, uids)
-        user = EngineUser(uid, data_dir / "engine_homes" / str(uid))
-        _make_home(user)
-    return user
+    return EngineUser(uid, data_dir / "engine_homes" / str(uid))
 
 
 def make_readable(folder: Path, user: EngineUser | None) -> None:
@@ -129,12 +128,3 @@ def _recorded_uid(record: TextIO, organization_id: str, uids: range) -> int:
     record.truncate()
     json.dump({**recorded, organization_id: free}, record)
     return free
-
-
-def _make_home(user: EngineUser) -> None:
-    user.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.chown(user.home, user.uid, user.uid)
-    for name in ("cache", "tmp"):
-        if not (user.home / name).is_dir():
-            (user.home / name).mkdir(mode=0o700)
-            os.chown(user.home / name, user.uid, user.uid, follow_symlinks=False)

@@ -5,22 +5,44 @@ The kernel releases the lock when the last such process has ended or closed the 
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 
-def open_in_use(path: Path) -> IO[bytes]:
-    """Opens a file to append to it, and creates it if necessary. It counts as used until it is closed."""
+def open_in_use(path: Path, *, max_wait_seconds: float | None = None) -> IO[bytes]:
+    """Opens a file to append to it, and creates it if necessary. It counts as used until it is closed.
+
+    Waits while another process is in the block of `locked_if_unused`. A process that inherits the file could lock it
+    for ever; where that process is not trusted, give a limit. Raises: TimeoutError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         file = path.open("ab")
-        fcntl.flock(file, fcntl.LOCK_SH)
+        _lock_shared(file, max_wait_seconds)
         with suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 return file
         file.close()  # it was deleted, by the holder of `locked_if_unused`, before it was locked
+
+
+def _lock_shared(file: IO[bytes], max_wait_seconds: float | None) -> None:
+    if max_wait_seconds is None:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return
+    deadline = time.monotonic() + max_wait_seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                file.close()
+                raise TimeoutError(f"{file.name} was locked for {max_wait_seconds} s") from None
+            time.sleep(0.01)
+        else:
+            return
 
 
 @contextmanager

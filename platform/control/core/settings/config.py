@@ -54,6 +54,8 @@ class Config(BaseSettings):
     max_model_bytes: Annotated[int, Field(ge=1)] = 512 * 1024 * MIB
     # Copies of models from S3 on each machine: the least recently used ones that no process uses are deleted.
     max_model_copies_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB
+    # Homes of the users of engines and jobs on each machine: the least recently used ones that no process uses go.
+    max_engine_homes_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * MIB
     # Models with more bits per byte on the English text of the check are refused: see models/catalog/plausibility.py.
     max_model_bits_per_byte: Annotated[float, Field(gt=0, le=40)] = 2.4
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from django.conf import settings
 
 from control.core.processes.child_environment import child_environment
+from control.core.processes.engine_homes import use_home
 from control.core.processes.engine_users import EngineUser, NoFreeUser, engine_user, make_model_readable, make_readable
 from control.core.processes.in_use import open_in_use
 from control.core.processes.ports import free_port
@@ -105,7 +106,8 @@ def launch(
             raise LaunchError(str(error)) from error
         uid = None if user is None else user.uid
         environment = {**child_environment(), **(user.environment() if user else {}), DEVICES_VARIABLE: device}
-        with open_in_use(log_path(config, deployment.pk)) as output:
+        home_use = nullcontext() if user is None else use_home(user)
+        with home_use as home, open_in_use(log_path(config, deployment.pk)) as output:
             try:
                 process = subprocess.Popen(
                     unprivileged(command, uid=uid)
@@ -117,7 +119,10 @@ def launch(
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    pass_fds=[fd for fd in (lifeline, used.fileno() if used else None) if fd is not None],
+                    pass_fds=[
+                        *([] if lifeline is None else [lifeline]),
+                        *(file.fileno() for file in (used, home) if file is not None),
+                    ],
                 )
             except OSError as error:
                 raise LaunchError(f"{command[0]} could not be started: {error}") from error

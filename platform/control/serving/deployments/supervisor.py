@@ -28,6 +28,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from django.db import DatabaseError
 from django.utils import timezone
 
+from control.core.processes.engine_homes import engine_homes_limit
 from control.core.processes.engine_users import uid_range
 from control.core.settings.config import Config
 from control.core.storage.backends import StorageError
@@ -143,7 +144,14 @@ class Supervisor:
             self._staging.pop(key).cancel()
         if time.monotonic() >= self._tidy_at:
             self._tidy_at = time.monotonic() + self.timings.tidy_seconds
+            self._probe_pool.submit(self._limit_homes)
             self._probe_pool.submit(delete, hide_unused(self.config, {deployment.pk for deployment in rows}))
+
+    def _limit_homes(self) -> None:
+        try:
+            engine_homes_limit(self.config)
+        except OSError:
+            log.exception("could not limit the homes of engines")
 
     def reap(self) -> None:
         """Collects the exit codes of children that are no longer watched, so that they do not stay zombies."""

@@ -2,7 +2,7 @@
 
 An event is written in the transaction of the change that it reports. Its number in the feed, `seq`, is assigned later:
 
-    row without seq ──commit──> numbered by the next reader or webhook sender, under a lock
+    row without seq ──commit──> numbered by the next reader of the feed, under a lock
 
 If the writing transactions assigned numbers without a lock, number 10 could be committed before 9, and a reader that
 has read 10 would never read 9. With a lock, all writers of an organization would have to wait for each other.
@@ -20,6 +20,7 @@ from control.tenants.webhooks.outbox import deliveries_enqueue
 
 RETENTION = dt.timedelta(days=30)
 PRUNE_LIMIT = 5_000
+NUMBER_LIMIT = 500  # events that one transaction numbers
 
 
 def event_record(
@@ -41,16 +42,29 @@ def event_record(
 
 
 def events_number(organization: Organization) -> None:
-    """Numbers committed events. Those of one object were written in order, under the lock of the object's row."""
+    """Numbers committed events. Those of one object were written in order, under the lock of the object's row.
+
+    The first reader after a long time may find very many events, so each transaction numbers a limited number of them:
+    other writers need the organization's lock too.
+    """
+    while _number_some(organization) == NUMBER_LIMIT:
+        pass
+
+
+def _number_some(organization: Organization) -> int:
+    """Returns: the number of events that were numbered, `NUMBER_LIMIT` at most."""
     unnumbered = Event.objects.filter(organization=organization, seq=None).order_by("number")
     if not unnumbered.exists():
-        return
+        return 0
     with transaction.atomic():
         # no_key: inserts of rows that refer to the organization do not wait for this lock
         Organization.objects.select_for_update(no_key=True).get(pk=organization.pk)
         last = Event.objects.filter(organization=organization).aggregate(last=Max("seq"))["last"] or 0
-        for seq, number in enumerate(unnumbered.values_list("number", flat=True), start=last + 1):
-            Event.objects.filter(pk=number).update(seq=seq)
+        events = list(unnumbered[:NUMBER_LIMIT])
+        for event in events:
+            event.seq = last = last + 1
+        Event.objects.bulk_update(events, ["seq"])
+    return len(events)
 
 
 def events_prune() -> int:

@@ -17,6 +17,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from control.core.processes.child_environment import child_environment
+from control.core.processes.engine_homes import use_home
 from control.core.processes.engine_users import (
     EngineUser,
     NoFreeUser,
@@ -96,8 +97,10 @@ def config() -> Iterator[Config]:
 
 
 def user_of(config: Config, organization_id: str) -> EngineUser:
+    """The organization's user, whose home exists."""
     user = engine_user(config, organization_id)
     assert user is not None
+    use_home(user).close()
     return user
 
 

@@ -1,5 +1,6 @@
 """The supervisor starts each organization's engines as a user of their own."""
 
+import dataclasses
 import os
 import shutil
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from pytest_django import Settings
 
+from control.core.processes import engine_homes
+from control.core.processes.engine_homes import engine_homes_limit
 from control.core.settings.config import get_config
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.supervisor import Supervisor
@@ -24,6 +27,7 @@ from tests.control.serving.deployments.support import (
     tick_until,
     tick_until_state,
 )
+from tests.engine.server.live import wait_until
 
 PYTHON = "/usr/bin/python3"  # every user can run it
 pytestmark = [
@@ -78,6 +82,37 @@ def test_engines_of_two_organizations_run_as_different_users_that_are_not_the_su
         supervisor.stop()
         for process in processes:
             process.wait(timeout=10)
+
+
+def test_the_home_of_a_running_engine_is_kept_until_the_engine_has_ended(
+    settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_homes, "MEASURE_SECONDS", -60.0)
+    settings.SLIPSTREAM_ENGINE_COMMAND = [PYTHON, shutil.copy(FAKE_ENGINE[-1], folder)]
+    limits = {"data_dir": folder / "data", "engine_uids": "61000-61001", "max_engine_homes_bytes": 0}
+    settings.SLIPSTREAM = get_config().model_copy(update=limits)
+    supervisor = Supervisor(settings.SLIPSTREAM, timings=dataclasses.replace(TIMINGS, tidy_seconds=0))
+    owner = make_organization()
+    deployment = make_deployment(make_served_model(folder / "model", organization=owner), owner)
+    tick_until_state(supervisor, deployment, State.READY)
+    home = folder / "data" / "engine_homes" / "61000"
+
+    unused = home.with_name("61001")
+    unused.mkdir()
+    tick_until(supervisor, lambda: not unused.exists())
+    assert home.exists()
+
+    process = supervisor._watched[deployment.pk].process
+    assert process is not None
+    process.kill()
+    process.wait()
+    supervisor.stop()
+
+    def is_deleted() -> bool:  # the lock is free when the last thread of the killed process has ended
+        engine_homes_limit(settings.SLIPSTREAM)
+        return not home.exists()
+
+    wait_until(is_deleted)
 
 
 def tick_until_error(supervisor: Supervisor, deployment: Deployment) -> None:

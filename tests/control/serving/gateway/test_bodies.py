@@ -172,6 +172,28 @@ def test_a_body_that_needs_too_much_memory_is_refused(monkeypatch: pytest.Monkey
         asyncio.run(BodyReader().read(raw, CHAT, organization_id="org"))
 
 
+READS_FOR_A_MINUTE = """
+import sys, time
+from control.serving.gateway import completion_request
+read, ends_at = completion_request.read, time.monotonic() + 60
+def read_slowly(raw, path):
+    while time.monotonic() < ends_at:
+        pass
+    return read(raw, path)
+completion_request.read = read_slowly
+completion_request.main(sys.argv[1], *map(int, sys.argv[2:]))
+"""
+
+
+def test_a_body_that_needs_too_much_processor_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_bodies, "CPU_SECONDS", 1)
+    monkeypatch.setattr(large_bodies, "_COMMAND", (sys.executable, "-S", "-c", READS_FOR_A_MINUTE))
+    raw = b'{"model": "m", "prompt": "' + b"x" * SMALL_BYTES + b'"}'
+
+    with pytest.raises(ApiError, match="too many values"):
+        asyncio.run(BodyReader().read(raw, CHAT, organization_id="org"))
+
+
 def test_the_event_loop_goes_on_while_a_large_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(large_bodies, "read")  # a thread that parses would keep the interpreter's lock meanwhile
     raw = b'{"model": "m", "messages": [' + b"[]," * 2_500_000 + b"[]]}"  # the parser needs half a second or more

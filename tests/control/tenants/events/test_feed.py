@@ -11,8 +11,9 @@ from unittest.mock import patch
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import AsyncClient, Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from control.core.api.errors import ApiError
@@ -23,7 +24,7 @@ from control.tenants.accounts.models import Organization
 from control.tenants.administration.services import api_key_revoke, project_create
 from control.tenants.events import stream as stream_module
 from control.tenants.events.models import Event
-from control.tenants.events.services import RETENTION, event_record, events_number, events_prune
+from control.tenants.events.services import NUMBER_LIMIT, RETENTION, event_record, events_number, events_prune
 from control.tenants.events.stream import Pace, refuse_too_many, stream
 from control.tenants.events.subscription import Subscription, subscription_of
 from control.tenants.events.types import EVENT_TYPES
@@ -154,6 +155,24 @@ def test_events_of_each_organization_are_numbered_without_gaps(
     assert list(seqs) == [1, 2, 3]
 
 
+def test_many_events_are_numbered_by_few_statements_and_in_short_transactions(
+    organization: Organization, other_organization: Organization
+) -> None:
+    """As when an organization reads its feed for the first time."""
+    events = [Event(organization=organization, type="batch.completed", object_id=f"{n}") for n in range(2_200)]
+    Event.objects.bulk_create(events)
+    record_event(other_organization)
+
+    with CaptureQueriesContext(connection) as queries:
+        events_number(organization)
+
+    assert len(queries) <= 100
+    num_transactions = sum(query["sql"].startswith("SAVEPOINT") for query in queries)
+    assert num_transactions >= 2_200 / NUMBER_LIMIT
+    numbered = Event.objects.filter(organization=organization).order_by("seq").values_list("seq", "object_id")
+    assert list(numbered) == [(n + 1, f"{n}") for n in range(2_200)]
+
+
 def test_an_event_that_is_committed_late_is_numbered_after_events_already_read(organization: Organization) -> None:
     """The event that is created first but committed last has the smaller `number` and the larger `seq`."""
     committed_last = record_event(organization, "late")
@@ -210,6 +229,15 @@ def test_old_events_are_deleted_and_the_numbering_continues(organization: Organi
     assert record_event(organization).pk
     events_number(organization)
     assert list(Event.objects.order_by("seq").values_list("seq", flat=True)) == [3, 4]
+
+
+def test_old_events_that_nobody_has_read_are_deleted(organization: Organization) -> None:
+    old, recent = record_event(organization, "old"), record_event(organization, "recent")
+    Event.objects.filter(pk=old.pk).update(created_at=timezone.now() - RETENTION - dt.timedelta(seconds=1))
+
+    assert events_prune() == 1
+    assert Event.objects.get() == recent
+    assert recent.seq is None
 
 
 def test_a_stream_sends_each_event_once_with_its_id(organization: Organization) -> None:

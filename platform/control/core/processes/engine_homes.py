@@ -1,0 +1,102 @@
+"""The homes of engine users. The least recently used ones are deleted when all of them together exceed a limit.
+
+In the data folder:
+    engine_homes/UID            a home
+    engine_homes/.UID.*         a home that is being deleted
+    engine_home_locks/UID.lock  in use while a process has the home; its modification time is that of the last use
+
+The locks lie in a folder that engines cannot reach, so that none can block another organization's home. `du` and `rm`
+measure and delete, because they cope with folders nested so deeply that Python's own functions fail.
+"""
+
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from control.core.processes.engine_users import EngineUser
+from control.core.processes.in_use import locked_if_unused, open_in_use
+from control.core.settings.config import Config
+
+# Homes are measured so often on each machine. A home can have many thousands of files.
+MEASURE_SECONDS = 600.0
+# The limit holds a lock for one rename only. Engines that inherit a lock could hold it for ever.
+MAX_WAIT_SECONDS = 5.0
+
+
+def use_home(user: EngineUser) -> IO[bytes]:
+    """Makes the user's home unless it exists.
+
+    Returns: a file that keeps the home from being deleted while this process, or one that inherits it, has it open.
+    Raises: TimeoutError: a process of this user has locked its home.
+    """
+    lock = open_in_use(_lock_path(user.home), max_wait_seconds=MAX_WAIT_SECONDS)
+    os.utime(lock.fileno())
+    for folder in (user.home, user.home / "cache", user.home / "tmp"):
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)  # another process may make it now
+        os.chown(folder, user.uid, user.uid, follow_symlinks=False)
+    return lock
+
+
+def engine_homes_limit(config: Config) -> None:
+    """Deletes the least recently used homes that no process uses until the rest fits the limit.
+
+    Does nothing if the homes of this machine were measured less than `MEASURE_SECONDS` ago.
+    """
+    homes = config.data_dir.resolve() / "engine_homes"
+    if not homes.is_dir():
+        return
+    limiting = _lock_path(homes / ".limit")
+    is_first = not limiting.exists()
+    with locked_if_unused(limiting) as is_mine:
+        if not is_mine or (not is_first and limiting.stat().st_mtime > time.time() - MEASURE_SECONDS):
+            return
+        os.utime(limiting)
+        _remove(list(homes.glob(".*")))
+        sizes = _num_bytes([home for home in homes.iterdir() if home.is_dir()])
+        excess = sum(sizes.values()) - config.max_engine_homes_bytes
+        for home in sorted(sizes, key=_used_at):
+            if excess > 0 and _delete_if_unused(home):
+                excess -= sizes[home]
+
+
+def _used_at(home: Path) -> float:
+    lock = _lock_path(home)
+    with locked_if_unused(lock) as is_unused:
+        if not is_unused:
+            os.utime(lock)
+    return lock.stat().st_mtime
+
+
+def _delete_if_unused(home: Path) -> bool:
+    lock = _lock_path(home)
+    with locked_if_unused(lock) as is_unused:
+        if not is_unused:
+            return False
+        hidden = home.rename(home.with_name(f".{home.name}.{secrets.token_hex(4)}"))
+        lock.unlink()
+    _remove([hidden])  # without the lock, because it can take long
+    return True
+
+
+def _num_bytes(folders: Sequence[Path]) -> dict[Path, int]:
+    """The disk space of each folder."""
+    if not folders:
+        return {}
+    # A file that disappears meanwhile makes du fail, but the sums of the others are correct.
+    done = subprocess.run(["du", "-sk", "--", *folders], check=False, capture_output=True, text=True)
+    sizes = (line.split("\t", 1) for line in done.stdout.splitlines())
+    return {Path(name): 1024 * int(size) for size, name in sizes}
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    if folders:
+        subprocess.run(["rm", "-rf", "--", *folders], check=False, capture_output=True)
+
+
+def _lock_path(home: Path) -> Path:
+    return home.parent.with_name("engine_home_locks") / f"{home.name}.lock"

@@ -6,7 +6,7 @@ from typing import Any
 from drf_spectacular.contrib.pydantic import PydanticExtension
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, PolymorphicProxySerializer
 
 from control.core.api.operation import Operation, operation_of
 from control.core.api.schemas import Error
@@ -81,7 +81,18 @@ class OperationSchema(AutoSchema):
         else:
             responses[entry.status, "application/json"] = entry.response
         if entry.plan is not None:
-            responses[200, "application/json"] = OpenApiResponse(entry.plan, "The answer to `validate_only`.")
+            text, plan = "The answer to `validate_only`.", entry.plan
+            if entry.status == 200:
+                text, plan = "A plan is the answer to `validate_only`.", _either(entry.response, entry.plan)
+            responses[200, "application/json"] = OpenApiResponse(plan, text)
         if entry.also is not None:
             responses[entry.status, entry.also] = OpenApiTypes.STR
         return responses
+
+
+def _either(response: Any, plan: Any) -> Any:
+    return PolymorphicProxySerializer(
+        component_name=f"{response.__name__}Or{plan.__name__}",
+        serializers=[response, plan],
+        resource_type_field_name=None,
+    )

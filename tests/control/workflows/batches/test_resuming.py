@@ -17,6 +17,7 @@ from control.core.settings.config import get_config
 from control.core.storage.backends import FolderStorage, get_storage
 from control.data.files.models import File
 from control.data.files.services import file_delete
+from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.services import job_claim
 from control.queue.jobs.shards import ShardRows
@@ -91,6 +92,17 @@ def test_a_resumed_batch_has_the_bytes_of_the_finished_rows_and_runs_only_the_ot
     assert len(tokens) == 6
     assert (new.total, new.completed, new.failed, new.copied) == (7, 6, 1, 4)
     assert fields_of(old) == before
+
+
+def test_a_resumed_batch_keeps_its_options_of_the_engine(db: None, tmp_path: Path) -> None:
+    old = make_ended_batch(tmp_path)
+    old.engine = EngineOptions(weights="int8", max_concurrency=8).model_dump()
+    old.save()
+
+    new = batch_resume(batch=old)
+
+    assert new.engine == old.engine
+    assert new.job.params["max_batch_size"] == 8
 
 
 def test_only_the_new_rows_of_a_resumed_batch_are_charged(db: None, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-EVALUATION_ENGINES = 3  # of an evaluation: plain decoding, suffix decoding and the speculator
 DEFAULT_CONCURRENCY = 16
 DEFAULT_KV_BYTES = 1 << 30
 

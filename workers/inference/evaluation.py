@@ -23,7 +23,7 @@ from engine.planned import fit
 from engine.row_invariance import check_row_invariance
 from engine.tokenizer import Tokenizer
 from workers.build import build_identity
-from workers.contracts import Checkpoint, EvaluationSpec, Finished, Metrics, Progress
+from workers.contracts import EVALUATION_ENGINES, Checkpoint, EvaluationSpec, Finished, Metrics, Progress
 from workers.emitter import Emit
 from workers.failures import InvalidInputError, UserConfigError
 from workers.inference.comparison import Arms, Measurement, measure, warm_up
@@ -35,7 +35,6 @@ from workers.inference.measured import read_measurements, write_measurements
 from workers.inference.plot import plot_report
 from workers.inference.report import evaluation_report, tokens_by_row
 from workers.inference.rows import RowAnswer, RowError, RowRequest, prepare_row, read_rows
-from workers.planning import EVALUATION_ENGINES
 
 _ETA_SECONDS = 2.0  # between two estimates of the remaining time
 

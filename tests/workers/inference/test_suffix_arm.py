@@ -60,7 +60,7 @@ def test_an_interrupted_evaluation_keeps_the_measurements_of_all_arms(tmp_path: 
     report = evaluation.run_evaluation(spec, Recorder()).result
 
     speed = stored["suffix"]["num_tokens"][0] / stored["suffix"]["seconds"][0]
-    assert report["tokens_per_second_suffix"] == round(speed, 3)
+    assert report["tokens_per_second_suffix"] == round(speed, 4)
 
 
 def test_the_caches_of_three_arms_share_the_memory(tmp_path: Path, tiny_model: Path) -> None:

@@ -19,10 +19,9 @@ from control.models.engines.schemas import (
     Reason,
     SequenceCount,
 )
-from workers.contracts import MAX_ROWS
+from workers.contracts import EVALUATION_ENGINES, MAX_ROWS
 from workers.planning import (
     DEFAULT_CONCURRENCY,
-    EVALUATION_ENGINES,
     DoesNotFit,
     ModelSizes,
     Plan,

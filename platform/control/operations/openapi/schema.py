@@ -9,7 +9,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, PolymorphicProxySerializer
 
 from control.core.api.operation import Operation, operation_of
-from control.core.api.schemas import Error, ResponseModel
+from control.core.api.schemas import Error
 from control.tenants.authentication.views import OrganizationView
 
 SECURITY: list[dict[str, list[str]]] = [{"key": []}, {"x-api-key": []}]  # either header is accepted
@@ -80,17 +80,19 @@ class OperationSchema(AutoSchema):
             responses[entry.status, entry.response] = OpenApiTypes.BINARY
         else:
             responses[entry.status, "application/json"] = entry.response
-        if entry.plan is not None and entry.status == 200:
-            responses[200, "application/json"] = _either(entry.response, entry.plan)
-        elif entry.plan is not None:
-            responses[200, "application/json"] = OpenApiResponse(entry.plan, "The answer to `validate_only`.")
+        if entry.plan is not None:
+            text, plan = "The answer to `validate_only`.", entry.plan
+            if entry.status == 200:
+                text, plan = "A plan is the answer to `validate_only`.", _either(entry.response, entry.plan)
+            responses[200, "application/json"] = OpenApiResponse(plan, text)
         if entry.also is not None:
             responses[entry.status, entry.also] = OpenApiTypes.STR
         return responses
 
 
-def _either(response: type[ResponseModel], plan: type[ResponseModel]) -> OpenApiResponse:
-    name = f"{response.__name__}Or{plan.__name__}"
-    serializers: list[Any] = [response, plan]  # drf-spectacular maps pydantic models too
-    either = PolymorphicProxySerializer(component_name=name, serializers=serializers, resource_type_field_name=None)
-    return OpenApiResponse(either, f"To a request with `validate_only`, the answer is `{plan.__name__}`.")
+def _either(response: Any, plan: Any) -> Any:
+    return PolymorphicProxySerializer(
+        component_name=f"{response.__name__}Or{plan.__name__}",
+        serializers=[response, plan],
+        resource_type_field_name=None,
+    )

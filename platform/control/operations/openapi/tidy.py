@@ -16,12 +16,15 @@ def tidy(result: dict[str, Any], **_: Any) -> dict[str, Any]:
 
 
 def _without_null(member: dict[str, Any]) -> dict[str, Any]:
-    """Replaces {"anyOf": [{"type": X}, {"type": "null"}]} by {"type": [X, "null"]}, and drops a default of null."""
+    """Replaces {"anyOf": [{"type": X}, {"type": "null"}]} by {"type": [X, "null"]}, and drops a default of null.
+
+    A reference to another schema has no type of its own: its "anyOf" stays.
+    """
     result = dict(member)
     if result.get("default", ...) is None:
         del result["default"]
-    if "type" in (of_value := result.get("anyOf", [{}])[0]):  # a reference to another schema has no type
-        del result["anyOf"]
+    if "type" in result.get("anyOf", [{}])[0]:
+        of_value, _ = result.pop("anyOf")
         result |= {**of_value, "type": [of_value["type"], "null"]}
     return result
 

@@ -57,7 +57,7 @@ class DeploymentObject(ResponseModel):
     speculator_id: str | None
     adapters: list[ServedAdapter]
     remember_answers: bool
-    engine: SkipValidation[EngineOptions]
+    engine: EngineOptions
     desired_state: Annotated[str, OneOf(Deployment.Desired)]
     state: Annotated[str, OneOf(Deployment.State)]
     error: SkipValidation[Failure | None]

@@ -148,7 +148,7 @@ class BatchObject(ResponseModel):
     quote_id: str | None = Field(
         description="Our addition: the quote. The batch is paused when the cost reaches the cap of the quote."
     )
-    engine: SkipValidation[EngineOptions] = Field(description="Our addition: the options of the engine.")
+    engine: EngineOptions = Field(description="Our addition: the options of the engine.")
     resumed_from: str | None = Field(description="Our addition: the batch whose finished rows this batch copies.")
     rows_copied: int = Field(description="Our addition: the number of these rows. `usage` and `cost` exclude them.")
     errors_by_code: SkipValidation[dict[str, int]] = Field(

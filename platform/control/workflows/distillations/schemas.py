@@ -60,7 +60,7 @@ class DistillationObject(ResponseModel):
     error_file_id: str | None
     on_truncation: Annotated[str, OneOf(Batch.OnTruncation)]
     max_continued_tokens: int | None
-    engine: SkipValidation[EngineOptions]
+    engine: EngineOptions
     truncated: Truncated | None = Field(description="Null until the batch has ended.")
     request_counts: RequestCounts
     usage: BatchUsage

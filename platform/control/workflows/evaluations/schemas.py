@@ -12,8 +12,6 @@ from control.workflows.evaluations.models import Evaluation
 
 
 class EvaluationOptions(RequestModel, strict=True):
-    """Without `prompts_file`, the prompts that the speculator's pipeline held out are used."""
-
     speculator_id: str
     prompts_file: str | None = None
     concurrencies: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8)] = [
@@ -28,6 +26,8 @@ class EvaluationOptions(RequestModel, strict=True):
 
 
 class EvaluationRequest(EvaluationOptions):
+    """Without `prompts_file`, the prompts that the speculator's pipeline held out are used."""
+
     validate_only: ValidateOnly = False
 
 
@@ -42,7 +42,7 @@ class EvaluationObject(ResponseModel):
     max_tokens: SkipValidation[int | None]
     repeats: SkipValidation[int]
     price_per_gpu_hour: SkipValidation[float | None] = Field(description="USD.")
-    engine: SkipValidation[EngineOptions]
+    engine: EngineOptions
     job_id: str
     progress: Progress | None
     metrics: SkipValidation[Figures] = Field(

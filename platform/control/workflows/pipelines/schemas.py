@@ -147,7 +147,7 @@ class PipelineObject(ResponseModel):
     )
     training: SkipValidation[Figures]
     evaluation: SkipValidation[Figures]
-    engine: SkipValidation[EngineOptions]
+    engine: EngineOptions
     gate: SkipValidation[Figures]
     deploy: bool
     stages: list[StageObject]

@@ -117,6 +117,28 @@ def test_responses_match_the_document(route: Route, method: str, client: Client,
         assert body["data"], "the list is empty, so nothing was checked"
 
 
+@pytest.mark.parametrize("path", ["deployments", "batches", "distillations", "evaluations", "pipelines"])
+def test_a_plan_and_the_created_object_are_both_documented(path: str) -> None:
+    """Batches are created with status 200, as OpenAI does it, which is also the status of plans."""
+    document = generate()
+    responses = document["paths"][f"/v1/{path}"]["post"]["responses"]
+    schemas = [
+        schema
+        for status, response in responses.items()
+        if status.startswith("2")
+        for schema in _alternatives(document, response["content"]["application/json"]["schema"])
+    ]
+    is_plan = [name.endswith("Plan") for name in schemas]
+
+    assert sorted(is_plan) == [False, True], schemas
+
+
+def _alternatives(document: dict[str, Any], reference: dict[str, str]) -> list[str]:
+    name = reference["$ref"].rpartition("/")[2]
+    either = document["components"]["schemas"][name].get("oneOf")
+    return [name] if either is None else [part["$ref"].rpartition("/")[2] for part in either]
+
+
 def test_operations_with_a_body_declare_it() -> None:
     for name, body in example_bodies().items():
         method, path = name.split(" ")

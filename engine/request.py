@@ -14,7 +14,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence or stop token
     LENGTH = "length"
     CANCELLED = "cancelled"
-    FAILED = "failed"  # `StepOutput.failure` says why; responses of the API have an error instead
+    FAILED = "failed"  # `StepOutput.failure` says why; the API answers such requests with an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,12 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # subtracted once per occurrence of the token in the answer so far
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias added to its logit); ids are distinct
     grammar: Grammar | None = None
-    thinking: Thinking | None = None  # the trace before the answer; the grammar begins after it. None: there is none
+    # the reasoning before the answer, to which the grammar does not apply; None: the model does not reason
+    thinking: Thinking | None = None
     seed: int = 0  # 64 bits
     stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's end-of-sequence ids
     ignore_eos: bool = False
-    num_logprobs: int | None = None  # None: no log-probabilities; k: of the sampled token and of the k likeliest tokens
+    num_logprobs: int | None = None  # k: log-probabilities of the sampled and of the k likeliest tokens; None: none
     prompt_logprobs: bool = False  # whether the prompt's tokens get log-probabilities as well; needs num_logprobs
 
     def __post_init__(self) -> None:
@@ -73,12 +74,12 @@ class SamplingParams:
         if not -2.0 <= self.frequency_penalty <= 2.0:
             raise ValueError(f"frequency_penalty must be in -2..2, got {self.frequency_penalty}")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise ValueError(f"logit_bias may name {MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}")
+            raise ValueError(f"logit_bias may contain at most {MAX_LOGIT_BIAS} tokens, got {len(self.logit_bias)}")
         if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
-            raise ValueError("logit_bias must name each token once")
+            raise ValueError("logit_bias must not contain a token twice")
         for token, bias in self.logit_bias:
             if token < 0 or not -100.0 <= bias <= 100.0:
-                raise ValueError(f"logit_bias must give token ids a bias in -100..100, got {bias} for {token}")
+                raise ValueError(f"logit_bias must give tokens from 0 a bias in -100..100, got {bias} for {token}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,11 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     adapter: str | None = None  # name of a loaded LoRA adapter
-    memory: str | None = None  # drafters may copy from past answers of requests with the same value; None: from none
-    expected_token_ids: tuple[int, ...] = ()  # an answer to verify (engine/audit); drafted instead of the drafter's
-    prediction_token_ids: tuple[int, ...] = ()  # text that the answer may repeat; drafted where the answer agrees
+    # the name of a group of requests; drafters may copy from past answers of the same group. None: from no past answers
+    memory: str | None = None
+    expected_token_ids: tuple[int, ...] = ()  # an answer to verify (engine/audit), which replaces the drafter's drafts
+    # text that the answer will probably repeat; its next tokens are drafted while the answer so far agrees with it
+    prediction_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class SpeculationStats:
     num_spec_steps: int = 0  # verifications, including those without a draft
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
-    num_spec_tokens: int = 0  # maximum depth of a draft
+    num_spec_tokens: int = 0  # the maximum depth of the drafter's drafts, named as in vLLM
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     acceptance_histogram: list[int] = field(default_factory=list)  # [i]: verifications that accepted i draft tokens
 
@@ -140,8 +143,8 @@ class StepOutput:
     finish_reason: FinishReason | None
     speculation: SpeculationStats | None
     failure: NonFiniteLogits | None = None  # set if the finish reason is FAILED
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of prompt[1:]; with the first token, if requested
-    num_drafted: int | None = None  # draft tokens that were verified; None: the statistics count no verification
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of prompt[1:], if requested; only in the first output
+    num_drafted: int | None = None  # draft tokens that the pass checked; None: a prefill, which `speculation` omits
 
 
 @dataclass(frozen=True, slots=True)

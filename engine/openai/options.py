@@ -160,7 +160,7 @@ def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...
     biases = Fields(fields.mapping("logit_bias"), path="logit_bias")
     names = list(biases)
     if len(names) > MAX_LOGIT_BIAS:
-        message = f"logit_bias may name {MAX_LOGIT_BIAS} tokens, got {len(names)}"
+        message = f"logit_bias may contain at most {MAX_LOGIT_BIAS} tokens, got {len(names)}"
         raise InvalidRequest(message, param="logit_bias")
     parsed: dict[int, float] = {}
     for name in names:

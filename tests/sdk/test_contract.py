@@ -105,7 +105,9 @@ def test_the_error_for_an_invalid_pipeline_names_the_parameter(client: Client, b
     assert (caught.value.code, caught.value.param) == ("unknown_parameter", "gate.min_sped")
 
 
-def test_plans_of_engines_create_nothing_and_objects_have_their_options(client: Client, base_model: BaseModel) -> None:
+def test_a_plan_creates_nothing_and_created_objects_have_the_options_of_the_engine(
+    client: Client, base_model: BaseModel
+) -> None:
     model, prompts, engine = base_model.name, client.files.upload(rows(6)).id, {"weights": "int8"}
     plans = [
         client.batches.plan(input_file_id=prompts, model=model, engine=engine),
@@ -298,6 +300,6 @@ def test_the_asynchronous_client_works_with_the_real_api(base_model: BaseModel) 
             with pytest.raises(PipelineFailed):
                 await pipeline.wait()
 
-    # Nothing in the coroutine waits, so it runs to its end, which raises StopIteration, without an event loop.
+    # Nothing in the coroutine waits, so one `send` runs it to its end without an event loop.
     with pytest.raises(StopIteration):
         use_client().send(None)

@@ -42,11 +42,14 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
 
 
 def check(heads: Mapping[str, Any]) -> None:
-    """heads: sizes of trained heads, or hyperparameters. Raises: ExchangeError: the format does not support them."""
-    medusa.check(heads, "LoRAX's Medusa of version 2")
+    """Raises: ExchangeError: the format does not support the heads.
+
+    heads: num_heads, num_layers and so on, of trained heads or of hyperparameters.
+    """
+    medusa.check(heads, "LoRAX's Medusa format, version 2,")
     if heads["num_layers"] != 1:
         raise unsupported(
-            "LoRAX's Medusa of version 2 supports one layer per head; train with num_layers 1 to export it"
+            "LoRAX's Medusa format, version 2, supports one layer per head; train with num_layers 1 to export it"
         )
 
 
@@ -55,7 +58,7 @@ def read(folder: Path, target: Target) -> Artifact:
     values, weights = read_json(folder / "config.json"), read_weights(folder)
     num_heads = integer(values, "medusa_num_heads")
     if integer(values, "medusa_num_layers", 1) != 1 or any(name.endswith(".1.weight") for name in weights):
-        raise invalid("only version 2 can be imported, in which heads have one layer and share the model's lm_head")
+        raise invalid("only version 2 can be imported; its heads have one layer and share the model's lm_head")
     heads = {name: tensor for name, tensor in weights.items() if not is_adapter_tensor(name)}
     result = medusa.heads_artifact(heads, integers(range(target.vocab_size)), target, num_heads=num_heads, num_layers=1)
     lora = {name: tensor for name, tensor in weights.items() if is_adapter_tensor(name)}

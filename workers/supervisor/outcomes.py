@@ -12,7 +12,7 @@ from control.queue.jobs.failures import Failure
 from workers.contracts import FailureClass
 
 
-class Interruption(Exception):  # not named Error, because most interruptions are no errors
+class Interruption(Exception):  # not named Error, because most interruptions are not errors
     """Ends an attempt before the job is done."""
 
 
@@ -35,7 +35,11 @@ class AttemptFailed(Interruption):
 
 
 class ChildCrashed(AttemptFailed):
-    """`sent_event`: whether the child printed an event before it crashed. If so, one of its rows may be the cause."""
+    """A child process ended without a result.
+
+    sent_event: whether the child sent an event before it crashed. If so, it had started, and a row of the job may be
+        the cause.
+    """
 
     def __init__(self, code: str, message: str, *, sent_event: bool) -> None:
         super().__init__(FailureClass.INFRA, code, message)

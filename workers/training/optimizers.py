@@ -44,7 +44,7 @@ def optimizer_tensors(parameters: Mapping[str, nn.Parameter], optimizers: Sequen
 def restore_optimizers(
     parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Restores the state from the result of `optimizer_tensors`. Example of a name: optimizer.exp_avg.fc.weight."""
+    """Restores the state from the result of `optimizer_tensors`, with keys such as optimizer.exp_avg.fc.weight."""
     for optimizer in optimizers:
         optimized_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for name, parameter in parameters.items():

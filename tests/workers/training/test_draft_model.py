@@ -1,4 +1,4 @@
-"""Tests of draft models, which have some layers of their target: the layers, the head, and the training batches."""
+"""Tests of the layers, the head and the training batches of draft models, which consist of layers of their target."""
 
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from workers.training.hidden_states import compute_tap_rows
 
 @pytest.mark.parametrize(
     ("num_layers", "wanted", "kept"),
+    # 0 wanted layers: an eighth of the target's layers
     [(30, 0, [0, 14, 29]), (30, 4, [0, 9, 19, 29]), (4, 1, [0]), (4, 9, [0, 1, 2, 3]), (4, 0, [0]), (1, 0, [0])],
 )
 def test_the_layers_of_a_draft_model_are_evenly_spread_over_the_target(
@@ -46,6 +47,7 @@ def test_the_head_used_in_training_gives_the_probabilities_of_the_served_head(
     features = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
     served = load_model(tmp_path, dtype="float32").logits(features).log_softmax(-1)
     head = head_for_training(target.lm_head, draft_vocab)
+    # The head has a column of biases, so the features get a 1. Its last row is for all tokens without a row.
     trained = functional.linear(functional.pad(features, (0, 1), value=1.0), head).log_softmax(-1)
     torch.testing.assert_close(trained[:, :-1], served[:, draft_vocab], rtol=1e-4, atol=1e-5)
     assert torch.equal(DraftModel.load(tmp_path).draft_vocab, draft_vocab)

@@ -1,4 +1,7 @@
-"""OpenAI's fine-tuning routes. Each fine-tuning job runs as a pipeline, which the tests advance as workers do."""
+"""OpenAI's fine-tuning routes. Each fine-tuning job runs as a pipeline, which the tests advance as workers do.
+
+`turbo` is the member of the request with our own parameters.
+"""
 
 import json
 from pathlib import Path
@@ -116,7 +119,9 @@ def test_a_succeeded_job_names_its_fine_tuned_model(client: Client, training_fil
     assert job["turbo"]["speculator_id"] == pipeline.speculator_id
 
 
-def test_with_deploy_the_fine_tuned_model_is_the_name_of_a_deployment(client: Client, training_file: File) -> None:
+def test_the_fine_tuned_model_of_a_deployed_job_is_the_name_of_its_deployment(
+    client: Client, training_file: File
+) -> None:
     body = create(client, training_file, turbo={"deploy": True}).json()
     pipeline = set_deployment_state(advance_to_stage("deploy", pipeline_of(body)), "ready")
 
@@ -131,7 +136,7 @@ def test_the_error_of_the_pipeline_is_the_error_of_the_job(client: Client, train
     failed = create(client, training_file).json()
     end_batch(pipeline_of(failed), "failed", errors=[{"code": "out_of_memory", "message": "Too large."}])
     unequal = create(client, training_file).json()
-    end_evaluation(advance_to_stage("evaluate", pipeline_of(unequal)), outputs_equal=1)
+    end_evaluation(advance_to_stage("evaluate", pipeline_of(unequal)), outputs_equal=1)  # of 2 answers
 
     for body, code in ((failed, "out_of_memory"), (unequal, "gate_rejected")):
         job = client.get(f"{JOBS}/{body['id']}").json()
@@ -279,7 +284,7 @@ def test_jobs_can_be_filtered_by_metadata(client: Client, training_file: File) -
         ({"turbo": {"speed": 9}}, 400, "turbo.speed"),
         ({"turbo": {"hyperparameters": {"num_heads": 0}}}, 400, "turbo.hyperparameters.num_heads"),
         ({"turbo": {"gate": {"min_speedup": "x"}}}, 400, "turbo.gate.min_speedup"),
-        ({"turbo": {"held_out": 100}}, 400, "training_file"),
+        ({"turbo": {"held_out": 100}}, 400, "training_file"),  # which has 20 rows
         ({"unknown": 1}, 400, "unknown"),
     ],
 )

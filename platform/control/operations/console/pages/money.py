@@ -41,7 +41,7 @@ class SpendCapForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscripta
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.instance.nanousd is not None:
-            self.fields["usd"].initial = Decimal(self.instance.nanousd).scaleb(-9)  # exact; `usd` rounds
+            self.fields["usd"].initial = Decimal(self.instance.nanousd).scaleb(-9)  # exact; the function `usd` rounds
 
     def clean_project(self) -> Any:
         project, organization = self.cleaned_data["project"], self.cleaned_data.get("organization")

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -182,3 +183,22 @@ def test_time_that_a_check_waits_for_a_thread_does_not_count_as_unhealthy(monkey
             pass
 
     assert (watch.failures, watch.unhealthy_seconds) == (1, 5.0)
+
+
+def test_health_checks_create_no_clients(
+    supervisor: Supervisor, tmp_path: Path, probed_ports: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Creating a client takes 18 ms of a processor, which a check every second of each endpoint would multiply."""
+    created: list[httpx2.Client] = []
+    create = httpx2.Client.__init__
+
+    def create_counted(client: httpx2.Client, *args: Any, **options: Any) -> None:
+        created.append(client)
+        create(client, *args, **options)
+
+    monkeypatch.setattr(httpx2.Client, "__init__", create_counted)
+    tick_until_state(supervisor, make_deployment(make_served_model(tmp_path / "model")), State.READY)
+
+    tick_until(supervisor, lambda: len(probed_ports) >= 5)
+
+    assert created == []

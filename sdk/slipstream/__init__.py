@@ -48,7 +48,7 @@ from slipstream.jobs import Job, JobEvent
 from slipstream.messages import Message, MessageTokens
 from slipstream.organization import AuditEvent, AuditExport, Member, Project
 from slipstream.pipelines import PipelineRun
-from slipstream.plans import DevicePlan, EnginePlan
+from slipstream.plans import DevicePlan, EnginePlan, PipelinePlan
 from slipstream.responses import Response
 from slipstream.rollouts import Rollout
 from slipstream.spending import SpendCap
@@ -127,6 +127,7 @@ __all__ = [
     "PermissionDeniedError",
     "Pipeline",
     "PipelineFailed",
+    "PipelinePlan",
     "PipelineRun",
     "Progress",
     "Project",

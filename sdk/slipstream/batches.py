@@ -9,6 +9,7 @@ import httpx2
 from slipstream.drivers import Exchange, Item, Items, Steps, iteration, procedure
 from slipstream.errors import BatchFailed
 from slipstream.http import D, Lines, Resource, connection_error, path_of, pause
+from slipstream.plans import EnginePlan
 from slipstream.types import Batch
 from slipstream.waiting import wait_for
 
@@ -24,10 +25,42 @@ class Batches(Resource[D]):
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
         quote_id: str | None = None,
+        engine: Mapping[str, Any] | None = None,
     ) -> Steps[Batch]:
-        """Args: model: the model for rows without `model`. quote_id: a quote whose cap limits the cost of the batch."""
+        """Create a batch.
+
+        Args:
+            model: the model for rows without `model`.
+            quote_id: a quote whose cap limits the cost of the batch.
+            engine: options of the engine; `slipstream.plans` lists them.
+        """
+        body = {
+            "input_file_id": input_file_id,
+            "endpoint": endpoint,
+            "completion_window": completion_window,
+            "model": model,
+            "metadata": metadata,
+            "quote_id": quote_id,
+            "engine": engine,
+        }
+        return self.http.post(Batch, "batches", body)
+
+    @procedure
+    def plan(
+        self,
+        *,
+        input_file_id: str,
+        endpoint: str = "/v1/chat/completions",
+        completion_window: str = "24h",
+        model: str | None = None,
+        engine: Mapping[str, Any] | None = None,
+    ) -> Steps[EnginePlan]:
+        """Show how the engine of such a batch would use its memory, without creating the batch.
+
+        Without `model`, which the rows then name, the plan is unknown.
+        """
         body = {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": completion_window}
-        return self.http.post(Batch, "batches", {**body, "model": model, "metadata": metadata, "quote_id": quote_id})
+        return self.http.post(EnginePlan, "batches", {**body, "model": model, "engine": engine, "validate_only": True})
 
     @procedure
     def retrieve(self, batch_id: str) -> Steps[Batch]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from slipstream.drivers import Items, Steps, iteration, procedure
 from slipstream.http import D, Resource, path_of
+from slipstream.plans import EnginePlan
 from slipstream.waiting import wait_for
 
 
@@ -22,6 +23,7 @@ class Distillation:
     request_counts: Mapping[str, int]
     on_truncation: str = "keep"  # or drop, continue
     max_continued_tokens: int | None = None
+    engine: Mapping[str, Any] | None = None  # the options
     truncated: Mapping[str, int] | None = None  # in_trace, in_answer, continued, unfinished, dropped; when it has ended
     is_trainable: bool  # whether pipelines can use its answers
     output_file_id: str | None = None
@@ -47,6 +49,7 @@ class Distillations(Resource[D]):
         metadata: Mapping[str, str] | None = None,
         on_truncation: str | None = None,
         max_continued_tokens: int | None = None,
+        engine: Mapping[str, Any] | None = None,
     ) -> Steps[Distillation]:
         """Create a distillation. Any number of pipelines can use its id as `distillation_id`.
 
@@ -54,6 +57,7 @@ class Distillations(Resource[D]):
             quote_id: a quote whose cap limits the cost of the distillation.
             on_truncation: whether answers that reach the limits of their rows are `keep`, `drop` or `continue`.
             max_continued_tokens: the limit of a continued answer in all; the default is the context.
+            engine: options of the engine; `slipstream.plans` lists them.
         """
         body = {
             "model": model,
@@ -62,8 +66,15 @@ class Distillations(Resource[D]):
             "metadata": metadata,
             "on_truncation": on_truncation,
             "max_continued_tokens": max_continued_tokens,
+            "engine": engine,
         }
         return self.http.post(Distillation, "distillations", body)
+
+    @procedure
+    def plan(self, *, model: str, prompts_file: str, engine: Mapping[str, Any] | None = None) -> Steps[EnginePlan]:
+        """Show how the engine of such a distillation would use its memory, without creating the distillation."""
+        body = {"model": model, "prompts_file": prompts_file, "engine": engine, "validate_only": True}
+        return self.http.post(EnginePlan, "distillations", body)
 
     @procedure
     def retrieve(self, distillation_id: str) -> Steps[Distillation]:

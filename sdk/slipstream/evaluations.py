@@ -1,7 +1,7 @@
 """Evaluations compare the answers to held-out prompts with and without a speculator, and certify the result."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from slipstream.drivers import Items, Steps, iteration, procedure
 from slipstream.errors import EvaluationFailed
 from slipstream.files import save
 from slipstream.http import D, Resource, path_of
+from slipstream.plans import EnginePlan
 from slipstream.types import Evaluation
 from slipstream.waiting import wait_for
 
@@ -24,6 +25,7 @@ class Evaluations(Resource[D]):
         max_tokens: int | None = None,
         repeats: int | None = None,
         price_per_gpu_hour: float | None = None,
+        engine: Mapping[str, Any] | None = None,
     ) -> Steps[Evaluation]:
         """
         Args:
@@ -31,6 +33,7 @@ class Evaluations(Resource[D]):
             concurrencies: the default is 1, 4, 16 and 32.
             max_tokens: an upper limit for the `max_tokens` of every row.
             price_per_gpu_hour: USD, for the cost of a million tokens; the default is the installation's price.
+            engine: the options with which the speculator will be served; `slipstream.plans` lists them.
         """
         body = {
             "speculator_id": speculator_id,
@@ -39,8 +42,28 @@ class Evaluations(Resource[D]):
             "max_tokens": max_tokens,
             "repeats": repeats,
             "price_per_gpu_hour": price_per_gpu_hour,
+            "engine": engine,
         }
         return self.http.post(Evaluation, "evaluations", body)
+
+    @procedure
+    def plan(
+        self,
+        *,
+        speculator_id: str,
+        prompts_file: str | None = None,
+        concurrencies: Sequence[int] | None = None,
+        engine: Mapping[str, Any] | None = None,
+    ) -> Steps[EnginePlan]:
+        """Show how the two engines of such an evaluation would use their memory, without creating the evaluation."""
+        body = {
+            "speculator_id": speculator_id,
+            "prompts_file": prompts_file,
+            "concurrencies": None if concurrencies is None else list(concurrencies),
+            "engine": engine,
+            "validate_only": True,
+        }
+        return self.http.post(EnginePlan, "evaluations", body)
 
     @procedure
     def retrieve(self, evaluation_id: str) -> Steps[Evaluation]:

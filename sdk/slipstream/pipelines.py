@@ -7,6 +7,7 @@ from typing import Any, Generic
 from slipstream.drivers import Items, Steps, iteration, procedure
 from slipstream.errors import PipelineFailed
 from slipstream.http import D, Http, Resource, path_of
+from slipstream.plans import PipelinePlan
 from slipstream.types import Pipeline
 from slipstream.waiting import wait_for
 
@@ -47,6 +48,7 @@ class Pipelines(Resource[D]):
         gate: Mapping[str, Any] | None = None,
         deploy: bool = True,
         quote_id: str | None = None,
+        engine: Mapping[str, Any] | None = None,
     ) -> Steps[PipelineRun[D]]:
         """Start a pipeline; `create(...).wait()` waits until it has ended.
 
@@ -59,6 +61,7 @@ class Pipelines(Resource[D]):
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
             gate: {"min_speedup": 1.25, "concurrency": 4, "min_acceptance_length": 1.8, "outputs_equal": "model"}.
             quote_id: a quote whose cap limits the cost of the pipeline.
+            engine: options of the deployment and the evaluation; `slipstream.plans` lists them.
         """
         body = {
             "name": name,
@@ -73,8 +76,38 @@ class Pipelines(Resource[D]):
             "gate": gate,
             "deploy": deploy,
             "quote_id": quote_id,
+            "engine": engine,
         }
         return self._started("pipelines", body)
+
+    @procedure
+    def plan(
+        self,
+        *,
+        name: str,
+        model: str,
+        prompts_file: str | None = None,
+        distillation_id: str | None = None,
+        held_out_file: str | None = None,
+        training: Mapping[str, Any] | None = None,
+        evaluation: Mapping[str, Any] | None = None,
+        deploy: bool = True,
+        engine: Mapping[str, Any] | None = None,
+    ) -> Steps[PipelinePlan]:
+        """Show how the engines of such a pipeline would use their memory, without creating the pipeline."""
+        body = {
+            "name": name,
+            "model": model,
+            "prompts_file": prompts_file,
+            "distillation_id": distillation_id,
+            "held_out_file": held_out_file,
+            "training": training,
+            "evaluation": evaluation,
+            "deploy": deploy,
+            "engine": engine,
+            "validate_only": True,
+        }
+        return self.http.post(PipelinePlan, "pipelines", body)
 
     @procedure
     def retrieve(self, pipeline_id: str) -> Steps[Pipeline]:

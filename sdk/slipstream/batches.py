@@ -27,15 +27,23 @@ class Batches(Resource[D]):
         quote_id: str | None = None,
         engine: Mapping[str, Any] | None = None,
     ) -> Steps[Batch]:
-        """
+        """Create a batch.
+
         Args:
             model: the model for rows without `model`.
             quote_id: a quote whose cap limits the cost of the batch.
-            engine: options as in `Deployments.create`.
+            engine: options of the engine; `slipstream.plans` lists them.
         """
-        body = {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": completion_window}
-        options = {"model": model, "metadata": metadata, "quote_id": quote_id, "engine": engine}
-        return self.http.post(Batch, "batches", {**body, **options})
+        body = {
+            "input_file_id": input_file_id,
+            "endpoint": endpoint,
+            "completion_window": completion_window,
+            "model": model,
+            "metadata": metadata,
+            "quote_id": quote_id,
+            "engine": engine,
+        }
+        return self.http.post(Batch, "batches", body)
 
     @procedure
     def plan(
@@ -47,7 +55,10 @@ class Batches(Resource[D]):
         model: str | None = None,
         engine: Mapping[str, Any] | None = None,
     ) -> Steps[EnginePlan]:
-        """Show how the engine of a batch with these options would use its memory, without creating the batch."""
+        """Show how the engine of such a batch would use its memory, without creating the batch.
+
+        Without `model`, which the rows then name, the plan is unknown.
+        """
         body = {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": completion_window}
         return self.http.post(EnginePlan, "batches", {**body, "model": model, "engine": engine, "validate_only": True})
 

@@ -51,8 +51,7 @@ class Deployments(Resource[D]):
         Args:
             adapters: ids of adapters. A request selects an adapter by setting `model` to `name:adapter`.
             remember_answers: whether the engine may draft copies of a project's past answers; default: true.
-            engine: `weights` ("auto", "bf16", "int8", "int4" or "fp8"), `max_context` (tokens), `max_concurrency`,
-                `memory_share`, `kv_dtype`, `drafting` and `draft_budget`.
+            engine: options of the engine; `slipstream.plans` lists them.
         """
         body = {
             "name": name,

@@ -23,6 +23,7 @@ class Distillation:
     request_counts: Mapping[str, int]
     on_truncation: str = "keep"  # or drop, continue
     max_continued_tokens: int | None = None
+    engine: Mapping[str, Any] | None = None  # the options
     truncated: Mapping[str, int] | None = None  # in_trace, in_answer, continued, unfinished, dropped; when it has ended
     is_trainable: bool  # whether pipelines can use its answers
     output_file_id: str | None = None
@@ -30,7 +31,6 @@ class Distillation:
     paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses it
     cost: Mapping[str, Any]
     quote_id: str | None = None
-    engine: Mapping[str, Any] | None = None  # the options of the engine, as in `Deployment`
     created_at: int
 
     @property
@@ -57,7 +57,7 @@ class Distillations(Resource[D]):
             quote_id: a quote whose cap limits the cost of the distillation.
             on_truncation: whether answers that reach the limits of their rows are `keep`, `drop` or `continue`.
             max_continued_tokens: the limit of a continued answer in all; the default is the context.
-            engine: options as in `Deployments.create`.
+            engine: options of the engine; `slipstream.plans` lists them.
         """
         body = {
             "model": model,
@@ -72,7 +72,7 @@ class Distillations(Resource[D]):
 
     @procedure
     def plan(self, *, model: str, prompts_file: str, engine: Mapping[str, Any] | None = None) -> Steps[EnginePlan]:
-        """Show how the engine of a distillation would use its memory, without creating the distillation."""
+        """Show how the engine of such a distillation would use its memory, without creating the distillation."""
         body = {"model": model, "prompts_file": prompts_file, "engine": engine, "validate_only": True}
         return self.http.post(EnginePlan, "distillations", body)
 

@@ -33,7 +33,7 @@ class Evaluations(Resource[D]):
             concurrencies: the default is 1, 4, 16 and 32.
             max_tokens: an upper limit for the `max_tokens` of every row.
             price_per_gpu_hour: USD, for the cost of a million tokens; the default is the installation's price.
-            engine: the options of the deployment that will serve the speculator, as in `Deployments.create`.
+            engine: the options with which the speculator will be served; `slipstream.plans` lists them.
         """
         body = {
             "speculator_id": speculator_id,
@@ -55,7 +55,7 @@ class Evaluations(Resource[D]):
         concurrencies: Sequence[int] | None = None,
         engine: Mapping[str, Any] | None = None,
     ) -> Steps[EnginePlan]:
-        """Show how the engine of an evaluation would use its memory, without creating the evaluation."""
+        """Show how the engines of such an evaluation would use their memory, without creating the evaluation."""
         body = {
             "speculator_id": speculator_id,
             "prompts_file": prompts_file,

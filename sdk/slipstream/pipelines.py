@@ -61,7 +61,7 @@ class Pipelines(Resource[D]):
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
             gate: {"min_speedup": 1.25, "concurrency": 4, "min_speedup_over_suffix": 1.0, "outputs_equal": "model"}.
             quote_id: a quote whose cap limits the cost of the pipeline.
-            engine: options of the deployment as in `Deployments.create`, with which the speculator is also evaluated.
+            engine: options of the deployment and the evaluation; `slipstream.plans` lists them.
         """
         body = {
             "name": name,
@@ -89,17 +89,19 @@ class Pipelines(Resource[D]):
         prompts_file: str | None = None,
         distillation_id: str | None = None,
         held_out_file: str | None = None,
+        training: Mapping[str, Any] | None = None,
         evaluation: Mapping[str, Any] | None = None,
         deploy: bool = True,
         engine: Mapping[str, Any] | None = None,
     ) -> Steps[PipelinePlan]:
-        """Show how the engines of a pipeline's stages would use their memory, without starting the pipeline."""
+        """Show how the engines of such a pipeline would use their memory, without creating the pipeline."""
         body = {
             "name": name,
             "model": model,
             "prompts_file": prompts_file,
             "distillation_id": distillation_id,
             "held_out_file": held_out_file,
+            "training": training,
             "evaluation": evaluation,
             "deploy": deploy,
             "engine": engine,

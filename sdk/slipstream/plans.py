@@ -1,4 +1,9 @@
-"""Plans of an engine's memory: the answers of the service to requests that only ask whether something fits."""
+"""Plans of an engine's memory: the answers of the service to requests that only ask whether something fits.
+
+The argument `engine` of deployments, batches, distillations, evaluations and pipelines is a mapping with any of
+`weights` ("auto", "bf16", "int8", "int4" or "fp8"), `kv_dtype`, `max_context` (tokens), `max_concurrency`,
+`memory_share`, `drafting` and `draft_budget`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +40,7 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePlan:
-    """None: the pipeline skips the stage."""
+    """The engines of a pipeline's stages. None: the pipeline has no such stage."""
 
     distillation: EnginePlan | None
     evaluation: EnginePlan
@@ -43,6 +48,8 @@ class PipelinePlan:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        stages = ("distillation", "evaluation", "deployment")
-        plans = {stage: EnginePlan.from_json(values[stage]) for stage in stages if values.get(stage) is not None}
-        return record(cls, {"distillation": None, "deployment": None, **plans})
+        plans = {
+            stage: None if values.get(stage) is None else EnginePlan.from_json(values[stage])
+            for stage in ("distillation", "evaluation", "deployment")
+        }
+        return record(cls, plans)

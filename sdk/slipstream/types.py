@@ -59,10 +59,10 @@ class Batch:
     paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses the batch
     cost: Mapping[str, Any] | None = None  # so far: value, currency
     quote_id: str | None = None
+    engine: Mapping[str, Any] | None = None  # the options
     resumed_from: str | None = None  # the batch whose finished rows this one copies
     rows_copied: int = 0  # the number of these rows, which `usage` and `cost` exclude
     truncated: Mapping[str, int] | None = None  # answers that reached the limits of their rows; when it has ended
-    engine: Mapping[str, Any] | None = None  # the options of the engine, as in `Deployment`
 
     @property
     def is_final(self) -> bool:
@@ -123,7 +123,7 @@ class Pipeline:
     speculator_id: str | None = None
     deployment_id: str | None = None
     quote_id: str | None = None
-    engine: Mapping[str, Any] | None = None  # the options of the engine, as in `Deployment`
+    engine: Mapping[str, Any] | None = None  # the options
     cost: Mapping[str, Any] | None = None  # so far
     report: Mapping[str, Any] | None = None  # of the evaluation; the entry `definitions` explains every figure
     error_code: str | None = None
@@ -191,7 +191,7 @@ class Evaluation:
     max_tokens: int | None = None
     repeats: int = 1
     price_per_gpu_hour: float | None = None  # USD
-    engine: Mapping[str, Any] | None = None  # the options of the engine, as in `Deployment`
+    engine: Mapping[str, Any] | None = None  # the options
     job_id: str
     progress: Progress | None = None
     metrics: Mapping[str, Any]  # eta_seconds, and the figures of the last concurrency measured

@@ -105,29 +105,6 @@ def test_the_error_for_an_invalid_pipeline_names_the_parameter(client: Client, b
     assert (caught.value.code, caught.value.param) == ("unknown_parameter", "gate.min_sped")
 
 
-def test_a_plan_creates_nothing_and_created_objects_have_the_options_of_the_engine(
-    client: Client, base_model: BaseModel
-) -> None:
-    model, prompts, engine = base_model.name, client.files.upload(rows(6)).id, {"weights": "int8"}
-    plans = [
-        client.batches.plan(input_file_id=prompts, model=model, engine=engine),
-        client.distillations.plan(model=model, prompts_file=prompts, engine=engine),
-    ]
-    pipeline_plan = client.pipelines.plan(name="math", model=model, prompts_file=prompts, engine=engine, deploy=False)
-    assert pipeline_plan.deployment is None
-    assert pipeline_plan.distillation is not None
-    for plan in (*plans, pipeline_plan.distillation, pipeline_plan.evaluation):
-        assert [device.device_kind for device in plan.devices] == ["cpu"]
-    assert [*client.batches.list(), *client.distillations.list(), *client.pipelines.list()] == []
-
-    batch = client.batches.create(input_file_id=prompts, model=model, engine=engine)
-    distillation = client.distillations.create(model=model, prompts_file=prompts, engine=engine)
-    pipeline = client.pipelines.create(name="math", model=model, prompts_file=prompts, held_out=2, engine=engine)
-    for made in (batch, distillation, pipeline):
-        assert made.engine is not None
-        assert made.engine["weights"] == "int8"
-
-
 def test_models_and_deployments_are_listed_started_and_stopped(client: Client, base_model: BaseModel) -> None:
     deployment = client.deployments.create(name="math", model=base_model.name)
 
@@ -166,8 +143,6 @@ def test_an_evaluation_is_created_and_cancelled_and_a_finished_one_has_a_certifi
             speculator_id=speculator.pk, prompts_file=file.id, price_per_gpu_hour=2.0
         )
 
-        plan = client.evaluations.plan(speculator_id=speculator.pk, prompts_file=file.id, concurrencies=[1])
-        assert [device.device_kind for device in plan.devices] == ["cpu"]
         assert (evaluation.status, evaluation.price_per_gpu_hour) == ("queued", 2.0)
         assert evaluation.concurrencies == [1, 4, 16, 32]
         assert [listed.id for listed in client.evaluations.list(speculator_id=speculator.pk)] == [evaluation.id]

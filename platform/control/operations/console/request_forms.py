@@ -52,7 +52,7 @@ class Field:
         if self.kind == "file":
             return forms.FileField(label=label, required=False, widget=UnfoldAdminFileFieldWidget)
         if choices is None:
-            text = self.help or _HELP.get(self.kind, "")
+            text = f"{self.help} {_HELP.get(self.kind, '')}".strip()
             widget = UnfoldAdminTextareaWidget({"rows": 4}) if self.kind == "object" else UnfoldAdminTextInputWidget
             return forms.CharField(
                 label=label, required=False, initial=_as_text(initial), help_text=text, widget=widget
@@ -129,7 +129,7 @@ def _fields_of_model(model: type[BaseModel], prefix: str = "") -> Iterator[Field
         if len(types) == 1 and _is_a(types[0], BaseModel):
             yield from _fields_of_model(types[0], f"{path}.")
             if types[0].model_config.get("extra") == "allow":
-                yield Field(path=path, kind="object", help="Other hyperparameters of the kind, as a JSON object.")
+                yield Field(path=path, kind="object", help="Other hyperparameters of the kind.")
             continue
         yield Field(
             path=path,

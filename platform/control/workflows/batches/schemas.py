@@ -25,7 +25,7 @@ class BatchOptions(RequestModel):
         ExpiresAfter | None, WithJsonSchema({"type": ["object", "null"], "additionalProperties": {}})
     ] = None
     quote_id: Annotated[str, Text(40)] | None = None
-    engine: EngineOptions | None = Field(default=None, description="Our addition.")
+    engine: EngineOptions | None = Field(default=None, description="Our addition: options of the engine.")
 
 
 class BatchInput(BatchOptions):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from django.apps import apps
 from django.conf import settings
 from django.contrib.admin.utils import quote
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -149,6 +150,38 @@ def test_the_values_of_a_form_are_stored(operator: Client, world: World) -> None
     assert (deployment.speculator, [*deployment.adapters.all()]) == (world.speculator, [world.adapter])
     pipeline = Pipeline.objects.get()
     assert (pipeline.deploy, pipeline.training["epochs"], pipeline.evaluation["concurrencies"]) == (False, 2, [1, 4])
+
+
+@pytest.mark.parametrize(
+    ("model", "stored_in"),
+    [
+        ("deployments_deployment", "engine"),
+        ("batches_batch", "engine"),
+        ("distillations_distillation", "batch__engine"),
+        ("evaluations_evaluation", "settings__engine"),
+        ("pipelines_pipeline", "engine"),
+    ],
+)
+def test_a_form_takes_options_of_the_engine_and_shows_an_invalid_one_at_its_field(
+    operator: Client, world: World, model: str, stored_in: str
+) -> None:
+    """The form of a deployment has a field for each option; the others have one field with a JSON object."""
+    path = add_path(model, world.organization)
+    form = operator.get(path).context["form"]
+    if model == "deployments_deployment":
+        field, options = "engine.max_concurrency", {"engine.max_concurrency": "8", "engine.weights": "int8"}
+    else:
+        field, options = "engine", {"engine": '{"max_concurrency": 8, "weights": "int8"}'}
+        assert "A JSON object." in form.fields["engine"].help_text
+    values = FORMS[model][1](world)
+
+    refused = operator.post(path, values | options | {field: options[field].replace("8", "0", 1)})
+    submit_form(operator, path, values | options)
+
+    assert [*refused.context["form"].errors] == [field]
+    rows = apps.get_model(model.replace("_", ".", 1))._default_manager.filter(pk=AuditEvent.objects.get().object_id)
+    engine = rows.values_list(stored_in, flat=True).get()
+    assert (engine["max_concurrency"], engine["weights"]) == (8, "int8")
 
 
 @pytest.mark.parametrize(

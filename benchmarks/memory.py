@@ -38,7 +38,8 @@ from engine.request import Request, SamplingParams
 from engine.tokenizer import Tokenizer
 from examples.prepare_model import prepare
 from kernels.cpu.library import library
-from workers.planning import ModelSizes, Wanted, plan
+from workers.model_sizes import ModelSizes
+from workers.planning import Wanted, plan
 
 FORMATS = ("auto", "int8", "int4")
 _SEQUENCES, _CONTEXT = 4, 2048

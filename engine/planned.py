@@ -11,7 +11,9 @@ from engine.device_memory import total_bytes
 from engine.errors import ModelTooLarge
 from engine.loop import MAX_DRAFT_NODES
 from workers.contracts import MAX_ROWS
-from workers.planning import DoesNotFit, ModelSizes, UnknownSizes, Wanted, plan, plan_rows
+from workers.model_sizes import ModelSizes
+from workers.planning import DoesNotFit, Wanted, plan, plan_rows
+from workers.stored_weights import read_stored
 
 _EXCLUSIVE_SHARE = 0.95  # of the free memory of a GPU; the allocator's fragmentation takes the rest
 
@@ -24,6 +26,7 @@ def fit(
     memory_share: float | None = None,
     speculator_dir: Path | None = None,
     adapter_dirs: Iterable[Path] = (),
+    drafter: str = "none",
     num_engines: int = 1,
 ) -> EngineConfig:
     """Returns the config with the KV cache that fits. A model of unknown sizes leaves it as it is.
@@ -32,6 +35,7 @@ def fit(
         memory_bytes: memory that the engine may use, all ranks together; None: nearly all that is free on a GPU, and
             on a CPU as much as `config.kv_cache_bytes` needs.
         memory_share: the same as a share of the device's memory, above 0 and at most 1.
+        drafter: as in `load_drafter`; the memory of `native_mtp` is planned.
         num_engines: number of engines with this config that share the weights.
     Raises:
         ModelNotLoadable: config.json cannot be read.
@@ -43,7 +47,7 @@ def fit(
     sizes = _sizes(config, model_dir)
     if memory_bytes is None or sizes is None:
         return config
-    wanted = _wanted(config, sizes, device, memory_bytes, speculator_dir, adapter_dirs, num_engines)
+    wanted = _wanted(config, sizes, device, memory_bytes, speculator_dir, adapter_dirs, drafter, num_engines)
     try:
         return replace(config, kv_cache_bytes=plan(sizes, wanted).parts.kv_cache // num_engines)
     except DoesNotFit as error:
@@ -90,8 +94,8 @@ def _limit(device: torch.device, memory_bytes: int | None, memory_share: float |
 
 def _sizes(config: EngineConfig, model_dir: Path) -> ModelSizes | None:
     try:
-        sizes = ModelSizes.of(read_config(model_dir))
-    except UnknownSizes:
+        sizes = ModelSizes.of(read_config(model_dir), read_stored(model_dir))
+    except (OSError, ValueError):  # also UnknownSizes; loading says what is wrong with a damaged file
         return None
     return sizes if config.dtype == "auto" else replace(sizes, dtype_bytes=4 if config.dtype == "float32" else 2)
 
@@ -103,6 +107,7 @@ def _wanted(
     memory_bytes: int | None,
     speculator_dir: Path | None,
     adapter_dirs: Iterable[Path] = (),
+    drafter: str = "none",
     num_engines: int = 1,
 ) -> Wanted:
     return Wanted(
@@ -116,6 +121,7 @@ def _wanted(
         adapter_bytes=sum(map(_weight_bytes, adapter_dirs)),
         tensor_parallel=config.tensor_parallel,
         num_engines=num_engines,
+        has_mtp_module="native_mtp" in drafter.split("+"),
     )
 
 

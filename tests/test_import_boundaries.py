@@ -7,11 +7,12 @@
     workers.kinds  <-  everything                                  (names of the kinds of speculators)
     workers.model_folders  <-  engine, control                     (rules for the files of a model)
     workers.model_types  <-  control                               (model types that are served)
-    workers.planning  <-  engine, control                          (plans of an engine's memory)
+    workers.stored_weights  <-  workers.model_sizes  <-  workers.planning  <-  engine, control
+                                                                   (a model's files and sizes; plans of memory)
     workers.parent_death  <-  engine, control                      (commands that end with their parent)
     control  ->  workers.contracts, .kinds, .hyperparameters,      (no torch in the web image)
                  .exports, .model_folders, .model_types, .parent_death,
-                 .planning
+                 .planning, .model_sizes, .stored_weights
     workers.supervisor  ->  control services, workers.contracts    (no torch in the supervisor)
 
 The folders directly below `control` are called rooms. A room may import the rooms that precede it in ROOMS, but not
@@ -41,7 +42,9 @@ KINDS = "workers.kinds"  # the names of the kinds of speculators that can be tra
 MODEL_FOLDERS = "workers.model_folders"  # the files and configuration keys that a model folder may contain
 MODEL_TYPES = "workers.model_types"  # the model types that are served
 PARENT_DEATH = "workers.parent_death"
-PLANNING = "workers.planning"  # the memory of an engine, planned from config.json
+PLANNING = "workers.planning"  # the memory of an engine, planned from the sizes of the model
+MODEL_SIZES = "workers.model_sizes"  # the sizes of a model, from config.json and its files
+STORED_WEIGHTS = "workers.stored_weights"  # what the files of a model hold
 EXPORTS = "workers.exports"  # conversions of speculators, made by the API on bytes
 
 
@@ -63,7 +66,7 @@ LAYERS = (
     Layer(module="kernels", packages=frozenset({"torch", "triton", "numpy"})),
     Layer(
         module="engine",
-        project=("kernels", CONTRACTS, KINDS, MODEL_FOLDERS, PARENT_DEATH, PLANNING),
+        project=("kernels", CONTRACTS, KINDS, MODEL_FOLDERS, MODEL_SIZES, PARENT_DEATH, PLANNING, STORED_WEIGHTS),
         packages=ENGINE,
     ),
     Layer(
@@ -76,7 +79,9 @@ LAYERS = (
     Layer(module=MODEL_FOLDERS, packages=frozenset()),
     Layer(module=MODEL_TYPES, packages=frozenset()),
     Layer(module=PARENT_DEATH, packages=frozenset()),
-    Layer(module=PLANNING, packages=frozenset()),
+    Layer(module=PLANNING, project=(MODEL_SIZES, STORED_WEIGHTS), packages=frozenset()),
+    Layer(module=MODEL_SIZES, project=(STORED_WEIGHTS,), packages=frozenset()),
+    Layer(module=STORED_WEIGHTS, packages=frozenset()),
     Layer(module=HYPERPARAMETERS, project=(EXPORTS, KINDS), packages=frozenset()),
     Layer(module=EXPORTS, project=(KINDS, MODEL_FOLDERS), packages=frozenset()),
     Layer(module="workers", project=("kernels", "engine", CONTRACTS, HYPERPARAMETERS, KINDS), banned=SERVICES),
@@ -88,7 +93,10 @@ LAYERS = (
     ),
     Layer(
         module="control",
-        project=(CONTRACTS, HYPERPARAMETERS, EXPORTS, KINDS, MODEL_FOLDERS, MODEL_TYPES, PARENT_DEATH, PLANNING),
+        project=(
+            *(CONTRACTS, HYPERPARAMETERS, EXPORTS, KINDS, MODEL_FOLDERS, MODEL_SIZES, MODEL_TYPES, PARENT_DEATH),
+            *(PLANNING, STORED_WEIGHTS),
+        ),
         banned=TENSORS,
     ),
     Layer(module="slipstream", packages=frozenset({"httpx2", "standardwebhooks"})),
@@ -97,7 +105,10 @@ LAYERS = (
     Layer(module="examples", project=("slipstream",), banned=SERVICES),
     Layer(
         module="benchmarks",
-        project=("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS, KINDS, PLANNING),
+        project=(
+            *("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS, KINDS, MODEL_SIZES, PLANNING),
+            STORED_WEIGHTS,
+        ),
         banned=SERVICES,
     ),
     Layer(

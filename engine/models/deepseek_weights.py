@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.config import ExpertsConfig, LatentConfig, ModelConfig
 from engine.errors import ModelNotLoadable
-from engine.models.weights import TensorSource, all_outputs, open_weights
+from engine.models.weights import TensorSource, all_outputs, open_weights, trimmed, unmapped
 from kernels.experts import Expert, Experts
 from kernels.linear import LinearWeight, pack
 from kernels.moe import Routing
@@ -158,12 +158,13 @@ def load_deepseek_weights(
     """Raises: ModelNotLoadable: a file or tensor is missing, damaged or has a wrong shape."""
     with open_weights(model_dir) as source:
         reader, size = DeepseekReader(source, config, dtype, device), (config.vocab_size, config.hidden_size)
-        embedding = reader.tensor("model.embed_tokens.weight", *size)
-        lm_head = embedding if config.tie_word_embeddings else reader.tensor("lm_head.weight", *size)
+        embedding = unmapped(reader.tensor("model.embed_tokens.weight", *size))
+        lm_head = embedding if config.tie_word_embeddings else unmapped(reader.tensor("lm_head.weight", *size))
+        lm_head_packed = pack(lm_head)  # before the layers, because its intermediate results are larger than theirs
         return DeepseekWeights(
             embedding=embedding,
-            layers=tuple(reader.layer(index) for index in range(config.num_layers)),
+            layers=tuple(map(reader.layer, trimmed(config.num_layers))),
             final_norm=reader.norm("model.norm", config.hidden_size),
             lm_head=lm_head,
-            lm_head_packed=pack(lm_head),
+            lm_head_packed=lm_head_packed,
         )

@@ -1,16 +1,19 @@
 """Loads a model of `transformers` from a folder and makes it run over rows."""
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 from engine.config import resolve_device, resolve_dtype
 from engine.errors import ModelNotLoadable, QuantizedWeightsInvalid
-from engine.models.quantized.source import format_of
+from engine.models.quantized.source import WeightSource, format_of
 from engine.models.transformers_config import (
     context_limit,
     describe,
@@ -20,8 +23,9 @@ from engine.models.transformers_config import (
 )
 from engine.models.transformers_model import ForeignWeights, TransformersModel
 from engine.models.transformers_proof import probe_tokens, prove
-from engine.models.transformers_rows import NAME, register, replace_products
-from engine.models.weights import open_weights
+from engine.models.transformers_rows import NAME, is_replaced, register, replace_products
+from engine.models.weights import open_weights, unmapped
+from kernels.memory import trim_heap
 from workers.model_folders import QUANTIZATION_KEYS
 
 
@@ -59,22 +63,55 @@ def _load(model_dir: Path, config: PretrainedConfig, dtype: torch.dtype, device:
     options: dict[str, Any] = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
     options |= {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
     quantized = format_of(model_dir) is not None
-    if quantized:
-        for key in QUANTIZATION_KEYS:  # transformers must not read the weights in its own way
-            config.__dict__.pop(key, None)
-        with open_weights(model_dir) as source:
-            tensors = {name: source.tensor(name).to(dtype) for name in source.names()}
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        loaded = model_class.from_pretrained(None, config=config, state_dict=tensors, **options)
-    else:
-        loaded = AutoModelForCausalLM.from_pretrained(model_dir, config=config, **options)
-    model, info = loaded
+    for key in QUANTIZATION_KEYS:  # transformers must not read the weights in its own way
+        config.__dict__.pop(key, None)
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with open_weights(model_dir) as source:
+        lock = threading.Lock()
+        read = partial(_widened, source, dtype) if quantized else source.stored
+        tensors = {name: _Unread(read, name, lock) for name in source.names()}
+        model, info = model_class.from_pretrained(None, config=config, state_dict=tensors, **options)
     # AWQ moves factors into activations of some models; without them, the model would be a different one.
     if quantized and (unused := sorted(info["unexpected_keys"])):
         raise QuantizedWeightsInvalid(f"the model has no place for {len(unused)} tensors, such as {unused[0]}")
     if missing := sorted(info["missing_keys"]):
         raise ModelNotLoadable(f"{len(missing)} tensors are missing in the folder, such as {', '.join(missing[:3])}")
+    _copy_out(model)
+    trim_heap()
     return model.to(device).eval()  # type: ignore[no-any-return]
+
+
+def _copy_out(model: PreTrainedModel) -> None:
+    """Copies the parameters that are not packed later out of the files, whose pages would otherwise stay mapped."""
+    head = model.get_output_embeddings()
+    packed = {
+        parameter
+        for module in model.modules()
+        if module is not head and is_replaced(module)
+        for parameter in module.parameters(recurse=False)
+        if parameter.dim() > 1
+    }
+    for parameter in model.parameters():
+        if parameter not in packed:
+            parameter.data = unmapped(parameter.data)
+
+
+class _Unread:
+    """A tensor that is read when transformers indexes it, like a slice of safetensors, in one of several threads."""
+
+    def __init__(self, read: Callable[[str], Tensor], name: str, lock: threading.Lock) -> None:
+        self._read, self._name, self._lock = read, name, lock
+
+    def __getitem__(self, index: Any) -> Tensor:
+        with self._lock:  # only one tensor is widened at once, which bounds the memory for intermediate results
+            return self._read(self._name)[index]
+
+
+def _widened(source: WeightSource, dtype: torch.dtype, name: str) -> Tensor:
+    """Returns the tensor outside of the heap, which otherwise keeps the memory of the intermediate results."""
+    tensor = unmapped(source.tensor(name).to(dtype))
+    trim_heap()
+    return tensor
 
 
 def _shows_all_windows(model: TransformersModel, config: PretrainedConfig) -> bool:

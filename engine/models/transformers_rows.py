@@ -243,13 +243,19 @@ def register() -> None:
     ALL_EXPERTS_FUNCTIONS.register(NAME, row_experts)
 
 
+def is_replaced(module: nn.Module) -> bool:
+    """Whether `replace_products` replaces the module, or packs its experts."""
+    return type(module) in (nn.Linear, Conv1D) or isinstance(getattr(module, "gate_up_proj", None), nn.Parameter)
+
+
 def replace_products(model: PreTrainedModel) -> None:
     """Replaces every linear layer and packs the experts, one at a time. The head then returns float32.
 
     Raises: ModelNotLoadable: `row_experts` does not support the model's experts.
     """
     head = model.get_output_embeddings()
-    for module in list(model.modules()):
+    # Replaced modules must not stay in a list: their weights would be freed only after the last one is replaced.
+    for module in [module for module in model.modules() if not is_replaced(module)]:
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
                 dtype = torch.float32 if child is head else None

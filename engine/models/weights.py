@@ -133,22 +133,23 @@ def build_weights(
     """
     reader = DecoderReader(source, config, dtype, device, weights)
     size = (config.vocab_size, config.hidden_size)
-    embedding = _unmapped(reader.tensor("model.embed_tokens.weight", *size))
-    lm_head = embedding if config.tie_word_embeddings else _unmapped(reader.tensor("lm_head.weight", *size))
+    embedding = unmapped(reader.tensor("model.embed_tokens.weight", *size))
+    lm_head = embedding if config.tie_word_embeddings else unmapped(reader.tensor("lm_head.weight", *size))
     # The head is packed before the layers are read, because its intermediate results are larger than theirs.
     lm_head_packed = HEAD_PACKS[weights](lm_head)
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_layers(reader, config.num_layers)),
+        layers=tuple(map(reader.layer, trimmed(config.num_layers))),
         final_norm=reader.norm("model.norm.weight", config.hidden_size),
         lm_head=lm_head,
         lm_head_packed=lm_head_packed,
     )
 
 
-def _layers(reader: "DecoderReader", num_layers: int) -> Iterator[LayerWeights]:
+def trimmed(num_layers: int) -> Iterator[int]:
+    """Yields the indices of the layers, and returns the memory that was freed while each of them was read."""
     for index in range(num_layers):
-        yield reader.layer(index)
+        yield index
         trim_heap()  # glibc keeps about a fifth of each layer of 1B models otherwise, which adds up
 
 
@@ -239,7 +240,7 @@ class DecoderReader:
         return pack_as_stored(list(stored.values()), self._dtype, self._device, bias, outputs)
 
 
-def _unmapped(weight: Tensor) -> Tensor:
+def unmapped(weight: Tensor) -> Tensor:
     """Copies a weight out of the file, whose pages would otherwise stay mapped as long as the weight exists."""
     if weight.device.type != "cpu":
         return weight

@@ -189,6 +189,7 @@ def _engine_config(args: argparse.Namespace) -> EngineConfig:
         memory_share=args.memory_share,
         speculator_dir=args.speculator_dir,
         adapter_dirs=[Path(argument.partition("=")[2]) for argument in args.adapter],
+        drafter=args.drafter,
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.config import ModelConfig
 from engine.errors import TensorParallelUnsupported
-from workers.planning import OUTPUT_UNIT, VOCABULARY_UNIT, share
+from workers.model_sizes import OUTPUT_UNIT, VOCABULARY_UNIT, share
 
 _HEADS = frozenset({"q_proj", "q_b_proj", "kv_b_proj"})  # the last two are DeepSeek's
 _KV_HEADS = frozenset({"k_proj", "v_proj"})

@@ -12,7 +12,7 @@ from engine.tensor_parallel.cut import Cut
 from engine.tensor_parallel.group import Group
 from kernels.linear import LinearWeight, linear
 from kernels.lora import LoraRun, LoraWeight, lora
-from workers.planning import OUTPUT_UNIT
+from workers.model_sizes import OUTPUT_UNIT
 
 Updates = Sequence[tuple[LoraRun, LoraWeight | None]]
 

@@ -8,7 +8,7 @@ from engine.config import EngineConfig, ModelConfig, read_config, resolve_device
 from engine.errors import TensorParallelOnCuda, TensorParallelUnsupported
 from engine.models.deepseek_weights import DeepseekReader
 from engine.models.rotary import rotary_tables
-from engine.models.weights import HEAD_PACKS, DecoderReader, open_weights
+from engine.models.weights import HEAD_PACKS, DecoderReader, open_weights, trimmed
 from engine.tensor_parallel.cut import Cut
 from engine.tensor_parallel.group import Group
 from engine.tensor_parallel.shard import Shard, ShardWeights
@@ -75,7 +75,7 @@ def _load_weights(model_dir: Path, config: ModelConfig, cut: Cut, dtype: torch.d
         head = table if config.tie_word_embeddings else reader.tensor("lm_head.weight", *size)
         loaded = ShardWeights(
             embedding=table[:, hidden].contiguous(),
-            layers=tuple(reader.layer(index) for index in range(config.num_layers)),  # type: ignore[arg-type]
+            layers=tuple(map(reader.layer, trimmed(config.num_layers))),  # type: ignore[arg-type]
             final_norm=reader.norm(norm, config.hidden_size),
             lm_head_packed=HEAD_PACKS[weights](head[vocabulary]),
         )

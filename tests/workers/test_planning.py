@@ -1,13 +1,16 @@
 """Plans of an engine's memory: what fits, what does not, and that every plan keeps to its budget."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.planning import DoesNotFit, ModelSizes, Plan, UnknownSizes, Wanted, kv_slot_bytes, plan, weight_bytes
+from workers.model_sizes import ModelSizes, UnknownSizes
+from workers.planning import DoesNotFit, Plan, Wanted, kv_slot_bytes, mtp_bytes, plan, weight_bytes
+from workers.stored_weights import StoredTensor
 
 QWEN_32B: dict[str, Any] = {  # config.json of DeepSeek-R1-Distill-Qwen-32B
     "model_type": "qwen2",
@@ -60,17 +63,22 @@ def test_int8_weights_leave_a_32b_model_its_whole_context_on_one_80_gb_gpu() -> 
     assert planned.num_sequences(8192) == 16
 
 
-def _float8(**changes: Any) -> dict[str, Any]:
-    weights = {"type": "float", "num_bits": 8, "strategy": "channel", **changes.pop("weights", {})}
-    group = {"targets": changes.pop("targets", ["Linear"]), "weights": weights}
-    described = {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": {"group_0": group}}
-    return {**QWEN_32B, "quantization_config": {**described, **changes}}
+def _with_float8_layers(**changes: Any) -> ModelSizes:
+    """Sizes of the model with layers in float8, scaled per output, as compressed-tensors stores them."""
+    tensors = {"weight": ("F8_E4M3", (64, 32)), "weight_scale": ("BF16", (64, 1)), **changes}
+    stored = {
+        f"model.layers.0.{module}.{name}": StoredTensor(dtype=dtype, shape=shape, file=Path("/"), start=0, end=0)
+        for module in ("self_attn.q_proj", "mlp.down_proj")
+        for name, (dtype, shape) in tensors.items()
+    }
+    stored["lm_head.weight"] = StoredTensor(dtype="BF16", shape=(64, 32), file=Path("/"), start=0, end=0)
+    return ModelSizes.of({**QWEN_32B, "quantization_config": {"quant_method": "compressed-tensors"}}, stored)
 
 
 def test_layers_stored_in_float8_are_planned_in_float8_on_cuda_alone() -> None:
-    sizes = ModelSizes.of(_float8())
-    layers = LARGE.num_layers * sum(rows * columns for rows, columns in LARGE.linears())
-    scales = 4 * LARGE.num_layers * sum(rows for rows, _ in LARGE.linears())
+    sizes = _with_float8_layers()
+    layers = sum(product.outputs * product.inputs * product.num_weights for product in LARGE.products())
+    scales = 4 * sum(product.outputs * product.num_weights for product in LARGE.products())
 
     saved = weight_bytes(LARGE, "auto", device="cuda") - weight_bytes(sizes, "auto", device="cuda")
 
@@ -81,19 +89,103 @@ def test_layers_stored_in_float8_are_planned_in_float8_on_cuda_alone() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"weights": {"strategy": "block"}},
-        {"weights": {"type": "int"}},
-        {"targets": ["re:.*mlp.*"]},
-        {"ignore": ["lm_head", "model.layers.0.mlp.down_proj"]},
-        {"config_groups": {}},
-        {"config_groups": {"group_0": None}},
-        {"quant_method": "awq"},
+        {"weight_scale": ("BF16", (2, 1))},
+        {"weight": ("I16", (64, 32))},
+        {"weight_scale": ("BF16", (64, 1)), "weight": ("BF16", (64, 32))},
+        {"other": ("BF16", (64, 1)), "weight_scale": ("F16", (1, 32))},
     ],
+    ids=["blocks", "another dtype", "not quantized", "scales of the inputs"],
 )
 def test_checkpoints_that_may_be_widened_are_planned_in_the_dtype_of_the_model(changes: dict[str, Any]) -> None:
-    sizes = ModelSizes.of(_float8(**changes))
+    sizes = _with_float8_layers(**changes)
 
     assert weight_bytes(sizes, "auto", device="cuda") == weight_bytes(LARGE, "auto", device="cuda")
+
+
+@pytest.mark.parametrize("described", [None, [], {"config_groups": {"g": None}}, {"config_groups": 1, "bits": "many"}])
+def test_a_description_of_the_quantization_that_makes_no_sense_plans_for_widened_weights(described: Any) -> None:
+    names = {"weight_packed": "I32", "weight_scale": "F16"}
+    stored = {
+        f"model.layers.0.mlp.down_proj.{name}": StoredTensor(dtype=dtype, shape=(64, 2), file=Path("/"), start=0, end=0)
+        for name, dtype in names.items()
+    }
+
+    assert ModelSizes.of({**QWEN_32B, "quantization_config": described}, stored).kept_format is None
+
+
+def test_sizes_that_an_earlier_release_has_stored_are_read() -> None:
+    earlier = asdict(LARGE) | {"has_float8_layers": True}
+    for name in ("kept_format", "experts", "latent", "num_parameters"):
+        del earlier[name]
+
+    assert ModelSizes.from_json(earlier) == replace(LARGE, kept_format="fp8")
+
+
+MIXTRAL_8X7B: dict[str, Any] = {
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+}
+DEEPSEEK_V3: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "torch_dtype": "bfloat16",
+}
+MIXTRAL, DEEPSEEK = ModelSizes.of(MIXTRAL_8X7B), ModelSizes.of(DEEPSEEK_V3)
+
+
+def test_mixtures_have_the_published_numbers_of_weights() -> None:
+    """Norms and biases are left out of the plan; neither model was run."""
+    assert weight_bytes(MIXTRAL, "auto", device="cuda") == pytest.approx(2 * 46.70e9, rel=0.001)
+    assert weight_bytes(DEEPSEEK, "auto", device="cuda") == pytest.approx(2 * 671.03e9, rel=0.001)
+    assert mtp_bytes(DEEPSEEK, "cuda") == pytest.approx(2 * 11.6e9, rel=0.01)
+
+
+def test_a_position_of_latent_attention_takes_one_latent_per_layer() -> None:
+    assert kv_slot_bytes(DEEPSEEK) == kv_slot_bytes(DEEPSEEK, 8) == 61 * (512 + 64) * 2
+    assert kv_slot_bytes(MIXTRAL) == 2 * 32 * 8 * 128 * 2
+
+
+def test_mixtral_fits_one_80_gb_gpu_in_int8_but_not_in_bf16() -> None:
+    wanted = Wanted(device="cuda", memory_bytes=GPU_80_GB)
+    with pytest.raises(DoesNotFit, match=r"weights 93\.4\d GB"):
+        plan(MIXTRAL, wanted)
+
+    assert plan(MIXTRAL, replace(wanted, weights="int8")).num_sequences(8192) == 16
+
+
+def test_the_mtp_module_is_planned_with_its_cache() -> None:
+    wanted = Wanted(device="cuda", memory_bytes=2 * 10**12, context=4096)
+    alone, drafted = (plan(DEEPSEEK, replace(wanted, has_mtp_module=has_module)) for has_module in (False, True))
+
+    assert drafted.parts.speculator == mtp_bytes(DEEPSEEK, "cuda")
+    assert drafted.parts.kv_cache * 61 == alone.parts.kv_cache * 62
+    assert plan(LARGE, replace(wanted, has_mtp_module=True)).parts.speculator == 0
 
 
 def test_a_context_that_does_not_fit_is_refused_with_the_bytes_of_each_part() -> None:
@@ -117,29 +209,53 @@ def test_the_memory_of_a_speculator_and_of_adapters_is_taken_from_the_kv_cache()
 
 
 @given(
-    memory_bytes=st.integers(10**8, 10**12),
-    context=st.none() | st.integers(1, 200_000),
-    concurrency=st.integers(1, 1_000),
-    drafter_slot_bytes=st.integers(0, 10**6),
-    weights=st.sampled_from(["auto", "int8", "int4"]),
-    device=st.sampled_from(["cpu", "cuda"]),
-    sizes=st.sampled_from([SMALL, LARGE]),
+    wanted=st.builds(
+        Wanted,
+        memory_bytes=st.none() | st.integers(10**8, 4 * 10**12),
+        context=st.none() | st.integers(1, 200_000),
+        concurrency=st.integers(1, 1_000),
+        draft_nodes=st.integers(0, 256),
+        speculator_bytes=st.integers(0, 10**9),
+        drafter_slot_bytes=st.integers(0, 10**6),
+        adapter_bytes=st.integers(0, 10**9),
+        weights=st.sampled_from(["auto", "bf16", "int8", "int4"]),
+        device=st.sampled_from(["cpu", "cuda"]),
+        tensor_parallel=st.sampled_from([1, 2, 8]),
+        num_engines=st.sampled_from([1, 2]),
+        has_mtp_module=st.booleans(),
+    ),
+    sizes=st.sampled_from([SMALL, LARGE, MIXTRAL, DEEPSEEK, replace(SMALL, num_parameters=10**9)]),
+    more_memory=st.integers(0, 10**10),
+    factor=st.integers(2, 10),
 )
-def test_a_plan_keeps_to_its_memory_and_more_memory_never_serves_less(
-    sizes: ModelSizes, memory_bytes: int, **values: Any
+def test_a_plan_keeps_to_its_memory_and_is_monotone(
+    sizes: ModelSizes, wanted: Wanted, more_memory: int, factor: int
 ) -> None:
-    wanted = Wanted(memory_bytes=memory_bytes, **values)
     planned = _plan_or_refusal(sizes, wanted)
+    more_sequences = _plan_or_refusal(sizes, replace(wanted, concurrency=factor * wanted.concurrency))
+    richer = _plan_or_refusal(sizes, replace(wanted, memory_bytes=(wanted.memory_bytes or 0) + more_memory))
     if isinstance(planned, DoesNotFit):
-        assert planned.parts.total > memory_bytes
+        parts, message = asdict(planned.parts), str(planned)
+        assert wanted.memory_bytes is None or sum(parts.values()) > wanted.memory_bytes
+        assert all(f"{name.replace('_', ' ')} {value / 1e9:.2f} GB" in message for name, value in parts.items())
+        assert isinstance(more_sequences, DoesNotFit)
         return
-    richer = plan(sizes, replace(wanted, memory_bytes=memory_bytes + 10**9))
-
-    assert planned.parts.total <= memory_bytes
+    assert planned.parts.total == sum(asdict(planned.parts).values())
+    assert wanted.memory_bytes is None or planned.parts.total <= wanted.memory_bytes
     assert planned.num_sequences(planned.context) >= 1
+    assert planned.parts.kv_cache % planned.kv_slots == 0
     assert wanted.context is None or planned.context == min(wanted.context, sizes.max_positions)
-    assert richer.kv_slots >= planned.kv_slots
-    assert richer.context >= planned.context
+    if isinstance(more_sequences, Plan):
+        assert more_sequences.parts.work_space >= planned.parts.work_space
+        assert wanted.memory_bytes is not None or more_sequences.kv_slots >= planned.kv_slots
+    if wanted.memory_bytes is not None:
+        assert isinstance(richer, Plan)
+        assert richer.kv_slots >= planned.kv_slots
+        assert richer.context >= planned.context
+    shorter = _plan_or_refusal(sizes, replace(wanted, context=max(1, planned.context // factor)))
+    assert isinstance(shorter, Plan)
+    assert shorter.parts.work_space <= planned.parts.work_space
+    assert shorter.num_sequences(shorter.context) >= planned.num_sequences(planned.context)
 
 
 def _plan_or_refusal(sizes: ModelSizes, wanted: Wanted) -> Plan | DoesNotFit:
@@ -156,10 +272,16 @@ def test_a_config_without_a_needed_size_is_refused(name: str, value: Any) -> Non
         ModelSizes.of({**SMOLLM2, name: value})
 
 
-@pytest.mark.parametrize("model_type", ["deepseek_v3", "mixtral", "gpt_neox", None])
-def test_only_dense_decoders_are_planned(model_type: str | None) -> None:
-    with pytest.raises(UnknownSizes, match=f"a model of type {model_type!r} cannot be planned"):
+@pytest.mark.parametrize("model_type", ["gpt_neox", "gemma3_text", None])
+def test_models_of_transformers_are_not_planned_without_their_files(model_type: str | None) -> None:
+    with pytest.raises(UnknownSizes, match=f"a model of type {model_type!r} cannot be planned without its files"):
         ModelSizes.of({**SMOLLM2, "model_type": model_type})
+
+
+@pytest.mark.parametrize("name", ["num_local_experts", "num_experts_per_tok"])
+def test_a_mixture_without_a_needed_size_is_refused(name: str) -> None:
+    with pytest.raises(UnknownSizes, match=f"positive whole number {name}"):
+        ModelSizes.of({**MIXTRAL_8X7B, name: None})
 
 
 def test_a_sliding_window_limits_the_context() -> None:

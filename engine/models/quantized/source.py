@@ -79,6 +79,10 @@ class WeightSource:
             return None
         return self._format.read(self._tensors, module)
 
+    def stored(self, name: str) -> Tensor:
+        """Returns the tensor as it is stored. Raises: ModelNotLoadable."""
+        return self._tensors.tensor(name)
+
     def tensor(self, name: str) -> Tensor:
         """Returns the tensor; a quantized weight is converted to float32. Raises: ModelNotLoadable."""
         if (weight := self.quantized(name)) is not None:

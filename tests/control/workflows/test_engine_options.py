@@ -18,7 +18,7 @@ from tests.control.factories import make_organization
 from tests.control.workflows.pipelines.helpers import advance_to_stage, end_evaluation, make_pipeline
 from tests.control.world import World, example_bodies, with_reference
 from tests.workers.test_planning import SMOLLM2
-from workers.planning import ModelSizes
+from workers.model_sizes import ModelSizes
 
 PATHS = ("/v1/deployments", "/v1/batches", "/v1/distillations", "/v1/evaluations", "/v1/pipelines")
 OPTIONS = {

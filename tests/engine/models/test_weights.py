@@ -97,8 +97,9 @@ def test_only_part_of_a_file_is_in_memory_while_its_weights_are_loaded(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the list of mappings in /proc")
-def test_no_file_stays_mapped_after_the_weights_are_loaded(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path, dtype=torch.bfloat16)
+@pytest.mark.parametrize("architecture", ["llama", "deepseek_v3", "olmo2", "gpt2", "qwen2_moe"])
+def test_no_file_stays_mapped_after_the_weights_are_loaded(tmp_path: Path, architecture: str) -> None:
+    folder = make_tiny_model(tmp_path, architecture, dtype=torch.bfloat16)
 
     model = load_model(folder, device="cpu")
 

@@ -30,18 +30,15 @@ from engine.generate import generate
 from engine.load import follow_engine, load_model
 from engine.loop import Engine
 from engine.models.base import Model
-from engine.models.dense import Decoder
-from engine.models.weights import DecoderWeights
 from engine.request import Completion, Request
 from engine.row_invariance import check_row_invariance
 from engine.tensor_parallel.group import join_group
 from engine.tensor_parallel.leader import ShardedModel
 from engine.tensor_parallel.load import load_shard
 from engine.tensor_parallel.parent import RANK_VARIABLE, RENDEZVOUS_VARIABLE
-from engine.tensor_parallel.shard import ShardWeights
-from kernels.decoder import LayerWeights
 from tests.engine.drafters import every_drafter
 from tests.engine.eagle3_reference import make_config, make_module
+from tests.engine.loaded_weights import loaded_bytes
 from tests.engine.test_equality import SAMPLINGS, make_requests
 
 ROW_COUNTS = (1, 5, 40)
@@ -115,18 +112,7 @@ def invariance(case: Case, model: Model) -> str | None:
 
 def weight_bytes(case: Case, model: Model) -> int:
     """Returns the bytes of rank 0's weights, without norms and biases."""
-    if isinstance(model, ShardedModel):
-        weights: ShardWeights | DecoderWeights = model._shard.weights
-        tables = [weights.embedding]
-    else:
-        assert isinstance(model, Decoder)
-        tied = model.weights.lm_head is model.weights.embedding
-        weights = model.weights
-        tables = [model.weights.embedding] if tied else [model.weights.embedding, model.weights.lm_head]
-    layers = [layer for layer in weights.layers if isinstance(layer, LayerWeights)]
-    packed = [weights.lm_head_packed, *(product for layer in layers for product in layer.products.values())]
-    tensors = [tensor for weight in packed for tensor in (weight.data, weight.scales) if tensor is not None]
-    return sum(tensor.nbytes for tensor in (*tensors, *tables))
+    return loaded_bytes(model)
 
 
 def fingerprint(case: Case, model: Model) -> str:

@@ -16,7 +16,8 @@ from transformers import DeepseekV3ForCausalLM
 from engine.config import ModelConfig, read_config
 from tests.engine.models.test_deepseek import add_mtp_module
 from tests.tiny_model import make_tiny_model
-from workers.planning import ModelSizes, weight_bytes
+from workers.model_sizes import ModelSizes
+from workers.planning import weight_bytes
 
 Results = Mapping[str, dict[str, Any]]
 Folders = Callable[[str], Path]
@@ -99,7 +100,7 @@ def results(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Resul
                 "model_dir": folders(name),
                 "degree": degree,
                 "dtype": dtype,
-                "work": ["bits", "answers"],
+                "work": ["bits", "answers", "weight_bytes"],
             }
             for name, dtype in (("mixture", "bfloat16"), ("deepseek", "float32"))
             for degree in (1, 2, 4)
@@ -175,9 +176,14 @@ def test_the_test_of_row_invariance_runs_through_all_ranks(results: Results) -> 
     assert results["nine heads 2"]["invariance"] is None
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_the_weights_of_a_rank_are_those_that_are_planned(results: Results, folders: Folders, name: str) -> None:
-    sizes = ModelSizes.of(read_config(folders(name)) | ({"dtype": "bfloat16"} if name == "llama" else {}))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llama", "bfloat16"), ("qwen3", "float32"), ("mixture", "bfloat16"), ("deepseek", "float32")],
+)
+def test_the_weights_of_a_rank_are_those_that_are_planned(
+    results: Results, folders: Folders, name: str, dtype: str
+) -> None:
+    sizes = ModelSizes.of(read_config(folders(name)) | {"dtype": dtype})
     loaded = {degree: results[f"{name} {degree}"]["weight_bytes"] for degree in (1, 2, 4)}
     for degree, size in loaded.items():
         assert size == weight_bytes(sizes, "auto", device="cpu", tensor_parallel=degree)

@@ -19,7 +19,8 @@ from tests.workers.support import Recorder, chat_rows
 from workers.contracts import MAX_ROWS, FailureClass
 from workers.failures import UserConfigError, failed_event
 from workers.inference import batch, evaluation
-from workers.planning import ModelSizes, Wanted, kv_slot_bytes, plan
+from workers.model_sizes import ModelSizes
+from workers.planning import Wanted, kv_slot_bytes, plan
 
 
 def test_a_batch_without_a_size_has_as_many_rows_as_its_memory_holds(tmp_path: Path, tiny_model: Path) -> None:

@@ -25,8 +25,9 @@ from workers.model_folders import (
     texts_sha256,
     unreadable_quantization,
 )
+from workers.model_sizes import ModelSizes, UnknownSizes
 from workers.model_types import VERDICTS
-from workers.planning import ModelSizes, UnknownSizes
+from workers.stored_weights import read_stored
 
 TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 MAX_HEADER_BYTES = 16 << 20
@@ -86,13 +87,13 @@ def inspect_folder(path: Path) -> ModelFolder:
         check_safetensors(file)
     revision = _revision([path / "config.json", *weights])
     return ModelFolder(
-        path=path, model_type=model_type, revision=revision, sizes=_sizes(config), texts=texts_sha256(path)
+        path=path, model_type=model_type, revision=revision, sizes=_sizes(config, path), texts=texts_sha256(path)
     )
 
 
-def _sizes(config: dict[str, Any]) -> dict[str, Any] | None:
+def _sizes(config: dict[str, Any], path: Path) -> dict[str, Any] | None:
     try:
-        return asdict(ModelSizes.of(config))
+        return asdict(ModelSizes.of(config, read_stored(path)))
     except UnknownSizes:
         return None
 

@@ -20,15 +20,8 @@ from control.models.engines.schemas import (
     SequenceCount,
 )
 from workers.contracts import EVALUATION_ENGINES, MAX_ROWS
-from workers.planning import (
-    DEFAULT_CONCURRENCY,
-    DoesNotFit,
-    ModelSizes,
-    Plan,
-    Wanted,
-    plan,
-    plan_rows,
-)
+from workers.model_sizes import ModelSizes
+from workers.planning import DEFAULT_CONCURRENCY, DoesNotFit, Plan, Wanted, plan, plan_rows
 
 _EXCLUSIVE_SHARE = 0.95  # of a GPU's memory, as engine/planned.py fills it
 _DRAFT_NODES = 32  # MAX_DRAFT_NODES in engine/loop.py
@@ -95,7 +88,7 @@ class _Planner:
     def __init__(self, options: EngineOptions, workload: Workload) -> None:
         self.options, self.workload = options, workload
         model, speculator = workload.base_model, workload.speculator
-        self.sizes = None if model is None or model.sizes is None else ModelSizes(**model.sizes)
+        self.sizes = None if model is None or model.sizes is None else ModelSizes.from_json(model.sizes)
         self.speculator_bytes = 0 if speculator is None else _weight_bytes(speculator.storage_prefix)
         self.adapter_bytes = sum(adapter.size_bytes for adapter in workload.adapters)
 
@@ -155,6 +148,7 @@ class _Planner:
             draft_nodes=_DRAFT_NODES if budget is None else budget,
             speculator_bytes=self.speculator_bytes,
             adapter_bytes=self.adapter_bytes,
+            has_mtp_module=self.options.drafting == "native_mtp",
             num_engines=EVALUATION_ENGINES if self.workload.purpose is Purpose.EVALUATION else 1,
         )
         return (plan_rows if concurrency is None else plan)(sizes, wanted)
@@ -194,9 +188,11 @@ def _unsupported(options: EngineOptions, sizes: ModelSizes | None, device: str) 
         return Reason(code="weights_not_supported", message=message)
     if sizes is None:
         return None
-    layers = (sizes.hidden_size, sizes.intermediate_size, sizes.num_heads * sizes.head_dim)
-    if weights == "int4" and any(size % _INT4_GROUP for size in layers):
-        message = f"int4 weights need layer sizes that are multiples of {_INT4_GROUP}, got {layers}."
+    if weights not in ("auto", "bf16") and not sizes.has_weight_formats:
+        message = f"{weights} weights are for Llama's family, Mixtral and Qwen3-MoE only."
+        return Reason(code="weights_not_supported", message=message)
+    if weights == "int4" and any(size % _INT4_GROUP for size in sizes.group_sizes):
+        message = f"int4 weights need layer sizes that are multiples of {_INT4_GROUP}, got {sizes.group_sizes}."
         return Reason(code="weights_not_supported", message=message)
     dtype = "float32" if sizes.dtype_bytes == 4 and weights != "bf16" else "bf16"
     if options.kv_dtype not in ("auto", dtype):

@@ -16,7 +16,8 @@ from control.tenants.accounts.models import Organization
 from tests.control.factories import make_base_model
 from tests.control.serving.deployments.support import make_speculator
 from tests.workers.test_planning import SMOLLM2
-from workers.planning import ModelSizes, Wanted, plan, plan_rows
+from workers.model_sizes import ModelSizes
+from workers.planning import Wanted, plan, plan_rows
 
 pytestmark = pytest.mark.django_db
 SIZES = ModelSizes.of(SMOLLM2)

@@ -24,7 +24,8 @@ from tests.control.factories import make_base_model
 from tests.control.serving.deployments.support import make_speculator
 from tests.tiny_model import make_tiny_model
 from tests.workers.test_planning import SMOLLM2
-from workers.planning import ModelSizes, Wanted, plan
+from workers.model_sizes import ModelSizes
+from workers.planning import Wanted, plan
 
 SIZES = ModelSizes.of(SMOLLM2)
 

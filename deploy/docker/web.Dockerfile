@@ -13,7 +13,7 @@ WORKDIR /app
 COPY manage.py ./
 COPY platform ./platform
 COPY workers/__init__.py workers/contracts.py workers/kinds.py workers/model_folders.py ./workers/
-COPY workers/model_types.py workers/parent_death.py workers/planning.py ./workers/
+COPY workers/model_sizes.py workers/model_types.py workers/parent_death.py workers/planning.py workers/stored_weights.py ./workers/
 COPY workers/hyperparameters ./workers/hyperparameters
 COPY workers/exports ./workers/exports
 RUN /opt/venv/bin/python -m compileall -q manage.py platform workers

@@ -13,7 +13,7 @@ from tests.control.factories import make_key, make_organization
 from tests.control.workflows.evaluations.helpers import make_speculator
 from tests.sdk.test_contract import TRANSPORT, URL, rows
 from tests.workers.test_planning import SMOLLM2
-from workers.planning import ModelSizes
+from workers.model_sizes import ModelSizes
 
 pytestmark = pytest.mark.usefixtures("one_connection")
 
@@ -58,6 +58,7 @@ def test_a_plan_is_returned_and_creates_nothing(client: Client, arguments: Argum
     assert isinstance(plan, PipelinePlan if resource == "pipelines" else EnginePlan)
     stages = [plan.distillation, plan.evaluation, plan.deployment] if isinstance(plan, PipelinePlan) else [plan]
     for stage in stages:
+        assert stage is not None
         (device,) = stage.devices
         assert (device.device_kind, device.fits, device.max_context) == ("cpu", True, 512)
         assert device.sequences[-1]["tokens"] == 512

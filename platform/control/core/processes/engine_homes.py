@@ -61,7 +61,7 @@ def engine_homes_limit(config: Config) -> None:
         for hidden in homes.glob(".*"):
             _remove(hidden)
         limit = config.max_engine_homes_bytes
-        sizes = {home: _num_bytes(home, if_unknown=limit + 1) for home in homes.iterdir()}
+        sizes = {home: _num_bytes(home, if_unknown=limit + 1) for home in homes.glob("[!.]*")}
         excess = sum(sizes.values()) - limit
         for home in sorted(sizes, key=_used_at):
             if excess > 0 and _delete_if_unused(home):

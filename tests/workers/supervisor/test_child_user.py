@@ -1,7 +1,6 @@
 """Children that run as the user of their organization."""
 
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -79,4 +78,3 @@ def test_a_child_keeps_the_home_of_its_user_until_it_ends(
 
     engine_homes_limit(settings.SLIPSTREAM)
     assert not home.exists()
-    shutil.rmtree(work)

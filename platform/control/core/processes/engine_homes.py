@@ -13,11 +13,11 @@ import os
 import secrets
 import subprocess
 import time
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from control.core.processes.engine_users import EngineUser
+from control.core.processes.engine_users import HOME_LOCKS, EngineUser
 from control.core.processes.in_use import locked_if_unused, open_in_use
 from control.core.settings.config import Config
 
@@ -25,6 +25,8 @@ from control.core.settings.config import Config
 MEASURE_SECONDS = 600.0
 # The limit holds a lock for one rename only. Engines that inherit a lock could hold it for ever.
 MAX_WAIT_SECONDS = 5.0
+# For measuring or deleting one home: an engine can make millions of files, and the caller has other tasks.
+COMMAND_SECONDS = 60.0
 
 
 def use_home(user: EngineUser) -> IO[bytes]:
@@ -56,9 +58,11 @@ def engine_homes_limit(config: Config) -> None:
         if not is_mine or (not is_first and limiting.stat().st_mtime > time.time() - MEASURE_SECONDS):
             return
         os.utime(limiting)
-        _remove(list(homes.glob(".*")))
-        sizes = _num_bytes([home for home in homes.iterdir() if home.is_dir()])
-        excess = sum(sizes.values()) - config.max_engine_homes_bytes
+        for hidden in homes.glob(".*"):
+            _remove(hidden)
+        limit = config.max_engine_homes_bytes
+        sizes = {home: _num_bytes(home, if_unknown=limit + 1) for home in homes.glob("[!.]*")}
+        excess = sum(sizes.values()) - limit
         for home in sorted(sizes, key=_used_at):
             if excess > 0 and _delete_if_unused(home):
                 excess -= sizes[home]
@@ -79,24 +83,24 @@ def _delete_if_unused(home: Path) -> bool:
             return False
         hidden = home.rename(home.with_name(f".{home.name}.{secrets.token_hex(4)}"))
         lock.unlink()
-    _remove([hidden])  # without the lock, because it can take long
+    _remove(hidden)  # without the lock, because it can take long
     return True
 
 
-def _num_bytes(folders: Sequence[Path]) -> dict[Path, int]:
-    """The disk space of each folder."""
-    if not folders:
-        return {}
-    # A file that disappears meanwhile makes du fail, but the sums of the others are correct.
-    done = subprocess.run(["du", "-sk", "--", *folders], check=False, capture_output=True, text=True)
-    sizes = (line.split("\t", 1) for line in done.stdout.splitlines())
-    return {Path(name): 1024 * int(size) for size, name in sizes}
+def _num_bytes(home: Path, *, if_unknown: int) -> int:
+    """The disk space of a home; `if_unknown` if it has too many files to measure them."""
+    try:
+        # A file that disappears meanwhile makes du fail, but the sum of the others is correct.
+        done = subprocess.run(["du", "-sk", "--", home], capture_output=True, text=True, timeout=COMMAND_SECONDS)
+    except subprocess.TimeoutExpired:
+        return if_unknown
+    return 1024 * int(done.stdout.partition("\t")[0] or 0)
 
 
-def _remove(folders: Sequence[Path]) -> None:
-    if folders:
-        subprocess.run(["rm", "-rf", "--", *folders], check=False, capture_output=True)
+def _remove(folder: Path) -> None:
+    with suppress(subprocess.TimeoutExpired):  # the next limit goes on
+        subprocess.run(["rm", "-rf", "--", folder], capture_output=True, timeout=COMMAND_SECONDS)
 
 
 def _lock_path(home: Path) -> Path:
-    return home.parent.with_name("engine_home_locks") / f"{home.name}.lock"
+    return home.parent.with_name(HOME_LOCKS) / f"{home.name}.lock"

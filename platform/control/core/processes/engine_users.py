@@ -25,6 +25,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from control.core.settings.config import Config
 
+HOME_LOCKS = "engine_home_locks"
 _SHARED = ("models", "deployments", "work", "engine_homes")  # may be passed through, but not listed
 
 
@@ -106,6 +107,7 @@ def make_writable(folder: Path, user: EngineUser) -> None:
 def _close_to_other_users(data_dir: Path) -> None:
     data_dir.mkdir(parents=True, exist_ok=True)
     data_dir.chmod(0o711)
+    (data_dir / HOME_LOCKS).mkdir(mode=0o700, exist_ok=True)
     for name in _SHARED:
         (data_dir / name).mkdir(exist_ok=True)
         (data_dir / name).chmod(0o711)

@@ -65,6 +65,12 @@ def test_the_least_recently_used_homes_are_deleted_until_the_rest_fits(config: C
         assert (users[5_000].home / "tmp").stat().st_mode & 0o777 == 0o700
 
 
+def test_no_engine_can_open_the_locks(config: Config) -> None:
+    user = make_home(config, "org_1", used_seconds_ago=0)
+
+    assert lock_of(user).parent.stat().st_mode & 0o077 == 0
+
+
 def test_homes_are_measured_only_every_few_minutes(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_homes, "MEASURE_SECONDS", 600.0)
     engine_homes_limit(config)
@@ -113,6 +119,22 @@ def test_a_home_that_is_hard_to_delete_is_deleted(config: Config, tmp_path: Path
 
     assert list(user.home.parent.iterdir()) == []
     assert (outside / "file").exists()
+
+
+def test_a_home_with_too_many_files_to_measure_counts_as_too_large(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = make_home(config, "org_1", used_seconds_ago=9_000)
+    program = tmp_path / "bin" / "du"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setattr(engine_homes, "COMMAND_SECONDS", 0.2)
+
+    engine_homes_limit(config)
+
+    assert not user.home.exists()
 
 
 def test_what_an_interrupted_deletion_left_is_deleted_although_the_homes_fit(

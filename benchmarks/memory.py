@@ -10,7 +10,8 @@ requests. Linux only. Prints a table with, in GB:
     peak        the largest resident set while the model was loaded, less the one before; also as a multiple of the
                 planned weights
 
---large adds a model of 1.1 billion random weights, which is written to a temporary folder.
+--large adds models of 1.1 billion random weights, which are written to a temporary folder: in bfloat16, a mixture of
+experts, and two that are stored in int8 and int4 and keep their format.
 """
 
 import os
@@ -25,9 +26,11 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from engine.config import EngineConfig, read_config
 from engine.drafters.ngram import NgramDrafter
@@ -40,9 +43,19 @@ from examples.prepare_model import prepare
 from kernels.cpu.library import library
 from workers.model_sizes import ModelSizes
 from workers.planning import Wanted, plan
+from workers.stored_weights import read_stored
 
 FORMATS = ("auto", "int8", "int4")
+KINDS = ("dense", "mixture", "int8", "int4")  # of models that `write_random_model` writes
 _SEQUENCES, _CONTEXT = 4, 2048
+_EXPERTS = 8
+_QUANTIZATIONS = {
+    kind: {"quant_method": "compressed-tensors", "format": form, "config_groups": {"g": {"weights": weights}}}
+    for kind, form, weights in (
+        ("int8", "int-quantized", {"type": "int", "num_bits": 8, "strategy": "channel"}),
+        ("int4", "pack-quantized", {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 32}),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +75,7 @@ def measure(folder: Path, weights: str) -> Measured:
     importlib.import_module("engine.server.app")
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
     planned = plan(
-        ModelSizes.of(read_config(folder)),
+        ModelSizes.of(read_config(folder), read_stored(folder)),
         Wanted(device="cpu", memory_bytes=1 << 40, weights=weights, context=_CONTEXT, concurrency=_SEQUENCES),
     )
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
@@ -92,11 +105,17 @@ def measure_in_child(folder: Path, weights: str) -> Measured:
     return Measured(**json.loads(out.splitlines()[-1]))
 
 
-def write_random_model(folder: Path, *, hidden_size: int, num_layers: int, vocab_size: int) -> Path:
-    """Writes config.json and bfloat16 weights of a Llama, without a tokenizer, and returns the folder."""
+def write_random_model(
+    folder: Path, *, hidden_size: int, num_layers: int, vocab_size: int, kind: str = "dense"
+) -> Path:
+    """Writes config.json and random weights without a tokenizer, and returns the folder.
+
+    kind: one of `KINDS`; a Llama in bfloat16, a Mixtral with 8 experts, or a Llama whose layers compressed-tensors
+        stores in int8 with a scale per output, or in int4 with a scale per group of 32 columns.
+    """
     H, intermediate, kv = hidden_size, 11 * hidden_size // 4, hidden_size // 4
-    config = {
-        "model_type": "llama",
+    config: dict[str, Any] = {
+        "model_type": "mixtral" if kind == "mixture" else "llama",
         "hidden_size": H,
         "intermediate_size": intermediate,
         "num_hidden_layers": num_layers,
@@ -107,24 +126,55 @@ def write_random_model(folder: Path, *, hidden_size: int, num_layers: int, vocab
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
+    if kind == "mixture":
+        config |= {"num_local_experts": _EXPERTS, "num_experts_per_tok": 2}
+    elif kind != "dense":
+        config["quantization_config"] = _QUANTIZATIONS[kind]
+    generator = torch.Generator().manual_seed(0)
+    tensors: dict[str, Tensor] = {}
+    for name, shape in _shapes(H, intermediate, kv, num_layers, vocab_size, kind == "mixture").items():
+        if len(shape) == 1:
+            tensors[f"{name}.weight"] = torch.ones(shape, dtype=torch.bfloat16)
+            continue
+        stored = kind if name.endswith("_proj") else "dense"
+        tensors |= {f"{name}.{part}": tensor for part, tensor in _random_weight(shape, stored, generator).items()}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _shapes(
+    H: int, intermediate: int, kv: int, num_layers: int, vocab_size: int, is_mixture: bool
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the weights by the names of their modules."""
     attention = {"q_proj": (H, H), "k_proj": (kv, H), "v_proj": (kv, H), "o_proj": (H, H)}
     mlp = {"gate_proj": (intermediate, H), "up_proj": (intermediate, H), "down_proj": (H, intermediate)}
+    expert = {"w1": (intermediate, H), "w3": (intermediate, H), "w2": (H, intermediate)}
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (vocab_size, H), "lm_head": (vocab_size, H)}
     shapes["model.norm"] = (H,)
     for layer in (f"model.layers.{index}" for index in range(num_layers)):
         shapes |= {f"{layer}.self_attn.{name}": shape for name, shape in attention.items()}
-        shapes |= {f"{layer}.mlp.{name}": shape for name, shape in mlp.items()}
         shapes |= {f"{layer}.{name}_layernorm": (H,) for name in ("input", "post_attention")}
-    generator = torch.Generator().manual_seed(0)
-    tensors = {
-        f"{name}.weight": torch.ones(shape, dtype=torch.bfloat16)
-        if len(shape) == 1
-        else torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator).bfloat16() / 4096
-        for name, shape in shapes.items()
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+        if not is_mixture:
+            shapes |= {f"{layer}.mlp.{name}": shape for name, shape in mlp.items()}
+            continue
+        block = f"{layer}.block_sparse_moe"
+        shapes[f"{block}.gate"] = (_EXPERTS, H)
+        shapes |= {f"{block}.experts.{n}.{name}": shape for n in range(_EXPERTS) for name, shape in expert.items()}
+    return shapes
+
+
+def _random_weight(shape: tuple[int, ...], kind: str, generator: torch.Generator) -> dict[str, Tensor]:
+    """Returns the tensors of a weight [N, K] by the suffixes of their names."""
+    N, K = shape
+    if kind == "int4":
+        packed = torch.randint(-(2**31), 2**31, (N, K // 8), dtype=torch.int32, generator=generator)
+        scales = torch.full((N, K // 32), 2.0**-8, dtype=torch.bfloat16)
+        return {"weight_packed": packed, "weight_scale": scales, "weight_shape": torch.tensor(shape)}
+    values = torch.randint(-127, 128, shape, dtype=torch.int8, generator=generator)
+    if kind == "int8":
+        return {"weight": values, "weight_scale": torch.full((N, 1), 2.0**-12, dtype=torch.bfloat16)}
+    return {"weight": values.bfloat16() / 4096}
 
 
 def _reading(file: str, name: str) -> int:
@@ -136,7 +186,7 @@ def _reading(file: str, name: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description="Planned and used memory.")
     parser.add_argument("--model", type=Path, help="default: SmolLM2-135M-Instruct")
-    parser.add_argument("--large", action="store_true", help="also a model of 1.1 billion random weights")
+    parser.add_argument("--large", action="store_true", help="also models of 1.1 billion random weights")
     parser.add_argument("--measure", choices=FORMATS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     folder = args.model or prepare()
@@ -151,13 +201,16 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     _print_rows(folder.name, folder)
     if args.large:
-        with tempfile.TemporaryDirectory() as temporary:
-            large = write_random_model(Path(temporary), hidden_size=2048, num_layers=22, vocab_size=32000)
-            _print_rows("1.1B, random", large)
+        for kind in KINDS:
+            with tempfile.TemporaryDirectory() as temporary:
+                num_layers = 4 if kind == "mixture" else 22
+                folder = Path(temporary)
+                write_random_model(folder, hidden_size=2048, num_layers=num_layers, vocab_size=32000, kind=kind)
+                _print_rows(f"1.1B, random, {kind}", folder, FORMATS if kind == "dense" else ("auto",))
 
 
-def _print_rows(name: str, folder: Path) -> None:
-    for weights in FORMATS:
+def _print_rows(name: str, folder: Path, formats: tuple[str, ...] = FORMATS) -> None:
+    for weights in formats:
         found = measure_in_child(folder, weights)
         sizes = (found.planned, found.used, found.planned_weights, found.peak)
         planned, used, planned_weights, peak = (f"{size / 1e9:.2f}" for size in sizes)

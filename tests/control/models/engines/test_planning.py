@@ -1,7 +1,7 @@
 """The plan of an engine: options that contradict each other, kinds of devices, and sizes that are not known."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pytest_django import Settings
@@ -15,9 +15,9 @@ from control.models.engines.schemas import EngineOptions, EnginePlan
 from control.tenants.accounts.models import Organization
 from tests.control.factories import make_base_model
 from tests.control.serving.deployments.support import make_speculator
-from tests.workers.test_planning import SMOLLM2
+from tests.workers.test_planning import DEEPSEEK_V3, QWEN_32B, SMOLLM2
 from workers.model_sizes import ModelSizes
-from workers.planning import Wanted, plan, plan_rows
+from workers.planning import Wanted, mtp_bytes, plan, plan_rows
 
 pytestmark = pytest.mark.django_db
 SIZES = ModelSizes.of(SMOLLM2)
@@ -45,6 +45,47 @@ def refusal(options: EngineOptions, workload: Workload) -> tuple[str | None, str
     with pytest.raises(ApiError) as caught:
         engine_plan(options, workload)
     return caught.value.code, caught.value.param, caught.value.message
+
+
+def test_a_model_is_planned_for_each_kind_of_device(model: BaseModel, settings: Settings) -> None:
+    """R1-Distill-Qwen-32B needs 85 GB for 65,536 tokens, which an 80 GB GPU does not have."""
+    model.sizes = asdict(ModelSizes.of(QWEN_32B))
+    use(settings, device="cpu", device_memory_bytes={"cpu": 200 * GB, "cuda": 80 * GB})
+    workload = Workload(purpose=Purpose.ENDPOINT, base_model=model)
+
+    whole = engine_plan(EngineOptions(max_context=65_536, memory_share=0.95), workload)
+    short = engine_plan(EngineOptions(max_context=16_384, memory_share=0.95), workload)
+
+    assert {device.device_kind: device.fits for device in whole.devices} == {"cpu": True, "cuda": False}
+    assert {device.device_kind: device.fits for device in short.devices} == {"cpu": True, "cuda": True}
+    refused = next(device for device in whole.devices if device.device_kind == "cuda")
+    assert refused.reason is not None
+    assert refused.reason.code == "does_not_fit"
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_formats_that_the_engine_lacks_for_a_model_are_refused(
+    model: BaseModel, settings: Settings, weights: Literal["int8", "int4"]
+) -> None:
+    model.sizes, model.model_type = asdict(ModelSizes.of(DEEPSEEK_V3)), "deepseek_v3"
+    use(settings, device="cpu")
+    workload = Workload(purpose=Purpose.ENDPOINT, base_model=model)
+
+    code, param, message = refusal(EngineOptions(weights=weights), workload)
+
+    assert (code, param) == ("weights_not_supported", "engine.weights")
+    assert "Llama's family, Mixtral and Qwen3-MoE only" in message
+
+
+def test_the_mtp_module_is_planned_if_it_drafts(model: BaseModel, settings: Settings) -> None:
+    model.sizes, model.model_type = asdict(ModelSizes.of(DEEPSEEK_V3)), "deepseek_v3"
+    use(settings, device="cpu")
+    workload = Workload(purpose=Purpose.ENDPOINT, base_model=model)
+
+    (planned,) = engine_plan(EngineOptions(drafting="native_mtp"), workload).devices
+
+    assert planned.parts is not None
+    assert planned.parts.speculator == mtp_bytes(ModelSizes.of(DEEPSEEK_V3), "cpu")
 
 
 @pytest.mark.parametrize(

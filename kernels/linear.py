@@ -215,8 +215,8 @@ def _in_int4_groups(values: Tensor, halves: Tensor) -> Tensor:
     def convert(part: slice) -> Tensor:
         shifted = _padded((values[part] - _INT4_MIN).to(torch.uint8))  # [blocks, 32, K]
         blocks, _, K = shifted.shape
-        # Outputs are (half, lane, o) and columns (group, j, high, b, p) in the terms of unpack_int4.
-        parts = shifted.view(blocks, 2, 4, 4, K // INT4_GROUP, 4, 2, 2, 2).permute(0, 4, 1, 5, 2, 7, 3, 8, 6)
+        # Outputs are (half, o) and columns (group, j, n, p) in the terms of unpack_int4, where n is (byte, high).
+        parts = shifted.view(blocks, 2, 16, K // INT4_GROUP, 4, 2, 2, 2).permute(0, 3, 1, 4, 2, 7, 5, 6)
         pairs = (parts[..., 0] | parts[..., 1] << 4).reshape(blocks, K // INT4_GROUP, -1)
         scales = _padded(halves[part]).permute(0, 2, 1).contiguous().view(torch.uint8)  # [blocks, K / 32, 64]
         return torch.cat((scales, pairs), dim=2)

@@ -37,6 +37,7 @@
 #define HALF (NB / 2)                            /* outputs that are stored together in int4 */
 #define HALF_BYTES (GROUP * HALF / 2)            /* of the outputs of a half, in a group */
 #define GROUP_BYTES (2 * NB + 2 * HALF_BYTES)
+#define MAX_GROUPS 4                             /* groups of int4 that are computed at the same time */
 
 /* Prevents the compiler from fusing a product and a sum into one instruction, which would round differently. */
 #define KEEP_APART(value) __asm__("" : "+m"(value))
@@ -232,13 +233,13 @@ ALWAYS void tile_int8_bf16(const int rows, const struct tile *t) {
 
 ALWAYS void tile_int8_f32(const int rows, const struct tile *t) { tile_pairs(rows, t, INT8, F32); }
 
-/* Byte 64 j + 16 lane + 8 b + 2 o + p holds weights of output 4 lane + o: in its low bits for k = 8 j + 2 b + p, in its
- * high bits for the weight four places later. A weight is stored as a number from 0 to 15, which stands for -8 to 7. */
+/* Bytes 64 j + 4 o + 2 p and the next hold four weights of output o, the first in the lowest bits: for
+ * k = 8 j + 2 n + p, with n = 0 to 3. A weight is stored as a number from 0 to 15, which stands for -8 to 7. */
 static inline void unpack_int4(const uint8_t *bytes, float weights[GROUP][HALF]) {
     for (int i = 0; i < HALF_BYTES; i++) {
-        int k = i / 64 * 8 + i % 16 / 8 * 2 + i % 2, output = i % 64 / 16 * 4 + i % 8 / 2;
+        int k = i / 64 * 8 + i % 2 * 4 + i / 2 % 2, output = i % 64 / 4;
         weights[k][output] = (float)((bytes[i] & 15) - 8);
-        weights[k + 4][output] = (float)((bytes[i] >> 4) - 8);
+        weights[k + 2][output] = (float)((bytes[i] >> 4) - 8);
     }
 }
 
@@ -277,57 +278,69 @@ ALWAYS __m512bh broadcast_pair(const uint16_t *x) {
     return (__m512bh)_mm512_set1_epi32(pair);
 }
 
-struct int4_table {
-    __m512i low, high; /* the low and the high bytes of the bfloat16 numbers -8 to 7, in each quarter */
-};
-
-static struct int4_table int4_table(void) {
-    uint8_t low[16], high[16];
-    for (int i = 0; i < 16; i++) {
-        uint16_t h = f32_to_bf16((float)(i - 8));
-        low[i] = h & 0xff, high[i] = h >> 8;
-    }
-    return (struct int4_table){_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)low)),
-                               _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)high))};
+/* The bfloat16 numbers -8 to 7, twice, because VPERMW reads five bits of an index and the fifth belongs to another
+ * weight. */
+static __m512i int4_table(void) {
+    uint16_t numbers[32];
+    for (int i = 0; i < 32; i++) numbers[i] = f32_to_bf16((float)(i % 16 - 8));
+    return _mm512_loadu_si512(numbers);
 }
 
-/* Adds the products with a group's weights for 16 outputs, `w`, to the sums of these outputs. */
-ALWAYS void add_half_group(const int rows, const uint16_t *x, int64_t K, const uint8_t *w, vf scale,
-                           const struct int4_table *table, __m512 acc[MAX_ROWS][2], const int half) {
-    __asm__("" : "+r"(x)); /* otherwise the compiler keeps all 128 broadcasts of the other half on the stack */
-    __m512i mask = _mm512_set1_epi8(15);
-    __m512 sums[MAX_ROWS];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) sums[r] = _mm512_setzero_ps();
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) { /* four values of k each */
-        __m512i bytes = _mm512_loadu_si512(w + i / 2 * 64);
-        __m512i index = _mm512_and_si512(i % 2 ? _mm512_srli_epi16(bytes, 4) : bytes, mask);
-        __m512i low = _mm512_shuffle_epi8(table->low, index), high = _mm512_shuffle_epi8(table->high, index);
-        __m512bh w0 = (__m512bh)_mm512_unpacklo_epi8(low, high), w1 = (__m512bh)_mm512_unpackhi_epi8(low, high);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) sums[r] = _mm512_dpbf16_ps(sums[r], w0, broadcast_pair(x + r * K + 4 * i));
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) sums[r] = _mm512_dpbf16_ps(sums[r], w1, broadcast_pair(x + r * K + 4 * i + 2));
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) acc[r][half] = _mm512_fmadd_ps(sums[r], (__m512)scale, acc[r][half]);
+/* Returns the weights of 16 outputs for k = 2 i and 2 i + 1. */
+ALWAYS __m512bh load_int4(const uint8_t *w, const int i, __m512i table) {
+    __m512i words = _mm512_loadu_si512(w + i / 4 * 64);
+    return (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, i % 4 * 4), table);
 }
 
+/* Adds the products with consecutive groups of weights, from `w` on, to the sums of 32 outputs. */
+ALWAYS void add_groups(const int rows, const int groups, const uint16_t *x, int64_t K, const uint8_t *w, __m512i table,
+                       struct ahead *ahead, __m512 acc[MAX_ROWS][2]) {
+    __m512 sums[MAX_GROUPS][MAX_ROWS][2];
+#pragma GCC unroll 4
+    for (int g = 0; g < groups; g++)
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) sums[g][r][0] = sums[g][r][1] = _mm512_setzero_ps();
+#pragma GCC unroll 16
+    for (int i = 0; i < GROUP / 2; i++) {
+        if (i % (STEPS / groups) == 0) fetch(ahead);
+#pragma GCC unroll 4
+        for (int g = 0; g < groups; g++) {
+            const uint8_t *half = w + g * GROUP_BYTES + 2 * NB;
+            __m512bh w0 = load_int4(half, i, table), w1 = load_int4(half + HALF_BYTES, i, table);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                __m512bh pair = broadcast_pair(x + r * K + g * GROUP + 2 * i);
+                sums[g][r][0] = _mm512_dpbf16_ps(sums[g][r][0], w0, pair);
+                sums[g][r][1] = _mm512_dpbf16_ps(sums[g][r][1], w1, pair);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < groups; g++, w += GROUP_BYTES) {
+        __m512 scale0 = (__m512)vf_load_half(w), scale1 = (__m512)vf_load_half(w + 2 * HALF);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            acc[r][0] = _mm512_fmadd_ps(sums[g][r][0], scale0, acc[r][0]);
+            acc[r][1] = _mm512_fmadd_ps(sums[g][r][1], scale1, acc[r][1]);
+        }
+    }
+}
+
+/* VDPBF16PS takes six cycles, and Zen 5 starts two per cycle. With few rows, several groups are therefore computed at
+ * the same time, until there are about 16 independent sums. */
 ALWAYS void tile_int4_dp(const int rows, const struct tile *t) {
-    struct int4_table table = int4_table();
+    const int together = rows <= 2 ? MAX_GROUPS : rows <= 4 ? 2 : 1;
+    __m512i table = int4_table();
     __m512 acc[MAX_ROWS][2];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = _mm512_setzero_ps();
     struct ahead ahead = *t->ahead;
     const uint8_t *w = t->w;
     const uint16_t *x = t->x;
-    for (int64_t k = 0; k < t->K; k += GROUP, w += GROUP_BYTES) {
-        fetch(&ahead);
-        add_half_group(rows, x + k, t->K, w + 2 * NB, vf_load_half(w), &table, acc, 0);
-        fetch(&ahead);
-        add_half_group(rows, x + k, t->K, w + 2 * NB + HALF_BYTES, vf_load_half(w + 2 * HALF), &table, acc, 1);
-    }
+    int64_t k = 0;
+    for (; k + together * GROUP <= t->K; k += together * GROUP, w += together * GROUP_BYTES)
+        add_groups(rows, together, x + k, t->K, w, table, &ahead, acc);
+    for (; k < t->K; k += GROUP, w += GROUP_BYTES) add_groups(rows, 1, x + k, t->K, w, table, &ahead, acc);
     t->ahead->at = ahead.at;
     for (int r = 0; r < rows; r++) finish(t, (const vf *)acc[r], r);
 }

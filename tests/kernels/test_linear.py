@@ -107,7 +107,7 @@ def test_the_rounding_error_of_an_int8_weight_is_at_most_half_its_scale(implemen
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("M", "N", "K"), [(1, 31, 32), (5, 32, 64), (8, 33, 96), (9, 64, 576)])
+@pytest.mark.parametrize(("M", "N", "K"), [(1, 31, 32), (3, 65, 96), (5, 32, 64), (8, 33, 96), (9, 64, 576)])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_the_product_with_int4_weights_uses_the_values_and_scales_of_each_group(
     implementation: str, dtype: torch.dtype, M: int, N: int, K: int, with_bias: bool

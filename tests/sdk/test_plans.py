@@ -58,6 +58,7 @@ def test_a_plan_is_returned_and_creates_nothing(client: Client, arguments: Argum
     assert isinstance(plan, PipelinePlan if resource == "pipelines" else EnginePlan)
     stages = [plan.distillation, plan.evaluation, plan.deployment] if isinstance(plan, PipelinePlan) else [plan]
     for stage in stages:
+        assert stage is not None
         (device,) = stage.devices
         assert (device.device_kind, device.fits, device.max_context) == ("cpu", True, 512)
         assert device.sequences[-1]["tokens"] == 512

@@ -10,6 +10,7 @@ from django.test import Client
 from pytest_django import Settings
 
 from control.core.settings.config import get_config
+from control.models.catalog.models import Speculator
 from control.tenants.accounts.models import Organization
 from control.tenants.idempotency.models import IdempotencyKey
 from control.workflows.evaluations.models import Evaluation
@@ -177,6 +178,21 @@ def test_a_pipeline_without_options_passes_none(db: None) -> None:
     assert pipeline.evaluation_job is not None
     assert pipeline.deployment is not None
     assert pipeline.batch.engine is pipeline.evaluation_job.params["engine"] is pipeline.deployment.engine is None
+
+
+@pytest.mark.parametrize("path", ["/v1/deployments", "/v1/evaluations"])
+def test_a_plan_refuses_a_speculator_that_is_not_ready_as_creation_does(
+    client: Client, world: World, path: str
+) -> None:
+    """Such a speculator has no files: its empty prefix would be that of the files of all organizations."""
+    give_sizes(world)
+    Speculator.objects.filter(pk=world.speculator.pk).update(status=Speculator.Status.TRAINING, storage_prefix="")
+    body = body_of(world, path, speculator_id=world.speculator.pk)
+
+    planned, created = (send(client, path, {**body, "validate_only": only}) for only in (True, False))
+
+    assert (planned.status_code, planned.json()["error"]["code"]) == (409, "speculator_not_ready")
+    assert planned.content == created.content
 
 
 @pytest.mark.parametrize(

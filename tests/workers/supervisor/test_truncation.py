@@ -22,7 +22,7 @@ class _Started(Exception):
     """The handler has started its child process."""
 
 
-def spec_of(job: Job | None, module: Any, handler: batch.BatchHandler | training.TrainingHandler, folder: Path) -> Spec:
+def spec_of(job: Job | None, module: Any, handler: Any, folder: Path) -> Spec:
     """Runs the handler until it starts its child process. Returns the spec of the child."""
     assert job is not None
     claim = job_claim(job_id=job.pk, worker="worker")

@@ -6,22 +6,26 @@ from control.models.adapters.selectors import adapters_get, adapters_list
 from control.models.catalog.choices import base_models, ready_speculators
 from control.models.catalog.models import Speculator
 from control.models.catalog.selectors import base_model_get, speculator_get
-from control.models.engines.planning import Purpose, Workload, engine_plan
+from control.models.engines.planning import engine_plan
 from control.models.engines.schemas import EnginePlan
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.schemas import DeploymentOptions, DeploymentUpdateInput
 from control.serving.deployments.selectors import deployment_get
-from control.serving.deployments.services import deployment_create, deployment_memory_set, deployment_update
+from control.serving.deployments.services import (
+    deployment_create,
+    deployment_memory_set,
+    deployment_update,
+    deployment_workload,
+)
 from control.tenants.accounts.models import Organization
 
 
 def plan_from(organization: Organization, body: DeploymentOptions) -> EnginePlan:
-    """Raises: ApiError: 404, no such model, speculator or adapter; 400, the model does not fit."""
-    workload = Workload(
-        purpose=Purpose.ENDPOINT,
-        base_model=base_model_get(organization, body.model),
-        speculator=_speculator(organization, body.speculator_id),
-        adapters=adapters_get(organization, body.adapters),
+    """Raises: ApiError: 404, no such model, speculator or adapter; 409, one is not usable; 400, it does not fit."""
+    workload = deployment_workload(
+        base_model_get(organization, body.model),
+        _speculator(organization, body.speculator_id),
+        adapters_get(organization, body.adapters),
     )
     return engine_plan(body.engine, workload)
 

@@ -56,10 +56,8 @@ def deployment_create(
     deployment_quota_check(organization.pk)
     device_quota_check(organization.pk)
     if speculator is not None:
-        _check_speculator(speculator, base_model)
-    _check_adapters(adapters, base_model)
-    workload = Workload(purpose=Purpose.ENDPOINT, base_model=base_model, speculator=speculator, adapters=adapters)
-    engine_plan(engine or EngineOptions(), workload)
+        _lock(speculator)
+    engine_plan(engine or EngineOptions(), deployment_workload(base_model, speculator, adapters))
     try:
         with transaction.atomic():  # a savepoint, so that a failed insert does not break the caller's transaction
             deployment = Deployment.objects.create(
@@ -83,6 +81,19 @@ def deployment_create(
     return deployment
 
 
+def deployment_workload(base_model: BaseModel, speculator: Speculator | None, adapters: Sequence[Adapter]) -> Workload:
+    """Raises: ApiError: 409, the speculator or an adapter does not belong to the model, or is not ready."""
+    if speculator is not None:
+        _check_speculator(speculator, base_model)
+    _check_adapters(adapters, base_model)
+    return Workload(purpose=Purpose.ENDPOINT, base_model=base_model, speculator=speculator, adapters=adapters)
+
+
+def _lock(speculator: Speculator) -> None:
+    """Reads the row again under a lock, which `speculator_delete` takes too."""
+    speculator.refresh_from_db(from_queryset=Speculator.objects.select_for_update())
+
+
 def _check_adapters(adapters: Sequence[Adapter], base_model: BaseModel) -> None:
     for adapter in adapters:
         if adapter.base_model_id != base_model.pk:
@@ -91,7 +102,6 @@ def _check_adapters(adapters: Sequence[Adapter], base_model: BaseModel) -> None:
 
 
 def _check_speculator(speculator: Speculator, base_model: BaseModel) -> None:
-    speculator = Speculator.objects.select_for_update().get(pk=speculator.pk)  # `speculator_delete` locks it too
     if speculator.status != Speculator.Status.READY:
         message = f"Speculator {speculator.id} must be ready; it is {speculator.status}."
         raise ApiError(409, message, "speculator_not_ready", "speculator_id")
@@ -150,6 +160,7 @@ def deployment_update(
         _check_adapters(adapters, deployment.base_model)
         deployment.adapters.set(adapters)
     if speculator is not None:
+        _lock(speculator)
         _check_speculator(speculator, deployment.base_model)
     Deployment.objects.filter(pk=deployment.pk).update(
         speculator=speculator, generation=F("generation") + 1, crashes=[], not_before=None
@@ -226,6 +237,7 @@ def canary_create(*, deployment: Deployment, speculator: Speculator) -> Deployme
     """
     device_quota_check(deployment.organization_id)
     _check_drafting(deployment, speculator)
+    _lock(speculator)
     _check_speculator(speculator, deployment.base_model)
     canary = Deployment.objects.create(
         organization=deployment.organization,

@@ -16,7 +16,10 @@ from control.workflows.evaluations.services import evaluation_create, evaluation
 
 
 def plan_from(organization: Organization, body: EvaluationOptions) -> EnginePlan:
-    """Raises: ApiError: 404, no such speculator or file; 400, a file of another purpose, or the model does not fit."""
+    """
+    Raises: ApiError: 404, no such speculator or file; 409, the speculator is not ready; 400, a file of another purpose,
+        or the model does not fit.
+    """
     if body.prompts_file is not None:
         _prompts(organization, body.prompts_file)
     speculator = speculator_get(organization, body.speculator_id)

@@ -39,10 +39,9 @@ def evaluation_create(
     Raises: ApiError: 400, no or invalid prompts, or an engine with these options is not possible; 403, the model has no
         price; 409, the speculator is not ready; 429, too many queued jobs.
     """
-    if speculator.status != Speculator.Status.READY:
-        raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
+    workload = evaluation_workload(speculator, request.concurrencies)
     require_price(base_model_id=speculator.base_model_id, name=speculator.base_model.name)
-    engine_plan(request.engine or EngineOptions(), evaluation_workload(speculator, request.concurrencies))
+    engine_plan(request.engine or EngineOptions(), workload)
     queued_quota_check(organization.pk)  # to fail early
     identity, pipeline = evaluation_id(), pipeline_of(speculator)
     if prompts is not None:
@@ -63,6 +62,9 @@ def evaluation_create(
 
 
 def evaluation_workload(speculator: Speculator, concurrencies: Sequence[int]) -> Workload:
+    """Raises: ApiError: 409, the speculator is not ready."""
+    if speculator.status != Speculator.Status.READY:
+        raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
     return Workload(
         purpose=Purpose.EVALUATION,
         base_model=speculator.base_model,

@@ -1,8 +1,7 @@
-"""Answers the same prompts with several engines, called arms, and measures the time of each.
+"""Answers the same prompts with two engines, the plain and the speculative arm, and measures the time of both.
 
-The arms are plain decoding, the speculator and, unless it is left out, suffix decoding alone, which needs no training.
-Prompts are answered in chunks. All arms answer each chunk, and their order rotates from one chunk to the next
-(A B C, B C A, ...), so that a change of the machine's speed affects all.
+Prompts are answered in chunks. Both arms answer each chunk, and their order alternates from one chunk to the next
+(A B, B A, A B, ...), so that a change of the machine's speed affects both.
 """
 
 import time
@@ -19,7 +18,7 @@ from workers.inference.driver import answer_rows
 from workers.inference.rows import RowAnswer, RowError, RowRequest
 from workers.inference.segments import Segment, SegmentedEngine
 
-PLAIN, SUFFIX, SPECULATIVE = "plain", "suffix", "speculative"
+PLAIN, SPECULATIVE = "plain", "speculative"
 _MIN_CHUNK = 8  # rows
 # Rows of a chunk / concurrency. At the end of a chunk the batch is only partly full, which matters less in long chunks.
 _CHUNK_PER_CONCURRENCY = 4
@@ -30,12 +29,9 @@ _WARMUP_TOKENS = 8
 class Arms:
     plain: Engine
     speculative: Engine
-    suffix: Engine | None = None
 
-    @property
-    def by_name(self) -> dict[str, Engine]:
-        arms = {PLAIN: self.plain, SUFFIX: self.suffix, SPECULATIVE: self.speculative}
-        return {name: engine for name, engine in arms.items() if engine is not None}
+    def of(self, name: str) -> Engine:
+        return self.plain if name == PLAIN else self.speculative
 
 
 @dataclass(slots=True)
@@ -63,12 +59,6 @@ class Measurement:
     concurrency: int
     plain: ArmTotals
     speculative: ArmTotals
-    suffix: ArmTotals | None = None
-
-    @property
-    def by_name(self) -> dict[str, ArmTotals]:
-        arms = {PLAIN: self.plain, SUFFIX: self.suffix, SPECULATIVE: self.speculative}
-        return {name: totals for name, totals in arms.items() if totals is not None}
 
     @property
     def speedup(self) -> float:
@@ -81,7 +71,7 @@ def warm_up(arms: Arms, rows: Sequence[RowRequest], *, tokenizer: Tokenizer) -> 
         replace(row, request=replace(row.request, sampling=replace(row.request.sampling, max_tokens=_WARMUP_TOKENS)))
         for row in rows[:2]
     ]
-    for engine in arms.by_name.values():
+    for engine in (arms.plain, arms.speculative):
         for _ in answer_rows(engine, short_rows, tokenizer=tokenizer, concurrency=len(short_rows)):
             pass
 
@@ -97,18 +87,15 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
     """Raises: InvalidInputError: a row cannot be answered, for example because the model's logits are not finite."""
-    totals = {name: ArmTotals() for name in arms.by_name}
-    engines = {
-        name: SegmentedEngine(engine, timed=concurrency == 1, clock=clock) for name, engine in arms.by_name.items()
-    }
-    before = {name: dict(engine.phase_seconds) for name, engine in arms.by_name.items()}
+    totals = {PLAIN: ArmTotals(), SPECULATIVE: ArmTotals()}
+    engines = {name: SegmentedEngine(arms.of(name), timed=concurrency == 1, clock=clock) for name in totals}
+    before = {name: dict(arms.of(name).phase_seconds) for name in totals}
     for repeat in range(repeats):
-        for engine in arms.by_name.values():
-            engine.drafter.forget_past()  # suffix decoding would copy earlier answers to the same prompts
+        arms.speculative.drafter.forget_past()  # suffix decoding would copy earlier answers to the same prompts
         for total in totals.values():
             total.num_tokens.append(0)
             total.seconds.append(0.0)
-        for name, chunk in _turns(list(totals), rows, concurrency, repeat=repeat):
+        for name, chunk in _turns(rows, concurrency, repeat=repeat):
             started = clock()
             for outcome in answer_rows(engines[name], chunk, tokenizer=tokenizer, concurrency=concurrency):
                 if isinstance(outcome, RowError):
@@ -122,17 +109,15 @@ def measure(
     for name, total in totals.items():
         total.segments = engines[name].segments
         total.phase_seconds = {
-            phase: seconds - before[name][phase] for phase, seconds in arms.by_name[name].phase_seconds.items()
+            phase: seconds - before[name][phase] for phase, seconds in arms.of(name).phase_seconds.items()
         }
-    return Measurement(concurrency, totals[PLAIN], totals[SPECULATIVE], totals.get(SUFFIX))
+    return Measurement(concurrency, totals[PLAIN], totals[SPECULATIVE])
 
 
-def _turns(
-    names: Sequence[str], rows: Sequence[RowRequest], concurrency: int, *, repeat: int
-) -> Iterator[tuple[str, Sequence[RowRequest]]]:
-    """Yields (arm, chunk) for all arms of every chunk. The order of the arms rotates by chunk and by repeat."""
+def _turns(rows: Sequence[RowRequest], concurrency: int, *, repeat: int) -> Iterator[tuple[str, Sequence[RowRequest]]]:
+    """Yields (arm, chunk) for both arms of every chunk. The arm that begins alternates by chunk and by repeat."""
     size = max(_MIN_CHUNK, _CHUNK_PER_CONCURRENCY * concurrency)
     for number, start in enumerate(range(0, len(rows), size)):
-        first = (number + repeat) % len(names)
-        for name in (*names[first:], *names[:first]):
+        order = (PLAIN, SPECULATIVE) if (number + repeat) % 2 == 0 else (SPECULATIVE, PLAIN)
+        for name in order:
             yield name, rows[start : start + size]

@@ -1,8 +1,7 @@
 """Evaluation of a speculator: answers held-out prompts with and without it, compares tokens and measures time.
 
 The baseline is the same engine with the same weights and concurrency but no drafter, which is the fastest plain
-decoding that the engine offers. A trained speculator is also compared with suffix decoding, which needs no training,
-because training pays only as far as it gains more. Every run is compared token by token with the first plain run.
+decoding that the engine offers. Every run is compared token by token with the first plain run.
 """
 
 import json
@@ -14,7 +13,6 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
-from engine.drafters.suffix import SuffixDrafter
 from engine.fingerprint import fingerprint_of
 from engine.grammars.compiler import compiler_for
 from engine.load import apply_adapter, load_drafter, load_model
@@ -82,7 +80,7 @@ def _check(spec: EvaluationSpec) -> None:
 
 
 def engine_config(spec: EvaluationSpec) -> EngineConfig:
-    """Returns the options of the spec with the KV caches of all arms that fit.
+    """Returns the options of the spec with the KV caches of both arms that fit.
 
     Raises: ModelTooLarge: the model and one sequence in each arm do not fit. ModelNotLoadable: as `read_config`.
     """
@@ -101,12 +99,12 @@ def engine_config(spec: EvaluationSpec) -> EngineConfig:
         memory_bytes=spec.memory_bytes,
         memory_share=spec.memory_share,
         speculator_dir=Path(spec.speculator_dir) if spec.speculator_dir else None,
-        num_engines=EVALUATION_ENGINES if spec.speculator_dir else EVALUATION_ENGINES - 1,
+        num_engines=2,
     )
 
 
 def _options(engine: Engine) -> dict[str, str | int | None]:
-    """Returns the options with which all arms ran, as in a deployment's `engine`."""
+    """Returns the options with which both arms ran, as in a deployment's `engine`."""
     config = engine.config
     return {
         "max_concurrency": config.max_batch_size,
@@ -119,18 +117,14 @@ def _options(engine: Engine) -> dict[str, str | int | None]:
 
 
 def load_arms(spec: EvaluationSpec) -> Arms:
-    """Loads all engines with one copy of the weights. If the speculator has a LoRA adapter, all engines apply it."""
+    """Loads both engines with one copy of the weights. If the speculator has a LoRA adapter, both engines apply it."""
     model_dir, speculator = Path(spec.model_dir), Path(spec.speculator_dir) if spec.speculator_dir else None
     config = engine_config(spec)
     model = load_model(model_dir, dtype=spec.dtype, weights=spec.weights, device=spec.device)
     drafter = load_drafter(spec.drafter, model, speculator, model_dir=model_dir)
-    arms = Arms(
-        plain=Engine(model, NoDrafter(), config),
-        speculative=Engine(model, drafter, config),
-        suffix=None if speculator is None else Engine(model, SuffixDrafter(), config),
-    )
+    arms = Arms(plain=Engine(model, NoDrafter(), config), speculative=Engine(model, drafter, config))
     verdict, fingerprint = check_row_invariance(model), fingerprint_of(model_dir, model)
-    for engine in arms.by_name.values():
+    for engine in (arms.plain, arms.speculative):
         engine.row_invariance, engine.base_fingerprint = verdict, fingerprint
         apply_adapter(engine, spec.drafter, speculator)
     return arms
@@ -178,7 +172,7 @@ def _measure_all(
 ) -> list[Measurement]:
     environment = {"device": device_name(str(arms.plain.model.device)), "build": build_identity()}
     measurements = read_measurements(Path(spec.checkpoint_dir), rows, tokenizer, environment)
-    per_concurrency = len(arms.by_name) * len(rows) * spec.repeats
+    per_concurrency = 2 * len(rows) * spec.repeats
     reporter = ProgressReporter(
         emit, total=per_concurrency * len(spec.concurrencies), done=per_concurrency * len(measurements)
     )
@@ -238,9 +232,7 @@ class ProgressReporter:
 
 
 def _figures(measurement: Measurement) -> dict[str, float]:
-    suffix = measurement.suffix
     return {
-        **({} if suffix is None else {"tokens_per_second_suffix": suffix.tokens_per_second}),
         "speedup": measurement.speedup,
         "acceptance_length": measurement.speculative.speculation.mean_acceptance_length,
         "tokens_per_second_plain": measurement.plain.tokens_per_second,

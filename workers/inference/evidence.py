@@ -1,4 +1,4 @@
-"""Evidence: the part of a certificate that describes the run, and whether the answers of all arms were equal.
+"""Evidence: the part of a certificate that describes the run, and whether the answers of both arms were equal.
 
 The signer adds the organization that owns the speculator. Evidence holds only strings, integers, booleans and null:
 unlike floats, these have only one spelling in JSON, and the signed bytes must be reproducible.
@@ -41,7 +41,7 @@ def evidence(
             "equal_to_model": report["outputs_equal_to_model"],
             "different": held_out - equal,
             "refused": report["rows_refused"],
-            "answers": sum(len(arm.answers) for m in measurements for arm in m.by_name.values()),
+            "answers": sum(len(arm.answers) for m in measurements for arm in (m.plain, m.speculative)),
         },
         "prompts": {"sha256": file_sha256(Path(spec.prompts_path)), "count": held_out + report["rows_refused"]},
         "answers": {

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.request import SpeculationStats
 from engine.tokenizer import Tokenizer
-from workers.inference.comparison import PLAIN, SPECULATIVE, SUFFIX, ArmTotals, Measurement
+from workers.inference.comparison import ArmTotals, Measurement
 from workers.inference.rows import RowAnswer, RowRequest
 from workers.inference.segments import Segment
 
@@ -28,7 +28,7 @@ def write_measurements(folder: Path, measurements: Sequence[Measurement], enviro
     """
     folder.mkdir(parents=True)
     stored = [
-        {"concurrency": m.concurrency, **{name: _as_values(totals) for name, totals in m.by_name.items()}}
+        {"concurrency": m.concurrency, "plain": _as_values(m.plain), "speculative": _as_values(m.speculative)}
         for m in measurements
     ]
     (folder / _FILE).write_text(json.dumps({"made_by": dict(environment), "measurements": stored}))
@@ -51,10 +51,7 @@ def read_measurements(
         segments = [Segment(**segment) for segment in values["segments"]]
         return ArmTotals(**{**values, "answers": answers, "segments": segments})
 
-    return [
-        Measurement(m["concurrency"], **{name: totals(m[name]) for name in (PLAIN, SPECULATIVE, SUFFIX) if name in m})
-        for m in stored["measurements"]
-    ]
+    return [Measurement(m["concurrency"], totals(m["plain"]), totals(m["speculative"])) for m in stored["measurements"]]
 
 
 def _as_values(arm: ArmTotals) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from workers.kinds import MODEL
 
-_PLAIN, _SUFFIX, _SPECULATIVE = "#9aa0a6", "#f9ab00", "#1a73e8"
+_PLAIN, _SPECULATIVE = "#9aa0a6", "#1a73e8"
 
 
 def plot_report(report: dict[str, Any], path: Path) -> None:
@@ -41,18 +41,13 @@ def _plot_acceptance(axes: Axes, report: dict[str, Any]) -> None:
 
 def _plot_speed(axes: Axes, report: dict[str, Any]) -> None:
     points = sorted(report["concurrencies"], key=lambda point: point["concurrency"])
-    arms = (
-        ("tokens_per_second_plain", "plain", _PLAIN),
-        ("tokens_per_second_suffix", "suffix decoding", _SUFFIX),
-        ("tokens_per_second_speculative", "speculative", _SPECULATIVE),
-    )
-    measured = [arm for arm in arms if all(point[arm[0]] is not None for point in points)]
-    width = 0.8 / len(measured)
-    for number, (name, label, colour) in enumerate(measured):
-        offset = (number - (len(measured) - 1) / 2) * width
-        axes.bar([i + offset for i in range(len(points))], [p[name] for p in points], width, label=label, color=colour)
+    for offset, name, label, colour in (
+        (-0.2, "tokens_per_second_plain", "plain", _PLAIN),
+        (0.2, "tokens_per_second_speculative", "speculative", _SPECULATIVE),
+    ):
+        axes.bar([i + offset for i in range(len(points))], [p[name] for p in points], 0.4, label=label, color=colour)
     for i, point in enumerate(points):
-        height = max(point[name] for name, _, _ in measured)
+        height = max(point["tokens_per_second_plain"], point["tokens_per_second_speculative"])
         axes.annotate(
             f"{point['speedup']:.2f}x", (i, height), ha="center", va="bottom", xytext=(0, 2), textcoords="offset points"
         )
@@ -61,5 +56,5 @@ def _plot_speed(axes: Axes, report: dict[str, Any]) -> None:
     axes.set_ylabel("Answer tokens per second, all answers together")
     axes.set_xticks(range(len(points)), [str(point["concurrency"]) for point in points])
     axes.margins(y=0.22)  # room for the legend above the bars
-    axes.legend(frameon=False, loc="upper left", ncols=3)
+    axes.legend(frameon=False, loc="upper left", ncols=2)
     axes.spines[["top", "right"]].set_visible(False)

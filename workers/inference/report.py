@@ -18,21 +18,17 @@ MAX_DIVERGENCES = 100
 DEFINITIONS = {
     "exact": "Whether the engine's test of row invariance passed for this model on this machine; if not, exact_reason.",
     "system_fingerprint": "What determines the answers besides the request, as in responses; see docs/audit.md.",
-    "outputs_equal": "Prompts for which all runs, of all arms at all concurrencies, gave the same token ids.",
+    "outputs_equal": "Prompts for which all runs, plain and speculative at all concurrencies, gave the same token ids.",
     "equal_to": "What outputs_equal compares with: model, or model_and_adapter if the speculator has its own adapter.",
     "outputs_equal_to_model": "Prompts for which all runs gave the token ids of the named model, without any adapter.",
     "tokens_equal_to_model": "Share of the named model's tokens that come before the first difference of their answer.",
     "first_divergences": "For each other prompt: position of the first token that differs, counted from 0.",
-    "engine": "The options of all arms. kv_tokens: positions in the KV cache; draft_budget: null if it is measured.",
+    "engine": "The options of both arms. kv_tokens: positions in the KV cache; draft_budget: null if it is measured.",
     "acceptance_length": "Tokens per verify pass, including the target's own: 1 + accepted draft tokens / passes.",
     "acceptance_rate_per_position": "Position i, from 1: share of verify passes that accepted i or more draft tokens.",
     "tokens_per_second_plain": "Answer tokens / wall-clock seconds, including the prefill, with no drafter.",
     "tokens_per_second_speculative": "The same with the drafter; same engine, weights, concurrency; alternating runs.",
     "speedup": "tokens_per_second_speculative / tokens_per_second_plain, at the lowest concurrency measured.",
-    "tokens_per_second_suffix": "The same with suffix decoding alone, which needs no training; null if not measured.",
-    "acceptance_length_suffix": "acceptance_length of suffix decoding alone.",
-    "speedup_suffix": "tokens_per_second_suffix / tokens_per_second_plain.",
-    "speedup_over_suffix": "tokens_per_second_speculative / tokens_per_second_suffix: what training gains.",
     "num_tokens": "Tokens of all plain answers of one run.",
     "looping_answers": "Answers that repeat the same 1 to 32 tokens at least 4 times over 24 tokens or more.",
     "acceptance_length_without_loops": "acceptance_length over the answers that do not loop; null if all do.",
@@ -70,8 +66,8 @@ def evaluation_report(
 
     Args:
         measurements: at least one; all of the same prompts.
-        engine: the options with which all arms ran.
-        model_answers: the named model's answers by row, if the arms use an adapter; None: the plain arm's answers.
+        engine: the options with which both arms ran.
+        model_answers: the named model's answers by row, if both arms use an adapter; None: the plain arm's answers.
     """
     lowest = min(measurements, key=lambda m: m.concurrency)
     reference = tokens_by_row(lowest.plain.answers)
@@ -112,7 +108,6 @@ def evaluation_report(
         "tokens_per_second_plain": round(lowest.plain.tokens_per_second, 3),
         "tokens_per_second_speculative": round(lowest.speculative.tokens_per_second, 3),
         "speedup": round(lowest.speedup, 4),
-        **_suffix_figures(lowest),
         "price_per_gpu_hour": economics.price_per_gpu_hour,
         "training_seconds": economics.training_seconds,
         "training_cost": economics.training_cost,
@@ -135,25 +130,13 @@ def _at_concurrency(measurement: Measurement, economics: Economics, tokens_per_a
         "tokens_per_second_plain": round(plain, 3),
         "tokens_per_second_speculative": round(speculative, 3),
         "speedup": round(measurement.speedup, 4),
-        **_suffix_figures(measurement),
         "acceptance_length": round(measurement.speculative.speculation.mean_acceptance_length, 4),
         **economics.figures(plain=plain, speculative=speculative, tokens_per_answer=tokens_per_answer),
         "phase_seconds": {
             name: {phase: round(seconds, 3) for phase, seconds in arm.phase_seconds.items()}
-            for name, arm in measurement.by_name.items()
+            for name, arm in (("plain", measurement.plain), ("speculative", measurement.speculative))
         },
     }
-
-
-def _suffix_figures(measurement: Measurement) -> dict[str, float | None]:
-    names = ("tokens_per_second_suffix", "acceptance_length_suffix", "speedup_suffix", "speedup_over_suffix")
-    suffix, plain, speculative = measurement.suffix, measurement.plain, measurement.speculative
-    if suffix is None:
-        return dict.fromkeys(names)
-    speed = suffix.tokens_per_second
-    ratios = (speed / plain.tokens_per_second, speculative.tokens_per_second / speed)
-    figures = (speed, suffix.speculation.mean_acceptance_length, *ratios)
-    return {name: round(figure, 4) for name, figure in zip(names, figures, strict=True)}
 
 
 def tokens_by_row(answers: Iterable[RowAnswer]) -> dict[int, tuple[int, ...]]:
@@ -170,7 +153,7 @@ def _first_divergences(
     """Returns custom_id and earliest position of a different token, by row number, of the rows that differ."""
     earliest: dict[int, tuple[str, int]] = {}
     for measurement in measurements:
-        for answer in (answer for arm in measurement.by_name.values() for answer in arm.answers):
+        for answer in (*measurement.plain.answers, *measurement.speculative.answers):
             row = answer.request.row
             expected, got = reference[row.number], tuple(answer.token_ids)
             if got == expected:

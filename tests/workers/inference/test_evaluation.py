@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -193,10 +194,12 @@ def interrupted(spec: EvaluationSpec, folder: Path) -> EvaluationSpec:
     return replace(spec, checkpoint_dir=str(staged))
 
 
-def test_an_interrupted_evaluation_resumes_after_the_measured_concurrency(tmp_path: Path, tiny_model: Path) -> None:
+def test_an_interrupted_evaluation_resumes_after_the_measured_concurrency(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The draft budget is fixed, because an adaptive one depends on measured times, so that acceptance would differ.
-    fixed = replace(make_spec(tmp_path, tiny_model, chat_rows(3)), draft_budget=8)
-    spec = interrupted(fixed, tmp_path / "staged")
+    monkeypatch.setattr("workers.inference.evaluation.EngineConfig", partial(EngineConfig, draft_budget=8))
+    spec = interrupted(make_spec(tmp_path, tiny_model, chat_rows(3)), tmp_path / "staged")
     (measured,) = json.loads((tmp_path / "staged" / "measurements.json").read_text())["measurements"]
     emit = Recorder()
 

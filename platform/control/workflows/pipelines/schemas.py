@@ -33,10 +33,6 @@ class Evaluation(RequestModel, strict=True):
 
 class Gate(RequestModel, strict=True):
     min_speedup: Annotated[float, Field(ge=0)] = 1.0
-    min_speedup_over_suffix: Annotated[float, Field(ge=0)] | None = Field(
-        default=None,
-        description="Least ratio to the speed of suffix decoding alone, which needs no training. Null: any.",
-    )
     min_acceptance_length: Annotated[float, Field(ge=0)] | None = None
     concurrency: Annotated[int, Field(ge=1, le=256)] | None = Field(
         default=None,

@@ -49,7 +49,6 @@ def test_one_post_starts_a_pipeline(client: Client, organization: Organization) 
     assert body["stages"][0]["job_id"] == Job.objects.get().pk
     assert body["gate"] == {
         "min_speedup": 1.0,
-        "min_speedup_over_suffix": None,
         "min_acceptance_length": None,
         "concurrency": None,
         "outputs_equal": True,

@@ -19,7 +19,7 @@ from control.models.engines.schemas import (
     Reason,
     SequenceCount,
 )
-from workers.contracts import MAX_ROWS
+from workers.contracts import EVALUATION_ENGINES, MAX_ROWS
 from workers.planning import DEFAULT_CONCURRENCY, DoesNotFit, ModelSizes, Plan, Wanted, plan, plan_rows
 
 _EXCLUSIVE_SHARE = 0.95  # of a GPU's memory, as engine/planned.py fills it
@@ -32,7 +32,7 @@ _PARAMS = {"weights_not_supported": "engine.weights", "kv_dtype_not_supported": 
 class Purpose(StrEnum):
     ENDPOINT = "endpoint"
     BATCH = "batch"
-    EVALUATION = "evaluation"  # two engines share the weights
+    EVALUATION = "evaluation"  # the engines of all arms share the weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class _Planner:
             draft_nodes=_DRAFT_NODES if budget is None else budget,
             speculator_bytes=self.speculator_bytes,
             adapter_bytes=self.adapter_bytes,
-            num_engines=2 if self.workload.purpose is Purpose.EVALUATION else 1,
+            num_engines=EVALUATION_ENGINES if self.workload.purpose is Purpose.EVALUATION else 1,
         )
         return (plan_rows if concurrency is None else plan)(sizes, wanted)
 

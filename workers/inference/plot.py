@@ -32,7 +32,9 @@ def _plot_acceptance(axes: Axes, report: dict[str, Any]) -> None:
     rates = report["acceptance_rate_per_position"]
     bars = axes.bar(range(1, len(rates) + 1), rates, color=_SPECULATIVE)
     axes.bar_label(bars, labels=[f"{rate:.0%}" for rate in rates], padding=2)
-    axes.set_title(f"Acceptance length {report['acceptance_length']:.2f} tokens per pass")
+    interval = report["acceptance_length_interval"]
+    bounds = "" if interval is None else " (95 %: {:.2f} to {:.2f})".format(*interval)
+    axes.set_title(f"Acceptance length {report['acceptance_length']:.2f}{bounds} tokens per pass")
     axes.set_xlabel("Position in the draft (1 is the first draft token)")
     axes.set_ylabel("Share of verify passes that accepted this position")
     axes.set_ylim(0.0, 1.08)

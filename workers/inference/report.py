@@ -9,6 +9,7 @@ from engine.request import SpeculationStats
 from engine.row_invariance import RowInvariance
 from workers.inference.comparison import SUFFIX, Measurement
 from workers.inference.economy import Economics
+from workers.inference.intervals import ratio_interval
 from workers.inference.loops import is_looping
 from workers.inference.rows import RowAnswer
 from workers.inference.segments import figures_by_context, figures_by_phase
@@ -34,6 +35,8 @@ DEFINITIONS = {
     "speedup_suffix": "tokens_per_second_suffix / tokens_per_second_plain: what is gained without any training.",
     "speedup_over_suffix": "tokens_per_second_speculative / tokens_per_second_suffix: what training adds.",
     "acceptance_length_suffix": "acceptance_length of suffix decoding alone.",
+    "acceptance_length_interval": "95 % interval, bootstrap over prompts (1,000 resamples, percentiles); null below 2.",
+    "acceptance_length_suffix_interval": "The same for acceptance_length_suffix.",
     "num_tokens": "Tokens of all plain answers of one run.",
     "looping_answers": "Answers that repeat the same 1 to 32 tokens at least 4 times over 24 tokens or more.",
     "acceptance_length_without_loops": "acceptance_length over the answers that do not loop; null if all do.",
@@ -138,7 +141,7 @@ def _at_concurrency(measurement: Measurement, economics: Economics, tokens_per_a
     }
 
 
-def _compared(measurement: Measurement) -> dict[str, float]:
+def _compared(measurement: Measurement) -> dict[str, Any]:
     """Returns the speed and acceptance of all arms, and the speedup of each pair."""
     return {
         **{f"tokens_per_second_{name}": round(arm.tokens_per_second, 3) for name, arm in measurement.arms.items()},
@@ -147,7 +150,20 @@ def _compared(measurement: Measurement) -> dict[str, float]:
         "speedup_over_suffix": round(measurement.speedup(over=SUFFIX), 4),
         "acceptance_length": round(measurement.speculative.speculation.mean_acceptance_length, 4),
         "acceptance_length_suffix": round(measurement.suffix.speculation.mean_acceptance_length, 4),
+        "acceptance_length_interval": _acceptance_interval(measurement.speculative.answers),
+        "acceptance_length_suffix_interval": _acceptance_interval(measurement.suffix.answers),
     }
+
+
+def _acceptance_interval(answers: Iterable[RowAnswer]) -> list[float] | None:
+    """Returns the interval of the acceptance length; repeated answers to a prompt are one sample."""
+    sums: dict[int, tuple[int, int]] = {}
+    for answer in answers:
+        stats, (accepted, passes) = answer.speculation, sums.get(answer.request.row.number, (0, 0))
+        sums[answer.request.row.number] = accepted + stats.num_accepted_draft_tokens, passes + stats.num_spec_steps
+    drafted = [(accepted, passes) for accepted, passes in sums.values() if passes > 0]
+    found = ratio_interval([accepted for accepted, _ in drafted], [passes for _, passes in drafted])
+    return None if found is None else [round(1.0 + bound, 4) for bound in found]
 
 
 def tokens_by_row(answers: Iterable[RowAnswer]) -> dict[int, tuple[int, ...]]:

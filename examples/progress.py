@@ -27,6 +27,7 @@ def figures(stage: Stage) -> str:
         ("loss", "loss {:.2f}"),
         ("acceptance_length", "acceptance length {:.2f}"),
         ("speedup", "{:.2f}x"),
+        ("speedup_over_suffix", "{:.2f}x over suffix decoding"),
     ):
         if isinstance(metrics.get(key), int | float):
             parts.append(text.format(metrics[key]))

@@ -9,24 +9,26 @@ _MIN_RATE = 0.1  # lower rates are not shown; suffix decoding drafts many positi
 
 
 def report_table(report: Mapping[str, Any]) -> Table:
-    """Returns a table with the main figures and a row for each measured concurrency."""
+    """Returns a table of plain decoding, suffix decoding alone and the speculator, with a row for each concurrency."""
     table = Table(
         title=f"{report.get('drafter')} on {report.get('model')}, {report.get('device')}", title_justify="left"
     )
-    for heading in ("held-out prompts", "plain", "speculative", "gain"):
+    for heading in ("held-out prompts", "plain", "suffix", "speculator", "over suffix"):
         table.add_column(heading, justify="left" if heading == "held-out prompts" else "right")
     total = report["prompts_held_out"]
-    table.add_row("equal answers, token for token", f"{total}", f"{report['outputs_equal']}", "")
-    table.add_row("acceptance length (tokens a pass)", "1.00", f"{report['acceptance_length']:.2f}", "")
+    table.add_row("equal answers, token for token", f"{total}", "", f"{report['outputs_equal']}")
+    lengths = (1.0, report["acceptance_length_suffix"], report["acceptance_length"])
+    table.add_row("acceptance length (tokens a pass)", *(f"{length:.2f}" for length in lengths))
     rates = " ".join(f"{rate:.2f}" for rate in report["acceptance_rate_per_position"] if rate >= _MIN_RATE)
-    table.add_row("accepted at draft position 1, 2, ...", "", rates, "")
+    table.add_row("accepted at draft position 1, 2, ...", "", "", rates)
     table.add_section()
     for row in _concurrencies(report):
         table.add_row(
             f"tokens per second, {row['concurrency']} at a time",
             f"{row['tokens_per_second_plain']:.1f}",
-            f"{row['tokens_per_second_speculative']:.1f}",
-            f"{row['speedup']:.2f}x",
+            f"{row['tokens_per_second_suffix']:.1f} ({row['speedup_suffix']:.2f}x)",
+            f"{row['tokens_per_second_speculative']:.1f} ({row['speedup']:.2f}x)",
+            f"{row['speedup_over_suffix']:.2f}x",
         )
     return table
 
@@ -40,8 +42,11 @@ SUMMARY_KEYS = (
     "outputs_equal",
     "acceptance_length",
     "tokens_per_second_plain",
+    "tokens_per_second_suffix",
     "tokens_per_second_speculative",
     "speedup",
+    "speedup_suffix",
+    "speedup_over_suffix",
     "model",
     "drafter",
     "device",

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 MAX_SHARD_ROWS = 256
-EVALUATION_ENGINES = 3  # of a trained speculator: plain decoding, suffix decoding and the speculator
 # The most rows that a batch without `max_batch_size` answers at once. On CPUs decoding is hardly faster above 32 rows
 # (docs/benchmarks.md); on GPUs each row takes memory for captured graphs and logits.
 MAX_ROWS = {"cpu": 32, "cuda": 256}
+EVALUATION_ENGINES = 3  # which share the weights: plain decoding, suffix decoding alone and the speculator
 
 
 class FailureClass(StrEnum):

@@ -19,16 +19,28 @@ REPORT = {
     "prompts_held_out": 32,
     "outputs_equal": 32,
     "acceptance_length": 2.125,
+    "acceptance_length_suffix": 1.75,
     "acceptance_rate_per_position": [0.7, 0.4],
     "tokens_per_second_plain": 40.0,
+    "tokens_per_second_suffix": 50.0,
     "tokens_per_second_speculative": 60.0,
     "speedup": 1.5,
+    "speedup_suffix": 1.25,
+    "speedup_over_suffix": 1.2,
     "model": "tiny",
     "drafter": "medusa",
     "device": "cpu",
     "dtype": "bfloat16",
     "concurrencies": [
-        {"concurrency": 4, "tokens_per_second_plain": 90.0, "tokens_per_second_speculative": 99.0, "speedup": 1.1}
+        {
+            "concurrency": 4,
+            "tokens_per_second_plain": 90.0,
+            "tokens_per_second_suffix": 81.0,
+            "tokens_per_second_speculative": 99.0,
+            "speedup": 1.1,
+            "speedup_suffix": 0.9,
+            "speedup_over_suffix": 1.2222,
+        }
     ],
 }
 
@@ -94,14 +106,14 @@ def test_on_a_terminal_each_stage_has_a_bar() -> None:
 
 def test_the_report_is_shown_and_summarized() -> None:
     output = io.StringIO()
-    console = Console(file=output, width=120)
+    console = Console(file=output, width=100)
 
     console.print(report_table(REPORT))
 
     text = output.getvalue()
-    assert "1.10x" in text
-    assert "2.12" in text
-    assert summary(REPORT)["speedup"] == 1.5
+    assert all(figure in text for figure in ("90.0", "81.0 (0.90x)", "99.0 (1.10x)", "1.22x"))
+    assert all(length in text for length in ("1.00", "1.75", "2.12"))
+    assert (summary(REPORT)["speedup"], summary(REPORT)["speedup_over_suffix"]) == (1.5, 1.2)
     assert "concurrencies" not in summary(REPORT)
 
 

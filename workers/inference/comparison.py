@@ -1,7 +1,8 @@
-"""Answers the same prompts with two engines, the plain and the speculative arm, and measures the time of both.
+"""Answers the same prompts with three engines, the arms of an evaluation, and measures the time of each.
 
-Prompts are answered in chunks. Both arms answer each chunk, and their order alternates from one chunk to the next
-(A B, B A, A B, ...), so that a change of the machine's speed affects both.
+The arms are plain decoding, suffix decoding alone, which needs no training, and the speculator. Prompts are answered in
+chunks. All arms answer each chunk, and their order changes from one chunk to the next (A B C, C B A, B C A, ...), so
+that a change of the machine's speed affects all of them.
 """
 
 import time
@@ -18,7 +19,7 @@ from workers.inference.driver import answer_rows
 from workers.inference.rows import RowAnswer, RowError, RowRequest
 from workers.inference.segments import Segment, SegmentedEngine
 
-PLAIN, SPECULATIVE = "plain", "speculative"
+PLAIN, SUFFIX, SPECULATIVE = ARMS = "plain", "suffix", "speculative"
 _MIN_CHUNK = 8  # rows
 # Rows of a chunk / concurrency. At the end of a chunk the batch is only partly full, which matters less in long chunks.
 _CHUNK_PER_CONCURRENCY = 4
@@ -28,10 +29,11 @@ _WARMUP_TOKENS = 8
 @dataclass(frozen=True, slots=True)
 class Arms:
     plain: Engine
+    suffix: Engine
     speculative: Engine
 
     def of(self, name: str) -> Engine:
-        return self.plain if name == PLAIN else self.speculative
+        return {PLAIN: self.plain, SUFFIX: self.suffix, SPECULATIVE: self.speculative}[name]
 
 
 @dataclass(slots=True)
@@ -58,11 +60,15 @@ class ArmTotals:
 class Measurement:
     concurrency: int
     plain: ArmTotals
+    suffix: ArmTotals
     speculative: ArmTotals
 
     @property
-    def speedup(self) -> float:
-        return self.speculative.tokens_per_second / self.plain.tokens_per_second
+    def arms(self) -> dict[str, ArmTotals]:
+        return {PLAIN: self.plain, SUFFIX: self.suffix, SPECULATIVE: self.speculative}
+
+    def speedup(self, arm: str = SPECULATIVE, *, over: str = PLAIN) -> float:
+        return self.arms[arm].tokens_per_second / self.arms[over].tokens_per_second
 
 
 def warm_up(arms: Arms, rows: Sequence[RowRequest], *, tokenizer: Tokenizer) -> None:
@@ -71,7 +77,7 @@ def warm_up(arms: Arms, rows: Sequence[RowRequest], *, tokenizer: Tokenizer) -> 
         replace(row, request=replace(row.request, sampling=replace(row.request.sampling, max_tokens=_WARMUP_TOKENS)))
         for row in rows[:2]
     ]
-    for engine in (arms.plain, arms.speculative):
+    for engine in map(arms.of, ARMS):
         for _ in answer_rows(engine, short_rows, tokenizer=tokenizer, concurrency=len(short_rows)):
             pass
 
@@ -87,12 +93,12 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
     """Raises: InvalidInputError: a row cannot be answered, for example because the model's logits are not finite."""
-    totals = {PLAIN: ArmTotals(), SPECULATIVE: ArmTotals()}
+    totals = {name: ArmTotals() for name in ARMS}
     engines = {name: SegmentedEngine(arms.of(name), timed=concurrency == 1, clock=clock) for name in totals}
     before = {name: dict(arms.of(name).phase_seconds) for name in totals}
     for repeat in range(repeats):
-        arms.speculative.drafter.forget_past()  # suffix decoding would copy earlier answers to the same prompts
-        for total in totals.values():
+        for name, total in totals.items():
+            arms.of(name).drafter.forget_past()  # suffix decoding would copy earlier answers to the same prompts
             total.num_tokens.append(0)
             total.seconds.append(0.0)
         for name, chunk in _turns(rows, concurrency, repeat=repeat):
@@ -111,13 +117,14 @@ def measure(
         total.phase_seconds = {
             phase: seconds - before[name][phase] for phase, seconds in arms.of(name).phase_seconds.items()
         }
-    return Measurement(concurrency, totals[PLAIN], totals[SPECULATIVE])
+    return Measurement(concurrency, **totals)
 
 
 def _turns(rows: Sequence[RowRequest], concurrency: int, *, repeat: int) -> Iterator[tuple[str, Sequence[RowRequest]]]:
-    """Yields (arm, chunk) for both arms of every chunk. The arm that begins alternates by chunk and by repeat."""
+    """Yields (arm, chunk) for all arms of every chunk. Every second chunk has the reverse order of the one before."""
     size = max(_MIN_CHUNK, _CHUNK_PER_CONCURRENCY * concurrency)
     for number, start in enumerate(range(0, len(rows), size)):
-        order = (PLAIN, SPECULATIVE) if (number + repeat) % 2 == 0 else (SPECULATIVE, PLAIN)
-        for name in order:
+        first, is_reversed = divmod(number + repeat, 2)
+        order = [ARMS[(first + i) % len(ARMS)] for i in range(len(ARMS))]
+        for name in reversed(order) if is_reversed else order:
             yield name, rows[start : start + size]

@@ -1,7 +1,8 @@
 """Evaluation of a speculator: answers held-out prompts with and without it, compares tokens and measures time.
 
-The baseline is the same engine with the same weights and concurrency but no drafter, which is the fastest plain
-decoding that the engine offers. Every run is compared token by token with the first plain run.
+The baselines are the same engine with the same weights and concurrency but no drafter, which is the fastest plain
+decoding that the engine offers, and with suffix decoding alone, which is what a customer has without any training.
+Every run is compared token by token with the first plain run.
 """
 
 import json
@@ -24,7 +25,7 @@ from workers.build import build_identity
 from workers.contracts import EVALUATION_ENGINES, Checkpoint, EvaluationSpec, Finished, Metrics, Progress
 from workers.emitter import Emit
 from workers.failures import InvalidInputError, UserConfigError
-from workers.inference.comparison import Arms, Measurement, measure, warm_up
+from workers.inference.comparison import ARMS, SUFFIX, Arms, Measurement, measure, warm_up
 from workers.inference.driver import answer_rows
 from workers.inference.economy import Economics
 from workers.inference.evidence import device_name, evidence
@@ -80,7 +81,7 @@ def _check(spec: EvaluationSpec) -> None:
 
 
 def engine_config(spec: EvaluationSpec) -> EngineConfig:
-    """Returns the options of the spec with the KV caches of both arms that fit.
+    """Returns the options of the spec with the KV caches of all arms that fit.
 
     Raises: ModelTooLarge: the model and one sequence in each arm do not fit. ModelNotLoadable: as `read_config`.
     """
@@ -99,12 +100,12 @@ def engine_config(spec: EvaluationSpec) -> EngineConfig:
         memory_bytes=spec.memory_bytes,
         memory_share=spec.memory_share,
         speculator_dir=Path(spec.speculator_dir) if spec.speculator_dir else None,
-        num_engines=2,
+        num_engines=EVALUATION_ENGINES,
     )
 
 
 def _options(engine: Engine) -> dict[str, str | int | None]:
-    """Returns the options with which both arms ran, as in a deployment's `engine`."""
+    """Returns the options with which all arms ran, as in a deployment's `engine`."""
     config = engine.config
     return {
         "max_concurrency": config.max_batch_size,
@@ -117,14 +118,18 @@ def _options(engine: Engine) -> dict[str, str | int | None]:
 
 
 def load_arms(spec: EvaluationSpec) -> Arms:
-    """Loads both engines with one copy of the weights. If the speculator has a LoRA adapter, both engines apply it."""
+    """Loads the engines with one copy of the weights. If the speculator has a LoRA adapter, all engines apply it."""
     model_dir, speculator = Path(spec.model_dir), Path(spec.speculator_dir) if spec.speculator_dir else None
     config = engine_config(spec)
     model = load_model(model_dir, dtype=spec.dtype, weights=spec.weights, device=spec.device)
     drafter = load_drafter(spec.drafter, model, speculator, model_dir=model_dir)
-    arms = Arms(plain=Engine(model, NoDrafter(), config), speculative=Engine(model, drafter, config))
+    arms = Arms(
+        plain=Engine(model, NoDrafter(), config),
+        suffix=Engine(model, load_drafter("suffix", model, None), config),
+        speculative=Engine(model, drafter, config),
+    )
     verdict, fingerprint = check_row_invariance(model), fingerprint_of(model_dir, model)
-    for engine in (arms.plain, arms.speculative):
+    for engine in map(arms.of, ARMS):
         engine.row_invariance, engine.base_fingerprint = verdict, fingerprint
         apply_adapter(engine, spec.drafter, speculator)
     return arms
@@ -172,7 +177,7 @@ def _measure_all(
 ) -> list[Measurement]:
     environment = {"device": device_name(str(arms.plain.model.device)), "build": build_identity()}
     measurements = read_measurements(Path(spec.checkpoint_dir), rows, tokenizer, environment)
-    per_concurrency = 2 * len(rows) * spec.repeats
+    per_concurrency = len(ARMS) * len(rows) * spec.repeats
     reporter = ProgressReporter(
         emit, total=per_concurrency * len(spec.concurrencies), done=per_concurrency * len(measurements)
     )
@@ -233,9 +238,11 @@ class ProgressReporter:
 
 def _figures(measurement: Measurement) -> dict[str, float]:
     return {
-        "speedup": measurement.speedup,
+        "speedup": measurement.speedup(),
+        "speedup_over_suffix": measurement.speedup(over=SUFFIX),
         "acceptance_length": measurement.speculative.speculation.mean_acceptance_length,
         "tokens_per_second_plain": measurement.plain.tokens_per_second,
+        "tokens_per_second_suffix": measurement.suffix.tokens_per_second,
         "tokens_per_second_speculative": measurement.speculative.tokens_per_second,
     }
 

@@ -1,4 +1,4 @@
-"""Evidence: the part of a certificate that describes the run, and whether the answers of both arms were equal.
+"""Evidence: the part of a certificate that describes the run, and whether the answers of all arms were equal.
 
 The signer adds the organization that owns the speculator. Evidence holds only strings, integers, booleans and null:
 unlike floats, these have only one spelling in JSON, and the signed bytes must be reproducible.
@@ -41,13 +41,10 @@ def evidence(
             "equal_to_model": report["outputs_equal_to_model"],
             "different": held_out - equal,
             "refused": report["rows_refused"],
-            "answers": sum(len(arm.answers) for m in measurements for arm in (m.plain, m.speculative)),
+            "answers": sum(len(arm.answers) for m in measurements for arm in m.arms.values()),
         },
         "prompts": {"sha256": file_sha256(Path(spec.prompts_path)), "count": held_out + report["rows_refused"]},
-        "answers": {
-            "plain_sha256": answers_sha256(lowest.plain),
-            "speculative_sha256": answers_sha256(lowest.speculative),
-        },
+        "answers": {f"{name}_sha256": answers_sha256(arm) for name, arm in lowest.arms.items()},
         "model_sha256": model_sha256(Path(spec.model_dir)),
         "speculator_sha256": None if speculator is None else fingerprint(speculator, files_below(speculator)),
         "drafter": spec.drafter,

@@ -28,7 +28,7 @@ def write_measurements(folder: Path, measurements: Sequence[Measurement], enviro
     """
     folder.mkdir(parents=True)
     stored = [
-        {"concurrency": m.concurrency, "plain": _as_values(m.plain), "speculative": _as_values(m.speculative)}
+        {"concurrency": m.concurrency, "arms": {name: _as_values(arm) for name, arm in m.arms.items()}}
         for m in measurements
     ]
     (folder / _FILE).write_text(json.dumps({"made_by": dict(environment), "measurements": stored}))
@@ -51,7 +51,10 @@ def read_measurements(
         segments = [Segment(**segment) for segment in values["segments"]]
         return ArmTotals(**{**values, "answers": answers, "segments": segments})
 
-    return [Measurement(m["concurrency"], totals(m["plain"]), totals(m["speculative"])) for m in stored["measurements"]]
+    return [
+        Measurement(m["concurrency"], **{name: totals(values) for name, values in m["arms"].items()})
+        for m in stored["measurements"]
+    ]
 
 
 def _as_values(arm: ArmTotals) -> dict[str, Any]:

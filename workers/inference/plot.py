@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from workers.kinds import MODEL
 
-_PLAIN, _SPECULATIVE = "#9aa0a6", "#1a73e8"
+_PLAIN, _SUFFIX, _SPECULATIVE = "#9aa0a6", "#f9ab00", "#1a73e8"
+_WIDTH = 0.27  # of a bar; the bars of a concurrency are 1 apart from those of the next
 
 
 def plot_report(report: dict[str, Any], path: Path) -> None:
@@ -31,7 +32,9 @@ def _plot_acceptance(axes: Axes, report: dict[str, Any]) -> None:
     rates = report["acceptance_rate_per_position"]
     bars = axes.bar(range(1, len(rates) + 1), rates, color=_SPECULATIVE)
     axes.bar_label(bars, labels=[f"{rate:.0%}" for rate in rates], padding=2)
-    axes.set_title(f"Acceptance length {report['acceptance_length']:.2f} tokens per pass")
+    interval = report["acceptance_length_interval"]
+    bounds = "" if interval is None else " (95 %: {:.2f} to {:.2f})".format(*interval)
+    axes.set_title(f"Acceptance length {report['acceptance_length']:.2f}{bounds} tokens per pass")
     axes.set_xlabel("Position in the draft (1 is the first draft token)")
     axes.set_ylabel("Share of verify passes that accepted this position")
     axes.set_ylim(0.0, 1.08)
@@ -42,19 +45,25 @@ def _plot_acceptance(axes: Axes, report: dict[str, Any]) -> None:
 def _plot_speed(axes: Axes, report: dict[str, Any]) -> None:
     points = sorted(report["concurrencies"], key=lambda point: point["concurrency"])
     for offset, name, label, colour in (
-        (-0.2, "tokens_per_second_plain", "plain", _PLAIN),
-        (0.2, "tokens_per_second_speculative", "speculative", _SPECULATIVE),
+        (-_WIDTH, "tokens_per_second_plain", "plain", _PLAIN),
+        (0.0, "tokens_per_second_suffix", "suffix decoding alone", _SUFFIX),
+        (_WIDTH, "tokens_per_second_speculative", "speculator", _SPECULATIVE),
     ):
-        axes.bar([i + offset for i in range(len(points))], [p[name] for p in points], 0.4, label=label, color=colour)
+        axes.bar([i + offset for i in range(len(points))], [p[name] for p in points], _WIDTH, label=label, color=colour)
     for i, point in enumerate(points):
-        height = max(point["tokens_per_second_plain"], point["tokens_per_second_speculative"])
-        axes.annotate(
-            f"{point['speedup']:.2f}x", (i, height), ha="center", va="bottom", xytext=(0, 2), textcoords="offset points"
-        )
+        for offset, arm, speedup in ((0.0, "suffix", "speedup_suffix"), (_WIDTH, "speculative", "speedup")):
+            axes.annotate(
+                f"{point[speedup]:.2f}x",
+                (i + offset, point[f"tokens_per_second_{arm}"]),
+                ha="center",
+                va="bottom",
+                xytext=(0, 2),
+                textcoords="offset points",
+            )
     axes.set_title("Speed with and without the speculator")
     axes.set_xlabel("Concurrency (answers at once)")
     axes.set_ylabel("Answer tokens per second, all answers together")
     axes.set_xticks(range(len(points)), [str(point["concurrency"]) for point in points])
     axes.margins(y=0.22)  # room for the legend above the bars
-    axes.legend(frameon=False, loc="upper left", ncols=2)
+    axes.legend(frameon=False, loc="upper left", ncols=3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,13 +1,15 @@
 """The report of an evaluation: its measurements as JSON, with the definition of every figure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from engine.openai.responses import merged_stats
 from engine.request import SpeculationStats
 from engine.row_invariance import RowInvariance
-from workers.inference.comparison import Measurement
+from workers.inference.comparison import SUFFIX, Measurement
 from workers.inference.economy import Economics
+from workers.inference.intervals import ratio_interval
 from workers.inference.loops import is_looping
 from workers.inference.rows import RowAnswer
 from workers.inference.segments import figures_by_context, figures_by_phase
@@ -18,17 +20,23 @@ MAX_DIVERGENCES = 100
 DEFINITIONS = {
     "exact": "Whether the engine's test of row invariance passed for this model on this machine; if not, exact_reason.",
     "system_fingerprint": "What determines the answers besides the request, as in responses; see docs/audit.md.",
-    "outputs_equal": "Prompts for which all runs, plain and speculative at all concurrencies, gave the same token ids.",
+    "outputs_equal": "Prompts for which all runs, of all arms at all concurrencies, gave the same token ids.",
     "equal_to": "What outputs_equal compares with: model, or model_and_adapter if the speculator has its own adapter.",
     "outputs_equal_to_model": "Prompts for which all runs gave the token ids of the named model, without any adapter.",
     "tokens_equal_to_model": "Share of the named model's tokens that come before the first difference of their answer.",
     "first_divergences": "For each other prompt: position of the first token that differs, counted from 0.",
-    "engine": "The options of both arms. kv_tokens: positions in the KV cache; draft_budget: null if it is measured.",
+    "engine": "The options of all arms. kv_tokens: positions in the KV cache; draft_budget: null if it is measured.",
     "acceptance_length": "Tokens per verify pass, including the target's own: 1 + accepted draft tokens / passes.",
     "acceptance_rate_per_position": "Position i, from 1: share of verify passes that accepted i or more draft tokens.",
     "tokens_per_second_plain": "Answer tokens / wall-clock seconds, including the prefill, with no drafter.",
+    "tokens_per_second_suffix": "The same with suffix decoding alone, without training; runs of the arms alternate.",
     "tokens_per_second_speculative": "The same with the drafter; same engine, weights, concurrency; alternating runs.",
     "speedup": "tokens_per_second_speculative / tokens_per_second_plain, at the lowest concurrency measured.",
+    "speedup_suffix": "tokens_per_second_suffix / tokens_per_second_plain: what is gained without any training.",
+    "speedup_over_suffix": "tokens_per_second_speculative / tokens_per_second_suffix: what training adds.",
+    "acceptance_length_suffix": "acceptance_length of suffix decoding alone.",
+    "acceptance_length_interval": "95 % interval, bootstrap over prompts (1,000 resamples, percentiles); null below 2.",
+    "acceptance_length_suffix_interval": "The same for acceptance_length_suffix.",
     "num_tokens": "Tokens of all plain answers of one run.",
     "looping_answers": "Answers that repeat the same 1 to 32 tokens at least 4 times over 24 tokens or more.",
     "acceptance_length_without_loops": "acceptance_length over the answers that do not loop; null if all do.",
@@ -66,8 +74,8 @@ def evaluation_report(
 
     Args:
         measurements: at least one; all of the same prompts.
-        engine: the options with which both arms ran.
-        model_answers: the named model's answers by row, if both arms use an adapter; None: the plain arm's answers.
+        engine: the options with which all arms ran.
+        model_answers: the named model's answers by row, if all arms use an adapter; None: the plain arm's answers.
     """
     lowest = min(measurements, key=lambda m: m.concurrency)
     reference = tokens_by_row(lowest.plain.answers)
@@ -99,15 +107,12 @@ def evaluation_report(
             for _, (custom_id, position) in sorted(divergences.items())[:MAX_DIVERGENCES]
         ],
         "num_tokens": num_tokens,
-        "acceptance_length": round(stats.mean_acceptance_length, 4),
+        **_compared(lowest),
         "acceptance_rate_per_position": acceptance_rates(stats),
         "looping_answers": len(looping),
         **_figures_without(looping, lowest.speculative.answers),
         "by_phase": figures_by_phase(lowest.plain.segments, lowest.speculative.segments),
         "by_context": figures_by_context(lowest.plain.segments, lowest.speculative.segments),
-        "tokens_per_second_plain": round(lowest.plain.tokens_per_second, 3),
-        "tokens_per_second_speculative": round(lowest.speculative.tokens_per_second, 3),
-        "speedup": round(lowest.speedup, 4),
         "price_per_gpu_hour": economics.price_per_gpu_hour,
         "training_seconds": economics.training_seconds,
         "training_cost": economics.training_cost,
@@ -127,16 +132,38 @@ def _at_concurrency(measurement: Measurement, economics: Economics, tokens_per_a
     plain, speculative = measurement.plain.tokens_per_second, measurement.speculative.tokens_per_second
     return {
         "concurrency": measurement.concurrency,
-        "tokens_per_second_plain": round(plain, 3),
-        "tokens_per_second_speculative": round(speculative, 3),
-        "speedup": round(measurement.speedup, 4),
-        "acceptance_length": round(measurement.speculative.speculation.mean_acceptance_length, 4),
+        **_compared(measurement),
         **economics.figures(plain=plain, speculative=speculative, tokens_per_answer=tokens_per_answer),
         "phase_seconds": {
             name: {phase: round(seconds, 3) for phase, seconds in arm.phase_seconds.items()}
-            for name, arm in (("plain", measurement.plain), ("speculative", measurement.speculative))
+            for name, arm in measurement.arms.items()
         },
     }
+
+
+def _compared(measurement: Measurement) -> dict[str, Any]:
+    """Returns the speed and acceptance of all arms, and the speedup of each pair."""
+    return {
+        **{f"tokens_per_second_{name}": round(arm.tokens_per_second, 3) for name, arm in measurement.arms.items()},
+        "speedup": round(measurement.speedup(), 4),
+        "speedup_suffix": round(measurement.speedup(SUFFIX), 4),
+        "speedup_over_suffix": round(measurement.speedup(over=SUFFIX), 4),
+        "acceptance_length": round(measurement.speculative.speculation.mean_acceptance_length, 4),
+        "acceptance_length_suffix": round(measurement.suffix.speculation.mean_acceptance_length, 4),
+        "acceptance_length_interval": _acceptance_interval(measurement.speculative.answers),
+        "acceptance_length_suffix_interval": _acceptance_interval(measurement.suffix.answers),
+    }
+
+
+def _acceptance_interval(answers: Iterable[RowAnswer]) -> list[float] | None:
+    """Returns the interval of the acceptance length; repeated answers to a prompt are one sample."""
+    sums: dict[int, tuple[int, int]] = {}
+    for answer in answers:
+        stats, (accepted, passes) = answer.speculation, sums.get(answer.request.row.number, (0, 0))
+        sums[answer.request.row.number] = accepted + stats.num_accepted_draft_tokens, passes + stats.num_spec_steps
+    drafted = [(accepted, passes) for accepted, passes in sums.values() if passes > 0]
+    found = ratio_interval([accepted for accepted, _ in drafted], [passes for _, passes in drafted])
+    return None if found is None else [round(1.0 + bound, 4) for bound in found]
 
 
 def tokens_by_row(answers: Iterable[RowAnswer]) -> dict[int, tuple[int, ...]]:
@@ -153,7 +180,7 @@ def _first_divergences(
     """Returns custom_id and earliest position of a different token, by row number, of the rows that differ."""
     earliest: dict[int, tuple[str, int]] = {}
     for measurement in measurements:
-        for answer in (*measurement.plain.answers, *measurement.speculative.answers):
+        for answer in chain.from_iterable(arm.answers for arm in measurement.arms.values()):
             row = answer.request.row
             expected, got = reference[row.number], tuple(answer.token_ids)
             if got == expected:

@@ -16,7 +16,7 @@ from tests.workers.inference.test_batch import make_spec as batch_spec
 from tests.workers.inference.test_batch import run
 from tests.workers.inference.test_evaluation import make_spec as evaluation_spec
 from tests.workers.support import Recorder, chat_rows
-from workers.contracts import MAX_ROWS, FailureClass
+from workers.contracts import EVALUATION_ENGINES, MAX_ROWS, FailureClass
 from workers.failures import UserConfigError, failed_event
 from workers.inference import batch, evaluation
 from workers.model_sizes import ModelSizes
@@ -90,7 +90,7 @@ def test_options_that_this_device_or_model_does_not_have_are_refused(
     assert refused.value.code == code
 
 
-def test_both_arms_run_with_the_options_that_will_be_served_and_the_report_and_the_evidence_name_them(
+def test_all_arms_run_with_the_options_that_will_be_served_and_the_report_and_the_evidence_name_them(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     options: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_both_arms_run_with_the_options_that_will_be_served_and_the_report_and_t
     arms = evaluation.load_arms(spec)
     finished = evaluation.run_evaluation(spec, Recorder())
 
-    for engine in (arms.plain, arms.speculative):
+    for engine in (arms.plain, arms.suffix, arms.speculative):
         assert (engine.config.max_batch_size, engine.max_seq_len, engine.config.draft_budget) == (8, 200, 3)
     evidence = json.loads(Path(finished.artifacts["evidence"]).read_text())
     for stated in (finished.result, evidence):
@@ -113,15 +113,15 @@ def test_both_arms_run_with_the_options_that_will_be_served_and_the_report_and_t
     assert (evidence["weights"], evidence["result"]) == ("int8", "equal")
 
 
-def test_the_memory_of_an_evaluation_holds_the_caches_of_both_arms(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_memory_of_an_evaluation_holds_the_caches_of_all_arms(tmp_path: Path, tiny_model: Path) -> None:
     spec = replace(evaluation_spec(tmp_path, tiny_model, chat_rows(1)), device="cpu")
     sizes = ModelSizes.of(read_config(tiny_model))
-    parts = plan(sizes, Wanted(device="cpu", memory_bytes=10**9, concurrency=4, num_engines=2)).parts
+    parts = plan(sizes, Wanted(device="cpu", memory_bytes=10**9, concurrency=4, num_engines=EVALUATION_ENGINES)).parts
 
     config = evaluation.engine_config(replace(spec, memory_bytes=parts.total))
-    smaller = evaluation.engine_config(replace(spec, memory_bytes=parts.total - 1000 * kv_slot_bytes(sizes)))
+    smaller = evaluation.engine_config(replace(spec, memory_bytes=parts.total - 1500 * kv_slot_bytes(sizes)))
 
-    assert 2 * config.kv_cache_bytes == parts.kv_cache
+    assert EVALUATION_ENGINES * config.kv_cache_bytes == parts.kv_cache
     assert config.kv_cache_bytes - smaller.kv_cache_bytes == 500 * kv_slot_bytes(sizes)
     with pytest.raises(ModelTooLarge, match=r"may use 0\.30 GB \(weights .*kv cache"):
         evaluation.engine_config(replace(spec, memory_bytes=3 * 10**8))

@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -53,12 +52,12 @@ def make_spec(folder: Path, model: Path, rows: list[dict[str, Any]]) -> Evaluati
 
 def test_suffix_decoding_does_not_copy_from_answers_of_an_earlier_run(tiny_model: Path) -> None:
     tokenizer, config = Tokenizer.load(tiny_model), EngineConfig(draft_budget=8)
-    arms = Arms(plain=load_engine(tiny_model), speculative=load_engine(tiny_model, drafter="suffix", config=config))
+    plain, suffix, other = (load_engine(tiny_model, drafter=d, config=config) for d in ("none", "suffix", "suffix"))
+    arms = Arms(plain=plain, suffix=suffix, speculative=other)
     rows = [prepared(number, f"Question {number}", tokenizer, temperature=0.7) for number in range(5)]
     found = measure(arms, rows, tokenizer=tokenizer, concurrency=5, repeats=4, on_answer=lambda: None)
-    length = found.speculative.speculation.mean_acceptance_length
     # Only an earlier answer to the same row would be a good draft, because the answers have little in common.
-    assert length < 1.2
+    assert all(arm.speculation.mean_acceptance_length < 1.2 for arm in found.arms.values())
 
 
 def prepared(number: int, content: str, tokenizer: Tokenizer, **body: Any) -> RowRequest:
@@ -103,7 +102,7 @@ def test_the_evidence_describes_the_run_and_its_result(tmp_path: Path, tiny_mode
         "equal_to_model": 5,
         "different": 0,
         "refused": 1,
-        "answers": 5 * 2 * 2,
+        "answers": 5 * 3 * 2,
     }
     digest = hashlib.sha256(Path(spec.prompts_path).read_bytes()).hexdigest()
     assert found["prompts"] == {"sha256": digest, "count": 6}
@@ -166,12 +165,12 @@ def test_the_remaining_time_is_estimated_from_the_speed_at_the_current_concurren
     assert metrics[-1]["eta_seconds"] == 0.5 * 6  # reported when 6 answers remain, which take 0.5 s each
 
 
-def test_progress_counts_the_plain_and_the_speculative_answers(tmp_path: Path, tiny_model: Path) -> None:
+def test_progress_counts_the_answers_of_all_arms(tmp_path: Path, tiny_model: Path) -> None:
     emit = Recorder()
     run_evaluation(replace(make_spec(tmp_path, tiny_model, chat_rows(3)), repeats=2), emit)
-    # 3 rows, 2 arms, 2 repeats and 2 concurrencies
-    assert [event.done for event in emit.of("progress")] == list(range(1, 25))
-    assert {event.total for event in emit.of("progress")} == {24}
+    # 3 rows, 3 arms, 2 repeats and 2 concurrencies
+    assert [event.done for event in emit.of("progress")] == list(range(1, 37))
+    assert {event.total for event in emit.of("progress")} == {36}
 
 
 class Interrupted(Exception):
@@ -194,20 +193,19 @@ def interrupted(spec: EvaluationSpec, folder: Path) -> EvaluationSpec:
     return replace(spec, checkpoint_dir=str(staged))
 
 
-def test_an_interrupted_evaluation_resumes_after_the_measured_concurrency(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_evaluation_resumes_after_the_measured_concurrency(tmp_path: Path, tiny_model: Path) -> None:
     # The draft budget is fixed, because an adaptive one depends on measured times, so that acceptance would differ.
-    monkeypatch.setattr("workers.inference.evaluation.EngineConfig", partial(EngineConfig, draft_budget=8))
-    spec = interrupted(make_spec(tmp_path, tiny_model, chat_rows(3)), tmp_path / "staged")
+    spec = replace(make_spec(tmp_path, tiny_model, chat_rows(3)), draft_budget=8)
+    spec = interrupted(spec, tmp_path / "staged")
     (measured,) = json.loads((tmp_path / "staged" / "measurements.json").read_text())["measurements"]
     emit = Recorder()
 
     report = run_evaluation(spec, emit).result
 
-    assert [event.done for event in emit.of("progress")] == list(range(7, 13))  # the checkpoint has 6 of 12 answers
+    assert [event.done for event in emit.of("progress")] == list(range(10, 19))  # the checkpoint has 9 of 18 answers
     assert [point["concurrency"] for point in report["concurrencies"]] == [1, 4]
-    assert report["concurrencies"][0]["tokens_per_second_plain"] == round(36 / measured["plain"]["seconds"][0], 3)
+    (seconds,) = measured["arms"]["plain"]["seconds"]
+    assert report["concurrencies"][0]["tokens_per_second_plain"] == round(36 / seconds, 3)
     assert (report["prompts_held_out"], report["outputs_equal"], report["num_tokens"]) == (3, 3, 36)
     undisturbed = run_evaluation(replace(spec, checkpoint_dir=str(tmp_path / "none")), Recorder()).result
     assert report["acceptance_rate_per_position"] == undisturbed["acceptance_rate_per_position"]
@@ -222,7 +220,7 @@ def test_a_resumed_evaluation_repeats_measurements_that_another_build_made(
 
     run_evaluation(spec, emit)
 
-    assert [event.done for event in emit.of("progress")] == list(range(1, 13))
+    assert [event.done for event in emit.of("progress")] == list(range(1, 19))
 
 
 def test_refused_rows_are_counted_and_the_others_are_measured(tmp_path: Path, tiny_model: Path) -> None:
@@ -291,7 +289,7 @@ def factory(tiny_model: Path) -> AnswerFactory:
 def test_a_divergence_is_reported_at_the_first_token_that_differs(factory: AnswerFactory) -> None:
     plain = factory.totals(factory.answer(0, [70, 71, 72]), factory.answer(1, [70, 71, 72]), seconds=1.0)
     drafted = factory.totals(factory.answer(0, [70, 71, 72]), factory.answer(1, [70, 99, 72]), seconds=0.5)
-    report = report_of(Measurement(1, plain, drafted))
+    report = report_of(Measurement(1, plain, plain, drafted))
     assert report["outputs_equal"] == 1
     assert report["first_divergences"] == [{"custom_id": "row-1", "position": 1}]
     assert report["speedup"] == 2.0
@@ -300,13 +298,14 @@ def test_a_divergence_is_reported_at_the_first_token_that_differs(factory: Answe
 def test_a_shorter_answer_diverges_at_its_end(factory: AnswerFactory) -> None:
     plain = factory.totals(factory.answer(0, [70, 71, 72]), seconds=1.0)
     drafted = factory.totals(factory.answer(0, [70, 71]), seconds=1.0)
-    assert report_of(Measurement(1, plain, drafted))["first_divergences"] == [{"custom_id": "row-0", "position": 2}]
+    report = report_of(Measurement(1, plain, plain, drafted))
+    assert report["first_divergences"] == [{"custom_id": "row-0", "position": 2}]
 
 
 def test_a_plain_answer_that_changes_with_concurrency_counts_as_different(factory: AnswerFactory) -> None:
     original = factory.totals(factory.answer(0, [70, 71]), seconds=1.0)
     changed = factory.totals(factory.answer(0, [70, 72]), seconds=1.0)
-    report = report_of(Measurement(1, original, original), Measurement(4, changed, original))
+    report = report_of(Measurement(1, original, original, original), Measurement(4, changed, changed, original))
     assert report["outputs_equal"] == 0
 
 
@@ -314,12 +313,12 @@ def test_a_report_with_an_adapter_also_compares_with_the_model_itself(factory: A
     answers = factory.totals(factory.answer(0, [70, 71]), factory.answer(1, [70, 71, 72, 73]), seconds=1.0)
     of_the_model = {0: (70, 71), 1: (70, 99, 72, 73)}
 
-    report = report_of(Measurement(1, answers, answers), model_answers=of_the_model)
+    report = report_of(Measurement(1, answers, answers, answers), model_answers=of_the_model)
 
     assert (report["equal_to"], report["outputs_equal"]) == ("model_and_adapter", 2)
     assert report["outputs_equal_to_model"] == 1
     assert report["tokens_equal_to_model"] == 0.5  # two tokens of the first answer and one of the second, of six
-    plain = report_of(Measurement(1, answers, answers))
+    plain = report_of(Measurement(1, answers, answers, answers))
     assert (plain["equal_to"], plain["outputs_equal_to_model"], plain["tokens_equal_to_model"]) == ("model", 2, 1.0)
 
 
@@ -327,7 +326,7 @@ def test_looping_answers_are_counted_and_excluded_from_the_figures_without_loops
     normal = factory.answer(0, list(range(70, 90)), passes=10, accepted=1)
     looping = factory.answer(1, [70, 71] * 20, passes=10, accepted=5)
     totals = factory.totals(normal, looping, seconds=1.0)
-    report = report_of(Measurement(1, totals, totals))
+    report = report_of(Measurement(1, totals, totals, totals))
     assert report["looping_answers"] == 1
     assert report["acceptance_length"] == 1 + (1 + 5) / 20  # accepted draft tokens / passes of both answers
     assert report["acceptance_length_without_loops"] == 1 + 1 / 10
@@ -336,7 +335,7 @@ def test_looping_answers_are_counted_and_excluded_from_the_figures_without_loops
 
 def test_the_figures_without_loops_are_none_if_all_answers_loop(factory: AnswerFactory) -> None:
     totals = factory.totals(factory.answer(0, [70, 71] * 20), seconds=1.0)
-    report = report_of(Measurement(1, totals, totals))
+    report = report_of(Measurement(1, totals, totals, totals))
     assert report["looping_answers"] == 1
     assert report["acceptance_length_without_loops"] is None
 
@@ -347,7 +346,7 @@ def test_the_result_in_the_evidence_is_different_if_one_answer_differs(
     answers = [factory.answer(number, [70, 71, 72]) for number in range(3)]
     plain = factory.totals(*answers, seconds=1.0)
     drafted = factory.totals(*answers[:2], factory.answer(2, [70, 71, 73]), seconds=1.0)
-    measurements = [Measurement(1, plain, drafted)]
+    measurements = [Measurement(1, plain, plain, drafted)]
     spec = make_spec(tmp_path, tiny_model, chat_rows(3))
     found = evidence(spec, [answer.request for answer in answers], measurements, report_of(*measurements))
     assert found["result"] == "different"
@@ -357,7 +356,7 @@ def test_the_result_in_the_evidence_is_different_if_one_answer_differs(
         "equal_to_model": 2,
         "different": 1,
         "refused": 0,
-        "answers": 6,
+        "answers": 9,
     }
     assert found["answers"]["plain_sha256"] != found["answers"]["speculative_sha256"]
 
@@ -365,7 +364,7 @@ def test_the_result_in_the_evidence_is_different_if_one_answer_differs(
 def test_each_concurrency_has_costs_and_a_break_even_point(factory: AnswerFactory) -> None:
     plain = factory.totals(factory.answer(0, [70] * 10), seconds=1.0)
     drafted = factory.totals(factory.answer(0, [70] * 10), seconds=0.5)
-    (point,) = report_of(Measurement(1, plain, drafted))["concurrencies"]
+    (point,) = report_of(Measurement(1, plain, plain, drafted))["concurrencies"]
     assert point["cost_per_million_tokens_plain"] == 100.0  # 0.001 USD per second, 10 tokens per second
     assert point["cost_per_million_tokens_speculative"] == 50.0
     # Each token saves 0.05 s, and training took 100 s; an answer has 10 tokens.
@@ -376,4 +375,4 @@ def test_the_acceptance_rate_of_a_position_is_the_share_of_passes_that_accepted_
     factory: AnswerFactory,
 ) -> None:
     totals = factory.totals(factory.answer(0, [70] * 4, passes=2, accepted=2), seconds=1.0)
-    assert report_of(Measurement(1, totals, totals))["acceptance_rate_per_position"] == [0.5, 0.5]
+    assert report_of(Measurement(1, totals, totals, totals))["acceptance_rate_per_position"] == [0.5, 0.5]

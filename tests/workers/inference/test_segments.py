@@ -11,6 +11,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
+from engine.drafters.suffix import SuffixDrafter
 from engine.grammars.compiler import GrammarCompiler
 from engine.load import load_model
 from engine.loop import Engine
@@ -76,7 +77,7 @@ def measured(
         return float(next(ticks))
 
     def run(engine: Engine) -> Measurement:
-        arms = Arms(plain=plain, speculative=engine)
+        arms = Arms(plain=plain, suffix=Engine(model, SuffixDrafter(), config), speculative=engine)
         return measure(
             arms, rows, tokenizer=tokenizer, concurrency=concurrency, repeats=1, on_answer=lambda: None, clock=clock
         )

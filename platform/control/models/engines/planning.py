@@ -33,7 +33,7 @@ _PARAMS = {"weights_not_supported": "engine.weights", "kv_dtype_not_supported": 
 class Purpose(StrEnum):
     ENDPOINT = "endpoint"
     BATCH = "batch"
-    EVALUATION = "evaluation"  # two engines share the weights
+    EVALUATION = "evaluation"  # the engines of all arms share the weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ from typing import Any
 from control.workflows.pipelines.schemas import Gate
 from workers.kinds import MODEL_AND_ADAPTER
 
+_SPEEDUPS = {"plain": "speedup", "suffix": "speedup_over_suffix"}  # figures of a report by the gate's baseline
+
 
 def gate_objections(gate: Gate, report: Mapping[str, Any]) -> list[str]:
     """Returns one message for each condition that the report does not meet; none if the speculator passes."""
@@ -17,8 +19,11 @@ def gate_objections(gate: Gate, report: Mapping[str, Any]) -> list[str]:
         objections.append(f"the report must have figures at concurrency {gate.concurrency}")
     for point in judged:
         at = f" at concurrency {point['concurrency']}" if "concurrency" in point else ""
-        if point["speedup"] < gate.min_speedup:
-            objections.append(f"speedup must be at least {gate.min_speedup:g}{at}, got {point['speedup']:.3f}")
+        name = _SPEEDUPS[gate.baseline]
+        if name not in point:
+            objections.append(f"the report of an older version has no {name}{at}")
+        elif point[name] < gate.min_speedup:
+            objections.append(f"{name} must be at least {gate.min_speedup:g}{at}, got {point[name]:.3f}")
         minimum = gate.min_acceptance_length
         if minimum is not None and point["acceptance_length"] < minimum:
             got = f"{point['acceptance_length']:.3f}"

@@ -33,6 +33,10 @@ class Evaluation(RequestModel, strict=True):
 
 class Gate(RequestModel, strict=True):
     min_speedup: Annotated[float, Field(ge=0)] = 1.0
+    baseline: Literal["plain", "suffix"] = Field(
+        default="plain",
+        description="What `min_speedup` compares with: plain decoding, or suffix decoding alone, without training.",
+    )
     min_acceptance_length: Annotated[float, Field(ge=0)] | None = None
     concurrency: Annotated[int, Field(ge=1, le=256)] | None = Field(
         default=None,

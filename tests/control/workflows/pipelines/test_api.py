@@ -49,6 +49,7 @@ def test_one_post_starts_a_pipeline(client: Client, organization: Organization) 
     assert body["stages"][0]["job_id"] == Job.objects.get().pk
     assert body["gate"] == {
         "min_speedup": 1.0,
+        "baseline": "plain",
         "min_acceptance_length": None,
         "concurrency": None,
         "outputs_equal": True,

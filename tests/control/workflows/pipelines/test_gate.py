@@ -11,8 +11,8 @@ from control.workflows.pipelines.schemas import Gate
 def report(**values: Any) -> dict[str, Any]:
     """The report of a speculator that is fast at concurrency 1 and slow at concurrency 16."""
     points = [
-        {"concurrency": 1, "speedup": 2.0, "acceptance_length": 3.0},
-        {"concurrency": 16, "speedup": 0.9, "acceptance_length": 2.0},
+        {"concurrency": 1, "speedup": 2.0, "speedup_over_suffix": 1.2, "acceptance_length": 3.0},
+        {"concurrency": 16, "speedup": 0.9, "speedup_over_suffix": 1.6, "acceptance_length": 2.0},
     ]
     return {
         "prompts_held_out": 10,
@@ -34,6 +34,8 @@ def report(**values: Any) -> dict[str, Any]:
         ({"concurrency": 16, "min_speedup": 0.5, "min_acceptance_length": 2.5}, 1),
         ({"min_speedup": 1.5}, 1),  # at every evaluated concurrency
         ({"min_speedup": 0.5}, 0),
+        ({"concurrency": 1, "min_speedup": 1.5, "baseline": "suffix"}, 1),
+        ({"concurrency": 16, "min_speedup": 1.5, "baseline": "suffix"}, 0),
         ({"concurrency": 4, "min_speedup": 0.5}, 1),  # this concurrency was not evaluated
     ],
 )
@@ -69,3 +71,5 @@ def test_the_report_of_an_older_version_is_judged_by_its_only_figures() -> None:
 
     assert gate_objections(Gate(min_speedup=1.2), old) == []
     assert len(gate_objections(Gate(min_speedup=1.6), old)) == 1
+    (objection,) = gate_objections(Gate(baseline="suffix"), old)
+    assert objection == "the report of an older version has no speedup_over_suffix"

@@ -218,7 +218,7 @@ def test_a_batch_that_has_not_ended_or_is_completed_or_has_no_rows_cannot_be_res
         assert refusal.value.code == code
 
 
-def test_a_resumed_batch_keeps_the_options_of_its_engine(db: None, tmp_path: Path) -> None:
+def test_a_resumed_batch_keeps_its_options_of_the_engine(db: None, tmp_path: Path) -> None:
     options = EngineOptions(weights="int8", max_concurrency=32, draft_budget=6).model_dump()
     old = make_ended_batch(tmp_path)
     old.engine = options

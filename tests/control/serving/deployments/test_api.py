@@ -4,7 +4,6 @@ import pytest
 from django.test import Client
 
 from control.models.catalog.models import BaseModel, Speculator
-from control.models.engines.schemas import EngineOptions
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_create, deployment_delete
 from control.serving.deployments.states import MOVES, State, transition
@@ -34,7 +33,15 @@ def test_a_deployment_is_created_with_a_name_and_a_model(client: Client, organiz
         "speculator_id": None,
         "adapters": [],
         "remember_answers": True,
-        "engine": EngineOptions().model_dump(),
+        "engine": {
+            "weights": "auto",
+            "kv_dtype": "auto",
+            "max_context": None,
+            "max_concurrency": None,
+            "memory_share": None,
+            "drafting": None,
+            "draft_budget": None,
+        },
         "desired_state": "running",
         "state": "provisioning",
         "error": None,

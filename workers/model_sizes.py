@@ -248,8 +248,10 @@ def _latent(config: Mapping[str, Any]) -> LatentSizes:
 
 def _inner_size(config: Mapping[str, Any], hidden_size: int) -> int:
     """Returns the activations of a token in the widest MLP of a model that runs through transformers."""
-    dense = config.get("intermediate_size") or 4 * hidden_size
-    return max(dense, (config.get("num_experts_per_tok") or 0) * (config.get("moe_intermediate_size") or dense))
+    names = ("intermediate_size", "num_experts_per_tok", "moe_intermediate_size")
+    dense, num_chosen, expert = (value if type(value := config.get(name)) is int else 0 for name in names)
+    dense = dense or 4 * hidden_size
+    return max(dense, num_chosen * (expert or dense))
 
 
 def _size(config: Mapping[str, Any], name: str) -> int:

@@ -7,7 +7,7 @@ divides the memory that the engine may use:
 
 If the rest is too small for one sequence of the wanted context, `DoesNotFit` lists the bytes of each part.
 
-On CPUs the plans of bfloat16, int8 and int4 weights are at most 5 % larger than the memory in use (docs/benchmarks.md).
+On CPUs the plans are within a tenth of the memory in use (docs/benchmarks.md, tests/benchmarks/test_memory.py).
 On GPUs nothing has been measured.
 """
 

@@ -306,3 +306,10 @@ def test_a_model_that_does_not_fit_one_rank_fits_two() -> None:
 
     assert planned.parts.weights == weight_bytes(LARGE, "auto", device="cpu", tensor_parallel=2)
     assert planned.parts.total <= 50 * 10**9
+
+
+@pytest.mark.parametrize("value", [[64, 128], "many", None, {}])
+def test_sizes_of_other_forms_are_replaced_by_the_usual_width(value: Any) -> None:
+    config = {**SMOLLM2, "model_type": "gpt_neox", "intermediate_size": value, "moe_intermediate_size": value}
+
+    assert ModelSizes.of(config, {}).intermediate_size == 4 * 576

@@ -11,7 +11,7 @@ decoded once, and only an incomplete character at the end is not settled. For ot
 is decoded again. It starts with the last settled piece, because some tokenizers drop the space before the first token.
 Its text is not settled within a run of byte tokens, because a run is decoded as a whole, when it ends.
 
-The work grows linearly with the number of ids, whatever they are, since the server decodes text in its event loop.
+The work is linear in the number of ids, for any ids, because the server decodes text in its event loop.
 """
 
 import codecs
@@ -86,7 +86,7 @@ class TextStream:
 class _Utf8Decoder:
     """Decodes the bytes of the ids, and returns the characters that are settled.
 
-    A final U+FFFD is held back until the next character, as it is in a window whose text ends in an incomplete one.
+    A U+FFFD at the end is held back and returned together with the next character.
     """
 
     def __init__(self, tokenizer: Detokenizer) -> None:
@@ -116,7 +116,7 @@ class _Window:
     def __init__(self, tokenizer: Detokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []  # ids in the window
-        self._num_settled_ids = 0  # number of first ids in the window that were settled before the last piece
+        self._num_settled_ids = 0  # so many ids, at the window's start, belong to earlier pieces
         self._num_returned = 0  # number of characters of the window that were returned
         self.num_characters = 0  # number of characters that were returned in total
 

@@ -11,7 +11,7 @@ def row_of(results: dict[tuple[str, str], Result]) -> str:
     return next(line for line in table(results).splitlines() if line.startswith(f"| {CLIENT.name} "))
 
 
-def test_a_client_whose_checks_all_passed_says_how_many() -> None:
+def test_the_row_of_a_client_whose_checks_all_passed_has_their_number() -> None:
     assert f"| all {len(CHECKS)} passed |" in row_of(PASSED)
 
 
@@ -21,7 +21,7 @@ def test_a_failed_check_is_named() -> None:
     assert f"| failed: {read_script(CLIENT).checks[CHECKS[0]]} |" in row_of(failed)
 
 
-def test_a_client_that_was_not_run_says_why() -> None:
+def test_the_row_of_a_client_that_was_not_run_has_the_reason() -> None:
     reason = "openai==3.54.0 cannot be installed here: No matching distribution"
     skipped = {(CLIENT.name, check): Result("skipped", reason) for check in CHECKS}
 

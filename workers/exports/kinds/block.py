@@ -19,11 +19,11 @@ def tensor_shapes(config: Mapping[str, Any]) -> TensorShapes:
         integer(values, "num_hidden_layers", most=MAX_COUNT),
     )
     if not layer.head_norms:
-        raise invalid("a block drafter's layers must be Qwen3's")
+        raise invalid("transformer_layer_config.model_type must be qwen3 for a block drafter")
     H, draft_vocab_size = layer.hidden, integer(config, "draft_vocab_size", layer.vocab)
     taps = config.get("aux_hidden_state_layer_ids")
     if not isinstance(taps, list) or len(taps) > MAX_COUNT:
-        raise invalid(f"tapped layers must be a list of at most {MAX_COUNT}, got {taps!r:.80}")
+        raise invalid(f"aux_hidden_state_layer_ids must be a list of at most {MAX_COUNT} layers, got {taps!r:.80}")
     required = {"fc.weight": (H, len(taps) * H), "hidden_norm.weight": (H,), "norm.weight": (H,)}
     for index in range(num_layers):
         required |= layer.shapes(f"layers.{index}.", read_width=H)

@@ -63,9 +63,10 @@ def batch_create(
 
     Args:
         model: name of the base model for rows with an empty `body.model`. If given, no row may name another model.
-        quote: the quote whose cap pauses the batch.
+        quote: the batch is paused when its cost reaches the cap of this quote.
         on_truncation, max_continued_tokens: as in `DistillationOptions`, which has checked them.
-    Raises: ApiError: 400 or 404, the request itself is invalid, or the model does not fit; 403, the model has no price.
+    Raises: ApiError: 400, an argument is invalid, or the model does not fit into the memory of any device; 403, the
+        model has no price; 404, no such model.
     """
     if endpoint not in ENDPOINTS:
         raise ApiError(400, f"endpoint must be one of {ENDPOINTS}, got {endpoint[:80]!r}", "invalid_value", "endpoint")
@@ -103,7 +104,7 @@ def batch_resume(*, batch: Batch) -> Batch:
     The finished rows are copied later, by the worker (`copying`).
     Raises: ApiError: 400, the batch has not ended, is completed, or ended before its input file was validated; 403, the
         model has no price; 404, the model, the input file or the results are deleted; 409, another batch has resumed
-        it; 429, too many jobs are queued.
+        it, or its model's name now means another model; 429, too many jobs are queued.
     """
     if batch.status not in RESUMABLE:
         message = f"Cannot resume a batch with status '{batch.status}'."
@@ -113,7 +114,8 @@ def batch_resume(*, batch: Batch) -> Batch:
         raise ApiError(400, message, "batch_without_rows", "batch_id")
     organization, model = batch.organization, batch.base_model
     assert model is not None, "validation sets the model"
-    organization_lock(organization.pk)  # so that of two concurrent calls, one sees the batch that the other creates
+    organization_lock(organization.pk)  # the second of two concurrent calls then sees the batch of the first
+    # A resumption that itself ended early does not count: this batch may be resumed again.
     if resumption := batch.resumptions.exclude(status__in=RESUMABLE).first():
         message = f"Batch {batch.pk} has already been resumed by batch {resumption.pk}."
         raise ApiError(409, message, "batch_already_resumed", "batch_id")
@@ -143,7 +145,7 @@ def _queue(*, organization: Organization, completion_window: str, **values: Any)
     identity = batch_id()
     params = {"batch_id": identity, "rows_key": f"{organization.pk}/batches/{identity}/rows.jsonl"}
     if (rows := (values.get("engine") or {}).get("max_concurrency")) is not None:
-        params["max_batch_size"] = rows  # a retry after an attempt without memory halves it
+        params["max_batch_size"] = rows  # halved for the retry of an attempt that ran out of memory
     with transaction.atomic():
         job = job_submit(
             organization=organization,
@@ -174,7 +176,7 @@ def batch_cancel(*, batch: Batch) -> Batch:
     Raises: ApiError: 400, the batch has ended with another status.
     """
     with transaction.atomic():
-        job_lock(batch.job_id)  # before the batch, in the order of `queue.jobs.state`
+        job_lock(batch.job_id)  # locked before the batch: `queue.jobs.state` has the order of locks
         if transition(batch, Status.CANCELLING):
             job_cancel(job=batch.job)
     if batch.status in TERMINAL - {Status.CANCELLED}:

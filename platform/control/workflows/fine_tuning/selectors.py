@@ -58,7 +58,7 @@ def stage_job(pipeline: Pipeline) -> Job | None:
 
 
 def job_events_list(job: FineTuningJob, *types: str) -> QuerySet[JobEvent]:
-    """Events of the pipeline's current jobs, newest first. Only checkpoints of the training job are included."""
+    """Events of these types of the pipeline's current jobs, newest first; checkpoints only of the training job."""
     pipeline = job.pipeline
     ids = [pipeline.training_job_id, pipeline.evaluation_job_id, pipeline.batch.job_id if pipeline.batch else None]
     events = JobEvent.objects.filter(job_id__in=[i for i in ids if i], type__in=types)

@@ -1,4 +1,4 @@
-"""Two hundred open feeds in one process of the API, which is real like its database and its sockets."""
+"""Many open streams of events. All tests but one use a real process of the API, its database and its sockets."""
 
 import asyncio
 import threading
@@ -25,7 +25,10 @@ NUM_FEEDS = 200
 
 
 def feed(address: Address) -> bytes:
-    """The second header must not lead around the feed to Django, which would keep a thread for the stream."""
+    """Returns a request for a stream with two `Accept` headers.
+
+    Such a request must reach the ASGI application too: Django's view would keep a thread for the stream.
+    """
     return read(address, "/v1/events", "Accept: text/event-stream", "Accept: */*")
 
 
@@ -85,10 +88,10 @@ def test_an_open_feed_ends_when_its_key_is_revoked_and_the_key_opens_no_other(st
     assert status == 401
 
 
-def test_polls_that_wait_occupy_one_thread_for_each_organization_even_if_their_clients_disconnect() -> None:
+def test_database_polls_of_one_organization_occupy_one_thread_even_if_their_clients_disconnect() -> None:
     released = threading.Event()
 
-    async def poll_beside_ten_that_wait() -> str:
+    async def poll_of_another_organization() -> str:
         threads = DatabaseThreads(2)
         feeds = Feed(threads)
         polls = [asyncio.ensure_future(feeds._one_at_a_time("loud")(released.wait)) for _ in range(MAX_STREAMS)]
@@ -102,7 +105,7 @@ def test_polls_that_wait_occupy_one_thread_for_each_organization_even_if_their_c
             await asyncio.gather(*polls, return_exceptions=True)
             await threads.close()
 
-    assert asyncio.run(poll_beside_ten_that_wait()) == "answered"
+    assert asyncio.run(poll_of_another_organization()) == "answered"
 
 
 def test_of_200_concurrent_feeds_of_one_organization_only_as_many_as_allowed_are_opened(stack: LiveStack) -> None:

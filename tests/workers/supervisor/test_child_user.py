@@ -57,7 +57,7 @@ def test_a_child_keeps_the_home_of_its_user_until_it_ends(
         f"print({events[1]!r}, flush=True)\n"
     )
     script.chmod(0o644)
-    monkeypatch.setenv("SLIPSTREAM_CHILD_COMMAND", f"{PYTHON} {script}")
+    monkeypatch.setattr("workers.supervisor.child._command", lambda: [PYTHON, str(script)])
     claim = Claim(job_id="job_1", organization_id="org_1", fence=1, worker="w", is_exhausted=False)
     attempt = Attempt(
         claim=claim,

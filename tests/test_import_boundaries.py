@@ -99,9 +99,10 @@ LAYERS = (
         ),
         banned=TENSORS,
     ),
-    Layer(module="slipstream", packages=frozenset({"httpx2", "standardwebhooks"})),
+    Layer(module="slipstream", project=("slipstream.progress",), packages=frozenset({"httpx2", "standardwebhooks"})),
     Layer(module="slipstream.certificates", project=("slipstream.errors",), packages=frozenset({"cryptography"})),
     Layer(module="slipstream.cli", project=("slipstream",), packages=frozenset({"typer", "rich"})),
+    Layer(module="slipstream.progress", project=("slipstream.types",), packages=frozenset({"rich"})),
     Layer(module="examples", project=("slipstream",), banned=SERVICES),
     Layer(
         module="benchmarks",

@@ -1,4 +1,4 @@
-"""All routes: the API under /v1/, the operators' console under /admin/."""
+"""All routes: the API under /v1/, its reference under /docs, the operators' console under /admin/."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from django.contrib import admin
 from django.urls import include, path
 
 from control.core.api.views import health
+from control.operations.openapi.views import ReferencePage
 
 # Every app with routes has a module `urls`; those of the console are mounted apart from the API.
 _API = sorted(
@@ -16,6 +17,7 @@ _API = sorted(
 
 urlpatterns = [
     path("health", health),
+    path("docs", ReferencePage.as_view()),
     path("admin/", include("control.operations.console.urls")),
     path("admin/", admin.site.urls),
     *(path("v1/", include(urls)) for urls in _API),

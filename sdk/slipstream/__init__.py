@@ -5,7 +5,7 @@
     client = Client(base_url="http://127.0.0.1:8000/v1", api_key="sk_live_...")
     prompts = client.files.upload("prompts.jsonl")
     pipeline = client.pipelines.create(name="support", model="smollm2-135m-instruct", prompts_file=prompts.id)
-    pipeline.wait(on_progress=print)
+    pipeline.wait()
     print(client.chat.create(model="support", messages=[{"role": "user", "content": "Hello"}]).text)
 
 `AsyncClient` has the same methods as coroutines.
@@ -19,6 +19,7 @@ from slipstream.client import AsyncClient, Client
 from slipstream.datasets import Quote
 from slipstream.deployments import DeploymentMetrics
 from slipstream.distillations import Distillation
+from slipstream.drivers import AsyncListing, Listing, Page, RawResponse
 from slipstream.errors import (
     APIConnectionError,
     APIError,
@@ -87,6 +88,7 @@ __all__ = [
     "Adapter",
     "ApiKey",
     "AsyncClient",
+    "AsyncListing",
     "Audit",
     "AuditEvent",
     "AuditExport",
@@ -119,11 +121,13 @@ __all__ = [
     "Job",
     "JobEvent",
     "LedgerLine",
+    "Listing",
     "Member",
     "Message",
     "MessageTokens",
     "Model",
     "NotFoundError",
+    "Page",
     "PermissionDeniedError",
     "Pipeline",
     "PipelineFailed",
@@ -133,6 +137,7 @@ __all__ = [
     "Project",
     "Quote",
     "RateLimitError",
+    "RawResponse",
     "Response",
     "Rollout",
     "SlipstreamError",

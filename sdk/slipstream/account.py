@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.drivers import Item, Items, Steps, iteration, procedure
+from slipstream.drivers import Item, Items, Page, Steps, iteration, listing, procedure
 from slipstream.http import D, Resource, path_of, without_none
-from slipstream.types import ApiKey, Bucket, Usage, parsed
+from slipstream.records import Record, parsed
+from slipstream.types import ApiKey, Bucket, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerLine:
+class LedgerLine(Record):
     id: str
     subject: str
     object_id: str  # the deployment, batch or job
@@ -51,8 +52,8 @@ class ApiKeys(Resource[D]):
     def retrieve(self, key_id: str) -> Steps[ApiKey]:
         return self.http.get(ApiKey, path_of("api_keys", key_id))
 
-    @iteration
-    def list(self) -> Items[ApiKey]:
+    @listing
+    def list(self) -> Items[Page[ApiKey]]:
         return self.http.pages(ApiKey, "api_keys")
 
     @procedure
@@ -70,7 +71,7 @@ class Usages(Resource[D]):
     def total(self, *, start_time: int | None = None, end_time: int | None = None) -> Steps[Usage]:
         return self.http.get(Usage, "usage", {"start_time": start_time, "end_time": end_time})
 
-    @iteration
+    @listing
     def ledger(
         self,
         *,
@@ -78,7 +79,7 @@ class Usages(Resource[D]):
         device_kind: str | None = None,
         start_time: int | None = None,
         end_time: int | None = None,
-    ) -> Items[LedgerLine]:
+    ) -> Items[Page[LedgerLine]]:
         """Yield the lines on which bills are based, newest first; by default those of this month."""
         params = {"subject": subject, "device_kind": device_kind, "start_time": start_time, "end_time": end_time}
         return self.http.pages(LedgerLine, "usage/ledger", params)

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.http import D, Resource, path_of
+from slipstream.records import Record
 from slipstream.types import File
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
+class Adapter(Record):
     id: str
     name: str  # a request selects the adapter by setting `model` to `deployment:name`
     model: str
@@ -49,8 +50,8 @@ class Adapters(Resource[D]):
     def retrieve(self, adapter_id: str) -> Steps[Adapter]:
         return self.http.get(Adapter, path_of("adapters", adapter_id))
 
-    @iteration
-    def list(self) -> Items[Adapter]:
+    @listing
+    def list(self) -> Items[Page[Adapter]]:
         return self.http.pages(Adapter, "adapters")
 
     @procedure

@@ -6,10 +6,11 @@ from typing import Any
 
 from slipstream.drivers import Steps, procedure
 from slipstream.http import D, Resource
+from slipstream.records import Record
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class Audit(Record):
     """verdict: equal, different or fingerprint_mismatch. Each choice has its own verdict, and its first difference."""
 
     verdict: str

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 
-from slipstream.drivers import Exchange, Item, Items, Steps, iteration, procedure
+from slipstream.drivers import Exchange, Item, Items, Page, Steps, iteration, listing, procedure
 from slipstream.errors import BatchFailed
 from slipstream.http import D, Lines, Resource, connection_error, path_of, pause
 from slipstream.plans import EnginePlan
@@ -66,8 +66,8 @@ class Batches(Resource[D]):
     def retrieve(self, batch_id: str) -> Steps[Batch]:
         return self.http.get(Batch, path_of("batches", batch_id))
 
-    @iteration
-    def list(self) -> Items[Batch]:
+    @listing
+    def list(self) -> Items[Page[Batch]]:
         return self.http.pages(Batch, "batches")
 
     @procedure

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.files import save
 from slipstream.http import D, Resource, path_of
+from slipstream.records import Record
 from slipstream.types import File, Model, Speculator
 from slipstream.waiting import wait_for
 
 
 class Models(Resource[D]):
-    @iteration
-    def list(self) -> Items[Model]:
+    @listing
+    def list(self) -> Items[Page[Model]]:
         """Yield base models (for batches and pipelines) and deployments (for chat requests)."""
         return self.http.pages(Model, "models")
 
@@ -24,7 +25,7 @@ class Models(Resource[D]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaseModel:
+class BaseModel(Record):
     id: str
     name: str
     status: str  # checking, ready, refused
@@ -50,8 +51,8 @@ class BaseModels(Resource[D]):
     def retrieve(self, model_id: str) -> Steps[BaseModel]:
         return self.http.get(BaseModel, path_of("base_models", model_id))
 
-    @iteration
-    def list(self) -> Items[BaseModel]:
+    @listing
+    def list(self) -> Items[Page[BaseModel]]:
         return self.http.pages(BaseModel, "base_models")
 
     @procedure
@@ -82,8 +83,8 @@ class Speculators(Resource[D]):
     def retrieve(self, speculator_id: str) -> Steps[Speculator]:
         return self.http.get(Speculator, path_of("speculators", speculator_id))
 
-    @iteration
-    def list(self) -> Items[Speculator]:
+    @listing
+    def list(self) -> Items[Page[Speculator]]:
         return self.http.pages(Speculator, "speculators")
 
     @procedure

@@ -9,8 +9,9 @@ import httpx2
 from slipstream.drivers import Exchange, Item, Items, Steps, iteration, procedure
 from slipstream.errors import stream_error
 from slipstream.http import D, Http, Lines, Resource, connection_error
+from slipstream.records import parsed
 from slipstream.sse import next_data
-from slipstream.types import Completion, parsed
+from slipstream.types import Completion
 
 
 class Chat(Resource[D]):

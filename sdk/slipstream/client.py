@@ -1,9 +1,10 @@
 """`Client` and `AsyncClient`, which have a connection pool, an API key, and the API's resources as attributes."""
 
 import asyncio
+import copy
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Generic, Self
 
@@ -19,7 +20,7 @@ from slipstream.chat import Chat, Completions
 from slipstream.datasets import Datasets, Quotes
 from slipstream.deployments import Deployments
 from slipstream.distillations import Distillations
-from slipstream.drivers import AsyncDriver, Driver
+from slipstream.drivers import AsyncDriver, AsyncRawDriver, Driver, RawDriver
 from slipstream.errors import SlipstreamError
 from slipstream.evaluations import Evaluations
 from slipstream.events import Events
@@ -42,6 +43,8 @@ class Resources(Generic[D]):
     """The resources that both clients offer."""
 
     def __init__(self, http: Http, driver: D) -> None:
+        self._http = http
+        self._driver = driver
         self.adapters = Adapters(http, driver)
         self.api_keys = ApiKeys(http, driver)
         self.audit_events = AuditEvents(http, driver)
@@ -74,6 +77,32 @@ class Resources(Generic[D]):
         self.usage = Usages(http, driver)
         self.webhook_endpoints = WebhookEndpoints(http, driver)
 
+    def with_options(
+        self,
+        *,
+        timeout_seconds: float | None = None,
+        max_retries: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Self:
+        """Returns a client with other options, which shares the connections of this one. None keeps an option.
+
+        Args:
+            headers: are sent with every request, beside those of earlier calls.
+            idempotency_key: of the POST that the returned client sends. A method that sends several, such as a
+                large upload, gets the error `idempotency_key_reused`.
+        """
+        old = self._http
+        http = Http(
+            max_retries=old.max_retries if max_retries is None else max_retries,
+            headers={**old.headers, **(headers or {})},
+            timeout=old.timeout if timeout_seconds is None else _timeout(timeout_seconds),
+            idempotency_key=idempotency_key or old.idempotency_key,
+        )
+        changed = copy.copy(self)
+        Resources.__init__(changed, http, self._driver)
+        return changed
+
 
 class Client(Resources[Driver]):
     """The synchronous client. Close it, or use it in a `with` block. Threads may share a client."""
@@ -98,9 +127,15 @@ class Client(Resources[Driver]):
         Raises: SlipstreamError: the URL or the key is missing.
         """
         url, headers = _url_and_headers(base_url, api_key)
-        timeout = httpx2.Timeout(timeout_seconds, connect=5.0)
-        self._client = httpx2.Client(base_url=url, headers=headers, timeout=timeout, transport=transport)
+        self._client = httpx2.Client(
+            base_url=url, headers=headers, timeout=_timeout(timeout_seconds), transport=transport
+        )
         super().__init__(Http(max_retries), Driver(self._client, sleep))
+
+    @property
+    def with_raw_response(self) -> Resources[RawDriver]:
+        """The client's resources, whose methods return a `RawResponse`: status, headers and body beside the result."""
+        return Resources(self._http, RawDriver(self._driver))
 
     def close(self) -> None:
         self._client.close()
@@ -129,9 +164,15 @@ class AsyncClient(Resources[AsyncDriver]):
     ) -> None:
         """See `Client`."""
         url, headers = _url_and_headers(base_url, api_key)
-        timeout = httpx2.Timeout(timeout_seconds, connect=5.0)
-        self._client = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout, transport=transport)
+        self._client = httpx2.AsyncClient(
+            base_url=url, headers=headers, timeout=_timeout(timeout_seconds), transport=transport
+        )
         super().__init__(Http(max_retries), AsyncDriver(self._client, sleep))
+
+    @property
+    def with_raw_response(self) -> Resources[AsyncRawDriver]:
+        """See `Client`."""
+        return Resources(self._http, AsyncRawDriver(self._driver))
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -143,6 +184,10 @@ class AsyncClient(Resources[AsyncDriver]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _timeout(seconds: float) -> httpx2.Timeout:
+    return httpx2.Timeout(seconds, connect=5.0)
 
 
 def _url_and_headers(base_url: str | None, api_key: str | None) -> tuple[str, dict[str, str]]:

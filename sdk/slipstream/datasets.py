@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.http import D, Resource, path_of
+from slipstream.records import Record
 from slipstream.types import Dataset
 from slipstream.waiting import wait_for
 
@@ -25,8 +26,8 @@ class Datasets(Resource[D]):
     def retrieve(self, dataset_id: str) -> Steps[Dataset]:
         return self.http.get(Dataset, path_of("datasets", dataset_id))
 
-    @iteration
-    def list(self) -> Items[Dataset]:
+    @listing
+    def list(self) -> Items[Page[Dataset]]:
         return self.http.pages(Dataset, "datasets")
 
     @procedure
@@ -50,7 +51,7 @@ class Datasets(Resource[D]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quote:
+class Quote(Record):
     """The estimated cost of a batch of a dataset, with bounds for the number of output tokens and the cost."""
 
     id: str
@@ -92,8 +93,8 @@ class Quotes(Resource[D]):
     def retrieve(self, quote_id: str) -> Steps[Quote]:
         return self.http.get(Quote, path_of("quotes", quote_id))
 
-    @iteration
-    def list(self) -> Items[Quote]:
+    @listing
+    def list(self) -> Items[Page[Quote]]:
         return self.http.pages(Quote, "quotes")
 
     @procedure

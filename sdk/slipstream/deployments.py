@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.drivers import Item, Items, Steps, iteration, procedure
+from slipstream.drivers import Item, Items, Page, Steps, iteration, listing, procedure
 from slipstream.http import D, Resource, path_of, without_none
 from slipstream.plans import EnginePlan
-from slipstream.types import Deployment, Event, parsed
+from slipstream.records import Record, parsed
+from slipstream.types import Deployment, Event
 from slipstream.waiting import wait_for
 
 
@@ -19,7 +20,7 @@ UNCHANGED = Unchanged()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeploymentMetrics:
+class DeploymentMetrics(Record):
     """Metrics of one time interval. A metric is None if it was not measured, for example without requests."""
 
     start_time: int
@@ -81,8 +82,8 @@ class Deployments(Resource[D]):
     def retrieve(self, deployment_id: str) -> Steps[Deployment]:
         return self.http.get(Deployment, path_of("deployments", deployment_id))
 
-    @iteration
-    def list(self) -> Items[Deployment]:
+    @listing
+    def list(self) -> Items[Page[Deployment]]:
         return self.http.pages(Deployment, "deployments")
 
     @procedure
@@ -140,8 +141,8 @@ class Deployments(Resource[D]):
     def delete(self, deployment_id: str) -> Steps[None]:
         return self.http.delete(path_of("deployments", deployment_id))
 
-    @iteration
-    def events(self, deployment_id: str) -> Items[Event]:
+    @listing
+    def events(self, deployment_id: str) -> Items[Page[Event]]:
         return self.http.pages(Event, path_of("deployments", deployment_id, "events"))
 
     @procedure

@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.http import D, Resource, path_of
 from slipstream.plans import EnginePlan
+from slipstream.records import Record
 from slipstream.waiting import wait_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Distillation:
+class Distillation(Record):
     id: str
     model: str
     status: str  # the same values as for a batch
@@ -80,8 +81,8 @@ class Distillations(Resource[D]):
     def retrieve(self, distillation_id: str) -> Steps[Distillation]:
         return self.http.get(Distillation, path_of("distillations", distillation_id))
 
-    @iteration
-    def list(self) -> Items[Distillation]:
+    @listing
+    def list(self) -> Items[Page[Distillation]]:
         return self.http.pages(Distillation, "distillations")
 
     @procedure

@@ -2,14 +2,26 @@
 
 An effect is a request, reading a piece of a response's body, a pause, or a call of the user's `on_progress` function.
 The driver sends the effect's outcome back into the generator. A method with the decorator `procedure` yields effects
-and returns its result. A method with the decorator `iteration` yields effects and `Item`s, which are its results. The
-types that callers see depend on the client:
+and returns its result. A method with the decorator `iteration` yields effects and `Item`s, which are its results; one
+with the decorator `listing` yields pages as `Item`s. The types that callers see depend on the client:
 
     client.files.retrieve("file-1")         File in a `Client`, an awaitable File in an `AsyncClient`
-    client.files.list()                     Iterator[File] or AsyncIterator[File]
+    client.files.list()                     Listing[File], an iterator, or AsyncListing[File]
+    client.files.list().pages()             Iterator[Page[File]] or AsyncIterator[Page[File]]
+    client.with_raw_response.files.retrieve("file-1")       RawResponse[File], which also has the headers
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from functools import wraps
@@ -62,6 +74,23 @@ _P = ParamSpec("_P")
 @dataclass(frozen=True, slots=True)
 class Item(Generic[_T_co]):
     value: _T_co
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[_T_co]):
+    data: Sequence[_T_co]
+    has_more: bool
+    last_id: str | None  # the next page begins after this object
+
+
+@dataclass(frozen=True, slots=True)
+class RawResponse(Generic[_T_co]):
+    """The result of a method, with the last response that it received."""
+
+    value: _T_co
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    content: bytes  # empty for a response that was read as a stream
 
 
 Effect = Exchange | Read | Pause | Notice
@@ -166,6 +195,76 @@ class AsyncDriver:
                 return await outcome if isinstance(outcome, Awaitable) else outcome
 
 
+class Listing(Iterator[_T]):
+    """Iterates over the objects of all pages of a list. `pages` iterates over the pages instead."""
+
+    def __init__(self, steps: Callable[[], Items[Page[_T]]], driver: Driver) -> None:
+        self._steps = steps
+        self._driver = driver
+        self._objects = (value for page in self.pages() for value in page.data)
+
+    def __next__(self) -> _T:
+        return next(self._objects)
+
+    def pages(self) -> Iterator[Page[_T]]:
+        return self._driver.iterate(self._steps())
+
+
+class AsyncListing(AsyncIterator[_T]):
+    """See `Listing`."""
+
+    def __init__(self, steps: Callable[[], Items[Page[_T]]], driver: AsyncDriver) -> None:
+        self._steps = steps
+        self._driver = driver
+        self._objects = (value async for page in self.pages() for value in page.data)
+
+    async def __anext__(self) -> _T:
+        return await anext(self._objects)
+
+    def pages(self) -> AsyncIterator[Page[_T]]:
+        return self._driver.iterate(self._steps())
+
+
+class RawDriver:
+    """Runs procedures like `Driver`, and returns their results as `RawResponse`s."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.iterate = driver.iterate
+
+    def run(self, steps: Steps[_T]) -> RawResponse[_T]:
+        return self._driver.run(_with_response(steps))
+
+
+class AsyncRawDriver:
+    """Runs procedures like `AsyncDriver`, and returns their results as `RawResponse`s."""
+
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
+        self.iterate = driver.iterate
+
+    async def run(self, steps: Steps[_T]) -> RawResponse[_T]:
+        return await self._driver.run(_with_response(steps))
+
+
+def _with_response(steps: Steps[_T]) -> Steps[RawResponse[_T]]:
+    response: httpx2.Response | None = None
+    outcome: Any = None
+    while True:
+        try:
+            effect = steps.throw(outcome) if isinstance(outcome, httpx2.TransportError) else steps.send(outcome)
+        except StopIteration as end:
+            assert response is not None, "every procedure sends a request"
+            content = b"" if not response.is_stream_consumed else response.content
+            return RawResponse(end.value, response.status_code, dict(response.headers), content)
+        try:
+            outcome = yield effect
+        except httpx2.TransportError as error:
+            outcome = error
+        if isinstance(outcome, ExchangeResult):
+            response = outcome.response
+
+
 def collected(items: Items[_T]) -> Steps[list[_T]]:
     """Returns the items of an iteration as a list, so that a procedure can use it with `yield from`."""
     values: list[_T] = []
@@ -217,6 +316,14 @@ class procedure(Generic[_P, _T]):  # noqa: N801  # a decorator
     @overload
     def __get__(self, instance: Driven[AsyncDriver], owner: type) -> Callable[_P, Coroutine[Any, Any, _T]]: ...
 
+    @overload
+    def __get__(self, instance: Driven[RawDriver], owner: type) -> Callable[_P, RawResponse[_T]]: ...
+
+    @overload
+    def __get__(
+        self, instance: Driven[AsyncRawDriver], owner: type
+    ) -> Callable[_P, Coroutine[Any, Any, RawResponse[_T]]]: ...
+
     def __get__(self, instance: Driven[Any], owner: type) -> Callable[_P, Any]:
         return _bound(self._steps, instance, instance.driver.run)
 
@@ -229,13 +336,42 @@ class iteration(Generic[_P, _T]):  # noqa: N801  # a decorator
         self.__doc__ = steps.__doc__
 
     @overload
-    def __get__(self, instance: Driven[Driver], owner: type) -> Callable[_P, Iterator[_T]]: ...
+    def __get__(self, instance: Driven[Driver | RawDriver], owner: type) -> Callable[_P, Iterator[_T]]: ...
 
     @overload
-    def __get__(self, instance: Driven[AsyncDriver], owner: type) -> Callable[_P, AsyncIterator[_T]]: ...
+    def __get__(
+        self, instance: Driven[AsyncDriver | AsyncRawDriver], owner: type
+    ) -> Callable[_P, AsyncIterator[_T]]: ...
 
     def __get__(self, instance: Driven[Any], owner: type) -> Callable[_P, Any]:
         return _bound(self._steps, instance, instance.driver.iterate)
+
+
+class listing(Generic[_P, _T]):  # noqa: N801  # a decorator
+    """Turns a method that returns `Items[Page[T]]` into one that returns Listing[T], or AsyncListing[T]."""
+
+    def __init__(self, steps: Callable[Concatenate[Any, _P], Items[Page[_T]]]) -> None:
+        self._steps = steps
+        self.__doc__ = steps.__doc__
+
+    @overload
+    def __get__(self, instance: Driven[Driver | RawDriver], owner: type) -> Callable[_P, Listing[_T]]: ...
+
+    @overload
+    def __get__(
+        self, instance: Driven[AsyncDriver | AsyncRawDriver], owner: type
+    ) -> Callable[_P, AsyncListing[_T]]: ...
+
+    def __get__(self, instance: Driven[Any], owner: type) -> Callable[_P, Any]:
+        driver = instance.driver
+        kind: type[Any] = AsyncListing if isinstance(driver, (AsyncDriver, AsyncRawDriver)) else Listing
+        steps = self._steps
+
+        @wraps(steps)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return kind(lambda: steps(instance, *args, **kwargs), driver)
+
+        return call
 
 
 def _bound(steps: Callable[..., Any], instance: object, drive: Callable[[Any], Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.errors import EvaluationFailed
 from slipstream.files import save
 from slipstream.http import D, Resource, path_of
@@ -69,8 +69,8 @@ class Evaluations(Resource[D]):
     def retrieve(self, evaluation_id: str) -> Steps[Evaluation]:
         return self.http.get(Evaluation, path_of("evaluations", evaluation_id))
 
-    @iteration
-    def list(self, *, speculator_id: str | None = None) -> Items[Evaluation]:
+    @listing
+    def list(self, *, speculator_id: str | None = None) -> Items[Page[Evaluation]]:
         return self.http.pages(Evaluation, "evaluations", {"speculator_id": speculator_id})
 
     @procedure

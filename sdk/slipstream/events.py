@@ -6,10 +6,11 @@ from typing import Any
 
 import httpx2
 
-from slipstream.drivers import Exchange, Item, Items, Steps, iteration, procedure
+from slipstream.drivers import Exchange, Item, Items, Page, Steps, iteration, listing, procedure
 from slipstream.http import D, Lines, Resource, connection_error, path_of, pause, without_none
+from slipstream.records import parsed
 from slipstream.sse import next_data
-from slipstream.types import Event, parsed
+from slipstream.types import Event
 
 
 class Events(Resource[D]):
@@ -17,8 +18,8 @@ class Events(Resource[D]):
     def retrieve(self, event_id: str) -> Steps[Event]:
         return self.http.get(Event, path_of("events", event_id))
 
-    @iteration
-    def list(self, *, types: Sequence[str] = (), object_id: str | None = None) -> Items[Event]:
+    @listing
+    def list(self, *, types: Sequence[str] = (), object_id: str | None = None) -> Items[Page[Event]]:
         """Yield events, newest first. Args: types: names or patterns such as `batch.*`."""
         return self.http.pages(Event, "events", _filters(types, object_id))
 

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import httpx2
 
-from slipstream.drivers import Exchange, ExchangeResult, Items, Read, Steps, iteration, procedure
+from slipstream.drivers import Exchange, ExchangeResult, Items, Page, Read, Steps, listing, procedure
 from slipstream.errors import APIResponseError, APIStatusError
 from slipstream.http import D, Http, Resource, connection_error, path_of, pause
 from slipstream.types import File
@@ -49,8 +49,8 @@ class Files(Resource[D]):
     def retrieve(self, file_id: str) -> Steps[File]:
         return self.http.get(File, path_of("files", file_id))
 
-    @iteration
-    def list(self, *, purpose: str | None = None) -> Items[File]:
+    @listing
+    def list(self, *, purpose: str | None = None) -> Items[Page[File]]:
         return self.http.pages(File, "files", {"purpose": purpose})
 
     @procedure

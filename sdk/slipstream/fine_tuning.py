@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.http import D, Resource, path_of
+from slipstream.records import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FineTuningJob:
+class FineTuningJob(Record):
     id: str
     model: str
     status: str  # validating_files, queued, running, paused, succeeded, failed, cancelled
@@ -25,7 +26,7 @@ class FineTuningJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FineTuningEvent:
+class FineTuningEvent(Record):
     id: str
     level: str  # info, warn, error
     message: str
@@ -35,7 +36,7 @@ class FineTuningEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FineTuningCheckpoint:
+class FineTuningCheckpoint(Record):
     id: str
     fine_tuning_job_id: str
     fine_tuned_model_checkpoint: str
@@ -68,8 +69,8 @@ class FineTuningJobs(Resource[D]):
     def retrieve(self, job_id: str) -> Steps[FineTuningJob]:
         return self.http.get(FineTuningJob, path_of("fine_tuning/jobs", job_id))
 
-    @iteration
-    def list(self) -> Items[FineTuningJob]:
+    @listing
+    def list(self) -> Items[Page[FineTuningJob]]:
         return self.http.pages(FineTuningJob, "fine_tuning/jobs")
 
     @procedure
@@ -86,12 +87,12 @@ class FineTuningJobs(Resource[D]):
         """Continue the job from its last checkpoint, unless a spend cap has paused it."""
         return self.http.post(FineTuningJob, path_of("fine_tuning/jobs", job_id, "resume"))
 
-    @iteration
-    def events(self, job_id: str) -> Items[FineTuningEvent]:
+    @listing
+    def events(self, job_id: str) -> Items[Page[FineTuningEvent]]:
         return self.http.pages(FineTuningEvent, path_of("fine_tuning/jobs", job_id, "events"))
 
-    @iteration
-    def checkpoints(self, job_id: str) -> Items[FineTuningCheckpoint]:
+    @listing
+    def checkpoints(self, job_id: str) -> Items[Page[FineTuningCheckpoint]]:
         return self.http.pages(FineTuningCheckpoint, path_of("fine_tuning/jobs", job_id, "checkpoints"))
 
 

@@ -12,16 +12,29 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx2
 
-from slipstream.drivers import AsyncDriver, Driver, Exchange, ExchangeResult, Item, Items, Pause, Read, Steps
+from slipstream.drivers import (
+    AsyncDriver,
+    AsyncRawDriver,
+    Driver,
+    Exchange,
+    ExchangeResult,
+    Item,
+    Items,
+    Page,
+    Pause,
+    RawDriver,
+    Read,
+    Steps,
+)
 from slipstream.errors import APIConnectionError, APIResponseError, APITimeoutError, status_error
-from slipstream.types import parsed
+from slipstream.records import parsed
 
 log = logging.getLogger("slipstream")
 
@@ -31,12 +44,16 @@ MAX_PAUSE_SECONDS = 8.0
 _RETRIED_STATUSES = (408, 409, 429)
 
 _Object = TypeVar("_Object")
-D = TypeVar("D", bound=Driver | AsyncDriver)  # the driver of the client that a resource belongs to
+# The driver of the client that a resource belongs to.
+D = TypeVar("D", bound=Driver | AsyncDriver | RawDriver | AsyncRawDriver)
 
 
 @dataclass(frozen=True, slots=True)
 class Http:
     max_retries: int = 2
+    headers: Mapping[str, str] = field(default_factory=dict)  # of every request
+    timeout: httpx2.Timeout | None = None  # None: that of the connection pool
+    idempotency_key: str | None = None  # of every POST; None: each POST gets a new one
 
     def get(self, kind: type[_Object], path: str, params: Mapping[str, Any] | None = None) -> Steps[_Object]:
         return parsed(kind, (yield from self.request("GET", path, params=without_none(params or {}))))
@@ -61,19 +78,20 @@ class Http:
         """Args: upload: (filename, content) by form field. Streams must be seekable, because a retry rereads them."""
         return parsed(kind, (yield from self.request("POST", path, data=dict(fields), files=dict(upload))))
 
-    def pages(self, kind: type[_Object], path: str, params: Mapping[str, Any] | None = None) -> Items[_Object]:
-        """Yields every object of a list, page after page."""
+    def pages(self, kind: type[_Object], path: str, params: Mapping[str, Any] | None = None) -> Items[Page[_Object]]:
+        """Yields the pages of a list."""
         query: dict[str, Any] = {"limit": 100, **without_none(params or {})}
         while True:
             page = yield from self.request("GET", path, params=query)
             data = page.get("data")
             if not isinstance(data, list):
                 raise APIResponseError(f"GET {path}: a list must have `data`, got {sorted(page)}")
-            for values in data:
-                yield Item(parsed(kind, values))
-            if not data or not page.get("has_more"):
+            has_more = bool(data) and bool(page.get("has_more"))
+            last_id = page.get("last_id") or (data[-1].get("id") if data else None)
+            yield Item(Page(data=[parsed(kind, values) for values in data], has_more=has_more, last_id=last_id))
+            if not has_more:
                 return
-            query["after"] = page.get("last_id") or data[-1]["id"]
+            query["after"] = last_id
 
     def request(self, method: str, path: str, **options: Any) -> Steps[dict[str, Any]]:
         result = yield from self.send(Exchange(method=method, path=path, options=options))
@@ -84,10 +102,7 @@ class Http:
 
     def send(self, exchange: Exchange) -> Steps[ExchangeResult]:
         """Raises: APIConnectionError, APIStatusError: the last attempt failed."""
-        if exchange.method == "POST":
-            headers = {"Idempotency-Key": str(uuid.uuid4()), **exchange.options.get("headers", {})}
-            options = {**exchange.options, "headers": headers}
-            exchange = Exchange(method="POST", path=exchange.path, options=options, stream=exchange.stream)
+        exchange = replace(exchange, options=self._options(exchange))
         for attempt in range(self.max_retries + 1):
             is_last = attempt == self.max_retries
             try:
@@ -104,6 +119,13 @@ class Http:
                 raise status_error(response.status_code, _body(response), response.headers.get("x-request-id"))
             yield pause(attempt, response.headers, f"{exchange.method} {exchange.path}: {response.status_code}")
         raise AssertionError("the last attempt returns or raises")
+
+    def _options(self, exchange: Exchange) -> dict[str, Any]:
+        headers = {**self.headers, **exchange.options.get("headers", {})}
+        if exchange.method == "POST":
+            headers = {"Idempotency-Key": self.idempotency_key or str(uuid.uuid4()), **headers}
+        timeout = {} if self.timeout is None else {"timeout": self.timeout}
+        return {**timeout, **exchange.options, "headers": headers}
 
 
 @dataclass(frozen=True, slots=True)

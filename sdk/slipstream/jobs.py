@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.http import D, Resource, path_of
-from slipstream.types import Progress, record
+from slipstream.records import Record, record
+from slipstream.types import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Record):
     id: str
     kind: str  # batch, training, evaluation
     status: str  # queued, running, paused, succeeded, failed, cancelled
@@ -32,7 +33,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobEvent:
+class JobEvent(Record):
     id: str
     job_id: str
     type: str
@@ -45,12 +46,12 @@ class Jobs(Resource[D]):
     def retrieve(self, job_id: str) -> Steps[Job]:
         return self.http.get(Job, path_of("jobs", job_id))
 
-    @iteration
-    def list(self) -> Items[Job]:
+    @listing
+    def list(self) -> Items[Page[Job]]:
         return self.http.pages(Job, "jobs")
 
-    @iteration
-    def events(self, job_id: str) -> Items[JobEvent]:
+    @listing
+    def events(self, job_id: str) -> Items[Page[JobEvent]]:
         """Yield the job's events, oldest first."""
         return self.http.pages(JobEvent, path_of("jobs", job_id, "events"))
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from slipstream.drivers import Steps, procedure
 from slipstream.http import D, Resource
+from slipstream.records import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(Record):
     """An answer of the Messages API."""
 
     id: str
@@ -26,7 +27,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageTokens:
+class MessageTokens(Record):
     """The size of a message's prompt."""
 
     input_tokens: int

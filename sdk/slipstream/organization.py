@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.errors import APIResponseError
 from slipstream.files import save
 from slipstream.http import D, Resource, path_of
-from slipstream.types import record
+from slipstream.records import Record, record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Record):
     id: str
     email: str
     role: str  # owner, member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Project:
+class Project(Record):
     id: str
     name: str
     created_at: int
@@ -31,7 +31,7 @@ class Project:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEvent:
+class AuditEvent(Record):
     id: str
     action: str
     actor: Mapping[str, Any]  # type, id
@@ -42,7 +42,7 @@ class AuditEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditExport:
+class AuditExport(Record):
     """The record of a complete export of a month of the audit log."""
 
     id: str
@@ -62,8 +62,8 @@ class Members(Resource[D]):
     def retrieve(self, member_id: str) -> Steps[Member]:
         return self.http.get(Member, path_of("members", member_id))
 
-    @iteration
-    def list(self) -> Items[Member]:
+    @listing
+    def list(self) -> Items[Page[Member]]:
         return self.http.pages(Member, "members")
 
     @procedure
@@ -85,8 +85,8 @@ class Projects(Resource[D]):
     def retrieve(self, project_id: str) -> Steps[Project]:
         return self.http.get(Project, path_of("projects", project_id))
 
-    @iteration
-    def list(self) -> Items[Project]:
+    @listing
+    def list(self) -> Items[Page[Project]]:
         return self.http.pages(Project, "projects")
 
     @procedure
@@ -100,8 +100,8 @@ class Projects(Resource[D]):
 
 
 class AuditEvents(Resource[D]):
-    @iteration
-    def list(self) -> Items[AuditEvent]:
+    @listing
+    def list(self) -> Items[Page[AuditEvent]]:
         """Yield every change made by a key or an operator, newest first."""
         return self.http.pages(AuditEvent, "audit_events")
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.errors import PipelineFailed
 from slipstream.http import D, Http, Resource, path_of
 from slipstream.plans import PipelinePlan
@@ -114,8 +114,8 @@ class Pipelines(Resource[D]):
     def retrieve(self, pipeline_id: str) -> Steps[Pipeline]:
         return self.http.get(Pipeline, path_of("pipelines", pipeline_id))
 
-    @iteration
-    def list(self) -> Items[Pipeline]:
+    @listing
+    def list(self) -> Items[Page[Pipeline]]:
         return self.http.pages(Pipeline, "pipelines")
 
     @procedure

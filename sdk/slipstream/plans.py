@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from slipstream.types import record
+from slipstream.records import Record, record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePlan:
+class DevicePlan(Record):
     """How an engine would use one device of this kind."""
 
     device_kind: str  # cuda, cpu
@@ -29,7 +29,7 @@ class DevicePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnginePlan:
+class EnginePlan(Record):
     devices: tuple[DevicePlan, ...]  # one for each kind of device of the installation
     warnings: Sequence[str] = ()
 
@@ -39,7 +39,7 @@ class EnginePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelinePlan:
+class PipelinePlan(Record):
     """The engines of a pipeline's stages. None: the pipeline has no such stage."""
 
     distillation: EnginePlan | None

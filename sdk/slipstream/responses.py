@@ -6,10 +6,11 @@ from typing import Any
 
 from slipstream.drivers import Steps, procedure
 from slipstream.http import D, Resource
+from slipstream.records import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class Response(Record):
     """An answer of the Responses API."""
 
     id: str

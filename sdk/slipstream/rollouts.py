@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.http import D, Resource, path_of
+from slipstream.records import Record
 from slipstream.waiting import wait_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
+class Rollout(Record):
     id: str
     deployment_id: str
     speculator_id: str
@@ -62,8 +63,8 @@ class Rollouts(Resource[D]):
     def retrieve(self, deployment_id: str, rollout_id: str) -> Steps[Rollout]:
         return self.http.get(Rollout, self._path(deployment_id, rollout_id))
 
-    @iteration
-    def list(self, deployment_id: str) -> Items[Rollout]:
+    @listing
+    def list(self, deployment_id: str) -> Items[Page[Rollout]]:
         return self.http.pages(Rollout, path_of("deployments", deployment_id, "rollouts"))
 
     @procedure

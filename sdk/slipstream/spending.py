@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.http import D, Resource, path_of
+from slipstream.records import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpendCap:
+class SpendCap(Record):
     id: str
     project_id: str | None = None  # None: the cap applies to the whole organization
     amount: Mapping[str, Any]  # value, currency
@@ -29,8 +30,8 @@ class SpendCaps(Resource[D]):
     def retrieve(self, cap_id: str) -> Steps[SpendCap]:
         return self.http.get(SpendCap, path_of("spend_caps", cap_id))
 
-    @iteration
-    def list(self) -> Items[SpendCap]:
+    @listing
+    def list(self) -> Items[Page[SpendCap]]:
         return self.http.pages(SpendCap, "spend_caps")
 
     @procedure

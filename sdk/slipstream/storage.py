@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from slipstream.drivers import Steps, procedure
 from slipstream.http import D, Resource
+from slipstream.records import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageUse:
+class StorageUse(Record):
     limit_bytes: int
     used_bytes: int  # the sum of the four parts
     files_bytes: int

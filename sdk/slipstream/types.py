@@ -1,16 +1,14 @@
-"""The API's objects. Times are Unix seconds. Fields that this version of the client does not know are dropped."""
+"""The API's objects. Times are Unix seconds. `extra` has the members that this version of the client does not know."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, Self
 
-from slipstream.errors import APIResponseError
-
-_Record = TypeVar("_Record")
+from slipstream.records import Record, record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class File:
+class File(Record):
     id: str
     filename: str
     bytes: int
@@ -21,14 +19,14 @@ class File:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(Record):
     id: str
     created: int
     owned_by: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchError:
+class BatchError(Record):
     """An error in the input file of a batch. `line` counts from 1; None: the error concerns the whole file."""
 
     code: str
@@ -41,7 +39,7 @@ class BatchError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(Record):
     id: str
     status: str
     endpoint: str
@@ -85,14 +83,14 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Record):
     done: int
     total: int
     unit: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(Record):
     name: str  # distil, train, evaluate, gate, deploy
     status: str  # pending, running, succeeded, failed, skipped, cancelled
     job_id: str | None = None
@@ -110,7 +108,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class Pipeline(Record):
     id: str
     name: str
     model: str
@@ -153,7 +151,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speculator:
+class Speculator(Record):
     id: str
     name: str
     version: int
@@ -167,7 +165,7 @@ class Speculator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
+class Capture(Record):
     """The capture of a deployment's requests."""
 
     deployment_id: str
@@ -179,7 +177,7 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class Evaluation(Record):
     """A comparison of answers to held-out prompts with and without a speculator."""
 
     id: str
@@ -221,7 +219,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
+class Deployment(Record):
     id: str
     name: str  # requests send it as `model`
     model: str
@@ -243,7 +241,7 @@ class Deployment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
+class Upload(Record):
     """A file that is uploaded in parts; `file` is set when the upload is completed."""
 
     id: str
@@ -262,7 +260,7 @@ class Upload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadPart:
+class UploadPart(Record):
     id: str
     upload_id: str
     bytes: int
@@ -270,7 +268,7 @@ class UploadPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset:
+class Dataset(Record):
     id: str
     file_id: str
     model: str | None = None
@@ -286,7 +284,7 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Record):
     """A change of an object's state; fetch the object for details."""
 
     id: str
@@ -301,7 +299,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey:
+class ApiKey(Record):
     id: str
     name: str
     hint: str
@@ -317,7 +315,7 @@ class ApiKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookEndpoint:
+class WebhookEndpoint(Record):
     id: str
     url: str
     description: str
@@ -330,7 +328,7 @@ class WebhookEndpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookDelivery:
+class WebhookDelivery(Record):
     id: str
     endpoint_id: str
     event_id: str
@@ -345,7 +343,7 @@ class WebhookDelivery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(Record):
     start_time: int
     end_time: int
     input_tokens: int
@@ -356,7 +354,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class Bucket(Record):
     """A time interval with OpenAI's result objects, one for each group."""
 
     start_time: int
@@ -365,7 +363,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
+class Completion(Record):
     """A whole answer, or a piece of a streamed one."""
 
     id: str
@@ -380,21 +378,3 @@ class Completion:
         """The text of the first choice."""
         choice = self.choices[0] if self.choices else {}
         return choice.get("text") or (choice.get("message") or choice.get("delta") or {}).get("content") or ""
-
-
-def parsed(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """Raises: APIResponseError."""
-    if kind is dict:
-        return values  # type: ignore[return-value]  # the caller wants the plain JSON
-    from_json = getattr(kind, "from_json", None)
-    parsed_record: _Record = record(kind, values) if from_json is None else from_json(values)
-    return parsed_record
-
-
-def record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """Raises: APIResponseError: a required field is missing."""
-    declared = fields(kind)  # type: ignore[arg-type]  # every record here is a dataclass
-    if missing := [field.name for field in declared if field.default is MISSING and field.name not in values]:
-        got = ", ".join(sorted(values)) or "nothing"
-        raise APIResponseError(f"{kind.__name__} needs {', '.join(missing)}, got {got}")
-    return kind(**{field.name: values[field.name] for field in declared if field.name in values})

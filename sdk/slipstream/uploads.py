@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from slipstream.drivers import Items, Steps, collected, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, collected, listing, procedure
 from slipstream.errors import APIResponseError, UploadError
 from slipstream.http import D, Resource, path_of
 from slipstream.types import File, Upload, UploadPart
@@ -33,8 +33,8 @@ class Uploads(Resource[D]):
     def retrieve(self, upload_id: str) -> Steps[Upload]:
         return self.http.get(Upload, path_of("uploads", upload_id))
 
-    @iteration
-    def parts(self, upload_id: str) -> Items[UploadPart]:
+    @listing
+    def parts(self, upload_id: str) -> Items[Page[UploadPart]]:
         """Yield the parts in the order in which they arrived."""
         return self._parts(upload_id)
 
@@ -83,7 +83,8 @@ class Uploads(Resource[D]):
 
         The service compares the final digest with that of the received parts, which detects parts of another file.
         """
-        parts = yield from collected(self._parts(upload_id))
+        pages = yield from collected(self._parts(upload_id))
+        parts = [part for page in pages for part in page.data]
         for part in parts:
             data = opened.read(part.bytes)
             if len(data) < part.bytes:
@@ -91,7 +92,7 @@ class Uploads(Resource[D]):
             digest.update(data)
         return [part.id for part in parts]
 
-    def _parts(self, upload_id: str) -> Items[UploadPart]:
+    def _parts(self, upload_id: str) -> Items[Page[UploadPart]]:
         return self.http.pages(UploadPart, path_of("uploads", upload_id, "parts"), {"order": "asc"})
 
     def _add_part(self, upload_id: str, data: bytes) -> Steps[UploadPart]:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from slipstream.drivers import Notice, Pause, Steps
 from slipstream.errors import WaitTimeout
+from slipstream.progress import Watch
 
 _Object = TypeVar("_Object")
 
@@ -18,15 +19,28 @@ def wait_for(
     timeout_seconds: float | None,
     on_progress: Callable[[_Object], Any] | None,
 ) -> Steps[_Object]:
-    """Returns the first final object; `on_progress` gets every retrieved object, including the last.
+    """Returns the first final object.
 
+    Args: on_progress: gets every retrieved object, including the last. None: a terminal or a notebook shows a bar.
     Raises: WaitTimeout: `timeout_seconds` have passed.
     """
+    if on_progress is not None:
+        return (yield from _polled(retrieve, is_final, poll_seconds, timeout_seconds, on_progress))
+    with Watch() as watch:
+        return (yield from _polled(retrieve, is_final, poll_seconds, timeout_seconds, watch.show))
+
+
+def _polled(
+    retrieve: Callable[[], Steps[_Object]],
+    is_final: Callable[[_Object], bool],
+    poll_seconds: float,
+    timeout_seconds: float | None,
+    on_progress: Callable[[_Object], Any],
+) -> Steps[_Object]:
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
         current = yield from retrieve()
-        if on_progress is not None:
-            yield Notice(on_progress, current)
+        yield Notice(on_progress, current)
         if is_final(current):
             return current
         if deadline is not None and time.monotonic() >= deadline:

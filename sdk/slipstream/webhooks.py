@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from slipstream.drivers import Items, Steps, iteration, procedure
+from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.errors import WebhookError
 from slipstream.http import D, Resource, path_of, without_none
-from slipstream.types import Event, WebhookDelivery, WebhookEndpoint, parsed
+from slipstream.records import parsed
+from slipstream.types import Event, WebhookDelivery, WebhookEndpoint
 
 
 def verify(body: bytes | str, headers: Mapping[str, str], secret: str) -> Event:
@@ -40,8 +41,8 @@ class WebhookEndpoints(Resource[D]):
     def retrieve(self, endpoint_id: str) -> Steps[WebhookEndpoint]:
         return self.http.get(WebhookEndpoint, path_of("webhook_endpoints", endpoint_id))
 
-    @iteration
-    def list(self) -> Items[WebhookEndpoint]:
+    @listing
+    def list(self) -> Items[Page[WebhookEndpoint]]:
         return self.http.pages(WebhookEndpoint, "webhook_endpoints")
 
     @procedure
@@ -71,8 +72,8 @@ class WebhookEndpoints(Resource[D]):
     def test(self, endpoint_id: str) -> Steps[WebhookDelivery]:
         return self.http.post(WebhookDelivery, path_of("webhook_endpoints", endpoint_id, "test"))
 
-    @iteration
-    def deliveries(self, endpoint_id: str, *, status: str | None = None) -> Items[WebhookDelivery]:
+    @listing
+    def deliveries(self, endpoint_id: str, *, status: str | None = None) -> Items[Page[WebhookDelivery]]:
         path = path_of("webhook_endpoints", endpoint_id, "deliveries")
         return self.http.pages(WebhookDelivery, path, {"status": status})
 

@@ -68,7 +68,13 @@ def test_lists_include_all_pages(client: Client) -> None:
     uploaded = [client.files.upload(rows(1), filename=f"{number}.jsonl").id for number in range(5)]
 
     steps = client.files.http.pages(File, "files", {"limit": 2})
-    assert [file.id for file in client.files.driver.iterate(steps)] == uploaded[::-1]
+    pages = list(client.files.driver.iterate(steps))
+    assert [[file.id for file in page.data] for page in pages] == [uploaded[4:2:-1], uploaded[2:0:-1], uploaded[:1]]
+    assert [(page.has_more, page.last_id) for page in pages] == [
+        (True, uploaded[3]),
+        (True, uploaded[1]),
+        (False, uploaded[0]),
+    ]
 
 
 def test_batches_are_created_retrieved_and_cancelled(client: Client, base_model: BaseModel) -> None:

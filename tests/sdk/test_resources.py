@@ -7,7 +7,8 @@ import httpx2
 import pytest
 
 from slipstream import APIResponseError, Batch, BatchFailed, Pipeline, PipelineFailed, Progress, WaitTimeout
-from slipstream.types import Deployment, File, record
+from slipstream.records import record
+from slipstream.types import Deployment, File
 from tests.sdk.api import ScriptedApi, batch_json, deployment_json, file_json, ok, page, pipeline_json, stage_json
 
 

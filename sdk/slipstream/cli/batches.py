@@ -6,8 +6,8 @@ import typer
 
 from slipstream.cli.common import add_list, add_show, file_id_of
 from slipstream.cli.context import Context, context_of
-from slipstream.cli.output import Watch
 from slipstream.client import Client
+from slipstream.progress import Watch
 
 app = typer.Typer(no_args_is_help=True, help="Batches: files of prompts that a model answers.")
 
@@ -73,6 +73,6 @@ def results(
 
 
 def _wait(cli: Context, client: Client, batch_id: str) -> None:
-    with Watch(cli.output) as watch:
-        batch = client.batches.wait(batch_id, on_progress=watch.batch)
+    with Watch(cli.output.errors, disable=cli.output.is_json) as watch:
+        batch = client.batches.wait(batch_id, on_progress=watch.show)
     cli.output.one(batch)

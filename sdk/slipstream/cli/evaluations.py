@@ -10,9 +10,9 @@ from slipstream.certificates import EQUAL, verify
 from slipstream.cli.common import add_show, file_id_of
 from slipstream.cli.config import config_path
 from slipstream.cli.context import Context, context_of
-from slipstream.cli.output import Watch
 from slipstream.client import Client
 from slipstream.errors import CertificateError
+from slipstream.progress import Watch
 
 app = typer.Typer(no_args_is_help=True, help="Evaluations: comparisons of answers with and without a speculator.")
 certificates = typer.Typer(no_args_is_help=True, help="Certificates: signed results of evaluations.")
@@ -140,6 +140,6 @@ def _saved_key_path() -> Path:
 
 
 def _wait(cli: Context, client: Client, evaluation_id: str) -> None:
-    with Watch(cli.output) as watch:
-        evaluation = client.evaluations.wait(evaluation_id, on_progress=watch.evaluation)
+    with Watch(cli.output.errors, disable=cli.output.is_json) as watch:
+        evaluation = client.evaluations.wait(evaluation_id, on_progress=watch.show)
     cli.output.one(evaluation)

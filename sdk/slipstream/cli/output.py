@@ -4,15 +4,11 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
-
-from slipstream.types import Batch, Evaluation, Pipeline
 
 WIDTH_WITHOUT_TERMINAL = 1000
 
@@ -67,53 +63,6 @@ class Output:
         """Prints a message for people. With --json, prints nothing."""
         if not self.is_json:
             self.note(message)
-
-
-class Watch:
-    """Shows the progress of a batch, pipeline or evaluation on stderr, if stderr is a terminal."""
-
-    def __init__(self, output: Output) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=output.errors, disable=output.is_json)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def batch(self, batch: Batch) -> None:
-        done = batch.num_completed + batch.num_failed
-        self._show("batch", f"{batch.id} {batch.status}", done, batch.num_rows, "rows")
-
-    def pipeline(self, pipeline: Pipeline) -> None:
-        for stage in pipeline.stages:
-            if stage.status == "pending":
-                continue
-            done, total, unit = 0, 0, ""
-            if stage.progress is not None:
-                done, total, unit = stage.progress.done, stage.progress.total, stage.progress.unit
-            elif stage.status != "running":
-                done, total = 1, 1
-            self._show(stage.name, f"{stage.name} {stage.status}", done, total, unit)
-
-    def evaluation(self, evaluation: Evaluation) -> None:
-        done, total = (evaluation.progress.done, evaluation.progress.total) if evaluation.progress else (0, 0)
-        seconds_left = evaluation.metrics.get("eta_seconds")
-        unit = "answers" if seconds_left is None else f"answers, {seconds_left:.0f} s left"
-        self._show("evaluation", f"{evaluation.id} {evaluation.status}", done, total, unit)
-
-    def _show(self, key: str, description: str, done: int, total: int, unit: str) -> None:
-        count = f"{done}/{total} {unit}" if unit and total else ""
-        if key not in self._tasks:
-            self._tasks[key] = self._progress.add_task(description, total=total or None, count=count)
-        self._progress.update(
-            self._tasks[key], description=description, completed=done, total=total or None, count=count
-        )
 
 
 def _table(columns: Sequence[str]) -> Table:

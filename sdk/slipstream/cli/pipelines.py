@@ -7,8 +7,8 @@ import typer
 
 from slipstream.cli.common import add_list, add_show, file_id_of
 from slipstream.cli.context import Context, context_of
-from slipstream.cli.output import Watch
 from slipstream.client import Client
+from slipstream.progress import Watch
 
 app = typer.Typer(no_args_is_help=True, help="Pipelines: from prompts to a faster endpoint.")
 
@@ -88,6 +88,6 @@ def resume(context: typer.Context, pipeline_id: str) -> None:
 
 
 def _wait(cli: Context, client: Client, pipeline_id: str) -> None:
-    with Watch(cli.output) as watch:
-        pipeline = client.pipelines.wait(pipeline_id, on_progress=watch.pipeline)
+    with Watch(cli.output.errors, disable=cli.output.is_json) as watch:
+        pipeline = client.pipelines.wait(pipeline_id, on_progress=watch.show)
     cli.output.one(pipeline)

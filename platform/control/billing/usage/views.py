@@ -29,7 +29,12 @@ class CompletionsUsageView(OrganizationView):
 
     scope = "usage"
 
-    @operation("organization.usage.completions", response=UsagePage, query=BUCKETS_QUERY)
+    @operation(
+        "organization.usage.completions",
+        summary="List the usage of completions by time",
+        response=UsagePage,
+        query=BUCKETS_QUERY,
+    )
     def get(self, request: Request) -> UsagePage:
         params = request.query_params
         window = parse_window(params)
@@ -48,7 +53,7 @@ class CostsView(OrganizationView):
 
     scope = "usage"
 
-    @operation("organization.costs", response=CostPage, query=BUCKETS_QUERY)
+    @operation("organization.costs", summary="List costs by day", response=CostPage, query=BUCKETS_QUERY)
     def get(self, request: Request) -> CostPage:
         params = request.query_params
         window = parse_window(params, widths=("1d",), max_limit=MAX_COST_BUCKETS)
@@ -64,6 +69,7 @@ class UsageView(OrganizationView):
 
     @operation(
         "usage.retrieve",
+        summary="Retrieve the usage of a period",
         response=UsageTotal,
         query={
             "start_time": "Unix seconds. The default is the beginning of the month.",
@@ -83,6 +89,7 @@ class LedgerView(OrganizationView):
 
     @operation(
         "usage.ledger",
+        summary="List the lines of the usage ledger",
         response=Page[LedgerLineObject],
         query={
             **PAGING,

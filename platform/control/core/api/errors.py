@@ -22,6 +22,8 @@ class ApiError(Exception):
     """Refuses a request.
 
     `code` never changes and is meant for programs, `message` is meant for people, `param` names the invalid field.
+    The clients of OpenAI and of this project retry a 409 by themselves. The header `x-should-retry` tells them not to,
+    unless the error has a `Retry-After`, because the same request would be refused again.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-        self.headers = headers or {}
+        self.headers = dict(headers or {})
+        if status == 409 and "Retry-After" not in self.headers:
+            self.headers.setdefault("x-should-retry", "false")
 
     def body(self) -> dict[str, dict[str, str | None]]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}

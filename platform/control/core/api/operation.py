@@ -32,6 +32,7 @@ _Method = Callable[..., ResponseModel | HttpResponseBase]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     id: str
+    summary: str | None = None  # a line for people; None: derived from the id, as in "List batches"
     response: Any  # a response model, or the media type of a response that is not JSON
     status: int = 200
     request: Any = None  # a request model; None: the operation takes no body
@@ -44,6 +45,7 @@ def operation(
     id: str,  # noqa: A002  # OpenAPI's name
     *,
     response: type[ResponseModel] | str,
+    summary: str | None = None,
     status: int = 200,
     request: type[RequestModel] | None = None,
     query: Mapping[str, str] | None = None,
@@ -54,7 +56,9 @@ def operation(
 
     The method returns a response model or, for example for a page of a list or a file, a complete HTTP response.
     """
-    declared = Operation(id=id, response=response, status=status, request=request, query=query, also=also, plan=plan)
+    declared = Operation(
+        id=id, summary=summary, response=response, status=status, request=request, query=query, also=also, plan=plan
+    )
 
     def decorate(method: _Method) -> Callable[..., HttpResponseBase]:
         @wraps(method)

@@ -41,6 +41,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "rest_framework",
     "drf_spectacular",
+    "drf_spectacular_sidecar",  # the files of Swagger UI
     *OWN_APPS,
 ]
 AUTH_USER_MODEL = "accounts.User"

@@ -9,7 +9,13 @@ SPECTACULAR: dict[str, Any] = {
     "OAS_VERSION": "3.1.0",
     "SCHEMA_PATH_PREFIX": "/v1/",
     "SERVE_INCLUDE_SCHEMA": False,
-    "POSTPROCESSING_HOOKS": ["control.operations.openapi.gateway.add_gateway", "control.operations.openapi.tidy.tidy"],
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "POSTPROCESSING_HOOKS": [
+        "control.operations.openapi.gateway.add_gateway",
+        "control.operations.openapi.tidy.tidy",
+        "control.operations.openapi.examples.add_examples",
+    ],
     "APPEND_COMPONENTS": {
         "securitySchemes": {
             "key": {"type": "http", "scheme": "bearer"},

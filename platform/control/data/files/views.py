@@ -38,7 +38,7 @@ class FilesView(UploadView):
         files = files_list(self.organization, purpose=purpose)
         return paginate(files, request, FileObject.of, max_limit=PAGE_LIMIT, default_limit=PAGE_LIMIT)
 
-    @operation("files.create", request=FileForm, response=FileObject)
+    @operation("files.create", summary="Upload a file", request=FileForm, response=FileObject)
     def post(self, request: Request, body: FileForm) -> FileObject:
         return FileObject.of(create_from(self.organization, body))
 
@@ -60,7 +60,7 @@ class FileView(OrganizationView):
 class FileContentView(OrganizationView):
     scope = "files"
 
-    @operation("files.content", response=BINARY)
+    @operation("files.content", summary="Download a file", response=BINARY)
     def get(self, request: Request, file_id: str) -> StoredFileResponse:
         """With the header `Range`, only a part is sent, so that an interrupted download can be continued."""
         file = file_get(self.organization, file_id)

@@ -37,11 +37,13 @@ class UploadPartsView(UploadView):
     def max_file_bytes(self) -> int:
         return MAX_PART_BYTES
 
-    @operation("uploads.parts.list", response=Page[UploadPartObject], query=PAGING)
+    @operation(
+        "uploads.parts.list", summary="List the parts of an upload", response=Page[UploadPartObject], query=PAGING
+    )
     def get(self, request: Request, upload_id: str) -> Response:
         return paginate(parts_list(upload_get(self.organization, upload_id)), request, UploadPartObject.of)
 
-    @operation("uploads.parts.create", request=PartForm, response=UploadPartObject)
+    @operation("uploads.parts.create", summary="Add a part to an upload", request=PartForm, response=UploadPartObject)
     def post(self, request: Request, upload_id: str, body: PartForm) -> UploadPartObject:
         upload = upload_get(self.organization, upload_id)
         return UploadPartObject.of(part_add(upload=upload, staged=body.data.staged))
@@ -50,7 +52,12 @@ class UploadPartsView(UploadView):
 class UploadCompleteView(OrganizationView):
     scope = "files"
 
-    @operation("uploads.complete", request=CompleteInput, response=UploadObject)
+    @operation(
+        "uploads.complete",
+        summary="Make a file from the parts of an upload",
+        request=CompleteInput,
+        response=UploadObject,
+    )
     def post(self, request: Request, upload_id: str, body: CompleteInput) -> UploadObject:
         upload = upload_get(self.organization, upload_id)
         return UploadObject.of(upload_complete(upload=upload, part_ids=body.part_ids, md5=body.md5))

@@ -21,7 +21,13 @@ class BaseModelsView(OrganizationView):
         """The models that you registered, and those that every organization or project may use."""
         return paginate(registered_models_list(self.organization), request, BaseModelObject.of)
 
-    @operation("base_models.create", request=BaseModelInput, response=BaseModelObject, status=201)
+    @operation(
+        "base_models.create",
+        summary="Register a base model",
+        request=BaseModelInput,
+        response=BaseModelObject,
+        status=201,
+    )
     def post(self, request: Request, body: BaseModelInput) -> BaseModelObject:
         """A worker checks the model's files: `status` becomes `ready`, or `refused` with an `error`."""
         return BaseModelObject.of(create_from(self.organization, body))

@@ -8,6 +8,7 @@ from pydantic.json_schema import model_json_schema
 from control.core.api.operation import EVENTS, Operation
 from control.core.api.schemas import ResponseModel, Unix
 from control.operations.openapi.schema import FAILURES, SECURITY
+from control.operations.openapi.summaries import summary_of
 from control.serving.gateway.wire import WIRES
 
 
@@ -74,12 +75,20 @@ class MessageError(ResponseModel):
 
 
 OPERATIONS: Mapping[str, Operation] = {
-    "/v1/chat/completions": Operation(id="chat.completions.create", response=Completion, also=EVENTS),
-    "/v1/completions": Operation(id="completions.create", response=Completion, also=EVENTS),
-    "/v1/responses": Operation(id="responses.create", response=Response, also=EVENTS),
-    "/v1/messages": Operation(id="messages.create", response=Message, also=EVENTS),
-    "/v1/messages/count_tokens": Operation(id="messages.count_tokens", response=MessageTokens),
-    "/v1/audit": Operation(id="audits.create", response=Audit),
+    "/v1/chat/completions": Operation(
+        id="chat.completions.create", summary="Answer a conversation", response=Completion, also=EVENTS
+    ),
+    "/v1/completions": Operation(id="completions.create", summary="Complete a text", response=Completion, also=EVENTS),
+    "/v1/responses": Operation(
+        id="responses.create", summary="Answer in the form of OpenAI's Responses API", response=Response, also=EVENTS
+    ),
+    "/v1/messages": Operation(
+        id="messages.create", summary="Answer in the form of Anthropic's Messages API", response=Message, also=EVENTS
+    ),
+    "/v1/messages/count_tokens": Operation(
+        id="messages.count_tokens", summary="Count the tokens of a conversation", response=MessageTokens
+    ),
+    "/v1/audit": Operation(id="audits.create", summary="Check whether a model gave an answer", response=Audit),
 }
 _MEMBERS = {  # the required members besides `model`
     "/v1/chat/completions": ("messages",),
@@ -114,6 +123,7 @@ def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
         result["paths"][path] = {
             "post": {
                 "operationId": operation.id,
+                "summary": summary_of(operation),
                 "description": "Scope: `inference`.",
                 "tags": [operation.id.partition(".")[0]],
                 "requestBody": {"content": {"application/json": {"schema": body}}, "required": True},

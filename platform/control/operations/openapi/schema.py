@@ -10,6 +10,7 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, Polymorphic
 
 from control.core.api.operation import Operation, operation_of
 from control.core.api.schemas import Error
+from control.operations.openapi.summaries import summary_of
 from control.tenants.authentication.views import OrganizationView
 
 SECURITY: list[dict[str, list[str]]] = [{"key": []}, {"x-api-key": []}]  # either header is accepted
@@ -42,6 +43,9 @@ class OperationSchema(AutoSchema):
 
     def get_operation_id(self) -> str:
         return self._entry().id
+
+    def get_summary(self) -> str:
+        return summary_of(self._entry())
 
     def get_tags(self) -> list[str]:
         return [self._entry().id.partition(".")[0]]

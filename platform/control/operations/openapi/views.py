@@ -1,10 +1,19 @@
-"""GET /v1/openapi.json, which needs no API key."""
+"""GET /v1/openapi.json, and /docs, a page that shows the document. Neither needs an API key."""
 
 from functools import lru_cache
 from typing import Any
 
 from django.http import HttpRequest, JsonResponse
 from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.views import SpectacularSwaggerSplitView
+
+
+class ReferencePage(SpectacularSwaggerSplitView):
+    """Swagger UI. Its script is a request of its own, because pages may not contain inline scripts."""
+
+    url = "/v1/openapi.json"
+    authentication_classes = ()
+    permission_classes = ()
 
 
 def document(request: HttpRequest) -> JsonResponse:

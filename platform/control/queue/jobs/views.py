@@ -37,7 +37,10 @@ class JobEventsView(OrganizationView):
     scope = "jobs"
 
     @operation(
-        "jobs.events", response=Page[JobEventObject], query={"after": "Only events after the event with this id."}
+        "jobs.events",
+        summary="List the events of a job",
+        response=Page[JobEventObject],
+        query={"after": "Only events after the event with this id."},
     )
     def get(self, request: Request, job_id: str) -> Page[JobEventObject]:
         job = job_get(self.organization, job_id)

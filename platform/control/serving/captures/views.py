@@ -13,16 +13,21 @@ from control.serving.deployments.views import OneDeploymentView
 
 
 class CaptureView(OneDeploymentView):
-    @operation("deployments.capture.retrieve", response=CaptureObject)
+    @operation("deployments.capture.retrieve", summary="Retrieve a deployment's capture", response=CaptureObject)
     def get(self, request: Request, deployment_id: str) -> CaptureObject:
         return CaptureObject.of(capture_of(self.deployment(deployment_id)))
 
-    @operation("deployments.capture.set", request=CaptureInput, response=CaptureObject)
+    @operation(
+        "deployments.capture.set",
+        summary="Keep a deployment's requests from now on",
+        request=CaptureInput,
+        response=CaptureObject,
+    )
     def post(self, request: Request, deployment_id: str, body: CaptureInput) -> CaptureObject:
         """From now on, requests to the deployment are kept for `hours`, without their answers."""
         return CaptureObject.of(create_from(self.deployment(deployment_id), body))
 
-    @operation("deployments.capture.end", response=Deleted)
+    @operation("deployments.capture.end", summary="End a capture and delete its requests", response=Deleted)
     def delete(self, request: Request, deployment_id: str) -> Deleted:
         """Ends the capture and deletes the requests that were kept. Files made from them stay."""
         capture_end(capture=capture_of(self.deployment(deployment_id)))
@@ -30,7 +35,12 @@ class CaptureView(OneDeploymentView):
 
 
 class CaptureFileView(OneDeploymentView):
-    @operation("deployments.capture.file", response=FileObject, status=201)
+    @operation(
+        "deployments.capture.file",
+        summary="Make a file of the requests that were kept",
+        response=FileObject,
+        status=201,
+    )
     def post(self, request: Request, deployment_id: str) -> FileObject:
         """Makes a file of the kept requests, each once, for `prompts_file` of a pipeline or a distillation."""
         return FileObject.of(capture_export(capture=capture_of(self.deployment(deployment_id))))

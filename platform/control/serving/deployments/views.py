@@ -76,7 +76,9 @@ class DeploymentView(OneDeploymentView):
 
 
 class DeploymentEventsView(OneDeploymentView):
-    @operation("deployments.events", response=Page[EventObject], query=PAGING)
+    @operation(
+        "deployments.events", summary="List the events of a deployment", response=Page[EventObject], query=PAGING
+    )
     def get(self, request: Request, deployment_id: str) -> Response:
         """The events of this deployment."""
         events_number(self.organization)
@@ -87,6 +89,7 @@ class DeploymentEventsView(OneDeploymentView):
 class DeploymentMetricsView(OneDeploymentView):
     @operation(
         "deployments.metrics",
+        summary="Read the metrics of a deployment",
         response=DeploymentMetricsPage,
         query={
             "start_time": "Unix seconds; by default one hour ago.",

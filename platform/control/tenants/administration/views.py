@@ -67,7 +67,7 @@ class ApiKeyView(OrganizationView):
     def get(self, request: Request, key_id: str) -> ApiKeyObject:
         return ApiKeyObject.of(api_key_get(self.organization, key_id))
 
-    @operation("api_keys.delete", response=Deleted)
+    @operation("api_keys.delete", summary="Revoke an API key", response=Deleted)
     def delete(self, request: Request, key_id: str) -> Deleted:
         """Revokes the key for good: requests with it are refused from now on. The key can still be retrieved."""
         key = api_key_revoke(key=api_key_get(self.organization, key_id))
@@ -95,7 +95,7 @@ class MembersView(OrganizationView):
     def get(self, request: Request) -> Response:
         return paginate(members_list(self.organization), request, MemberObject.of, by="public_id", id_field="public_id")
 
-    @operation("members.create", request=MemberInput, response=MemberObject, status=201)
+    @operation("members.create", summary="Add a member", request=MemberInput, response=MemberObject, status=201)
     def post(self, request: Request, body: MemberInput) -> MemberObject:
         role = Member.Role(body.role)
         return MemberObject.of(member_invite(organization=self.organization, email=body.email, role=role))
@@ -159,7 +159,7 @@ class ProjectArchiveView(OrganizationView):
 class StorageView(OrganizationView):
     scope = "usage"
 
-    @operation("storage.retrieve", response=StorageObject)
+    @operation("storage.retrieve", summary="Retrieve the number of stored bytes", response=StorageObject)
     def get(self, request: Request) -> StorageObject:
         """The bytes that the organization stores, and their limit."""
         return StorageObject.of(self.organization)

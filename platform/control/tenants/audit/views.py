@@ -26,7 +26,12 @@ class AuditEventsView(OrganizationView):
 class AuditExportView(OrganizationView):
     scope = ADMIN
 
-    @operation("audit_events.export", response=LINES, query={"month": "A month (UTC) that has ended, such as 2026-01."})
+    @operation(
+        "audit_events.export",
+        summary="Export a month of audit events",
+        response=LINES,
+        query={"month": "A month (UTC) that has ended, such as 2026-01."},
+    )
     def get(self, request: Request) -> MonthResponse:
         """The events of a month, oldest first, one per line. The last line is an `audit_export` with their digest."""
         return MonthResponse(MonthExport(self.organization, parse_month(request.query_params.get("month", ""))))
@@ -35,7 +40,12 @@ class AuditExportView(OrganizationView):
 class AuditDropView(OrganizationView):
     scope = ADMIN
 
-    @operation("audit_events.drop", request=AuditDropInput, response=AuditExportObject)
+    @operation(
+        "audit_events.drop",
+        summary="Delete an exported month of audit events",
+        request=AuditDropInput,
+        response=AuditExportObject,
+    )
     def post(self, request: Request, body: AuditDropInput) -> AuditExportObject:
         """Deletes the events of a month that was exported completely."""
         export = audit_export_get(self.organization, parse_month(body.month), body.sha256)

@@ -67,7 +67,12 @@ class EndpointRotateView(OrganizationView):
     scope = "webhooks"
     not_replayed = ("secret",)
 
-    @operation("webhook_endpoints.rotate_secret", request=RotateSecretInput, response=WebhookEndpointWithSecret)
+    @operation(
+        "webhook_endpoints.rotate_secret",
+        summary="Replace the secret of a webhook endpoint",
+        request=RotateSecretInput,
+        response=WebhookEndpointWithSecret,
+    )
     def post(self, request: Request, endpoint_id: str, body: RotateSecretInput) -> WebhookEndpointWithSecret:
         """Creates a secret, which is shown only once.
 
@@ -81,7 +86,12 @@ class EndpointRotateView(OrganizationView):
 class EndpointTestView(OrganizationView):
     scope = "webhooks"
 
-    @operation("webhook_endpoints.test", response=WebhookDeliveryObject, status=202)
+    @operation(
+        "webhook_endpoints.test",
+        summary="Send a test event to a webhook endpoint",
+        response=WebhookDeliveryObject,
+        status=202,
+    )
     def post(self, request: Request, endpoint_id: str) -> WebhookDeliveryObject:
         """Sends a test event to this endpoint. Retrieve the delivery to see whether it succeeded."""
         return WebhookDeliveryObject.of(endpoint_test(endpoint=endpoint_get(self.organization, endpoint_id)))
@@ -117,7 +127,12 @@ class DeliveryView(OrganizationView):
 class DeliveryReplayView(OrganizationView):
     scope = "webhooks"
 
-    @operation("webhook_endpoints.deliveries.replay", response=WebhookDeliveryObject, status=202)
+    @operation(
+        "webhook_endpoints.deliveries.replay",
+        summary="Send a delivery again",
+        response=WebhookDeliveryObject,
+        status=202,
+    )
     def post(self, request: Request, endpoint_id: str, delivery_id: str) -> WebhookDeliveryObject:
         """Sends the event again under the same `webhook-id`, even if an earlier attempt succeeded."""
         delivery = delivery_get(endpoint_get(self.organization, endpoint_id), delivery_id)

@@ -66,6 +66,7 @@ class BatchResultsView(OrganizationView):
 
     @operation(
         "batches.results",
+        summary="Read the results of finished rows",
         response=LINES,
         query={
             "after": "The number of rows to skip at the start.",

@@ -47,7 +47,7 @@ class DatasetErrorsView(OrganizationView):
 
     scope = "datasets"
 
-    @operation("datasets.errors", response=DatasetErrorList)
+    @operation("datasets.errors", summary="List the bad lines of a dataset", response=DatasetErrorList)
     def get(self, request: Request, dataset_id: str) -> DatasetErrorList:
         dataset = dataset_get(self.organization, dataset_id)
         is_complete = dataset.num_errors == len(dataset.errors)
@@ -59,7 +59,12 @@ class DatasetPreviewView(OrganizationView):
 
     scope = "datasets"
 
-    @operation("datasets.preview", response=PreviewRows, query={"limit": "1 to 20 rows."})
+    @operation(
+        "datasets.preview",
+        summary="Preview a dataset as tokens",
+        response=PreviewRows,
+        query={"limit": "1 to 20 rows."},
+    )
     def get(self, request: Request, dataset_id: str) -> PreviewRows:
         limit = request.query_params.get("limit", "3")
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= MAX_PREVIEW_ROWS and len(limit) < 4):

@@ -71,7 +71,11 @@ class EvaluationCertificateView(OrganizationView):
 
     scope = "speculators"
 
-    @operation("evaluations.certificate", response=CertificateObject)
+    @operation(
+        "evaluations.certificate",
+        summary="Retrieve the signed certificate of an evaluation",
+        response=CertificateObject,
+    )
     def get(self, request: Request, evaluation_id: str) -> Response:
         evaluation = evaluation_get(self.organization, evaluation_id)
         if evaluation.certificate is None:
@@ -83,7 +87,13 @@ class EvaluationCertificateView(OrganizationView):
 class EvaluationPlotView(OrganizationView):
     scope = "speculators"
 
-    @operation("evaluations.plot", response=PNG, also=SVG, query={"format": "`png` or `svg`."})
+    @operation(
+        "evaluations.plot",
+        summary="Download the plot of an evaluation",
+        response=PNG,
+        also=SVG,
+        query={"format": "`png` or `svg`."},
+    )
     def get(self, request: Request, evaluation_id: str) -> StoredFileResponse:
         """The plot of acceptance by position and of speed by concurrency, as PNG or SVG."""
         evaluation = evaluation_get(self.organization, evaluation_id)
@@ -107,6 +117,8 @@ class CertificateKeyView(OrganizationView):
 
     scope = "speculators"
 
-    @operation("certificates.public_key", response=PublicKeyObject)
+    @operation(
+        "certificates.public_key", summary="Retrieve the key that verifies certificates", response=PublicKeyObject
+    )
     def get(self, request: Request) -> PublicKeyObject:
         return PublicKeyObject(**public_key_body())

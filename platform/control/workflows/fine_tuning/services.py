@@ -111,7 +111,7 @@ def fine_tuning_job_pause(*, job: FineTuningJob) -> None:
         raise _wrong_status("pause", pipeline)
     if not job_pause_on_request(job=current_job, why=PAUSE_REASON):
         message = "The job's current stage is about to end, or the job is being cancelled. Try again."
-        raise ApiError(409, message, "stage_ending")
+        raise ApiError(409, message, "stage_ending", headers={"Retry-After": "1"})
 
 
 @audited("fine_tuning_job.resume")

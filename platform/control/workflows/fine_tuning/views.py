@@ -88,7 +88,12 @@ class FineTuningResumeView(OrganizationView):
 class FineTuningEventsView(OrganizationView):
     scope = "fine_tuning"
 
-    @operation("fine_tuning.jobs.events", response=Page[FineTuningEventObject], query=PAGING)
+    @operation(
+        "fine_tuning.jobs.events",
+        summary="List the events of a fine-tuning job",
+        response=Page[FineTuningEventObject],
+        query=PAGING,
+    )
     def get(self, request: Request, job_id: str) -> Response:
         job = fine_tuning_job_get(self.organization, job_id)
         transitions = PipelineEvent.objects.filter(pipeline=job.pipeline).order_by("-pk")
@@ -99,7 +104,12 @@ class FineTuningEventsView(OrganizationView):
 class FineTuningCheckpointsView(OrganizationView):
     scope = "fine_tuning"
 
-    @operation("fine_tuning.jobs.checkpoints", response=Page[FineTuningCheckpointObject], query=PAGING)
+    @operation(
+        "fine_tuning.jobs.checkpoints",
+        summary="List the checkpoints of a fine-tuning job",
+        response=Page[FineTuningCheckpointObject],
+        query=PAGING,
+    )
     def get(self, request: Request, job_id: str) -> Response:
         job = fine_tuning_job_get(self.organization, job_id)
         return paginate_list(

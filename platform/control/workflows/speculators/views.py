@@ -49,6 +49,7 @@ class SpeculatorPlotView(OrganizationView):
 
     @operation(
         "speculators.plot",
+        summary="Download the plot of a speculator",
         response=PNG,
         also=SVG,
         query={"name": "`evaluation`, `loss`, `acceptance_over_steps` or `acceptance_per_position`."},

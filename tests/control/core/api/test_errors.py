@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from control.core.api.errors import ApiError, error_response
 from tests.control.factories import make_key
 
 ERROR_KEYS = {"message", "type", "param", "code"}
@@ -150,3 +151,12 @@ def test_the_error_for_an_invalid_choice_lists_the_choices(client: Client, path:
 
     assert response.status_code == 400
     assert error_of(response)["message"].startswith(words)
+
+
+def test_clients_are_told_not_to_repeat_a_request_that_conflicts_with_the_state_of_an_object() -> None:
+    permanent = ApiError(409, "The name is taken.", "name_taken")
+    passing = ApiError(409, "The stage is about to end.", "stage_ending", headers={"Retry-After": "1"})
+
+    assert error_response(permanent).headers["x-should-retry"] == "false"
+    assert "x-should-retry" not in error_response(passing).headers
+    assert "x-should-retry" not in error_response(ApiError(400, "The name is empty.")).headers

@@ -12,6 +12,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import TypeAdapter
 
 from control.core.api.operation import Operation, operation_of
+from control.operations.openapi.examples import recorded_examples
 from control.operations.openapi.gateway import OPERATIONS
 from control.operations.openapi.views import generate
 from control.tenants.accounts.models import Organization
@@ -29,6 +30,8 @@ OPERATION_PARAMS = [
 ]
 DOCUMENT_PATH = "/v1/openapi.json"
 NEEDS_ENGINE = tuple(f"POST {path}" for path in OPERATIONS)
+# The codes of the gateway's operations are those of docs/errors.md; `projects.create` has no code of its own.
+WITHOUT_NAMED_ERRORS = frozenset(operation.id for operation in OPERATIONS.values()) | {"projects.create"}
 # Lists that are empty although `World.ids_of_all_objects` has created an object of each kind.
 MAY_BE_EMPTY = (
     "GET /v1/audit_events",
@@ -84,6 +87,55 @@ def test_the_document_needs_no_key(db: None) -> None:
 
     assert response.status_code == 200
     assert response.json()["info"]["title"] == "Slipstream"
+
+
+def test_every_operation_has_a_summary_of_its_own_an_example_and_named_errors() -> None:
+    documented = operations(generate())
+    summaries = [operation["summary"] for operation in documented]
+    without_errors = [operation["operationId"] for operation in documented if not codes_of(operation)]
+
+    assert len(summaries) == len(set(summaries))
+    assert all(summary[0].isupper() and not summary.endswith(".") for summary in summaries)
+    assert [name for name in map(operation_without_example, documented) if name] == []
+    assert set(without_errors) <= WITHOUT_NAMED_ERRORS
+
+
+def codes_of(operation: dict[str, Any]) -> set[str]:
+    """The statuses of refusals whose codes the document names."""
+    return {status for status in operation["responses"] if status.startswith("4") and status != "4XX"}
+
+
+def operation_without_example(operation: dict[str, Any]) -> str | None:
+    """Returns the id of an operation whose JSON response or body has no example."""
+    described = [operation["responses"][min(status for status in operation["responses"] if status < "3")]]
+    body = operation.get("requestBody", {"content": {}})
+    described += [body] if "multipart/form-data" not in body["content"] else []  # a file has no example
+    bodies = [one["content"]["application/json"] for one in described if "application/json" in one.get("content", {})]
+    return None if all("example" in body for body in bodies) else str(operation["operationId"])
+
+
+def test_examples_match_the_declared_requests_and_responses() -> None:
+    checked = 0
+    for route in ROUTES:
+        for method in route.methods:
+            operation = declared_operation(route, method)
+            recorded = recorded_examples().get(operation.id, {})
+            if operation.request is not None and "request" in recorded:
+                operation.request.model_validate(recorded["request"])
+            if not isinstance(operation.response, str) and "response" in recorded:
+                TypeAdapter(operation.response).validate_python(recorded["response"], strict=True)
+                checked += 1
+    assert checked > 100
+
+
+def test_the_reference_page_needs_no_key_and_has_no_inline_script(db: None) -> None:
+    page, script = Client().get("/docs"), Client().get("/docs?script=")
+
+    assert page.status_code == 200
+    assert "<script>" not in page.content.decode()
+    assert "script-src 'self'" in page.headers["Content-Security-Policy"]
+    assert script.headers["Content-Type"].startswith("application/javascript")
+    assert DOCUMENT_PATH in script.content.decode()
 
 
 @pytest.mark.parametrize(("route", "method"), OPERATION_PARAMS)

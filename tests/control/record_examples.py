@@ -1,0 +1,142 @@
+"""Records the examples and the error codes of the OpenAPI document while the tests of the control plane run.
+
+    python -m tests.control.record_examples [--model FOLDER] [PATHS OF TESTS]
+
+The command runs the tests, and keeps of each operation one request with its successful response, and every error code
+that it returned. With `--model` it also asks the engine's own server for the responses of the gateway's operations.
+"""
+
+import argparse
+import inspect
+import json
+import os
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import django
+import pytest
+
+from control.operations.openapi.examples import FILE_NAME
+from tests.source_tree import ROOT
+
+GATEWAY = ROOT / "platform" / "control" / "serving" / "gateway"
+MAX_CHARS = 2_500  # of a recorded response
+_SECRET = re.compile(r"(sk_live_|whsec_)[\w+/=-]+")
+_MACHINE_PATH = re.compile(r"(/tmp|/root|/home|/work|pytest)")
+
+
+class Recorder:
+    """A plugin of pytest."""
+
+    def __init__(self) -> None:
+        self.examples: dict[str, dict[str, Any]] = {}
+        self.errors: defaultdict[str, set[tuple[int, str]]] = defaultdict(set)
+        self.folders: dict[str, Path] = {}  # of the operations' views
+
+    def pytest_collection_finish(self) -> None:
+        """Django is configured by now."""
+        from control.tenants.authentication.views import OrganizationView
+
+        dispatch = OrganizationView.dispatch
+
+        def recording(view: OrganizationView, request: Any, *args: Any, **kwargs: Any) -> Any:
+            response = dispatch(view, request, *args, **kwargs)
+            self.record(view, response)
+            return response
+
+        OrganizationView.dispatch = recording  # type: ignore[assignment,method-assign]
+
+    def record(self, view: Any, response: Any) -> None:
+        from control.core.api.operation import operation_of
+
+        method = str(view.request.method)
+        declared = operation_of(type(view), method) if hasattr(type(view), method.lower()) else None
+        data = getattr(response, "data", None)
+        if declared is None or not isinstance(data, dict):
+            return
+        self.folders[declared.id] = Path(inspect.getfile(type(view))).parent
+        if response.status_code >= 400:
+            self.errors[declared.id].add((response.status_code, str(data["error"]["code"])))
+        elif response.status_code == declared.status:
+            body = view.request.data if declared.request is not None else None
+            self._keep(declared.id, body, data)
+
+    def write(self, folder: Path) -> None:
+        """Replaces what is recorded of the operations that ran, and keeps the others of the folder's file."""
+        path = folder / FILE_NAME
+        recorded: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        for operation in (name for name, home in self.folders.items() if home == folder):
+            errors = [list(error) for error in sorted(self.errors[operation])]
+            entry = (
+                recorded.get(operation, {}) | self.examples.get(operation, {}) | ({"errors": errors} if errors else {})
+            )
+            recorded[operation] = entry
+        path.write_text(json.dumps(dict(sorted(recorded.items())), indent=1, ensure_ascii=False) + "\n")
+        print(f"{path.relative_to(ROOT)}: {len(recorded)} operations")
+
+    def _keep(self, operation: str, request: Any, response: Any) -> None:
+        """Keeps the longest response that is not too long, because it shows the most members."""
+        has_json_body = type(request) is dict  # a form has a subclass of it
+        example = {"request": request, "response": response} if has_json_body else {"response": response}
+        text = json.dumps(example, default=str)
+        old = json.dumps(self.examples.get(operation, ""))
+        if len(old) < len(text) <= MAX_CHARS and not _MACHINE_PATH.search(text):
+            self.examples[operation] = json.loads(_SECRET.sub(r"\1...", text))
+
+
+def answers_of_engine(model: Path) -> dict[str, Any]:
+    """Returns the examples of the gateway's operations, answered by the engine's server with a real model."""
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.embedded")
+    django.setup()
+    from control.operations.openapi.gateway import OPERATIONS
+    from engine.config import EngineConfig
+    from engine.load import load_engine
+    from engine.tokenizer import Tokenizer
+    from tests.engine.server.live import serve
+
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    common = {"model": "support", "temperature": 0, "seed": 1}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": messages, "max_tokens": 16, "return_token_ids": True} | common,
+        "/v1/completions": {"prompt": "The capital of France is", "max_tokens": 8} | common,
+        "/v1/responses": {"input": "What is the capital of France?", "max_output_tokens": 16} | common,
+        "/v1/messages": {"messages": messages, "max_tokens": 16, "temperature": 0, "model": "support"},
+        "/v1/messages/count_tokens": {"messages": messages, "model": "support"},
+    }
+    engine = load_engine(model, drafter="suffix", config=EngineConfig(max_batch_size=4))
+    with serve(engine, Tokenizer.load(model), model_name="support", max_body_bytes=1 << 20) as live:
+        examples = {
+            path: {"request": body, "response": _answer(live.http, path, body)} for path, body in bodies.items()
+        }
+        chat = examples["/v1/chat/completions"]
+        audit = {"model": "support", **chat}
+        examples["/v1/audit"] = {"request": audit, "response": _answer(live.http, "/v1/audit", audit)}
+    return {OPERATIONS[path].id: example for path, example in examples.items()}
+
+
+def _answer(http: Any, path: str, body: dict[str, Any]) -> Any:
+    response = http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="folder of a chat model")
+    parser.add_argument("tests", nargs="*", default=["tests/control", "tests/sdk"])
+    arguments = parser.parse_args()
+    recorder = Recorder()
+    code = pytest.main([*arguments.tests], plugins=[recorder]) if arguments.tests != ["none"] else 0
+    if arguments.model is not None:
+        recorder.examples |= answers_of_engine(arguments.model)
+        recorder.folders |= dict.fromkeys(recorder.examples.keys() - recorder.folders.keys(), GATEWAY)
+    for folder in set(recorder.folders.values()):
+        recorder.write(folder)
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

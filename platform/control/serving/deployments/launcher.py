@@ -29,7 +29,7 @@ from control.models.engines.drafting import drafter_name
 from control.models.engines.planning import memory_limit
 from control.models.engines.schemas import EngineOptions
 from control.serving.deployments.devices import DEVICES_VARIABLE, engine_device
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.processes import DEPLOYMENT_ID_VARIABLE, ProcessIdentity, process_started
 from workers.parent_death import kept_command, unprivileged
 from workers.planning import DEFAULT_CONCURRENCY
@@ -50,8 +50,10 @@ class Endpoint:
     token: str
 
 
-def log_path(config: Config, deployment_id: str) -> Path:
-    return config.data_dir / "logs" / "deployments" / f"{deployment_id}.log"
+def log_path(config: Config, deployment_id: str, number: int = 0) -> Path:
+    """Args: number: of the replica."""
+    name = f"{deployment_id}-{number}" if number else deployment_id
+    return config.data_dir / "logs" / "deployments" / f"{name}.log"
 
 
 def stage(config: Config, deployment: Deployment) -> Path | None:
@@ -89,11 +91,12 @@ def adapter_dir(config: Config, deployment: Deployment, adapter: Adapter) -> Pat
 
 
 def launch(
-    config: Config, deployment: Deployment, *, device: str, speculator_dir: Path | None, lifeline: int | None
+    config: Config, replica: Replica, *, device: str, speculator_dir: Path | None, lifeline: int | None
 ) -> Endpoint:
     """Args: device: the only CUDA device that the engine sees; empty: it sees none.
 
     Raises: LaunchError: the model is not available, the program cannot be run, or the process ended at once."""
+    deployment = replica.deployment
     port, token = free_port(), secrets.token_urlsafe(32)
     copy = copy_folder(config, deployment.base_model.pk)
     with use_if_copy(config, copy) or nullcontext() as used:  # from here on, the copy of the model is not deleted
@@ -107,7 +110,7 @@ def launch(
         uid = None if user is None else user.uid
         environment = {**child_environment(), **(user.environment() if user else {}), DEVICES_VARIABLE: device}
         home_use = nullcontext() if user is None else use_home(user)
-        with home_use as home, open_in_use(log_path(config, deployment.pk)) as output:
+        with home_use as home, open_in_use(log_path(config, deployment.pk, replica.number)) as output:
             try:
                 process = subprocess.Popen(
                     unprivileged(command, uid=uid)

@@ -54,9 +54,9 @@ def replicas_claim(deployment_ids: Collection[str], *, supervisor: str, node: st
         )
 
 
-def replicas_release(*, supervisor: str) -> None:
+def replicas_release(replicas: QuerySet[Replica]) -> None:
     """Lets other supervisors claim the replicas at once."""
-    Replica.objects.filter(supervisor=supervisor).update(supervisor="", lease_until=None)
+    replicas.update(supervisor="", lease_until=None)
 
 
 def _free(node: str) -> QuerySet[Replica]:

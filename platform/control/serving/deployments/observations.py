@@ -62,10 +62,12 @@ def replica_observe(*, replica: Replica, healthy: bool) -> bool:
 
 
 @transaction.atomic
-def replica_crashed(*, replica: Replica, code: str, message: str) -> None:
+def replica_crashed(*, replica: Replica, code: str, message: str, log: str = "") -> None:
     """Records that a process that should run has ended or could not be started; schedules a retry or gives up.
 
     There is no effect if the deployment has changed: the end of the process is then recorded by `replica_ended`.
+
+    Args: log: the end of the engine's log, for operators.
     """
     deployment = _lock(replica)
     if deployment.generation != replica.deployment.generation:
@@ -81,7 +83,8 @@ def replica_crashed(*, replica: Replica, code: str, message: str) -> None:
         to = Replica.State.FAILED
         message = f"{len(crashes)} crashes within 10 minutes. The last error: {message}"
         error = {"code": "crash_loop", "message": message}
-    if _write(deployment, replica, state=to, crashes=crashes, not_before=not_before, error=error, **NO_PROCESS):
+    changes = {**NO_PROCESS, "crashes": crashes, "not_before": not_before, "error": {**error, "log": log}}
+    if _write(deployment, replica, state=to, **changes):
         endpoint_meter_end(replica=replica)
 
 
@@ -152,12 +155,17 @@ def _follow(deployment: Deployment) -> None:
     errors = [replica.error for replica in wanted if replica.error is not None]
     changes: dict[str, object] = {
         "observed_generation": min((replica.generation for replica in wanted), default=0),
-        "error": None if to is State.READY else next(iter(errors), deployment.error),
+        "error": None if to is State.READY else next(map(_shown, errors), deployment.error),
     }
     if to == deployment.state:
         Deployment.objects.filter(pk=deployment.pk).update(**changes)
     elif transition(deployment, to, **changes) and to in (State.READY, State.FAILED):
         transaction.on_commit(partial(deployment_settled.send, Deployment, deployment_id=deployment.pk))
+
+
+def _shown(error: dict[str, str]) -> dict[str, str]:
+    """The part of a replica's error that customers see."""
+    return {"code": error["code"], "message": error["message"]}
 
 
 def _state_of(wanted: Sequence[Replica], *, num_wanted: int) -> Deployment.State:

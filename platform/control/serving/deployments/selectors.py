@@ -89,6 +89,11 @@ def replicas_held(supervisor: str) -> QuerySet[Replica]:
     return rows.select_related("deployment").order_by("pk")
 
 
-def replicas_with_process() -> QuerySet[Replica]:
-    """For supervisors only: a process's session id equals its pid, because each starts in a session of its own."""
-    return Replica.objects.exclude(pid=None)
+def replicas_not_stray(supervisor: str, node: str) -> tuple[set[int], set[str]]:
+    """For supervisors only: the sessions on this node that are in a row, and the replicas that others work on.
+
+    A process's session id equals its pid, because each starts in a session of its own.
+    """
+    here = Replica.objects.exclude(pid=None).filter(node__in=["", node])
+    others = Replica.objects.filter(lease_until__gt=Now()).exclude(supervisor=supervisor)
+    return {pid for pid in here.values_list("pid", flat=True) if pid is not None}, {str(replica) for replica in others}

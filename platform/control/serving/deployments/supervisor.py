@@ -37,20 +37,28 @@ from control.core.storage.backends import StorageError
 from control.serving.deployments import observations
 from control.serving.deployments.devices import NoFreeDevice, device_for_engine
 from control.serving.deployments.health import HealthWatch, engine_client
-from control.serving.deployments.launcher import LaunchError, launch, stage
+from control.serving.deployments.launcher import (
+    AlreadyRunning,
+    LaunchError,
+    launch,
+    log_excerpt,
+    only_starter,
+    stage,
+)
 from control.serving.deployments.leases import leases_renew, replicas_claim, replicas_ensure, replicas_release
 from control.serving.deployments.leftovers import delete, hide_unused
 from control.serving.deployments.measuring import CounterSampler
 from control.serving.deployments.metering import endpoint_meter
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
-from control.serving.deployments.selectors import deployments_to_supervise, replicas_held, replicas_with_process
+from control.serving.deployments.selectors import deployments_to_supervise, replicas_held, replicas_not_stray
 from control.serving.deployments.staging_pool import StagingPool
 from control.serving.deployments.states import RUNNING_STATES
 
 log = structlog.get_logger(__name__)
 
 NUM_PROBE_THREADS = 16
+ENGINE_ERRORS = frozenset({"engine_exited", "engine_hung", "startup_timeout"})  # the engine's log may say why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,17 +124,20 @@ class Supervisor:
         self._tidy_at = self._renew_at = 0.0  # of the monotonic clock
 
     def kill_strays(self) -> None:
-        """Kills endpoint processes that belong to a deployment but are in no row of its replicas.
+        """Kills endpoint processes of this machine that belong to a replica but are not the process in its row.
 
-        A supervisor that dies between launching a process and recording it leaves such a process behind.
+        A supervisor that dies between launching a process and recording it leaves such a process behind. Replicas that
+        another supervisor holds are left to it: it may be about to record their process.
         """
-        recorded = {(replica.deployment_id, replica.pid) for replica in replicas_with_process()}
+        names = endpoint_processes()  # read first, so that no process is judged by rows that are older than it is
         known = set(Deployment.objects.values_list("pk", flat=True))
-        for pid, deployment_id in endpoint_processes().items():
+        sessions, of_others = replicas_not_stray(self.id, self.config.node_name)
+        for pid, name in names.items():
+            replica = name.rpartition("-")[0]
             try:
                 session = os.getsid(pid)
-                if deployment_id in known and (deployment_id, session) not in recorded:
-                    log.warning("killing a stray endpoint", deployment=deployment_id, pid=pid)
+                if replica.rpartition("-")[0] in known and session not in sessions and replica not in of_others:
+                    log.warning("killing a stray endpoint", replica=name, pid=pid)
                     os.killpg(session, signal.SIGKILL)
             except ProcessLookupError:
                 continue  # the process has ended meanwhile
@@ -151,6 +162,7 @@ class Supervisor:
             self._staging.pop(key).cancel()
         if time.monotonic() >= self._tidy_at:
             self._tidy_at = time.monotonic() + self.timings.tidy_seconds
+            self.kill_strays()
             self._probe_pool.submit(self._limit_homes)
             self._probe_pool.submit(delete, hide_unused(self.config, deployments.keys()))
 
@@ -182,7 +194,7 @@ class Supervisor:
         """Ends the supervisor. If `drains` is set, also ends the endpoints; the next supervisor starts them again."""
         if self.drains:
             self._drain_all()
-        replicas_release(supervisor=self.id)
+        replicas_release(Replica.objects.filter(supervisor=self.id))
         self._staging_pool.shutdown()
         self._probe_pool.shutdown(wait=False, cancel_futures=True)
 
@@ -205,6 +217,8 @@ class Supervisor:
                 observations.replica_ended(replica=replica)
         elif replica.has_process and replica.generation != deployment.generation:
             observations.replica_ended(replica=replica)
+        elif replica.has_process and replica.node not in ("", self.config.node_name):
+            self._crashed(replica, "node_lost", "The machine of the engine does not answer any more.")
         elif replica.has_process:
             message = watched.exit_message() if watched else "The engine ended while no supervisor was running."
             self._crashed(replica, "engine_exited", message)
@@ -224,21 +238,24 @@ class Supervisor:
             return
         staged = self._staging.pop(key)
         try:
-            speculator_dir = staged.result()
-            device = device_for_engine(self.config, ending=self._devices_of_killed())
-            endpoint = launch(
-                self.config, replica, device=device, speculator_dir=speculator_dir, lifeline=self.lifeline
-            )
+            with only_starter(self.config):
+                self._start(replica, staged.result())
         except (StorageError, ClientError, BotoCoreError, OSError) as error:
             log.warning("speculator not staged", deployment=deployment.pk, error=str(error))
             self._crashed(replica, "speculator_unavailable", "The speculator could not be read from storage.")
-            return
         except NoFreeDevice as error:
             self._crashed(replica, "no_free_device", f"The endpoint needs a device, but {error}.")
-            return
+            replicas_release(Replica.objects.filter(pk=replica.pk, fence=replica.fence))  # others may have one
+        except AlreadyRunning as error:
+            self._crashed(replica, "launch_failed", str(error))
+            self.kill_strays()
         except LaunchError as error:
             self._crashed(replica, "launch_failed", str(error))
-            return
+
+    def _start(self, replica: Replica, speculator_dir: Path | None) -> None:
+        """Raises: NoFreeDevice; LaunchError."""
+        device = device_for_engine(self.config, ending=self._devices_of_killed())
+        endpoint = launch(self.config, replica, device=device, speculator_dir=speculator_dir, lifeline=self.lifeline)
         if not observations.replica_launched(
             replica=replica,
             node=self.config.node_name,
@@ -253,7 +270,7 @@ class Supervisor:
             self._killed.append((endpoint.identity, device))
             self._unreaped.append(endpoint.process)
             return
-        log.info("endpoint launched", replica=str(replica), name=deployment.name, pid=endpoint.identity.pid)
+        log.info("endpoint launched", replica=str(replica), name=replica.deployment.name, pid=endpoint.identity.pid)
         self._watched[replica.pk] = self._new_watch(endpoint.identity, endpoint.process)
 
     def _devices_of_killed(self) -> list[str]:
@@ -305,7 +322,8 @@ class Supervisor:
 
     def _crashed(self, replica: Replica, code: str, message: str) -> None:
         log.warning("endpoint crashed", replica=str(replica), name=replica.deployment.name, code=code, error=message)
-        observations.replica_crashed(replica=replica, code=code, message=message)
+        excerpt = log_excerpt(self.config, replica) if code in ENGINE_ERRORS else ""
+        observations.replica_crashed(replica=replica, code=code, message=message, log=excerpt)
 
     def _forget(self, replica_id: int) -> _Watched | None:
         watched = self._watched.pop(replica_id, None)

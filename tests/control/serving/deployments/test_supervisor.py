@@ -15,7 +15,7 @@ from control.core.storage.backends import FolderStorage, get_storage
 from control.serving.deployments.launcher import log_path
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.observations import backoff_seconds
-from control.serving.deployments.processes import DEPLOYMENT_ID_VARIABLE, ProcessIdentity
+from control.serving.deployments.processes import NAME_VARIABLE, ProcessIdentity
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop, deployment_update
 from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from tests.control.factories import make_organization
@@ -290,7 +290,7 @@ def test_an_engine_process_that_no_row_records_is_killed(supervisor: Supervisor,
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     stray = subprocess.Popen(
         [*FAKE_ENGINE, "--model-dir", str(tmp_path / "model"), "--host", "127.0.0.1", "--port", "0"],
-        env={**os.environ, DEPLOYMENT_ID_VARIABLE: deployment.pk},
+        env={**os.environ, NAME_VARIABLE: f"{deployment.pk}-0-1"},
         start_new_session=True,
     )
 

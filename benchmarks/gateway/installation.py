@@ -28,7 +28,7 @@ def fill(model_dir: Path, engine_port: int | None = None) -> list[str]:
     from django.core.management import call_command
 
     from control.models.catalog.models import BaseModel
-    from control.serving.deployments.models import Deployment
+    from control.serving.deployments.models import Deployment, Replica
     from control.serving.deployments.services import deployment_create
     from control.tenants.administration.services import api_key_create, organization_create
     from control.tenants.row_security.scope import Across, across_tenants
@@ -41,6 +41,9 @@ def fill(model_dir: Path, engine_port: int | None = None) -> list[str]:
             organization = organization_create(name=name)
             deployment = deployment_create(organization=organization, name=MODEL, base_model=model)
             if engine_port is not None:
-                Deployment.objects.filter(pk=deployment.pk).update(state="ready", port=engine_port, token="t")
+                Deployment.objects.filter(pk=deployment.pk).update(state="ready")
+                Replica.objects.create(
+                    deployment=deployment, number=0, state="ready", host="127.0.0.1", port=engine_port, token="t"
+                )
             tokens.append(api_key_create(organization=organization, name="bench")[1])
     return tokens

@@ -42,7 +42,8 @@ def _engine(token: str) -> int | None:
     organization = key_of(f"Bearer {token}").organization
     with as_tenant(organization.pk, None):
         deployment = Deployment.objects.get(organization=organization)
-    return deployment.pid if deployment.state == Deployment.State.READY else None
+        replica = deployment.replicas.first()
+    return replica.pid if replica is not None and deployment.state == Deployment.State.READY else None
 
 
 def _is_alive(pid: int) -> bool:

@@ -46,6 +46,7 @@ class Deployments(Resource[D]):
         adapters: Sequence[str] | None = None,
         remember_answers: bool | None = None,
         engine: Mapping[str, Any] | None = None,
+        replicas: int | None = None,
     ) -> Steps[Deployment]:
         """Create a deployment.
 
@@ -53,6 +54,7 @@ class Deployments(Resource[D]):
             adapters: ids of adapters. A request selects an adapter by setting `model` to `name:adapter`.
             remember_answers: whether the engine may draft copies of a project's past answers; default: true.
             engine: options of the engine; `slipstream.plans` lists them.
+            replicas: how many engine processes answer the requests; default: 1.
         """
         body = {
             "name": name,
@@ -61,6 +63,7 @@ class Deployments(Resource[D]):
             "adapters": adapters,
             "remember_answers": remember_answers,
             "engine": engine,
+            "replicas": replicas,
         }
         return self.http.post(Deployment, "deployments", body)
 
@@ -95,8 +98,9 @@ class Deployments(Resource[D]):
         adapters: Sequence[str] | Unchanged = UNCHANGED,
         allow_output_change: bool | Unchanged = UNCHANGED,
         remember_answers: bool | Unchanged = UNCHANGED,
+        replicas: int | Unchanged = UNCHANGED,
     ) -> Steps[Deployment]:
-        """Change the speculator (None removes it), or replace the list of adapters.
+        """Change the speculator (None removes it) or the number of replicas, or replace the list of adapters.
 
         Args: allow_output_change: accept a speculator with which answers change (to or from `turbo_lora`).
         """
@@ -105,6 +109,7 @@ class Deployments(Resource[D]):
             "adapters": adapters,
             "allow_output_change": allow_output_change,
             "remember_answers": remember_answers,
+            "replicas": replicas,
         }
         changes = {name: value for name, value in body.items() if not isinstance(value, Unchanged)}
         return self.http.patch(Deployment, path_of("deployments", deployment_id), changes)

@@ -229,6 +229,8 @@ class Deployment(Record):
     adapters: Sequence[Mapping[str, str]] = ()  # id, name, model: the value of `model` in requests
     remember_answers: bool = True  # whether the engine may draft copies of a project's past answers
     engine: Mapping[str, Any] | None = None  # the options, such as weights and max_concurrency
+    replicas: int = 1  # how many engine processes should answer the requests
+    ready_replicas: int = 0
     error_code: str | None = None
     error_message: str | None = None
     created_at: int

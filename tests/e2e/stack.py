@@ -49,7 +49,7 @@ class Stack:
 
     def _belongs_to_this_stack(self, pid: int) -> bool:
         folder = self.data_dir / "logs" / "deployments"
-        return any(f"SLIPSTREAM_DEPLOYMENT_ID={log.stem}".encode() in _environment(pid) for log in folder.glob("*.log"))
+        return any(f"SLIPSTREAM_REPLICA={log.stem}-".encode() in _environment(pid) for log in folder.glob("*.log"))
 
     def stop(self) -> int:
         """Stops the stack like Ctrl-C. Returns: the exit code."""
@@ -107,7 +107,7 @@ def _pids_with_a_deployment_id() -> list[int]:
     return [
         int(folder.name)
         for folder in Path("/proc").glob("[0-9]*")
-        if b"SLIPSTREAM_DEPLOYMENT_ID=" in b"".join(_environment(int(folder.name)))
+        if b"SLIPSTREAM_REPLICA=" in b"".join(_environment(int(folder.name)))
     ]
 
 

@@ -1,6 +1,7 @@
 """Configuration, read once from the environment into a frozen object: `SLIPSTREAM_DATA_DIR` becomes `data_dir`."""
 
 import base64
+import socket
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -72,6 +73,7 @@ class Config(BaseSettings):
     device_memory_bytes: dict[Literal["cpu", "cuda"], Annotated[int, Field(ge=1)]] = {}
     # Where gateways find the engines. With another host than this machine, engines listen on all of its interfaces.
     engine_host: str = LOOPBACK
+    node_name: Annotated[str, Field(min_length=1, max_length=80)] = socket.gethostname()[:80]  # unique per machine
     engine_uids: str = ""  # FIRST-LAST: each organization's engines and jobs run as a user of their own; needs root
     suffix_decoding: bool = True  # added to every speculator; on a GPU, drafting then runs on the host
     price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, for a worker's device; used by evaluations

@@ -1,4 +1,4 @@
-"""Metrics of the engines, under vLLM's names, with the labels `deployment` and `organization`.
+"""Metrics of the engines, under vLLM's names, with the labels `deployment`, `replica` and `organization`.
 
 Gateways collect the metrics because a scraper cannot: an engine's port and token change with every start.
 """
@@ -13,19 +13,17 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from control.core.settings.config import get_config
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import UP, Replica
 from control.tenants.row_security.scope import Across, across_tenants
 
 TIMEOUT_SECONDS = 2.0
 MAX_ENGINES = 200
-_SERVING_STATES = (Deployment.State.READY, Deployment.State.DEGRADED)
 
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
     labels: dict[str, str]
-    port: int
+    url: str
     token: str
 
 
@@ -46,13 +44,21 @@ class Engines(Collector):
 def _engines() -> list[_Engine]:
     try:
         with across_tenants(Across.CONSOLE):
-            rows = list(Deployment.objects.filter(state__in=_SERVING_STATES, port__isnull=False)[:MAX_ENGINES])
+            serving = Replica.objects.filter(state__in=UP, port__isnull=False).select_related("deployment")
+            rows = list(serving.order_by("pk")[:MAX_ENGINES])
     except DatabaseError:
         return []  # `queue_metrics` reports that the database is unreachable
     return [
-        _Engine({"deployment": row.pk, "organization": row.organization_id}, row.port, row.token)
+        _Engine(
+            {
+                "deployment": row.deployment_id,
+                "replica": str(row.number),
+                "organization": row.deployment.organization_id,
+            },
+            f"http://{row.host}:{row.port}/metrics",
+            row.token,
+        )
         for row in rows
-        if row.port is not None
     ]
 
 
@@ -61,7 +67,7 @@ def _metrics(engine: _Engine) -> str:
     try:
         with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
             response = client.get(
-                f"http://{get_config().engine_host}:{engine.port}/metrics",
+                engine.url,
                 headers={"Authorization": f"Bearer {engine.token}"},
             )
     except httpx2.HTTPError:

@@ -1,6 +1,6 @@
 """Gives each engine a CUDA device of its own, which no other engine of this machine sees.
 
-The row of the deployment records the device as long as the process lives, so that it survives the supervisor.
+The row of the replica records the device as long as the process lives, so that it survives the supervisor.
 """
 
 import os
@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from control.core.settings.config import Config
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Replica
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -28,7 +28,8 @@ def device_for_engine(config: Config, *, ending: Collection[str]) -> str:
         if config.device.startswith("cuda"):
             raise NoFreeDevice("this machine has no CUDA device for endpoints")
         return ""
-    taken = {*Deployment.objects.exclude(pid=None).values_list("device", flat=True), *ending}
+    here = Replica.objects.exclude(pid=None).filter(node__in=["", config.node_name])
+    taken = {*here.values_list("device", flat=True), *ending}
     free = next((device for device in devices if device not in taken), None)
     if free is None:
         raise NoFreeDevice(f"other endpoints use all {len(devices)} CUDA devices of this machine")

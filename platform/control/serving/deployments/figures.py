@@ -1,14 +1,13 @@
 """Metrics of a deployment over time: the figures of each period, computed from samples of counters.
 
 acceptance length = 1 + accepted tokens / drafts       acceptance rate = accepted tokens / draft tokens
-tokens per second = generated tokens / seconds between the period's samples
+tokens per second = generated tokens of all replicas / seconds between the period's samples
 """
 
 import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from control.billing.usage.selectors import Window
 from control.serving.deployments.measuring import COUNTERS
@@ -82,9 +81,15 @@ def figures_since(deployment: Deployment, since: dt.datetime) -> PeriodFigures:
 
 def _differences(samples: Iterable[DeploymentSample]) -> Iterator[tuple[dt.datetime, Counter[str], float]]:
     """Yields, for each pair of successive samples of one process, the time of the later sample, the increase of each
-    counter, and the seconds between the samples.
+    counter, and the seconds between the samples that no earlier pair of another process covers.
     """
-    for before, after in pairwise(samples):
-        if before.process == after.process:
+    latest: dict[str, DeploymentSample] = {}  # by process
+    covered_until: dt.datetime | None = None
+    for after in samples:
+        before = latest.get(after.process)
+        latest[after.process] = after
+        if before is not None:
             increase = {name: after.counters.get(name, 0.0) - before.counters.get(name, 0.0) for name in COUNTERS}
-            yield after.at, Counter(increase), (after.at - before.at).total_seconds()
+            since = before.at if covered_until is None else max(before.at, covered_until)
+            covered_until = after.at
+            yield after.at, Counter(increase), (after.at - since).total_seconds()

@@ -4,13 +4,17 @@ The process outlives the supervisor unless a lifeline is given: a pipe whose wri
 owner. The engine's process then ends when the owner ends.
 """
 
+import fcntl
+import os
 import secrets
 import shutil
 import subprocess
 import sys
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from django.conf import settings
 
@@ -29,17 +33,22 @@ from control.models.engines.drafting import drafter_name
 from control.models.engines.planning import memory_limit
 from control.models.engines.schemas import EngineOptions
 from control.serving.deployments.devices import DEVICES_VARIABLE, engine_device
-from control.serving.deployments.models import Deployment
-from control.serving.deployments.processes import DEPLOYMENT_ID_VARIABLE, ProcessIdentity, process_started
+from control.serving.deployments.models import Deployment, Replica
+from control.serving.deployments.processes import NAME_VARIABLE, ProcessIdentity, process_started
 from workers.parent_death import kept_command, unprivileged
 from workers.planning import DEFAULT_CONCURRENCY
 
 PROJECT_ROOT = Path(__file__).resolve().parents[4]
+MAX_EXCERPT_BYTES = 2000
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
 
 
 class LaunchError(Exception):
     pass
+
+
+class AlreadyRunning(LaunchError):
+    """The replica has a process. It may be one that no row records, because its supervisor died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +59,10 @@ class Endpoint:
     token: str
 
 
-def log_path(config: Config, deployment_id: str) -> Path:
-    return config.data_dir / "logs" / "deployments" / f"{deployment_id}.log"
+def log_path(config: Config, deployment_id: str, number: int = 0) -> Path:
+    """Args: number: of the replica."""
+    name = f"{deployment_id}-{number}" if number else deployment_id
+    return config.data_dir / "logs" / "deployments" / f"{name}.log"
 
 
 def stage(config: Config, deployment: Deployment) -> Path | None:
@@ -89,11 +100,14 @@ def adapter_dir(config: Config, deployment: Deployment, adapter: Adapter) -> Pat
 
 
 def launch(
-    config: Config, deployment: Deployment, *, device: str, speculator_dir: Path | None, lifeline: int | None
+    config: Config, replica: Replica, *, device: str, speculator_dir: Path | None, lifeline: int | None
 ) -> Endpoint:
     """Args: device: the only CUDA device that the engine sees; empty: it sees none.
 
-    Raises: LaunchError: the model is not available, the program cannot be run, or the process ended at once."""
+    Raises: LaunchError: the model is not available, the program cannot be run, or the process ended at once;
+        AlreadyRunning.
+    """
+    deployment = replica.deployment
     port, token = free_port(), secrets.token_urlsafe(32)
     copy = copy_folder(config, deployment.base_model.pk)
     with use_if_copy(config, copy) or nullcontext() as used:  # from here on, the copy of the model is not deleted
@@ -107,21 +121,25 @@ def launch(
         uid = None if user is None else user.uid
         environment = {**child_environment(), **(user.environment() if user else {}), DEVICES_VARIABLE: device}
         home_use = nullcontext() if user is None else use_home(user)
-        with home_use as home, open_in_use(log_path(config, deployment.pk)) as output:
+        with (
+            home_use as home,
+            _only_process_of(config, replica) as only,
+            open_in_use(log_path(config, deployment.pk, replica.number)) as output,
+        ):
             try:
                 process = subprocess.Popen(
                     unprivileged(command, uid=uid)
                     if lifeline is None
                     else kept_command(command, lifeline=lifeline, uid=uid),
                     cwd=PROJECT_ROOT,
-                    env={**environment, TOKEN_VARIABLE: token, DEPLOYMENT_ID_VARIABLE: deployment.pk},
+                    env={**environment, TOKEN_VARIABLE: token, NAME_VARIABLE: process_name(replica)},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
                     pass_fds=[
                         *([] if lifeline is None else [lifeline]),
-                        *(file.fileno() for file in (used, home) if file is not None),
+                        *(file.fileno() for file in (used, home, only) if file is not None),
                     ],
                 )
             except OSError as error:
@@ -130,6 +148,46 @@ def launch(
     if started is None:
         raise LaunchError(f"the engine ended at once with code {process.wait()}")
     return Endpoint(identity=ProcessIdentity(process.pid, started), process=process, port=port, token=token)
+
+
+def log_excerpt(config: Config, replica: Replica) -> str:
+    """The end of the engine's log; empty if it is not on this machine."""
+    try:
+        with log_path(config, replica.deployment_id, replica.number).open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - MAX_EXCERPT_BYTES))
+            return log.read(MAX_EXCERPT_BYTES).decode(errors="replace").replace("\0", "")  # PostgreSQL stores no NUL
+    except FileNotFoundError:
+        return ""
+
+
+@contextmanager
+def only_starter(config: Config) -> Iterator[None]:
+    """Lets the supervisors of this machine start engines in turn, so that no two of them choose the same device."""
+    config.data_dir.mkdir(parents=True, exist_ok=True)
+    with (config.data_dir / "launch.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def process_name(replica: Replica) -> str:
+    """Name of the process that is started for the present generation of the deployment."""
+    return f"{replica.deployment_id}-{replica.number}-{replica.deployment.generation}"
+
+
+def _only_process_of(config: Config, replica: Replica) -> IO[bytes]:
+    """Returns a locked file, which the process inherits, so that the kernel releases the lock when the process ends.
+
+    Raises: AlreadyRunning.
+    """
+    path = config.data_dir / "replicas" / f"{replica}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise AlreadyRunning(f"replica {replica.number} still has another process") from None
+    return file
 
 
 def _prepare_user(config: Config, deployment: Deployment) -> EngineUser | None:

@@ -15,7 +15,7 @@ import httpx2
 from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
-from control.serving.deployments.models import Deployment, DeploymentSample
+from control.serving.deployments.models import DeploymentSample, Replica
 
 RETENTION = dt.timedelta(days=7)
 # Maps the name of a sample in Prometheus's text to the counter's name in `DeploymentSample.counters`.
@@ -59,24 +59,25 @@ class CounterSampler:
     _pending: "Future[dict[str, float] | None] | None" = None
     _next_at: float = 0.0
 
-    def poll(self, pool: ThreadPoolExecutor, client: httpx2.Client, deployment: Deployment) -> None:
+    def poll(self, pool: ThreadPoolExecutor, client: httpx2.Client, replica: Replica) -> None:
         """Starts a read when one is due, and stores the result of a read that has ended since the last call."""
         if self._pending is None:
-            if time.monotonic() >= self._next_at and deployment.port is not None:
-                self._pending = pool.submit(_read_counters, client, deployment.port, deployment.token)
+            if time.monotonic() >= self._next_at and replica.port is not None:
+                self._pending = pool.submit(_read_counters, client, replica.port, replica.token)
         elif self._pending.done():
             counters = self._pending.result()
             self._pending, self._next_at = None, time.monotonic() + self.interval_seconds
             if counters is not None:
-                sample_keep(deployment=deployment, counters=counters)
+                sample_keep(replica=replica, counters=counters)
 
 
-def sample_keep(*, deployment: Deployment, counters: Mapping[str, float]) -> DeploymentSample:
+def sample_keep(*, replica: Replica, counters: Mapping[str, float]) -> DeploymentSample:
     """Effects: samples of the deployment that are older than `RETENTION` are deleted."""
+    deployment = replica.deployment
     DeploymentSample.objects.filter(deployment=deployment, at__lt=timezone.now() - RETENTION).delete()
     return DeploymentSample.objects.create(
         deployment=deployment,
-        process=f"{deployment.pid}:{deployment.process_started}",
+        process=f"{replica.pid}:{replica.process_started}",
         speculator_id=deployment.speculator_id,
         counters=dict(counters),
     )

@@ -1,8 +1,9 @@
 """Records the device time of endpoints in the ledger: every minute while a process runs, and when it has ended.
 
-`metered_until` is the time up to which the ledger contains the device time of the current process; null: there is no
-process. It moves by a compare-and-swap in the transaction of the line, so that two supervisors never record the same
-period twice. If supervisor and process die together, the time since the last line is lost, at most about a minute.
+`metered_until` is the time up to which the ledger contains the device time of the replica's current process; null:
+there is no process. It moves by a compare-and-swap in the transaction of the line, so that two supervisors never record
+the same period twice. If supervisor and process die together, the time since the last line is lost, at most about a
+minute.
 """
 
 import datetime as dt
@@ -14,44 +15,44 @@ from control.billing.ledger.models import Subject
 from control.billing.ledger.services import device_kind
 from control.billing.usage.device_time import device_time_add
 from control.billing.usage.services import caller_of_job
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Replica
 
 INTERVAL = dt.timedelta(seconds=60)
 
 
-def endpoint_meter(*, deployment: Deployment) -> None:
-    """The supervisor calls this at every tick for a deployment whose process is alive."""
+def endpoint_meter(*, replica: Replica) -> None:
+    """The supervisor calls this at every tick for a replica whose process is alive."""
     now = timezone.now()
-    if deployment.metered_until is None:  # launched by a release that did not meter
-        unmetered = Deployment.objects.filter(pk=deployment.pk, pid=deployment.pid, metered_until=None)
+    if replica.metered_until is None:  # launched by a release that did not meter
+        unmetered = Replica.objects.filter(pk=replica.pk, pid=replica.pid, metered_until=None)
         unmetered.update(metered_until=now)
-    elif now - deployment.metered_until >= INTERVAL:
-        _record(deployment, since=deployment.metered_until, until=now, metered_until=now)
+    elif now - replica.metered_until >= INTERVAL:
+        _record(replica, since=replica.metered_until, until=now, metered_until=now)
 
 
-def endpoint_meter_end(*, deployment: Deployment) -> None:
+def endpoint_meter_end(*, replica: Replica) -> None:
     """Call this in the transaction that records the end of the process.
 
     If no supervisor was running when the process ended, the time of the end is unknown. At most one interval after the
     last line is then charged.
     """
-    since = deployment.metered_until
+    replica.refresh_from_db(fields=["metered_until"])
+    since = replica.metered_until
     if since is not None:
-        _record(deployment, since=since, until=min(timezone.now(), since + INTERVAL), metered_until=None)
+        _record(replica, since=since, until=min(timezone.now(), since + INTERVAL), metered_until=None)
 
 
-def _record(
-    deployment: Deployment, *, since: dt.datetime, until: dt.datetime, metered_until: dt.datetime | None
-) -> None:
+def _record(replica: Replica, *, since: dt.datetime, until: dt.datetime, metered_until: dt.datetime | None) -> None:
+    deployment = replica.deployment
     with transaction.atomic():
-        current = Deployment.objects.filter(pk=deployment.pk, metered_until=since)
+        current = Replica.objects.filter(pk=replica.pk, metered_until=since)
         if not current.update(metered_until=metered_until):
             return  # another supervisor has recorded the period
         device_time_add(
             caller=caller_of_job(job_id=deployment.pk, organization_id=deployment.organization_id),
             subject=Subject.ENDPOINT_TIME,
             object_id=deployment.pk,
-            sequence=since.isoformat(),
+            sequence=f"{replica.number}/{since.isoformat()}",
             device_kind=device_kind(),
             since=since,
             until=until,

@@ -1,4 +1,8 @@
-"""A dedicated endpoint: the row holds the desired state and the state that the supervisor observed."""
+"""A dedicated endpoint, and the replicas that answer its requests.
+
+The row of a deployment holds the desired state and what its replicas amount to. The rows of the replicas hold what the
+supervisors observed of the processes.
+"""
 
 from django.db import models
 
@@ -39,24 +43,11 @@ class Deployment(ProjectObject):
     state = models.CharField(max_length=16, choices=State.choices, default=State.PROVISIONING)
     generation = models.PositiveIntegerField(default=1, help_text="Incremented by every change of the desired state.")
     observed_generation = models.PositiveIntegerField(default=0)
-    pid = models.PositiveIntegerField(null=True, blank=True)
-    process_started = models.CharField(
-        max_length=40, blank=True, help_text="Start time of the process `pid`, because a pid can be reused."
+    num_replicas = models.PositiveSmallIntegerField(
+        default=1, db_default=1, help_text="How many engine processes answer the requests."
     )
-    port = models.PositiveIntegerField(null=True, blank=True)
-    token = models.CharField(
-        max_length=64, blank=True, help_text="Token with which the gateway authenticates to the engine."
-    )
-    device = models.CharField(
-        max_length=64, blank=True, default="", db_default="", help_text="CUDA device of the process; empty: the CPU."
-    )
-    crashes = models.JSONField(default=list, blank=True, help_text="Unix times of the crashes of the last 10 minutes.")
-    not_before = models.DateTimeField(null=True, blank=True)
     error = models.JSONField(null=True, blank=True)
     healthy_at = models.DateTimeField(null=True, blank=True)
-    metered_until = models.DateTimeField(
-        null=True, blank=True, help_text="Until when the ledger contains the device time of the process."
-    )
     num_failed = models.PositiveIntegerField(
         default=0, db_default=0, help_text="Number of requests that failed because the engine did not answer."
     )
@@ -85,8 +76,81 @@ class Deployment(ProjectObject):
         return self.name if self.canary_of is None else self.canary_of.name
 
 
+class Replica(models.Model):
+    """One engine process of a deployment, or its place while it has none.
+
+    The rows with a number below the deployment's `num_replicas` should have a process. A supervisor works on the row
+    only while it holds the lease, and states the fence in every write (`leases`).
+    """
+
+    class State(models.TextChoices):
+        PROVISIONING = "provisioning"
+        READY = "ready"
+        DEGRADED = "degraded"
+        DRAINING = "draining"
+        STOPPED = "stopped"
+        FAILED = "failed"
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="replicas")
+    number = models.PositiveSmallIntegerField(help_text="From 0.")
+    state = models.CharField(max_length=16, choices=State.choices, default=State.PROVISIONING)
+    generation = models.PositiveIntegerField(
+        default=0, help_text="Generation of the deployment for which the latest process was started; 0: none yet."
+    )
+    launcher = models.CharField(max_length=16, default="process")
+    node = models.CharField(max_length=120, blank=True, help_text="Machine of the process; empty: not recorded.")
+    device = models.CharField(max_length=64, blank=True, help_text="CUDA device of the process; empty: the CPU.")
+    host = models.CharField(max_length=255, blank=True, help_text="Where gateways find the process.")
+    port = models.PositiveIntegerField(null=True, blank=True)
+    token = models.CharField(
+        max_length=64, blank=True, help_text="Token with which the gateway authenticates to the engine."
+    )
+    pid = models.PositiveIntegerField(null=True, blank=True)
+    process_started = models.CharField(
+        max_length=40, blank=True, help_text="Start time of the process `pid`, because a pid can be reused."
+    )
+    crashes = models.JSONField(default=list, blank=True, help_text="Unix times of the crashes of the last 10 minutes.")
+    not_before = models.DateTimeField(null=True, blank=True, help_text="No process is started before.")
+    error = models.JSONField(null=True, blank=True, help_text="The latest crash; null once a process was ready.")
+    healthy_at = models.DateTimeField(null=True, blank=True)
+    metered_until = models.DateTimeField(
+        null=True, blank=True, help_text="Until when the ledger contains the device time of the process."
+    )
+    supervisor = models.CharField(max_length=160, blank=True, help_text="Holds the lease, if it has not expired.")
+    lease_until = models.DateTimeField(null=True, blank=True)
+    fence = models.PositiveBigIntegerField(default=0, help_text="Incremented whenever another supervisor takes over.")
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["deployment", "number"], name="replica_number_per_deployment"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.deployment_id}-{self.number}"
+
+    @property
+    def has_process(self) -> bool:
+        """Whether a process was started whose end has not been recorded."""
+        return self.pid is not None
+
+
+UP = (Replica.State.READY, Replica.State.DEGRADED)  # such a replica may answer requests
+
+
+class Node(models.Model):
+    """A machine on which supervisors run. They renew its lease; when it has expired, its processes count as lost."""
+
+    name = models.CharField(primary_key=True, max_length=120)
+    lease_until = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class DeploymentSample(models.Model):
-    """Counters of an endpoint's process since its start (`measuring`)."""
+    """Counters of one of an endpoint's processes since its start (`measuring`)."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="samples")
     at = models.DateTimeField(auto_now_add=True)

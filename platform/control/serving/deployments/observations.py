@@ -1,82 +1,91 @@
-"""Writes the supervisor's observations into the deployment's row. Each write names the generation that was observed.
+"""Writes the supervisors' observations into the rows of replicas, and derives the deployment's state from them.
 
-Pipelines that wait for the deployment receive `deployment_settled`; if that signal is lost, the reconciler of pipelines
-finds the same state.
+Each write locks the deployment and names the fence of the supervisor's claim; it changes nothing if another supervisor
+has claimed the replica since. Pipelines that wait for the deployment receive `deployment_settled`; if that signal is
+lost, the reconciler of pipelines finds the same state.
 """
 
 import datetime as dt
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from django.db import transaction
 from django.utils import timezone
 
 from control.serving.deployments.metering import endpoint_meter_end
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import UP, Deployment, Replica
 from control.serving.deployments.signals import deployment_settled
-from control.serving.deployments.states import State, transition
+from control.serving.deployments.states import RUNNING_STATES, State, transition
 
 CRASH_WINDOW_SECONDS = 600.0
 MAX_CRASHES = 5
 MAX_BACKOFF_SECONDS = 60.0
-NO_PROCESS: dict[str, object] = {"pid": None, "process_started": "", "port": None, "token": "", "device": ""}
+NO_PROCESS: dict[str, Any] = {
+    "pid": None, "process_started": "", "host": "", "port": None, "token": "", "device": "", "node": "",
+}  # fmt: skip
 
 
 @transaction.atomic
-def deployment_launched(
-    *, deployment: Deployment, pid: int, process_started: str, port: int, token: str, device: str
-) -> bool:
-    """Records the process that was started for the generation of `deployment`.
+def replica_launched(*, replica: Replica, **process: Any) -> bool:
+    """Records the process that was started for the generation of `replica.deployment`.
 
-    Returns: False if the generation has changed meanwhile; the caller must then end the process.
+    Args: process: values of the fields in `NO_PROCESS`.
+    Returns: False if the deployment or the claim has changed meanwhile; the caller must then end the process.
     """
-    return transition(
+    deployment = _lock(replica)
+    if not _is_wanted(deployment, replica) or deployment.generation != replica.deployment.generation:
+        return False
+    return _write(
         deployment,
-        State.PROVISIONING,
-        expected_generation=deployment.generation,
-        pid=pid,
-        process_started=process_started,
-        port=port,
-        token=token,
-        device=device,
-        observed_generation=deployment.generation,
+        replica,
+        state=Replica.State.PROVISIONING,
+        generation=deployment.generation,
         metered_until=timezone.now(),
+        **process,
     )
 
 
 @transaction.atomic
-def deployment_observe(*, deployment: Deployment, healthy: bool) -> bool:
+def replica_observe(*, replica: Replica, healthy: bool) -> bool:
     """Records the result of a health check. Returns whether the state changed."""
-    if not healthy:  # a process that was never ready is not degraded: it is still starting
-        return deployment.state == State.READY and transition(
-            deployment, State.DEGRADED, expected_generation=deployment.generation
-        )
-    if deployment.state == State.READY:
+    if healthy:
+        if replica.state == Replica.State.READY:
+            return False
+        deployment = _lock(replica)
+        if deployment.generation != replica.generation or not _is_wanted(deployment, replica):
+            return False
+        return _write(deployment, replica, state=Replica.State.READY, error=None, healthy_at=timezone.now())
+    if replica.state != Replica.State.READY:  # a process that was never ready is not degraded: it is still starting
         return False
-    moved = transition(deployment, State.READY, expected_generation=deployment.observed_generation, error=None)
-    if moved:
-        transaction.on_commit(partial(deployment_settled.send, Deployment, deployment_id=deployment.pk))
-    return moved
+    return _write(_lock(replica), replica, state=Replica.State.DEGRADED)
 
 
 @transaction.atomic
-def deployment_crashed(*, deployment: Deployment, code: str, message: str) -> None:
-    """Records that a process that should run has ended or could not be started; schedules a retry or gives up."""
+def replica_crashed(*, replica: Replica, code: str, message: str, log: str = "") -> None:
+    """Records that a process that should run has ended or could not be started; schedules a retry or gives up.
+
+    There is no effect if the deployment has changed: the end of the process is then recorded by `replica_ended`.
+
+    Args: log: the end of the engine's log, for operators.
+    """
+    deployment = _lock(replica)
+    if deployment.generation != replica.deployment.generation:
+        return
     now = timezone.now()
     earliest = now.timestamp() - CRASH_WINDOW_SECONDS
-    crashes = [*(at for at in deployment.crashes if at > earliest), now.timestamp()]
+    crashes = [*(at for at in replica.crashes if at > earliest), now.timestamp()]
+    not_before: dt.datetime | None = None
     if len(crashes) < MAX_CRASHES:
-        to, not_before = State.PROVISIONING, now + dt.timedelta(seconds=backoff_seconds(len(crashes)))
+        to, not_before = Replica.State.PROVISIONING, now + dt.timedelta(seconds=backoff_seconds(len(crashes)))
         error = {"code": code, "message": message}
     else:
-        to, not_before = State.FAILED, None
+        to = Replica.State.FAILED
         message = f"{len(crashes)} crashes within 10 minutes. The last error: {message}"
         error = {"code": "crash_loop", "message": message}
-    changes = {**NO_PROCESS, "crashes": crashes, "not_before": not_before, "error": error}
-    if not transition(deployment, to, expected_generation=deployment.generation, **changes):
-        return
-    endpoint_meter_end(deployment=deployment)
-    if to is State.FAILED:
-        transaction.on_commit(partial(deployment_settled.send, Deployment, deployment_id=deployment.pk))
+    changes = {**NO_PROCESS, "crashes": crashes, "not_before": not_before, "error": {**error, "log": log}}
+    if _write(deployment, replica, state=to, **changes):
+        endpoint_meter_end(replica=replica)
 
 
 def backoff_seconds(num_crashes: int) -> float:
@@ -85,26 +94,85 @@ def backoff_seconds(num_crashes: int) -> float:
 
 
 @transaction.atomic
-def deployment_draining(*, deployment: Deployment) -> bool:
-    """Takes the deployment out of the gateway's routing, before the supervisor ends its process to replace it."""
-    return transition(deployment, State.PROVISIONING, expected_generation=deployment.generation, not_before=None)
+def replica_draining(*, replica: Replica, is_forced: bool = False) -> bool:
+    """Takes the replica out of the gateways' routing, before the supervisor ends its process.
+
+    Args: is_forced: do so whatever the state of the other replicas.
+    Returns: False if the process must serve on: replicas that are ready are replaced one after another.
+    """
+    deployment = _lock(replica)
+    if _is_wanted(deployment, replica) and replica.state == Replica.State.READY and not is_forced:
+        others = deployment.replicas.filter(number__lt=deployment.num_replicas).exclude(pk=replica.pk)
+        if others.exclude(state=Replica.State.READY).exists():
+            return False
+    return _write(deployment, replica, state=Replica.State.DRAINING, not_before=None)
 
 
 @transaction.atomic
-def deployment_drained(*, deployment: Deployment) -> bool:
-    """Records that the drained process has ended; the supervisor starts another one."""
-    moved = transition(deployment, State.PROVISIONING, expected_generation=deployment.generation, **NO_PROCESS)
-    if moved:
-        endpoint_meter_end(deployment=deployment)
-    return moved
+def replica_ended(*, replica: Replica) -> bool:
+    """Records that a replica has no process any more, because it was drained, or needs none."""
+    deployment = _lock(replica)
+    to = Replica.State.PROVISIONING if _is_wanted(deployment, replica) else Replica.State.STOPPED
+    if not _write(deployment, replica, state=to, healthy_at=None, **NO_PROCESS):
+        return False
+    endpoint_meter_end(replica=replica)
+    if replica.number >= deployment.num_replicas:
+        replica.delete()
+    return True
 
 
-@transaction.atomic
-def deployment_stopped(*, deployment: Deployment) -> bool:
-    """Records that the process of a stopping deployment has ended."""
-    moved = transition(
-        deployment, State.STOPPED, expected_generation=deployment.generation, **NO_PROCESS, healthy_at=None
-    )
-    if moved:
-        endpoint_meter_end(deployment=deployment)
-    return moved
+def _is_wanted(deployment: Deployment, replica: Replica) -> bool:
+    return deployment.state in RUNNING_STATES and replica.number < deployment.num_replicas
+
+
+def _lock(replica: Replica) -> Deployment:
+    """The lock makes concurrent supervisors of a deployment's replicas take turns. Raises: DoesNotExist."""
+    return Deployment.objects.select_for_update().get(pk=replica.deployment_id)
+
+
+def _write(deployment: Deployment, replica: Replica, **changes: Any) -> bool:
+    """Args: deployment: it is locked."""
+    held = Replica.objects.filter(pk=replica.pk, fence=replica.fence)
+    if not held.update(**changes, updated_at=timezone.now()):
+        return False
+    for name, value in changes.items():
+        setattr(replica, name, value)
+    _follow(deployment)
+    return True
+
+
+def _follow(deployment: Deployment) -> None:
+    """Sets the deployment's state to what its replicas amount to."""
+    replicas = list(deployment.replicas.order_by("number"))
+    if deployment.state == State.STOPPING:
+        if not any(replica.has_process for replica in replicas):
+            transition(deployment, State.STOPPED, healthy_at=None)
+        return
+    if deployment.state not in RUNNING_STATES:
+        return
+    wanted = [replica for replica in replicas if replica.number < deployment.num_replicas]
+    to = _state_of(wanted, num_wanted=deployment.num_replicas)
+    errors = [replica.error for replica in wanted if replica.error is not None]
+    changes: dict[str, object] = {
+        "observed_generation": min((replica.generation for replica in wanted), default=0),
+        "error": None if to is State.READY else next(map(_shown, errors), deployment.error),
+    }
+    if to == deployment.state:
+        Deployment.objects.filter(pk=deployment.pk).update(**changes)
+    elif transition(deployment, to, **changes) and to in (State.READY, State.FAILED):
+        transaction.on_commit(partial(deployment_settled.send, Deployment, deployment_id=deployment.pk))
+
+
+def _shown(error: dict[str, str]) -> dict[str, str]:
+    """The part of a replica's error that customers see."""
+    return {"code": error["code"], "message": error["message"]}
+
+
+def _state_of(wanted: Sequence[Replica], *, num_wanted: int) -> Deployment.State:
+    states = [replica.state for replica in wanted]
+    if len(wanted) == num_wanted and all(state == Replica.State.READY for state in states):
+        return State.READY
+    if any(state in UP for state in states):
+        has_failure = any(replica.error is not None or replica.state == Replica.State.DEGRADED for replica in wanted)
+        return State.DEGRADED if has_failure else State.PROVISIONING
+    return State.FAILED if states and all(state == Replica.State.FAILED for state in states) else State.PROVISIONING

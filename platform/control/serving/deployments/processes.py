@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
-DEPLOYMENT_ID_VARIABLE = "SLIPSTREAM_DEPLOYMENT_ID"  # in the environment of every endpoint process
+NAME_VARIABLE = "SLIPSTREAM_REPLICA"  # in the environment of every endpoint process: deployment-number-generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ def _started_by_ps(pid: int) -> str | None:
 
 
 def endpoint_processes() -> dict[int, str]:
-    """Maps the pid of each endpoint process of this user to its deployment's id. Empty on systems other than Linux."""
-    deployment_ids: dict[int, str] = {}
+    """Maps the pid of each endpoint process of this user to the process's name. Empty on systems other than Linux."""
+    names: dict[int, str] = {}
     for folder in _PROC.glob("[0-9]*"):
         try:
             environment = folder.joinpath("environ").read_bytes()
         except OSError:
             continue  # the process belongs to another user or has ended
         for entry in environment.split(b"\0"):
-            if entry.startswith(DEPLOYMENT_ID_VARIABLE.encode() + b"="):
-                deployment_ids[int(folder.name)] = entry.partition(b"=")[2].decode(errors="replace")
-    return deployment_ids
+            if entry.startswith(NAME_VARIABLE.encode() + b"="):
+                names[int(folder.name)] = entry.partition(b"=")[2].decode(errors="replace")
+    return names

@@ -1,10 +1,10 @@
 """Checks an organization's limits on deployments and on the devices that its endpoints occupy.
 
-Every process occupies one device, so a running deployment with a canary occupies two. A process that is being stopped
-occupies its device until it has ended. The devices of jobs are limited by the number of running jobs.
+Every replica occupies one device, so a running deployment with one replica and a canary occupies two. A process that
+is being stopped occupies its device until it has ended. The devices of jobs are limited by the number of running jobs.
 """
 
-from django.db.models import QuerySet
+from django.db.models import Sum
 
 from control.core.api.errors import ApiError
 from control.serving.deployments.models import Deployment
@@ -25,22 +25,33 @@ def deployment_quota_check(organization_id: str) -> None:
         raise _refusal(message, "deployments_quota_exceeded")
 
 
-def device_quota_check(organization_id: str, *, starting: str | None = None) -> None:
-    """Call this in the transaction that starts a process of an endpoint. Raises: ApiError: 429.
+def device_quota_check(organization_id: str, *, num_more: int = 1, starting: str | None = None) -> None:
+    """Call this in the transaction that starts replicas of an endpoint. Raises: ApiError: 429.
 
-    Args: starting: id of an existing deployment that is started; its own process is not counted.
+    Args:
+        num_more: number of the replicas.
+        starting: id of an existing deployment that is started; its own processes are not counted.
     Effects: as `deployment_quota_check`.
     """
     organization_lock(organization_id)
     limit = quota_of(organization_id).devices
-    if devices_occupied(organization_id).exclude(pk=starting).count() >= limit:
-        message = f"Your organization's endpoints occupy {limit:,} devices, which is its limit. Stop one first."
+    occupied = devices_occupied(organization_id, without=starting)
+    if occupied + num_more > limit:
+        message = (
+            f"Your organization's endpoints occupy {occupied:,} devices and would need {num_more:,} more, "
+            f"but its limit is {limit:,}. Stop one first."
+        )
         raise _refusal(message, "devices_quota_exceeded")
 
 
-def devices_occupied(organization_id: str) -> QuerySet[Deployment]:
-    """Deployments and canaries that have a process or should have one, also those deleted but not yet stopped."""
-    return Deployment.objects.filter(state__in=[*RUNNING_STATES, State.STOPPING], organization_id=organization_id)
+def devices_occupied(organization_id: str, *, without: str | None = None) -> int:
+    """Counts the replicas of deployments and canaries that run, also of those deleted but not yet stopped.
+
+    Args: without: id of a deployment that is not counted.
+    """
+    running = Deployment.objects.filter(state__in=[*RUNNING_STATES, State.STOPPING], organization_id=organization_id)
+    total: int | None = running.exclude(pk=without).aggregate(total=Sum("num_replicas"))["total"]
+    return total or 0
 
 
 def _refusal(message: str, code: str) -> ApiError:

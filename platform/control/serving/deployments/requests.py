@@ -1,5 +1,7 @@
 """Carries out requests for deployments that come from the API or the console."""
 
+from django.db import transaction
+
 from control.core.api.errors import ApiError
 from control.core.api.forms import Choices, ConsoleForm, row_choices
 from control.models.adapters.selectors import adapters_get, adapters_list
@@ -14,6 +16,7 @@ from control.serving.deployments.selectors import deployment_get
 from control.serving.deployments.services import (
     deployment_create,
     deployment_memory_set,
+    deployment_scale,
     deployment_update,
     deployment_workload,
 )
@@ -40,6 +43,7 @@ def create_from(organization: Organization, body: DeploymentOptions) -> Deployme
         adapters=adapters_get(organization, body.adapters),
         remember_answers=body.remember_answers,
         engine=body.engine,
+        num_replicas=body.replicas,
     )
 
 
@@ -47,11 +51,11 @@ def update_from(deployment: Deployment, body: DeploymentUpdateInput) -> Deployme
     """Raises: ApiError: 400, `body` is empty; 404, no such speculator or adapter; otherwise as `deployment_update`."""
     changed = body.model_fields_set - {"allow_output_change"}
     if not changed:
-        message = "speculator_id: give speculator_id, adapters or remember_answers"
+        message = "speculator_id: give speculator_id, adapters, remember_answers or replicas"
         raise ApiError(400, message, "missing_required_parameter", "speculator_id")
     organization, speculator, adapters = deployment.organization, deployment.speculator, None
-    if changed == {"remember_answers"}:
-        return deployment_memory_set(deployment=deployment, remember_answers=body.remember_answers)
+    if changed <= {"remember_answers", "replicas"}:  # the processes continue to serve
+        return _update_in_place(deployment, body)
     if "speculator_id" in body.model_fields_set:
         speculator = _speculator(organization, body.speculator_id)
     if "adapters" in body.model_fields_set:
@@ -62,7 +66,17 @@ def update_from(deployment: Deployment, body: DeploymentUpdateInput) -> Deployme
         adapters=adapters,
         allow_output_change=body.allow_output_change,
         remember_answers=body.remember_answers if "remember_answers" in changed else None,
+        num_replicas=body.replicas if "replicas" in changed else None,
     )
+
+
+@transaction.atomic
+def _update_in_place(deployment: Deployment, body: DeploymentUpdateInput) -> Deployment:
+    if "remember_answers" in body.model_fields_set:
+        deployment_memory_set(deployment=deployment, remember_answers=body.remember_answers)
+    if "replicas" in body.model_fields_set:
+        deployment_scale(deployment=deployment, num_replicas=body.replicas)
+    return deployment
 
 
 def _speculator(organization: Organization, speculator_id: str | None) -> Speculator | None:
@@ -88,5 +102,6 @@ CHANGE_DEPLOYMENT = ConsoleForm(
         "speculator_id": row.speculator_id,
         "adapters": [adapter.pk for adapter in row.adapters.all()],
         "remember_answers": row.remember_answers,
+        "replicas": row.num_replicas,
     },
 )

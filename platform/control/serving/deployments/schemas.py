@@ -8,9 +8,10 @@ from pydantic import Field, SkipValidation
 from control.core.api.schemas import Failure, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.models.engines.schemas import EngineOptions, ValidateOnly
 from control.serving.deployments.figures import PeriodFigures
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Deployment, Replica
 
 MAX_ADAPTERS = 32
+MAX_REPLICAS = 64
 ALLOW_OUTPUT_CHANGE = (
     "Accept a speculator with which answers change: to or from the kind `turbo_lora`, whose adapter every answer uses."
 )
@@ -18,6 +19,7 @@ ALLOW_OUTPUT_CHANGE = (
 _REMEMBER_ANSWERS = (
     "Whether the engine may draft copies of a project's past answers. It keeps them in the memory of its process only."
 )
+_REPLICAS = "How many engine processes answer the requests. Each of them occupies a device."
 _AdapterIds = Annotated[list[Annotated[str, Text(40)]], Field(max_length=MAX_ADAPTERS)]
 
 
@@ -28,6 +30,7 @@ class DeploymentOptions(RequestModel):
     adapters: _AdapterIds = Field(default_factory=list, description="The ids of the adapters.")
     remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
     engine: EngineOptions = EngineOptions()
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(default=1, description=_REPLICAS)
 
 
 class DeploymentInput(DeploymentOptions):
@@ -41,6 +44,7 @@ class DeploymentUpdateInput(RequestModel):
     adapters: _AdapterIds = Field(default_factory=list, description="The ids of all adapters from now on.")
     allow_output_change: bool = Field(default=False, description=ALLOW_OUTPUT_CHANGE)
     remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(default=1, description=_REPLICAS)
 
 
 class ServedAdapter(ResponseModel):
@@ -58,6 +62,8 @@ class DeploymentObject(ResponseModel):
     adapters: list[ServedAdapter]
     remember_answers: bool
     engine: EngineOptions
+    replicas: int = Field(description=_REPLICAS)
+    ready_replicas: int = Field(description="How many replicas are ready now.")
     desired_state: Annotated[str, OneOf(Deployment.Desired)]
     state: Annotated[str, OneOf(Deployment.State)]
     error: SkipValidation[Failure | None]
@@ -72,7 +78,15 @@ class DeploymentObject(ResponseModel):
             for adapter in deployment.adapters.all()
         ]
         options = EngineOptions.model_validate(deployment.engine or {})
-        return cls.from_row(deployment, model=deployment.base_model.name, adapters=adapters, engine=options)
+        ready = [replica for replica in deployment.replicas.all() if replica.state == Replica.State.READY]
+        return cls.from_row(
+            deployment,
+            model=deployment.base_model.name,
+            adapters=adapters,
+            engine=options,
+            replicas=deployment.num_replicas,
+            ready_replicas=len(ready),
+        )
 
 
 class DeploymentMetrics(ResponseModel):

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.db.models import QuerySet
+from django.db.models.functions import Now
 
 from control.core.api.errors import ApiError
 from control.core.api.lookup import one_of
 from control.models.catalog.selectors import base_models_list
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import UP, Deployment, Replica
+from control.serving.deployments.states import RUNNING_STATES
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import visible
 
@@ -18,7 +20,7 @@ def deployments_list(organization: Organization, *, only: Sequence[str] | None =
     rows = Deployment.objects.filter(visible(organization), deleted_at=None, canary_of=None)
     if only is not None:
         rows = rows.filter(pk__in=only)
-    return rows.select_related("base_model", "speculator").prefetch_related("adapters")
+    return rows.select_related("base_model", "speculator").prefetch_related("adapters", "replicas")
 
 
 def deployment_get(organization: Organization, deployment_id: str, *, only: Sequence[str] | None = None) -> Deployment:
@@ -58,16 +60,40 @@ def canary_of(deployment: Deployment) -> Deployment | None:
     return Deployment.objects.filter(canary_of=deployment, deleted_at=None, canary_percent__gt=0).first()
 
 
+def replicas_up(deployment: Deployment) -> QuerySet[Replica]:
+    """The replicas that may answer requests now."""
+    rows = Replica.objects.filter(deployment=deployment, state__in=UP, port__isnull=False)
+    return rows.order_by("number") if deployment.state in RUNNING_STATES else rows.none()
+
+
+def has_crashed(deployment: Deployment) -> bool:
+    """Whether a replica has crashed within the last ten minutes or so, and nobody has changed the deployment since."""
+    return Replica.objects.filter(deployment=deployment).exclude(crashes=[]).exists()
+
+
+def has_given_up(deployment: Deployment) -> bool:
+    """Whether a replica is not started any more, although others may serve."""
+    return Replica.objects.filter(deployment=deployment, state=Replica.State.FAILED).exists()
+
+
 def deployments_to_supervise() -> QuerySet[Deployment]:
-    """For the supervisor only: deployments, of any organization, that run, should run, or are being stopped."""
+    """For supervisors only: deployments, of any organization, that run, should run, or are being stopped."""
     settled = [Deployment.State.STOPPED, Deployment.State.FAILED]
     rows = Deployment.objects.exclude(state__in=settled).select_related("base_model", "speculator", "canary_of")
-    return rows.prefetch_related("adapters").order_by("pk")
+    return rows.prefetch_related("adapters", "replicas").order_by("pk")
 
 
-def deployment_sessions() -> dict[str, int | None]:
-    """For the supervisor only: maps each deployment's id to its process session; None if it has no process.
+def replicas_held(supervisor: str) -> QuerySet[Replica]:
+    """For supervisors only: the replicas whose lease the supervisor has, with their deployments."""
+    rows = Replica.objects.filter(supervisor=supervisor, lease_until__gt=Now())
+    return rows.select_related("deployment").order_by("pk")
 
-    The session id equals the process id, because `launch` starts each process in a session of its own.
+
+def replicas_not_stray(supervisor: str, node: str) -> tuple[set[int], set[str]]:
+    """For supervisors only: the sessions on this node that are in a row, and the replicas that others work on.
+
+    A process's session id equals its pid, because each starts in a session of its own.
     """
-    return dict(Deployment.objects.values_list("pk", "pid"))
+    here = Replica.objects.exclude(pid=None).filter(node__in=["", node])
+    others = Replica.objects.filter(lease_until__gt=Now()).exclude(supervisor=supervisor)
+    return {pid for pid in here.values_list("pid", flat=True) if pid is not None}, {str(replica) for replica in others}

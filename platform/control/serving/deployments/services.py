@@ -16,7 +16,7 @@ from control.models.catalog.models import BaseModel, Speculator
 from control.models.engines.drafting import drafting_check
 from control.models.engines.planning import Purpose, Workload, engine_plan
 from control.models.engines.schemas import EngineOptions
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.quota import deployment_quota_check, device_quota_check
 from control.serving.deployments.states import RUNNING_STATES, State, transition
 from control.tenants.accounts.models import Organization
@@ -38,6 +38,7 @@ def deployment_create(
     adapters: Sequence[Adapter] = (),
     remember_answers: bool = True,
     engine: EngineOptions | None = None,
+    num_replicas: int = 1,
 ) -> Deployment:
     """Creates a deployment that answers requests for the model `name`. The supervisor starts its process.
 
@@ -54,7 +55,7 @@ def deployment_create(
         raise ApiError(400, message, "invalid_value", "name")
     require_price(base_model_id=base_model.pk, name=base_model.name)
     deployment_quota_check(organization.pk)
-    device_quota_check(organization.pk)
+    device_quota_check(organization.pk, num_more=num_replicas)
     if speculator is not None:
         _lock(speculator)
     engine_plan(engine or EngineOptions(), deployment_workload(base_model, speculator, adapters))
@@ -67,6 +68,7 @@ def deployment_create(
                 speculator=speculator,
                 remember_answers=remember_answers,
                 engine=None if engine is None else engine.model_dump(),
+                num_replicas=num_replicas,
             )
     except IntegrityError as error:
         raise ApiError(409, f"There is already a deployment named {name!r}.", "name_taken", "name") from error
@@ -140,6 +142,7 @@ def deployment_update(
     adapters: Sequence[Adapter] | None = None,
     allow_output_change: bool = False,
     remember_answers: bool | None = None,
+    num_replicas: int | None = None,
 ) -> Deployment:
     """Changes the speculator and the adapters. The new generation makes a running endpoint drain and restart.
 
@@ -147,7 +150,7 @@ def deployment_update(
         speculator: None: serve without a speculator.
         adapters: the complete new list; None: leave the adapters as they are.
         allow_output_change: accept a speculator with which answers change.
-        remember_answers: None: leave it as it is.
+        remember_answers, num_replicas: None: leave it as it is.
     Raises: ApiError: 400, the engine's options contradict the speculator; 409, as `deployment_create`, except for the
         name, or answers would change.
     """
@@ -156,15 +159,38 @@ def deployment_update(
         output_change_refuse(deployment, speculator)
     if remember_answers is not None:
         deployment_memory_set(deployment=deployment, remember_answers=remember_answers)
+    if num_replicas is not None:
+        deployment_scale(deployment=deployment, num_replicas=num_replicas)
     if adapters is not None:
         _check_adapters(adapters, deployment.base_model)
         deployment.adapters.set(adapters)
     if speculator is not None:
         _lock(speculator)
         _check_speculator(speculator, deployment.base_model)
-    Deployment.objects.filter(pk=deployment.pk).update(
-        speculator=speculator, generation=F("generation") + 1, crashes=[], not_before=None
-    )
+    Deployment.objects.filter(pk=deployment.pk).update(speculator=speculator, generation=F("generation") + 1)
+    _forget_crashes(deployment)
+    deployment.refresh_from_db()
+    return deployment
+
+
+def _forget_crashes(deployment: Deployment) -> None:
+    replicas = Replica.objects.filter(deployment=deployment)
+    replicas.filter(pid=None).update(state=Replica.State.PROVISIONING)
+    replicas.update(crashes=[], not_before=None, error=None)
+
+
+@audited("deployment.update")
+@transaction.atomic
+def deployment_scale(*, deployment: Deployment, num_replicas: int) -> Deployment:
+    """Changes the number of replicas. Those that remain continue to serve; those that end finish their requests.
+
+    Raises: ApiError: 429, the organization's endpoints occupy as many devices as they may.
+    """
+    locked = Deployment.objects.select_for_update().get(pk=deployment.pk)
+    if num_replicas > locked.num_replicas and locked.state in RUNNING_STATES:
+        device_quota_check(deployment.organization_id, num_more=num_replicas - locked.num_replicas)
+        transition(deployment, State.PROVISIONING)
+    Deployment.objects.filter(pk=deployment.pk).update(num_replicas=num_replicas)
     deployment.refresh_from_db()
     return deployment
 
@@ -190,17 +216,16 @@ def deployment_start(*, deployment: Deployment) -> Deployment:
     if deployment.desired_state == Deployment.Desired.RUNNING and deployment.state in RUNNING_STATES:
         return deployment
     require_price(base_model_id=deployment.base_model_id, name=deployment.base_model.name)
-    device_quota_check(deployment.organization_id, starting=deployment.pk)
+    device_quota_check(deployment.organization_id, num_more=deployment.num_replicas, starting=deployment.pk)
     transition(
         deployment,
         State.PROVISIONING,
         desired_state=Deployment.Desired.RUNNING,
         generation=F("generation") + 1,
-        crashes=[],
-        not_before=None,
         error=None,
         healthy_at=None,
     )
+    _forget_crashes(deployment)
     return deployment
 
 

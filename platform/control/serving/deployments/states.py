@@ -1,13 +1,14 @@
 """The legal transitions of a deployment, and the function that makes them.
 
-    provisioning ⇄ ready ⇄ degraded                    the supervisor's observations while the process should run
-    degraded → provisioning                            the process ended or is replaced
-    provisioning, ready, degraded → failed             the supervisor gives up (crash_loop)
-    provisioning, ready, degraded, failed → stopping   a customer stops or deletes the deployment
-    stopping → stopped                                 the supervisor observed the end of the process
-    stopped, failed, stopping → provisioning           a customer starts the deployment
+provisioning ⇄ ready ⇄ degraded ⇄ provisioning     the supervisors' observations while replicas should run
+provisioning, ready, degraded → failed             the supervisors gave up every replica (crash_loop)
+provisioning, ready, degraded, failed → stopping   a customer stops or deletes the deployment
+stopping → stopped                                 the supervisors observed the end of all processes
+stopped, failed, stopping → provisioning           a customer starts the deployment
 
-The process of a `degraded` deployment is alive and was ready, but fails its health checks at present.
+ready           all replicas are ready
+degraded        some replicas can answer; another one fails its health checks, crashed or was given up
+provisioning    replicas are being started or replaced; those that are ready answer requests
 """
 
 from django.db import transaction
@@ -20,7 +21,7 @@ State = Deployment.State
 
 RUNNING_STATES = frozenset({State.PROVISIONING, State.READY, State.DEGRADED})
 MOVES: dict[Deployment.State, frozenset[Deployment.State]] = {
-    State.PROVISIONING: frozenset({State.PROVISIONING, State.READY, State.FAILED, State.STOPPING}),
+    State.PROVISIONING: frozenset({State.PROVISIONING, State.READY, State.DEGRADED, State.FAILED, State.STOPPING}),
     State.READY: frozenset({State.PROVISIONING, State.DEGRADED, State.FAILED, State.STOPPING}),
     State.DEGRADED: frozenset({State.PROVISIONING, State.READY, State.FAILED, State.STOPPING}),
     State.STOPPING: frozenset({State.STOPPED, State.PROVISIONING}),

@@ -1,10 +1,10 @@
-"""Makes processes match their rows in the database. `tick` never waits for a process, a probe or storage.
+"""Makes processes match the rows of their replicas. `tick` never waits for a process, a probe or storage.
 
-    desired   observed                        action of the supervisor
+    desired   observed                        action of the supervisor that holds the replica (`leases`)
     running   no process was started          copy the files (stage) and launch, after the back-off of a crash
     running   the process has ended           record a crash: back off, or give up
     running   the process is of an older
-              generation                      drain the process, then launch another
+              generation                      drain the process, then launch another; one replica after another
     running   the process is alive            probe it; record ready or degraded, or kill it if it hangs
     stopped   the process is alive            SIGTERM, later SIGKILL
     stopped   the process has ended           record stopped
@@ -15,9 +15,11 @@ supervisor creates a new `_Watched` (timers, handle of the child).
 """
 
 import os
+import secrets
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -35,19 +37,28 @@ from control.core.storage.backends import StorageError
 from control.serving.deployments import observations
 from control.serving.deployments.devices import NoFreeDevice, device_for_engine
 from control.serving.deployments.health import HealthWatch, engine_client
-from control.serving.deployments.launcher import LaunchError, launch, stage
+from control.serving.deployments.launcher import (
+    AlreadyRunning,
+    LaunchError,
+    launch,
+    log_excerpt,
+    only_starter,
+    stage,
+)
+from control.serving.deployments.leases import leases_renew, replicas_claim, replicas_ensure, replicas_release
 from control.serving.deployments.leftovers import delete, hide_unused
 from control.serving.deployments.measuring import CounterSampler
 from control.serving.deployments.metering import endpoint_meter
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
-from control.serving.deployments.selectors import deployment_sessions, deployments_to_supervise
+from control.serving.deployments.selectors import deployments_to_supervise, replicas_held, replicas_not_stray
 from control.serving.deployments.staging_pool import StagingPool
-from control.serving.deployments.states import State
+from control.serving.deployments.states import RUNNING_STATES
 
 log = structlog.get_logger(__name__)
 
 NUM_PROBE_THREADS = 16
+ENGINE_ERRORS = frozenset({"engine_exited", "engine_hung", "startup_timeout"})  # the engine's log may say why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +71,13 @@ class SupervisorTimings:
     drain_seconds: float = 60.0  # between SIGTERM and SIGKILL
     failures_to_degrade: int = 3
     sample_seconds: float = 30.0  # between two reads of an engine's counters
+    renew_seconds: float = 3.0  # between two renewals of the leases
     tidy_seconds: float = 60.0  # between two deletions of the files of deployments that have ended
 
 
 @dataclass(slots=True)
 class _Watched:
-    """State of one deployment's process that is kept between two ticks."""
+    """State of one replica's process that is kept between two ticks."""
 
     identity: ProcessIdentity
     health: HealthWatch
@@ -79,7 +91,7 @@ class _Watched:
 
 
 class Supervisor:
-    """Run only one supervisor per database: it sees processes on its own machine only, and takes all others for dead.
+    """Any number of supervisors may run on one database. Those on one machine must have the same data folder.
 
     Args:
         lifeline: the read end of a pipe (see `launcher`). The endpoints end when the process that holds the write end
@@ -101,51 +113,72 @@ class Supervisor:
         self.drains = drains or lifeline is not None
         if uid_range(config) is None:
             log.warning("engines of all organizations run as the same user; SLIPSTREAM_ENGINE_UIDS separates them")
-        self._watched: dict[str, _Watched] = {}
-        self._staging: dict[tuple[str, int], Future[Path | None]] = {}
+        self.id = f"{config.node_name}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._watched: dict[int, _Watched] = {}  # by replica
+        self._staging: dict[tuple[str, int], Future[Path | None]] = {}  # by deployment and its generation
         self._unreaped: list[subprocess.Popen[bytes]] = []
         self._killed: list[tuple[ProcessIdentity, str]] = []  # with their devices
         self._staging_pool = StagingPool()
         self._probe_pool = ThreadPoolExecutor(max_workers=NUM_PROBE_THREADS, thread_name_prefix="probe")
         self._engine_client = engine_client()
-        self._tidy_at = 0.0  # of the monotonic clock
+        self._tidy_at = self._renew_at = 0.0  # of the monotonic clock
 
     def kill_strays(self) -> None:
-        """Kills endpoint processes that belong to a deployment but are not the process in its row.
+        """Kills endpoint processes of this machine that belong to a replica but are not the process in its row.
 
-        A supervisor that dies between launching a process and recording it leaves such a process behind.
+        A supervisor that dies between launching a process and recording it leaves such a process behind. Replicas that
+        another supervisor holds are left to it: it may be about to record their process.
         """
-        recorded = deployment_sessions()
-        for pid, deployment_id in endpoint_processes().items():
+        names = endpoint_processes()  # read first, so that no process is judged by rows that are older than it is
+        known = set(Deployment.objects.values_list("pk", flat=True))
+        sessions, of_others = replicas_not_stray(self.id, self.config.node_name)
+        for pid, name in names.items():
+            replica = name.rpartition("-")[0]
             try:
                 session = os.getsid(pid)
-                if deployment_id in recorded and session != recorded[deployment_id]:
-                    log.warning("killing a stray endpoint", deployment=deployment_id, pid=pid)
+                if replica.rpartition("-")[0] in known and session not in sessions and replica not in of_others:
+                    log.warning("killing a stray endpoint", replica=name, pid=pid)
                     os.killpg(session, signal.SIGKILL)
             except ProcessLookupError:
                 continue  # the process has ended meanwhile
 
     def tick(self) -> None:
         self.reap()
-        rows = list(deployments_to_supervise())
-        for deployment in rows:
-            ids = {"deployment_id": deployment.pk, "organization_id": deployment.organization_id}
+        deployments = {deployment.pk: deployment for deployment in deployments_to_supervise()}
+        held = self._claim(deployments)
+        for replica in held:
+            ids = {"deployment_id": replica.deployment_id, "organization_id": replica.deployment.organization_id}
             try:
                 with structlog.contextvars.bound_contextvars(**ids):
-                    self._reconcile(deployment)
+                    self._reconcile(replica)
             except DatabaseError:
                 raise  # affects all deployments
             except Exception:  # boundary: an error in one deployment must not stop the others
-                log.exception("could not reconcile", deployment=deployment.pk)
-        for gone in self._watched.keys() - {deployment.pk for deployment in rows}:
+                log.exception("could not reconcile", deployment=replica.deployment_id)
+        for gone in self._watched.keys() - {replica.pk for replica in held}:
             self._forget(gone)
-        wanted = {(deployment.pk, deployment.generation) for deployment in rows}
+        wanted = {(replica.deployment_id, replica.deployment.generation) for replica in held}
         for key in self._staging.keys() - wanted:
             self._staging.pop(key).cancel()
         if time.monotonic() >= self._tidy_at:
             self._tidy_at = time.monotonic() + self.timings.tidy_seconds
+            self.kill_strays()
             self._probe_pool.submit(self._limit_homes)
-            self._probe_pool.submit(delete, hide_unused(self.config, {deployment.pk for deployment in rows}))
+            self._probe_pool.submit(delete, hide_unused(self.config, deployments.keys()))
+
+    def _claim(self, deployments: Mapping[str, Deployment]) -> list[Replica]:
+        """Returns the replicas that this supervisor holds from now on, each with its deployment."""
+        if time.monotonic() >= self._renew_at:
+            self._renew_at = time.monotonic() + self.timings.renew_seconds
+            leases_renew(supervisor=self.id, node=self.config.node_name)
+        replicas_ensure(deployments.values())
+        replicas_claim(deployments.keys(), supervisor=self.id, node=self.config.node_name)
+        held = []
+        for replica in replicas_held(self.id):
+            if replica.deployment_id in deployments:
+                replica.deployment = deployments[replica.deployment_id]
+                held.append(replica)
+        return held
 
     def _limit_homes(self) -> None:
         try:
@@ -161,34 +194,41 @@ class Supervisor:
         """Ends the supervisor. If `drains` is set, also ends the endpoints; the next supervisor starts them again."""
         if self.drains:
             self._drain_all()
+        replicas_release(Replica.objects.filter(supervisor=self.id))
         self._staging_pool.shutdown()
         self._probe_pool.shutdown(wait=False, cancel_futures=True)
 
-    def _reconcile(self, deployment: Deployment) -> None:
-        identity = _identity(deployment)
+    def _reconcile(self, replica: Replica) -> None:
+        deployment, identity = replica.deployment, self._identity(replica)
         if identity is None or not identity.is_alive():
-            self._without_process(deployment)
+            self._without_process(replica)
             return
-        watched = self._watch(deployment, identity)
-        endpoint_meter(deployment=deployment)
-        if deployment.state == State.STOPPING or deployment.observed_generation != deployment.generation:
-            self._drain(deployment, watched)
+        watched = self._watch(replica, identity)
+        endpoint_meter(replica=replica)
+        if not _should_run(replica) or replica.generation != deployment.generation:
+            self._drain(replica, watched)
         else:
-            self._check(deployment, watched)
+            self._check(replica, watched)
 
-    def _without_process(self, deployment: Deployment) -> None:
-        watched = self._forget(deployment.pk)
-        if deployment.state == State.STOPPING:
-            observations.deployment_stopped(deployment=deployment)
-        elif deployment.pid is not None and deployment.observed_generation != deployment.generation:
-            observations.deployment_drained(deployment=deployment)
-        elif deployment.pid is not None:
+    def _without_process(self, replica: Replica) -> None:
+        watched, deployment = self._forget(replica.pk), replica.deployment
+        if not _should_run(replica):
+            if replica.has_process or replica.state != Replica.State.STOPPED or _is_surplus(replica):
+                observations.replica_ended(replica=replica)
+        elif replica.has_process and replica.generation != deployment.generation:
+            observations.replica_ended(replica=replica)
+        elif replica.has_process and replica.node not in ("", self.config.node_name):
+            self._crashed(replica, "node_lost", "The machine of the engine does not answer any more.")
+        elif replica.has_process:
             message = watched.exit_message() if watched else "The engine ended while no supervisor was running."
-            self._crashed(deployment, "engine_exited", message)
-        elif deployment.not_before is None or deployment.not_before <= timezone.now():
-            self._launch(deployment)
+            self._crashed(replica, "engine_exited", message)
+        elif replica.state != Replica.State.FAILED and (
+            replica.not_before is None or replica.not_before <= timezone.now()
+        ):
+            self._launch(replica)
 
-    def _launch(self, deployment: Deployment) -> None:
+    def _launch(self, replica: Replica) -> None:
+        deployment = replica.deployment
         key = (deployment.pk, deployment.generation)
         if key not in self._staging:
             self._staging[key] = self._staging_pool.submit(
@@ -198,110 +238,125 @@ class Supervisor:
             return
         staged = self._staging.pop(key)
         try:
-            speculator_dir = staged.result()
-            device = device_for_engine(self.config, ending=self._devices_of_killed())
-            endpoint = launch(
-                self.config, deployment, device=device, speculator_dir=speculator_dir, lifeline=self.lifeline
-            )
+            with only_starter(self.config):
+                self._start(replica, staged.result())
         except (StorageError, ClientError, BotoCoreError, OSError) as error:
             log.warning("speculator not staged", deployment=deployment.pk, error=str(error))
-            self._crashed(deployment, "speculator_unavailable", "The speculator could not be read from storage.")
-            return
+            self._crashed(replica, "speculator_unavailable", "The speculator could not be read from storage.")
         except NoFreeDevice as error:
-            self._crashed(deployment, "no_free_device", f"The endpoint needs a device, but {error}.")
-            return
+            self._crashed(replica, "no_free_device", f"The endpoint needs a device, but {error}.")
+            replicas_release(Replica.objects.filter(pk=replica.pk, fence=replica.fence))  # others may have one
+        except AlreadyRunning as error:
+            self._crashed(replica, "launch_failed", str(error))
+            self.kill_strays()
         except LaunchError as error:
-            self._crashed(deployment, "launch_failed", str(error))
-            return
-        if not observations.deployment_launched(
-            deployment=deployment,
-            pid=endpoint.identity.pid,
-            process_started=endpoint.identity.started,
+            self._crashed(replica, "launch_failed", str(error))
+
+    def _start(self, replica: Replica, speculator_dir: Path | None) -> None:
+        """Raises: NoFreeDevice; LaunchError."""
+        device = device_for_engine(self.config, ending=self._devices_of_killed())
+        endpoint = launch(self.config, replica, device=device, speculator_dir=speculator_dir, lifeline=self.lifeline)
+        if not observations.replica_launched(
+            replica=replica,
+            node=self.config.node_name,
+            device=device,
+            host=self.config.engine_host,
             port=endpoint.port,
             token=endpoint.token,
-            device=device,
+            pid=endpoint.identity.pid,
+            process_started=endpoint.identity.started,
         ):
             endpoint.identity.kill()
             self._killed.append((endpoint.identity, device))
             self._unreaped.append(endpoint.process)
             return
-        log.info("endpoint launched", deployment=deployment.pk, name=deployment.name, pid=endpoint.identity.pid)
-        self._watched[deployment.pk] = self._new_watch(endpoint.identity, endpoint.process)
+        log.info("endpoint launched", replica=str(replica), name=replica.deployment.name, pid=endpoint.identity.pid)
+        self._watched[replica.pk] = self._new_watch(endpoint.identity, endpoint.process)
 
     def _devices_of_killed(self) -> list[str]:
         """Devices of killed processes that have not ended yet. Their rows no longer name them."""
         self._killed = [(identity, device) for identity, device in self._killed if identity.is_alive()]
         return [device for _, device in self._killed]
 
-    def _watch(self, deployment: Deployment, identity: ProcessIdentity) -> _Watched:
-        watched = self._watched.get(deployment.pk)
+    def _watch(self, replica: Replica, identity: ProcessIdentity) -> _Watched:
+        watched = self._watched.get(replica.pk)
         if watched is None or watched.identity != identity:
-            log.info("endpoint adopted", deployment=deployment.pk, name=deployment.name, pid=identity.pid)
-            watched = self._watched[deployment.pk] = self._new_watch(identity, None)
+            log.info("endpoint adopted", replica=str(replica), name=replica.deployment.name, pid=identity.pid)
+            watched = self._watched[replica.pk] = self._new_watch(identity, None)
         return watched
 
     def _new_watch(self, identity: ProcessIdentity, process: "subprocess.Popen[bytes] | None") -> _Watched:
         health = HealthWatch(interval_seconds=self.timings.probe_seconds)
         return _Watched(identity, health, CounterSampler(self.timings.sample_seconds), process)
 
-    def _drain(self, deployment: Deployment, watched: _Watched) -> None:
+    def _drain(self, replica: Replica, watched: _Watched) -> None:
         now = time.monotonic()
         if watched.drain_until is None:
-            if deployment.state != State.STOPPING:
-                observations.deployment_draining(deployment=deployment)
+            if not observations.replica_draining(replica=replica):
+                self._check(replica, watched)
+                return
             watched.drain_until = now + self.timings.drain_seconds
             watched.identity.terminate()
         elif now >= watched.drain_until:
             watched.identity.kill()
 
-    def _check(self, deployment: Deployment, watched: _Watched) -> None:
-        assert deployment.port is not None
-        if deployment.state == State.READY:
-            watched.sampler.poll(self._probe_pool, self._engine_client, deployment)
-        healthy = watched.health.poll(self._probe_pool, self._engine_client, deployment.port, deployment.token)
+    def _check(self, replica: Replica, watched: _Watched) -> None:
+        assert replica.port is not None
+        if replica.state == Replica.State.READY:
+            watched.sampler.poll(self._probe_pool, self._engine_client, replica)
+        healthy = watched.health.poll(self._probe_pool, self._engine_client, replica.port, replica.token)
         if healthy:
-            if observations.deployment_observe(deployment=deployment, healthy=True):
-                log.info("endpoint ready", deployment=deployment.pk, name=deployment.name)
+            if observations.replica_observe(replica=replica, healthy=True):
+                log.info("endpoint ready", replica=str(replica), name=replica.deployment.name)
             return
         if healthy is False and watched.health.failures >= self.timings.failures_to_degrade:
-            observations.deployment_observe(deployment=deployment, healthy=False)
-        starting = deployment.state == State.PROVISIONING
+            observations.replica_observe(replica=replica, healthy=False)
+        starting = replica.state == Replica.State.PROVISIONING
         limit = self.timings.startup_seconds if starting else self.timings.hang_seconds
         if watched.health.unhealthy_seconds > limit:
             watched.identity.kill()
-            self._killed.append((watched.identity, deployment.device))
-            self._forget(deployment.pk)
+            self._killed.append((watched.identity, replica.device))
+            self._forget(replica.pk)
             code = "startup_timeout" if starting else "engine_hung"
-            self._crashed(deployment, code, f"The engine could not generate a token for {limit:.0f} s.")
+            self._crashed(replica, code, f"The engine could not generate a token for {limit:.0f} s.")
 
-    def _crashed(self, deployment: Deployment, code: str, message: str) -> None:
-        log.warning("endpoint crashed", deployment=deployment.pk, name=deployment.name, code=code, error=message)
-        observations.deployment_crashed(deployment=deployment, code=code, message=message)
+    def _crashed(self, replica: Replica, code: str, message: str) -> None:
+        log.warning("endpoint crashed", replica=str(replica), name=replica.deployment.name, code=code, error=message)
+        excerpt = log_excerpt(self.config, replica) if code in ENGINE_ERRORS else ""
+        observations.replica_crashed(replica=replica, code=code, message=message, log=excerpt)
 
-    def _forget(self, deployment_id: str) -> _Watched | None:
-        watched = self._watched.pop(deployment_id, None)
+    def _forget(self, replica_id: int) -> _Watched | None:
+        watched = self._watched.pop(replica_id, None)
         if watched is not None and watched.process is not None and watched.process.poll() is None:
             self._unreaped.append(watched.process)
         return watched
 
     def _drain_all(self) -> None:
         alive = []
-        for deployment in deployments_to_supervise():
-            identity = _identity(deployment)
+        for replica in replicas_held(self.id):
+            identity = self._identity(replica)
             if identity is not None and identity.is_alive():
-                self._drain(deployment, self._watch(deployment, identity))
-                alive.append((deployment, identity))
+                observations.replica_draining(replica=replica, is_forced=True)
+                identity.terminate()
+                alive.append((replica, identity))
         deadline = time.monotonic() + self.timings.drain_seconds
-        for deployment, identity in alive:
+        for replica, identity in alive:
             while identity.is_alive() and time.monotonic() < deadline:
                 time.sleep(0.05)
             identity.kill()
-            self._forget(deployment.pk)
-            if deployment.state == State.STOPPING:
-                observations.deployment_stopped(deployment=deployment)
-            else:
-                observations.deployment_drained(deployment=deployment)
+            self._forget(replica.pk)
+            observations.replica_ended(replica=replica)
+
+    def _identity(self, replica: Replica) -> ProcessIdentity | None:
+        """None if there is no process on this machine."""
+        if replica.pid is None or replica.node not in ("", self.config.node_name):
+            return None
+        return ProcessIdentity(replica.pid, replica.process_started)
 
 
-def _identity(deployment: Deployment) -> ProcessIdentity | None:
-    return None if deployment.pid is None else ProcessIdentity(deployment.pid, deployment.process_started)
+def _is_surplus(replica: Replica) -> bool:
+    return replica.number >= replica.deployment.num_replicas
+
+
+def _should_run(replica: Replica) -> bool:
+    return replica.deployment.state in RUNNING_STATES and not _is_surplus(replica)

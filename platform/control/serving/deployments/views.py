@@ -64,7 +64,8 @@ class DeploymentView(OneDeploymentView):
     def patch(self, request: Request, deployment_id: str, body: DeploymentUpdateInput) -> DeploymentObject:
         """Replaces the speculator or the list of adapters. With a `speculator_id` of null, there is no speculator.
 
-        The endpoint finishes its requests and restarts.
+        The endpoint finishes its requests and restarts, one replica after another. It does not restart when only
+        `remember_answers` or `replicas` changes.
         """
         update_from(self.deployment(deployment_id), body)
         return DeploymentObject.of(self.deployment(deployment_id))

@@ -7,7 +7,9 @@ ready is reached by the next request.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -17,7 +19,7 @@ from control.billing.spending.selectors import cap_reached, caps_of
 from control.billing.usage.selectors import price_of, require_price
 from control.core.api.errors import ApiError
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.selectors import canary_of, deployment_by_name
+from control.serving.deployments.selectors import canary_of, deployment_by_name, replicas_up
 from control.serving.gateway.model_limits import model_limits
 from control.serving.gateway.upstream import Target
 from control.tenants.accounts.models import ApiKey
@@ -27,23 +29,38 @@ from control.tenants.row_security.scope import as_tenant
 RETRY_AFTER_SECONDS = 5
 CACHE_SECONDS = 1.0
 _MAX_ROUTES = 10_000
-_UP = frozenset({Deployment.State.READY, Deployment.State.DEGRADED})
 
 Call = Callable[..., Awaitable[Any]]  # calls a function with its arguments where it may use the database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
+    """A replica that is up."""
+
     deployment_id: str  # of the named deployment, or of its canary
     target: Target
+
+
+class OpenByTarget(Counter[Target]):
+    """Counts the requests that this gateway has sent to each replica and that have not ended."""
+
+    @contextmanager
+    def one_more(self, target: Target) -> Iterator[None]:
+        self[target] += 1
+        try:
+            yield
+        finally:
+            self[target] -= 1
+            if not self[target]:
+                del self[target]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     named_id: str  # the deployment that `model` names
     base_model_id: str
-    main: Process | None  # at least one of main and canary is up
-    canary: Process | None
+    main: tuple[Process, ...]  # at least one of main and canary has a process
+    canary: tuple[Process, ...]
     canary_percent: int
     is_capped: bool  # whether spend caps apply to the caller
     input_nanousd: int  # a token's price
@@ -52,13 +69,17 @@ class Route:
     template_bytes: int  # of text that the chat template can add for each part of a chat
     remembers_answers: bool  # whether drafts may be copied from past answers
 
-    def choose(self) -> Process:
-        """Selects the canary for its share of the requests. If only one process is up, it gets all requests."""
-        chosen = self.main or self.canary
-        if self.canary is not None and self.main is not None and random.random() * 100 < self.canary_percent:
-            chosen = self.canary
-        assert chosen is not None, "one of them is up"
-        return chosen
+    def choose(self, open_requests: OpenByTarget, *, without: Process | None = None) -> Process | None:
+        """Selects the canary for its share of the requests, and then the replica with the fewest open requests.
+
+        If only one of deployment and canary is up, it gets all requests.
+
+        Args: without: a process that did not accept the request.
+        Returns: None if there is no other process.
+        """
+        main, canary = (tuple(each for each in group if each != without) for group in (self.main, self.canary))
+        is_canary = bool(canary) and (not main or random.random() * 100 < self.canary_percent)
+        return min(canary if is_canary else main, key=lambda each: open_requests[each.target], default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +99,7 @@ class Routes:
     """Of concurrent requests for one route, only the first reads it; the others wait for the result."""
 
     def __init__(self, call: Call) -> None:
+        self.open_by_target = OpenByTarget()
         self._call = call
         self._entries: dict[_Wanted, _Entry] = {}
 
@@ -122,8 +144,8 @@ def route_read(key: ApiKey, model: str) -> Route:
             raise ApiError(429, reached.message, reached.code, type="insufficient_quota", headers=headers)
         deployment = deployment_by_name(key.organization, model, only=key.deployment_ids)
         canary = canary_of(deployment)
-        main_process, canary_process = _process(deployment), None if canary is None else _process(canary)
-        if main_process is None and canary_process is None:
+        main_processes, canary_processes = _processes(deployment), () if canary is None else _processes(canary)
+        if not main_processes and not canary_processes:
             raise _not_ready(deployment)
         require_price(base_model_id=deployment.base_model_id, name=deployment.base_model.name)
         price = price_of(deployment.base_model_id)
@@ -131,8 +153,8 @@ def route_read(key: ApiKey, model: str) -> Route:
     return Route(
         named_id=deployment.pk,
         base_model_id=deployment.base_model_id,
-        main=main_process,
-        canary=canary_process,
+        main=main_processes,
+        canary=canary_processes,
         canary_percent=0 if canary is None else canary.canary_percent,
         is_capped=is_capped,
         input_nanousd=price.input_nanousd,
@@ -143,11 +165,12 @@ def route_read(key: ApiKey, model: str) -> Route:
     )
 
 
-def _process(deployment: Deployment) -> Process | None:
-    """The deployment's process if it is up."""
-    if deployment.state not in _UP or deployment.port is None:
-        return None
-    return Process(deployment_id=deployment.pk, target=Target(port=deployment.port, token=deployment.token))
+def _processes(deployment: Deployment) -> tuple[Process, ...]:
+    return tuple(
+        Process(deployment_id=deployment.pk, target=Target(replica.host, replica.port, replica.token))
+        for replica in replicas_up(deployment)
+        if replica.port is not None
+    )
 
 
 def _not_ready(deployment: Deployment) -> ApiError:

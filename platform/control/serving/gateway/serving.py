@@ -118,7 +118,7 @@ async def _serve(
         request_id=request_id(request),
         memory=(caller.project_id or caller.organization_id) if route.remembers_answers else None,
     )
-    answer = await exchange.send(send, key, route)
+    answer = await exchange.send(send, key, route, until_complete)
     headers = {} if answer.retry_after is None else {"Retry-After": answer.retry_after}
     if isinstance(answer.body, bytes):
         await exchange.end_complete(answer.status, answer.body)
@@ -170,17 +170,26 @@ class _Exchange:
     reserved: _Reserved | None  # None: no spend cap applies
     span: Span
 
-    async def send(self, send: Callable[[Target], Awaitable[Answer]], key: ApiKey, route: Route) -> Answer:
+    async def send(
+        self, send: Callable[[Target], Awaitable[Answer]], key: ApiKey, route: Route, until_complete: ExitStack
+    ) -> Answer:
         """Raises: ApiError: 502, the engine failed; 503, the deployment has been stopped."""
-        process = route.choose()
+        open_requests = self.backend.routes.open_by_target
+        process = route.choose(open_requests)
+        assert process is not None, "a route has a process"
         try:
             try:
-                answer = await send(process.target)
+                with ExitStack() as counted:
+                    counted.enter_context(open_requests.one_more(process.target))
+                    answer = await send(process.target)
+                    until_complete.push(counted.pop_all())
             except NotAccepted:  # the process may have been replaced since the route was read
                 route = await self.backend.routes.find(key, self.model, newer_than=route)
-                if process in (route.main, route.canary):
+                other = route.choose(open_requests, without=process)
+                if other is None:
                     raise
-                process = route.choose()
+                process = other
+                until_complete.enter_context(open_requests.one_more(process.target))
                 answer = await send(process.target)
         except BaseException as error:
             await self._end_failed(error, process)

@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 import httpx2
 
 from control.core.api.errors import ApiError
-from control.core.settings.config import get_config
 from control.serving.gateway.meter import without_comment
 from control.serving.gateway.wire import WIRES
 
@@ -34,6 +33,7 @@ class NotAccepted(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    host: str
     port: int
     token: str
 
@@ -55,7 +55,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
     client = _client()
     request = client.build_request(
         "POST",
-        f"http://{get_config().engine_host}:{target.port}{path}",
+        f"http://{target.host}:{target.port}{path}",
         content=_once(body),
         headers={
             "Content-Length": str(len(body)),

@@ -18,6 +18,7 @@ from control.core.api.errors import ApiError
 from control.models.catalog.models import Speculator
 from control.serving.deployments.figures import figures_since
 from control.serving.deployments.models import Deployment
+from control.serving.deployments.selectors import has_crashed, has_given_up
 from control.serving.deployments.services import (
     canary_create,
     canary_share,
@@ -137,7 +138,7 @@ def _finish(rollout: Rollout) -> None:
     deployment = rollout.deployment
     if deployment.deleted_at is not None or deployment.speculator_id != rollout.speculator_id:
         _roll_back(rollout, "superseded", "The deployment was changed during the rollout.")
-    elif deployment.state == State.FAILED:
+    elif deployment.state == State.FAILED or has_given_up(deployment):
         with transaction.atomic():
             if _roll_back(rollout, "deployment_failed", "The deployment did not start with the new speculator."):
                 deployment_update(deployment=deployment, speculator=rollout.previous, allow_output_change=True)
@@ -154,7 +155,7 @@ def _abort_if_obsolete(rollout: Rollout) -> bool:
         _roll_back(rollout, "deployment_stopped", "The deployment was stopped.")
     elif deployment.speculator_id != rollout.previous_id:
         _roll_back(rollout, "superseded", "The deployment was given another speculator during the rollout.")
-    elif canary.crashes or canary.state == State.FAILED:
+    elif canary.state == State.FAILED or has_crashed(canary):
         _roll_back(rollout, "canary_crashed", str((canary.error or {}).get("message", "The canary's process ended.")))
     else:
         return False

@@ -31,7 +31,7 @@ class Across(StrEnum):
     AUTHENTICATION = "the organization is unknown until the API key has been found"
     CLAIM = "the choice of the next job compares all organizations"
     HOUSEKEEPING = "a worker looks for due tasks of all organizations"
-    SUPERVISION = "one supervisor runs the deployments of all organizations"
+    SUPERVISION = "supervisors run the deployments of all organizations"
     CONSOLE = "operators administer all organizations"
     COMMAND = "an operator runs a management command"
 

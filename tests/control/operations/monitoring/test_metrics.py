@@ -20,12 +20,11 @@ from pytest_django import Settings
 from control.core.observability.listener import listen
 from control.core.settings.config import get_config
 from control.queue.jobs.models import Job
-from control.serving.deployments.models import Deployment
 from control.tenants.accounts.models import Organization
 from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 from tests.control.factories import make_base_model, make_job
 from tests.control.queue.jobs.helpers import claim, expire_lease, submit
-from tests.control.serving.deployments.support import make_deployment
+from tests.control.serving.deployments.support import make_deployment, make_replica
 
 ROOT = Path(__file__).resolve().parents[4]
 TOKEN = "a token of the engine"
@@ -137,13 +136,12 @@ def test_an_engines_samples_are_labelled_with_its_deployment_and_organization(
     organization: Organization, engine_port: int
 ) -> None:
     deployment, silent = (make_deployment(make_base_model(), organization, name) for name in ("fast", "silent"))
-    both = Deployment.objects.filter(pk__in=(deployment.pk, silent.pk))
-    both.update(state=Deployment.State.READY, port=engine_port, token=TOKEN)
-    Deployment.objects.filter(pk=silent.pk).update(port=1)
+    for row, port in ((deployment, engine_port), (silent, 1)):
+        make_replica(row, port=port, token=TOKEN)
 
     metrics = scrape()
 
-    labels = deployment.pk, "fast", organization.pk
+    labels = deployment.pk, "fast", organization.pk, "0"
     assert metrics["vllm:spec_decode_num_drafts_total", *labels] == 10
     assert metrics["vllm:spec_decode_num_accepted_tokens_total", *labels] == 25
     assert not [name for name in metrics if silent.pk in name or name[0] == "process_open_fds"]

@@ -5,7 +5,7 @@ import pytest
 from pytest_django import Settings
 
 from control.core.settings.config import get_config
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Replica
 from control.serving.deployments.processes import ProcessIdentity
 from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from tests.control.serving.deployments.support import FAKE_ENGINE
@@ -27,7 +27,7 @@ def supervisor(db: None, settings: Settings, tmp_path: Path) -> Iterator[Supervi
     supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS)
     yield supervisor
     supervisor.stop()
-    for pid, started in Deployment.objects.exclude(pid=None).values_list("pid", "process_started"):
+    for pid, started in Replica.objects.exclude(pid=None).values_list("pid", "process_started"):
         assert pid is not None
         ProcessIdentity(pid, started).kill()
     children = [watched.process for watched in supervisor._watched.values() if watched.process]

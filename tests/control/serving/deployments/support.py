@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from control.models.catalog.models import BaseModel, Speculator
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.processes import ProcessIdentity
 from control.serving.deployments.services import deployment_create
 from control.serving.deployments.supervisor import Supervisor
@@ -60,7 +60,7 @@ def tick_until(supervisor: Supervisor, condition: Callable[[], bool], *, seconds
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            rows = list(Deployment.objects.values("name", "state", "generation", "observed_generation", "pid", "error"))
+            rows = list(Deployment.objects.values("name", "state", "generation", "observed_generation", "error"))
             pytest.fail(f"not within {seconds} s; the rows are {rows}")
         supervisor.tick()
         time.sleep(0.02)
@@ -76,7 +76,23 @@ def tick_until_state(
     tick_until(supervisor, reached, seconds=seconds)
 
 
+def replica_of(deployment: Deployment) -> Replica:
+    """The first replica, read from the database."""
+    return Replica.objects.select_related("deployment").get(deployment=deployment, number=0)
+
+
+def make_replica(deployment: Deployment, **values: object) -> Replica:
+    """A ready replica without a process."""
+    defaults: dict[str, object] = {"number": 0, "state": Replica.State.READY, "host": "127.0.0.1"}
+    return Replica.objects.create(deployment=deployment, **{**defaults, **values})
+
+
+def crashes_of(deployment: Deployment) -> list[float]:
+    """The times of the crashes of all replicas."""
+    return [at for replica in Replica.objects.filter(deployment=deployment) for at in replica.crashes]
+
+
 def identity_of(deployment: Deployment) -> ProcessIdentity:
-    deployment.refresh_from_db()
-    assert deployment.pid is not None
-    return ProcessIdentity(deployment.pid, deployment.process_started)
+    replica = replica_of(deployment)
+    assert replica.pid is not None
+    return ProcessIdentity(replica.pid, replica.process_started)

@@ -42,6 +42,8 @@ def test_a_deployment_is_created_with_a_name_and_a_model(client: Client, organiz
             "drafting": None,
             "draft_budget": None,
         },
+        "replicas": 1,
+        "ready_replicas": 0,
         "desired_state": "running",
         "state": "provisioning",
         "error": None,

@@ -9,101 +9,110 @@ from django.utils import timezone
 from control.billing.ledger.models import LedgerLine, Subject
 from control.serving.deployments import observations
 from control.serving.deployments.metering import INTERVAL, endpoint_meter
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Replica
 from control.serving.deployments.services import deployment_stop
 from control.serving.deployments.supervisor import Supervisor
 from control.tenants.accounts.models import Organization
 from tests.control.factories import make_base_model
-from tests.control.serving.deployments.support import State, make_deployment, make_served_model, tick_until_state
+from tests.control.serving.deployments.support import (
+    State,
+    make_deployment,
+    make_replica,
+    make_served_model,
+    replica_of,
+    tick_until_state,
+)
 
 
-def launched(organization: Organization, *, seconds_ago: float) -> Deployment:
-    """A deployment whose process was launched, and metered for the last time, so many seconds ago."""
-    deployment = make_deployment(make_base_model(), organization)
-    process = {"pid": 4_000_000, "process_started": "1", "port": 1, "token": "t", "device": ""}
-    assert observations.deployment_launched(deployment=deployment, **process)  # type: ignore[arg-type]
-    Deployment.objects.filter(pk=deployment.pk).update(metered_until=timezone.now() - timedelta(seconds=seconds_ago))
-    deployment.refresh_from_db()
-    return deployment
+def launched(organization: Organization, *, seconds_ago: float) -> Replica:
+    """A replica whose process was launched, and metered for the last time, so many seconds ago."""
+    made = make_replica(make_deployment(make_base_model(), organization))
+    assert observations.replica_launched(replica=made, pid=4_000_000, process_started="1", port=1, token="t")
+    Replica.objects.filter(pk=made.pk).update(metered_until=timezone.now() - timedelta(seconds=seconds_ago))
+    return again(made)
 
 
-def recorded_seconds(deployment: Deployment) -> list[float]:
-    lines = LedgerLine.objects.filter(subject=Subject.ENDPOINT_TIME, object_id=deployment.pk).order_by("started_at")
+def again(replica: Replica) -> Replica:
+    return Replica.objects.select_related("deployment").get(pk=replica.pk)
+
+
+def recorded_seconds(deployment_id: str) -> list[float]:
+    lines = LedgerLine.objects.filter(subject=Subject.ENDPOINT_TIME, object_id=deployment_id).order_by("started_at")
     return [line.count / 1000 for line in lines]
 
 
 def test_a_running_process_is_recorded_once_per_interval(organization: Organization) -> None:
-    deployment = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
+    replica = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
 
     for _ in range(3):
-        endpoint_meter(deployment=deployment)
-        deployment.refresh_from_db()
+        endpoint_meter(replica=replica)
+        replica.refresh_from_db(fields=["metered_until"])
 
-    assert recorded_seconds(deployment) == [pytest.approx(65, abs=2)]
+    assert recorded_seconds(replica.deployment_id) == [pytest.approx(65, abs=2)]
 
 
 def test_of_two_supervisors_that_read_the_same_row_one_records_the_interval(organization: Organization) -> None:
-    deployment = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
-    same_row = Deployment.objects.get(pk=deployment.pk)
+    replica = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
+    same_row = again(replica)
 
-    endpoint_meter(deployment=deployment)
-    endpoint_meter(deployment=same_row)
+    endpoint_meter(replica=replica)
+    endpoint_meter(replica=same_row)
 
-    (line,) = LedgerLine.objects.filter(subject=Subject.ENDPOINT_TIME, object_id=deployment.pk)
-    assert Deployment.objects.get(pk=deployment.pk).metered_until == line.ended_at, "a period is not recorded"
+    (line,) = LedgerLine.objects.filter(subject=Subject.ENDPOINT_TIME, object_id=replica.deployment_id)
+    assert again(replica).metered_until == line.ended_at, "a period is not recorded"
 
 
 def test_a_supervisor_with_an_old_row_does_not_meter_a_process_that_has_ended(organization: Organization) -> None:
-    deployment = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
-    old_row = Deployment.objects.get(pk=deployment.pk)
-    observations.deployment_crashed(deployment=deployment, code="engine_exited", message="")
+    replica = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
+    old_row = again(replica)
+    observations.replica_crashed(replica=replica, code="engine_exited", message="")
 
-    endpoint_meter(deployment=old_row)
+    endpoint_meter(replica=old_row)
 
-    assert Deployment.objects.get(pk=deployment.pk).metered_until is None
-    assert recorded_seconds(deployment) == [INTERVAL.total_seconds()]
+    assert again(replica).metered_until is None
+    assert recorded_seconds(replica.deployment_id) == [INTERVAL.total_seconds()]
 
 
 def test_a_process_that_outlives_its_supervisor_is_recorded_without_a_gap(organization: Organization) -> None:
-    deployment = launched(organization, seconds_ago=3600)  # no supervisor has run for an hour
+    replica = launched(organization, seconds_ago=3600)  # no supervisor has run for an hour
 
-    endpoint_meter(deployment=deployment)
+    endpoint_meter(replica=replica)
 
-    assert recorded_seconds(deployment) == [pytest.approx(3600, abs=2)]
+    assert recorded_seconds(replica.deployment_id) == [pytest.approx(3600, abs=2)]
 
 
 def test_a_process_that_died_without_a_supervisor_is_charged_for_at_most_one_interval(
     organization: Organization,
 ) -> None:
-    deployment = launched(organization, seconds_ago=3600)
+    replica = launched(organization, seconds_ago=3600)
 
-    observations.deployment_crashed(deployment=deployment, code="engine_exited", message="")
+    observations.replica_crashed(replica=replica, code="engine_exited", message="")
 
-    assert recorded_seconds(deployment) == [INTERVAL.total_seconds()]
+    assert recorded_seconds(replica.deployment_id) == [INTERVAL.total_seconds()]
 
 
 def test_an_endpoint_that_stops_is_recorded_until_its_end_and_a_second_observation_adds_nothing(
     organization: Organization,
 ) -> None:
-    deployment = launched(organization, seconds_ago=10)
-    late = Deployment.objects.get(pk=deployment.pk)
-    observations.deployment_crashed(deployment=deployment, code="engine_exited", message="")
-    observations.deployment_drained(deployment=late)
+    replica = launched(organization, seconds_ago=10)
+    late = again(replica)
+    observations.replica_crashed(replica=replica, code="engine_exited", message="")
+    observations.replica_ended(replica=late)
 
-    assert recorded_seconds(deployment) == [pytest.approx(10, abs=2)]
-    assert Deployment.objects.get(pk=deployment.pk).metered_until is None
+    assert recorded_seconds(replica.deployment_id) == [pytest.approx(10, abs=2)]
+    assert again(replica).metered_until is None
 
 
 def test_a_process_launched_by_a_release_that_did_not_meter_is_metered_from_now_on(organization: Organization) -> None:
-    deployment = launched(organization, seconds_ago=0)
-    Deployment.objects.filter(pk=deployment.pk).update(metered_until=None)
-    deployment.refresh_from_db()
+    replica = launched(organization, seconds_ago=0)
+    Replica.objects.filter(pk=replica.pk).update(metered_until=None)
+    replica.refresh_from_db(fields=["metered_until"])
 
-    endpoint_meter(deployment=deployment)
+    endpoint_meter(replica=replica)
 
-    deployment.refresh_from_db()
-    assert deployment.metered_until is not None
-    assert recorded_seconds(deployment) == []
+    replica.refresh_from_db(fields=["metered_until"])
+    assert replica.metered_until is not None
+    assert recorded_seconds(replica.deployment_id) == []
 
 
 def test_the_supervisor_records_the_device_time_of_a_process_from_its_launch_to_its_end(
@@ -111,14 +120,14 @@ def test_the_supervisor_records_the_device_time_of_a_process_from_its_launch_to_
 ) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model"), organization)
     tick_until_state(supervisor, deployment, State.READY)
-    launched_at = Deployment.objects.get(pk=deployment.pk).metered_until
+    launched_at = replica_of(deployment).metered_until
     assert launched_at is not None
-    Deployment.objects.filter(pk=deployment.pk).update(metered_until=launched_at - INTERVAL)
+    Replica.objects.filter(deployment=deployment).update(metered_until=launched_at - INTERVAL)
 
     supervisor.tick()
     deployment_stop(deployment=deployment)
     tick_until_state(supervisor, deployment, State.STOPPED)
 
-    total = sum(recorded_seconds(deployment))
+    total = sum(recorded_seconds(deployment.pk))
     assert total == pytest.approx((timezone.now() - launched_at + INTERVAL).total_seconds(), abs=2)
-    assert len(recorded_seconds(deployment)) == 2
+    assert len(recorded_seconds(deployment.pk)) == 2

@@ -20,7 +20,9 @@ from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     State,
     make_deployment,
+    make_replica,
     make_served_model,
+    replica_of,
     tick_until,
     tick_until_state,
 )
@@ -42,12 +44,12 @@ vllm:spec_decode_num_accepted_tokens_total{model_name="m"} 15.0
 @pytest.fixture
 def deployment(organization: Organization) -> Deployment:
     made = deployment_create(organization=organization, name="endpoint", base_model=make_base_model())
-    made.pid, made.process_started = 7, "noon"
+    make_replica(made, pid=7, process_started="noon")
     return made
 
 
 def sample(deployment: Deployment, at: dt.datetime, **counters: float) -> None:
-    made = sample_keep(deployment=deployment, counters={**dict.fromkeys(COUNTERS, 0.0), **counters})
+    made = sample_keep(replica=deployment.replicas.get(), counters={**dict.fromkeys(COUNTERS, 0.0), **counters})
     DeploymentSample.objects.filter(pk=made.pk).update(at=at)
 
 
@@ -91,7 +93,7 @@ def test_counters_that_restart_at_zero_do_not_distort_the_difference(deployment:
     begin = timezone.now() - dt.timedelta(minutes=10)
     sample(deployment, begin, requests=100)
     sample(deployment, begin + dt.timedelta(minutes=1), requests=103)
-    deployment.process_started = "one"
+    deployment.replicas.update(process_started="one")
     sample(deployment, begin + dt.timedelta(minutes=2), requests=1)
     sample(deployment, begin + dt.timedelta(minutes=3), requests=6)
 
@@ -124,7 +126,7 @@ def test_the_supervisor_samples_ready_deployments(supervisor: Supervisor, tmp_pa
 
     first, second = DeploymentSample.objects.order_by("pk")[:2]
     assert second.counters["requests"] == first.counters["requests"] + 1
-    assert first.process == f"{deployment.pid}:{deployment.process_started}"
+    assert first.process == f"{replica_of(deployment).pid}:{replica_of(deployment).process_started}"
 
 
 def test_the_console_draws_acceptance_over_time(deployment: Deployment) -> None:

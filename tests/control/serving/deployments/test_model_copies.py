@@ -14,6 +14,7 @@ from tests.control.serving.deployments.support import (
     identity_of,
     make_deployment,
     make_model_folder,
+    make_replica,
     tick_until,
     tick_until_state,
 )
@@ -53,4 +54,4 @@ def test_a_model_that_is_deleted_before_the_launch_is_reported(supervisor: Super
     use_copy(copy_folder(supervisor.config, model.pk)).close()
 
     with pytest.raises(LaunchError, match="not available"):
-        launch(supervisor.config, make_deployment(model), device="", speculator_dir=None, lifeline=None)
+        launch(supervisor.config, make_replica(make_deployment(model)), device="", speculator_dir=None, lifeline=None)

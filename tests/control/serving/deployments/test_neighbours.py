@@ -17,11 +17,13 @@ from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from tests.control.factories import make_organization
 from tests.control.serving.deployments.support import (
     State,
+    crashes_of,
     identity_of,
     make_deployment,
     make_model_folder,
     make_served_model,
     make_speculator,
+    replica_of,
     tick_until,
     tick_until_state,
 )
@@ -91,11 +93,13 @@ def test_during_eight_slow_downloads_health_checks_go_on_and_no_healthy_endpoint
     tick_until(supervisor, lambda: storage.num_started == num_at_once)
 
     probed_ports.clear()
-    tick_until(supervisor, lambda: probed_ports.count(deployment.port or 0) >= 30)  # for longer than `hang_seconds`
+    tick_until(
+        supervisor, lambda: probed_ports.count(replica_of(deployment).port or 0) >= 30
+    )  # for longer than `hang_seconds`
 
     assert identity_of(deployment) == process
     assert process.is_alive()
-    assert (deployment.state, deployment.crashes) == (State.READY, [])
+    assert (deployment.state, crashes_of(deployment)) == (State.READY, [])
 
 
 def test_slow_downloads_of_one_organization_do_not_delay_the_endpoint_of_another(

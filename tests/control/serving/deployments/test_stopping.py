@@ -7,14 +7,15 @@ from pytest_django import Settings
 
 from control.core.settings.config import get_config
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.processes import ProcessIdentity
 from control.serving.deployments.supervisor import Supervisor
 from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     FAKE_ENGINE,
     State,
+    identity_of,
     make_deployment,
     make_served_model,
+    replica_of,
     tick_until_state,
 )
 
@@ -27,17 +28,17 @@ def test_engines_survive_their_supervisor_unless_it_drains(settings: Settings, t
     supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS, drains=drains)
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
-    deployment.refresh_from_db()
-    assert deployment.pid is not None
-    identity = ProcessIdentity(deployment.pid, deployment.process_started)
-    process = supervisor._watched[deployment.pk].process
+    identity = identity_of(deployment)
+    process = supervisor._watched[replica_of(deployment).pk].process
 
     supervisor.stop()
 
     try:
         assert identity.is_alive() is not drains
         after = Deployment.objects.get(pk=deployment.pk)
-        assert (after.state, after.pid is None) == ((State.PROVISIONING, True) if drains else (State.READY, False))
+        assert (after.state, replica_of(deployment).pid is None) == (
+            (State.PROVISIONING, True) if drains else (State.READY, False)
+        )
     finally:
         identity.kill()
         assert process is not None

@@ -13,9 +13,9 @@ from botocore.exceptions import EndpointConnectionError
 
 from control.core.storage.backends import FolderStorage, get_storage
 from control.serving.deployments.launcher import log_path
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.observations import backoff_seconds
-from control.serving.deployments.processes import DEPLOYMENT_ID_VARIABLE, ProcessIdentity
+from control.serving.deployments.processes import NAME_VARIABLE, ProcessIdentity
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop, deployment_update
 from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from tests.control.factories import make_organization
@@ -23,11 +23,14 @@ from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     FAKE_ENGINE,
     State,
+    crashes_of,
     identity_of,
     make_deployment,
     make_model_folder,
+    make_replica,
     make_served_model,
     make_speculator,
+    replica_of,
     tick_until,
     tick_until_state,
 )
@@ -36,9 +39,9 @@ from tests.control.serving.deployments.support import (
 def send_request(deployment: Deployment) -> httpx2.Response:
     deployment.refresh_from_db()
     return httpx2.post(
-        f"http://127.0.0.1:{deployment.port}/v1/completions",
+        f"http://127.0.0.1:{replica_of(deployment).port}/v1/completions",
         json={"prompt": "hello"},
-        headers={"Authorization": f"Bearer {deployment.token}"},
+        headers={"Authorization": f"Bearer {replica_of(deployment).token}"},
         trust_env=False,
     )
 
@@ -58,7 +61,7 @@ def test_an_endpoint_is_ready_once_its_engine_is_healthy(supervisor: Supervisor,
 def test_an_engine_that_never_passes_its_health_check_is_never_ready(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "mute"))
     supervisor.timings = SupervisorTimings(probe_seconds=0.02, startup_seconds=0.5)
-    tick_until(supervisor, lambda: Deployment.objects.get().pid is not None)
+    tick_until(supervisor, lambda: Replica.objects.exclude(pid=None).exists())
     process = identity_of(deployment)
 
     tick_until(supervisor, lambda: Deployment.objects.get().error is not None)
@@ -130,7 +133,7 @@ def test_a_dead_engine_is_noticed_within_two_seconds_and_started_again(superviso
     tick_until_state(supervisor, deployment, State.READY)
 
     assert noticed < 2.0
-    assert len(deployment.crashes) == 1
+    assert len(crashes_of(deployment)) == 1
     assert identity_of(deployment) != first
     assert send_request(deployment).status_code == 200
 
@@ -142,13 +145,13 @@ def test_the_delay_after_a_crash_doubles_up_to_a_minute() -> None:
 def test_a_crashed_engine_is_not_restarted_during_its_back_off(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "crash"))
 
-    tick_until(supervisor, lambda: bool(Deployment.objects.get().crashes))
+    tick_until(supervisor, lambda: bool(crashes_of(deployment)))
     for _ in range(5):
         supervisor.tick()
 
     deployment.refresh_from_db()
-    assert deployment.pid is None
-    assert len(deployment.crashes) == 1
+    assert replica_of(deployment).pid is None
+    assert len(crashes_of(deployment)) == 1
     assert deployment.error == {"code": "engine_exited", "message": "The engine ended with code 3."}
     assert "out of luck" in log_path(supervisor.config, deployment.pk).read_text()
 
@@ -162,8 +165,8 @@ def test_five_crashes_in_a_row_are_a_crash_loop(supervisor: Supervisor, tmp_path
         supervisor.tick()
 
     deployment.refresh_from_db()
-    assert (deployment.state, deployment.pid) == (State.FAILED, None)
-    assert len(deployment.crashes) == 5
+    assert (deployment.state, replica_of(deployment).pid) == (State.FAILED, None)
+    assert len(crashes_of(deployment)) == 5
     assert deployment.error is not None
     assert deployment.error["code"] == "crash_loop"
 
@@ -177,15 +180,15 @@ def test_starting_a_failed_deployment_clears_its_crashes(supervisor: Supervisor,
     deployment_start(deployment=deployment)
     tick_until_state(supervisor, deployment, State.READY)
 
-    assert deployment.crashes == []
+    assert crashes_of(deployment) == []
     assert deployment.error is None
 
 
 def test_crashes_older_than_ten_minutes_do_not_count(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "crash"))
-    Deployment.objects.update(crashes=[time.time() - 601.0] * 4)
+    make_replica(deployment, state=Replica.State.PROVISIONING, crashes=[time.time() - 601.0] * 4)
 
-    tick_until(supervisor, lambda: len(Deployment.objects.get().crashes) == 1)
+    tick_until(supervisor, lambda: len(crashes_of(deployment)) == 1)
 
     deployment.refresh_from_db()
     assert deployment.state == State.PROVISIONING
@@ -200,7 +203,8 @@ def test_stopping_a_deployment_ends_its_process(supervisor: Supervisor, tmp_path
     tick_until_state(supervisor, deployment, State.STOPPED)
 
     assert not process.is_alive()
-    assert (deployment.pid, deployment.port, deployment.token, deployment.crashes) == (None, None, "", [])
+    replica = replica_of(deployment)
+    assert (replica.pid, replica.port, replica.token, replica.crashes) == (None, None, "", [])
 
 
 def test_an_engine_that_ignores_sigterm_is_killed(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -242,7 +246,7 @@ def test_a_change_of_the_speculator_restarts_the_engine_and_is_not_a_crash(
     tick_until_state(supervisor, deployment, State.READY)
 
     assert not first.is_alive()
-    assert deployment.crashes == []
+    assert crashes_of(deployment) == []
     assert send_request(deployment).json()["options"]["drafter"] == "medusa+suffix"
 
 
@@ -261,20 +265,19 @@ def test_the_next_supervisor_adopts_the_engines_of_the_previous_one(supervisor: 
 
     assert identity_of(deployment) == process
     assert process.is_alive()
-    assert deployment.crashes == []
+    assert crashes_of(deployment) == []
     os.kill(process.pid, signal.SIGKILL)
-    tick_until(successor, lambda: len(Deployment.objects.get().crashes) == 1)
+    tick_until(successor, lambda: len(crashes_of(deployment)) == 1)
     successor.stop()
 
 
 def test_a_process_that_reuses_a_recorded_pid_is_not_adopted(supervisor: Supervisor, tmp_path: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     deployment = make_deployment(make_served_model(tmp_path / "model"))
-    Deployment.objects.update(
-        pid=bystander.pid, process_started="another life", port=1, observed_generation=1, state=State.READY
-    )
+    make_replica(deployment, pid=bystander.pid, process_started="another life", port=1, generation=1)
+    Deployment.objects.update(observed_generation=1, state=State.READY)
 
-    tick_until(supervisor, lambda: bool(Deployment.objects.get().crashes))
+    tick_until(supervisor, lambda: bool(crashes_of(deployment)))
     deployment_stop(deployment=Deployment.objects.get())
     tick_until_state(supervisor, deployment, State.STOPPED)
 
@@ -287,7 +290,7 @@ def test_an_engine_process_that_no_row_records_is_killed(supervisor: Supervisor,
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     stray = subprocess.Popen(
         [*FAKE_ENGINE, "--model-dir", str(tmp_path / "model"), "--host", "127.0.0.1", "--port", "0"],
-        env={**os.environ, DEPLOYMENT_ID_VARIABLE: deployment.pk},
+        env={**os.environ, NAME_VARIABLE: f"{deployment.pk}-0-1"},
         start_new_session=True,
     )
 
@@ -300,13 +303,13 @@ def test_a_crash_reported_for_an_outdated_row_changes_nothing(supervisor: Superv
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
     process = identity_of(deployment)
-    outdated = Deployment.objects.get()
+    outdated = replica_of(deployment)
     deployment_stop(deployment=deployment)
 
     supervisor._crashed(outdated, "engine_exited", "late")
 
     deployment.refresh_from_db()
-    assert (deployment.state, deployment.crashes) == (State.STOPPING, [])
+    assert (deployment.state, crashes_of(deployment)) == (State.STOPPING, [])
     assert isinstance(process, ProcessIdentity)
 
 
@@ -339,5 +342,6 @@ def test_the_engine_gets_no_secret_of_the_control_plane(
     assert "DATABASE_URL" not in environment
     assert "AWS_SECRET" not in environment
     assert "MAIL_PASSWORD" not in environment
-    assert deployment.token
-    assert deployment.token not in Path(f"/proc/{deployment.pid}/cmdline").read_text(), "arguments are no secret"
+    replica = replica_of(deployment)
+    assert replica.token
+    assert replica.token not in Path(f"/proc/{replica.pid}/cmdline").read_text(), "arguments are no secret"

@@ -15,7 +15,7 @@ from django.db.models import Sum
 
 from control.billing.ledger.models import LedgerLine, Subject
 from control.billing.usage.models import UsageRecord
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.supervisor import Supervisor
 from tests.control.serving.deployments.support import State, identity_of, tick_until_state
 from tests.control.serving.gateway.test_gateway import chat, wait_for
@@ -83,7 +83,7 @@ def test_killed_engines_end_their_streams_with_an_error_and_are_started_again(
             assert is_real or time.monotonic() - killed_at < 2
             tick_until_state(supervisor, each_deployment, State.READY, seconds=120)
             assert is_real or time.monotonic() - killed_at < 5
-            Deployment.objects.update(crashes=[])  # five crashes within ten minutes would be a crash loop
+            Replica.objects.update(crashes=[])  # five crashes within ten minutes would be a crash loop
 
         last = client.post("/chat/completions", json=chat("hello", temperature=0, max_tokens=24)).json()
     if is_real:

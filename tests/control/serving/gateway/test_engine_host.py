@@ -5,7 +5,8 @@ import pytest
 from pytest_django import Settings
 
 from control.core.settings.config import get_config
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Deployment, Replica
+from tests.control.serving.deployments.support import replica_of
 from tests.control.serving.gateway.test_gateway import chat
 
 OTHER_ADDRESS = "127.0.0.2"  # belongs to this machine, but an engine that listens on 127.0.0.1 does not accept it
@@ -27,11 +28,11 @@ def test_a_gateway_reaches_engines_on_another_host(
     assert answer.status_code == 200
 
 
-def test_a_gateway_looks_for_engines_on_the_configured_host_only(
-    settings: Settings, deployment: Deployment, base_url: str, token: str
+def test_a_gateway_looks_for_an_engine_on_the_host_in_its_row_only(
+    deployment: Deployment, base_url: str, token: str
 ) -> None:
     """The engine was started for gateways on its machine."""
-    settings.SLIPSTREAM = get_config().model_copy(update={"engine_host": OTHER_ADDRESS})
+    Replica.objects.update(host=OTHER_ADDRESS)
     headers = {"Authorization": f"Bearer {token}"}
     answer = httpx2.post(f"{base_url}/chat/completions", json=chat("hello"), headers=headers, trust_env=False)
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_unavailable")
@@ -39,4 +40,4 @@ def test_a_gateway_looks_for_engines_on_the_configured_host_only(
 
 def test_by_default_an_engine_listens_on_loopback_only(deployment: Deployment) -> None:
     with pytest.raises(httpx2.ConnectError):
-        httpx2.get(f"http://{OTHER_ADDRESS}:{deployment.port}/health", trust_env=False)
+        httpx2.get(f"http://{OTHER_ADDRESS}:{replica_of(deployment).port}/health", trust_env=False)

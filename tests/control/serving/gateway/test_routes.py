@@ -12,10 +12,10 @@ import pytest
 
 from control.core.api.errors import ApiError
 from control.core.processes.ports import free_port
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.supervisor import Supervisor
 from control.serving.gateway import routes
-from control.serving.gateway.routes import Process, Route, Routes
+from control.serving.gateway.routes import OpenByTarget, Process, Route, Routes
 from control.serving.gateway.upstream import Target
 from control.tenants.accounts.models import ApiKey, Organization
 from tests.control.serving.deployments.support import (
@@ -23,6 +23,7 @@ from tests.control.serving.deployments.support import (
     identity_of,
     make_deployment,
     make_served_model,
+    replica_of,
     tick_until_state,
 )
 from tests.control.serving.gateway.test_gateway import chat, wait_for
@@ -31,11 +32,17 @@ KEY = ApiKey(id="k", organization_id="org")
 
 
 def make_route(port: int) -> Route:
-    main = Process(deployment_id="d", target=Target(port=port, token="t"))
+    main = Process(deployment_id="d", target=Target(host="127.0.0.1", port=port, token="t"))
     return Route(
-        named_id="d", main=main, canary=None, canary_percent=0, is_capped=False, input_nanousd=0, output_nanousd=0,
+        named_id="d", main=(main,), canary=(), canary_percent=0, is_capped=False, input_nanousd=0, output_nanousd=0,
         context_tokens=1, template_bytes=0, remembers_answers=True, base_model_id="m",
     )  # fmt: skip
+
+
+def port_of(route: Route) -> int:
+    process = route.choose(OpenByTarget())
+    assert process is not None
+    return process.target.port
 
 
 class Reads:
@@ -76,7 +83,7 @@ def test_a_route_is_read_again_after_a_second(clock: list[float]) -> None:
         found, ports = Routes(Reads(make_route(1), make_route(2))), []
         for seconds in (0.0, 0.9, 0.2):
             clock[0] += seconds
-            ports.append((await found.find(KEY, "m")).choose().target.port)
+            ports.append(port_of(await found.find(KEY, "m")))
         return ports
 
     assert asyncio.run(run()) == [1, 1, 2]
@@ -99,7 +106,7 @@ def test_a_refusal_is_not_kept(clock: list[float]) -> None:
         found = Routes(Reads(ApiError(503, "It is starting."), make_route(1)))
         with pytest.raises(ApiError):
             await found.find(KEY, "m")
-        return (await found.find(KEY, "m")).choose().target.port
+        return port_of(await found.find(KEY, "m"))
 
     assert asyncio.run(run()) == 1
 
@@ -110,19 +117,19 @@ def test_a_caller_who_disconnects_does_not_end_the_reading_for_others(clock: lis
         first, second = (asyncio.create_task(found.find(KEY, "m")) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
-        return (await second).choose().target.port
+        return port_of(await second)
 
     assert asyncio.run(run()) == 1
 
 
 @pytest.mark.usefixtures("deployment")
 def test_a_request_reaches_an_engine_that_moved_while_its_route_was_cached(base_url: str, token: str) -> None:
-    port = Deployment.objects.get().port
-    Deployment.objects.update(port=free_port())
+    port = Replica.objects.get().port
+    Replica.objects.update(port=free_port())
     headers = {"Authorization": f"Bearer {token}"}
     with httpx2.Client(base_url=base_url, headers=headers, trust_env=False) as client:
         assert client.post("/chat/completions", json=chat("hello")).status_code == 502
-        Deployment.objects.update(port=port)
+        Replica.objects.update(port=port)
 
         assert client.post("/chat/completions", json=chat("hello")).status_code == 200
 
@@ -160,10 +167,11 @@ def test_a_request_reaches_an_engine_whose_token_changed_while_its_route_was_cac
     client: httpx2.Client, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "CACHE_SECONDS", 3600.0)
-    Deployment.objects.update(token="of the previous process")
+    token_before = replica_of(deployment).token
+    Replica.objects.update(token="of the previous process")
     refused = client.post("/chat/completions", json=chat("hello"))
     assert (refused.status_code, refused.json()["error"]["code"]) == (502, "upstream_unavailable")
-    Deployment.objects.update(token=deployment.token)
+    Replica.objects.update(token=token_before)
 
     assert client.post("/chat/completions", json=chat("hello")).status_code == 200
 
@@ -173,12 +181,12 @@ def test_a_request_reaches_another_engine_if_the_one_in_the_cached_route_is_abou
 ) -> None:
     stopping = make_deployment(make_served_model(tmp_path / "stopping", "draining"), caller, "stopping")
     tick_until_state(supervisor, stopping, State.READY)
-    fast = Deployment.objects.filter(pk=deployment.pk)
-    fast.update(port=stopping.port, token=stopping.token)
+    fast, own, other = Replica.objects.filter(deployment=deployment), replica_of(deployment), replica_of(stopping)
+    fast.update(port=other.port, token=other.token)
     headers = {"Authorization": f"Bearer {token}"}
     with httpx2.Client(base_url=base_url, headers=headers, trust_env=False) as client:
         refused = client.post("/chat/completions", json=chat("hello"))
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
-        fast.update(port=deployment.port, token=deployment.token)
+        fast.update(port=own.port, token=own.token)
 
         assert client.post("/chat/completions", json=chat("hello")).status_code == 200

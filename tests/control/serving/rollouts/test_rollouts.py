@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from control.models.catalog.models import Speculator
 from control.serving.deployments.measuring import COUNTERS, sample_keep
-from control.serving.deployments.models import Deployment, DeploymentSample
+from control.serving.deployments.models import Deployment, DeploymentSample, Replica
 from control.serving.deployments.services import deployment_stop, deployment_update
-from control.serving.gateway.routes import Route, route_read
+from control.serving.gateway.routes import OpenByTarget, Route, route_read
 from control.serving.rollouts.decision import Figures, Terms, decide
 from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.services import rollouts_reconcile
@@ -64,10 +64,8 @@ def test_the_decision_depends_on_acceptance_length_and_error_rate(
 def deployment(organization: Organization) -> Deployment:
     model = make_base_model()
     old = make_speculator(model, organization, version=1)
-    serving: dict[str, Any] = {"state": State.READY, "port": 1, "token": "t"}
-    return Deployment.objects.create(
-        organization=organization, name="support", base_model=model, speculator=old, **serving
-    )
+    made = Deployment.objects.create(organization=organization, name="support", base_model=model, speculator=old)
+    return update_deployment(made, state=State.READY, port=1)
 
 
 @pytest.fixture
@@ -85,7 +83,11 @@ def start_rollout(
 
 
 def update_deployment(deployment: Deployment, **values: Any) -> Deployment:
-    """Changes a deployment's row as the supervisor does."""
+    """Changes the rows of a deployment and its replica as the supervisor does. Args: port: None: no process."""
+    if "port" in values:
+        port = values.pop("port")
+        process = {"port": port, "host": "127.0.0.1", "state": "provisioning" if port is None else "ready"}
+        Replica.objects.update_or_create(deployment=deployment, number=0, defaults=process)
     Deployment.objects.filter(pk=deployment.pk).update(**values)
     return Deployment.objects.get(pk=deployment.pk)
 
@@ -94,14 +96,21 @@ def add_samples(deployment: Deployment, *, requests: int, accepted: int, drafts:
     """Adds a sample of the engine's counters at zero, and one after the requests."""
     for factor in (0, 1):
         counters = {**dict.fromkeys(COUNTERS, 0.0), "requests": requests * factor, "drafts": drafts * factor}
-        sample_keep(deployment=deployment, counters={**counters, "accepted_tokens": accepted * factor})
+        replica, _ = Replica.objects.get_or_create(deployment=deployment, number=0)
+        sample_keep(replica=replica, counters={**counters, "accepted_tokens": accepted * factor})
 
 
 def start_canary(client: Client, deployment: Deployment, new_speculator: Speculator) -> tuple[Any, Deployment]:
     made = start_rollout(client, deployment, new_speculator)
-    canary = update_deployment(Rollout.objects.get().canary, state=State.READY, port=2, token="t")
+    canary = update_deployment(Rollout.objects.get().canary, state=State.READY, port=2)
     rollouts_reconcile()
     return made, canary
+
+
+def chosen_id(route: Route) -> str:
+    process = route.choose(OpenByTarget())
+    assert process is not None
+    return process.deployment_id
 
 
 def route_of(deployment: Deployment) -> Route:
@@ -127,7 +136,7 @@ def test_a_better_speculator_is_promoted_without_an_interruption(
     deployment.refresh_from_db()
     assert (deployment.speculator, deployment.generation) == (new_speculator, 2)
     restarting = update_deployment(deployment, state=State.PROVISIONING, port=None)
-    answering = route_of(restarting).choose().deployment_id
+    answering = chosen_id(route_of(restarting))
     assert answering == canary.pk, "the canary gets all requests while the deployment restarts"
 
     update_deployment(deployment, state=State.READY, port=3, observed_generation=2)
@@ -153,7 +162,7 @@ def test_a_worse_speculator_is_rolled_back_and_the_deployment_is_unchanged(
     before = deployment.generation
     deployment.refresh_from_db()
     assert (deployment.generation, deployment.speculator_id) == (before, made["previous_speculator_id"])
-    assert route_of(deployment).choose().deployment_id == deployment.pk
+    assert chosen_id(route_of(deployment)) == deployment.pk
     assert start_rollout(client, deployment, new_speculator)["status"] == "starting"
 
 
@@ -166,7 +175,8 @@ def test_a_rollout_is_rolled_back_after_a_crash_a_stop_or_a_change_of_the_deploy
     made, canary = start_canary(client, deployment, new_speculator)
     if change == "crash":
         error = {"code": "engine_exited", "message": "It ended."}
-        update_deployment(canary, state=State.PROVISIONING, crashes=[1.0], error=error)
+        update_deployment(canary, state=State.PROVISIONING, port=None, error=error)
+        canary.replicas.update(crashes=[1.0])
     elif change == "stop":
         deployment_stop(deployment=deployment)
     else:
@@ -193,12 +203,12 @@ def test_the_canary_gets_its_share_of_the_requests(
     _, canary = start_canary(client, deployment, new_speculator)
 
     route = route_of(deployment)
-    chosen = [route.choose().deployment_id for _ in range(1000)]
+    chosen = [chosen_id(route) for _ in range(1000)]
 
     assert 130 < chosen.count(canary.pk) < 270  # 20 % of the 1000 requests, plus or minus 5 standard deviations
     degraded = update_deployment(canary, state=State.DEGRADED, port=None)
     route = route_of(deployment)
-    assert degraded.pk not in [route.choose().deployment_id for _ in range(50)]
+    assert degraded.pk not in [chosen_id(route) for _ in range(50)]
 
 
 def test_a_canary_is_hidden_from_the_customers_deployments(
@@ -261,7 +271,7 @@ def test_a_permitted_rollout_that_changes_answers_is_promoted(
 ) -> None:
     Speculator.objects.filter(pk=new_speculator.pk).update(kind="turbo_lora")
     start_rollout(client, deployment, new_speculator, allow_output_change=True)
-    canary = update_deployment(Rollout.objects.get().canary, state=State.READY, port=2, token="t")
+    canary = update_deployment(Rollout.objects.get().canary, state=State.READY, port=2)
     rollouts_reconcile()
     for process in (deployment, canary):
         add_samples(process, requests=20, accepted=20)

@@ -69,7 +69,7 @@ class OrganizationAdmin(CreatableAdmin):
             ("queued jobs", number(jobs.filter(status=Job.Status.QUEUED).count()), number(quota.queued_jobs)),
             ("running jobs", number(jobs.filter(status=Job.Status.RUNNING).count()), number(quota.running_jobs)),
             ("deployments", number(deployments_list(row).count()), number(quota.deployments)),
-            ("devices of endpoints", number(devices_occupied(row.pk).count()), number(quota.devices)),
+            ("devices of endpoints", number(devices_occupied(row.pk)), number(quota.devices)),
             ("storage", filesizeformat(sum(stored.values())), filesizeformat(quota.storage_bytes)),
             *((f"storage: {part}", filesizeformat(num_bytes), "–") for part, num_bytes in stored.items()),
             ("requests a minute", "–", number(quota.requests_per_minute)),

@@ -218,8 +218,8 @@ class DeploymentAdmin(FormAdmin):
     list_select_related = ["organization", "base_model", "speculator"]
     actions_detail = ["start", "change_served", "stop", "delete"]
     fields = [
-        "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure", "num_crashes",
-        "curves", "health", "pid", "port", "generation", "observed_generation", "healthy_at", "not_before",
+        "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure",
+        "num_replicas", "processes", "curves", "health", "generation", "observed_generation", "healthy_at",
         "created_at", "deleted_at", "log",
     ]  # fmt: skip
 
@@ -239,9 +239,17 @@ class DeploymentAdmin(FormAdmin):
     def failure(self, row: Deployment) -> SafeString | str:
         return error_text(row.error)
 
-    @admin.display(description="crashes within 10 minutes")
-    def num_crashes(self, row: Deployment) -> int:
-        return len(row.crashes)
+    @admin.display(description="replicas")
+    def processes(self, row: Deployment) -> SafeString:
+        columns = ["number", "state", "generation", "node", "device", "pid", "port", "crashes in 10 minutes", "error"]
+        lines = [
+            (
+                replica.number, replica.state, replica.generation, replica.node, replica.device, replica.pid,
+                replica.port, len(replica.crashes), (replica.error or {}).get("message", ""),
+            )
+            for replica in row.replicas.order_by("number")
+        ]  # fmt: skip
+        return table(row, "replicas", columns, lines)
 
     @admin.display(description=f"the last {CHARTED_HOURS} hours")
     def curves(self, row: Deployment) -> SafeString:
@@ -262,9 +270,12 @@ class DeploymentAdmin(FormAdmin):
         lines = [(event.created_at, event.type.removeprefix("deployment.")) for event in events]
         return table(row, "health", ["since", "state"], lines)
 
-    @admin.display(description="end of the log")
+    @admin.display(description="end of the logs")
     def log(self, row: Deployment) -> SafeString:
-        return log_tail(f"{row.pk}-log", log_path(get_config(), row.pk))
+        paths = {number: log_path(get_config(), row.pk, number) for number in range(row.num_replicas)}
+        return format_html_join(
+            "", "{}", ((log_tail(f"{row.pk}-{number}-log", path),) for number, path in paths.items())
+        )
 
     @service_action("Start", "Starts the endpoint and forgets its crashes.", icon="play_arrow", when=_is_startable)
     def start(self, row: Deployment) -> str:

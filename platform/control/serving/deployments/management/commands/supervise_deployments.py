@@ -1,13 +1,10 @@
 """`manage.py supervise_deployments`: starts, checks, restarts and stops the endpoint processes of this machine."""
 
-import fcntl
 import signal
-import socket
 import threading
 import time
 from argparse import ArgumentParser
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import structlog
 from django.core.management.base import BaseCommand
@@ -29,10 +26,7 @@ HANGING_SECONDS = 120.0  # the liveness probe fails when the current tick has ta
 
 
 class Command(BaseCommand):
-    help = (
-        "Starts, checks, restarts and stops the endpoints of this machine. "
-        "A second supervisor waits until the first one ends."
-    )
+    help = "Starts, checks, restarts and stops endpoints on this machine. Any number of supervisors may run."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--drain-seconds", type=float, default=SupervisorTimings().drain_seconds)
@@ -51,32 +45,14 @@ class Command(BaseCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
         config = get_config()
-        lock = _acquire(config.data_dir / "supervisor.lock", stop)
-        if lock is None:
-            return
-        with lock, across_tenants(Across.SUPERVISION):
+        with across_tenants(Across.SUPERVISION):
             timings = SupervisorTimings(drain_seconds=options["drain_seconds"])
             supervisor = Supervisor(config, timings=timings, lifeline=options["lifeline"], drains=options["drain"])
             _supervise(supervisor, stop)
 
 
-def _acquire(path: Path, stop: threading.Event) -> IO[str] | None:
-    """Waits for the lock; None if `stop` is set first. If this process is killed, the kernel releases the lock."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.open("a")
-    while not stop.is_set():
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            stop.wait(1.0)
-        else:
-            return lock
-    lock.close()
-    return None
-
-
 def _supervise(supervisor: Supervisor, stop: threading.Event) -> None:
-    worker, next_beat = f"supervisor@{socket.gethostname()}", 0.0
+    worker, next_beat = f"supervisor@{supervisor.id}", 0.0
     ticked_at = time.monotonic()
     listen(lambda: time.monotonic() - ticked_at < HANGING_SECONDS)
     supervisor.kill_strays()

@@ -1,0 +1,66 @@
+"""Leases on replicas: any number of supervisors may run, and one works on a replica at a time.
+
+A supervisor claims replicas for some seconds and renews its claims. Each claim increments the replica's fence, which
+every later write states, so that a supervisor that was suspended beyond its lease changes nothing afterwards. All times
+are by the database's clock.
+
+A process can be watched and signalled only on its own machine, its node. A supervisor therefore claims replicas without
+a process, those of its own node, and those of a node whose lease has expired because no supervisor runs there.
+"""
+
+from collections.abc import Collection, Iterable
+
+from django.db import transaction
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models.functions import Now
+
+from control.core.database_clock import from_now
+from control.serving.deployments.models import Deployment, Node, Replica
+
+LEASE_SECONDS = 15.0  # of a replica; a killed supervisor's replicas have no supervisor for so long
+NODE_LEASE_SECONDS = 60.0
+MAX_CLAIMS = 50  # at a time, so that supervisors that start together share the replicas
+
+
+def replicas_ensure(deployments: Iterable[Deployment]) -> None:
+    """Creates the missing rows of replicas. Each deployment has its replicas prefetched."""
+    missing = [
+        Replica(deployment=deployment, number=number)
+        for deployment in deployments
+        for number in {*range(deployment.num_replicas)} - {replica.number for replica in deployment.replicas.all()}
+    ]
+    if missing:
+        Replica.objects.bulk_create(missing, ignore_conflicts=True)
+
+
+def leases_renew(*, supervisor: str, node: str) -> None:
+    """Renews the lease of the node, and those of the replicas that the supervisor still holds."""
+    renewed = from_now(NODE_LEASE_SECONDS)
+    Node.objects.update_or_create(name=node, defaults={"lease_until": renewed})
+    Replica.objects.filter(supervisor=supervisor, lease_until__gt=Now()).update(lease_until=from_now(LEASE_SECONDS))
+
+
+def replicas_claim(deployment_ids: Collection[str], *, supervisor: str, node: str) -> int:
+    """Claims replicas of these deployments that no supervisor holds. Returns how many."""
+    with transaction.atomic():
+        free = _free(node).filter(deployment__in=list(deployment_ids))
+        chosen = list(free.order_by("pk").values_list("pk", flat=True)[:MAX_CLAIMS])
+        if not chosen:
+            return 0
+        return (
+            _free(node)
+            .filter(pk__in=chosen)
+            .update(supervisor=supervisor, lease_until=from_now(LEASE_SECONDS), fence=F("fence") + 1)
+        )
+
+
+def replicas_release(replicas: QuerySet[Replica]) -> None:
+    """Lets other supervisors claim the replicas at once."""
+    replicas.update(supervisor="", lease_until=None)
+
+
+def _free(node: str) -> QuerySet[Replica]:
+    is_lost = ~Exists(Node.objects.filter(name=OuterRef("node"), lease_until__gt=Now()))
+    return Replica.objects.filter(
+        Q(lease_until=None) | Q(lease_until__lte=Now()), Q(node="") | Q(node=node) | Q(is_lost)
+    )

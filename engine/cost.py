@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_MEASURE_SECONDS = 2.0  # time limit of the measurement, which the first two repetitions may exceed
+_MEASURE_SECONDS = 2.0  # time limit of the measurement; at least two repetitions are made even if they take longer
 _MAX_REPETITIONS = 20
 _RATE = 0.05  # least weight of the latest pass in a correction
 _FADE = 0.995  # each pass multiplies the weight of all earlier passes by this
@@ -30,7 +30,8 @@ _UNIT_KEYS = 1000.0  # b and c are stored as the time of this many keys, relativ
 # because reading keys takes longer than a row's products with them.
 _PENALTIES = np.diag((0.5, 1.0, 4.0))
 _DEFAULTS = np.array((1.0, 0.0, 0.0))
-_LEAST = np.array((0.8, 0.0, 0.0))  # real passes are hardly faster than the fastest of the measured ones
+# lower bounds of a, b and c; a real pass is hardly faster than the fastest measured one
+_LEAST = np.array((0.8, 0.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,11 @@ class CostModel:
             raise ValueError(f"needs two or more points, got {len(row_counts)} counts and {len(seconds)} times")
         self._rows = list(row_counts)
         self._measured = _rising(seconds)
-        self._corrected = list(self._measured)  # times the correction of each point
+        self._corrected = list(self._measured)  # measured times, multiplied by the correction of each point
         self._ratios = [1.0] * len(row_counts)  # for each point, the average ratio of a real pass to the fitted time
         self._weights = [0.0] * len(row_counts)  # for each point, the faded number of passes near it
         self._unit = self._measured[0] / _UNIT_KEYS
-        self._products = _PENALTIES.copy()  # the normal equations of the fit, without the faded passes
+        self._products = _PENALTIES.copy()  # the normal equations of the fit, in which old passes have faded
         self._targets = _PENALTIES @ _DEFAULTS
         self._coefficients: list[float] = _DEFAULTS.tolist()
 
@@ -91,7 +92,7 @@ class CostModel:
         return self._interpolated(self._corrected, size.rows) / measured * self._fitted(size, measured)
 
     def key_seconds(self) -> float:
-        """Returns the time that a further row of a pass takes for each key of its context."""
+        """Returns how much longer a pass takes with one more row, for each key of the row's context."""
         return self._coefficients[2] * self._unit
 
     def observe(self, size: PassSize, seconds: float) -> None:

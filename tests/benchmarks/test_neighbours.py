@@ -121,7 +121,7 @@ def test_callers_begin_at_different_requests(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("num_before", [1, 3 * neighbours.NUM_REQUESTS])
-def test_a_window_lasts_until_the_cycle_is_over_but_has_enough_requests(
+def test_a_window_lasts_until_the_cycle_has_ended_and_enough_requests_were_sent(
     monkeypatch: pytest.MonkeyPatch, num_before: int
 ) -> None:
     async def run() -> tuple[int, dict[str, float], list[str]]:

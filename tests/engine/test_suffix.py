@@ -133,7 +133,7 @@ def test_a_request_without_a_memory_leaves_no_answer_to_its_own_project() -> Non
     assert len(drafter.propose([make_sequence("later", [5], answer[:20], memory="a")], 8)[0]) == 0
 
 
-def test_of_too_many_projects_the_one_that_was_used_least_recently_is_forgotten() -> None:
+def test_of_too_many_projects_the_least_recently_used_one_is_forgotten() -> None:
     drafter, answer = SuffixDrafter(past_tokens=256), list(range(100, 140))
     for number in range(MAX_MEMORIES):
         finish(drafter, f"{number}", answer, f"project-{number}")

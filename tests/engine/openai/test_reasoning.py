@@ -69,7 +69,7 @@ def test_a_trace_that_the_prompt_opens_needs_no_first_marker(tokenizer: Tokenize
     assert (answer.reasoning, answer.text) == ("hm", "yes")
 
 
-def test_a_trace_that_does_not_end_is_no_answer(tokenizer: Tokenizer) -> None:
+def test_an_unfinished_trace_is_not_part_of_the_answers_text(tokenizer: Tokenizer) -> None:
     answer = answer_in_steps(tokenizer, [BEGIN, *tokenizer.encode("hm, yes")], [3, 9])
 
     assert (answer.reasoning, answer.text) == ("hm, yes", "")
@@ -197,7 +197,7 @@ def test_invalid_thinking_options_and_errors_of_the_template_have_their_own_code
     assert (caught.value.param, caught.value.code) == (param, code)
 
 
-def test_a_model_whose_template_has_no_switch_refuses_it(tmp_path: Path) -> None:
+def test_a_model_whose_template_has_no_thinking_switch_refuses_the_option(tmp_path: Path) -> None:
     plain = Tokenizer.load(make_tiny_model(tmp_path / "model", "llama", num_layers=1))
 
     for body in ({"enable_thinking": True}, {"reasoning_effort": "none"}):

@@ -61,7 +61,7 @@ def answers(folder: Path, model: Path, rows: Sequence[dict[str, Any]], **options
         pytest.param("none", [*SAMPLINGS, GRAMMAR], id="none-with-a-grammar", marks=pytest.mark.wide),
     ],
 )
-def test_a_continued_answer_equals_that_of_one_longer_request(
+def test_a_continued_answer_equals_the_answer_to_one_longer_request(
     tmp_path: Path, model: Path, drafter: str, samplings: Sequence[dict[str, Any]]
 ) -> None:
     cut = answers(tmp_path / "cut", model, rows_with(LIMIT, samplings))
@@ -89,7 +89,9 @@ def test_a_continued_answer_equals_that_of_one_longer_request(
     assert sum(line["cut"] is not None for line in continued) >= 5
 
 
-def test_a_limit_is_within_the_trace_or_in_the_answer(tmp_path: Path, model: Path) -> None:
+def test_a_cut_answer_records_whether_the_limit_was_within_the_trace_or_in_the_answer(
+    tmp_path: Path, model: Path
+) -> None:
     budgets: dict[str, dict[str, Any]] = {  # 8 tokens, after a prompt that has opened the trace
         "of the trace": {},
         "3 of the trace, the marker, 4 of the answer": {"thinking_token_budget": 3},

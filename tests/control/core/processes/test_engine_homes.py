@@ -137,7 +137,7 @@ def test_a_home_with_too_many_files_to_measure_counts_as_too_large(
     assert not user.home.exists()
 
 
-def test_what_an_interrupted_deletion_left_is_deleted_although_the_homes_fit(
+def test_the_remains_of_an_interrupted_deletion_are_deleted_even_if_the_homes_fit(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user = make_home(config, "org_1", used_seconds_ago=9_000)

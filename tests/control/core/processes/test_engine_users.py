@@ -133,7 +133,7 @@ def test_each_organization_keeps_its_own_user_even_if_many_ask_at_once(config: C
 
 
 @needs_root
-def test_a_file_that_disappears_from_the_data_folder_meanwhile_does_no_harm(config: Config) -> None:
+def test_a_file_that_disappears_while_the_data_folder_is_closed_to_other_users_causes_no_error(config: Config) -> None:
     user_of(config, "org_1")
     stop = Event()
 

@@ -158,7 +158,7 @@ def test_the_turn_passes_on_although_a_forked_process_has_copies_of_the_open_fil
         turn.give_back()
 
 
-def test_behind_a_writer_frozen_in_its_transaction_a_write_fails_with_the_error_of_sqlite(
+def test_a_write_behind_a_writer_frozen_in_its_transaction_fails_with_sqlites_error(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connection.settings_dict["OPTIONS"], "timeout", 0.2)
@@ -171,7 +171,7 @@ def test_behind_a_writer_frozen_in_its_transaction_a_write_fails_with_the_error_
                 writing("late")
 
 
-def test_writers_behind_one_that_is_frozen_while_it_waits_go_on_after_a_time_limit(
+def test_writers_behind_a_frozen_waiting_writer_continue_after_a_time_limit(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "MAX_WAIT_SECONDS", 0.2)

@@ -125,7 +125,7 @@ def test_a_folder_that_becomes_a_link_to_another_organizations_folder_is_not_ser
         model_folder(model)
 
 
-def test_a_refusal_names_the_requested_folder_and_not_where_its_link_leads(
+def test_a_refusal_names_the_requested_folder_and_not_the_target_of_its_link(
     client: Client, organization: Organization, roots: Path
 ) -> None:
     disk = roots / organization.pk / "disk-7"

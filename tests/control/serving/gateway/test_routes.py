@@ -82,7 +82,7 @@ def test_a_route_is_read_again_after_a_second(clock: list[float]) -> None:
     assert asyncio.run(run()) == [1, 1, 2]
 
 
-def test_keys_with_other_rights_and_other_models_have_routes_of_their_own(clock: list[float]) -> None:
+def test_routes_are_cached_separately_for_each_model_and_for_keys_with_other_rights(clock: list[float]) -> None:
     async def run() -> int:
         reads = Reads(*(make_route(number) for number in range(4)))
         found = Routes(reads)
@@ -94,7 +94,7 @@ def test_keys_with_other_rights_and_other_models_have_routes_of_their_own(clock:
     assert asyncio.run(run()) == 4
 
 
-def test_a_refusal_is_not_kept(clock: list[float]) -> None:
+def test_a_refused_route_is_not_cached(clock: list[float]) -> None:
     async def run() -> int:
         found = Routes(Reads(ApiError(503, "It is starting."), make_route(1)))
         with pytest.raises(ApiError):
@@ -104,7 +104,7 @@ def test_a_refusal_is_not_kept(clock: list[float]) -> None:
     assert asyncio.run(run()) == 1
 
 
-def test_a_caller_who_disconnects_does_not_end_the_reading_for_others(clock: list[float]) -> None:
+def test_a_caller_who_disconnects_does_not_end_the_lookup_of_a_route_for_others(clock: list[float]) -> None:
     async def run() -> int:
         found = Routes(Reads(make_route(1)))
         first, second = (asyncio.create_task(found.find(KEY, "m")) for _ in range(2))

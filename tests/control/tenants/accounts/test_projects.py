@@ -243,7 +243,7 @@ def test_events_of_an_object_belong_to_its_project(
     assert {"job.queued", "batch.cancelling", "job.cancel_requested"} <= set(seen)
 
 
-def test_what_the_stages_of_a_pipeline_create_belongs_to_its_project(
+def test_objects_that_the_stages_of_a_pipeline_create_belong_to_its_project(
     organization: Organization, project: Project
 ) -> None:
     base_model = make_base_model()
@@ -292,7 +292,7 @@ def test_a_key_can_be_restricted_only_to_deployments_of_its_project(
     assert (response.status_code, error_code(response)) == (404, "deployment_not_found")
 
 
-def test_the_migration_assigns_what_keys_of_projects_have_created(
+def test_the_migration_assigns_objects_that_keys_of_projects_created_to_these_projects(
     organization: Organization, project: Project, project_client: Client, client: Client
 ) -> None:
     make_base_model("m")

@@ -42,7 +42,9 @@ def test_every_role_has_scopes_that_exist() -> None:
         ("read_only", ["files:read", "usage:read"], [ADMIN, INFERENCE, "files:write"]),
     ],
 )
-def test_the_roles_mean_what_the_documentation_says(role: str, allowed: list[str], refused: list[str]) -> None:
+def test_the_roles_have_the_scopes_that_the_documentation_lists(
+    role: str, allowed: list[str], refused: list[str]
+) -> None:
     assert [scope for scope in allowed if not is_granted(scope, ROLE_SCOPES[role])] == []
     assert [scope for scope in refused if is_granted(scope, ROLE_SCOPES[role])] == []
 
@@ -101,7 +103,7 @@ def test_a_key_created_or_rotated_with_a_members_key_keeps_the_member(organizati
     assert {created["member_id"], rotated["member_id"]} == {member.public_id}
 
 
-def test_a_key_limited_by_a_role_cannot_grant_what_the_role_lacks(organization: Organization) -> None:
+def test_a_key_limited_by_a_role_cannot_grant_scopes_that_the_role_lacks(organization: Organization) -> None:
     """The key's own scopes would allow it; its member is no owner any more."""
     make_member(organization, "owner", "another@example.com")
     member = make_member(organization, "owner")

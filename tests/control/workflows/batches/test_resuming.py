@@ -281,7 +281,7 @@ def test_a_resumed_batch_counts_towards_the_quota_of_queued_jobs(
     assert (response.status_code, response.json()["error"]["code"]) == (429, "queued_jobs_quota_exceeded")
 
 
-def test_the_request_reads_no_rows(
+def test_the_request_to_resume_a_batch_reads_no_rows(
     client: Client, organization: Organization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of its queries does not depend on the number of rows, and it opens no stored object."""

@@ -1,4 +1,5 @@
-"""Chat templates that take too much memory or time fail alone, and the rendering process stays bounded."""
+"""A chat template that takes too much memory or time fails without affecting other chats, and the rendering process
+stays within its limits."""
 
 import os
 import signal

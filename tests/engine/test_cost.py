@@ -1,6 +1,6 @@
 """`CostModel` learns from real passes how long a pass takes, and `DraftBudget` uses it at every length of context.
 
-The passes are simulated: their times come from a formula, or are made busy by a seeded generator.
+The passes are simulated: their times come from a formula, or from a seeded generator that imitates a busy machine.
 """
 
 import random

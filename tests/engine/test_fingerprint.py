@@ -1,4 +1,4 @@
-"""`system_fingerprint`: each part changes exactly with what it stands for."""
+"""Each part of `system_fingerprint` changes exactly when the thing that it describes changes."""
 
 import json
 import os

@@ -115,7 +115,8 @@ def answer_with_drafts(drafter: SuffixDrafter, name: str, answer: list[int], mem
 
 @pytest.mark.parametrize(("of_others", "own"), [("a", "b"), ("a", None), (None, "b"), (None, None)])
 def test_drafts_are_not_influenced_by_the_answers_of_another_project(of_others: str | None, own: str | None) -> None:
-    """Neither the drafted tokens nor their survivals depend on them; the others' answers are those to be drafted."""
+    """The answers of the other project contain the text to draft, and yet neither the drafted tokens nor their
+    survivals change."""
     answer = [100, 101, 102, 103] * 8
     influenced, alone = SuffixDrafter(), SuffixDrafter()
     for number in range(10):

@@ -1,4 +1,4 @@
-"""Plans of an engine's memory: what fits, what does not, and that every plan keeps to its budget."""
+"""Plans of an engine's memory: which models fit, which do not, and that no plan exceeds its memory."""
 
 from dataclasses import asdict, replace
 from pathlib import Path

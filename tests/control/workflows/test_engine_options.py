@@ -184,7 +184,8 @@ def test_a_pipeline_without_engine_options_passes_no_options_to_its_stages(db: N
 def test_a_plan_refuses_a_speculator_that_is_not_ready_as_creation_does(
     client: Client, world: World, path: str
 ) -> None:
-    """Such a speculator has no files: its empty prefix would be that of the files of all organizations."""
+    """A speculator that is not ready has no files. Its storage prefix is empty, and an empty prefix matches the files
+    of all organizations."""
     give_sizes(world)
     Speculator.objects.filter(pk=world.speculator.pk).update(status=Speculator.Status.TRAINING, storage_prefix="")
     body = body_of(world, path, speculator_id=world.speculator.pk)

@@ -123,7 +123,7 @@ def test_an_answer_is_scored_in_passes_of_many_tokens(
 
     monkeypatch.setattr(auditor.model, "forward", counting)
     assert verdict(auditor, tokenizer, *sampled)["verdict"] == "equal"
-    assert num_passes == 3  # the prompt; tokens 2 to 66; the others
+    assert num_passes == 3  # one pass each for the prompt, for tokens 2 to 66, and for the other tokens
 
 
 def test_a_flipped_token_is_located_at_every_position(

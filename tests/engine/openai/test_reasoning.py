@@ -33,7 +33,8 @@ def chat(tokenizer: Tokenizer, content: str = "hi", **body: Any) -> ParsedReques
 def answer_in_steps(
     tokenizer: Tokenizer, ids: Sequence[int], sizes: Sequence[int], *, opened: bool = False, stop: Sequence[str] = ()
 ) -> Answer:
-    """Returns the answer with the tokens `ids`, streamed in steps of these sizes, whose pieces must add up to it.
+    """Returns the answer that consists of the tokens `ids`, streamed in steps of these sizes. Checks that the streamed
+    pieces add up to the answer.
 
     opened: whether the prompt ends with the begin marker.
     """

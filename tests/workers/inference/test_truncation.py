@@ -12,12 +12,12 @@ from tests.workers.support import Recorder, chat_row, read_lines, write_lines
 from workers.contracts import BatchSpec, ShardRange
 from workers.inference.batch import run_batch
 
-LIMIT, LONG = 7, 40  # limits of the rows, and of the one long request with which continued answers are compared
+LIMIT, LONG = 7, 40  # token limits: of the rows, and of the long request with which continued answers are compared
 OPENED = {"chat_template_kwargs": {"opened": True}, "logit_bias": {END: -100}}  # a trace that only a budget ends
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 0.9, "seed": 5},
-    {"temperature": 0.9},  # its seed follows from the job and the row
+    {"temperature": 0.9},  # the seed is derived from the job and the row
     {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 1.5, "frequency_penalty": 1.0, "repetition_penalty": 1.2},
     {"temperature": 0.7, "min_tokens": 6, "logprobs": True, "top_logprobs": 2},
     {"temperature": 0.9, "seed": 3, "stop": ["e", "a", "1"]},

@@ -1,4 +1,4 @@
-"""What attempts have stored is deleted after their job has ended, except for the job's result."""
+"""Objects that attempts have stored are deleted after their job has ended, except for the job's result."""
 
 from pathlib import Path
 

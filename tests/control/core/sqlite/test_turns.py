@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 60.0
 @pytest.fixture
 def path(tmp_path: Path, django_db_blocker: DjangoDbBlocker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yields the path of a database with a table of names, to which the `default` connections connect."""
-    monkeypatch.setattr(base, "MAX_WAIT_SECONDS", PATIENCE_SECONDS)  # no test depends on how busy the machine is
+    monkeypatch.setattr(base, "MAX_WAIT_SECONDS", PATIENCE_SECONDS)  # long enough for a busy machine
     path = tmp_path / "names.sqlite3"
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA journal_mode=WAL")
@@ -107,7 +107,8 @@ def process(path: Path, code: str) -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.mark.parametrize("writing", [write, write_in_transaction], ids=["single statement", "transaction"])
 def test_a_writer_that_waits_comes_before_all_that_ask_later(path: Path, writing: Callable[[str], None]) -> None:
-    """The holder writes again at once after each commit, without a pause, but only after those that already wait."""
+    """After each commit, the holder of the turn asks to write again at once; it may write again only after the writers
+    that wait already."""
     with ThreadPoolExecutor(4) as pool:
         waiting = []
         with transaction.atomic():

@@ -1,4 +1,4 @@
-"""Of several workers, one runs a chore each time it is due."""
+"""A recurring task (chore) is run by one of several workers each time it is due."""
 
 from datetime import timedelta
 

@@ -1,4 +1,5 @@
-"""The ledger has the device time of an endpoint once, although supervisors are killed, race, or find a process gone."""
+"""The ledger has the device time of an endpoint exactly once, even if supervisors are killed, run at the same time, or
+find that a process has gone."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.control.serving.deployments.support import State, make_deployment, ma
 
 
 def launched(organization: Organization, *, seconds_ago: float) -> Deployment:
-    """A deployment whose process was launched, and metered for the last time, so many seconds ago."""
+    """Returns a deployment whose process was launched, and last metered, this many seconds ago."""
     deployment = make_deployment(make_base_model(), organization)
     process = {"pid": 4_000_000, "process_started": "1", "port": 1, "token": "t", "device": ""}
     assert observations.deployment_launched(deployment=deployment, **process)  # type: ignore[arg-type]

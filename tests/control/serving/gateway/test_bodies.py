@@ -1,4 +1,4 @@
-"""Slow and large request bodies: what they hold, and for how long."""
+"""The memory, connections and time that slow and large request bodies may take."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Limits of the requests that an organization has in progress: their number, and what they may cost."""
+"""The limits on an organization's requests in progress: on their number, and on the cost that they may cause."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -74,7 +74,7 @@ def test_a_request_no_longer_counts_once_its_caller_has_disconnected(
 
 @pytest.fixture
 def cap(caller: Organization) -> SpendCap:
-    """Of 10 USD, while an output token costs 1 USD and the tokens of prompts nothing."""
+    """Creates a cap of 10 USD. An output token costs 1 USD, and prompt tokens cost nothing."""
     price_set(base_model_id="", input_nanousd=0, output_nanousd=USD)
     return SpendCap.objects.create(organization=caller, nanousd=10 * USD)
 

@@ -39,7 +39,7 @@ def make_route(port: int) -> Route:
 
 
 class Reads:
-    """Stands for the threads that read routes: the results of `answers` in order."""
+    """Stands in for the threads that read routes, and returns the results in `answers` one after the other."""
 
     def __init__(self, *answers: Route | ApiError) -> None:
         self.answers = list(answers)

@@ -54,7 +54,7 @@ def test_the_roles_have_the_scopes_that_the_documentation_lists(
 def test_on_every_route_a_key_can_do_what_its_members_role_allows(
     route: Route, method: str, role: str, organization: Organization
 ) -> None:
-    """The key has all scopes. Only the role, which was changed after the key had been created, limits it."""
+    """The key has all scopes. Only the role limits the key; the role was changed after the key had been created."""
     make_member(organization, "owner", "another@example.com")
     member = make_member(organization, "owner")
     _, client = key_of(member)
@@ -104,7 +104,7 @@ def test_a_key_created_or_rotated_with_a_members_key_keeps_the_member(organizati
 
 
 def test_a_key_limited_by_a_role_cannot_grant_scopes_that_the_role_lacks(organization: Organization) -> None:
-    """The key's own scopes would allow it; its member is no owner any more."""
+    """The key's own scopes would allow it, but the key's member is no longer an owner."""
     make_member(organization, "owner", "another@example.com")
     member = make_member(organization, "owner")
     _, client = key_of(member, scopes=["*"])

@@ -1,4 +1,4 @@
-"""Files, upload parts, adapters and captured requests count to the limit of stored bytes, exactly once each."""
+"""Files, upload parts, adapters and captured requests each count exactly once towards the limit of stored bytes."""
 
 import os
 from datetime import timedelta
@@ -215,7 +215,7 @@ def test_pruning_any_number_of_captured_requests_frees_their_bytes(
 
 
 def test_a_check_reads_no_table_of_objects(organization: Organization) -> None:
-    """Its cost therefore does not grow with the number of files."""
+    """The cost of the check therefore does not grow with the number of files."""
     with CaptureQueriesContext(connection) as queries:
         make_file(organization, b"x")
 

@@ -16,6 +16,7 @@ from control.tenants.accounts.models import Organization
 from tests.control.factories import make_base_model
 from tests.control.serving.deployments.support import make_speculator
 from tests.workers.test_planning import DEEPSEEK_V3, QWEN_32B, SMOLLM2
+from workers.contracts import EVALUATION_ENGINES
 from workers.model_sizes import ModelSizes
 from workers.planning import Wanted, mtp_bytes, plan, plan_rows
 
@@ -204,7 +205,9 @@ def test_a_plan_for_a_model_of_unknown_sizes_has_the_reason(model: BaseModel) ->
     assert [device.reason and device.reason.code for device in unnamed] == ["model_unknown"]
 
 
-def test_a_batch_has_as_many_rows_as_fit_and_an_evaluation_two_caches(model: BaseModel, settings: Settings) -> None:
+def test_a_batch_has_as_many_rows_as_fit_and_an_evaluation_a_cache_for_each_engine(
+    model: BaseModel, settings: Settings
+) -> None:
     use(settings, device="cpu", device_memory_bytes={"cpu": 4 * GB})
     options = EngineOptions(memory_share=1)
 
@@ -214,9 +217,9 @@ def test_a_batch_has_as_many_rows_as_fit_and_an_evaluation_two_caches(model: Bas
     ).devices[0]
 
     rows = plan_rows(SIZES, Wanted(device="cpu", memory_bytes=4 * GB, concurrency=32))
-    arms = plan(SIZES, Wanted(device="cpu", memory_bytes=4 * GB, concurrency=4, num_engines=2))
+    shared = plan(SIZES, Wanted(device="cpu", memory_bytes=4 * GB, concurrency=4, num_engines=EVALUATION_ENGINES))
     assert (batch.max_concurrency, batch.kv_tokens) == (rows.concurrency, rows.kv_slots)
-    assert (evaluation.max_concurrency, evaluation.kv_tokens) == (4, arms.kv_slots)
+    assert (evaluation.max_concurrency, evaluation.kv_tokens) == (4, shared.kv_slots)
 
 
 def test_measured_concurrencies_above_max_concurrency_are_refused(model: BaseModel, speculator: Speculator) -> None:

@@ -30,8 +30,7 @@ _UNIT_KEYS = 1000.0  # b and c are stored as the time of this many keys, relativ
 # because reading keys takes longer than a row's products with them.
 _PENALTIES = np.diag((0.5, 1.0, 4.0))
 _DEFAULTS = np.array((1.0, 0.0, 0.0))
-# lower bounds of a, b and c; a real pass is hardly faster than the fastest measured one
-_LEAST = np.array((0.8, 0.0, 0.0))
+_LEAST = np.array((0.8, 0.0, 0.0))  # real passes are hardly faster than the fastest of the measured ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class CostModel:
         self._ratios = [1.0] * len(row_counts)  # for each point, the average ratio of a real pass to the fitted time
         self._weights = [0.0] * len(row_counts)  # for each point, the faded number of passes near it
         self._unit = self._measured[0] / _UNIT_KEYS
-        self._products = _PENALTIES.copy()  # the normal equations of the fit, in which old passes have faded
+        self._products = _PENALTIES.copy()  # the normal equations of the fit, without the faded passes
         self._targets = _PENALTIES @ _DEFAULTS
         self._coefficients: list[float] = _DEFAULTS.tolist()
 

@@ -116,8 +116,7 @@ class TreeGrower:
         """
         if layers.structure is None or not is_supported(layers, lm_head, embedding):
             raise ValueError("the weights are not on the CPU, or not packed for its kernels")
-        # referenced here, because the structure holds only their addresses
-        self._kept = (layers, lm_head, embedding, token_norm, vocab)
+        self._kept = (layers, lm_head, embedding, token_norm, vocab)  # the structure holds only their addresses
         self._hidden_size, self._dtype = layers.shape.hidden_size, layers.shape.dtype
         self._draft_vocab_size = lm_head.out_features
         self._structure = _Eagle3(

@@ -3,7 +3,7 @@
 In the data folder:
     engine_homes/UID            a home
     engine_homes/.UID.*         a home that is being deleted
-    engine_home_locks/UID.lock  locked while a process uses the home; its modification time is that of the last use
+    engine_home_locks/UID.lock  in use while a process has the home; its modification time is that of the last use
 
 The locks lie in a folder that engines cannot reach, so that none can block another organization's home. `du` and `rm`
 measure and delete, because they cope with folders nested so deeply that Python's own functions fail.

@@ -16,7 +16,7 @@ def open_in_use(path: Path, *, max_wait_seconds: float | None = None) -> IO[byte
     """Opens a file to append to it, and creates it if necessary. It counts as used until it is closed.
 
     Waits while another process is in the block of `locked_if_unused`. A process that inherits the file could lock it
-    for ever, so set a time limit if that process is not trusted. Raises: TimeoutError.
+    for ever; where that process is not trusted, give a limit. Raises: TimeoutError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -47,7 +47,7 @@ def _lock_shared(file: IO[bytes], max_wait_seconds: float | None) -> None:
 
 @contextmanager
 def locked_if_unused(path: Path) -> Iterator[bool]:
-    """Yields whether no other process uses the file. During the block, no other process can begin to use it."""
+    """Yields whether no other process uses the file, which nobody can use during the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         try:

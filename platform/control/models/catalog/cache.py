@@ -2,10 +2,10 @@
 
 In the folder `models` of the data folder:
     ID         a complete copy: it appears and disappears by a rename, so that it is never partial
-    ID.lock    locked while a process uses or fetches the copy; its modification time is that of the last use
+    ID.lock    in use while a process uses or fetches the copy; its modification time is that of the last use
     .ID.*      partial: being fetched, or being deleted
 
-Other folders, which an operator may have put there, have no lock file and are left alone.
+Other folders there, which an operator may have put there, have no lock file and are left alone.
 """
 
 import os

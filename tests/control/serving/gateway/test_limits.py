@@ -74,7 +74,7 @@ def test_a_request_no_longer_counts_once_its_caller_has_disconnected(
 
 @pytest.fixture
 def cap(caller: Organization) -> SpendCap:
-    """Creates a cap of 10 USD. An output token costs 1 USD, and prompt tokens cost nothing."""
+    """Of 10 USD, while an output token costs 1 USD and the tokens of prompts nothing."""
     price_set(base_model_id="", input_nanousd=0, output_nanousd=USD)
     return SpendCap.objects.create(organization=caller, nanousd=10 * USD)
 

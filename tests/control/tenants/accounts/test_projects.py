@@ -243,7 +243,7 @@ def test_events_of_an_object_belong_to_its_project(
     assert {"job.queued", "batch.cancelling", "job.cancel_requested"} <= set(seen)
 
 
-def test_objects_that_the_stages_of_a_pipeline_create_belong_to_its_project(
+def test_what_the_stages_of_a_pipeline_create_belongs_to_its_project(
     organization: Organization, project: Project
 ) -> None:
     base_model = make_base_model()

@@ -38,7 +38,7 @@ class Arm:
     weights: str = "bf16"
     runner: str  # module below _RUNNERS
     environment: Environment | None = None  # None: the Python environment of this process
-    extra: str | None = None  # requirement to install in addition to the environment's
+    extra: str | None = None  # a requirement that is installed in addition to those of the environment
     variant: str = ""  # distinguishes arms with the same engine, drafter and weights
     environ: dict[str, str] = field(default_factory=dict)
     largest_batch: int = 1 << 30  # the arm is left out at larger batch sizes

@@ -39,8 +39,10 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = arguments("Compare the time of audits with that of plain decoding.")
     add_engine(parser)
     parser.add_argument("--count", type=int, default=8, help="number of prompts (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=128, help="of each answer (default: %(default)s)")
-    parser.add_argument("--max-seq-len", type=int, default=1024, help="of the engine (default: %(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=128, help="maximum tokens of each answer (default: %(default)s)"
+    )
+    parser.add_argument("--max-seq-len", type=int, default=1024, help="dtype of the engine (default: %(default)s)")
     args = parser.parse_args(given)
     folder = args.model or prepare()
     config = EngineConfig(

@@ -1,4 +1,5 @@
-"""Claims that our engine is at least so many times as fast as another arm (benchmarks/arms.py defines arms)."""
+"""Claims that our engine is at least a given number of times as fast as another arm (benchmarks/arms.py defines
+arms)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

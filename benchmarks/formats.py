@@ -51,7 +51,7 @@ from examples.prompts import messages, prompt_sets
 Body = dict[str, Any]
 
 _CONCURRENCY = 4
-_NUM_STEPS = 40  # of part 1, in each round
+_NUM_STEPS = 40  # number of steps in each round of part 1
 _STEP = {"type": "string", "pattern": "^[A-Za-z0-9 .,+*/=$-]{4,40}$"}
 
 
@@ -93,9 +93,11 @@ _TEMPLATE = (
 def main(given: Sequence[str] | None = None) -> int:
     parser = arguments("Measure requests with formats, tools, log-probabilities and penalties, and their neighbours.")
     add_engine(parser)
-    parser.add_argument("--rounds", type=int, default=20, help="of part 1 (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of part 1 (default: %(default)s)")
     parser.add_argument("--count", type=int, default=16, help="answers of each format (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=320, help="of each answer of part 2 (default: %(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=320, help="maximum tokens of each answer of part 2 (default: %(default)s)"
+    )
     args = parser.parse_args(given)
     config = EngineConfig(
         max_batch_size=_CONCURRENCY, max_seq_len=1024, weights=args.weights, dtype=args.dtype, device=args.device
@@ -169,8 +171,8 @@ def _compare_neighbours(requests: _Requests, rounds: int) -> None:
 
 
 def _decode_beside(requests: _Requests, options: Body) -> tuple[float, float]:
-    """Returns the tokens per second of three requests while the fourth decodes, too, and the seconds of a step in which
-    the host samples.
+    """Returns the tokens per second of three requests while a fourth one decodes as well, and the seconds of a step in
+    which the host samples.
     """
     engine = requests.engine
     for number in range(_CONCURRENCY):
@@ -208,7 +210,7 @@ def _compare_drafters(requests: _Requests, count: int) -> bool:
 
 
 def _answers(requests: _Requests, options: Body, count: int) -> tuple[list[Body], int, float]:
-    """Returns the choices of all answers, their number of tokens, and the seconds of all."""
+    """Returns the choices of all answers, their number of tokens, and the total time in seconds."""
     parsed = [requests.parsed(number, options) for number in range(count)]
     made = [
         Request(str(number), one.prompt_token_ids, one.sampling, memory="benchmark")

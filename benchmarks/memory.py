@@ -5,7 +5,7 @@
 For each format of the weights, a process loads the model, fills a KV cache of 4 x 2,080 positions and decodes four
 requests. Linux only. Prints a table with, in GB:
 
-    planned     the plan of workers/planning.py for these options, in all and of the weights
+    planned     the plan of workers/planning.py for these options: the total, and the weights alone
     used        the process's resident set at the end
     peak        the largest resident set while the model was loaded, less the one before; also as a multiple of the
                 planned weights
@@ -46,7 +46,7 @@ from workers.planning import Wanted, plan
 from workers.stored_weights import read_stored
 
 FORMATS = ("auto", "int8", "int4")
-KINDS = ("dense", "mixture", "int8", "int4")  # of models that `write_random_model` writes
+KINDS = ("dense", "mixture", "int8", "int4")  # kinds of models that `write_random_model` writes
 _SEQUENCES, _CONTEXT = 4, 2048
 _EXPERTS = 8
 _QUANTIZATIONS = {
@@ -66,12 +66,12 @@ class Measured:
     planned: int
     planned_weights: int
     used: int
-    peak: int  # of loading
+    peak: int  # bytes, the peak while the model was loaded
 
 
 def measure(folder: Path, weights: str) -> Measured:
     """Loads and uses the model in this process, which must not have loaded another one. Raises: OSError: not Linux."""
-    library()  # what an engine needs besides the model is loaded before the first reading
+    library()  # everything that an engine needs besides the model is loaded before the first reading
     importlib.import_module("engine.server.app")
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
     planned = plan(
@@ -93,7 +93,7 @@ def measure(folder: Path, weights: str) -> Measured:
     sampling = SamplingParams(max_tokens=16, ignore_eos=True)
     generate(engine, [Request(str(n), (n, *prompt), sampling) for n in range(_SEQUENCES)])
     used = _reading("status", "VmRSS")
-    del tokenizer  # it was part of the memory in use
+    del tokenizer  # keeps the tokenizer alive until here, because it is part of the memory in use
     parts = planned.parts
     return Measured(weights=weights, planned=parts.total, planned_weights=parts.weights, used=used, peak=peak)
 

@@ -61,7 +61,12 @@ def _counts(text: str) -> list[int]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments("Measures the time of a pass by its rows and context.")
     parser.add_argument("--rows", type=_counts, default=[1, 2, 4, 8, 16], help="numbers of rows (default 1,2,4,8,16)")
-    parser.add_argument("--contexts", type=_counts, default=[0, 2000, 6000], help="tokens before (default 0,2000,6000)")
+    parser.add_argument(
+        "--contexts",
+        type=_counts,
+        default=[0, 2000, 6000],
+        help="numbers of tokens before the rows (default 0,2000,6000)",
+    )
     parser.add_argument("--repeats", type=int, default=20, metavar="N", help="passes of each size (default 20)")
     add_engine(parser)
     args = parser.parse_args(argv)

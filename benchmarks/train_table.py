@@ -4,8 +4,8 @@
 
 Trains every kind on 300 answers, then the two best kinds on 100 and on 1,000 answers. After each training, its result
 is added to the folder --results with the machine, the date and the commit, and table and plot are updated. A second run
-only trains what has no result yet. turbo_lora is never among the best kinds, because its adapter changes the model's
-answers, so that its acceptance length cannot be compared with that of the other kinds.
+only makes the trainings that have no result yet. turbo_lora is never among the best kinds, because its adapter changes
+the model's answers, so that its acceptance length cannot be compared with that of the other kinds.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Compares the weight formats of a model on the CPU: what they predict, and how fast they answer.
+"""Compares the weight formats of a model on the CPU: their perplexity, and how fast they answer.
 
     python -m benchmarks.weights --speculator DIR --prompts GSM8K.jsonl
 
-bf16, int8 and int4 are what the engine makes of the model's own weights. "fp8" is a checkpoint with float8 weights and
+For bf16, int8 and int4, the engine converts the model's own weights. "fp8" is a checkpoint with float8 weights and
 a scale per output, which this command writes; on the CPU the engine widens it to bf16.
 
 1. The perplexity of `question + answer` texts: exp(mean over the tokens of -log p(token | the tokens before it)).
@@ -44,7 +44,7 @@ from examples.prepare_model import prepare
 FORMATS = ("bf16", "int8", "int4", "fp8")
 PLAIN = "none"
 _MAX_SEQ_LEN = 8192
-_ROWS = 64  # whose logits are computed at a time
+_ROWS = 64  # number of rows whose logits are computed at a time
 _FLOAT8 = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
@@ -77,7 +77,9 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--speculator", type=Path, metavar="DIR", help="folder of a trained speculator")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--count", type=int, default=6, help="questions of a round (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=160, help="of each answer (default: %(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=160, help="maximum tokens of each answer (default: %(default)s)"
+    )
     args = parser.parse_args(given)
     folder: Path = args.model or prepare()
     with tempfile.TemporaryDirectory() as temporary:
@@ -118,7 +120,7 @@ def _write_float8(folder: Path, target: Path) -> Path:
 
 
 def _texts(path: Path, count: int = 64) -> list[str]:
-    """The last lines of the file, whose questions the rounds do not ask."""
+    """Returns the last lines of the file. The rounds do not ask the questions in these lines."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[-count:]]
     return [f"{row['question']}\n{row['answer']}" for row in rows]
 
@@ -157,7 +159,7 @@ def _measure(arms: Sequence[Arm], folder: Path, args: argparse.Namespace) -> Non
 
 
 def _answer(arm: Arm, prompts: Sequence[tuple[int, ...]], max_tokens: int, *, counts: bool) -> None:
-    """counts: whether the time counts; it does not in the first round, in which the draft budget adapts."""
+    """counts: whether the time is recorded; False in the first round, in which the draft budget adapts."""
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     requests = [Request(f"{number}", ids, sampling, memory="benchmark") for number, ids in enumerate(prompts)]
     started = time.perf_counter()

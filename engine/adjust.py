@@ -6,7 +6,7 @@ The order of the steps is the same as in vLLM:
     logits /= repetition, or *= if negative   for tokens in the prompt or the answer
     logits -= frequency * count + presence    for tokens in the answer, where count is their number
     logits = -inf                             for tokens that the grammar or a spent think budget excludes, and stop
-                                              tokens before min_tokens
+                                              tokens before the answer has min_tokens tokens
 
 "The answer" is all generated text before the sampled position, including accepted draft nodes. The grammar overrides
 min_tokens: if the grammar allows only the end of the answer, the answer ends.
@@ -66,7 +66,7 @@ class Adjuster:
         self._sequence = sequence
         self._sampling = sampling
         self._num_generated = sequence.num_generated
-        self._counts: TokenCounts | None = None  # of the sequence; set when a penalty is applied
+        self._counts: TokenCounts | None = None  # counts of the sequence's tokens; set when a penalty is applied
         self._stops = sorted(sampling.stop_token_ids | (frozenset() if sampling.ignore_eos else eos_token_ids))
         self._constraint = sequence.constraint
         if self._constraint is not None:
@@ -125,8 +125,9 @@ def _ids(tokens: Iterable[int], logits: Tensor) -> Tensor:
     return torch.tensor(list(tokens), dtype=torch.int64, device=logits.device)
 
 
-# On the CPU, torch wakes other threads for as many elements as a vocabulary has, which takes longer than the work: to
-# apply a grammar to 49152 logits took torch 168 us and numpy 35 us, on average, on two busy cores of an AMD EPYC.
+# On the CPU, torch wakes other threads for tensors as large as a vocabulary, and waking them takes longer than the
+# work. To apply a grammar to 49152 logits took torch 168 us and numpy 35 us, on average, on two busy cores of an AMD
+# EPYC.
 
 
 def _copy(logits: Tensor) -> Tensor:
@@ -134,8 +135,8 @@ def _copy(logits: Tensor) -> Tensor:
 
 
 def _exclude(logits: Tensor, allowed: NDArray[np.bool_]) -> None:
-    """Sets the logits of other tokens to -inf. The length of `allowed` may differ from V, as that of the tokenizer's
-    vocabulary may.
+    """Sets the logits of other tokens to -inf. The length of `allowed` may differ from V, because the vocabulary of the
+    tokenizer and that of the model may differ in size.
     """
     excluded = np.ones(len(logits), np.bool_)
     np.logical_not(allowed[: len(logits)], out=excluded[: len(allowed)])

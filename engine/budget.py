@@ -2,9 +2,9 @@
 
 A forward pass takes T(size) seconds; its size is the number of its rows, one per token, and of the keys that they
 attend to (engine/cost.py). The survival of a draft node is the probability that the node is accepted, and equals the
-number of tokens that the node is expected to add to the output of the pass. The nodes of all sequences are sorted by
-decreasing survival, less the tokens that could be generated in the time of their attention. The pass verifies the first
-k of them, with the k that maximizes
+number of tokens that the node is expected to add to the output of the pass. The value of a node is its survival, less
+the number of tokens that could be generated in the time that its attention takes. The nodes of all sequences are sorted
+by decreasing value. The pass verifies the first k of them, with the k that maximizes
 
     tokens per second = (sequences + sum of survivals) / (T(size) + T_draft)
 
@@ -28,9 +28,9 @@ _BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _PRIOR_NODES = 20.0  # weight of the drafter's own estimate in each bucket, as a number of observed nodes
 _RATE = 0.2  # weight of the latest step in a moving average
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 256  # length of a pause, in steps
-_FIRST_STEPS = 3  # the drafter warms up in these steps, so the shortest of their draft times is used
+_FIRST_STEPS = 3  # number of warm-up steps of the drafter; the shortest of their draft times is used
 _OUTLIER = 1.5  # longer draft times are clipped to this multiple of the average
-_PROBING_SHARE = 0.01  # the steps that test after a pause whether drafting pays again may cost this share of the time
+_PROBING_SHARE = 0.01  # share of the time that may be spent on testing, after pauses, whether drafting pays again
 _LEAST_GAIN = 0.995  # drafting pauses below this gain; a gain between this and 1 is too small a loss to pause for
 _MAX_BUCKET_NODES = 1000.0  # when a bucket has this many nodes, its counts are halved
 _SPARE_NODES = 4  # nodes requested in addition to the number that was recently worth verifying
@@ -84,7 +84,8 @@ class _GainEstimate:
     def learn(self, gain: float, nodes: float, resuming: float) -> None:
         """Records the gain of one step and the number of nodes per sequence that it verified.
 
-        `resuming`: time to observe the passes deferred during a pause, in units of a pass without drafts.
+        `resuming`: time that the drafter took to observe the passes deferred during a pause, in units of a pass without
+        drafts.
         """
         self.num_steps += 1
         if self.num_steps <= _FIRST_STEPS:

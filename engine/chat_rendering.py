@@ -69,7 +69,7 @@ class ChatRendering:
         """Raises: TemplateRefusal; OSError: the process cannot be started."""
         line = json.dumps(asdict(chat)).encode() + b"\n"
         with self._lock:
-            for attempt in range(2):  # something else than this chat may have ended the process before
+            for attempt in range(2):  # an earlier failure may have ended the process, so a second attempt is made
                 reply = self._exchange(line)
                 if reply or attempt:
                     break
@@ -118,7 +118,8 @@ class ChatRendering:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},  # stacks count as memory
+            # the stack of each thread counts towards the memory limit
+            env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             cwd=Path(__file__).resolve().parents[1],
         )
         assert process.stdout is not None
@@ -149,7 +150,8 @@ def main() -> None:
 
 def _render(chat: Mapping[str, Any]) -> dict[str, str]:
     try:
-        rendered: Any = render_jinja_template(  # annotated as a string, but a tuple of texts and positions
+        # transformers annotates the result as a string, but returns a tuple of texts and positions
+        rendered: Any = render_jinja_template(
             conversations=[chat["messages"]],
             tools=chat["tools"],
             chat_template=chat["template"],

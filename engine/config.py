@@ -47,7 +47,7 @@ class LatentConfig:
     """Sizes of multi-head latent attention. Source: DeepSeek-V2, arXiv:2405.04434."""
 
     query_rank: int | None  # None: one matrix computes the queries from the hidden state
-    rank: int  # of the latent from which keys and values are computed
+    rank: int  # size of the latent from which keys and values are computed
     nope_dim: int  # elements of a head's query and key without rotary embedding
     rope_dim: int  # elements with rotary embedding
     value_dim: int
@@ -66,7 +66,7 @@ class ExpertsConfig:
     num_groups_per_token: int
     intermediate_size: int
     num_dense_layers: int  # number of first layers, which have a dense MLP instead of experts
-    normalized: bool  # the weights of a token's experts are divided by their sum
+    normalized: bool  # whether the weights of a token's experts are divided by their sum
     scale: float  # factor on these weights
 
 
@@ -77,7 +77,7 @@ class MixtureConfig:
     num_experts: int
     num_experts_per_token: int
     intermediate_size: int
-    normalized: bool  # the weights of a token's experts are divided by their sum
+    normalized: bool  # whether the weights of a token's experts are divided by their sum
     dense_layers: frozenset[int]  # layers with a dense MLP instead of experts
 
 
@@ -96,16 +96,17 @@ class ModelConfig:
     max_position_embeddings: int  # at most the sliding window, so that attention is always full
     norm_eps: float
     tie_word_embeddings: bool
-    attention_bias: bool  # on query, key and value
-    output_bias: bool  # on the attention's output
+    attention_bias: bool  # whether query, key and value have biases
+    output_bias: bool  # whether the attention's output has a bias
     mlp_bias: bool
     qk_norm: bool
     eos_token_ids: frozenset[int]
-    dtype: torch.dtype  # of the published weights
+    dtype: torch.dtype  # dtype of the published weights
     latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
     mixture: MixtureConfig | None = None
-    num_cached_kv_heads: int | None = None  # in the cache of this rank (engine/tensor_parallel); None: all
+    # number of KV heads in the cache of this rank (engine/tensor_parallel); None: all
+    num_cached_kv_heads: int | None = None
 
     @property
     def cache_layout(self) -> CacheLayout:
@@ -260,9 +261,9 @@ def _mixture(values: Mapping[str, Any]) -> MixtureConfig | None:
 
 
 MAX_DRAFT_BUDGET = 256
-# bf16: the model is computed in bfloat16, and quantized weights are widened. int8: attention, MLP and output head with
-# one scale per output; fp8: the same, on CUDA only. int4: attention and MLP with one scale per output and group of 32
-# columns, the output head in int8; on CPUs only.
+# bf16: the model is computed in bfloat16, and quantized weights are converted to it. int8: attention, MLP and output
+# head have one scale per output; fp8: the same, on CUDA only. int4: attention and MLP have one scale per output and
+# group of 32 columns, and the output head is int8; on CPUs only.
 WEIGHT_FORMATS = ("auto", "bf16", "int8", "int4", "fp8")
 
 

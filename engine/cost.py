@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_MEASURE_SECONDS = 2.0  # time limit of the measurement, which the first two repetitions may exceed
+_MEASURE_SECONDS = 2.0  # time limit of the measurement; at least two repetitions are made even if they take longer
 _MAX_REPETITIONS = 20
 _RATE = 0.05  # least weight of the latest pass in a correction
 _FADE = 0.995  # each pass multiplies the weight of all earlier passes by this
@@ -66,7 +66,7 @@ class CostModel:
             raise ValueError(f"needs two or more points, got {len(row_counts)} counts and {len(seconds)} times")
         self._rows = list(row_counts)
         self._measured = _rising(seconds)
-        self._corrected = list(self._measured)  # times the correction of each point
+        self._corrected = list(self._measured)  # measured times, multiplied by the correction of each point
         self._ratios = [1.0] * len(row_counts)  # for each point, the average ratio of a real pass to the fitted time
         self._weights = [0.0] * len(row_counts)  # for each point, the faded number of passes near it
         self._unit = self._measured[0] / _UNIT_KEYS
@@ -91,7 +91,7 @@ class CostModel:
         return self._interpolated(self._corrected, size.rows) / measured * self._fitted(size, measured)
 
     def key_seconds(self) -> float:
-        """Returns the time that a further row of a pass takes for each key of its context."""
+        """Returns how much longer a pass takes with one more row, for each key of the row's context."""
         return self._coefficients[2] * self._unit
 
     def observe(self, size: PassSize, seconds: float) -> None:

@@ -31,7 +31,7 @@ def _limits(groups: Path, own_groups: Path) -> Iterator[int]:
             continue
         own = root / path.lstrip("/")
         for folder in (own, *own.parents):
-            with suppress(OSError, ValueError):  # the file is missing, or it holds `max`
+            with suppress(OSError, ValueError):  # the file is missing, or holds `max`, which means no limit
                 yield int((folder / name).read_text())
             if folder == root:
                 break

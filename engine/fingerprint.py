@@ -25,9 +25,10 @@ from workers.contracts import file_sha256
 from workers.model_folders import chat_template_sha256, tokenizer_sha256
 
 FORMAT = "fp1"
-SAMPLING_VERSION = 1  # of the noise, the filters and their order; increase it if a change makes answers differ
+# version of the noise, the filters and their order; increase it whenever a change makes answers differ
+SAMPLING_VERSION = 1
 NO_ADAPTER = "none"
-_DIGITS = 16  # of a SHA-256: a fingerprint has to tell engines apart, a certificate has whole digests
+_DIGITS = 16  # digits of each SHA-256; they suffice to tell engines apart, and certificates have the whole digests
 _PACKAGES = ("torch", "triton", "numpy", "transformers", "tokenizers", "xgrammar", "jinja2")
 _SOURCES = (("kernels", "*.py"), ("kernels", "*.c"), ("kernels", "*.h"), ("engine", "*.py"))
 _ROOT = Path(__file__).resolve().parents[1]
@@ -48,9 +49,9 @@ class Fingerprint:
     build: str  # sources, packages that compute, machine code of the CPU kernels
     device: str  # its type, and a digest of its model and abilities
     dtype: str
-    format: str  # of the products' weights, such as int8
+    format: str  # format of the weights in matrix products, such as int8
     sampling: str  # version of the sampling, and a digest of the defaults in generation_config.json
-    adapter: str = NO_ADAPTER  # LoRA
+    adapter: str = NO_ADAPTER  # the LoRA adapter
 
     def __str__(self) -> str:
         return ".".join((FORMAT, *(getattr(self, name) for name in PARTS)))

@@ -11,7 +11,8 @@ def generate(
 ) -> list[Completion]:
     """Runs the engine until all requests have finished. Returns completions in the order of `requests`.
 
-    Raises: RequestTooLong, ValueError: a request can't be added; no pass has run, but earlier requests are queued.
+    Raises: RequestTooLong, ValueError: a request can't be added. Then no pass has run, and the requests before it
+    remain queued.
     """
     tokens: dict[str, list[int]] = {}
     logprobs: dict[str, list[TokenLogprob]] = {}

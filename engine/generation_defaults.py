@@ -20,14 +20,15 @@ class GenerationDefaults:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    max_tokens: int | None = None  # of a request without a limit; None: what fits
+    max_tokens: int | None = None  # limit of a request that sets none; None: as many tokens as fit into the context
 
 
 OPENAI_DEFAULTS = GenerationDefaults()
 
 
 def read_generation_defaults(model_dir: Path) -> GenerationDefaults:
-    """Raises: ValueError: a value of generation_config.json is not one that a request may have; it is named."""
+    """Raises: ValueError: a value of generation_config.json is not allowed in a request; the message names the
+    value."""
     path = model_dir / "generation_config.json"
     if not path.is_file():
         return OPENAI_DEFAULTS

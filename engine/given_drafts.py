@@ -6,9 +6,10 @@ from engine.adjust import without_excluded
 from engine.draft import EMPTY_DRAFT, MAX_DEPTH, Draft, chain
 from engine.sequence import Sequence
 
-_EXPECTED_NODES_PER_STEP = 256  # of all answers that are verified; bounds the memory of the logits
-_PREDICTED_NODES = 16  # of a sequence
-_PREDICTED_NODES_PER_STEP = 32  # of all sequences, because they delay the other requests of the step
+_EXPECTED_NODES_PER_STEP = 256  # nodes of all audited answers together; bounds the memory of the logits
+_PREDICTED_NODES = 16  # nodes of the prediction of one sequence
+# nodes of all predictions together; bounded because they delay the other requests of the step
+_PREDICTED_NODES_PER_STEP = 32
 
 
 def given_drafts(decoding: Many[Sequence], room: int) -> dict[Sequence, Draft]:
@@ -31,7 +32,8 @@ def given_drafts(decoding: Many[Sequence], room: int) -> dict[Sequence, Draft]:
 
 
 def _expected_chain(sequence: Sequence, max_nodes: int) -> Draft:
-    """Returns the next expected tokens as a draft; no tokens after the first one that was not confirmed."""
+    """Returns the next expected tokens as a draft. After the first expected token that was not confirmed, the draft is
+    empty."""
     expected, count = sequence.request.expected_token_ids, sequence.num_generated
     if tuple(sequence.tokens[len(sequence.tokens) - count :]) != expected[:count]:
         return EMPTY_DRAFT

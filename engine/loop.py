@@ -126,7 +126,8 @@ class Engine:
         return counters
 
     def fingerprint(self, adapter: str | None = None) -> Fingerprint | None:
-        """Returns what determines answers with this adapter (None: the default one); None: not loaded from a folder.
+        """Returns the fingerprint of answers with this adapter (None: the default one); None if the engine was not
+        loaded from a folder.
 
         Raises: ValueError: the adapter is unknown.
         """
@@ -178,7 +179,7 @@ class Engine:
         if self._graph_decoder is not None:
             self._ready += self._graph_decoder.drain()
         drafter.prepare(self.cache)
-        if drafter.slot_bytes > 0:  # the drafter has no keys and values of cached prefixes, only zeros
+        if drafter.slot_bytes > 0:  # the new drafter lacks the keys and values of cached prefixes, and would read zeros
             self.scheduler.pool.forget_prefixes()
         runner, on_device = self._graph_setup.runner(drafter) if self._graph_setup is not None else (None, None)
         adaptive = drafter.max_depth > 0 and self.config.draft_budget is None
@@ -358,9 +359,9 @@ class Engine:
 
     def _recorded(self, output: StepOutput, sequence: Sequence, draft: Draft, path: tuple[int, ...]) -> StepOutput:
         if sequence.request.expected_token_ids:
-            return output  # the statistics are the drafter's
+            return output  # an audited answer has no statistics of the drafter
         sequence.stats.record(drafted=len(draft), accepted=len(path))
-        if sequence.prediction is None:  # the other figures are the drafter's
+        if sequence.prediction is None:  # the counters and the budget describe only the drafter's own drafts
             self._counters.record(drafted=len(draft), accepted=len(path))
             self._drafting.budget.record(draft, path)
         return replace(output, num_drafted=len(draft))

@@ -6,9 +6,8 @@ from pathlib import Path
 
 
 def limit_memory(additional_bytes: int) -> None:
-    """Lets this process use so many bytes of address space more than now, and write no core file.
-
-    Does nothing about memory on systems other than Linux.
+    """Limits this process's address space to its present size plus the given number of bytes, and forbids core files.
+    On systems other than Linux, memory is not limited.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with suppress(OSError, ValueError):  # other systems lack the file or the limit

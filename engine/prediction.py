@@ -11,11 +11,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
-_SHORTEST = 4  # tokens drafted after a difference; afterwards as many as have agreed since
+_SHORTEST = 4  # number of tokens drafted after a difference; later as many as have agreed since the difference
 
 
 class PredictionFollower:
-    """num_accepted: number of predicted tokens that the answer has at the places that were followed."""
+    """num_accepted: number of tokens of the answer that equal the predicted token at the place that was followed."""
 
     def __init__(self, prediction: Sequence[int]) -> None:
         self._prediction = prediction

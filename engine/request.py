@@ -43,7 +43,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's end-of-sequence ids
     ignore_eos: bool = False
     num_logprobs: int | None = None  # k: log-probabilities of the sampled and of the k likeliest tokens; None: none
-    prompt_logprobs: bool = False  # whether the prompt's tokens get log-probabilities as well; needs num_logprobs
+    prompt_logprobs: bool = False  # whether the prompt's tokens get log-probabilities as well; requires num_logprobs
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:

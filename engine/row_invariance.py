@@ -4,9 +4,9 @@ Speculation leaves the output unchanged only if this holds (docs/design.md, "Equ
 the machines that run the suite. This module tests it at start-up on the device that will serve, with the model's own
 weights: every product alone, and one layer of each shape read in one pass, in chunks, in a batch and as draft trees.
 
-The row counts are those at which a kernel changes how it divides the rows; `_ROW_COUNTS` says why no other count can
-differ. The result depends on the shapes, not on the values, so a success is stored in the user's cache folder under
-the build, the device, the dtype and the shapes. A failure is not stored: it is tested again at the next start.
+The row counts are those at which a kernel changes how it divides the rows; the comment at `_ROW_COUNTS` says why no
+other count can differ. The result depends on the shapes, not on the values, so a success is stored in the user's cache
+folder under the build, the device, the dtype and the shapes. A failure is not stored, so the next start tests again.
 """
 
 import functools
@@ -74,7 +74,7 @@ NOT_TESTED = RowInvariance(False, "the test of row invariance did not run")
 
 
 def check_row_invariance(model: Model, *, folder: Path | None = None) -> RowInvariance:
-    """Tests the model, unless the folder says that an equal one has passed here. Never raises.
+    """Tests the model, unless a stored result says that an equal model has passed on this machine. Never raises.
 
     folder: where successes are stored; None: in the user's cache folder.
     """
@@ -87,7 +87,7 @@ def check_row_invariance(model: Model, *, folder: Path | None = None) -> RowInva
         if _has_passed(path, key):
             return EXACT
         fault = find_fault(model)
-    except Exception as error:  # boundary of the test: a model whose test cannot run is served all the same
+    except Exception as error:  # a model is served even if the test of it cannot run
         logger.exception("the test of row invariance failed to run")
         return RowInvariance(False, f"the test of row invariance failed to run ({type(error).__name__})")
     if fault is not None:
@@ -111,7 +111,7 @@ def find_fault(model: TestedModel) -> str | None:
 def _product_fault(name: str, weight: LinearWeight, device: torch.device) -> str | None:
     x = _random_rows(max(_ROW_COUNTS), weight, device)
     expected = linear(x, weight)
-    for count in _ROW_COUNTS:  # the last rows, so that a row's place in a tile differs between the counts
+    for count in _ROW_COUNTS:  # takes the last rows, so that a row's place in a tile differs between the counts
         if not torch.equal(linear(x[-count:], weight), expected[-count:]):
             shape = f"[{weight.out_features}, {weight.in_features}]"
             return f"the product {name} {shape} gives a row other bits among {count} rows than among {max(_ROW_COUNTS)}"

@@ -74,7 +74,8 @@ class Thinking:
 
     markers: ThinkMarkers
     opened: bool  # whether the prompt ends with `begin`; with channels, within a header
-    budget: int | None = None  # tokens between the markers at most; then the trace is ended. Not with channels
+    # maximum number of tokens between the markers, after which the trace is ended; not supported with channels
+    budget: int | None = None
 
     def start(self) -> "Phases":
         return Phases(self)
@@ -94,7 +95,7 @@ class Phases:
     def __init__(self, thinking: Thinking) -> None:
         self._thinking = thinking
         self.phase = Phase.THINKING if thinking.opened else Phase.BEFORE
-        self.num_tokens = 0  # of the trace, including its markers
+        self.num_tokens = 0  # number of tokens of the trace, including its markers
         self.is_marker = False  # whether the last token of the trace is a marker or part of a header
         self._header: list[int] | None = []  # the last name of the current header; None within a message
 

@@ -22,7 +22,7 @@ class TokenCounts:
 
     def follow(self, tokens: Sequence[int], prompt_length: int) -> None:
         """Counts the tokens that were added since the last call; `tokens`: prompt and answer."""
-        if self._num_counted > len(tokens):  # tokens were counted that did not become part of the answer
+        if self._num_counted > len(tokens):  # some counted tokens were rejected and are not part of the answer
             self._seen.clear()
             self.in_answer.zero_()
             self._num_counted = 0

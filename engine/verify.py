@@ -18,7 +18,7 @@ from kernels.sampling import finite_rows, greedy_tokens, sample_token
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """path: kept nodes, top down. tokens: the tokens of the kept nodes and one more token, which the target adds.
+    """path: kept nodes, top down. tokens: the tokens of the kept nodes and one more token, sampled from the target.
 
     failed: the logits from which that token would be sampled are not finite; it is then missing from `tokens`.
     """

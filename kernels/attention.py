@@ -66,8 +66,8 @@ class AttentionRows:
 def last_keys(rows: AttentionRows, window: int) -> AttentionRows:
     """Restricts each row to its last `window` keys, for sliding windows; the row's own key is the last.
 
-    A row's blocks are then counted from its first remaining key. This depends only on its position, so it keeps its
-    bits in any batch.
+    A row's blocks are then counted from its first remaining key, which depends only on the row's position. So the row
+    has the same bits in any batch.
     """
     lengths = rows.prefix_lens + rows.path_lens
     if not lengths.is_cuda and bool((lengths <= window).all()):  # on CUDA this would wait for the device

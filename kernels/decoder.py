@@ -64,7 +64,7 @@ class LayerWeights:
 
     @property
     def products(self) -> dict[str, LinearWeight]:
-        """The weights by name, of which those of the first expert stand for all experts."""
+        """Returns the weights by name. Those of the first expert stand for the weights of all experts."""
         named = {"qkv": self.qkv, "output": self.output}
         if self.mixture is not None:
             named["router"], expert = self.mixture.router, self.mixture.experts.experts[0]
@@ -192,7 +192,7 @@ class DecoderLayers:
 
     def _build(self) -> _Decoder:
         shape = self.shape
-        # stored, because the structures below hold only the addresses of these
+        # these objects are stored, because the structures below hold only their addresses
         self._c_mixtures = [_mixture(layer.mixture) for layer in self.layers]
         self._c_layers = (_Layer * len(self.layers))(*map(_layer, self.layers, self._c_mixtures))
         return _Decoder(

@@ -70,7 +70,7 @@ class Experts:
 
     def _build(self) -> structures.Experts:
         pairs = [(structures.Linear.of(expert.gate_up), structures.Linear.of(expert.down)) for expert in self.experts]
-        # stored, because the structure below holds only the address of this array
+        # this array is stored, because the structure below holds only its address
         self._c_experts = (structures.Expert * len(pairs))(*(structures.Expert(*pair) for pair in pairs))
         down, gate = self.experts[0].down, self.gate or ClampedGate(0.0, 0.0)  # a limit of 0 stands for SwiGLU
         sizes = (len(pairs), down.out_features, down.in_features)

@@ -23,7 +23,7 @@ from kernels.cpu.library import library
 from kernels.memory import empty
 
 _BLOCK = 32  # outputs per packed block, as in cpu/linear.c
-_CHUNK = 1 << 19  # numbers that are converted at once, which bounds the memory of intermediate results
+_CHUNK = 1 << 19  # how many numbers are converted at once; bounds the memory of intermediate results
 _ROW_TILE = 16  # a fixed number of rows, because torch's order of additions depends on that number
 _INT8_CODE = 2  # cpu/common.h
 _INT8_MAX = 127
@@ -126,7 +126,7 @@ def pack_scaled(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor
     Args:
         values: [N, K] int8 from -127 on, or float8_e4m3fn.
         scales: [N] float32.
-        dtype: of x.
+        dtype: the dtype of x.
 
     Raises: ValueError: int8 values with -128, or with an odd K.
     """
@@ -175,7 +175,7 @@ def pack_grouped(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tenso
     Args:
         values: [N, K] int8, from -8 to 7.
         scales: [N, K / 32] float32.
-        dtype: of x.
+        dtype: the dtype of x.
 
     Raises: ValueError: not on the CPU, K is not a multiple of 32, or `fits_int4` is false.
     """

@@ -15,7 +15,8 @@ from kernels.linear import LinearWeight, linear
 
 
 def medusa_heads_reference(x: Tensor, product: Tensor, num_heads: int) -> Tensor:
-    """Reference of what follows the product: x [M, K], product [M, heads * H] float32 -> [M, heads, H], dtype of x."""
+    """Reference of the step after the product: x [M, K], product [M, heads * H] float32 -> [M, heads, H], dtype of
+    x."""
     inner = product.view(x.shape[0], num_heads, -1)
     return (x[:, None, : inner.shape[-1]].float() + functional.silu(inner)).to(x.dtype)
 

@@ -61,7 +61,8 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | Non
 
 
 def trim_heap() -> None:
-    """Returns freed memory to the system. glibc would keep it, for example 0.3 GB of temporaries of quantizing."""
+    """Returns freed memory to the system. Otherwise glibc would keep it, for example 0.3 GB of temporary tensors of
+    quantization."""
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 

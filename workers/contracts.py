@@ -24,7 +24,7 @@ MAX_SHARD_ROWS = 256
 # The most rows that a batch without `max_batch_size` answers at once. On CPUs decoding is hardly faster above 32 rows
 # (docs/benchmarks.md); on GPUs each row takes memory for captured graphs and logits.
 MAX_ROWS = {"cpu": 32, "cuda": 256}
-EVALUATION_ENGINES = 3  # which share the weights: plain decoding, suffix decoding alone and the speculator
+EVALUATION_ENGINES = 3  # engines with common weights: plain decoding, suffix decoding alone, the speculator
 
 
 class FailureClass(StrEnum):
@@ -85,12 +85,12 @@ class BatchSpec:
     weights: str = "auto"  # auto, bf16, int8, int4 or fp8, as EngineConfig
     kv_dtype: str = "auto"
     max_context: int | None = None  # tokens of a prompt and its answer; None: as many as the model allows
-    memory_bytes: int | None = None  # memory that the engine may use, and
-    memory_share: float | None = None  # the same as a share of the device's memory; at most one of the two is given
+    memory_bytes: int | None = None  # bytes that the engine may use; at most one of this and `memory_share` is given
+    memory_share: float | None = None  # the same limit as a share of the device's memory
     draft_budget: int | None = None  # nodes per sequence and step; None: decided from measured costs
     device: str = "auto"
     continue_cut_answers: bool = False  # whether answers go on past the length limits of their rows
-    max_continued_tokens: int | None = None  # of a continued answer in all; None: as many as the context has room for
+    max_continued_tokens: int | None = None  # limit of a whole continued answer; None: what the context has room for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class EvaluationSpec:
     training_seconds: float | None = None  # worker time that the training took, for the break-even point
     dtype: str = "auto"
     # The options with which the speculator will be served; they are those of `BatchSpec`.
-    max_concurrency: int | None = None  # concurrencies above are refused; None: the highest of `concurrencies`
+    max_concurrency: int | None = None  # higher concurrencies are refused; None: the highest of `concurrencies`
     weights: str = "auto"
     kv_dtype: str = "auto"
     max_context: int | None = None

@@ -12,7 +12,8 @@ Emit = Callable[[Event], None]
 
 
 class EventWriter:
-    """Writes events to `stream`. A progress event too soon after the previous one is dropped, unless it is the last."""
+    """Writes events to `stream`. A progress event is dropped if it comes too soon after the previous one and is not the
+    last."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream

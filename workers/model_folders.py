@@ -74,8 +74,8 @@ def quantization_method(values: Any) -> str | None:
 def unreadable_quantization(config: dict[str, Any], file_names: Iterable[str]) -> str | None:
     """Returns why the weights are quantized in a way that the engine does not read, or None.
 
-    config: of config.json; file_names: of the folder. The engine checks the details of a readable method when it loads
-    the model.
+    config: the contents of config.json. file_names: the names of the folder's files. The engine checks the details of a
+    readable method when it loads the model.
     """
     method = quantization_method(config)
     readable = [key for key in QUANTIZATION_KEYS[:2] if _is_readable(config.get(key))]
@@ -102,7 +102,7 @@ def texts_sha256(folder: Path) -> dict[str, str]:
 
 
 def changed_texts(before: Mapping[str, str] | None, now: Mapping[str, str] | None) -> str | None:
-    """Names what differs between two results of `texts_sha256`, as part of a sentence; None: nothing that is known."""
+    """Names what differs between two results of `texts_sha256`, as part of a sentence; None: no known file differs."""
     names = {"tokenizer_sha256": "tokenizer", "chat_template_sha256": "chat template"}
     before, now = before or {}, now or {}
     changed = [name for key, name in names.items() if key in before and key in now and before[key] != now[key]]

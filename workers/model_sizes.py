@@ -19,7 +19,7 @@ OUTPUT_UNIT = 16
 VOCABULARY_UNIT = 64
 _DENSE_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # the models of engine/models/dense.py
 _MIXTURE_TYPES = frozenset({"mixtral", "qwen3_moe"})
-_OTHER_NAMES = {  # in configurations like that of GPT-2
+_OTHER_NAMES = {  # names of the same sizes in configurations like that of GPT-2
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
@@ -66,9 +66,10 @@ class LatentSizes:
 class ModelSizes:
     """Sizes of a decoder.
 
-    kept_format: `int8`, `int4` or `fp8`, if every product of the layers is stored so that the engine can keep the
-        format; None: the weights are computed in the model's dtype.
-    num_parameters: of a model that runs through transformers; None: the engine has layers of its own for the model.
+    kept_format: `int8`, `int4` or `fp8`, if all products of the layers are stored so that the engine keeps this format;
+        None: the weights are computed in the model's dtype.
+    num_parameters: number of parameters of a model that runs through transformers; None: the engine has its own layers
+    for the model.
     """
 
     vocab_size: int
@@ -124,7 +125,7 @@ class ModelSizes:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Reads what `dataclasses.asdict` returned, also in earlier releases."""
+        """Reads a result of `dataclasses.asdict`, also one that an earlier release has stored."""
         others = dict(values)
         experts, latent = others.pop("experts", None), others.pop("latent", None)
         if others.pop("has_float8_layers", False):

@@ -21,15 +21,15 @@ DEFAULT_KV_BYTES = 1 << 30
 
 _MIB = 1 << 20
 _BLOCK = 32  # the CPU's kernels pad the outputs of a weight to a multiple of this number
-_INT4_SIXTEENTHS = 9  # of a byte per weight: 4 bits, and a scale of 16 bits for each group of 32
+_INT4_SIXTEENTHS = 9  # sixteenths of a byte per weight: 4 bits, and a scale of 16 bits for each group of 32
 _FLOAT32_BYTES = 4
 _PREFILL_ROWS = 512  # rows of a pass that read prompts
 # A process of the engine without a model: measured on Linux with torch 2.13. The value for CUDA is an estimate.
 _RUNTIME_BYTES = {"cpu": 520 * _MIB, "cuda": 1024 * _MIB}
-_GRAPH_BYTES = {"cpu": 0, "cuda": 512 * _MIB}  # an estimate
+_GRAPH_BYTES = {"cpu": 0, "cuda": 512 * _MIB}  # bytes for captured graphs; an estimate
 
 
-_ROW_TOKENS = 2048  # a row of a batch is planned with so many tokens, unless the context is shorter
+_ROW_TOKENS = 2048  # number of tokens with which a row of a batch is planned, unless the context is shorter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Plan:
     concurrency: int
 
     def num_sequences(self, length: int) -> int:
-        """The number of sequences with `length` tokens that decode at once."""
+        """The number of sequences of `length` tokens that can decode at once."""
         return min(self.concurrency, self.kv_slots // length)
 
 
@@ -104,7 +104,8 @@ class DoesNotFit(Exception):
 
 
 def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
-    """Raises: DoesNotFit: not even one sequence of the wanted context fits; without a wanted context: not one token."""
+    """Raises: DoesNotFit: not even one sequence of the wanted context fits or, if no context is wanted, not even one
+    token."""
     longest = min(wanted.context or sizes.max_positions, sizes.max_positions)
     if wanted.weights == "bf16":
         sizes = replace(sizes, dtype_bytes=2)
@@ -137,9 +138,8 @@ def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
 
 
 def plan_rows(sizes: ModelSizes, wanted: Wanted) -> Plan:
-    """Returns the plan with the most rows, at most `wanted.concurrency`, whose KV cache holds 2,048 tokens of each.
-
-    Of models with a shorter context it holds the whole context of each row. Raises: DoesNotFit: not even one row fits.
+    """Returns the plan with the most rows, at most `wanted.concurrency`. The KV cache of the plan holds 2,048 tokens of
+    each row, or the whole context of each row if the model's context is shorter.
     """
     best = plan(sizes, replace(wanted, concurrency=1))
     row_tokens = min(_ROW_TOKENS, best.context)

@@ -1,6 +1,7 @@
 """What the safetensors files of a model hold, as far as an engine's memory depends on it. Standard library only.
 
-Only headers are read, and the bytes of int8 weights, since the engine's kernels have no -128.
+Only headers are read, and additionally the bytes of int8 weights, because the engine's kernels do not support the value
+-128.
 
 Source: https://github.com/huggingface/safetensors, "Format".
 """
@@ -125,7 +126,8 @@ def _fit_float16(scales: StoredTensor) -> bool:
 
 
 def _bits(described: Mapping[str, Any], values: StoredTensor) -> int | None:
-    """Returns the bits of a number in a tensor of integers; None: unknown, or they differ between the layers."""
+    """Returns the number of bits of a number in a tensor of integers; None: it is unknown, or differs between the
+    layers."""
     if values.dtype == "I8":
         return 8
     groups = described.get("config_groups")

@@ -7,9 +7,9 @@ folder. The gateway is one process of uvicorn with its real database; the preten
 streams open are other processes. Prints one line of JSON:
 
     added_ms_p50, added_ms_p99      time to the first event through the gateway, less the median time without it
-    events_per_core_second          events that the gateway passes on in a second of processor time, each by itself
+    events_per_core_second          events that the gateway passes on, one at a time, in a second of processor time
     bytes_per_stream                growth of the gateway's memory, divided by the number of open streams
-    threads, files, connections, mib   of the gateway while the streams are open
+    threads, files, connections, mib   used by the gateway while the streams are open
     alone_ms_p95, beside_ms_p95     time to the first event, and of a read of the API, for another organization: without
                                     and with the open streams
 """
@@ -65,7 +65,7 @@ async def _measure(folder: Path, database_url: str | None, num_streams: int) -> 
 
 
 async def _latency(direct: Address, ours: Address) -> dict[str, float]:
-    """Requests come one after the other, with and without the gateway in turn."""
+    """Measures requests that come one after the other, in turn with and without the gateway."""
     plain: list[float] = []
     through: list[float] = []
     for number in range(NUM_REQUESTS + 20):

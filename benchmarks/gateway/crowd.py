@@ -1,4 +1,4 @@
-"""Holds streams open, in a process of its own so that it does not slow down the callers that measure.
+"""Holds streams open in a separate process, so that the callers that measure are not slowed down.
 
     python -m benchmarks.gateway.crowd PORT TOKEN MODEL COUNT
 

@@ -21,13 +21,13 @@ _DONE = b"data: [DONE]\n\n"
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
-    options, _ = parser.parse_known_args()  # the other options of a real engine mean nothing here
+    options, _ = parser.parse_known_args()  # the other options of a real engine have no meaning here
     server = await asyncio.start_server(_serve, "127.0.0.1", options.port, backlog=1024)
     if options.port:
         await server.serve_forever()
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    os._exit(0)  # streams that are still open need no orderly end
+    os._exit(0)  # ends at once, although streams may still be open
 
 
 def event(number: int) -> bytes:

@@ -21,7 +21,7 @@ def variables(folder: Path, database_url: str | None) -> dict[str, str]:
 
 
 def fill(model_dir: Path, engine_port: int | None = None) -> list[str]:
-    """Args: engine_port: of the pretended engine that serves both deployments; None: a supervisor starts engines.
+    """Args: engine_port: port of the pretended engine that serves both deployments; None: a supervisor starts engines.
 
     Returns: the organizations' keys.
     """

@@ -24,7 +24,7 @@ _LINEAR = (*_ATTENTION, "gate_proj", "up_proj", "down_proj")
 class Family:
     """A model type of transformers.
 
-    values: of its configuration, where they differ from tests.tiny_model.
+    values: values of its configuration that differ from those of tests.tiny_model.
     adapted: the modules to which a LoRA adapter applies; none if the engine serves no adapters for this family.
     has_decoder: whether the engine has a decoder of its own, so that it can quantize the weights.
     """
@@ -115,7 +115,7 @@ def _int8_values(name: str, weight: Tensor) -> Tensor:
 
 
 def _int4_values(name: str, weight: Tensor) -> Tensor:
-    """The same for int4 in groups of 32 columns, whose largest number is -8 times the scale."""
+    """Like `_int8_values`, for int4 in groups of 32 columns, in which the largest number is -8 times the scale."""
     if not _is_quantized(name) or name.startswith("lm_head"):
         return _int8_values(name, weight)  # the head has int8 weights
     groups = weight.unflatten(1, (-1, INT4_GROUP))

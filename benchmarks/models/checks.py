@@ -1,4 +1,4 @@
-"""What is checked for each model: parity, equal answers with drafters, adapters, and speed."""
+"""The checks of each model: parity with transformers, equal answers with drafters, adapters, and speed."""
 
 import time
 from collections.abc import Callable
@@ -35,7 +35,8 @@ def parity(folder: Path, exact: Path, weights: str) -> float:
     Args:
         folder: the model that the engine loads with the option `weights`; it may be quantized.
         exact: a model with the same numbers in a format that transformers loads.
-    Raises: CheckFailed: the difference is larger than `PARITY`, or the logits are too small for it to say anything.
+    Raises: CheckFailed: the difference is larger than `PARITY`, or the logits are so small that the difference proves
+    nothing.
     """
     token_ids = torch.randint(0, 250, (90,), generator=torch.Generator().manual_seed(1))
     model = load_model(folder, dtype="float32", weights=weights)

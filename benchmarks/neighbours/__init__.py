@@ -1,1 +1,1 @@
-"""Measures what one organization at its worst costs another."""
+"""Measures how much one organization can slow down another one."""

@@ -7,10 +7,10 @@ folder. The processes are real: the API with the gateway, the supervisor of depl
 Engines, storage and receivers of webhooks are pretended, so that only code that the organizations share is measured.
 
 Windows without and with the noise take turns: quiet, noisy, quiet, noisy, ..., quiet. A window is longer than the
-pauses of the noise's callers, and if the noise consists of requests, a noisy window lasts until the server has answered
-each of them once. Prints, for each noise, the medians of
-the windows' 95th percentiles in milliseconds, quiet → noisy, with their ratio, and what failed: requests and jobs of
-the quiet organization, its engine if it was killed, and processes of the installation that died.
+pauses of the noise's callers. If the noise consists of requests, a noisy window lasts until the server has answered
+each of them once. The command prints, for each noise, the medians of the windows' 95th percentiles in milliseconds,
+quiet → noisy, with their ratio. It also prints what failed: requests and jobs of the quiet organization, its engine if
+it was killed, and processes of the installation that died.
 The exit code is 1 if a ratio is above 2 or anything failed.
 """
 
@@ -33,12 +33,12 @@ from benchmarks.neighbours.claims import seconds_of_claims
 from benchmarks.neighbours.noises import NOISES, TITLES, Cycle, Loud
 from benchmarks.neighbours.survival import Survivors
 
-NUM_REQUESTS, NUM_CLAIMS = 60, 30  # of a window, at least
+NUM_REQUESTS, NUM_CLAIMS = 60, 30  # minimum numbers in a window
 MIN_WINDOW_SECONDS, MAX_WINDOW_SECONDS = 6.0, 180.0
 MAX_RATIO = 2.0
 MEASURES = ("read", "first token", "claim")
 
-P95 = dict[str, float]  # milliseconds, by measure
+P95 = dict[str, float]  # name of the measure -> milliseconds
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Sends requests that cost much to refuse or to hold, in a process of its own.
+"""Sends, from a separate process, requests that are expensive to refuse or to hold.
 
     python -m benchmarks.neighbours.callers bodies|bombs|files|feeds PORT TOKEN
 
@@ -22,7 +22,7 @@ from benchmarks.gateway.load import Address, post, read, response
 
 MIB, CHUNK_BYTES = 2**20, 2**16
 NUM_CALLERS = {"bodies": 16, "bombs": 2, "files": 2, "feeds": 200}
-PAUSE_SECONDS = {"bodies": 0.2, "bombs": 0.5, "files": 0.5, "feeds": 5.0}  # a refused feed asks for 5 s
+PAUSE_SECONDS = {"bodies": 0.2, "bombs": 0.5, "files": 0.5, "feeds": 5.0}  # the response to a refused feed asks for 5 s
 TEMPLATE_MODEL = "template"
 
 
@@ -85,7 +85,7 @@ async def _call(
             with suppress(ConnectionError):
                 for start in range(0, len(request), CHUNK_BYTES):
                     if answer.done():
-                        break  # the rest would only cost this process time
+                        break  # sending the rest would only take this process time
                     writer.write(request[start : start + CHUNK_BYTES])
                     await writer.drain()
             await answer
@@ -110,7 +110,7 @@ def _bodies(address: Address) -> list[bytes]:
 
 
 def _bombs(address: Address) -> list[bytes]:
-    """Bodies that are small for what it costs to read them, with a valid key."""
+    """Bodies with a valid key that are small, but expensive to read."""
     many_lists = b'{"model": "%s", "messages": [' % MODEL.encode() + b"[]," * MIB + b"[]]}"
     grammar = json.dumps({"model": MODEL, "messages": [], "response_format": _bomb_grammar()}).encode()
     requests = [

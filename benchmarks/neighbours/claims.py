@@ -2,7 +2,7 @@
 
 import time
 
-MAX_TURNS = 100  # claims of the other organization's jobs before that of the queued job
+MAX_TURNS = 100  # maximum number of claims of the other organization's jobs before the queued job is claimed
 
 
 def seconds_of_claims(token: str, num_jobs: int) -> list[float]:

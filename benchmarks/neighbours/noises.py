@@ -1,4 +1,5 @@
-"""What an organization does at its worst. Each noise is an async context manager that lasts as long as its block.
+"""The noises: the most disturbing things that an organization can do. Each noise is an async context manager that lasts
+as long as its block.
 
 A noise of several requests yields a task that ends when the server has answered each of them.
 """
@@ -65,7 +66,7 @@ async def webhooks(loud: Loud) -> AsyncIterator[None]:
         with loud.tenant() as organization, transaction.atomic():
             for _ in range(NUM_RECEIVERS):
                 endpoint = WebhookEndpoint.objects.create(organization=organization, url=url, events=["*"])
-                endpoint_rotate_secret(endpoint=endpoint, grace=dt.timedelta(0))  # makes one
+                endpoint_rotate_secret(endpoint=endpoint, grace=dt.timedelta(0))  # creates a secret
             for number in range(NUM_EVENTS):
                 event_record(
                     organization_id=organization.pk,
@@ -162,7 +163,7 @@ def calls(kind: str) -> Callable[[Loud], AbstractAsyncContextManager[Cycle]]:
 
 @asynccontextmanager
 async def files(loud: Loud) -> AsyncIterator[Cycle]:
-    """Files that cost much to read, and a model whose chat template never ends."""
+    """Files that are expensive to read, and a model whose chat template never ends."""
 
     def make_model() -> None:
         from tokenizers import Tokenizer

@@ -54,10 +54,10 @@ def main() -> None:
     print(os.getpid(), flush=True)
     with across_tenants(Across.SUPERVISION):
         while not halt.wait(TICK_SECONDS):
-            with suppress(DatabaseError):  # as in the command: a locked database ends no supervisor
+            with suppress(DatabaseError):  # as in the command, a locked database does not end the supervisor
                 supervisor.tick()
         supervisor.stop()
-    os._exit(0)  # copies from the slow storage may still run
+    os._exit(0)  # ends at once, although copies from the slow storage may still run
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Checks that nothing of the quiet organization, and no process of the installation, has been killed."""
+"""Checks that neither the quiet organization's engine nor a process of the installation has ended."""
 
 import time
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ START_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivors:
-    token: str  # of the quiet organization
-    engine: int  # process id of its endpoint
-    processes: Sequence[int]  # of the installation
+    token: str  # API key of the quiet organization
+    engine: int  # process id of its endpoint's engine
+    processes: Sequence[int]  # process ids of the installation
 
     @classmethod
     def when_ready(cls, token: str, processes: Sequence[int]) -> Self:

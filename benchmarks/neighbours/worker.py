@@ -16,7 +16,7 @@ def main() -> None:
     JobWorker().start()
     print(os.getpid(), flush=True)
     sys.stdin.read()
-    os._exit(0)  # a delivery to a dead receiver waits for its deadline
+    os._exit(0)  # ends at once, because a delivery to a dead receiver would wait for its deadline
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class ClaimedChoice:
     index: int
     token_ids: tuple[int, ...]  # at least one
     finish_reason: str | None  # None: not claimed
-    logprobs: tuple[float, ...] | None  # of the first tokens; None: not claimed
+    logprobs: tuple[float, ...] | None  # log-probabilities of the first tokens; None: not claimed
     prompt_token_ids: tuple[int, ...] | None  # None: not claimed
 
 
@@ -40,7 +40,7 @@ class Claim:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that an audit reads: each prompt once, and all answers."""
+        """Number of tokens that an audit reads: each prompt once, and all answers."""
         prompts = {choice.index // self.parsed.n for choice in self.choices}
         answers = sum(len(choice.token_ids) for choice in self.choices)
         return answers + sum(len(self.parsed.prompts[prompt]) for prompt in prompts)

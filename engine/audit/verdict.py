@@ -23,15 +23,13 @@ EQUAL, DIFFERENT, FINGERPRINT_MISMATCH = "equal", "different", "fingerprint_mism
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """position: of the first token that differs, from 0; at the end, the number of tokens before it.
-
-    what: prompt, token, end or logprob. The position is one of the prompt only for `prompt`.
-    """
+    """position: index of the first token that differs; at the end, the number of tokens before it."""
 
     what: str
     position: int
-    expected: Any  # by this engine: a token id, a log-probability, or the reason of the end; None: there is none
-    actual: Any  # in the response
+    # this engine's value: a token id, a log-probability, or the finish reason; None: it has no such value
+    expected: Any
+    actual: Any  # the response's value
 
     def as_json(self) -> dict[str, Any]:
         return {"differs": self.what, "position": self.position, "expected": self.expected, "actual": self.actual}
@@ -100,7 +98,8 @@ def require_exact(fingerprint: Fingerprint | None, row_invariance: RowInvariance
 def verdict_of(
     claim: Claim, checks: Iterable[ChoiceCheck], fingerprint: Fingerprint, *, num_cached: int
 ) -> dict[str, Any]:
-    """Returns the JSON of an audit whose choices have all been checked. num_cached: prompt tokens in the cache."""
+    """Returns the JSON of an audit whose choices have all been checked. num_cached: number of prompt tokens in the
+    cache."""
     choices = [check.as_json() for check in checks]
     verdict = EQUAL if all(choice["verdict"] == EQUAL for choice in choices) else DIFFERENT
     usage = usage_block(

@@ -55,7 +55,7 @@ class SlotPool:
                 that were evicted or cached since are looked up.
         """
         blocks: list[Block] = [] if found is None else found
-        while blocks and not self._is_cached(blocks[-1]):  # later blocks of a text are evicted first
+        while blocks and not self._is_cached(blocks[-1]):  # of one text, the last blocks are evicted first
             blocks.pop()
         before = blocks[-1] if blocks else root
         for start in range(BLOCK * len(blocks), len(tokens) - BLOCK, BLOCK):

@@ -1,8 +1,9 @@
 """Reads a block drafter's config.json in any of three formats, and writes it in the format of speculators.
 
-    speculators  has `speculators_model_type`, which is dflash or dspark; numbers a tap by the layer whose input it is
-    SpecForge    has `dflash_config`; stores DFlash, DSpark and, with `causal_head`, JetSpec; numbers a tap by the layer
-                 whose output it is, which is one less
+    speculators  has `speculators_model_type`, which is dflash or dspark; the number of a tap is that of the layer
+                 whose input it is
+    SpecForge    has `dflash_config`; stores DFlash, DSpark and, with `causal_head`, JetSpec; the number of a tap is
+                 that of the layer whose output it is, which is one lower than in the format of speculators
     DeepSpec     has `target_layer_ids` at the top level; stores DSpark; numbers taps as SpecForge does
 
 Values that are missing in the file get the defaults of transformers.
@@ -231,7 +232,7 @@ def _sizes(transformer: dict[str, Any], *, non_causal_windows: bool) -> dict[str
 def _layer_attentions(
     config: PretrainedConfig, is_causal: bool | None, *, non_causal_windows: bool
 ) -> tuple[LayerAttention, ...]:
-    """Returns the attention of each layer.
+    """Returns the attention settings of each layer.
 
     is_causal: whether all layers are causal within the block. If it is None, only layers with a sliding window are, and
         with `non_causal_windows` none.

@@ -37,7 +37,8 @@ from engine.models.rotary import tables_of
 from kernels.rope import rotate
 
 WEIGHTS_FILE = "model.safetensors"
-_IGNORED = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")  # copies of the target's weights, or derived tensors
+# tensors that are not loaded: copies of the target's weights, and tensors computed from others
+_IGNORED = ("verifier_lm_head.", "verifier_norm.", "rotary_emb.")
 
 
 class FrozenRows(nn.Module):

@@ -1,7 +1,7 @@
 """Turns a drafter's logits into candidates: the tokens that the target may sample next, with probabilities.
 
 The target samples argmax(logits / T + gumbel(seed, position)). The noise is known before the target runs, so a drafter
-ranks its best tokens with the same noise. If its logits equal the target's, its first candidate is the token that the
+ranks its best tokens with the same noise. If its logits equal the target's, the first candidate is the token that the
 target samples, at any temperature. Noise is added only to the `count` likeliest tokens of the drafter. If the target
 samples another token, which is rare, the draft is rejected there.
 

@@ -7,10 +7,10 @@ of each kind is measured, so nothing has to be assumed about how often the draft
 
     survival(node) = survival(parent) * rate(kind)
 
-Until a kind has occurred, its rate is the highest of the probabilities. An estimate that treats the drafters as
-independent is too high: for a trained drafter combined with `suffix` on word problems, it predicted 2.16 accepted
-tokens per pass, and 1.92 were measured; the observed rates predicted 1.99, and 1.91 were measured.
-"""
+Before the first node of a kind has been observed, the kind's rate is the highest of its probabilities. An estimate that
+treats the drafters as independent is too high: for a trained drafter combined with `suffix` on word problems, it
+predicted 2.16 accepted tokens per pass, and 1.92 were measured; the observed rates predicted 1.99, and 1.91 were
+measured."""
 
 import bisect
 import logging

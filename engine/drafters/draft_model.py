@@ -31,7 +31,7 @@ from engine.sequence import Sequence
 from engine.tokenizer import Tokenizer
 
 _MAX_DEPTH = 6
-_CANDIDATES = 16  # ranked per position
+_CANDIDATES = 16  # number of candidates that are ranked per position
 _BRANCHES = 3  # candidates proposed per depth
 _LEAST_SURVIVAL = 0.1  # a pass of the draft model is assumed to take a tenth of the time of a pass of the target
 _PASS_ROWS = 256  # maximum rows of a pass that computes missing positions

@@ -13,8 +13,8 @@ from engine.draft import Draft
 
 WIDTH = 4  # maximum number of nodes of a sequence that are computed per level; determines the number of scratch slots
 CANDIDATES = 6  # number of children that a node may get
-# A level is run only if it is expected to add this many accepted tokens per sequence. The value is what running a level
-# costs, as a fraction of a pass of the target.
+# A level is run only if it is expected to add this many accepted tokens per sequence. The value is the time that a
+# level takes, as a fraction of the time of a pass of the target.
 LEAST_GAIN = 0.15
 LEAST_SURVIVAL = 0.01  # less likely nodes are neither computed nor verified
 

@@ -79,7 +79,7 @@ class MedusaDrafter(Drafter):
             last_tokens: [B] int64. The tokens sampled from `hidden`.
         """
         greedy = SamplingParams(max_tokens=1, temperature=0.0)
-        positions = [0] * len(hidden)  # without effect, since greedy decoding draws no noise
+        positions = [0] * len(hidden)  # any values will do, since greedy decoding draws no noise
         best = self._choose(hidden, last_tokens, [greedy] * len(hidden), positions)
         return best.tokens, best.survival
 

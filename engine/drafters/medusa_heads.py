@@ -39,7 +39,8 @@ class MedusaConfig:
     num_layers: int = 1
     draft_vocab_size: int
     tied: bool = True
-    token_input: bool = False  # heads also read the last token: it was sampled from h, so h does not determine it
+    # whether heads also read the last token, which was sampled from h and so is not determined by h
+    token_input: bool = False
 
     def __post_init__(self) -> None:
         if min(self.hidden_size, self.num_heads, self.num_layers, self.draft_vocab_size) < 1:
@@ -52,7 +53,8 @@ class MedusaHeads(nn.Module):
     draft_vocab: Tensor
 
     def __init__(self, config: MedusaConfig, draft_vocab: Tensor, lm_head: Tensor | None = None) -> None:
-        """lm_head: [V, H], the target's lm_head. Untied heads are initialized with its rows, without it with zeros."""
+        """lm_head: [V, H], the target's lm_head. Untied heads are initialized with its rows, or with zeros if it is
+        None."""
         super().__init__()
         if draft_vocab.shape != (config.draft_vocab_size,):
             raise ValueError(f"draft_vocab must be [{config.draft_vocab_size}], got {list(draft_vocab.shape)}")

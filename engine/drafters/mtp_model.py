@@ -31,9 +31,10 @@ from engine.models.rotary import tables_of
 from kernels.rope import rotate
 
 WEIGHTS_FILE = "model.safetensors"
-VOCAB_FILE = "draft_vocab.json"  # not part of the layout: other engines use the whole vocabulary
+VOCAB_FILE = "draft_vocab.json"  # this file is not part of the `mtp` layout, so other engines use the whole vocabulary
 _LAYER_TYPES = ("llama", "qwen2", "qwen3")
-_IGNORED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "rotary_emb.")  # the target's weights, or derived tensors
+# tensors that are not loaded: the target's weights, and tensors computed from others
+_IGNORED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "rotary_emb.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from engine.drafters.suffix_index import LONGEST, SuffixIndex
 from engine.sequence import Sequence
 
 _MAX_DEPTH = 12
-_MAX_OUTPUT = 4096  # output tokens for which the index has room; more overwrite the beginning of the prompt
+_MAX_OUTPUT = 4096  # output tokens for which the index has room; further tokens overwrite the beginning of the prompt
 _ASSUMED = (0.0, 0.3, 0.5, 0.7, 0.85, 0.9)  # assumed acceptance rate by bit length of the number of matching tokens
 
 _Kind = tuple[int, bool]  # bit length of the number of matching tokens; whether the temperature is above 0

@@ -11,12 +11,11 @@ The kind of a node consists of the number of matching tokens, the token's share,
 whether the temperature is above 0. `rate` is the observed acceptance rate of nodes of this kind. Nodes are grown best
 first, and the maximum depth of a path depends on the length of the match.
 
-Past answers and observed rates belong to a memory, which is shared by the requests with the same `Request.memory`: the
-gateway sets it to the caller's project, so that no project's answers influence another project's drafts. A request
-without one has a memory of its own, which ends with the request. The oldest answers of a memory are dropped first, and
-of more than MAX_MEMORIES memories the one that was used least recently. The output of a preempted request is indexed
-at the preemption and again at the end, so it may vote twice.
-
+Past answers and observed rates are stored in a memory, which is shared by the requests with the same `Request.memory`.
+The gateway sets `Request.memory` to the caller's project, so that no project's answers influence another's drafts. A
+request without this field has its own memory, which ends with the request. The oldest answers of a memory are dropped
+first. If there are more than MAX_MEMORIES memories, the least recently used memory is dropped. The output of a
+preempted request is indexed at the preemption and again at the end, so it may vote twice.
 Source: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975; best-first growth as in JetSpec, arXiv:2606.18394.
 """
 
@@ -36,7 +35,8 @@ from engine.sequence import Sequence
 _MAX_DEPTH = 16
 _DEPTH_FACTOR, _DEPTH_OFFSET = 1, 4  # maximum depth of a draft: 1 * matching tokens + 4
 _PAST_TOKENS = 200_000
-_MAX_OUTPUT = 4096  # output tokens for which a request's index has room; more overwrite the beginning of the prompt
+# output tokens for which a request's index has room; further tokens overwrite the beginning of the prompt
+_MAX_OUTPUT = 4096
 _WEIGHTS = {1: 1.0, 2: 4.0, 4: 16.0, 8: 64.0, 16: 256.0}  # weight of a vote by matching tokens
 _PAST_WEIGHT = 0.5  # factor on the votes of past answers
 _ASSUMED = 0.8  # assumed acceptance rate of a node, relative to the token's share
@@ -49,12 +49,12 @@ _Vote = tuple[int, Many[int], int, float]
 _Claim = tuple[int, float, _Kind, list[_Vote]]  # token, rate, kind, votes for it
 
 
-MAX_MEMORIES = 8  # of _PAST_TOKENS tokens, each of which takes 22 MB
+MAX_MEMORIES = 8  # each memory has room for _PAST_TOKENS tokens and takes 22 MB
 
 
 @dataclass(slots=True)
 class _Memory:
-    """What is kept of past requests: their text, if it is kept at all, and how often drafts were right."""
+    """What is kept of past requests: their text, unless only rates are kept, and how often drafts were right."""
 
     past: SuffixIndex | None
     record: Record

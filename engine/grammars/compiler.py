@@ -24,7 +24,7 @@ from engine.tokenizer import Tokenizer
 CACHE_BYTES = 256 << 20
 TRIAL_SECONDS = 3
 _ENTRY_BYTES = 4096  # assumed overhead of a cache entry
-_SLOW_SECONDS = 1.0  # of CPU time for one token; the trial already refuses grammars that take a tenth of this
+_SLOW_SECONDS = 1.0  # CPU time limit for one token; the trial refuses grammars that take a tenth of this already
 
 
 class EndTokens(Protocol):
@@ -58,7 +58,7 @@ class GrammarCompiler:
         self._trial_seconds = trial_seconds
         self._compiler: xgrammar.GrammarCompiler | None = None
         self._trial: GrammarTrial | None = None
-        self._usable: list[bool] = []  # by token: whether a grammar may allow it at all
+        self._usable: list[bool] = []  # [token]: whether any grammar may allow the token
         self._cache = _Cache()
         self._compiling = threading.Lock()
 
@@ -169,7 +169,8 @@ class _Constraint:
         allowed_nodes: list[int] = []
         for node in children.get(parent, ()) if not self._matcher.is_terminated() else ():
             token = tokens[node]
-            possible = token < self._vocab_size and self._usable[token]  # for other tokens the matcher logs a warning
+            # the matcher would log a warning for any other token
+            possible = token < self._vocab_size and self._usable[token]
             if possible and self._matcher.accept_token(token):  # takes 1 us; a draft row takes 1 ms
                 allowed_nodes += [node, *self._allowed_below(node, tokens, children)]
                 self._matcher.rollback(1)

@@ -1,8 +1,7 @@
 """Tries untrusted grammars in a separate process, which forks for each grammar, before the server compiles them.
 
 xgrammar is C++ and can't be interrupted, and some sources keep it busy for hours, take gigabytes or crash it.
-Compilation depends only on the source, so a source that compiles here also compiles in the server's process.
-
+Compilation depends only on the source, so a source that compiles in the trial also compiles in the server's process.
     GrammarTrial ─ vocabulary, then one source per line ─▶ main ─ fork ─▶ limits, compile, walk
                  ◀──────────────────── null or an error ────────────────────────┘
 
@@ -31,9 +30,9 @@ from engine.memory_limit import limit_memory
 WALL_SECONDS = 20.0
 MEMORY_BYTES = 1 << 30  # in addition to the memory that the process uses when it forks
 _START_SECONDS = 120.0
-_IDLE_SECONDS = 600  # an idle process ends after this time, to free its 280 MB, of which 190 MB are not shared
+_IDLE_SECONDS = 600  # an idle process ends after this time, because it takes 280 MB, of which 190 MB are not shared
 _WALK_STEPS = 200
-_SLOW_SECONDS = 0.1  # of CPU time for one token; common grammars take a thousandth of this
+_SLOW_SECONDS = 0.1  # CPU time limit for one token; common grammars take a thousandth of this
 
 
 class GrammarTrial:

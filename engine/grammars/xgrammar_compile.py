@@ -9,8 +9,9 @@ import xgrammar
 from engine.grammars.grammar import GrammarKind
 from engine.grammars.json_schema import MAX_DEPTH, enforceable, load_json
 
-# Between two JSON tokens, an answer may have one space, or one or two line breaks and an indentation. Without a limit,
-# a sampled answer of a weak model may consist of line breaks. Source: llama.cpp's form, which has at most 20 blanks.
+# Between two JSON tokens, an answer may have one space, or one or two line breaks and an indentation. Without a limit
+# on whitespace, a sampled answer of a weak model may consist of line breaks. Source: llama.cpp, which allows at most
+# 20 blanks.
 _WHITESPACE = r'("" | " " | "\r"? "\n" ("\r"? "\n")? [ \t]{0,40})'
 _MAX_COUNT = 64  # marks the places of whitespace in xgrammar's text of a grammar
 _WHITESPACE_RULE = re.compile(r"^(whitespace(?:_\d+)?) ::= \(\(\[ \\n\\r\\t\]\)\)$", re.MULTILINE)

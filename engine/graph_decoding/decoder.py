@@ -9,8 +9,8 @@ tokens, frees the slots of rejected nodes, and applies stop tokens and limits. I
 launched in the meantime still contain it. The host drops their results for this sequence and frees its slots. This is
 safe because the device executes in order: a step that reuses a cache slot or batch slot runs after these steps.
 
-Sequences whose tokens the device cannot sample decode in passes of the engine, between two launches. Both need cache
-slots. The scheduler may preempt any running sequence, but only while no graph step is in flight.
+A sequence whose tokens the device cannot sample decodes in passes of the engine, between two launches. Such passes need
+cache slots, too. The scheduler may preempt any running sequence, but only while no graph step is in flight.
 
 The output equals that of decoding without graphs, because tokens depend neither on drafts nor on other sequences in the
 batch.
@@ -203,9 +203,7 @@ class GraphDecoder:
         return sequences, num_nodes
 
     def _unfinished(self) -> list[Sequence]:
-        """Returns the sequences of graph steps that will not yet have ended when every step in flight has added one
-        token.
-        """
+        """Returns the sequences that will still be running if every graph step in flight adds just one token."""
         num_in_flight: dict[Sequence, int] = {}
         for flight in self._in_flight:
             for part in flight.parts:

@@ -55,7 +55,7 @@ class Outcome:
     """The result of one step for one sequence."""
 
     tokens: tuple[int, ...]  # tokens of the accepted nodes, and then the token that the target sampled after them
-    failed: bool  # the target could not sample that token, which is then missing, because its logits are not finite
+    failed: bool  # the logits of that token are not finite, so it could not be sampled and is missing
     path: tuple[int, ...]  # accepted nodes, from the root down
     draft: Draft
 
@@ -257,7 +257,7 @@ class Runner:
         )
         accepted = accept_trees(sampled, trees, commit)
         last_tokens = accepted.tokens.gather(1, accepted.counts.unsqueeze(1)).squeeze(1)
-        last_tokens = last_tokens.clamp(min=0)  # after NO_TOKEN, a step in flight still embeds the token
+        last_tokens = last_tokens.clamp(min=0)  # a step in flight embeds this token even if it is NO_TOKEN
         batch_slots.advance(state, accepted.counts, last_tokens)
         if self._drafter is not None:
             self._drafter.observe(Verified(hidden, state, accepted, buffers.slots, depth))

@@ -264,7 +264,7 @@ def replace_products(model: PreTrainedModel) -> None:
                 setattr(module, name, RowLinear(child.weight.t().contiguous(), child.bias))
             elif isinstance(getattr(child, "gate_up_proj", None), nn.Parameter):
                 _pack_experts(child)
-                trim_heap()  # of every layer, otherwise the peak would be twice the weights
+                trim_heap()  # for every layer, since the peak would otherwise be twice the size of the weights
     trim_heap()
 
 

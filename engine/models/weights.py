@@ -28,7 +28,7 @@ from kernels.rope import HeadNorms
 
 _PACKS = {"auto": pack, "bf16": pack, "int8": pack_int8, "int4": pack_int4, "fp8": pack_fp8}
 HEAD_PACKS = {**_PACKS, "int4": pack_int8}
-_MAX_MAPPED_BYTES = 8 << 20  # files are opened again after reading so much, so that the pages read before are freed
+_MAX_MAPPED_BYTES = 8 << 20  # files are opened again after this many bytes were read, which frees the pages read before
 # the module with the experts, and their gate, up and down projections
 _EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
@@ -150,7 +150,7 @@ def trimmed(num_layers: int) -> Iterator[int]:
     """Yields the indices of the layers, and returns the memory that was freed while each of them was read."""
     for index in range(num_layers):
         yield index
-        trim_heap()  # glibc keeps about a fifth of each layer of 1B models otherwise, which adds up
+        trim_heap()  # otherwise glibc keeps freed memory, in 1B models about a fifth of each layer's size
 
 
 def all_outputs(name: str, size: int) -> slice:

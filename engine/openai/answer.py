@@ -22,7 +22,7 @@ class AnswerLogprob:
 
     token: TokenLogprob
     text_offset: int
-    in_trace: bool = False  # a separated trace has no offsets
+    in_trace: bool = False  # whether the token belongs to a separated trace, in which tokens have no offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Piece:
     text: str
     logprobs: tuple[AnswerLogprob, ...]
     finish_reason: FinishReason | None
-    token_ids: tuple[int, ...] = ()  # of this step, up to the one that ended the answer
+    token_ids: tuple[int, ...] = ()  # token ids of this step, up to the token that ended the answer
     stop_string: str | None = None  # the stop string that ended the answer
 
 

@@ -26,7 +26,7 @@ class CallReader:
         self.name_taken = False
         self._names = names
         self._name: str | None = None
-        self._arguments: list[str] = []  # text of the arguments that was not taken yet
+        self._arguments: list[str] = []  # text of the arguments that `take` has not returned yet
         self._has_arguments = False
         self._key: str | None = None  # key of the current value; None while a key is read
         self._item: list[str] = []  # characters of a key, or of a value other than the arguments

@@ -14,7 +14,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 1024
 MAX_LOGPROBS = 20
-MAX_LOGPROB_ENTRIES = 1_000_000  # of all choices together; an entry takes about 350 bytes until the response is sent
+# limit of all choices together; an entry takes about 350 bytes until the response is sent
+MAX_LOGPROB_ENTRIES = 1_000_000
 _UINT64 = 1 << 64
 _TOKEN_ID = re.compile(r"[0-9]{1,9}", re.ASCII)
 
@@ -102,7 +103,8 @@ def parse_stop_strings(fields: Fields) -> tuple[str, ...]:
 
 
 def parse_usage_options(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
-    """Returns whether the stream ends with a usage chunk, and whether every chunk contains the usage so far."""
+    """Returns two booleans: whether the stream ends with a usage chunk, and whether every chunk contains the usage so
+    far."""
     if fields.get("stream_options") is None:
         return False, False
     if not stream:

@@ -70,7 +70,7 @@ def knows_variable(name: str, tokenizer: Tokenizer) -> bool:
 
 
 def parse_thinking(fields: Fields, prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking | None:
-    """Returns where the trace of an answer to a rendered chat is; None for models without think markers.
+    """Returns where the trace is in an answer to a rendered chat; None for models without think markers.
 
     Raises: InvalidRequest
     """

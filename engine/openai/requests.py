@@ -73,7 +73,8 @@ class ParsedRequest:
     grammar_param: str | None  # name of the request parameter that set the grammar, for error messages
     return_token_ids: bool = False
     echo: bool = False  # whether each choice begins with its prompt
-    remember_answers: bool = True  # whether later requests may draft copies of this answer, and this request of others'
+    # whether drafters may copy from this answer for later requests, and from earlier answers for this one
+    remember_answers: bool = True
     calls: CallStyle | None = None  # None: the request has no callable tools
     prediction: tuple[int, ...] = ()  # token ids of the text that the answers may repeat
     separated: Thinking | None = None  # the trace that is separated from the text of the answers
@@ -325,7 +326,7 @@ def _refuse_unsupported(fields: Fields, *, known: frozenset[str]) -> None:
 
 def _call_form(tokenizer: Tokenizer, configured: CallForm | None) -> CallForm:
     if not template_has_tools(tokenizer):
-        return CallForm.HERMES  # that of `with_tools_as_text`
+        return CallForm.HERMES  # the format that `with_tools_as_text` describes to the model
     form = configured or form_of_template(tokenizer.tool_template)
     if form is None:
         raise InvalidRequest(

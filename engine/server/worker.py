@@ -121,7 +121,7 @@ class EngineWorker:
         self.engine = engine
         self.broken: str | None = None
         self.last_step_at = time.monotonic()  # end of the last successful step
-        self.longest_step_seconds = 0.0  # of the successful steps
+        self.longest_step_seconds = 0.0  # maximum over the successful steps
         self.num_steps = 0
         self.in_call = False  # the thread runs a function that was passed to `call`
         self.reads_prompts = False  # a request in the current step has no token yet, so the step may prefill a prompt
@@ -163,7 +163,7 @@ class EngineWorker:
                 if not self._stopping:
                     self._add_next()
                     self._run_step()
-        except Exception as error:  # boundary of the thread, whose end nobody would notice otherwise
+        except Exception as error:  # boundary of the thread, which would otherwise end unnoticed
             logger.exception("the engine's thread ends")
             self._break(error)
 

@@ -16,7 +16,8 @@ from engine.tensor_parallel.messages import Kind, send
 from kernels.linear import LinearWeight, pack, unpack
 from kernels.lora import LoraLayer, LoraRun, LoraWeight
 
-_MAX_KEPT = 64  # more are kept only while one pass uses more; a forgotten adapter is sent again when it is needed
+# maximum number of adapters kept, unless one pass uses more; a forgotten adapter is sent again when it is needed
+_MAX_KEPT = 64
 _PRODUCTS = ("qkv", "output", "gate_up", "down")
 _ALIGNMENT = 8  # bytes
 
@@ -59,7 +60,8 @@ class SentAdapters:
         self._group = group
         self._kept = KeptAdapters(cut)
         self._numbers: dict[int, int] = {}  # by the id of the layers
-        self._layers: dict[int, tuple[LoraLayer, ...]] = {}  # by number; the reference keeps the id unique
+        # layers by number; holding this reference ensures that no other object gets the same id
+        self._layers: dict[int, tuple[LoraLayer, ...]] = {}
         self._next = 0
 
     def number_of(self, layers: tuple[LoraLayer, ...]) -> int:

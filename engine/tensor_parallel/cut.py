@@ -1,4 +1,4 @@
-"""Which outputs of each product a rank computes.
+"""Decides which outputs of each product a rank computes.
 
 Every product is cut by its outputs and never by its inputs, so each output is summed by one rank in the order of one
 process, and gathering the outputs gives the same bits at every degree. Summing partial results over ranks would not.
@@ -17,7 +17,8 @@ from engine.config import ModelConfig
 from engine.errors import TensorParallelUnsupported
 from workers.model_sizes import OUTPUT_UNIT, VOCABULARY_UNIT, share
 
-_HEADS = frozenset({"q_proj", "q_b_proj", "kv_b_proj"})  # the last two are DeepSeek's
+# products with one group of outputs per head; the last two are DeepSeek's
+_HEADS = frozenset({"q_proj", "q_b_proj", "kv_b_proj"})
 _KV_HEADS = frozenset({"k_proj", "v_proj"})
 _INTERMEDIATE = frozenset({"gate_proj", "up_proj", "w1", "w3"})
 _HIDDEN = frozenset({"o_proj", "down_proj", "w2"})

@@ -1,4 +1,5 @@
-"""The work of the ranks from 1 on: each takes part in what rank 0 sends, until the parent process ends it."""
+"""The work of the ranks from 1 on: each takes part in every operation that rank 0 announces, until the parent process
+ends the rank."""
 
 import logging
 import os
@@ -23,7 +24,8 @@ def follow(shard: Shard) -> NoReturn:
     while True:
         try:
             kind, content = receive(shard.group)
-        except RuntimeError as error:  # usual at the end: rank 0 has ended, and the parent ends this process next
+        # this happens at every normal end: rank 0 has ended, and the parent process ends this one next
+        except RuntimeError as error:
             logger.warning("rank %d ends without its group: %s", shard.group.rank, error)
             os._exit(LOST_GROUP)  # an exit through Python could wait for threads of the lost group
         try:

@@ -17,7 +17,8 @@ from kernels.cpu.library import library
 from kernels.memory import trim_heap
 
 _MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3")
-_EXPERT_UNIT = 32  # the compiled kernel for experts needs a multiple of it, and only its bits are reproduced
+# the compiled kernel for experts needs a multiple of this number, and only that kernel gives the same bits in parts
+_EXPERT_UNIT = 32
 
 
 def check_tensor_parallel(model_dir: Path, config: EngineConfig) -> None:

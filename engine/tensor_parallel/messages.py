@@ -1,4 +1,4 @@
-"""What rank 0 sends to the other ranks, as vectors of integers or of bytes.
+"""The messages that rank 0 sends to the other ranks, as vectors of integers or of bytes.
 
 A message is a header with the kind and the length, and then the content. Rows are sent with their own slots, so the
 other ranks need no slot tables and hold no state of the scheduler.

@@ -22,7 +22,7 @@ PARENT_MODULE = "engine.tensor_parallel.parent"
 RANK_VARIABLE = "SLIPSTREAM_ENGINE_RANK"
 RENDEZVOUS_VARIABLE = "SLIPSTREAM_ENGINE_RENDEZVOUS"  # a folder in which the ranks find each other
 LOST_GROUP = 70  # exit status of a rank that ends because another rank has ended
-_CAUSE_SECONDS = 3.0  # after a rank has ended with LOST_GROUP, this long is waited for the rank that is the cause
+_CAUSE_SECONDS = 3.0  # time to wait, after a rank has ended with LOST_GROUP, for the rank that caused it
 
 
 def in_group() -> bool:

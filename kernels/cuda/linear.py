@@ -20,9 +20,9 @@ from kernels.cuda.parts import Parts, load_product
 ROW_TILE = 16
 BLOCK_N, _BLOCK_K = 64, 64
 _MAX_TILES = 8
-# By number of tiles per program: the numbers of pipeline stages for one-byte weights and for wider weights. In bfloat16
-# a program with one tile needs 50 KB of shared memory, so four programs fit on an SM of an H100. With eight tiles a
-# program needs 96 KB.
+# The keys are numbers of tiles per program; the values are the numbers of pipeline stages for one-byte weights and for
+# wider weights. In bfloat16 a program with one tile needs 50 KB of shared memory, so four programs fit on an SM of an
+# H100. With eight tiles a program needs 96 KB.
 _STAGES = {1: (8, 5), 2: (6, 4), 4: (5, 4), 8: (4, 4)}
 _MAX_PROGRAMS = 396  # programs per row tile: three for each of the 132 SMs of an H100, so that all run at once
 _MIN_SPLIT = 256  # minimum number of k per split
@@ -42,7 +42,7 @@ def product_tiles(
     SPLIT: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TILES: tl.constexpr,
-    WHOLE: tl.constexpr,  # whether the splits divide K evenly
+    WHOLE: tl.constexpr,  # whether K is a multiple of the split length
 ):
     """Computes TILES tiles [columns, rows] of the product, summed over k = `begin` .. `begin` + SPLIT - 1.
 

@@ -1,4 +1,4 @@
-"""What Medusa heads compute after their matrix product: out[m, h] = x[m, :H] + silu(product[m, h])."""
+"""The computation of Medusa heads that follows their matrix product: out[m, h] = x[m, :H] + silu(product[m, h])."""
 
 import torch
 import triton

@@ -28,10 +28,11 @@ from control.serving.gateway.wire import WIRES  # noqa: E402  # needs the apps
 from control.tenants.authentication.large_bodies import caller_check  # noqa: E402  # needs the apps
 from control.tenants.events.feed import Feed, is_feed  # noqa: E402  # needs the apps
 
-# After so long, a thread that computes gives the interpreter's lock to another. With Python's 5 ms, threads that read
-# customers' files delayed each step of the event loop by up to 19 ms (95th percentile, busy machine); now by 0.2 ms.
+# After this time, a thread that computes hands the interpreter's lock to another thread. With Python's default of 5
+# ms, threads that read customers' files delayed each step of the event loop by up to 19 ms (95th percentile, busy
+# machine); with this value, by 0.2 ms.
 SWITCH_SECONDS = 0.0005
-DATABASE_THREADS = 8  # each with a connection to the database; for the gateway, the feed and callers of large bodies
+DATABASE_THREADS = 8  # database connections that the gateway, the feed and the authentication of large bodies share
 
 
 class _Django(ASGIHandler):
@@ -66,7 +67,8 @@ class _Application:
         await self._threads.run(caller_check, scope)
 
     async def _live(self, receive: Any, send: Any) -> None:
-        """Handles the start and the end of the process. At the end, nothing is left unrecorded."""
+        """Handles the start and the end of the process. At the end, all usage that has not been written yet is
+        written."""
         while (await receive())["type"] == "lifespan.startup":
             raise_file_limit()
             sys.setswitchinterval(SWITCH_SECONDS)

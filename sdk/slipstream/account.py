@@ -14,14 +14,14 @@ from slipstream.types import ApiKey, Bucket, Usage
 class LedgerLine(Record):
     id: str
     subject: str
-    object_id: str  # the deployment, batch or job
+    object_id: str  # id of the deployment, batch or job
     sequence: str
-    count: int  # tokens, or milliseconds of one device
+    count: int  # number of tokens, or of milliseconds on one device
     started_at: int
     ended_at: int
     price_percent: int
     cost: Mapping[str, Any]  # value, currency
-    price: Mapping[str, Any] | None = None  # of one token or of one hour of a device
+    price: Mapping[str, Any] | None = None  # price of one token, or of one hour of a device
     project_id: str | None = None
     api_key_id: str | None = None
     base_model_id: str | None = None

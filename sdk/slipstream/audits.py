@@ -14,9 +14,9 @@ class Audit(Record):
     """verdict: equal, different or fingerprint_mismatch. Each choice has its own verdict, and its first difference."""
 
     verdict: str
-    system_fingerprint: str  # of the endpoint
+    system_fingerprint: str  # fingerprint of the endpoint
     choices: Sequence[Mapping[str, Any]] = ()
-    parts: Sequence[Mapping[str, Any]] = ()  # of the fingerprint that differ
+    parts: Sequence[Mapping[str, Any]] = ()  # the parts of the fingerprint that differ
     message: str | None = None
     usage: Mapping[str, Any] | None = None
 
@@ -31,7 +31,7 @@ class Audits(Resource[D]):
         """Scores a response to an earlier request again.
 
         Args:
-            model: a deployment with the weights, build and device that gave the answer.
+            model: a deployment with the same weights, build and kind of device as the one that gave the answer.
             request: the body of the chat or text completion.
             response: the response to it, with token ids (`return_token_ids` in the request).
         """

@@ -57,7 +57,7 @@ class Batches(Resource[D]):
     ) -> Steps[EnginePlan]:
         """Show how the engine of such a batch would use its memory, without creating the batch.
 
-        Without `model`, which the rows then name, the plan is unknown.
+        Without `model`, the rows name their models, and the plan is unknown.
         """
         body = {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": completion_window}
         return self.http.post(EnginePlan, "batches", {**body, "model": model, "engine": engine, "validate_only": True})

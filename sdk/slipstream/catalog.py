@@ -29,10 +29,11 @@ class BaseModel(Record):
     id: str
     name: str
     status: str  # checking, ready, refused
-    error: Mapping[str, Any] | None = None  # code, message: why it was refused
+    error: Mapping[str, Any] | None = None  # code, message: why the model was refused
     source: str | None = None
     model_type: str | None = None
-    revision: str | None = None  # hash of the weights; a speculator only works with the revision it was trained for
+    # hash of the weights; a speculator works only with the revision for which it was trained
+    revision: str | None = None
     perplexity: float | None = None  # per token, on the fixed text of the check; None: not measured
     is_shared: bool
     created_at: int

@@ -3,8 +3,8 @@
     certificate = json.loads(Path("certificate.json").read_text())
     statement = verify(certificate, Path("slipstream.pem").read_text())
 
-Get the public key once, from a source that you trust. The certificate does not contain the key, because whoever forges
-a certificate could also put another key into it.
+Get the public key once, from a source that you trust. The certificate does not contain the key, because somebody who
+forges a certificate could also put another key into it.
 """
 
 import base64

@@ -68,7 +68,8 @@ class Quote(Record):
     cost_low: Mapping[str, Any] | None = None
     cost_high: Mapping[str, Any] | None = None
     cap: Mapping[str, Any] | None = None
-    spent: Mapping[str, Any] | None = None  # by the batches, distillations and pipelines created with this quote
+    # cost so far of the batches, distillations and pipelines that use this quote
+    spent: Mapping[str, Any] | None = None
     created_at: int
 
 

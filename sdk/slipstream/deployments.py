@@ -102,7 +102,7 @@ class Deployments(Resource[D]):
     ) -> Steps[Deployment]:
         """Change the speculator (None removes it) or the number of replicas, or replace the list of adapters.
 
-        Args: allow_output_change: accept a speculator with which answers change (to or from `turbo_lora`).
+        Args: allow_output_change: accept that answers change (to or from a `turbo_lora` speculator).
         """
         body = {
             "speculator_id": speculator_id,

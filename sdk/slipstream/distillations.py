@@ -22,11 +22,12 @@ class Distillation(Record):
     prompts_file: str
     batch_id: str
     request_counts: Mapping[str, int]
-    on_truncation: str = "keep"  # or drop, continue
+    on_truncation: str = "keep"  # keep, drop or continue
     max_continued_tokens: int | None = None
-    engine: Mapping[str, Any] | None = None  # the options
-    truncated: Mapping[str, int] | None = None  # in_trace, in_answer, continued, unfinished, dropped; when it has ended
-    is_trainable: bool  # whether pipelines can use its answers
+    engine: Mapping[str, Any] | None = None  # options of the engine
+    # in_trace, in_answer, continued, unfinished, dropped; set when the distillation has ended
+    truncated: Mapping[str, int] | None = None
+    is_trainable: bool  # whether pipelines can use the answers
     output_file_id: str | None = None
     error_file_id: str | None = None
     paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses it
@@ -57,7 +58,7 @@ class Distillations(Resource[D]):
         Args:
             quote_id: a quote whose cap limits the cost of the distillation.
             on_truncation: whether answers that reach the limits of their rows are `keep`, `drop` or `continue`.
-            max_continued_tokens: the limit of a continued answer in all; the default is the context.
+            max_continued_tokens: the limit of a whole continued answer; the default is the model's context.
             engine: options of the engine; `slipstream.plans` lists them.
         """
         body = {

@@ -106,7 +106,8 @@ def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Ste
 
 
 def fetch(http: Http, path: str, to: BinaryIO) -> Steps[str | None]:
-    """Write the body of a GET to `to`, from the stream's position on. If the connection breaks, request the rest.
+    """Write the body of a GET to `to`, from the stream's position on. If the connection breaks, the rest is requested
+    again.
 
     If the service does not support ranges, or its content is shorter than this position, the whole body is requested
     and replaces the content of `to`.

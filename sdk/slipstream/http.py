@@ -59,7 +59,7 @@ class Http:
         return parsed(kind, (yield from self.request("GET", path, params=without_none(params or {}))))
 
     def post(self, kind: type[_Object], path: str, body: Mapping[str, Any] | None = None) -> Steps[_Object]:
-        """Values of None in `body` are omitted."""
+        """Members of `body` whose value is None are left out."""
         return parsed(kind, (yield from self.request("POST", path, json=without_none(body or {}))))
 
     def patch(self, kind: type[_Object], path: str, body: Mapping[str, Any]) -> Steps[_Object]:

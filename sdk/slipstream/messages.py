@@ -48,7 +48,7 @@ class Messages(Resource[D]):
     def count_tokens(
         self, /, *, model: str, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> Steps[MessageTokens]:
-        """Counts without computing an answer, which costs nothing.
+        """Count the tokens of a message's prompt. No answer is computed, so the request costs nothing.
 
         Args: options: the request's other fields that the prompt contains, such as `system` and `tools`.
         """

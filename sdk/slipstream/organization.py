@@ -107,7 +107,8 @@ class AuditEvents(Resource[D]):
 
     @procedure
     def export(self, month: str, to: Path | str) -> Steps[AuditExport]:
-        """Write the events of a month such as "2026-01" to a file, one JSON object per line; the last is the receipt.
+        """Write the events of a month such as "2026-01" to a file, one JSON object per line; the last object is the
+        receipt.
 
         Raises: APIResponseError: the received lines have the wrong digest.
         """

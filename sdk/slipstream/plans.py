@@ -19,11 +19,11 @@ class DevicePlan(Record):
     device_kind: str  # cuda, cpu
     fits: bool | None = None  # None: unknown; `reason` says why
     reason: Mapping[str, str] | None = None  # code, message
-    memory_bytes: int | None = None  # that the engine may use; None: no bound, or unknown
+    memory_bytes: int | None = None  # bytes that the engine may use; None: no limit, or unknown
     parts: Mapping[str, int] | None = None  # bytes: weights, speculator, adapters, work_space, runtime, kv_cache
-    max_context: int | None = None  # tokens of prompt and answer together
+    max_context: int | None = None  # number of tokens of prompt and answer together
     max_concurrency: int | None = None
-    kv_tokens: int | None = None  # tokens of all requests in progress together
+    kv_tokens: int | None = None  # number of tokens of all requests in progress together
     sequences: Sequence[Mapping[str, int]] = ()  # tokens, num_sequences: how many sequences of this length fit
     price_per_hour: float | None = None  # USD
 

@@ -14,7 +14,7 @@ class SpendCap(Record):
     id: str
     project_id: str | None = None  # None: the cap applies to the whole organization
     amount: Mapping[str, Any]  # value, currency
-    spent: Mapping[str, Any]  # so far this month
+    spent: Mapping[str, Any]  # costs so far this month
     is_reached: bool
     month_start: int
     created_at: int

@@ -55,12 +55,12 @@ class Batch(Record):
     usage: Mapping[str, Any] | None = None
     errors_by_code: Mapping[str, int] | None = None  # error code -> number of rows in the error file
     paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses the batch
-    cost: Mapping[str, Any] | None = None  # so far: value, currency
+    cost: Mapping[str, Any] | None = None  # cost so far: value, currency
     quote_id: str | None = None
-    engine: Mapping[str, Any] | None = None  # the options
+    engine: Mapping[str, Any] | None = None  # options of the engine
     resumed_from: str | None = None  # the batch whose finished rows this one copies
-    rows_copied: int = 0  # the number of these rows, which `usage` and `cost` exclude
-    truncated: Mapping[str, int] | None = None  # answers that reached the limits of their rows; when it has ended
+    rows_copied: int = 0  # number of copied rows, which `usage` and `cost` exclude
+    truncated: Mapping[str, int] | None = None  # numbers of answers cut by the limits of their rows; set at the end
 
     @property
     def is_final(self) -> bool:
@@ -121,9 +121,9 @@ class Pipeline(Record):
     speculator_id: str | None = None
     deployment_id: str | None = None
     quote_id: str | None = None
-    engine: Mapping[str, Any] | None = None  # the options
-    cost: Mapping[str, Any] | None = None  # so far
-    report: Mapping[str, Any] | None = None  # of the evaluation; the entry `definitions` explains every figure
+    engine: Mapping[str, Any] | None = None  # options of the engine
+    cost: Mapping[str, Any] | None = None  # cost so far
+    report: Mapping[str, Any] | None = None  # report of the evaluation; the entry `definitions` explains every figure
     error_code: str | None = None
     error_message: str | None = None
     created_at: int
@@ -158,7 +158,7 @@ class Speculator(Record):
     kind: str
     model: str
     status: str  # training, ready, failed
-    target_revision: str  # hash of the weights that the speculator was trained for; it works only with these
+    target_revision: str  # hash of the weights for which the speculator was trained; it works only with these weights
     training: Mapping[str, Any]
     report: Mapping[str, Any] | None = None
     created_at: int
@@ -172,7 +172,7 @@ class Capture(Record):
     hours: int  # each request is deleted after this many hours
     num_requests: int
     oldest_at: int | None = None
-    stopped: Mapping[str, str] | None = None  # why no further requests are kept: code, message
+    stopped: Mapping[str, str] | None = None  # code, message: why no further requests are stored
     created_at: int
 
 
@@ -189,7 +189,7 @@ class Evaluation(Record):
     max_tokens: int | None = None
     repeats: int = 1
     price_per_gpu_hour: float | None = None  # USD
-    engine: Mapping[str, Any] | None = None  # the options
+    engine: Mapping[str, Any] | None = None  # options of the engine
     job_id: str
     progress: Progress | None = None
     metrics: Mapping[str, Any]  # eta_seconds, and the figures of the last concurrency measured
@@ -228,7 +228,7 @@ class Deployment(Record):
     speculator_id: str | None = None
     adapters: Sequence[Mapping[str, str]] = ()  # id, name, model: the value of `model` in requests
     remember_answers: bool = True  # whether the engine may draft copies of a project's past answers
-    engine: Mapping[str, Any] | None = None  # the options, such as weights and max_concurrency
+    engine: Mapping[str, Any] | None = None  # options of the engine, such as weights and max_concurrency
     replicas: int = 1  # how many engine processes should answer the requests
     ready_replicas: int = 0
     error_code: str | None = None

@@ -22,7 +22,7 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path, kind:
 
     measured = measure_in_child(folder, weights)
 
-    others = 50e6  # what a process takes to load any model
+    others = 50e6  # bytes that a process needs in addition, for any model
     assert 0.9 * measured.planned_weights < measured.peak < 1.2 * measured.planned_weights + others
     assert abs(measured.planned - measured.used) < 0.1 * measured.used
 

@@ -23,5 +23,5 @@ def test_the_table_has_been_written_by_the_command() -> None:
     assert TABLE.read_text().endswith(body)
 
 
-def test_a_type_of_which_no_tiny_model_can_be_made_is_refused_with_the_reason() -> None:
+def test_a_model_type_of_which_no_tiny_model_can_be_made_is_refused_with_the_reason() -> None:
     assert str(verdict("no such type")).startswith("no tiny model can be made: ")

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.neighbours`: a window beside requests lasts until each of them has been answered."""
+"""In `python -m benchmarks.neighbours`, the measured window lasts until each request beside it has been answered."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
@@ -19,8 +19,8 @@ class Server:
     """Pretends the server's end of connections. Requests to the paths in `held` are answered by `release`."""
 
     def __init__(self, *, held: Collection[str] = (), num_refused: int = 0) -> None:
-        self.paths: list[str] = []  # of all requests
-        self.num_refused = num_refused  # requests that are still to be refused with 429
+        self.paths: list[str] = []  # paths of all requests
+        self.num_refused = num_refused  # number of further requests that are refused with 429
         self._held = held
         self._waiting: list[asyncio.StreamReader] = []
         self._received = asyncio.Event()
@@ -121,7 +121,7 @@ def test_callers_begin_at_different_requests(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("num_before", [1, 3 * neighbours.NUM_REQUESTS])
-def test_a_window_lasts_until_the_cycle_is_over_but_has_enough_requests(
+def test_a_window_lasts_until_the_cycle_has_ended_and_enough_requests_were_sent(
     monkeypatch: pytest.MonkeyPatch, num_before: int
 ) -> None:
     async def run() -> tuple[int, dict[str, float], list[str]]:

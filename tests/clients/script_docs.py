@@ -1,4 +1,5 @@
-"""What the scripts check, read from their syntax trees, because their imports are installed for the client alone."""
+"""Reads from the scripts' syntax trees what each script checks. The scripts cannot be imported here, because their
+packages are installed only in the clients' environments."""
 
 import ast
 from dataclasses import dataclass

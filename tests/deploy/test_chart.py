@@ -91,7 +91,8 @@ def test_secrets_are_references_and_only_migrations_connect_as_the_owner(name: s
 
 @pytest.mark.parametrize(("name", "container"), [*containers()])
 def test_no_argument_of_a_process_refers_to_a_secret(name: str, container: dict[str, Any]) -> None:
-    """Every process of the node can read arguments. Kubernetes would replace `$(NAME)` by the variable's value."""
+    """Every process of the node can read the arguments of processes, and Kubernetes would replace `$(NAME)` in an
+    argument by the variable's value."""
     hooks = [hook.get("exec", {}).get("command", []) for hook in container.get("lifecycle", {}).values()]
     words = [word for part in (container.get("command", []), container.get("args", []), *hooks) for word in part]
     secrets = {name for name, value in environment(container).items() if isinstance(value, dict)}
@@ -148,8 +149,8 @@ def test_pods_cannot_reach_the_clouds_metadata_service() -> None:
 
 
 @pytest.mark.parametrize(("name", "container"), [*containers()])
-def test_an_upgrade_can_leave_the_endpoints_alone(name: str, container: dict[str, Any]) -> None:
-    """The engines' pod, which restarts if any of its images changes, stays at `endpoints.tag`."""
+def test_an_upgrade_need_not_restart_the_engines(name: str, container: dict[str, Any]) -> None:
+    """The engines' pod restarts if any of its images changes, so `endpoints.tag` sets its images separately."""
     assert container["image"].endswith(":1.2.2" if name.startswith("slipstream-endpoints/") else ":1.2.3")
 
 

@@ -23,7 +23,7 @@ SHORT_LEASES = {
 }
 
 
-# Not used by this stack, but like every variable passed on from process to process.
+# The stack does not use this variable, but each process passes the variable on to the next one, like every variable.
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "secret-key-of-s3",
     "HF_TOKEN": "hf_secret_of_the_hub",

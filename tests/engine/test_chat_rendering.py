@@ -1,4 +1,5 @@
-"""Chat templates that take too much memory or time fail alone, and the rendering process stays bounded."""
+"""A chat template that takes too much memory or time fails without affecting other chats, and the rendering process
+stays within its limits."""
 
 import os
 import signal
@@ -68,7 +69,7 @@ def test_a_bomb_delays_the_chats_of_other_threads_and_fails_none_of_them() -> No
             bomb.result()
 
 
-def test_a_process_that_somebody_killed_is_started_again() -> None:
+def test_a_killed_rendering_process_is_started_again() -> None:
     rendering = chat_rendering()
     rendering.render(chat(PLAIN))
     assert rendering.pid is not None
@@ -77,7 +78,7 @@ def test_a_process_that_somebody_killed_is_started_again() -> None:
     assert rendering.render(chat(PLAIN)) == "hé"
 
 
-def test_the_process_inherits_none_of_our_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rendering_process_inherits_no_variables_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPSTREAM_ENGINE_TOKEN", "secret")
     rendering = ChatRendering()
     rendering.render(chat(PLAIN))

@@ -1,6 +1,6 @@
 """`CostModel` learns from real passes how long a pass takes, and `DraftBudget` uses it at every length of context.
 
-The passes are simulated: their times come from a formula, or are made busy by a seeded generator.
+The passes are simulated: their times come from a formula, or from a seeded generator that imitates a busy machine.
 """
 
 import random
@@ -89,7 +89,7 @@ def test_a_long_context_is_learned_within_a_few_passes() -> None:
         assert cost.seconds(size) == pytest.approx(machine.exact(size), rel=0.1)
 
 
-def test_keys_of_long_contexts_that_take_longer_leave_passes_with_short_contexts_their_time() -> None:
+def test_slower_keys_of_long_contexts_do_not_distort_the_predictions_for_short_contexts() -> None:
     def exact(size: PassSize) -> float:
         return 0.006 + 0.0002 * size.rows + 1e-9 * size.keys**2
 

@@ -1,4 +1,4 @@
-"""`system_fingerprint`: each part changes exactly with what it stands for."""
+"""Each part of `system_fingerprint` changes exactly when the thing that it describes changes."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def test_a_change_of_a_models_files_changes_the_part_of_these_files(
     assert [name for name in PARTS if getattr(before, name) != getattr(after, name)] == [part]
 
 
-def test_dtype_and_format_of_the_weights_are_parts(folder: Path) -> None:
+def test_dtype_and_format_of_the_weights_are_parts_of_the_fingerprint(folder: Path) -> None:
     published = fingerprint_of(folder)
     assert (published.dtype, published.format) == ("float32", "float32")
     assert fingerprint_of(folder, dtype="bfloat16") == replace(published, dtype="bfloat16", format="bfloat16")
@@ -79,7 +79,7 @@ def test_dtype_and_format_of_the_weights_are_parts(folder: Path) -> None:
     assert int8.format == "int8"
 
 
-def test_an_adapter_is_a_part_of_the_answers_that_use_it(folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_a_part_of_the_fingerprint_of_answers_that_use_it(folder: Path, tmp_path: Path) -> None:
     engine = load_engine(folder, config=EngineConfig(max_seq_len=64))
     make_adapter(folder, tmp_path / "a", ["q_proj"], rank=2, seed=1)
     make_adapter(folder, tmp_path / "b", ["q_proj"], rank=2, seed=2)

@@ -169,7 +169,7 @@ def make_mtp_drafter(model: Model) -> MtpDrafter:
 
 
 def answer_of(engine: Engine, request: Request) -> Iterator[tuple[str, tuple[tuple[int, ...], SpeculationStats]]]:
-    """Yields the tokens and statistics of the request, which runs beside those that are in the engine already."""
+    """Yields the tokens and statistics of the request, which runs beside the requests that the engine has already."""
     tokens: list[int] = []
     engine.add(request)
     while engine.has_work:

@@ -101,7 +101,7 @@ def test_only_the_request_with_non_finite_logits_fails(model_dir: Path, name: st
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 @pytest.mark.parametrize("name", ["none", "ngram", "medusa"])
-def test_only_that_request_fails_in_graph_decoding(
+def test_only_the_request_with_non_finite_logits_fails_in_graph_decoding(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str, sampling: Sampling
 ) -> None:
     install(monkeypatch, LateDevice())
@@ -110,7 +110,9 @@ def test_only_that_request_fails_in_graph_decoding(
 
 @pytest.mark.skipif(HAS_GPU, reason="a GPU captures real graphs")
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of numpy, with which the interpreter computes a maximum
-def test_only_that_request_fails_in_captured_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_request_with_non_finite_logits_fails_in_captured_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, sampling = make_tiny_model(tmp_path), SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     requests = [
         Request("greedy", (3, 4, 5), sampling),

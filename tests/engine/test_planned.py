@@ -20,7 +20,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=1 << 20)
 
 
-def test_the_kv_cache_takes_what_the_rest_of_the_engine_leaves(model_dir: Path) -> None:
+def test_the_kv_cache_takes_the_memory_that_the_rest_of_the_engine_leaves(model_dir: Path) -> None:
     config = EngineConfig(device="cpu", max_seq_len=1 << 19)
     small, large = (fit(config, model_dir, memory_bytes=gigabytes * 10**9) for gigabytes in (2, 3))
 

@@ -68,7 +68,7 @@ def test_quantized_checkpoints_are_planned_in_the_format_that_the_engine_keeps(
 
 @pytest.mark.parametrize("change", ["widened", "removed"])
 def test_one_widened_product_is_enough_to_plan_for_widened_weights(tmp_path: Path, change: str) -> None:
-    """A plan that counts too much costs memory; one that counts too little ends in a crash."""
+    """A plan with too many bytes wastes memory; with too few bytes, the engine runs out of memory."""
 
     def spoil(stored: Stored) -> None:
         if change == "removed":
@@ -89,7 +89,7 @@ WRAPPED: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmo2": {},
     "glm4": {},
-    "gpt2": {"num_key_value_heads": 4},  # it has as many as heads
+    "gpt2": {"num_key_value_heads": 4},  # GPT-2 has as many KV heads as query heads
     "gpt_neox": {"num_key_value_heads": 4},
     "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }

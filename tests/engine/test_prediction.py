@@ -23,7 +23,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def predicted(requests: list[Request], plain: list[Completion]) -> list[Request]:
-    """Predicts the answers: exact, with a replaced and a missing part, another's answer, and none."""
+    """Returns predictions of the answers: an exact one, one with a replaced and a missing part, the answer to another
+    request, and none."""
     answers = [completion.token_ids for completion in plain]
     edited = [(*answer[:9], 5, 6, *answer[11:17], *answer[20:]) for answer in answers]
     kinds = (answers, edited, [*answers[1:], answers[0]], [()] * len(answers))

@@ -139,7 +139,9 @@ def test_a_torn_or_foreign_stored_result_is_ignored(tmp_path: Path, count_tests:
     assert len(count_tests) == 6
 
 
-def test_a_test_that_cannot_run_leaves_the_model_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_usable_even_if_the_test_of_row_invariance_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_: object) -> None:
         raise torch.OutOfMemoryError("no memory")
 

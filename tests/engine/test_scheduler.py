@@ -240,7 +240,7 @@ def test_short_prompts_that_keep_arriving_do_not_stop_a_long_one() -> None:
         assert num_passes <= 4 * 32  # 32 chunks, of which one is read in at most every fourth pass
 
 
-def test_a_sequence_that_is_preempted_or_removed_while_its_prompt_is_read_has_one_turn() -> None:
+def test_a_sequence_that_is_preempted_or_removed_while_its_prompt_is_read_loses_its_turn() -> None:
     scheduler = Scheduler(4000, max_batch_size=4, prefill_chunk=256, prefill_rows=512)
     sequences = [make_sequence(f"s{index}", [index] * 900) for index in range(3)]
     for sequence in sequences:

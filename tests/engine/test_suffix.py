@@ -115,7 +115,8 @@ def answer_with_drafts(drafter: SuffixDrafter, name: str, answer: list[int], mem
 
 @pytest.mark.parametrize(("of_others", "own"), [("a", "b"), ("a", None), (None, "b"), (None, None)])
 def test_drafts_are_not_influenced_by_the_answers_of_another_project(of_others: str | None, own: str | None) -> None:
-    """Neither the drafted tokens nor their survivals depend on them; the others' answers are those to be drafted."""
+    """The answers of the other project contain the text to draft, and yet neither the drafted tokens nor their
+    survivals change."""
     answer = [100, 101, 102, 103] * 8
     influenced, alone = SuffixDrafter(), SuffixDrafter()
     for number in range(10):
@@ -133,7 +134,7 @@ def test_a_request_without_a_memory_leaves_no_answer_to_its_own_project() -> Non
     assert len(drafter.propose([make_sequence("later", [5], answer[:20], memory="a")], 8)[0]) == 0
 
 
-def test_of_too_many_projects_the_one_that_was_used_least_recently_is_forgotten() -> None:
+def test_of_too_many_projects_the_least_recently_used_one_is_forgotten() -> None:
     drafter, answer = SuffixDrafter(past_tokens=256), list(range(100, 140))
     for number in range(MAX_MEMORIES):
         finish(drafter, f"{number}", answer, f"project-{number}")

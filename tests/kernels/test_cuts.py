@@ -136,7 +136,7 @@ def test_experts_that_are_cut_by_their_outputs_have_the_bits_of_whole_experts(dt
 
 
 def test_a_norm_of_some_columns_does_not_have_the_bits_of_all_columns() -> None:
-    """The counter-example: norms add over the columns, so every rank computes them after the gather."""
+    """The counter-example: a norm adds over all columns, so every rank computes norms after the gather."""
     x, weight = make(4, 200, seed=1), make(200, seed=2)
     whole = rms_norm(x, weight, 1e-6, torch.float32)
     assert not torch.equal(rms_norm(x[:, :96].contiguous(), weight[:96], 1e-6, torch.float32), whole[:, :96])

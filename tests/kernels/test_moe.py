@@ -52,7 +52,7 @@ def test_the_choice_of_a_row_does_not_depend_on_the_other_rows() -> None:
             assert torch.equal(part, all_rows[start:end])
 
 
-def test_no_rows_choose_no_experts() -> None:
+def test_a_pass_without_rows_chooses_no_experts() -> None:
     assert [part.shape for part in route(torch.empty(0, H), make_routing()[0])] == [(0, K), (0, K)]
     assert [part.shape for part in route_softmax(torch.empty(0, E), K, normalized=True)] == [(0, K), (0, K)]
 
@@ -76,6 +76,6 @@ def test_large_logits_do_not_overflow_and_equal_logits_choose_distinct_experts()
     assert weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
-def test_more_experts_than_there_are_cannot_be_chosen() -> None:
+def test_choosing_more_experts_than_exist_is_refused() -> None:
     with pytest.raises(ValueError, match=r"num_chosen must be in 1..10, got 11"):
         route_softmax(torch.zeros(1, E), 11, normalized=True)

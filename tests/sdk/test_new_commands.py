@@ -1,4 +1,4 @@
-"""The requests and output of commands that have no test file of their own, among them caps, rollouts and captures."""
+"""The requests and output of commands that have no separate test file, such as caps, rollouts and captures."""
 
 import json
 import time

@@ -37,7 +37,7 @@ def test_the_error_of_a_failed_batch_lists_its_bad_lines() -> None:
 
 
 def test_waiting_for_a_batch_without_any_answer_raises_an_error() -> None:
-    """OpenAI's API, and ours, report such a batch as completed and without an output file."""
+    """OpenAI's API, like ours, reports such a batch as completed, but without an output file."""
     counts = {"total": 2, "completed": 0, "failed": 2}
     api = ScriptedApi(ok(batch_json(status="completed", error_file_id="file-e", request_counts=counts)))
 

@@ -1,4 +1,4 @@
-"""Plans of an engine's memory: what fits, what does not, and that every plan keeps to its budget."""
+"""Plans of an engine's memory: which models fit, which do not, and that no plan exceeds its memory."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_checkpoints_that_may_be_widened_are_planned_in_the_dtype_of_the_model(c
 
 
 @pytest.mark.parametrize("described", [None, [], {"config_groups": {"g": None}}, {"config_groups": 1, "bits": "many"}])
-def test_a_description_of_the_quantization_that_makes_no_sense_plans_for_widened_weights(described: Any) -> None:
+def test_an_inconsistent_description_of_the_quantization_is_planned_with_widened_weights(described: Any) -> None:
     names = {"weight_packed": "I32", "weight_scale": "F16"}
     stored = {
         f"model.layers.0.mlp.down_proj.{name}": StoredTensor(dtype=dtype, shape=(64, 2), file=Path("/"), start=0, end=0)

@@ -19,7 +19,10 @@ from workers.exports.target import Target
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m workers.exports", description="Speculators of other engines.")
+    parser = argparse.ArgumentParser(
+        prog="python -m workers.exports",
+        description="Exports speculators to the formats of other engines, and imports them.",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("formats", help="list the kinds of speculators that each format supports")
     for name in ("export", "import"):

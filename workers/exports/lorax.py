@@ -26,7 +26,7 @@ KINDS = ("medusa", "turbo_lora")
 
 
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
-    """Raises: ExchangeError: version 2 of LoRAX's Medusa cannot hold these heads."""
+    """Raises: ExchangeError: the format of Medusa heads in LoRAX, version 2, does not support these heads."""
     check(artifact.heads)
     values = {
         "base_model_name_or_path": target.name,

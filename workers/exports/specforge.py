@@ -4,10 +4,10 @@
     DFlash   has dflash_config {...} and a Qwen3 configuration; DSpark and JetSpec have the same format. Block drafters
              can only be imported, because ours have a draft vocabulary, which the format does not support
 
-A tap is an intermediate hidden state of the target that the drafter reads: the output of a layer and the input of the
-next. SpecForge numbers a tap by the first of these layers, our artifacts by the second. vLLM reads the numbers of this
-format as if they were ours. An export therefore omits the default taps (the inputs of the layers 2, L / 2 and L - 3 of
-L layers), which are the same in all engines.
+A tap is an intermediate hidden state of the target that the drafter reads: the output of one layer, which is the input
+of the next. SpecForge numbers a tap by the first of these layers, our artifacts by the second. vLLM reads the numbers
+of this format as if they were ours. An export therefore omits the default taps (the inputs of the layers 2, L / 2 and L
+- 3 of L layers), which are the same in all engines.
 
 Source: https://github.com/sgl-project/SpecForge (configs/); SGLang, models/llama_eagle3.py.
 """

@@ -16,11 +16,11 @@ class BlockHyperparameters:
     causal: bool = False  # whether attention within the block is causal, as in JetSpec
     num_layers: int = 2
     num_taps: int = 5  # intermediate hidden states of the target, at evenly spread layers up to the last
-    intermediate_size: int = 0  # of the layers' MLPs; 0: as in the target
+    intermediate_size: int = 0  # size of the layers' MLPs; 0: as in the target
     markov_rank: int = 64  # 0: no Markov head
     confidence: bool = True  # a head that predicts the probability that a draft token is accepted
-    draft_vocab_size: int = 8192  # a maximum: tokens that do not occur in the answers are left out
-    anchors: int = 32  # maximum number of random anchors, and so of blocks, of a conversation in each epoch
+    draft_vocab_size: int = 8192  # maximum; tokens that do not occur in the answers are left out
+    anchors: int = 32  # maximum number of random anchors, and therefore of blocks, per conversation and epoch
     soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label
     decay: float = 4.0  # the loss at depth d has weight exp(-d / decay)
     confidence_weight: float = 0.2  # weight of the confidence head's loss

@@ -33,7 +33,8 @@ def require_one_of(record: object, allowed: Sequence[str], name: str) -> None:
 
 
 def check_types(values: Mapping[str, Any], *records: type) -> None:
-    """Raises: HyperparameterError: a value has not the type of the field of this name in one of the `records`.
+    """Raises: HyperparameterError: the type of a value is not that of the field with the same name in one of the
+    `records`.
 
     records: dataclasses, which together have a field for each of the `values`.
     """

@@ -59,7 +59,8 @@ def run_batch(spec: BatchSpec, emit: Emit) -> Finished:
 
 
 def engine_config(spec: BatchSpec) -> EngineConfig:
-    """Returns the options of the spec with the KV cache, and without `max_batch_size` the number of rows, that fit.
+    """Returns the engine's options. The KV cache is as large as fits; so is the number of rows if `max_batch_size` is
+    None.
 
     Raises: ModelTooLarge: the model and one row do not fit. ModelNotLoadable: config.json cannot be read.
     """
@@ -104,7 +105,7 @@ def answer_shards(
     done, tokens = 0, 0
     started = time.monotonic()
     rows = _prepared(spec, shards, tokenizer, engine, max_seq_len)
-    # The first event tells the supervisor that the model is loaded: a row may be the cause of any later crash.
+    # The first event tells the supervisor that the model is loaded, so that it attributes any later crash to a row.
     emit(Progress(done=done, total=total, unit="rows"))
     for outcome in answer_rows(engine, rows, tokenizer=tokenizer, concurrency=max_rows):
         if outcome is None:

@@ -20,8 +20,9 @@ from workers.inference.rows import RowAnswer, RowError, RowRequest
 from workers.inference.segments import Segment, SegmentedEngine
 
 PLAIN, SUFFIX, SPECULATIVE = ARMS = "plain", "suffix", "speculative"
-_MIN_CHUNK = 8  # rows
-# Rows of a chunk / concurrency. At the end of a chunk the batch is only partly full, which matters less in long chunks.
+_MIN_CHUNK = 8  # number of rows
+# Number of rows of a chunk, relative to the concurrency. At the end of a chunk the batch is only partly full, which
+# matters less in long chunks.
 _CHUNK_PER_CONCURRENCY = 4
 _WARMUP_TOKENS = 8
 
@@ -40,8 +41,8 @@ class Arms:
 class ArmTotals:
     """The results of one arm at one concurrency."""
 
-    num_tokens: list[int] = field(default_factory=list)  # by repeat
-    seconds: list[float] = field(default_factory=list)  # by repeat
+    num_tokens: list[int] = field(default_factory=list)  # one number per repeat
+    seconds: list[float] = field(default_factory=list)  # one number per repeat
     answers: list[RowAnswer] = field(default_factory=list)  # of all repeats
     phase_seconds: dict[str, float] = field(default_factory=dict)  # sums over repeats
     segments: list[Segment] = field(default_factory=list)  # sums over repeats

@@ -1,8 +1,8 @@
 """Evaluation of a speculator: answers held-out prompts with and without it, compares tokens and measures time.
 
-The baselines are the same engine with the same weights and concurrency but no drafter, which is the fastest plain
-decoding that the engine offers, and with suffix decoding alone, which is what a customer has without any training.
-Every run is compared token by token with the first plain run.
+The first baseline is the same engine with the same weights and concurrency but no drafter, which is the fastest plain
+decoding that the engine offers. The second baseline is the engine with suffix decoding alone, which is what a customer
+has without any training. The answers of every run are compared token by token with those of the first plain run.
 """
 
 import json
@@ -35,7 +35,7 @@ from workers.inference.plot import plot_report
 from workers.inference.report import evaluation_report, tokens_by_row
 from workers.inference.rows import RowAnswer, RowError, RowRequest, prepare_row, read_rows
 
-_ETA_SECONDS = 2.0  # between two estimates of the remaining time
+_ETA_SECONDS = 2.0  # time between two estimates of the remaining time
 
 
 def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
@@ -81,7 +81,7 @@ def _check(spec: EvaluationSpec) -> None:
 
 
 def engine_config(spec: EvaluationSpec) -> EngineConfig:
-    """Returns the options of the spec with the KV caches of all arms that fit.
+    """Returns the engine's options, with KV caches as large as fit for all arms together.
 
     Raises: ModelTooLarge: the model and one sequence in each arm do not fit. ModelNotLoadable: as `read_config`.
     """
@@ -202,8 +202,8 @@ def _measure_all(
 class ProgressReporter:
     """Emits progress: completed answers, the latest figures, and the estimated remaining time.
 
-    The estimate assumes that all remaining answers take as long as at the current concurrency. It is therefore too
-    long as long as higher concurrencies, which are faster, have not been measured.
+    The estimate assumes that every remaining answer takes as long as the answers at the current concurrency. It is too
+    long until the higher concurrencies, which are faster, are measured.
     """
 
     def __init__(self, emit: Emit, *, total: int, done: int = 0, clock: Callable[[], float] = time.monotonic) -> None:

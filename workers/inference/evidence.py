@@ -1,7 +1,7 @@
 """Evidence: the part of a certificate that describes the run, and whether the answers of all arms were equal.
 
 The signer adds the organization that owns the speculator. Evidence holds only strings, integers, booleans and null:
-unlike floats, these have only one spelling in JSON, and the signed bytes must be reproducible.
+unlike floats, these have only one spelling in JSON. The signed bytes must be reproducible.
 """
 
 import hashlib
@@ -19,7 +19,8 @@ from workers.inference.report import tokens_by_row
 from workers.inference.rows import RowRequest
 from workers.kinds import MODEL_AND_ADAPTER
 
-# EQUAL_WITH_ADAPTER: equal to the model with the speculator's own adapter, but not to the model that was named.
+# EQUAL_WITH_ADAPTER: the answers equal those of the model with the speculator's own adapter, but not those of the
+# named model.
 EQUAL, EQUAL_WITH_ADAPTER, DIFFERENT = "equal", "equal_with_adapter", "different"
 
 

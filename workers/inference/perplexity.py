@@ -38,8 +38,8 @@ def run_model_check(spec: ModelCheckSpec) -> Finished:
     perplexity = text_perplexity(model, read)
     result = {
         "perplexity": perplexity if math.isfinite(perplexity) else None,
-        "num_tokens": len(read) - 1,  # predicted tokens: nothing predicts the first one
-        # Of the tokens that were read; a model with a short context reads only the beginning of the text.
+        "num_tokens": len(read) - 1,  # number of predicted tokens: the first one is not predicted
+        # The digest of the tokens that were read; a model with a short context reads only the beginning of the text.
         "num_bytes": len(TEXT.encode()) * len(read) // max(1, len(ids)),
     }
     return Finished(result=result, artifacts={})

@@ -51,17 +51,18 @@ class RowRequest:
 
     @property
     def length_limit(self) -> int:
-        """The limit of the row itself, which a continued answer exceeds."""
+        """The length limit that the row states. Only a continued answer exceeds this limit."""
         return self.parsed.sampling.max_tokens
 
     def continued(self, *, max_tokens: int | None, max_seq_len: int) -> "RowRequest":
         """Returns the request for an answer that goes on past the row's limit.
 
-        A token depends on the limit only by its being within it. So the answer up to the row's limit stays the same,
-        and what follows is what one longer request gives: no state is restored and no token is computed twice.
+        Only the end of an answer depends on the limit. So the answer up to the row's limit stays the same, and the rest
+        is that of one longer request: no state is restored and no token is computed twice.
 
         Args:
-            max_tokens: a limit for the whole answer; it never lowers the row's own. None: the room in the context.
+            max_tokens: a limit for the whole answer, which has no effect below the row's own limit. None: the room in
+            the context.
         """
         room = max_seq_len - len(self.request.prompt_token_ids)
         limit = max(self.length_limit, room if max_tokens is None else min(max_tokens, room))
@@ -174,7 +175,8 @@ class RowAnswer:
 
     @property
     def cut(self) -> dict[str, Any] | None:
-        """How a complete answer met the length limit of its row (see `BatchSpec`); None: it ended before."""
+        """How a complete answer met the length limit of its row (see `BatchSpec`); None: the answer ended before the
+        limit."""
         limit, thinking = self.request.length_limit, self.request.request.sampling.thinking
         if self.num_tokens < limit or (self.num_tokens == limit and self.finish_reason is not FinishReason.LENGTH):
             return None

@@ -27,8 +27,9 @@ class Segment:
     drafted: int = 0
     accepted: int = 0
     tokens: int = 0
-    timed_tokens: int = 0  # of passes that had one sequence; only these have a time of their own
-    seconds: float = 0.0  # of the same passes
+    # number of tokens of passes with a single sequence; only the time of such a pass belongs to one answer
+    timed_tokens: int = 0
+    seconds: float = 0.0  # duration of the same passes
 
 
 @dataclass(slots=True)

@@ -25,7 +25,8 @@ MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 class ChildProcess:
-    """A running child process. Its creating thread must outlive it: see `workers.parent_death.dying_with_parent`."""
+    """A running child process. The thread that creates it must outlive it: see
+    `workers.parent_death.dying_with_parent`."""
 
     def __init__(
         self,
@@ -119,11 +120,13 @@ class ChildProcess:
 def _give_access(folder: Path, spec: Spec, user: EngineUser) -> None:
     """Lets the child read its inputs and write its results.
 
-    The folder itself stays root's, so that the child cannot put a link where root writes the next spec or input.
+    The folder itself stays root's, because the child could otherwise put a link where root writes the next spec or
+    input.
     """
     paths = (getattr(spec, name, None) for name in ("output_dir", "checkpoint_dir"))  # not every spec has both
     outputs = [Path(path) for path in paths if path is not None]
-    if not any(output.exists() and output.stat().st_uid == user.uid for output in outputs):  # the first child
+    # only before the first child starts
+    if not any(output.exists() and output.stat().st_uid == user.uid for output in outputs):
         make_readable(folder, user)
     (folder / "spec.json").chmod(0o644)
     for output in outputs:

@@ -55,7 +55,7 @@ def _read(finished: Finished, name: str) -> dict[str, Any]:
 
 def _spec(attempt: Attempt, evaluation: Evaluation) -> EvaluationSpec:
     params, speculator = attempt.job.params, evaluation.speculator
-    options = EngineOptions.model_validate(params.get("engine") or {})  # jobs of earlier releases have none
+    options = EngineOptions.model_validate(params.get("engine") or {})  # jobs of earlier releases have no options
     return EvaluationSpec(
         job_id=attempt.job.pk,
         model_dir=model_dir(speculator.base_model),

@@ -39,7 +39,7 @@ class Lease:
         self._thread.join()
 
     def check(self) -> None:
-        """Must be called before a write that does not itself compare the claim's fence. Raises: LeaseLost."""
+        """Must be called before every write that does not compare the claim's fence itself. Raises: LeaseLost."""
         if self.lost.is_set():
             raise LeaseLost(f"job {self.claim.job_id} is no longer held with fence {self.claim.fence}")
         job_renew(claim=self.claim)
@@ -54,7 +54,7 @@ class Lease:
                             self.cancel_requested.set()
                     renewed_at = time.monotonic()
                 except LeaseLost:
-                    # If the attempt has just ended, its last write released the lease.
+                    # The lease is also lost if the attempt has just ended, because its last write releases the lease.
                     if not self._closed.is_set():
                         self.lost.set()
                     return

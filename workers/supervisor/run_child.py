@@ -22,11 +22,12 @@ from workers.supervisor.attempt import Attempt
 from workers.supervisor.child import ChildProcess
 from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, Draining, Paused
 
-TICK_SECONDS = 0.2  # between two checks whether the child must be stopped
-PROGRESS_SECONDS = 1.0  # between two writes of progress to the database
+TICK_SECONDS = 0.2  # interval between checks whether the child must be stopped
+PROGRESS_SECONDS = 1.0  # interval between writes of progress to the database
 CANCEL_GRACE_SECONDS = 2.0
-EXIT_GRACE_SECONDS = 30.0  # between the last event and the exit
-# Sent by preempted machines, by operators, and by the kernel when memory runs out. Crashes of the code end otherwise.
+EXIT_GRACE_SECONDS = 30.0  # time between the child's last event and its exit
+# Preempted machines, operators, and the kernel (when memory runs out) send these signals. A crash of the code ends
+# with other signals.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 
 
@@ -191,7 +192,8 @@ def _failure_class(event: Failed) -> FailureClass:
 
 
 def _check_paths(folder: Path, paths: Iterable[str]) -> None:
-    """Refuses results outside of the work folder: a model that took over its process must not name our other files."""
+    """Refuses results outside of the work folder, because a model that has taken over the child process could name
+    files of the service."""
     for path in map(Path, paths):
         entries = [path, *path.rglob("*")]
         inside = path.resolve().is_relative_to(folder.resolve())

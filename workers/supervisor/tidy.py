@@ -1,7 +1,8 @@
-"""Deletes what the attempts at a job stored below `jobs/ID`, once the job has ended, except for its result.
+"""Deletes the objects that the attempts at a job stored below `jobs/ID`, once the job has ended, except for the job's
+result.
 
-A killed attempt, or one that has lost its lease, may store objects after the job has ended and was tidied. `job_untidy`
-marks the job for another round.
+A killed attempt, or an attempt that has lost its lease, may store objects after the job has ended and was tidied.
+`job_untidy` then marks the job, so that it is tidied once more.
 """
 
 from control.core.storage.backends import get_storage
@@ -16,7 +17,7 @@ JOBS_A_ROUND = 20
 def jobs_tidy() -> int:
     """Returns: the number of jobs whose objects were deleted.
 
-    A job's row is changed after its objects are deleted, so a crash in between only repeats the deletion.
+    The job's row is changed after its objects are deleted, so a crash between the two steps only repeats the deletion.
     """
     untidy = Job.objects.filter(has_stored_work=True, finished_at__isnull=False)
     jobs = list(untidy.order_by("finished_at")[:JOBS_A_ROUND])
@@ -42,7 +43,7 @@ def _delete_work(job: Job) -> None:
 
 
 def _result_prefix(job: Job) -> str:
-    """The prefix of the storage keys that another row names; empty if the job has no such result."""
+    """Returns the prefix of the storage keys that another row uses as the job's result; "" if there is none."""
     match job.kind:
         case Job.Kind.TRAINING:
             speculators = Speculator.objects.filter(pk=job.params.get("speculator_id"))

@@ -1,8 +1,8 @@
 """Limits how long a worker that hangs in the middle of a transaction can keep its database locks.
 
-The worker's connection stays open, and PostgreSQL keeps the locks of an open transaction, although the worker's lease
-has expired. Only workers have this limit: their transactions wait for nothing but the database, while a transaction of
-an API request may store a large upload.
+When a worker hangs, its connection stays open, and PostgreSQL keeps the locks of the open transaction, although the
+worker's lease has expired. Only workers have this limit: their transactions wait for nothing but the database, while
+the transaction of an API request may wait for a large upload.
 """
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -10,7 +10,7 @@ from django.db.backends.signals import connection_created
 
 from control.core.settings.config import get_config
 
-NUM_LEASES = 2  # the limit in lease periods. Transactions are far shorter, and a lease must expire in any case.
+NUM_LEASES = 2  # the limit, as a number of lease periods; transactions are far shorter
 
 
 def transactions_limit() -> None:

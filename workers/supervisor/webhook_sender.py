@@ -33,7 +33,7 @@ class WebhookSender(threading.Thread):
         self._halt = stop  # not `_stop`, which is a method of Thread
         self._sender = sender or Sender()
         self._in_flight: dict[str, tuple[Turn, Future[None]]] = {}  # by delivery id
-        self._served: dict[str, int] = {}  # endpoint id -> number of the turn in which it was served last
+        self._served: dict[str, int] = {}  # endpoint id -> number of the turn in which the endpoint was served last
         self._num_turns = 0
 
     def run(self) -> None:

@@ -62,8 +62,8 @@ HANDLERS: dict[str, Handler] = {
     Job.Kind.MODEL_CHECK: ModelCheckHandler(),
 }
 
-# Tasks of the installation: the worker that claims one runs it. The number is the cadence in periods of
-# `reconcile_seconds`: 1 for what customers wait for, more for the deletion of old data.
+# Tasks of the installation: one worker claims each task and runs it. The number is the task's period, as a multiple of
+# `reconcile_seconds`: 1 for tasks for which customers wait, more for the deletion of old data.
 CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
     "repeat wake-ups": (1, reconcile),
     "advance pipelines": (1, pipelines_reconcile),
@@ -105,13 +105,14 @@ class JobWorker:
         log.info("worker stopped", worker=self.name)
 
     def is_alive(self) -> bool:
-        """Tells whether the housekeeper still completes its steps. A step that fails counts as completed."""
+        """Tells whether the housekeeper still completes its steps. A step that ends with an error counts as
+        completed."""
         return time.monotonic() - self._last_step_at < MAX_STEP_SECONDS
 
     def claim_next(self) -> bool:
         """Claims the next due job and works on it. Returns False if no job is due."""
         if self.stop.is_set():
-            return False  # the reconciler of another worker repeats the wake-up
+            return False  # another worker will repeat the wake-up
         claim = job_claim_next(worker=self.name)
         metrics.wakeups.labels("nothing" if claim is None else "claimed").inc()
         return self._run_claimed(claim)

@@ -17,11 +17,8 @@ def pack_as_stored(
     bias: Tensor | None,
     outputs: Sequence[slice],
 ) -> LinearWeight | None:
-    """Stacks the `outputs` of each part. Returns None if no kernel has the parts' format, so that they must be widened.
-
-    int8 with one scale per output has kernels on CPUs and on CUDA, float8 with one scale per output on CUDA, and int4
-    in groups of a multiple of 32 columns on CPUs. All outputs decide about the kernel, also those that are left out.
-    """
+    """Stacks the `outputs` of each part. Returns None if no kernel has the format of the parts; they must then be
+    widened."""
     kept = [part.of_outputs(rows) for part, rows in zip(parts, outputs, strict=True)]
     grouped = device.type == "cpu" and library() is not None and all(_in_groups(part) for part in parts)
     if grouped and all(fits_int4(part.values, _grouped(part)) for part in parts):

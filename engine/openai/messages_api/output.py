@@ -65,7 +65,8 @@ class Output:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """The input of a call that the token limit has cut off is no JSON: its text is kept in a member of our own."""
+    """If the token limit has cut a call off, its input is not valid JSON. The text is then kept in a member of our
+    own."""
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):

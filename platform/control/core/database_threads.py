@@ -1,4 +1,4 @@
-"""A few threads with a database connection each, in which code on an event loop calls the database.
+"""A few threads, each with a database connection, in which code on an event loop calls the database.
 
 `sync_to_async` gives every request a thread, and so a connection, until the last byte of its response. Here a call
 holds a thread and its connection only until it returns, and waits if all threads are busy.

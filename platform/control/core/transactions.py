@@ -1,4 +1,4 @@
-"""Begins the transaction of a request at its first change, so that slow work before it delays no other writer.
+"""Begins the transaction of a request at its first change, so that slow work before the change delays no other writer.
 
     with transaction_from_first_change():       the request, see `tenants.idempotency.once`
         get_storage().put_file(...)             no transaction is open
@@ -7,8 +7,8 @@
         build_response()                        still in the transaction
                                                 the end of the block commits it; an exception rolls it back
 
-SQLite has one writer at a time, and on PostgreSQL a claim of a job waits for the lock on its organization. A service
-therefore stores, reads and converts files before it enters `change`.
+SQLite has one writer at a time, and on PostgreSQL a worker that claims a job waits for the lock on the job's
+organization. A service therefore stores, reads and converts files before it enters `change`.
 """
 
 from collections.abc import Iterator
@@ -45,7 +45,8 @@ def transaction_from_first_change() -> Iterator[None]:
 
 @contextmanager
 def change() -> Iterator[None]:
-    """A transaction for the changes of a service: part of the request's transaction, if one was announced."""
+    """A transaction for the changes of a service. It is part of the request's transaction if
+    `transaction_from_first_change` is active."""
     pending = _pending.get()
     if pending is not None and not pending.has_begun:
         pending.has_begun = True

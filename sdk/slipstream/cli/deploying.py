@@ -10,7 +10,7 @@ from slipstream.cli.context import context_of
 from slipstream.cli.serving import deployments
 
 adapters = typer.Typer(no_args_is_help=True, help="LoRA adapters, served in addition to a deployment's model.")
-rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: trying another speculator on a share of the traffic.")
+rollouts = typer.Typer(no_args_is_help=True, help="Rollouts: trials of another speculator on a share of the traffic.")
 
 
 @deployments.command()

@@ -21,7 +21,8 @@ def create(
     prompts: Annotated[str, typer.Argument(help="A local file, or the id of an uploaded file.")],
     quote_id: Annotated[str | None, typer.Option(help="A quote whose cap limits the cost.")] = None,
     on_truncation: Annotated[
-        str | None, typer.Option(help="For answers that reach the limits of their rows: keep, drop or continue.")
+        str | None,
+        typer.Option(help="What to do with answers that reach the limits of their rows: keep, drop or continue."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the distillation has ended.")] = False,
 ) -> None:

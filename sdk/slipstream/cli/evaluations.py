@@ -33,7 +33,9 @@ def create(
         list[int] | None, typer.Option(help="Number of simultaneous requests; may be repeated. Default: 1, 4, 16, 32.")
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens of an answer.")] = None,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="USD, for the reported costs.")] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(help="Price of a GPU hour in USD, from which the report computes costs.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the report is ready.")] = False,
 ) -> None:
     """Answer prompts with and without the speculator, and compare answers and speed."""

@@ -38,8 +38,8 @@ def import_speculator(
     context: typer.Context,
     source: Annotated[Path, typer.Argument(exists=True, help="A folder, or a zip archive of a folder.")],
     form: Annotated[str, typer.Option("--format", help="speculators, specforge, medusa, hugging_face or lorax.")],
-    model: Annotated[str, typer.Option(help="The model that it was trained for.")],
-    name: Annotated[str, typer.Option(help="Name of the speculator. If it exists, this is its next version.")],
+    model: Annotated[str, typer.Option(help="The model for which the speculator was trained.")],
+    name: Annotated[str, typer.Option(help="Name of the speculator. If it exists, the import is its next version.")],
 ) -> None:
     """Create a speculator from another engine's folder."""
     cli = context_of(context)

@@ -47,7 +47,7 @@ def create_quote(
         str, typer.Option(help="pilot: estimate by answering some rows; history: estimate from earlier batches.")
     ] = "pilot",
     cap: Annotated[
-        float | None, typer.Option(help="US dollars; work created with the quote is paused when it has cost this much.")
+        float | None, typer.Option(help="US dollars; work that uses the quote is paused when it has cost this much.")
     ] = None,
 ) -> None:
     """Estimate the cost of a batch of the dataset."""
@@ -60,7 +60,7 @@ def create_quote(
 def cap_quote(
     context: typer.Context,
     quote_id: str,
-    amount: Annotated[float | None, typer.Argument(help="US dollars; default: remove the cap.")] = None,
+    amount: Annotated[float | None, typer.Argument(help="The new cap in US dollars; default: remove the cap.")] = None,
 ) -> None:
     """Change or remove the cap of a quote."""
     cli = context_of(context)

@@ -116,7 +116,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_bytes_of_each_part(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_plan_needs_no_room_under_a_quota(client: Client, world: World, settings: Settings, path: str) -> None:
+def test_a_plan_is_not_limited_by_quotas(client: Client, world: World, settings: Settings, path: str) -> None:
     body = body_of(world, path)
     settings.SLIPSTREAM = get_config().model_copy(update={"max_queued_jobs": 0, "max_deployments": 0, "max_devices": 0})
 
@@ -171,7 +171,7 @@ def test_a_pipeline_passes_its_options_to_its_stages_also_after_it_was_resumed(d
     assert deployment.engine == options
 
 
-def test_a_pipeline_without_options_passes_none(db: None) -> None:
+def test_a_pipeline_without_engine_options_passes_no_options_to_its_stages(db: None) -> None:
     pipeline = advance_to_stage("deploy", make_pipeline())
 
     assert pipeline.batch is not None
@@ -184,7 +184,8 @@ def test_a_pipeline_without_options_passes_none(db: None) -> None:
 def test_a_plan_refuses_a_speculator_that_is_not_ready_as_creation_does(
     client: Client, world: World, path: str
 ) -> None:
-    """Such a speculator has no files: its empty prefix would be that of the files of all organizations."""
+    """A speculator that is not ready has no files. Its storage prefix is empty, and an empty prefix matches the files
+    of all organizations."""
     give_sizes(world)
     Speculator.objects.filter(pk=world.speculator.pk).update(status=Speculator.Status.TRAINING, storage_prefix="")
     body = body_of(world, path, speculator_id=world.speculator.pk)

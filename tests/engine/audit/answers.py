@@ -74,7 +74,8 @@ def respond(
     order: Sequence[int] | None = None,
     concurrency: int = 4,
 ) -> list[Body]:
-    """Returns the responses that batch rows have, in the order of the requests. `order`: that of their arrival."""
+    """Returns the responses that batch rows have, in the order of the requests. `order`: the order in which the
+    requests arrive."""
     rows = [
         prepare_row(
             InputRow(number, "", "/v1/chat/completions" if "messages" in body else "/v1/completions", body),

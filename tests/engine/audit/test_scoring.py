@@ -123,7 +123,7 @@ def test_an_answer_is_scored_in_passes_of_many_tokens(
 
     monkeypatch.setattr(auditor.model, "forward", counting)
     assert verdict(auditor, tokenizer, *sampled)["verdict"] == "equal"
-    assert num_passes == 3  # the prompt; tokens 2 to 66; the others
+    assert num_passes == 3  # one pass each for the prompt, for tokens 2 to 66, and for the other tokens
 
 
 def test_a_flipped_token_is_located_at_every_position(
@@ -165,7 +165,7 @@ def other_reason(choice: Body) -> None:
 
 @pytest.mark.parametrize(("change", "offset"), [(cut, -1), (extended, 0), (other_reason, 0)])
 @pytest.mark.parametrize("sampling", ["greedy", "end token", "stop tokens", "stop strings", "grammar"])
-def test_an_end_that_differs_is_located(
+def test_a_different_end_of_an_answer_is_located(
     engine: Engine, auditor: Engine, tokenizer: Tokenizer, sampling: str, change: Callable[[Body], None], offset: int
 ) -> None:
     request = {"prompt": "x", "max_tokens": 64, "seed": 3, "return_token_ids": True} | SAMPLINGS[sampling]
@@ -178,7 +178,7 @@ def test_an_end_that_differs_is_located(
     assert (choice["differs"], choice["position"]) == ("end", length + offset)
 
 
-def test_another_seed_is_found(auditor: Engine, tokenizer: Tokenizer, sampled: tuple[Body, Body]) -> None:
+def test_a_wrong_seed_is_detected(auditor: Engine, tokenizer: Tokenizer, sampled: tuple[Body, Body]) -> None:
     request, response = sampled
     response = copy.deepcopy(response)
     del response["choices"][0]["logprobs"]
@@ -212,7 +212,7 @@ def other_adapter(folder: Path, copied: Path) -> Engine:
 @pytest.mark.parametrize(
     ("other", "part"), [(other_weights, "weights"), (int8_weights, "format"), (other_adapter, "adapter")]
 )
-def test_other_weights_are_found_by_the_fingerprint_and_by_the_bits_of_log_probabilities(
+def test_other_weights_are_detected_by_the_fingerprint_and_by_the_bits_of_log_probabilities(
     folder: Path,
     auditor: Engine,
     tokenizer: Tokenizer,

@@ -247,7 +247,8 @@ def test_any_answer_that_the_grammar_of_a_schema_allows_matches_the_schema(
     closing = {*encode(tokenizer, '"}]:,'), *tokenizer.eos_token_ids}
     for step in range(400):
         tokens = [int(token) for token in constraint.allowed().nonzero()[0]]
-        preferred = [token for token in tokens if token in closing] if step > 20 else []  # so that the answer ends
+        # tokens that close brackets are preferred, so that the answer ends
+        preferred = [token for token in tokens if token in closing] if step > 20 else []
         answer.append(generator.choice(preferred or tokens))
         if answer[-1] in tokenizer.eos_token_ids:
             jsonschema.validate(json.loads(tokenizer.decode(answer)), schema)

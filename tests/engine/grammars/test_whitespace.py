@@ -1,4 +1,5 @@
-"""Whitespace in JSON is limited, so that no answer can consist of it, and yet allows every usual way to format JSON."""
+"""The whitespace in JSON answers is limited, so that no answer consists of whitespace alone, yet every usual way to
+format JSON is allowed."""
 
 import json
 import random
@@ -14,7 +15,8 @@ from engine.grammars.grammar import Constraint, Grammar, GrammarKind
 from engine.tokenizer import Tokenizer
 from tests.tiny_model import make_tiny_model
 
-MOST_LINE_BREAKS, MOST_CHARACTERS = 2, 44  # in a row; a line break can have two characters
+# consecutive line breaks and characters; a line break can have two characters
+MOST_LINE_BREAKS, MOST_CHARACTERS = 2, 44
 TOOL_CALL = {
     "type": "tag",
     "begin": "<call>",

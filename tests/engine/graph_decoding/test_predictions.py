@@ -1,4 +1,4 @@
-"""Predicted answers in graph decoding: they are drafted where the host drafts, and change no answer anywhere."""
+"""Predicted answers in graph decoding change no answer. They save graph steps if drafts are made on the host."""
 
 from collections.abc import Sequence as Many
 from dataclasses import replace

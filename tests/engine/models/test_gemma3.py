@@ -26,7 +26,7 @@ def test_logits_agree_with_transformers_beyond_the_window(tmp_path: Path, window
     assert difference(make_gemma(tmp_path, window), length=90) <= 1e-4
 
 
-def test_the_context_is_not_limited_by_the_window_and_the_window_matters(tmp_path: Path) -> None:
+def test_the_window_does_not_limit_the_context_but_changes_hidden_states_beyond_it(tmp_path: Path) -> None:
     narrow, wide = make_gemma(tmp_path / "a"), make_gemma(tmp_path / "b", 1024)
     model = load_model(narrow)
     assert model.max_positions == 1024

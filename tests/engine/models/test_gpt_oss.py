@@ -45,8 +45,8 @@ def test_logits_agree_with_transformers_beyond_the_window(tmp_path: Path, values
 
 
 @pytest.mark.parametrize("name", ["sinks", "router.bias", "gate_up_proj_bias", "down_proj_bias", "q_proj.bias"])
-def test_every_part_matters(tmp_path: Path, name: str) -> None:
-    """So that the test above would notice a part that is left out."""
+def test_changing_any_part_of_the_model_changes_its_hidden_states(tmp_path: Path, name: str) -> None:
+    """The test above would therefore notice a part that is left out."""
     folder, token_ids = make_gpt_oss(tmp_path), torch.arange(60)
     states = load_model(folder).hidden_states(token_ids).final
     reference = AutoModelForCausalLM.from_pretrained(folder)

@@ -110,7 +110,7 @@ def test_a_prompt_that_does_not_end_in_a_header_begins_no_trace(tokenizer: Token
     ],
     ids=["budget", "tools"],
 )
-def test_what_channels_do_not_support_is_refused(tokenizer: Tokenizer, body: dict[str, Any]) -> None:
+def test_options_that_channels_do_not_support_are_refused(tokenizer: Tokenizer, body: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as raised:
         chat(tokenizer, **body)
     assert raised.value.code == "unsupported_parameter"

@@ -33,7 +33,8 @@ def chat(tokenizer: Tokenizer, content: str = "hi", **body: Any) -> ParsedReques
 def answer_in_steps(
     tokenizer: Tokenizer, ids: Sequence[int], sizes: Sequence[int], *, opened: bool = False, stop: Sequence[str] = ()
 ) -> Answer:
-    """Returns the answer with the tokens `ids`, streamed in steps of these sizes, whose pieces must add up to it.
+    """Returns the answer that consists of the tokens `ids`, streamed in steps of these sizes. Checks that the streamed
+    pieces add up to the answer.
 
     opened: whether the prompt ends with the begin marker.
     """
@@ -69,7 +70,7 @@ def test_a_trace_that_the_prompt_opens_needs_no_first_marker(tokenizer: Tokenize
     assert (answer.reasoning, answer.text) == ("hm", "yes")
 
 
-def test_a_trace_that_does_not_end_is_no_answer(tokenizer: Tokenizer) -> None:
+def test_an_unfinished_trace_is_not_part_of_the_answers_text(tokenizer: Tokenizer) -> None:
     answer = answer_in_steps(tokenizer, [BEGIN, *tokenizer.encode("hm, yes")], [3, 9])
 
     assert (answer.reasoning, answer.text) == ("hm, yes", "")
@@ -197,7 +198,7 @@ def test_invalid_thinking_options_and_errors_of_the_template_have_their_own_code
     assert (caught.value.param, caught.value.code) == (param, code)
 
 
-def test_a_model_whose_template_has_no_switch_refuses_it(tmp_path: Path) -> None:
+def test_a_model_whose_template_has_no_thinking_switch_refuses_the_option(tmp_path: Path) -> None:
     plain = Tokenizer.load(make_tiny_model(tmp_path / "model", "llama", num_layers=1))
 
     for body in ({"enable_thinking": True}, {"reasoning_effort": "none"}):

@@ -90,7 +90,7 @@ def test_without_a_limit_an_answer_may_fill_the_context(tokenizer: Tokenizer) ->
 
 
 @pytest.mark.parametrize("param", ["max_tokens", "max_completion_tokens"])
-def test_a_limit_beyond_the_context_is_refused_with_the_numbers(tokenizer: Tokenizer, param: str) -> None:
+def test_the_error_for_a_limit_beyond_the_context_names_the_remaining_room(tokenizer: Tokenizer, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(tokenizer, **{param: 10_000})
 
@@ -102,7 +102,7 @@ def test_a_limit_beyond_the_context_is_refused_with_the_numbers(tokenizer: Token
         chat(tokenizer, **{param: room + 1})
 
 
-def test_the_limit_of_a_job_lowers_those_of_its_requests(tokenizer: Tokenizer) -> None:
+def test_the_limit_of_a_job_lowers_the_limits_of_its_requests(tokenizer: Tokenizer) -> None:
     def capped(**body: Any) -> int:
         parsed = parse_completion(
             {"prompt": "hi"} | body, tokenizer=tokenizer, max_seq_len=MAX_SEQ_LEN, max_tokens_cap=9

@@ -148,7 +148,7 @@ def test_max_tokens_ends_an_answer_with_finish_reason_length(live: Live) -> None
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Gr", "length")
 
 
-def test_a_response_says_what_limited_its_answer_if_the_request_did_not(live: Live) -> None:
+def test_a_response_names_the_limit_of_its_answer_if_the_request_sets_none(live: Live) -> None:
     first, *_ = events(live.chat(stream=True))
     body, limited = live.chat().json(), live.chat(max_tokens=2).json()
 

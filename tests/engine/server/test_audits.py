@@ -52,7 +52,7 @@ def test_a_response_with_token_ids_can_be_sent_back_for_an_audit(folder: Path) -
         assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_slots
 
 
-def test_an_answer_from_another_build_is_named_and_bad_input_has_its_code(folder: Path) -> None:
+def test_an_audit_names_the_other_build_of_an_answer_and_refuses_bad_input_with_a_code(folder: Path) -> None:
     engine = load_engine(folder, config=EngineConfig(max_seq_len=128))
     with serve(engine, Tokenizer.load(folder), max_body_bytes=1 << 20) as live:
         request = {"prompt": "one", **QUESTION}

@@ -71,7 +71,7 @@ def test_a_trace_that_is_cut_by_the_limit_leaves_the_content_null(live: Live) ->
     assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == (None, TRACE[:4])
 
 
-def test_the_trace_is_content_if_the_client_asks_for_that(live: Live) -> None:
+def test_the_trace_remains_in_the_content_if_the_client_requests_it(live: Live) -> None:
     body = live.chat(separate_reasoning=False).json()
 
     assert body["choices"][0]["message"]["content"] == f"<think>{TRACE}</think>{ANSWER}"

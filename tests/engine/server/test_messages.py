@@ -137,7 +137,7 @@ def test_the_gateway_gets_the_usage_so_far_in_comments(live: Live) -> None:
         ({}, ("end_turn", None)),
     ],
 )
-def test_a_message_says_what_ended_it(
+def test_a_message_has_the_reason_of_its_end(
     client: anthropic.Anthropic, options: dict[str, Any], end: tuple[str, str | None], stream: bool
 ) -> None:
     given: dict[str, Any] = {"model": MODEL, "messages": HI, "max_tokens": 300} | options
@@ -271,7 +271,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "param"), REFUSED, ids=[param for _, param in REFUSED])
-def test_what_is_not_supported_is_refused_by_the_name_that_the_caller_used(
+def test_an_unsupported_member_is_refused_under_the_name_that_the_caller_used(
     live: Live, body: dict[str, Any], param: str
 ) -> None:
     response = live.http.post("/v1/messages", json={"messages": HI, "max_tokens": 300} | body)
@@ -294,7 +294,9 @@ COUNTED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", COUNTED)
-def test_the_count_is_that_of_the_message_without_an_answer(client: anthropic.Anthropic, body: dict[str, Any]) -> None:
+def test_counting_tokens_gives_the_input_tokens_of_the_answered_message(
+    client: anthropic.Anthropic, body: dict[str, Any]
+) -> None:
     message = client.messages.create(model=MODEL, max_tokens=300, **body)
 
     count = client.messages.count_tokens(model=MODEL, **body)
@@ -323,7 +325,7 @@ def test_a_prompt_that_is_too_long_for_a_message_is_counted(client: anthropic.An
         ({"messages": HI, "model": 3}, "model"),
     ],
 )
-def test_a_count_that_is_refused_names_the_member_in_anthropics_shape(
+def test_a_refused_count_has_anthropics_error_format_and_names_the_member(
     live: Live, body: dict[str, Any], param: str
 ) -> None:
     response = live.http.post("/v1/messages/count_tokens", json=body)

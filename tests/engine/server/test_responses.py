@@ -229,7 +229,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "param"), REFUSED, ids=[param for _, param in REFUSED])
-def test_what_is_not_supported_is_refused_by_the_name_that_the_caller_used(
+def test_an_unsupported_member_is_refused_under_the_name_that_the_caller_used(
     live: Live, body: dict[str, Any], param: str
 ) -> None:
     response = live.http.post("/v1/responses", json={"input": "hi"} | body)

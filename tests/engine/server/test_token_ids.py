@@ -57,12 +57,12 @@ def test_a_response_has_the_ids_of_its_prompt_and_answer(
     assert streamed(live, path, body) == (prompt, expected)
 
 
-def test_without_the_option_there_are_no_ids(live: Live) -> None:
+def test_without_return_token_ids_a_response_has_no_token_ids(live: Live) -> None:
     assert "token_ids" not in live.chat().text
     assert "token_ids" not in live.chat(stream=True).text
 
 
-def test_the_tokenizers_facts_have_vllms_names(live: Live) -> None:
+def test_the_members_of_tokenizer_info_have_vllms_names(live: Live) -> None:
     info = live.http.get("/tokenizer_info").json()
 
     assert (info["eos_token"], info["pad_token"], info["chat_template"]) == ("<|end|>", "<|endoftext|>", CHAT_TEMPLATE)

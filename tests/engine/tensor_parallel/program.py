@@ -54,7 +54,7 @@ class Case:
     dtype: str = "auto"
     weights: str = "auto"
     samplings: tuple[str, ...] = ("greedy", "T=0.8")
-    draft_dir: str | None = None  # None: no drafter but none
+    draft_dir: str | None = None  # None: only the drafter `none` is used
     adapter_dir: str | None = None
 
     @property

@@ -24,8 +24,8 @@ Folders = Callable[[str], Path]
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "draft": {"seed": 1, "num_layers": 1},
-    # 9 query heads on 3 KV heads as in SmolLM2, a vocabulary that ends within a tile, and sizes that 3 ranks share
-    # unevenly
+    # There are 9 query heads on 3 KV heads as in SmolLM2, a vocabulary that ends within a tile, and sizes that 3 ranks
+    # share unevenly.
     "nine heads": {"architecture": "mistral", "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16},
     "qwen3": {"architecture": "qwen3", "tie_word_embeddings": True, "num_attention_heads": 8, "num_layers": 2},
     "mixture": {"architecture": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
@@ -168,7 +168,7 @@ def test_adapters_give_the_answers_of_one_process(results: Results) -> None:
 
 @pytest.mark.parametrize("degree", [2, 4])
 def test_an_engine_has_the_fingerprint_of_one_process(results: Results, degree: int) -> None:
-    """So a certificate of an answer can be checked on one process."""
+    """An answer of a group can therefore be audited on one process."""
     assert results[f"llama {degree}"]["fingerprint"] == results["llama 1"]["fingerprint"]
 
 

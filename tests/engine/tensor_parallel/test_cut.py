@@ -72,7 +72,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), "llama")
 
 
-def test_gpus_are_refused_by_a_code_that_says_that_they_have_not_been_tried(model_dir: Path) -> None:
+def test_gpus_are_refused_because_tensor_parallelism_was_never_run_on_them(model_dir: Path) -> None:
     with pytest.raises(TensorParallelOnCuda, match="never been run on GPUs") as raised:
         check_tensor_parallel(model_dir, EngineConfig(tensor_parallel=2, device="cuda"))
     assert raised.value.code == "tensor_parallel_not_run_on_cuda"

@@ -1,4 +1,4 @@
-"""What rank 0 sends arrives unchanged, and all ranks keep the same adapters."""
+"""The messages of rank 0 arrive unchanged, and all ranks keep the same adapters."""
 
 import pytest
 import torch

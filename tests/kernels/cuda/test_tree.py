@@ -42,7 +42,7 @@ def test_the_kernel_grows_the_same_tree_as_the_reference(
         assert torch.equal(actual.survival[b], reference.survival[b])
 
 
-def test_a_tree_has_all_possible_nodes_if_the_budget_exceeds_their_number() -> None:
+def test_a_tree_has_all_possible_nodes_if_the_budget_exceeds_the_number_of_nodes() -> None:
     tokens, chances = candidates(1, 2, 2, coarse=False)
     assert grow_trees(tokens, chances, 20).counts.tolist() == [6]  # 2 nodes at depth 1, and 2 children of each
 

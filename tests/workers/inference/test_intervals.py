@@ -12,10 +12,11 @@ from workers.inference.intervals import ratio_interval
 
 
 def test_the_interval_contains_the_known_ratio_in_about_95_percent_of_samples() -> None:
-    """Each prompt has a rate of its own, so that passes of one prompt are alike, as those of an answer."""
+    """Each prompt has a different rate. The passes of one prompt are therefore alike, as are the passes of a real
+    answer."""
     random, runs, covered = np.random.default_rng(7), 600, 0
     for _ in range(runs):
-        rates = random.gamma(4.0, 0.25, size=48)  # of mean 1
+        rates = random.gamma(4.0, 0.25, size=48)  # their mean is 1
         passes = random.integers(20, 80, size=48)
         found = ratio_interval(random.poisson(rates * passes).tolist(), passes.tolist())
         assert found is not None

@@ -25,7 +25,7 @@ from workers.inference.measured import read_measurements, write_measurements
 from workers.inference.rows import InputRow, RowRequest, prepare_row
 from workers.inference.segments import figures_by_context, figures_by_phase
 
-DEPTH = 3  # draft tokens of a pass
+DEPTH = 3  # number of draft tokens in a pass
 TRACE: dict[str, Any] = {
     "chat_template_kwargs": {"opened": True},
     "thinking_token_budget": 10,
@@ -92,12 +92,12 @@ def measured(
 def test_acceptance_and_speed_are_attributed_to_the_phase_in_which_a_pass_begins(
     model: Model, tokenizer: Tokenizer
 ) -> None:
-    """The answer has 10 tokens of the trace, the end marker, and 13 tokens after it: 24 in all.
+    """The answer has 24 tokens: 10 tokens of the trace, the end marker, and 13 tokens after the marker.
 
-    The prefill samples token 0. No draft of the trace is right: tokens 1 to 10 take one pass each, the last of which
-    adds the marker; the last three have drafts of 2, 1 and 0 tokens, as the budget allows no more. In the answer all
-    drafts are right: a pass adds 4 tokens, so 13 tokens take 3 passes and a fourth one that adds the last token. Plain
-    decoding takes a pass for each token. Each pass takes a second.
+    The prefill samples token 0. No draft within the trace is right, so tokens 1 to 10, the last of which is the marker,
+    take one pass each. (The drafts of the last three passes have only 2, 1 and 0 tokens, because the budget allows no
+    more.) After the marker all drafts are right, and a pass adds 4 tokens: 13 tokens take 3 passes, and a fourth pass
+    for the last token. Plain decoding takes one pass per token. Each pass takes one second.
     """
     row = prepared(tokenizer, max_tokens=24, **TRACE)
 
@@ -146,11 +146,13 @@ def test_the_sums_over_segments_are_the_statistics_of_the_answers(model: Model, 
     assert sum(s.drafted for s in segments) == stats.num_draft_tokens
     assert sum(s.accepted for s in segments) == stats.num_accepted_draft_tokens
     by_phase = figures_by_phase(found.plain.segments, segments)
-    assert [entry["decode_speedup"] for entry in by_phase] == [None, None]  # passes of several answers have no own time
+    # a pass of several answers has no separate time for each answer
+    assert [entry["decode_speedup"] for entry in by_phase] == [None, None]
 
 
 def test_passes_are_attributed_to_the_context_at_which_they_begin(model: Model, tokenizer: Tokenizer) -> None:
-    """The first pass begins one token after the prompt, and each adds 4; so the one that begins at 509 crosses 512."""
+    """The first pass begins one token after the prompt, and each pass adds 4 tokens. So one pass begins at 509 and
+    crosses 512."""
     row = prepared(tokenizer, content="x", max_tokens=21, logit_bias={BEGIN: -100, 258: -100})
     padding = 508 - len(row.request.prompt_token_ids)
     prompt = (*row.request.prompt_token_ids, *[70] * padding)

@@ -12,12 +12,12 @@ from tests.workers.support import Recorder, chat_row, read_lines, write_lines
 from workers.contracts import BatchSpec, ShardRange
 from workers.inference.batch import run_batch
 
-LIMIT, LONG = 7, 40  # limits of the rows, and of the one long request with which continued answers are compared
+LIMIT, LONG = 7, 40  # token limits: of the rows, and of the long request with which continued answers are compared
 OPENED = {"chat_template_kwargs": {"opened": True}, "logit_bias": {END: -100}}  # a trace that only a budget ends
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0},
     {"temperature": 0.9, "seed": 5},
-    {"temperature": 0.9},  # its seed follows from the job and the row
+    {"temperature": 0.9},  # the seed is derived from the job and the row
     {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 1.5, "frequency_penalty": 1.0, "repetition_penalty": 1.2},
     {"temperature": 0.7, "min_tokens": 6, "logprobs": True, "top_logprobs": 2},
     {"temperature": 0.9, "seed": 3, "stop": ["e", "a", "1"]},
@@ -61,7 +61,7 @@ def answers(folder: Path, model: Path, rows: Sequence[dict[str, Any]], **options
         pytest.param("none", [*SAMPLINGS, GRAMMAR], id="none-with-a-grammar", marks=pytest.mark.wide),
     ],
 )
-def test_a_continued_answer_equals_that_of_one_longer_request(
+def test_a_continued_answer_equals_the_answer_to_one_longer_request(
     tmp_path: Path, model: Path, drafter: str, samplings: Sequence[dict[str, Any]]
 ) -> None:
     cut = answers(tmp_path / "cut", model, rows_with(LIMIT, samplings))
@@ -89,7 +89,9 @@ def test_a_continued_answer_equals_that_of_one_longer_request(
     assert sum(line["cut"] is not None for line in continued) >= 5
 
 
-def test_a_limit_is_within_the_trace_or_in_the_answer(tmp_path: Path, model: Path) -> None:
+def test_a_cut_answer_records_whether_the_limit_was_within_the_trace_or_in_the_answer(
+    tmp_path: Path, model: Path
+) -> None:
     budgets: dict[str, dict[str, Any]] = {  # 8 tokens, after a prompt that has opened the trace
         "of the trace": {},
         "3 of the trace, the marker, 4 of the answer": {"thinking_token_budget": 3},

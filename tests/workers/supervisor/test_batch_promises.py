@@ -32,7 +32,7 @@ def counts_of(batch: Batch) -> dict[str, int]:
     ],
     indirect=["each_child"],
 )
-def test_of_a_thousand_rows_only_the_one_that_crashes_the_worker_has_no_answer(
+def test_of_a_thousand_rows_only_the_row_that_crashes_the_worker_has_no_answer(
     each_child: LiveStack, shard_rows: int, crashing_row: int
 ) -> None:
     stack = each_child

@@ -48,7 +48,7 @@ def random_moments(stack: LiveStack, job_id: str, count: int) -> Iterator[tuple[
         stack.wait_until(lambda: sum(map(stack.is_started, stack.workers)) >= 2, 60)
         stack.allow(NUM_ROWS * number // (count + 1))  # so that the batch cannot end before the last fault
         stack.holder_of(job_id)
-        if stack.has_real_children:  # which otherwise would always die while they load their model
+        if stack.has_real_children:  # real children would otherwise always be killed while they load their model
             stack.wait_until(lambda: has_committed(job_id), 120)
         time.sleep(draw.uniform(0.0, 0.5))
         stack.wait_until(lambda: Job.objects.get(pk=job_id).stalled_attempts < 2, 40)
@@ -100,7 +100,7 @@ def test_a_batch_has_each_row_once_after_workers_are_killed_at_random_moments(
 
     assert job.attempt > num_kills
     if stack.has_real_children:
-        return  # they slow down the claims that the following lines time
+        return  # real children slow down the claims that the following lines measure
     assert statistics.median(reclaim_seconds) <= LEASE_SECONDS + 1
     if num_kills > 10:  # the short test runs on busy machines, where a single claim may come later
         assert max(reclaim_seconds) <= LEASE_SECONDS + 2

@@ -1,4 +1,5 @@
-"""The queries of the chores read few rows, however many have accumulated: no chore reads a large table from end to end.
+"""No query of a chore reads a large table from end to end, so the cost of a query does not grow with the accumulated
+rows.
 
 Each query is explained by the database. PostgreSQL plans by the contents of the tables, so they have 10,000 rows of
 objects that have ended. SQLite plans without looking at them.
@@ -37,7 +38,7 @@ Statement = tuple[str, Any]  # SQL and its parameters
 NUM_ROWS = {"postgresql": 10_000, "sqlite": 100}[connection.vendor]
 LARGE = (File, Upload, UploadPart, Job, CapturedRequest, Deployment, Rollout, Event, IdempotencyKey, Batch, Pipeline)
 LARGE_TABLES = frozenset(model._meta.db_table for model in LARGE)
-# These are not in CHORES, because the worker itself ends the jobs that they find.
+# These queries are not in CHORES, because the worker itself ends the jobs that the queries find.
 QUERIES: dict[str, Callable[[], object]] = {
     "jobs to cancel": lambda: list(jobs_to_cancel()),
     "overdue batches": lambda: list(batches_overdue()),
@@ -77,7 +78,8 @@ def populate() -> None:
 
 
 def analyse() -> None:
-    if connection.vendor == "postgresql":  # which analyses its tables by itself; nobody does so for SQLite
+    # in operation, PostgreSQL analyses its tables by itself, and nothing analyses SQLite's tables
+    if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE")
 
@@ -99,7 +101,7 @@ def whole_reads(sql: str, params: Any) -> list[str]:
     """The steps of the query's plan that read a large table, or an index of all its rows, from end to end."""
     explain = "EXPLAIN QUERY PLAN " if connection.vendor == "sqlite" else "EXPLAIN (FORMAT JSON) "
     with connection.cursor() as cursor:
-        cursor.execute(explain + sql, params)  # SQLite does not plan for the values of parameters
+        cursor.execute(explain + sql, params)  # SQLite's plan does not depend on the values of parameters
         rows = cursor.fetchall()
     if connection.vendor == "sqlite":
         return [row[3] for row in rows if is_whole_read_of_sqlite(row[3], sql)]

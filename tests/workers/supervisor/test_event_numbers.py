@@ -18,7 +18,7 @@ NUM_WRITERS, EVENTS_EACH, NUM_READERS = 4, 30, 3
 
 
 def record(organization: Organization, object_id: str) -> Event:
-    """The caller has begun a transaction."""
+    """Records an event. The caller must have begun a transaction."""
     return event_record(organization_id=organization.pk, project_id=None, type="batch.completed", object_id=object_id)
 
 

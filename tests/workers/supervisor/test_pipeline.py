@@ -42,8 +42,8 @@ def test_a_worker_runs_a_pipeline_from_prompts_to_an_endpoint(stack: LiveStack) 
     assert evaluation.job.params["training_seconds"] > 0
     assert evaluation.job.checkpoint_key
     assert pipeline.training_job is not None
-    assert pipeline.training_job.metrics == {"loss": 0.25}  # of the last of four steps
-    # Of what the jobs have stored, only their results stay.
+    assert pipeline.training_job.metrics == {"loss": 0.25}  # the metrics of the last of four steps
+    # Of the objects that the jobs have stored, only the results remain.
     stack.wait_until(lambda: not Job.objects.filter(finished_at__isnull=False, has_stored_work=True).exists(), 20)
     kept = {PurePath(name).parts[1].partition(".")[0] for name in get_storage().sizes("jobs")}
     assert kept == {"speculator", "evaluation"}

@@ -65,7 +65,7 @@ def test_a_job_that_kills_every_child_fails_after_three_attempts_and_hardly_dela
         assert Job.objects.get(pk=batch.job_id).attempt == 1
         assert check_output(stack, batch, contents) == list(range(ROWS_EACH))
     if stack.has_real_children:
-        return  # they take seconds to start, so that they need most of the time
+        return  # real children take seconds to start, which is most of the measured time
     job = Job.objects.get(pk=poison.job_id)
     assert job.finished_at is not None
     assert job.finished_at - job.created_at < timedelta(seconds=60)

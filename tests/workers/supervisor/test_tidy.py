@@ -1,4 +1,4 @@
-"""What attempts have stored is deleted after their job has ended, except for the job's result."""
+"""Objects that attempts have stored are deleted after their job has ended, except for the job's result."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_a_job_that_can_continue_keeps_its_checkpoint(
     assert stored(job) == {"checkpoints/00000001.1/model.safetensors"}
 
 
-def test_the_speculator_stays_and_those_of_attempts_that_lost_are_deleted(
+def test_the_jobs_speculator_stays_and_the_speculators_of_attempts_that_lost_are_deleted(
     organization: Organization, content: Path
 ) -> None:
     speculator = make_speculator(make_base_model(), organization)

@@ -19,7 +19,7 @@ from workers.supervisor.lease import Lease
 
 
 class _Started(Exception):
-    """The handler has started its child process."""
+    """Raised when the handler starts its child process."""
 
 
 def spec_of(job: Job | None, module: Any, handler: Any, folder: Path) -> Spec:

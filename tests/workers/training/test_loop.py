@@ -33,7 +33,7 @@ CONFIG = LoopParameters(
 class Regression:
     """A linear regression with dropout on its inputs.
 
-    lengths: returns the acceptance length of the n-th validation. If it is None, the length rises as the error falls.
+    lengths: returns the acceptance length of the n-th validation. None: the acceptance length rises as the error falls.
     noise: the probability of dropout.
     """
 

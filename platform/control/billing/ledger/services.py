@@ -1,4 +1,4 @@
-"""The only writers of the ledger. Call them in the transaction of the fact that they record."""
+"""The only writers of the ledger. Call them in the transaction of the change whose usage they record."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from control.core.settings.config import get_config
 
 
 def ledger_add(*lines: LedgerLine) -> bool:
-    """Adds lines that belong to one fact.
+    """Adds the lines for one piece of usage.
 
-    Returns: False if the fact has been recorded before, by a retry or by another process; then nothing is written.
+    Returns: False if the usage was recorded before, by a retry or by another process; then nothing is written.
     """
     assert transaction.get_connection().in_atomic_block, "a line is written with the fact that it records or not at all"
     try:

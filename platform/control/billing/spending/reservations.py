@@ -4,7 +4,8 @@ A request to an endpoint is counted when it ends. If only finished requests coun
 concurrent requests could pass the check before the first of them is counted. Therefore each request reserves the most
 that it can cost, and a cap refuses a request that does not fit beside what is spent and reserved.
 
-A reservation ends in the transaction that counts the request. One whose process died expires after `HOLD_SECONDS`.
+A reservation ends in the transaction that counts the request. If the process of the request dies, its reservation
+expires after `HOLD_SECONDS`.
 """
 
 from collections.abc import Collection
@@ -50,7 +51,7 @@ def reservations_renew(ids: Collection[str]) -> None:
 
 
 def reservations_release(ids: Collection[str]) -> None:
-    """Call this in the transaction that writes the requests' usage."""
+    """Ends reservations. Call this in the transaction that writes the requests' usage."""
     SpendReservation.objects.filter(pk__in=ids).delete()
 
 
@@ -58,8 +59,8 @@ def _check(cap: SpendCap, reservations: QuerySet[SpendReservation], nanousd: int
     """Raises: ApiError: 429."""
     if cap.project_id is not None:
         reservations = reservations.filter(project_id=cap.project_id)
-    # Reservations are read before the amount spent: a request that is counted between the two reads counts twice here,
-    # whereas in the other order it would not count at all.
+    # Reservations are read before the amount spent. A request that is counted between the two reads is then counted
+    # twice; in the other order, it would not be counted at all.
     reserved = reservations.aggregate(sum=Sum("nanousd"))["sum"] or 0
     spent = spent_nanousd(cap)
     if spent < cap.nanousd and spent + reserved + nanousd <= cap.nanousd:

@@ -22,9 +22,8 @@ class SpendCapsView(OrganizationView):
 
     @operation("spend_caps.create", request=SpendCapInput, response=SpendCapObject, status=201)
     def post(self, request: Request, body: SpendCapInput) -> SpendCapObject:
-        """When a cap is reached, jobs are paused and endpoints respond with 429.
-
-        This lasts until the cap is raised or deleted, or until the next month begins.
+        """When a cap is reached, jobs are paused and endpoints respond with 429, until the cap is raised or deleted, or
+        until the next month begins.
         """
         cap = spend_cap_create(
             organization=self.organization,

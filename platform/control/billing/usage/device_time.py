@@ -27,7 +27,8 @@ def device_time_add(
     since: dt.datetime,
     until: dt.datetime,
 ) -> bool:
-    """Records and charges the use of one device, in the transaction of the fact. Returns: as `ledger_add`."""
+    """Records and charges the use of one device, in the transaction of the change that ends the use. Returns: as
+    `ledger_add`."""
     count = max(0, (until - since) // _MILLISECOND)
     price = DevicePrice.objects.filter(device_kind=device_kind).values_list("hour_nanousd", flat=True).first()
     line = LedgerLine(
@@ -76,8 +77,8 @@ def device_costs_add(
 ) -> None:
     """Adds the costs of device time to the buckets in which it was recorded.
 
-    Usage that is grouped by model gets sums of its own for each kind of device and subject, with the group `device`.
-    Args: usage_filter: a filter by models matches no device time.
+    Usage that is grouped by model gets separate sums for each kind of device and subject, in the group `device`.
+    Args: usage_filter: if it filters by models, no device time is added.
     """
     if usage_filter.models is not None:
         return

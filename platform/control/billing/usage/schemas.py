@@ -53,7 +53,8 @@ class Cost(ResponseModel):
 
     @classmethod
     def all_of(cls, sums: Sums) -> list[Self]:
-        """Usage that is grouped by line item has two items, input and output tokens, as on OpenAI's bill.
+        """Returns the items of a bucket. Usage that is grouped by line item has two items, input and output tokens, as
+        on OpenAI's bill.
 
         Device time has one item for each kind of device and subject.
         """

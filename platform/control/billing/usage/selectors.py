@@ -140,7 +140,8 @@ def price_of(base_model_id: str) -> Price:
 
 
 def require_price(*, base_model_id: str, name: str) -> None:
-    """Every service that starts work for a model calls this, and the gateway for every request.
+    """Refuses a model without a price. Called by every service that starts work for a model, and by the gateway for
+    each request.
 
     Args: name: the base model's name, for the message.
     Raises: ApiError: 403, prices are in use on this installation, and this model has none.

@@ -36,8 +36,8 @@ class Used:
     caller: Caller
     model: str  # the name in the request, which the customer may have chosen; it does not affect the price
     base_model_id: str
-    object_id: str  # the deployment or batch
-    sequence: str  # which part of the object's usage this is
+    object_id: str  # id of the deployment or batch
+    sequence: str  # the part of the object's usage, such as the shard of a batch
     at: dt.datetime  # when the usage ended
     tokens: Tokens
     num_requests: int
@@ -85,9 +85,10 @@ def usage_add(
 def usage_add_all(usage: Sequence[Used]) -> int:
     """Counts and prices the usage in the usage records, the ledger and the amounts spent in the month.
 
-    A part of an object's usage that the ledger already contains changes nothing. All transactions lock usage records
-    before amounts, and each kind in the order of its key, so that no two of them wait for each other.
-    Returns: the cost of all of it.
+    If the ledger already contains a part of an object's usage, this part changes nothing. All transactions lock usage
+    records before amounts spent, and each table in the order of its keys, so that no two transactions wait for each
+    other.
+    Returns: the cost of all usage.
     """
     spent: list[tuple[Caller, dt.datetime, int]] = []
     for used in sorted(usage, key=lambda used: (*used.row().values(), used.object_id)):

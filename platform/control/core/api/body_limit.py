@@ -1,7 +1,7 @@
 """Refuses request bodies that are too large, or of callers without a key, before Django reads them.
 
-Django writes a body to disk before it looks at the API key. Therefore only the first `UNKNOWN_CALLER_BYTES` are read
-before the caller of a request with a larger body is authenticated.
+Django writes a body to disk before it looks at the API key. Therefore, of a large body, only the first
+`UNKNOWN_CALLER_BYTES` are read before the caller is authenticated.
 """
 
 import json
@@ -64,7 +64,8 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             refused = refused or await refusal(received)
-            return message if refused is None else {"type": "http.disconnect"}  # Django stops and removes its file
+            # Django then stops and removes its temporary file
+            return message if refused is None else {"type": "http.disconnect"}
 
         await self.application(scope, receive_and_count, send)
         if refused is not None:

@@ -38,7 +38,7 @@ class Operation:
     request: Any = None  # a request model; None: the operation takes no body
     query: Mapping[str, str] | None = None  # descriptions of the parameters by name
     also: str | None = None  # a second media type of the response
-    plan: Any = None  # the response model, with status 200, to a request with `validate_only`
+    plan: Any = None  # the response model for requests with `validate_only`, whose status is 200
 
 
 def operation(
@@ -54,7 +54,7 @@ def operation(
 ) -> Callable[[_Method], Callable[..., HttpResponseBase]]:
     """Decorates a method of an `OrganizationView`. With `request`, the method gets the validated body as `body`.
 
-    The method returns a response model or, for example for a page of a list or a file, a complete HTTP response.
+    The method returns a response model, or a complete HTTP response, for example for a file or a page of a list.
     """
     declared = Operation(
         id=id, summary=summary, response=response, status=status, request=request, query=query, also=also, plan=plan

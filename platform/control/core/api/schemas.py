@@ -89,7 +89,7 @@ _Item = TypeVar("_Item")
 
 
 class RequestModel(BaseModel):
-    """Unknown keys are an error: a misspelt `speculator_id` must not start an endpoint without its speculator.
+    """Unknown keys are an error: if `speculator_id` were misspelt, an endpoint must not start without its speculator.
 
     A string of digits is accepted as a number, and a number as a string; `strict=True` on the class refuses both.
     """
@@ -100,8 +100,8 @@ class RequestModel(BaseModel):
 class ResponseModel(BaseModel):
     """A response has exactly the members that its model declares.
 
-    A member from a JSON column is `SkipValidation[...]`: it is sent as it is stored, even if an older version stored it
-    in another shape.
+    A member that comes from a JSON column is `SkipValidation[...]`: it is sent as it is stored, even if an older
+    release stored it in another shape.
     """
 
     model_config = ConfigDict(extra="forbid", json_schema_serialization_defaults_required=True)

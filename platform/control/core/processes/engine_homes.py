@@ -21,16 +21,16 @@ from control.core.processes.engine_users import HOME_LOCKS, EngineUser
 from control.core.processes.in_use import locked_if_unused, open_in_use
 from control.core.settings.config import Config
 
-# Homes are measured so often on each machine. A home can have many thousands of files.
+# The interval at which each machine measures its homes. A home can have many thousands of files.
 MEASURE_SECONDS = 600.0
-# The limit holds a lock for one rename only. Engines that inherit a lock could hold it for ever.
+# `engine_homes_limit` holds a lock only during one rename, but engines that inherit a lock could hold it for ever.
 MAX_WAIT_SECONDS = 5.0
-# For measuring or deleting one home: an engine can make millions of files, and the caller has other tasks.
+# Time limit for measuring or deleting one home: an engine can make millions of files, and the caller has other tasks.
 COMMAND_SECONDS = 60.0
 
 
 def use_home(user: EngineUser) -> IO[bytes]:
-    """Makes the user's home unless it exists.
+    """Marks the user's home as used, and creates it if necessary.
 
     Returns: a file that keeps the home from being deleted while this process, or one that inherits it, has it open.
     Raises: TimeoutError: a process of this user has locked its home.
@@ -98,7 +98,7 @@ def _num_bytes(home: Path, *, if_unknown: int) -> int:
 
 
 def _remove(folder: Path) -> None:
-    with suppress(subprocess.TimeoutExpired):  # the next limit goes on
+    with suppress(subprocess.TimeoutExpired):  # the next call of `engine_homes_limit` continues
         subprocess.run(["rm", "-rf", "--", folder], capture_output=True, timeout=COMMAND_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""Gives the processes that run an organization's models an operating-system user of their own.
+"""Runs the processes of an organization's models as an operating-system user that only this organization has.
 
 `SLIPSTREAM_ENGINE_UIDS=20000-29999` switches this on; the parent must then run as root. Each organization gets the
 lowest free id of the range when its first process starts on this machine, and keeps it: `engine_users.json` in the data
@@ -98,7 +98,7 @@ def make_model_readable(config: Config, folder: Path, *, owner_id: str | None) -
 
 
 def make_writable(folder: Path, user: EngineUser) -> None:
-    """Lets the user write in a folder; files that root has put there stay root's."""
+    """Lets the user write in a folder; files that root has put there still belong to root."""
     folder.mkdir(parents=True, exist_ok=True)
     os.chown(folder, user.uid, user.uid)
     folder.chmod(0o700)

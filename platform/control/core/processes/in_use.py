@@ -25,7 +25,7 @@ def open_in_use(path: Path, *, max_wait_seconds: float | None = None) -> IO[byte
         with suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 return file
-        file.close()  # it was deleted, by the holder of `locked_if_unused`, before it was locked
+        file.close()  # a process in the block of `locked_if_unused` deleted the file before it was locked
 
 
 def _lock_shared(file: IO[bytes], max_wait_seconds: float | None) -> None:

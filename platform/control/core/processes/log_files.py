@@ -1,4 +1,4 @@
-"""Log files of child processes, opened with `open_in_use`: they are rotated and limited in total.
+"""Log files of child processes, opened with `open_in_use`. They are rotated, and their total size is limited.
 
 A log is the standard output of a process that never reopens it. Rotation therefore copies the log and truncates it;
 lines that the process writes between the two are lost.
@@ -15,7 +15,8 @@ from control.core.settings.config import Config
 
 
 def logs_limit(config: Config) -> None:
-    """Rotates large logs, then deletes the least recently written ones that no process uses if all are too large."""
+    """Rotates large logs. If all logs together are too large, deletes the least recently written ones that no process
+    uses."""
     folder = config.data_dir / "logs"
     with locked_if_unused(folder / ".lock") as is_mine:
         if is_mine:

@@ -36,26 +36,28 @@ class Config(BaseSettings):
     shard_rows: Annotated[int, Field(ge=1, le=MAX_SHARD_ROWS)] = 16
 
     max_upload_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
-    max_weights_bytes: Annotated[int, Field(ge=1)] = 2048 * MIB  # of a speculator or adapter that a request copies
-    max_body_bytes: Annotated[int, Field(ge=1)] = 8 * MIB  # for requests that are not uploads
+    # limit for a speculator or adapter that a request copies
+    max_weights_bytes: Annotated[int, Field(ge=1)] = 2048 * MIB
+    max_body_bytes: Annotated[int, Field(ge=1)] = 8 * MIB  # limit for requests that are not uploads
     # Default limits of one organization; `control.tenants.quotas.models.Limits` overrides them.
     max_queued_jobs: Annotated[int, Field(ge=0)] = 1_000
     max_running_jobs: Annotated[int, Field(ge=1)] | None = None  # none: no limit
     max_deployments: Annotated[int, Field(ge=0)] = 32
-    # Devices that endpoints occupy at once: one for each process of a deployment or canary.
+    # Devices that endpoints may occupy at once. Each process of a deployment or canary occupies one.
     max_devices: Annotated[int, Field(ge=0)] = 16
-    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB  # files, upload parts, adapters, captures
+    # for files, upload parts, adapters and captured requests
+    max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB
     requests_per_minute: Annotated[int, Field(ge=0)] = 6_000  # 0: no limit
-    # Requests to models in progress, streamed or not: of one organization in each process of the gateway.
+    # Requests to models that one organization may have in progress in each process of the gateway, streamed or not.
     max_open_completions: Annotated[int, Field(ge=1)] = 512
 
     # Comma-separated folders and s3://bucket/prefix from which customers may register models; `{organization}` stands
     # for the id of the caller's organization. Empty: customers may not register models.
     model_roots: str = ""
     max_model_bytes: Annotated[int, Field(ge=1)] = 512 * 1024 * MIB
-    # Copies of models from S3 on each machine: the least recently used ones that no process uses are deleted.
+    # Limit for copies of models from S3 on each machine. Above it, the least recently used unused copies are deleted.
     max_model_copies_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB
-    # Homes of the users of engines and jobs on each machine: the least recently used ones that no process uses go.
+    # Limit for homes of engine users on each machine. Above it, the least recently used unused homes are deleted.
     max_engine_homes_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * MIB
     # Models with more bits per byte on the English text of the check are refused: see models/catalog/plausibility.py.
     max_model_bits_per_byte: Annotated[float, Field(gt=0, le=40)] = 2.4
@@ -64,28 +66,31 @@ class Config(BaseSettings):
     secret_key_fallbacks: SecretStr = SecretStr("")  # earlier keys, comma-separated, which only decrypt and verify
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
-    # Comma-separated CUDA devices, of which each endpoint gets one of its own, as in CUDA_VISIBLE_DEVICES. None: those
-    # in the supervisor's CUDA_VISIBLE_DEVICES, or all of its machine.
+    # Comma-separated CUDA devices, as in CUDA_VISIBLE_DEVICES; each endpoint gets one of them for itself. None: the
+    # devices in the supervisor's CUDA_VISIBLE_DEVICES, or all devices of its machine.
     endpoint_devices: str | None = None
     # Memory of the device that each endpoint may use. None: nearly all of a GPU; on a CPU 1 GiB beside the weights.
     endpoint_memory_bytes: Annotated[int, Field(ge=1)] | None = None
     # Memory of one device of each kind, for plans: {"cuda": 85899345920, "cpu": 34359738368}.
     device_memory_bytes: dict[Literal["cpu", "cuda"], Annotated[int, Field(ge=1)]] = {}
-    # Where gateways find the engines. With another host than this machine, engines listen on all of its interfaces.
+    # The host on which gateways reach the engines. Unless it is the loopback address, engines listen on all interfaces.
     engine_host: str = LOOPBACK
     node_name: Annotated[str, Field(min_length=1, max_length=80)] = socket.gethostname()[:80]  # unique per machine
-    engine_uids: str = ""  # FIRST-LAST: each organization's engines and jobs run as a user of their own; needs root
+    # FIRST-LAST: range of user ids, of which each organization's engines and jobs get one; requires root
+    engine_uids: str = ""
     suffix_decoding: bool = True  # added to every speculator; on a GPU, drafting then runs on the host
-    price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None  # USD, for a worker's device; used by evaluations
+    # USD, for a worker's device; evaluations compute costs from it
+    price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
     certificate_key: SecretStr | None = None  # Ed25519, 32 bytes in base64; none: derived from the secret key
-    webhooks_allow_private: bool = False  # tests only: customers may name private hosts
+    webhooks_allow_private: bool = False  # whether customers may name private hosts; for tests only
     log_level: str = "INFO"
     # Logs of jobs, endpoints and components in the data folder of a machine; logs in use are never deleted.
-    max_log_file_bytes: Annotated[int, Field(ge=1)] = 64 * MIB  # a larger log is rotated
-    max_old_log_files: Annotated[int, Field(ge=0)] = 3  # of one log
-    max_logs_bytes: Annotated[int, Field(ge=0)] = 2 * 1024 * MIB  # the least recently written logs are deleted
+    max_log_file_bytes: Annotated[int, Field(ge=1)] = 64 * MIB  # maximum size of a log, which is rotated above it
+    max_old_log_files: Annotated[int, Field(ge=0)] = 3  # number of rotated files that are kept of one log
+    # limit of all logs; above it, the least recently written ones are deleted
+    max_logs_bytes: Annotated[int, Field(ge=0)] = 2 * 1024 * MIB
     metrics_token: SecretStr | None = None  # required to read /metrics; none: only processes of this machine may
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # of workers and the supervisor
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # port of /metrics in workers and the supervisor
     tracing: bool = False  # exports OpenTelemetry traces; the OTEL_* variables name the destination
 
     @model_validator(mode="after")
@@ -132,9 +137,10 @@ def database_settings(config: Config) -> dict[str, object]:
         return {
             "ENGINE": "control.core.sqlite",
             "NAME": config.data_dir / "slipstream.sqlite3",
-            # IMMEDIATE, because a deferred transaction that reads first fails at its first write with "database is
-            # locked", without waiting, if another transaction has written since it began. A write that cannot begin
-            # fails after 20 s, of which it may wait a part for its turn.
+            # IMMEDIATE takes the write lock when a transaction begins. A deferred transaction that reads first would
+            # fail at its first write with "database is locked", without waiting, if another transaction had written in
+            # the meantime. If a transaction cannot begin within 20 s, it fails; a part of this time may pass while it
+            # waits for its turn.
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
                 "timeout": 20 - MAX_WAIT_SECONDS,

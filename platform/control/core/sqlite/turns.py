@@ -6,9 +6,9 @@ file at its number, and its turn comes when no byte before it is locked. Byte 0 
 incremented. The kernel releases the locks of a process that is killed.
 
 The locks belong to the open file (F_OFD_SETLK), so that the threads of a process take turns, too. Waiting with a time
-limit requires polling, which does not affect the order. A frozen process may have a ticket; therefore a writer does not
-wait longer than `MAX_WAIT_SECONDS`, and then competes for SQLite's own lock, which alone guarantees correctness. For
-the same reason it continues without a turn if the file cannot be opened or locked.
+limit requires polling, which does not affect the order. Because a frozen process may hold a ticket, a writer does not
+wait longer than `MAX_WAIT_SECONDS`. Then it competes for SQLite's own lock, which alone guarantees correctness. For the
+same reason it continues without a turn if the file cannot be opened or locked.
 """
 
 import fcntl
@@ -50,7 +50,8 @@ class Turn:
         return True
 
     def give_back(self) -> None:
-        """Lets the next writer go on. Without a turn, it does nothing."""
+        """Ends this connection's turn, so that the next writer can continue. Does nothing if the connection has no
+        turn."""
         if self._file is not None:
             with suppress(OSError):  # the file has no locks if its file system does not support them
                 _set_lock(self._file, fcntl.F_UNLCK, 0, 0)  # all bytes; closing is not enough after a fork
@@ -59,7 +60,7 @@ class Turn:
 
 
 def _wait(file: io.FileIO, deadline: float) -> None:
-    """Draws a ticket and waits until it is the lowest. Raises: TimeoutError."""
+    """Draws a ticket and waits until no lower ticket is left. Raises: TimeoutError."""
     _lock(file, 0, 1, deadline)
     number = 1 + int.from_bytes(os.pread(file.fileno(), _COUNTER_BYTES, 0))
     os.pwrite(file.fileno(), number.to_bytes(_COUNTER_BYTES), 0)

@@ -1,6 +1,6 @@
 """Staging: temporary files on this machine's disk. They are hashed while they are written.
 
-`staging_purge` deletes those of killed processes.
+`staging_purge` deletes the temporary files of killed processes.
 """
 
 import hashlib

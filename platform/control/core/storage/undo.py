@@ -25,7 +25,9 @@ def delete_stored_on_error() -> Iterator[None]:
         raise
     finally:
         _undos.set(outer)
-        if outer is not None:  # the outer block may still raise, which rolls back what an `undo` has written
+        # the outer block may still raise an exception, which rolls back what this block's `undo` functions have
+        # written
+        if outer is not None:
             outer.extend(undos)
 
 

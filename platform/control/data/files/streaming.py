@@ -13,7 +13,8 @@ from control.core.storage.staging import CHUNK_BYTES
 
 
 class StoredFileResponse(StreamingHttpResponse):
-    """Streams under WSGI, and under ASGI, where Django would read a synchronous iterator into memory completely."""
+    """Streams the object under WSGI, and also under ASGI, where Django would read a synchronous iterator into memory
+    completely."""
 
     def __init__(
         self,

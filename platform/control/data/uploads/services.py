@@ -34,8 +34,8 @@ Status = Upload.Status
 MAX_UPLOAD_BYTES = 8 << 30  # as in OpenAI's API; `upload_complete` copies the parts within the request
 MAX_PART_BYTES = 64 * 1024 * 1024
 LIFETIME = dt.timedelta(hours=1)
-# The parts together may exceed the size of the file: a client that lost a response sends the part again, and the copy
-# gets a new id.
+# All parts together may be larger than the file, because a client that lost a response sends the part again, and the
+# service stores the repeated part under a new id.
 MAX_PARTS_RATIO = 2
 PURGE_LIMIT = 100
 
@@ -50,7 +50,8 @@ def upload_create(
     size_bytes: int,
     file_expires_after: dt.timedelta | None = None,
 ) -> Upload:
-    """Raises: ApiError: 403, the file would exceed the storage limit, which each part checks again; 413, too large."""
+    """Raises: ApiError: 403, the file would exceed the storage limit, which is checked again for each part; 413, too
+    large."""
     if size_bytes > MAX_UPLOAD_BYTES:
         message = f"bytes must be at most {MAX_UPLOAD_BYTES:,}, got {size_bytes:,}"
         raise ApiError(413, message, "file_too_large", "bytes")

@@ -19,7 +19,7 @@ from typing import IO
 from control.core.processes.in_use import locked_if_unused, open_in_use
 from control.core.settings.config import Config
 
-# A copy may have to wait so long, after it was fetched, until the process that will use it is started.
+# Number of seconds for which a new copy is not deleted, so that the process that will use the copy has time to start.
 RECENT_SECONDS = 600.0
 
 _LOCK = ".lock"
@@ -58,7 +58,7 @@ def partial_folder(folder: Path) -> Path:
 
 
 def delete_copy(folder: Path) -> None:
-    """A process that is killed meanwhile leaves no folder that is taken for complete."""
+    """If the process is killed during the deletion, it leaves no folder that could be taken for a complete copy."""
     if folder.is_dir():
         doomed = folder.rename(partial_folder(folder))
         shutil.rmtree(doomed, ignore_errors=True)
@@ -78,7 +78,8 @@ def model_copies_limit(config: Config) -> None:
 
 
 def _tidied(folder: Path) -> _Copy:
-    """Notes whether the copy is in use; if not, deletes partial folders, which only users of the copy make."""
+    """Records whether the copy is in use. If not, deletes its partial folders, which only a process that uses the copy
+    creates."""
     lock = _lock_path(folder)
     with locked_if_unused(lock) as is_unused:
         if is_unused:

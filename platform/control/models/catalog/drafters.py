@@ -1,4 +1,4 @@
-"""What a speculator means for serving: the name of its drafter, and whether it changes answers."""
+"""What a speculator means for serving: which drafter is used, and whether the speculator changes answers."""
 
 from control.core.settings.config import get_config
 from control.models.catalog.models import Speculator
@@ -6,7 +6,8 @@ from workers.kinds import OUTPUT_CHANGING_KINDS
 
 
 def drafter_of(speculator: Speculator) -> str:
-    """The speculator's kind, combined with suffix decoding unless the installation's setting switches that off.
+    """Returns the speculator's kind, combined with suffix decoding unless the installation's settings switch suffix
+    decoding off.
 
     Suffix decoding drafts copies of text from the request and from past answers.
     """
@@ -14,7 +15,8 @@ def drafter_of(speculator: Speculator) -> str:
 
 
 def changes_output(old: Speculator | None, new: Speculator | None) -> bool:
-    """Whether answers change when `new` replaces `old`. Each speculator of such a kind has an adapter of its own."""
+    """Whether answers change when `new` replaces `old`. Each speculator of a kind with an adapter has its own
+    adapter."""
     return _output_of(old) != _output_of(new)
 
 

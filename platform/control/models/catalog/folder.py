@@ -1,4 +1,4 @@
-"""Checks a model's folder before anything loads it, and says why a folder is refused. This module needs no Django.
+"""Checks a model's folder before anything loads it, and reports why a folder is refused. This module needs no Django.
 
 `workers.model_folders` contains the rules that keep code and unreadable weights out of a folder. This module checks
 that the header of each safetensors file accounts for every byte. The revision of a model is the SHA-256 over its config

@@ -39,7 +39,8 @@ def _is_below(source: str, root: str) -> bool:
 
 
 def source_inspect(base_model: BaseModel) -> ModelFolder:
-    """Raises: UnusableModel: the model is refused; ClientError, BotoCoreError: S3 fails, and a retry may help."""
+    """Raises: UnusableModel: the model is refused; ClientError, BotoCoreError: S3 cannot be read, and a retry may
+    help."""
     if base_model.source.startswith(S3):
         with use_copy(copy_folder(get_config(), base_model.pk)):
             return _fetch(base_model, revision=None)
@@ -73,7 +74,8 @@ def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
 
 
 def _check_unlinked(path: Path) -> None:
-    """Refuses symbolic links: since the check, the customer may have linked to another organization's model.
+    """Refuses symbolic links: since the model was checked, the customer may have added a link to another organization's
+    model.
 
     Raises: UnusableModel.
     """

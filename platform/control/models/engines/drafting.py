@@ -1,4 +1,4 @@
-"""Which drafter an engine gets, and which combinations of a speculator and options of drafting make no sense."""
+"""Chooses an engine's drafter, and refuses drafting options that contradict the speculator or the model."""
 
 from control.core.api.errors import ApiError
 from control.models.catalog.drafters import drafter_of

@@ -23,8 +23,8 @@ from workers.contracts import EVALUATION_ENGINES, MAX_ROWS
 from workers.model_sizes import ModelSizes
 from workers.planning import DEFAULT_CONCURRENCY, DoesNotFit, Plan, Wanted, plan, plan_rows
 
-_EXCLUSIVE_SHARE = 0.95  # of a GPU's memory, as engine/planned.py fills it
-_DRAFT_NODES = 32  # MAX_DRAFT_NODES in engine/loop.py
+_EXCLUSIVE_SHARE = 0.95  # share of a GPU's memory that engine/planned.py fills
+_DRAFT_NODES = 32  # the same as MAX_DRAFT_NODES in engine/loop.py
 _INT4_GROUP = 32
 _LENGTHS = (512, 2048, 8192, 32768)
 _PARAMS = {"weights_not_supported": "engine.weights", "kv_dtype_not_supported": "engine.kv_dtype"}
@@ -38,11 +38,11 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What the engine is to serve, besides its options.
+    """The work that an engine must serve, apart from its options.
 
     base_model: None: it is not known yet.
-    concurrencies: those that an evaluation measures.
-    trains_speculator: a speculator is served whose size is not known yet.
+    concurrencies: the concurrencies that an evaluation measures.
+    trains_speculator: whether the served speculator is yet to be trained, so that its size is unknown.
     """
 
     purpose: Purpose
@@ -70,7 +70,7 @@ def engine_plan(options: EngineOptions, workload: Workload) -> EnginePlan:
 
 
 def concurrency_check(options: EngineOptions, concurrencies: Sequence[int], param: str = "concurrencies") -> None:
-    """Raises: ApiError: 400, the evaluation would measure what the served engine does not do."""
+    """Raises: ApiError: 400, a measured concurrency exceeds the max_concurrency of the served engine."""
     limit = options.max_concurrency
     if limit is not None and concurrencies and max(concurrencies) > limit:
         message = f"{param} must be at most {limit}, the max_concurrency of engine, got {max(concurrencies)}"
@@ -78,7 +78,7 @@ def concurrency_check(options: EngineOptions, concurrencies: Sequence[int], para
 
 
 def memory_limit(options: EngineOptions, total_bytes: int | None) -> int | None:
-    """Returns the memory that the share of `total_bytes` is; None: one of them is not given."""
+    """Returns the share of `total_bytes` that the engine may use; None: no total or no share is given."""
     if options.memory_share is None or total_bytes is None:
         return None
     return int(options.memory_share * total_bytes)
@@ -181,7 +181,8 @@ class _Planner:
 
 
 def _unsupported(options: EngineOptions, sizes: ModelSizes | None, device: str) -> Reason | None:
-    """Returns why the device or the model cannot use the formats; the engine refuses them with the same codes."""
+    """Returns why the device or the model cannot use the wanted formats. The engine refuses them with the same error
+    codes."""
     weights, needed = options.weights, {"int4": "cpu", "fp8": "cuda"}.get(options.weights)
     if needed is not None and device != needed:
         message = f"{weights} weights need a device of kind {needed}, got {device}."
@@ -209,7 +210,8 @@ def _unknown_sizes(base_model: BaseModel | None) -> Reason:
 
 
 def _refusal(devices: Sequence[DevicePlan]) -> ApiError:
-    """The error has the code of the device that came nearest: a model that does not fit could be made to fit."""
+    """Builds the error if the engine fits on no device. A model that is too large could be made to fit, so its code
+    takes precedence."""
     reasons = [(device.device_kind, device.reason) for device in devices if device.reason is not None]
     codes = [reason.code for _, reason in reasons]
     code = "does_not_fit" if "does_not_fit" in codes else codes[0]

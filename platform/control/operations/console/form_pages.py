@@ -44,7 +44,8 @@ class FormAdmin(RowsAdmin):
 
 
 def form_action(name: str, console_form: ConsoleForm, *, icon: str, when: Callable[[Any], bool]) -> Any:
-    """Returns a button on a row's page that opens a form about the row. `name`: the button's attribute of the class."""
+    """Returns a button on a row's page that opens a form about the row. `name`: the class attribute that holds the
+    button."""
 
     def run(admin: RowsAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
         row = get_object_or_404(admin.model, pk=unquote(object_id))
@@ -64,7 +65,7 @@ def add_form_action(
     when: Callable[[Any], bool],
     before: str,
 ) -> None:
-    """Adds the button for objects that belong to a row to the row's page, in front of the button named `before`."""
+    """Adds a button to a row's page, in front of the button `before`, which creates objects that belong to the row."""
     setattr(admin, name, form_action(name, declared, icon=icon, when=when))
     admin.actions_detail.insert(admin.actions_detail.index(before), name)
 

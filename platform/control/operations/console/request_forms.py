@@ -122,7 +122,8 @@ def _put(body: dict[str, Any], path: str, value: Any) -> None:
 def _fields_of_model(model: type[BaseModel], prefix: str = "") -> Iterator[Field]:
     """Yields a field for each field of the model and of its nested models.
 
-    A nullable nested model is one field of the kind `object`. So are the additional keys that a nested model allows.
+    A nullable nested model becomes one field of the kind `object`. The additional keys that a nested model allows also
+    become one such field.
     """
     for name, info in model.model_fields.items():
         path, types = f"{prefix}{name}", _types(info.annotation)

@@ -2,8 +2,8 @@
 
     queue (Valkey) → endpoints (supervisor) → jobs (worker) → api (uvicorn)
 
-Every process watches one pipe, the lifeline, whose write end only this process holds. When this process ends, even if
-it is killed, the pipe closes, and all other processes end too (see `workers.parent_death`).
+Every process watches one pipe, the lifeline. Only the process of this module holds its write end. When this process
+ends, even if it is killed, the pipe closes, and all other processes end too (see `workers.parent_death`).
 """
 
 import os

@@ -1,6 +1,6 @@
 """Gauges read from the tables at each scrape: jobs, workers, undelivered webhooks and deployments.
 
-Every web process reports the same values, so queries take the maximum over processes, not the sum.
+Every web process reports the same values, so a Prometheus query must take their maximum, not their sum.
 """
 
 import datetime as dt

@@ -22,6 +22,6 @@ def document(request: HttpRequest) -> JsonResponse:
 
 @lru_cache(maxsize=1)
 def generate() -> dict[str, Any]:
-    """Routes do not change while a process runs."""
+    """Builds the document once per process, because routes do not change while a process runs."""
     schema: dict[str, Any] = SchemaGenerator().get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
     return schema

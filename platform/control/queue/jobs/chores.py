@@ -13,7 +13,7 @@ from control.queue.jobs.models import Chore
 
 
 def chores_claim(cadences: Mapping[str, float]) -> Iterator[str]:
-    """Yields the names of due chores, each claimed just before, so that other workers take those behind a slow one.
+    """Yields the names of due chores. Each is claimed only when it is its turn: others can run those after a slow one.
 
     Args: cadences: seconds between two runs, by the chore's name.
     """

@@ -1,8 +1,8 @@
 """Services that write captured traffic.
 
-After the opt-in, each request to the deployment is stored as a row for `hours`, until the organization has reached its
-limit of stored bytes, which stops the capture. `capture_export` writes the rows to a
-file of prompts for the next pipeline. All rows are deleted after the opt-out, or if the deployment is deleted.
+After the opt-in, each request to the deployment is stored as a row for `hours`. The capture stops if the organization
+reaches its limit of stored bytes. `capture_export` writes the rows to a file of prompts for the next pipeline. All rows
+are deleted after the opt-out, or if the deployment is deleted.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 MAX_HOURS = 30 * 24
 MAX_BODY_BYTES = 256 * 1024  # longer requests are not kept
 DELETE_LIMIT = 500  # rows of one transaction
-MAX_REQUESTS = 20_000  # of one deployment; the newest are kept
+MAX_REQUESTS = 20_000  # limit of one deployment, whose newest requests are kept
 MAX_FILE_BYTES = MAX_TEXT_BYTES
 _READ_ROWS = 16
 # Parameters without use for training. `capture_export` adds `model` again, as the base model's name.

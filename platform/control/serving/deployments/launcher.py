@@ -209,7 +209,7 @@ def _command(
     arguments = {
         "--model-dir": str(model_folder(deployment.base_model, may_fetch=False)),  # `stage` has fetched it
         "--model-name": deployment.served_name,
-        "--host": LOOPBACK if config.engine_host == LOOPBACK else "0.0.0.0",  # noqa: S104  # for gateways elsewhere
+        "--host": LOOPBACK if config.engine_host == LOOPBACK else "0.0.0.0",  # noqa: S104  # for gateways on other hosts
         "--port": str(port),
         "--device": engine_device(config, device),
         **_engine_arguments(config, options),
@@ -227,7 +227,7 @@ def _command(
 
 
 def _engine_arguments(config: Config, options: EngineOptions) -> dict[str, str]:
-    """A share is of the memory that the operators leave to an endpoint, or else of the device's."""
+    """`memory_share` is a share of the memory that operators allow an endpoint, or else of the device's memory."""
     bound = config.endpoint_memory_bytes
     arguments = {
         "--weights": options.weights,

@@ -9,7 +9,7 @@ from control.core.settings.config import Config
 
 
 def hide_unused(config: Config, used_ids: Collection[str]) -> list[Path]:
-    """Hides the folders of all other deployments. Returns what is hidden, also by a process that was killed since.
+    """Hides the folders of all deployments but the used ones. Returns all hidden folders, also those hidden earlier.
 
     Only the supervisor may call this, between two stagings: a hidden folder is never used again.
     """

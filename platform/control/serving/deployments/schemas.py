@@ -13,7 +13,7 @@ from control.serving.deployments.models import Deployment, Replica
 MAX_ADAPTERS = 32
 MAX_REPLICAS = 64
 ALLOW_OUTPUT_CHANGE = (
-    "Accept a speculator with which answers change: to or from the kind `turbo_lora`, whose adapter every answer uses."
+    "Accept that answers change: the old or the new speculator is a `turbo_lora`, whose adapter every answer uses."
 )
 
 _REMEMBER_ANSWERS = (

@@ -149,7 +149,7 @@ def deployment_update(
     Args:
         speculator: None: serve without a speculator.
         adapters: the complete new list; None: leave the adapters as they are.
-        allow_output_change: accept a speculator with which answers change.
+        allow_output_change: accept that answers change with the new speculator.
         remember_answers, num_replicas: None: leave it as it is.
     Raises: ApiError: 400, the engine's options contradict the speculator; 409, as `deployment_create`, except for the
         name, or answers would change.

@@ -3,8 +3,8 @@
 The records of `WRITE_SECONDS` are written together, in one transaction for each organization. Usage that cannot be
 written because the database is unreachable is kept and tried again. At shutdown all of it is written.
 
-A gateway that is killed (`kill -9`) loses the usage of requests that ended in its last `WRITE_SECONDS` and during the
-write that it was killed in, and that of streams that had not ended. Their reservations expire.
+A gateway that is killed (`kill -9`) loses the usage of requests that ended in its last `WRITE_SECONDS` or during an
+unfinished write, and the usage of streams that had not ended. Their reservations expire.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class Accounts:
 
 
 def write(ended: Iterable[Ended]) -> list[Ended]:
-    """Returns the requests that could not be recorded because the database is unreachable; nothing of them is."""
+    """Returns the requests that could not be recorded because the database is unreachable. They have left no trace."""
     remaining: list[Ended] = []
     in_order = sorted(ended, key=lambda one: one.caller.organization_id)
     for organization_id, group in groupby(in_order, key=lambda one: one.caller.organization_id):

@@ -53,7 +53,7 @@ class CompletionRequest:
     has_tools: bool  # also in earlier messages
     num_choices: int  # for each prompt
     max_tokens: int | None  # None: not given, or invalid
-    is_audit: bool = False  # of an answer, which the engine reads and does not generate; `request` is in a member
+    is_audit: bool = False  # of an answer, which the engine only reads; the body contains it and its `request`
 
     @classmethod
     def of(cls, body: Mapping[str, Any], *, num_bytes: int, is_audit: bool = False) -> Self:

@@ -3,14 +3,14 @@
 from control.serving.gateway.completion_request import CompletionRequest
 from control.serving.gateway.routes import Route
 
-SPECIAL_TOKENS = 16  # of a prompt or a part of a chat: tokens and dates that a template or a tokenizer inserts
+SPECIAL_TOKENS = 16  # tokens and dates that a template or a tokenizer inserts into a prompt or a part of a chat
 
 
 def cost_bound(request: CompletionRequest, route: Route) -> int:
     """Returns an upper bound in billionths of a dollar.
 
     Neither prompt nor answer is longer than the model's context. A request without `max_tokens` may use all of the
-    context. An audit reads the answers, so their tokens have the price of a prompt's.
+    context. An audit reads the answers, so each of their tokens costs as much as one of a prompt.
     """
     answer_tokens = min(request.max_tokens or route.context_tokens, route.context_tokens)
     output_tokens = request.num_prompts * request.num_choices * answer_tokens
@@ -21,7 +21,7 @@ def cost_bound(request: CompletionRequest, route: Route) -> int:
 def _input_tokens(request: CompletionRequest, route: Route) -> int:
     """The gateway has no tokenizer. A prompt has no more tokens than its text has bytes.
 
-    A chat template adds its own text, for each message and each part of one at most once, and once for the whole chat.
+    A chat template adds its own text at most once for each message, each part of a message, and the whole chat.
     It may write tools with any indentation, so they count as the whole context. A template that adds more, such as one
     with a loop in a loop, is noticed when the request has ended (`metrics.reservations_exceeded`).
     """

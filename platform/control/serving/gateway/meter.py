@@ -30,7 +30,7 @@ def tokens_of(answer: bytes) -> Tokens | None:
         counts = _counts(json.loads(answer)["usage"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    # Any other value would make the end of the request fail, whose reservation would then be renewed for ever.
+    # With any other value, the end could not be recorded, and the reservation would be renewed for ever.
     if any(type(count) is not int or count < 0 for count in counts):
         return None
     return Tokens(input=counts[0], output=counts[1], cached=counts[2])
@@ -68,7 +68,7 @@ async def metered(
 
 
 def _counts(usage: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Returns the tokens of the prompt, of the answer, and those of the prompt that were cached.
+    """Returns the numbers of tokens of the prompt, of tokens of the answer, and of cached tokens of the prompt.
 
     The Messages API has the first shape, chat completions the second and the Responses API the third one.
     """

@@ -61,7 +61,7 @@ class Backend(Protocol):
         """Returns: the request, and the body that is sent to the engine. Raises: ApiError: 400."""
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
-        """A request that has reserved its cost is in progress."""
+        """Is called when a request has reserved its cost, before it is sent."""
 
     async def end(self, ended: Ended) -> None:
         """Records the request. It is called exactly once for each request that was sent to an engine."""
@@ -134,10 +134,10 @@ async def _serve(
 class _Reserved:
     id: str
     nanousd: int
-    route: Route  # whose prices were used
+    route: Route  # its prices determined the amount
 
     def note_cost(self, tokens: Tokens) -> None:
-        """Reports a request that cost more than it reserved, by which concurrent requests may exceed a cap."""
+        """Reports a request that cost more than it reserved. Concurrent requests may then exceed a cap."""
         nanousd = tokens.input * self.route.input_nanousd + tokens.output * self.route.output_nanousd
         if nanousd > self.nanousd:
             metrics.reservations_exceeded.inc()

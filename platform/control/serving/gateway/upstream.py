@@ -28,7 +28,7 @@ _DRAINING = "server_draining"
 
 
 class NotAccepted(ApiError):
-    """The engine refused the connection or the token, or is about to stop: another process may get the request."""
+    """The engine refused the connection or the token, or is about to stop. Another process may get the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Answer:
 async def forward(target: Target, path: str, body: bytes, *, request_id: str, memory: str | None) -> Answer:
     """Returns once the whole answer or the first event of a stream has arrived.
 
-    Args: memory: requests with the same value may draft copies of each other's answers; None: this one shares nothing.
+    Args: memory: requests with the same value may draft copies of each other's answers; None: this request shares none.
     Raises: ApiError: 502, the engine failed before then; NotAccepted: before it did anything.
     """
     client = _client()
@@ -86,7 +86,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
 
 
 async def _once(body: bytes) -> AsyncGenerator[bytes]:
-    """Lets go of the body when it has been sent: the request itself lives as long as the stream of its answer."""
+    """Frees the body when it has been sent. The request object itself lives until the stream of its answer ends."""
     yield body
     del body
 

@@ -15,7 +15,7 @@ class Wire:
     last_events: tuple[bytes, ...] = ()  # how the last event of a complete stream begins
     has_usage_option: bool = False  # whether streams have OpenAI's `stream_options`; if not, usage comes in comments
     is_captured: bool = False  # whether a batch can answer the same body
-    is_audit: bool = False  # of an answer
+    is_audit: bool = False  # whether the route audits an answer
     is_free: bool = False  # whether no usage is recorded, because the model computes nothing
     is_anthropics: bool = False  # whether errors have Anthropic's shape
 

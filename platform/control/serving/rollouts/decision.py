@@ -44,14 +44,15 @@ def decide(canary: Figures, stable: Figures, terms: Terms) -> Decision | None:
     """Returns None while the canary has too few requests to decide."""
     has_enough = canary.num_requests + canary.num_failed >= terms.min_requests
     max_error_rate = max(terms.max_error_rate, stable.error_rate)
-    # True if the canary would fail even if all further requests up to `min_requests` succeeded.
+    # True if the canary would fail even if all its remaining requests, up to `min_requests`, succeeded.
     has_failed = canary.num_failed > terms.max_error_rate * terms.min_requests
     if canary.error_rate > max_error_rate and (has_enough or has_failed):
         message = f"{canary.error_rate:.1%} of the canary's requests failed; at most {max_error_rate:.1%} may fail."
         return Decision(False, "too_many_errors", message)
     if not has_enough:
         return None
-    new, current = canary.acceptance_length or 1.0, stable.acceptance_length or 1.0  # 1.0: plain decoding
+    # without drafts, the acceptance length is 1.0
+    new, current = canary.acceptance_length or 1.0, stable.acceptance_length or 1.0
     required = current * (1.0 - terms.max_acceptance_drop)
     message = f"The canary's acceptance length is {new:.3f}, the current speculator's is {current:.3f}."
     if new < required:

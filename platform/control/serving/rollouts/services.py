@@ -3,8 +3,8 @@
 starting ──canary ready──> canary ──decided──> promoting ──the deployment has restarted──> promoted
     └───────────────────────┴──────────────────────┴──> rolled_back
 
-The canary is a deployment that the API does not list. It has a process of its own, to which the gateway sends a share
-of the requests. While the deployment itself restarts with the new speculator, the canary answers all requests.
+The canary is a deployment that the API does not list, with a separate process. The gateway sends a share of the
+requests to it. While the deployment itself restarts with the new speculator, the canary answers all requests.
 """
 
 import datetime as dt
@@ -88,7 +88,8 @@ def rollout_cancel(*, rollout: Rollout) -> bool:
 
 
 def rollouts_reconcile() -> None:
-    """Advances all rollouts. Workers call this every few seconds; a compare-and-swap lets one make each transition."""
+    """Advances all rollouts. All workers call this every few seconds; a compare-and-swap lets only one of them make
+    each transition."""
     for rollout in rollouts_active():
         try:
             with as_tenant(rollout.organization_id, rollout.deployment.project_id):

@@ -39,7 +39,7 @@ class ProjectObject(models.Model):
 def visible(organization: Organization, *, also_of_no_project: bool = False) -> Q:
     """Matches the rows that the caller sees. Every selector for customers filters by it.
 
-    Args: also_of_no_project: whether all projects share the rows that belong to no project.
+    Args: also_of_no_project: whether keys of projects also see the rows that belong to no project.
     """
     project_id = current_project()
     if project_id is None:

@@ -68,6 +68,6 @@ def is_granted(needed: str, granted: Iterable[str]) -> bool:
 
 
 def scopes_within(scopes: Sequence[str], limit: Sequence[str]) -> list[str]:
-    """Returns the scopes that both lists include: of `files:*` and `files:read`, it is `files:read`."""
+    """Returns the scopes that both lists include; for `files:*` and `files:read`, the result is `files:read`."""
     both = [scope for scope in scopes if is_granted(scope, limit)]
     return both + [scope for scope in limit if is_granted(scope, scopes) and scope not in both]

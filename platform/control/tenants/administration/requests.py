@@ -15,9 +15,9 @@ from control.tenants.row_security.scope import as_tenant
 
 
 def create_from(caller: ApiKey, body: ApiKeyInput) -> tuple[ApiKey, str]:
-    """Without `scopes`, a key restricted to deployments gets `inference`, any other key the scopes of the caller's key
-    that the new key's member may have. Without `member_id` or `project_id`, the new key has the member or project of
-    the caller's key.
+    """Creates an API key. If `scopes` is missing, a key that is restricted to deployments gets `inference`. Any other
+    key gets those scopes of the caller's key that the new key's member may have. If `member_id` or `project_id` is
+    missing, the new key has the member or project of the caller's key.
 
     Raises: ApiError: 403, the caller's key or the member's role lacks a scope; 404, no such project or member, or no
         such deployment in the project; 400, `expires_at` is in the past; and the errors of `api_key_create`.
@@ -28,7 +28,8 @@ def create_from(caller: ApiKey, body: ApiKeyInput) -> tuple[ApiKey, str]:
     scopes = body.scopes or ([INFERENCE] if body.deployment_ids else _default_scopes(caller, member))
     if body.scopes or not body.deployment_ids:
         refuse_wider_scopes(granting=caller, scopes=scopes)
-    with as_tenant(organization.pk, None if project is None else project.pk):  # it must see these deployments
+    # the lookup must find the deployments that this project sees
+    with as_tenant(organization.pk, None if project is None else project.pk):
         key_restricting.send(ApiKey, organization=organization, deployment_ids=body.deployment_ids or ())
     return api_key_create(
         organization=organization,

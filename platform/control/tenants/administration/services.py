@@ -190,7 +190,8 @@ def api_key_rotate(*, key: ApiKey, grace: dt.timedelta) -> tuple[ApiKey, str]:
 
 
 def _scopes_left(key: ApiKey) -> list[str]:
-    """Raises: ApiError: 403, the member's role has none of the key's scopes any more."""
+    """Returns the scopes that a rotated key keeps. Raises: ApiError: 403, the member's role no longer has any of the
+    key's scopes."""
     if not key.granted_scopes:
         raise ApiError(403, "The role of this key's member has none of the key's scopes.", "insufficient_scope")
     return key.granted_scopes

@@ -11,7 +11,7 @@ from control.tenants.authentication.api_keys import authenticate_request, enter_
 
 
 async def authenticate(request: HttpRequest, scope: str, call: Callable[..., Awaitable[Any]]) -> ApiKey:
-    """Args: call: calls a function with its arguments where it may use the database.
+    """Args: call: calls a function with its arguments in a thread that may use the database.
 
     Raises: ApiError: 401, 403 or 429.
     """
@@ -24,6 +24,7 @@ async def authenticate(request: HttpRequest, scope: str, call: Callable[..., Awa
     try:
         key: ApiKey = await call(read_key)
     finally:
-        if found := request.META.get(KEY_META):  # also of a refused request; the call ran in a copy of this context
+        # copied here even if the request is refused, because the call ran in a copy of this context
+        if found := request.META.get(KEY_META):
             enter_organization(found)
     return key

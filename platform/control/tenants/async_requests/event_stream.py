@@ -9,9 +9,8 @@ from control.core.api.operation import EVENTS
 
 
 class EventStream(StreamingHttpResponse):
-    """Gives access to the events themselves, so that the handler can end their generator at once.
-
-    Django wraps them in generators of its own, whose end would leave ours to the garbage collector.
+    """Gives access to the generator of the events, so that the handler can end it at once. Django wraps the generator
+    in other generators; ending one of those would leave ours to the garbage collector.
     """
 
     def __init__(self, events: AsyncGenerator[bytes], *, at_shutdown: bytes = b"", **values: Any) -> None:

@@ -3,7 +3,7 @@
 Differences from Django's handler:
 
 - The body is not read before the view is called. The view calls `read_body` after it has authenticated the caller.
-- Of the middleware in the settings, only that in `_MIDDLEWARE` and in `_guarded` runs, which needs no thread.
+- Of the middleware in the settings, only `_MIDDLEWARE` and the parts in `_guarded` run; they need no thread.
 - Django's signals of the beginning and end of a request are not sent; their receivers manage database connections.
 """
 
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 _MIDDLEWARE = (RequestIdMiddleware, RequestsMiddleware, TenancyMiddleware, RateLimitMiddleware)  # outermost first
 
 BODY_SECONDS = 30.0  # the same as in the engine's server
-LAST_EVENT_SECONDS = 1.0  # at a shutdown, for a caller who does not read
+LAST_EVENT_SECONDS = 1.0  # time at a shutdown to send the last event to a caller who reads slowly
 
 
 class UnreadRequest(ASGIRequest):
@@ -90,7 +90,7 @@ class UnreadHandler:
     """The ASGI application for one view."""
 
     def __init__(self, view: View, render_error: RenderError = lambda error, path: error_response(error)) -> None:
-        """`render_error`: returns the response for an error, given the path of the request."""
+        """`render_error`: builds the response for an error, from the path of the request."""
         self._view = view
         self._render_error = render_error
         self._security, self._frames = SecurityMiddleware(_no_view), XFrameOptionsMiddleware(_no_view)
@@ -141,7 +141,7 @@ class UnreadHandler:
 
 @asynccontextmanager
 async def _cancelled_on_disconnect(request: UnreadRequest) -> AsyncIterator[None]:
-    """Cancels the block when the caller disconnects; the block's exception for that ends here."""
+    """Cancels the block when the caller disconnects. The cancellation does not propagate beyond the block."""
     task = asyncio.current_task()
     assert task is not None
 

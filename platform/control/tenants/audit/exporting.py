@@ -1,7 +1,7 @@
 """Writes a month of an organization's audit log as JSON lines, one for each event.
 
-The last line is the receipt: the record of the export, with the SHA-256 of all lines before it. The record exists only
-if all events were read, and whoever drops the month has to state the digest.
+The last line is the receipt: the record of the export, with the SHA-256 of all lines before it. The record is created
+only after all events were read. A request to drop the month must state this digest.
 """
 
 import datetime as dt

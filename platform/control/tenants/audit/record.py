@@ -45,9 +45,10 @@ def on_behalf_of(request: HttpRequest) -> Iterator[None]:
 
 
 def audited(action: str, *, records_itself: bool = False) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorates a service. The event's object is the row that the service returns, or else the first row that it takes.
+    """Decorates a service. The object of the event is the row that the service returns, or otherwise the first row
+    among its arguments.
 
-    A service that returns False has changed nothing, and no event is written.
+    A service that returns False has changed nothing; then no event is written.
     """
 
     def decorate(service: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -68,7 +69,8 @@ def audited(action: str, *, records_itself: bool = False) -> Callable[[Callable[
 
 def _recorded(service: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, Any], action: str) -> _R:
     argument = _first_row((*args, *kwargs.values()))
-    subject = None if argument is None else _Subject.of(argument)  # before the call: a deleted row has no key any more
+    # read before the call, because a deleted row has no key any more
+    subject = None if argument is None else _Subject.of(argument)
     with change():
         result = service(*args, **kwargs)
         returned = _first_row(result if isinstance(result, tuple) else (result,))

@@ -10,7 +10,7 @@ from control.tenants.audit.selectors import audit_month
 
 @audited("audit_log.drop")
 def audit_month_drop(*, export: AuditExport) -> AuditExport:
-    """Deletes the exported events. A trigger does so: the service itself has no right to.
+    """Deletes the exported events. A database trigger deletes them, because the service itself has no right to.
 
     Raises: ApiError: 409, the month has other events than the export.
     """

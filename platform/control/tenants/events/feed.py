@@ -35,9 +35,9 @@ def is_feed(scope: Mapping[str, Any]) -> bool:
 class RefusedKeys:
     """Keys that were refused because their organization has too many streams.
 
-    Further requests with such a key can be refused without the database, where the clients of one organization that
-    ask again and again would make the others wait. Keys are remembered longer than the `Retry-After` of a refusal, so
-    that clients who obey it are found here too.
+    The clients of an organization may ask again and again. A request with such a key is refused without a query, so
+    that it does not delay other callers of the database. A key is remembered longer than the `Retry-After` of its
+    refusal, so that a client that obeys the header is refused in this way, too.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class Feed:
         return EventStream(stream(subscription, call=call))
 
     def _one_at_a_time(self, organization_id: str) -> Call:
-        """A poll may wait for its organization's lock in the database, so an organization has one poll at a time.
+        """Lets each organization have one poll at a time, because a poll may wait for its organization's lock in the
+        database.
 
         Otherwise ten feeds of one organization could occupy all threads, which the gateway uses too.
         """

@@ -62,7 +62,7 @@ async def stream(
 ) -> AsyncGenerator[bytes]:
     """Yields messages until `pace.max_seconds` have passed, the key is no longer valid or the database is away.
 
-    Args: call: calls a function with its arguments where it may use the database; None: a thread of Django's.
+    Args: call: calls a function with its arguments in a thread that may use the database; None: in a thread of Django.
     """
     call = call or sync_to_async(_call_and_close)
     pace = pace or Pace()

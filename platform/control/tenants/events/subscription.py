@@ -1,4 +1,4 @@
-"""What a request for events asks for."""
+"""Parses what a request for events selects."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,7 @@ def filters_of(request: HttpRequest) -> dict[str, Any]:
 
 
 def subscription_of(request: HttpRequest, key: ApiKey) -> Subscription:
-    """Committed events must have been numbered (`events_number`). Raises: ApiError: 400, 404."""
+    """Call `events_number` first, so that all committed events are numbered. Raises: ApiError: 400, 404."""
     filters = filters_of(request)
     after = _id(request.headers.get("Last-Event-ID") or request.GET.get("after"), "after")
     seq = event_get(key.organization, after).seq if after else last_seq(key.organization)

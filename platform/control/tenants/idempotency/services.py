@@ -3,8 +3,9 @@
     key_claim ── the view's work and key_store, in one transaction ──> the response is stored and replayed for 24 h
         └─────── the request is refused or fails ── key_release ─────> the key can be used again
 
-If a process dies during its work, its claim stays valid until `locked_until`. A later claim increases the fence. If the
-first process was only slow, it then cannot store its response, and its work is rolled back.
+If a process dies during its work, its claim stays valid until `locked_until`. A later claim of the same key increases
+the fence. If the first process was only slow, the fence then prevents it from storing its response, and its work is
+rolled back.
 """
 
 from dataclasses import dataclass

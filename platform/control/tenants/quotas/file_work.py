@@ -1,7 +1,7 @@
 """Limits the requests that read or convert whole files, each of which keeps a thread and a core busy for a while.
 
-A request works on files only while it has a slot. An organization has few slots in each server process, and a request
-beyond them is refused, so that the others' requests soon get one.
+A request works on files only while it has a slot. An organization may have few slots in each server process, and
+further requests are refused, so that other organizations soon get a slot.
 """
 
 import threading
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from control.core.api.errors import ApiError
 
-MAX_REQUESTS = 4  # at once, of a server process
-MAX_TEXT_BYTES = 512 << 20  # of a file whose lines a request reads: prompts and datasets
+MAX_REQUESTS = 4  # requests of one server process that work on files at once
+MAX_TEXT_BYTES = 512 << 20  # limit for a file whose lines a request reads: prompts and datasets
 
 
 class Slots:

@@ -23,7 +23,7 @@ from control.tenants.quotas.models import StorageReservation, StoredBytes, Store
 from control.tenants.quotas.quota import organization_lock, quota_of
 
 RESERVED_SECONDS = 24 * 3600.0  # an object that takes longer to store is refused
-_MARGIN_SECONDS = 3600.0  # no transaction that commits a reservation is open for so long
+_MARGIN_SECONDS = 3600.0  # longer than any transaction that commits a reservation is open
 EXPIRE_LIMIT = 100
 
 
@@ -37,7 +37,7 @@ def stored_bytes(organization_id: str) -> dict[StoredPart, int]:
 
 
 def storage_check(organization_id: str, *, num_bytes: int, replacing: int = 0) -> None:
-    """Raises: ApiError: 403, the bytes exceed the limit, even without those that they replace."""
+    """Raises: ApiError: 403, the bytes do not fit, even after the bytes that they replace are subtracted."""
     limit, used = quota_of(organization_id).storage_bytes, sum(stored_bytes(organization_id).values())
     if used + num_bytes - replacing > limit:
         message = (
@@ -104,8 +104,8 @@ def reservations_expire() -> int:
 def storage_recount(organization_id: str, rows: Mapping[StoredPart, QuerySet[Any]]) -> None:
     """Sets the counter to the sum of the `size_bytes` of these rows and of the reservations.
 
-    Concurrent transactions change the counter relative to the value that is written here, or have committed before the
-    rows are read.
+    A concurrent transaction either changes the counter relative to the value that is written here, or has committed
+    before the rows are read.
     """
     storage_count(organization_id, StoredPart.FILES, 0)  # creates the row
     with transaction.atomic():

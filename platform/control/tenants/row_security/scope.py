@@ -1,7 +1,7 @@
 """The current tenant decides which organization's rows the running code can read and write.
 
     as_tenant(organization, project)    rows of one organization: for requests and attempts at jobs
-    across_tenants(reason)              rows of all organizations: only for the reasons listed in `Across`
+    across_tenants(reason)              rows of all organizations: `Across` lists the permitted reasons
     neither of them                     no rows: code that forgets to set a tenant sees nothing
 
 PostgreSQL's policies (`policies`) compare each row with the setting `slipstream.tenant`. The setting applies to a

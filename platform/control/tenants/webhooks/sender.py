@@ -92,7 +92,8 @@ class Turn:
 
 
 def endpoints_due(now: dt.datetime) -> list[Turn]:
-    """Returns the endpoints with due deliveries. They are found by endpoint, because one may have many deliveries."""
+    """Returns the endpoints with due deliveries. The query is by endpoint, because one endpoint may have many
+    deliveries."""
     pending = WebhookDelivery.objects.filter(
         endpoint=OuterRef("pk"), status=Status.PENDING, next_attempt_at__lte=now
     ).filter(Q(claimed_until=None) | Q(claimed_until__lte=now))

@@ -108,7 +108,8 @@ def endpoint_test(*, endpoint: WebhookEndpoint) -> WebhookDelivery:
 
 @audited("webhook_delivery.replay")
 def delivery_replay(*, delivery: WebhookDelivery) -> WebhookDelivery:
-    """Sends a delivery again, with the same `webhook-id`. The retry schedule restarts, even that of a pending one."""
+    """Sends a delivery again, with the same `webhook-id`. Its retry schedule restarts, even if the delivery is still
+    pending."""
     now = timezone.now()
     WebhookDelivery.objects.filter(pk=delivery.pk).update(
         status=Status.PENDING, attempt=0, next_attempt_at=now, claimed_until=None, finished_at=None

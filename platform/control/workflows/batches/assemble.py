@@ -37,7 +37,8 @@ _UNANSWERED = {  # code and message of the error lines of rows that were not run
 
 
 def batch_assemble(*, batch: Batch, final: Final, error: Mapping[str, Any] | None = None) -> Batch:
-    """Ends the batch and writes all its rows to its output and error files. Does not change a batch that has ended.
+    """Ends the batch and writes all its rows to its output and error files. If the batch has ended already, nothing
+    changes.
 
     A batch that is being cancelled becomes `cancelled` whatever `final` is, because the API already shows `cancelling`.
 
@@ -88,7 +89,7 @@ def _publish(batch: Batch, end: Status, files: ResultFiles, values: dict[str, An
     stored: dict[str, _Stored] = {}
     for field in fields(files):
         staged = getattr(files, field.name).finish()
-        if staged.size_bytes:  # an empty file is not stored: its id in the batch is null
+        if staged.size_bytes:  # an empty file is not stored; the batch then has null instead of its id
             key = f"{batch.organization_id}/batches/{batch.pk}/{field.name}-{staged.sha256[:16]}.jsonl"
             storage.put_file(key, staged.path)
             stored[field.name] = _Stored(key, staged)

@@ -73,8 +73,8 @@ def batches_resume(organization_id: str, **_: Any) -> None:
 
 
 def _review(batch: Batch) -> None:
-    # This uses the database's clock, as the worker that claims the job does. If their clocks differed, this function
-    # could resume the batch and the worker pause it, again and again.
+    # The time is that of the database's clock, as for the worker that claims the job. If two clocks differed, this
+    # function could resume the batch and the worker pause it, again and again.
     is_overdue = Batch.objects.filter(pk=batch.pk, expires_at__lte=Now()).exists()
     if not is_overdue and batch_cap_reached(batch) is not None:
         return

@@ -1,7 +1,7 @@
 """Copies the results that a resumed batch takes over into its own shards, which count as committed and cost nothing.
 
-A row with a response keeps it: an answer, or the refusal of its request. A row without one is run again: it never ran,
-its result was lost, or it crashed its worker.
+A row that has a response keeps it, whether the response is an answer or a refusal of the request. A row without a
+response is run again: the row never ran, its result was lost, or it crashed its worker.
 
     output and tokens of the old batch ─┐
     refusals in its error file ─────────┴─ by row number ─> one shard for each run of consecutive rows

@@ -115,7 +115,7 @@ def batch_resume(*, batch: Batch) -> Batch:
     organization, model = batch.organization, batch.base_model
     assert model is not None, "validation sets the model"
     organization_lock(organization.pk)  # the second of two concurrent calls then sees the batch of the first
-    # A resumption that itself ended early does not count: this batch may be resumed again.
+    # A resumption that ended before its validation does not count: this batch may then be resumed again.
     if resumption := batch.resumptions.exclude(status__in=RESUMABLE).first():
         message = f"Batch {batch.pk} has already been resumed by batch {resumption.pk}."
         raise ApiError(409, message, "batch_already_resumed", "batch_id")

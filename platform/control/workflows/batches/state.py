@@ -21,7 +21,7 @@ Status = Batch.Status
 LEGAL_MOVES: Mapping[Status, frozenset[Status]] = {
     Status.VALIDATING: frozenset({Status.IN_PROGRESS, Status.FAILED, Status.EXPIRED, Status.CANCELLING}),
     Status.IN_PROGRESS: frozenset({Status.FINALIZING, Status.CANCELLING}),
-    # CANCELLED: the worker that finalized the batch died, and the job was cancelled afterwards.
+    # FINALIZING may lead to CANCELLED: the worker that finalized the batch died, and the job was then cancelled.
     Status.FINALIZING: frozenset({Status.COMPLETED, Status.EXPIRED, Status.FAILED, Status.CANCELLED}),
     Status.CANCELLING: frozenset({Status.CANCELLED}),
     Status.COMPLETED: frozenset(),

@@ -21,6 +21,7 @@ def batches_tidy() -> int:
     untidy = list(batches_untidy().select_related("job").order_by("pk")[:BATCHES_A_ROUND])
     for batch in untidy:
         storage.delete(batch.job.params["rows_key"])
-        storage.delete_folder(f"jobs/{batch.job_id}/shards")  # also of attempts that lost, whose files no row names
+        # this includes files of attempts that did not win, which no row names
+        storage.delete_folder(f"jobs/{batch.job_id}/shards")
         Batch.objects.filter(pk=batch.pk).update(has_working_files=False)
     return len(stray) + len(untidy)

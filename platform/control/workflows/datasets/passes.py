@@ -31,7 +31,7 @@ def prompt_rows(source: Readable, *, path: str) -> dict[str, Any]:
 
 
 def pilot_rows(source: Readable, *, path: str, every: int) -> dict[str, Any]:
-    """Writes the prompts of every n-th row as rows of a batch. Returns: also the `endpoint` of the batch."""
+    """Writes the prompts of every n-th row as rows of a batch. The result also has the `endpoint` of the batch."""
     num_seen, endpoint = 0, ""
     with open(path, "wb") as file:
 
@@ -48,7 +48,7 @@ def pilot_rows(source: Readable, *, path: str, every: int) -> dict[str, Any]:
 
 
 def sample_rows(source: Readable, *, path: str, every: int) -> dict[str, Any]:
-    """Writes every n-th row for `rendering`. Returns: also `num_bytes`, of all valid rows."""
+    """Writes every n-th row for `rendering`. The result also has `num_bytes`, the bytes of all valid rows."""
     num_seen = num_bytes = 0
     with open(path, "wb") as file:
 

@@ -22,10 +22,11 @@ from control.tenants.quotas.file_work import Slots
 from control.workflows.datasets.rendering import UNREADABLE
 from control.workflows.prompt_files.child import lower_priority
 
-CPU_SECONDS = 10  # for all rows of a file
-MAX_READERS = 2  # of a server process, whose container must have the memory for them: `rendering.MEMORY_BYTES` each
+CPU_SECONDS = 10  # limit for all rows of a file
+MAX_READERS = 2  # limit of one server process; its container must have `rendering.MEMORY_BYTES` for each of them
 reader_slots = Slots(MAX_READERS, per_organization=1, wait_seconds=30.0)
-_WALL_SECONDS = 60.0  # limit from the last row to the results; longer than the CPU time, as the machine may be busy
+# time limit from the last row to the results; longer than the CPU time, because the machine may be busy
+_WALL_SECONDS = 60.0
 _IMPORT_ROOT = str(Path(__file__).parents[3])
 
 
@@ -61,7 +62,8 @@ class ModelReader:
 
 @contextmanager
 def model_reader(organization: Organization, base_model: BaseModel, *, num_shown: int) -> Iterator[ModelReader]:
-    """Args: num_shown: the maximum number of tokens that a reading lists; 0: the only reading has the sums of all rows.
+    """Args: num_shown: the maximum number of tokens that the result of a row lists; 0: there is one result, with the
+    sums of all rows.
 
     Raises: ApiError: 429, the organization runs a reader already, or too many others do.
     """

@@ -66,7 +66,7 @@ class Renderer:
             return Rendered(prompt, "", is_plain=False)
         answered = [*example.messages, {"role": "assistant", "content": example.answer}]
         whole = self._chat(answered, add_generation_prompt=False)
-        # A template may render earlier turns differently once there is an answer; then only the answer's text is used.
+        # A template may render earlier messages differently if an answer follows; then only the answer's text is used.
         answer = whole[len(prompt) :] if whole.startswith(prompt) else example.answer
         return Rendered(prompt, answer, is_plain=False)
 
@@ -112,7 +112,8 @@ def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str
 
 
 def sums(renderer: Renderer, rows: Iterable[tuple[Example, int]]) -> dict[str, int]:
-    """Tokens and bytes of all rows. A row that the template refuses counts as none; the preview shows the reason."""
+    """Tokens and bytes of all rows. A row that the template refuses counts as 0 tokens; the preview shows the
+    reason."""
     num_tokens = num_bytes = 0
     for example, size_bytes in rows:
         found = reading(renderer, example, num_shown=0)

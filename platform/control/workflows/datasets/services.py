@@ -77,7 +77,7 @@ def _examine_and_count(file: File, base_model: BaseModel) -> tuple[Findings, _To
 
 
 def file_examine(file: File, one_pass: Pass, **options: Any) -> tuple[Findings, dict[str, Any]]:
-    """Checks the rows with a pass of `passes`. Returns: the findings, and what else the pass returns.
+    """Checks the rows with a pass of `passes`. Returns: the findings, and the other members of the pass's result.
 
     Raises: ApiError: as `file_pass`; 413, the file is too large.
     """

@@ -1,16 +1,16 @@
 """Counts the tokens of a small file exactly, and estimates the tokens of a large file from every n-th row.
 
-A tokenizer reads a few megabytes per second, row validation about a hundred. Tokenizing every row would keep the caller
-waiting, although two significant digits of the number of tokens are enough.
+A tokenizer reads a few megabytes per second, whereas the validation of rows reads about a hundred. Tokenizing every row
+would keep the caller waiting, although two significant digits of the number of tokens are enough.
 """
 
 from control.workflows.datasets.reader import ModelReader
 
-SAMPLE_BYTES = 2 << 20  # about so many bytes of a large file are tokenized
+SAMPLE_BYTES = 2 << 20  # about this many bytes of a large file are tokenized
 
 
 def sample_step(size_bytes: int) -> int:
-    """Returns n if every n-th row of a file of this size is tokenized."""
+    """Returns the number n with which every n-th row of a file of this size is tokenized."""
     return max(1, round(size_bytes / SAMPLE_BYTES))
 
 
@@ -19,7 +19,7 @@ def tokens_total(reader: ModelReader, *, every: int, num_bytes: int) -> int | No
 
     Args:
         reader: has received every n-th row, where n is `every`.
-        num_bytes: of all valid rows.
+        num_bytes: the bytes of all valid rows.
     Raises: ApiError: 400, tokenizing takes too long.
     """
     readings = reader.readings()

@@ -30,7 +30,7 @@ from workers.hyperparameters.kinds import read_hyperparameters
 
 PAUSE_REASON = {"code": PAUSED_ON_REQUEST, "message": "Paused on request, until it is resumed.", "cap_id": None}
 MAX_NAME = 64
-_NUM_ID_CHARACTERS = 8  # of a job's id, at the end of its model's name
+_NUM_ID_CHARACTERS = 8  # number of characters of a job's id that end the name of its model
 # Parameters of a pipeline -> parameters of a fine-tuning job.
 _PARAMS = {"prompts_file": "training_file", "held_out_file": "validation_file", "training": "turbo.hyperparameters"}
 

@@ -39,7 +39,7 @@ def _check(body: PipelineOptions) -> None:
 
 
 def _check_hyperparameters(training: Training) -> None:
-    """Checks them at once, because training reads them only after the model has answered every prompt."""
+    """Checks them before the pipeline starts: training reads them only after the model has answered every prompt."""
     try:
         read_hyperparameters(training.kind, training.model_extra or {})
     except HyperparameterError as error:
@@ -67,7 +67,7 @@ def _check_prompts(body: PipelineOptions) -> None:
 
 
 def _check_gate(body: PipelineOptions) -> None:
-    """Refuses at once a gate that the evaluation could never meet or answer."""
+    """Refuses a gate that no report could pass, or that names a concurrency that is not evaluated."""
     gate, evaluated = body.gate, body.evaluation.concurrencies
     if gate.concurrency is not None and gate.concurrency not in evaluated:
         message = f"gate.concurrency must be one of evaluation.concurrencies {evaluated}, got {gate.concurrency}"

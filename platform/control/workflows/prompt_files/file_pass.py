@@ -13,8 +13,8 @@ from control.workflows.prompt_files.child import ChildDied, FileRefused, LimitEx
 
 log = structlog.get_logger(__name__)
 
-# A small file is read in this process: even if each line of two bytes is an error, that takes no longer than to start a
-# child, 40 ms.
+# A small file is read in this process. Even if each of its lines has only two bytes and is an error, reading takes no
+# longer than starting a child process (40 ms).
 SMALL_BYTES = 8 << 10
 CPU_SECONDS = 60
 MEMORY_BYTES = 192 << 20  # 50,000 ids of 256 characters, the costliest file that we know, take 100 MiB

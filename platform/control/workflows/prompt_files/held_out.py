@@ -61,7 +61,8 @@ def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
 
 
 def endpoint_of(file: File, param: str = "prompts_file") -> str:
-    """The endpoint of most of the first rows; chat if none is valid. A batch refuses rows for another endpoint.
+    """The endpoint of most of the first rows; the endpoint of chat completions if no row is valid. A batch refuses rows
+    for another endpoint.
 
     Raises: ApiError: as `file_pass`; 400 also if the file is compressed or has too many blank lines.
     """

@@ -22,7 +22,7 @@ _ENDPOINT_ROWS = 100
 
 
 def find_endpoint(source: Readable) -> dict[str, Any]:
-    """Finds the `endpoint` of most of the first rows; chat if none is valid."""
+    """Finds the `endpoint` of most of the first rows; the endpoint of chat completions if no row is valid."""
     rows = map(_valid_row, islice(_rows(source), _ENDPOINT_ROWS))
     endpoints = Counter(row.endpoint for row in rows if row is not None)
     return {"endpoint": endpoints.most_common(1)[0][0] if endpoints else ENDPOINTS[0]}
@@ -31,7 +31,7 @@ def find_endpoint(source: Readable) -> dict[str, Any]:
 def choose_held_out(source: Readable, *, held_out: int | None, path: str) -> dict[str, Any]:
     """Writes the numbers of the lines to hold out, unless there are too few rows for both files.
 
-    Returns: `num_rows`, those that are eligible, and `count`, those to hold out.
+    Returns: `num_rows`, the number of eligible rows, and `count`, the number of rows to hold out.
     """
     line_of_id = _eligible_lines(source)
     count = held_out or max(1, round(len(line_of_id) * HELD_OUT_FRACTION))

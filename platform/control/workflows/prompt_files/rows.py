@@ -1,7 +1,7 @@
 """Checks one line of a batch input file and writes the normalised row that workers read.
 
-Three formats are accepted: OpenAI's (custom_id, method, url, body), Predibase's (the same, but body.model may be "",
-which means the batch's model) and Fireworks' (only custom_id and body).
+Three formats are accepted: OpenAI's (custom_id, method, url, body); Predibase's, which is the same, except that
+body.model may be "" (the batch's model); and Fireworks' (only custom_id and body).
 """
 
 import json

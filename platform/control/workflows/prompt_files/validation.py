@@ -97,7 +97,7 @@ class _FileCheck:
     def __init__(self, endpoint: str, models: ModelChoice) -> None:
         self.report = Report()
         self.model = models.default if models.is_fixed else None
-        self._model_line: int | None = None  # the first line that named the model; None: the batch named it
+        self._model_line: int | None = None  # the first line that named the model; None: the batch named the model
         self._endpoint = endpoint
         self._models = models
         self._line_of_id: dict[str, int] = {}

@@ -14,8 +14,8 @@ from control.workflows.datasets.models import Dataset
 from control.workflows.datasets.passes import pilot_rows
 from control.workflows.datasets.services import file_examine
 
-PILOT_ROWS = 16  # from all parts of the file, which may be sorted
-Z = 2.0  # half the width of the confidence interval, in standard errors of the mean: about 95 % confidence
+PILOT_ROWS = 16  # number of rows, taken from all parts of the file because the file may be sorted
+Z = 2.0  # half the width of the confidence interval, in standard errors of the mean; 2 gives about 95 % confidence
 
 
 @dataclass(frozen=True, slots=True)

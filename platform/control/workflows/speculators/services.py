@@ -85,8 +85,8 @@ def speculator_import(
 ) -> Speculator:
     """Creates the next version under this name from a zip archive in the format of another engine.
 
-    It is not checked whether the speculator was trained for these weights: a wrong speculator makes answers slower but
-    does not change them.
+    The service does not check whether the speculator was trained for these weights: a wrong speculator makes answers
+    slower but does not change them.
     Raises: ApiError: 400, the content of the archive cannot be served with this model; 404, the file is deleted; 413,
         the archive is too large; 429, too many files are being read or written.
     """

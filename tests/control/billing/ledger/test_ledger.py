@@ -1,4 +1,5 @@
-"""The usage ledger has each amount of tokens and device time once, whatever is killed, late or repeated."""
+"""The usage ledger has each amount of tokens and device time exactly once, even if a process is killed, is late or
+repeats a request."""
 
 import datetime as dt
 import threading
@@ -38,7 +39,7 @@ SECOND = dt.timedelta(seconds=1)
 
 
 def age_claim(job: Job, seconds: float) -> None:
-    """Makes the running attempt older: it was claimed and last renewed so many seconds earlier."""
+    """Makes the running attempt older: moves its claim and its last renewal this many seconds into the past."""
     age = dt.timedelta(seconds=seconds)
     job.refresh_from_db()
     assert job.claimed_at is not None
@@ -139,7 +140,7 @@ def test_a_killed_worker_is_charged_until_its_last_renewal_and_its_late_write_ch
 ) -> None:
     job = make_job(organization)
     killed = claim(job)
-    age_claim(job, 100)  # so many seconds without a renewal: the lease has long expired
+    age_claim(job, 100)  # the lease has long expired after 100 seconds without a renewal
     Job.objects.filter(pk=job.pk).update(claimed_at=F("claimed_at") - 20 * SECOND)
     second = claim(job, "another worker")
 

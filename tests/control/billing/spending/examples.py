@@ -6,7 +6,7 @@ from tests.control.world import Bodies, Body, Ids, World
 
 
 def spend_cap(world: World) -> SpendCap:
-    """A cap of the project, because an organization can have only one cap, which a test creates."""
+    """Returns a cap of the project, because an organization can have only one cap, which is created by a test."""
     return spend_cap_create(organization=world.organization, project=world.project, nanousd=10**15)
 
 

@@ -40,7 +40,7 @@ def refusal(organization: Organization, dollars: int, project_id: str = "") -> A
     return refused.value
 
 
-def test_a_request_that_fits_only_without_those_in_progress_is_told_to_retry(organization: Organization) -> None:
+def test_a_request_that_fits_only_without_the_requests_in_progress_is_told_to_retry(organization: Organization) -> None:
     make_cap(organization, 10)
     spend(organization, 2)
     reserve(organization, 5)
@@ -123,7 +123,7 @@ def test_reservations_of_another_organization_do_not_count(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_twenty_concurrent_requests_only_those_that_fit_are_admitted() -> None:
+def test_of_twenty_concurrent_requests_only_those_that_fit_under_the_cap_are_admitted() -> None:
     organization, admitted = make_organization(), []
     make_cap(organization, 7)
 

@@ -150,7 +150,7 @@ def test_a_page_cannot_start_after_a_line_of_another_organization(
         assert (response.status_code, response.json()["error"]["param"]) == (400, "after")
 
 
-def test_a_key_that_may_read_usage_reads_the_ledger_and_another_key_does_not(organization: Organization) -> None:
+def test_only_a_key_that_may_read_usage_can_read_the_ledger(organization: Organization) -> None:
     for scopes, status in ((["usage:read"], 200), (["files:*"], 403)):
         _, token = make_key(organization, scopes=scopes)
         response = Client(headers={"Authorization": f"Bearer {token}"}).get("/v1/usage/ledger")

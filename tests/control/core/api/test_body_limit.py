@@ -1,4 +1,4 @@
-"""A request body over the limit is refused. If the length of the body is known, nothing of it is read."""
+"""A request body over the limit is refused. If the length is known from a header, no byte of the body is read."""
 
 import asyncio
 import json

@@ -102,7 +102,8 @@ def test_a_home_is_kept_while_a_process_that_inherited_its_lock_lives(config: Co
 
 
 def test_a_home_that_is_hard_to_delete_is_deleted(config: Config, tmp_path: Path) -> None:
-    """The limit deletes folders beyond Python's recursion limit and links, but not what the links name."""
+    """The deletion also copes with folders that are nested beyond Python's recursion limit, and it does not follow
+    links."""
     user = make_home(config, "org_1", used_seconds_ago=9_000)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -137,7 +138,7 @@ def test_a_home_with_too_many_files_to_measure_counts_as_too_large(
     assert not user.home.exists()
 
 
-def test_what_an_interrupted_deletion_left_is_deleted_although_the_homes_fit(
+def test_the_remains_of_an_interrupted_deletion_are_deleted_even_if_the_homes_fit(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user = make_home(config, "org_1", used_seconds_ago=9_000)
@@ -153,7 +154,7 @@ def test_what_an_interrupted_deletion_left_is_deleted_although_the_homes_fit(
 
 
 def test_homes_that_are_used_and_deleted_at_the_same_time_always_exist_during_their_use(config: Config) -> None:
-    """Each thread opens files of its own, as a process does, so that their locks exclude each other."""
+    """Each thread opens its own files, as a process does, so that their locks exclude each other."""
     config = config.model_copy(update={"max_engine_homes_bytes": 0})
     user = make_home(config, "org_1", used_seconds_ago=0)
     stop = threading.Event()

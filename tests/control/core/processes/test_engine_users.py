@@ -31,7 +31,7 @@ from control.core.settings.config import Config, get_config
 from workers.parent_death import dying_with_parent, kept_command, unprivileged
 
 ROOT = Path(__file__).resolve().parents[4]
-# Every user can run this interpreter, while the one of a virtual environment may lie in the home of root.
+# Every user can run this interpreter, whereas that of a virtual environment may lie in root's home.
 PYTHON = "/usr/bin/python3"
 needs_root = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or not Path(PYTHON).exists(),
@@ -97,7 +97,7 @@ def config() -> Iterator[Config]:
 
 
 def user_of(config: Config, organization_id: str) -> EngineUser:
-    """The organization's user, whose home exists."""
+    """Returns the user of the organization, whose home exists."""
     user = engine_user(config, organization_id)
     assert user is not None
     use_home(user).close()
@@ -133,7 +133,7 @@ def test_each_organization_keeps_its_own_user_even_if_many_ask_at_once(config: C
 
 
 @needs_root
-def test_a_file_that_disappears_from_the_data_folder_meanwhile_does_no_harm(config: Config) -> None:
+def test_a_file_that_disappears_while_the_data_folder_is_closed_to_other_users_causes_no_error(config: Config) -> None:
     user_of(config, "org_1")
     stop = Event()
 
@@ -207,7 +207,7 @@ def test_an_engine_reaches_only_the_files_of_its_organization(config: Config) ->
     make_readable(folders["deployments/a"], first)
     make_readable(folders["work/a"], first)
     make_writable(folders["work/a"] / "output", first)
-    engine_user(config, "org_1")  # as for each launch: closes what was added meanwhile
+    engine_user(config, "org_1")  # called at each launch; hides files that were added since from other users
     reads = [str(folder / "file") for folder in folders.values()]
     reads += [str(data_dir), str(data_dir / "models"), str(data_dir / "secret_key"), str(first.home)]
     writes = [str(folders["work/a"] / "output" / "result"), str(folders["work/a"] / "spec.json"), str(first.home / "x")]

@@ -26,7 +26,9 @@ def write(path: Path, content: bytes, *, written_at: float) -> Path:
     return path
 
 
-def test_a_log_that_is_too_large_is_rotated_and_only_so_many_old_ones_are_kept(config: Config, tmp_path: Path) -> None:
+def test_a_log_that_is_too_large_is_rotated_and_a_limited_number_of_old_logs_is_kept(
+    config: Config, tmp_path: Path
+) -> None:
     path = tmp_path / "logs" / "deployments" / "one.log"
     with open_in_use(path) as log:
         for letter in (b"a", b"b", b"c", b"d"):

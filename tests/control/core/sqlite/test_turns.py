@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 60.0
 @pytest.fixture
 def path(tmp_path: Path, django_db_blocker: DjangoDbBlocker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yields the path of a database with a table of names, to which the `default` connections connect."""
-    monkeypatch.setattr(base, "MAX_WAIT_SECONDS", PATIENCE_SECONDS)  # no test depends on how busy the machine is
+    monkeypatch.setattr(base, "MAX_WAIT_SECONDS", PATIENCE_SECONDS)  # long enough for a busy machine
     path = tmp_path / "names.sqlite3"
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA journal_mode=WAL")
@@ -107,7 +107,8 @@ def process(path: Path, code: str) -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.mark.parametrize("writing", [write, write_in_transaction], ids=["single statement", "transaction"])
 def test_a_writer_that_waits_comes_before_all_that_ask_later(path: Path, writing: Callable[[str], None]) -> None:
-    """The holder writes again at once after each commit, without a pause, but only after those that already wait."""
+    """After each commit, the holder of the turn asks to write again at once; it may write again only after the writers
+    that wait already."""
     with ThreadPoolExecutor(4) as pool:
         waiting = []
         with transaction.atomic():
@@ -158,7 +159,7 @@ def test_the_turn_passes_on_although_a_forked_process_has_copies_of_the_open_fil
         turn.give_back()
 
 
-def test_behind_a_writer_frozen_in_its_transaction_a_write_fails_with_the_error_of_sqlite(
+def test_a_write_behind_a_writer_frozen_in_its_transaction_fails_with_sqlites_error(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connection.settings_dict["OPTIONS"], "timeout", 0.2)
@@ -171,7 +172,7 @@ def test_behind_a_writer_frozen_in_its_transaction_a_write_fails_with_the_error_
                 writing("late")
 
 
-def test_writers_behind_one_that_is_frozen_while_it_waits_go_on_after_a_time_limit(
+def test_writers_behind_a_frozen_waiting_writer_continue_after_a_time_limit(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "MAX_WAIT_SECONDS", 0.2)

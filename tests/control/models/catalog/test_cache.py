@@ -163,7 +163,7 @@ def model(db: None, config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def test_copies_that_are_fetched_and_deleted_at_the_same_time_are_always_complete(
     model: BaseModel, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each thread opens files of its own, as a process does, so that their locks exclude each other."""
+    """Each thread opens its own files, as a process does, so that their locks exclude each other."""
     monkeypatch.setattr(cache, "RECENT_SECONDS", -60.0)
     config = config.model_copy(update={"max_model_copies_bytes": 0})
     stop = threading.Event()

@@ -145,7 +145,7 @@ def test_an_invalid_weight_file_is_refused(tmp_path: Path, content: bytes) -> No
 
 
 @pytest.mark.parametrize("model_type", ["glm4", "smollm3", "seed_oss", "ernie4_5", "olmo2", "phi", "phi3", "granite"])
-def test_types_that_the_engine_proves_are_accepted(tmp_path: Path, model_type: str) -> None:
+def test_model_types_that_the_engine_serves_are_accepted(tmp_path: Path, model_type: str) -> None:
     folder = make_folder(tmp_path / "model")
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     assert inspect_folder(folder).model_type == model_type
@@ -159,7 +159,7 @@ def test_types_that_the_engine_proves_are_accepted(tmp_path: Path, model_type: s
         ("theirs", "model_type must be one of transformers' causal language models, got 'theirs'"),
     ],
 )
-def test_the_refusal_of_a_type_says_why(tmp_path: Path, model_type: str, message: str) -> None:
+def test_the_refusal_of_a_model_type_has_the_reason(tmp_path: Path, model_type: str, message: str) -> None:
     folder = make_folder(tmp_path / "model")
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(UnusableModel) as refused:

@@ -106,7 +106,7 @@ def test_a_worker_checks_a_folder_and_then_its_model_is_ready(
 def test_a_folder_that_becomes_a_link_to_another_organizations_folder_is_not_served(
     client: Client, organization: Organization, roots: Path
 ) -> None:
-    """Otherwise a customer could serve unchecked files from anywhere on the machine."""
+    """If this folder were served, a customer could serve unchecked files from anywhere on the machine."""
     foreign_folder = make_folder(roots / "another-organization" / "secret")
     folder = make_folder(roots / organization.pk / "llama")
     register(client, folder)
@@ -125,7 +125,7 @@ def test_a_folder_that_becomes_a_link_to_another_organizations_folder_is_not_ser
         model_folder(model)
 
 
-def test_a_refusal_names_the_requested_folder_and_not_where_its_link_leads(
+def test_a_refusal_names_the_requested_folder_and_not_the_target_of_its_link(
     client: Client, organization: Organization, roots: Path
 ) -> None:
     disk = roots / organization.pk / "disk-7"

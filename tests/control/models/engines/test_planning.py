@@ -16,6 +16,7 @@ from control.tenants.accounts.models import Organization
 from tests.control.factories import make_base_model
 from tests.control.serving.deployments.support import make_speculator
 from tests.workers.test_planning import DEEPSEEK_V3, QWEN_32B, SMOLLM2
+from workers.contracts import EVALUATION_ENGINES
 from workers.model_sizes import ModelSizes
 from workers.planning import Wanted, mtp_bytes, plan, plan_rows
 
@@ -100,7 +101,7 @@ def test_the_mtp_module_is_planned_if_it_drafts(model: BaseModel, settings: Sett
         ({"kv_dtype": "float32"}, False, "kv_dtype_not_supported", "engine.kv_dtype"),
     ],
 )
-def test_a_combination_that_makes_no_sense_is_refused_with_its_own_code(
+def test_contradictory_drafting_options_are_refused_with_a_specific_code(
     model: BaseModel,
     speculator: Speculator,
     settings: Settings,
@@ -127,7 +128,7 @@ def test_a_combination_that_makes_no_sense_is_refused_with_its_own_code(
         ({"weights": "bf16", "kv_dtype": "bf16"}, False),
     ],
 )
-def test_a_combination_that_makes_sense_is_planned(
+def test_consistent_drafting_options_are_planned(
     model: BaseModel, speculator: Speculator, settings: Settings, options: dict[str, Any], with_speculator: bool
 ) -> None:
     use(settings, device="cpu")
@@ -184,7 +185,9 @@ def test_a_format_that_one_kind_of_device_supports_is_accepted(model: BaseModel,
     assert cuda.fits is True
 
 
-def test_a_share_of_a_memory_that_nobody_stated_is_unknown(model: BaseModel, settings: Settings) -> None:
+def test_a_share_of_a_memory_that_the_operators_have_not_stated_is_unknown(
+    model: BaseModel, settings: Settings
+) -> None:
     use(settings, device="cpu")
 
     (cpu,) = engine_plan(EngineOptions(memory_share=0.5), Workload(purpose=Purpose.ENDPOINT, base_model=model)).devices
@@ -193,7 +196,7 @@ def test_a_share_of_a_memory_that_nobody_stated_is_unknown(model: BaseModel, set
     assert (cpu.fits, cpu.reason.code) == (None, "device_memory_unknown")
 
 
-def test_unknown_sizes_say_so(model: BaseModel) -> None:
+def test_a_plan_for_a_model_of_unknown_sizes_has_the_reason(model: BaseModel) -> None:
     model.sizes = None
     unknown = engine_plan(EngineOptions(), Workload(purpose=Purpose.BATCH, base_model=model)).devices
     unnamed = engine_plan(EngineOptions(), Workload(purpose=Purpose.BATCH, base_model=None)).devices
@@ -202,7 +205,9 @@ def test_unknown_sizes_say_so(model: BaseModel) -> None:
     assert [device.reason and device.reason.code for device in unnamed] == ["model_unknown"]
 
 
-def test_a_batch_has_as_many_rows_as_fit_and_an_evaluation_two_caches(model: BaseModel, settings: Settings) -> None:
+def test_a_batch_has_as_many_rows_as_fit_and_an_evaluation_a_cache_for_each_engine(
+    model: BaseModel, settings: Settings
+) -> None:
     use(settings, device="cpu", device_memory_bytes={"cpu": 4 * GB})
     options = EngineOptions(memory_share=1)
 
@@ -212,12 +217,12 @@ def test_a_batch_has_as_many_rows_as_fit_and_an_evaluation_two_caches(model: Bas
     ).devices[0]
 
     rows = plan_rows(SIZES, Wanted(device="cpu", memory_bytes=4 * GB, concurrency=32))
-    arms = plan(SIZES, Wanted(device="cpu", memory_bytes=4 * GB, concurrency=4, num_engines=2))
+    shared = plan(SIZES, Wanted(device="cpu", memory_bytes=4 * GB, concurrency=4, num_engines=EVALUATION_ENGINES))
     assert (batch.max_concurrency, batch.kv_tokens) == (rows.concurrency, rows.kv_slots)
-    assert (evaluation.max_concurrency, evaluation.kv_tokens) == (4, arms.kv_slots)
+    assert (evaluation.max_concurrency, evaluation.kv_tokens) == (4, shared.kv_slots)
 
 
-def test_concurrencies_above_the_served_one_are_refused(model: BaseModel, speculator: Speculator) -> None:
+def test_measured_concurrencies_above_max_concurrency_are_refused(model: BaseModel, speculator: Speculator) -> None:
     workload = Workload(purpose=Purpose.EVALUATION, base_model=model, speculator=speculator, concurrencies=(1, 4, 16))
 
     code, param, message = refusal(EngineOptions(max_concurrency=8), workload)
@@ -228,7 +233,7 @@ def test_concurrencies_above_the_served_one_are_refused(model: BaseModel, specul
     assert engine_plan(EngineOptions(max_concurrency=16), workload).devices[0].fits is True
 
 
-def test_the_plan_says_what_was_capped_and_what_was_measured_otherwise(
+def test_the_plan_warns_of_a_capped_context_and_of_options_that_the_report_was_not_measured_with(
     model: BaseModel, speculator: Speculator
 ) -> None:
     speculator.report = {"weights": "auto", "engine": {"weights": "auto", "draft_budget": None}}

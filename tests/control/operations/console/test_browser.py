@@ -184,7 +184,8 @@ def test_a_jobs_page_follows_its_progress_without_a_reload(
 
 
 def test_a_page_loads_and_sends_nothing_to_other_origins(browser: Chrome, live_server: LiveServer) -> None:
-    """The other origin is the same server under another host name, so that only the page's policy forbids it."""
+    """The other origin is the same server under another host name, so only the page's policy can block requests to
+    it."""
     sign_in(browser, live_server, operator_client())
     browser.get(f"{live_server.url}{reverse('admin:index')}")
     messages_of(browser)

@@ -1,4 +1,4 @@
-"""Of several workers, one runs a chore each time it is due."""
+"""A recurring task (chore) is run by one of several workers each time it is due."""
 
 from datetime import timedelta
 
@@ -17,7 +17,7 @@ def let_pass(seconds: float) -> None:
     Chore.objects.update(due_at=F("due_at") - timedelta(seconds=seconds))
 
 
-def test_of_many_workers_one_gets_each_chore_at_its_cadence() -> None:
+def test_each_chore_is_run_by_one_of_many_workers_once_per_period() -> None:
     num_workers = 20
     first = [name for _ in range(num_workers) for name in chores_claim(CADENCES)]
     let_pass(5.0)

@@ -115,10 +115,10 @@ def test_an_organization_gains_no_advantage_from_time_without_jobs() -> None:
     assert Counter(turn.organization_id for turn in turns) == {busy.pk: 3, returning.pk: 3}
 
 
-def test_time_that_nobody_else_wanted_does_not_put_an_organization_behind_the_queue_of_another() -> None:
+def test_worker_time_used_alone_does_not_put_an_organization_behind_the_queue_of_another() -> None:
     first, later = make_organization(), make_organization()
     submit(organization=first)
-    finish(claim_next(), 100_000.0)  # alone
+    finish(claim_next(), 100_000.0)  # no other organization has a job at this time
     for _ in range(10):
         submit(organization=later)
     submit(organization=first)
@@ -132,7 +132,7 @@ def test_time_that_nobody_else_wanted_does_not_put_an_organization_behind_the_qu
 
 
 def num_steps(function: Callable[[], object]) -> int:
-    """Tens of instructions of SQLite's virtual machine that the function's statements take."""
+    """Returns the number of instructions of SQLite's virtual machine that the function's statements take, in tens."""
     steps = itertools.count()
     connection.connection.set_progress_handler(lambda: next(steps) < 0, 10)
     try:

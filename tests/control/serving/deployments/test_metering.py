@@ -1,4 +1,5 @@
-"""The ledger has the device time of an endpoint once, although supervisors are killed, race, or find a process gone."""
+"""The ledger has the device time of an endpoint exactly once, even if supervisors are killed, run at the same time, or
+find that a process has gone."""
 
 from datetime import timedelta
 from pathlib import Path

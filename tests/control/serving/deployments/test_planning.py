@@ -140,7 +140,7 @@ def test_the_engine_gets_the_options_of_its_deployment(
         "--kv-dtype": "auto",
         "--max-batch-size": "4",
         "--max-seq-len": "512",
-        "--memory-bytes": "1500000000",  # the share of what the operators leave to an endpoint
+        "--memory-bytes": "1500000000",  # the requested share of the memory that the operators allow an endpoint
         "--drafter": "suffix",
         "--draft-budget": "6",
     }
@@ -247,7 +247,7 @@ def test_a_plan_leaves_the_idempotency_key_free_and_is_answered_again(client: Cl
 
 @pytest.mark.parametrize("value", ["true", 1, "yes"])
 def test_validate_only_is_true_or_false(client: Client, model: BaseModel, value: Any) -> None:
-    """A value that only some of the code takes for true would let a plan occupy an idempotency key."""
+    """If some code took another value for true, a plan could occupy an idempotency key."""
     status, body = post(client, name="a", model=model.name, validate_only=value)
 
     assert (status, body["error"]["param"]) == (400, "validate_only")

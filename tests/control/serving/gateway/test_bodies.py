@@ -1,4 +1,4 @@
-"""Slow and large request bodies: what they hold, and for how long."""
+"""The memory, connections and time that slow and large request bodies may take."""
 
 import asyncio
 import json
@@ -109,7 +109,7 @@ def num_bytes_held() -> int:
     return 0 if state is None else state.open_requests._num_bytes.total()
 
 
-def test_a_body_that_has_been_sent_is_let_go_although_the_stream_of_its_answer_goes_on() -> None:
+def test_a_body_that_has_been_sent_is_freed_while_the_stream_of_its_answer_continues() -> None:
     is_over = asyncio.Event()
 
     async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -157,7 +157,7 @@ def test_a_large_body_is_read_like_a_small_one(body: dict[str, Any]) -> None:
         (b"{}" + b" " * SMALL_BYTES, "missing_required_parameter", "model"),
     ],
 )
-def test_a_large_invalid_body_gets_the_error_of_a_small_one(raw: bytes, code: str, param: str | None) -> None:
+def test_a_large_invalid_body_gets_the_same_error_as_a_small_one(raw: bytes, code: str, param: str | None) -> None:
     with pytest.raises(ApiError) as refused:
         asyncio.run(BodyReader().read(raw, CHAT, organization_id="org"))
 

@@ -1,4 +1,5 @@
-"""A caller without a valid key cannot make the service read a large body: neither the gateway nor the rest of it."""
+"""A caller without a valid key cannot make the service read a large body, neither in the gateway nor in the rest of the
+service."""
 
 import socket
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ GATEWAY = [("/v1/chat/completions", 5 * MIB), ("/v1/completions", 5 * MIB), ("/v
 
 
 class Caller:
-    """Sends the head of a request and then only as much of its body as it is told to."""
+    """Sends the head of a request and then as many bytes of its body as the test wants."""
 
     def __init__(self, base_url: str, path: str, *headers: str) -> None:
         address = urlsplit(base_url)

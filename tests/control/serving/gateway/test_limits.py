@@ -1,4 +1,4 @@
-"""Limits of the requests that an organization has in progress: their number, and what they may cost."""
+"""The limits on an organization's requests in progress: on their number, and on the cost that they may cause."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -62,7 +62,9 @@ def test_refused_and_failed_requests_no_longer_count_as_open(client: httpx2.Clie
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_caller_who_disconnects_no_longer_counts(client: httpx2.Client, settings: Settings, stream: bool) -> None:
+def test_a_request_no_longer_counts_once_its_caller_has_disconnected(
+    client: httpx2.Client, settings: Settings, stream: bool
+) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"max_open_completions": 1})
     with pytest.raises(httpx2.ReadTimeout):
         client.post("/chat/completions", json=chat("linger", stream=stream), timeout=0.5)

@@ -1,4 +1,5 @@
-"""Of two organizations one opens 500 streams: what they use in the gateway's process, and what the other one notices.
+"""One of two organizations opens 500 streams. The tests measure what these streams use in the gateway's process, and
+how they affect the other organization.
 
 The gateway, its database and all sockets are real. The engine is pretended (`benchmarks.gateway.engine`), so that only
 the gateway is measured, and the crowd of callers is a process of its own.
@@ -27,7 +28,7 @@ from tests.workers.supervisor.live import LiveStack
 NUM_STREAMS, NUM_CALLERS = 500, 200
 MAX_THREADS, MAX_CONNECTIONS, MAX_BYTES = 32, 16, 300 * 10**6
 NUM_REQUESTS, ATTEMPTS = 150, 3
-SMALL_SECONDS = 0.005  # below this, a ratio of two times says more about the machine than about the gateway
+SMALL_SECONDS = 0.005  # below this duration, the ratio of two times is mostly noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

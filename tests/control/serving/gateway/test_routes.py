@@ -46,7 +46,7 @@ def port_of(route: Route) -> int:
 
 
 class Reads:
-    """Stands for the threads that read routes: the results of `answers` in order."""
+    """Stands in for the threads that read routes, and returns the results in `answers` one after the other."""
 
     def __init__(self, *answers: Route | ApiError) -> None:
         self.answers = list(answers)
@@ -89,7 +89,7 @@ def test_a_route_is_read_again_after_a_second(clock: list[float]) -> None:
     assert asyncio.run(run()) == [1, 1, 2]
 
 
-def test_keys_with_other_rights_and_other_models_have_routes_of_their_own(clock: list[float]) -> None:
+def test_routes_are_cached_separately_for_each_model_and_for_keys_with_other_rights(clock: list[float]) -> None:
     async def run() -> int:
         reads = Reads(*(make_route(number) for number in range(4)))
         found = Routes(reads)
@@ -101,7 +101,7 @@ def test_keys_with_other_rights_and_other_models_have_routes_of_their_own(clock:
     assert asyncio.run(run()) == 4
 
 
-def test_a_refusal_is_not_kept(clock: list[float]) -> None:
+def test_a_refused_route_is_not_cached(clock: list[float]) -> None:
     async def run() -> int:
         found = Routes(Reads(ApiError(503, "It is starting."), make_route(1)))
         with pytest.raises(ApiError):
@@ -111,7 +111,7 @@ def test_a_refusal_is_not_kept(clock: list[float]) -> None:
     assert asyncio.run(run()) == 1
 
 
-def test_a_caller_who_disconnects_does_not_end_the_reading_for_others(clock: list[float]) -> None:
+def test_a_caller_who_disconnects_does_not_end_the_lookup_of_a_route_for_others(clock: list[float]) -> None:
     async def run() -> int:
         found = Routes(Reads(make_route(1)))
         first, second = (asyncio.create_task(found.find(KEY, "m")) for _ in range(2))

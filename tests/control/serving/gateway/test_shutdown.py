@@ -1,4 +1,4 @@
-"""A server that is stopped tells the callers of its open requests, and counts them all."""
+"""When a server is stopped, the callers of its open requests are told so, and all these requests are counted."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -292,7 +292,7 @@ def test_a_key_can_be_restricted_only_to_deployments_of_its_project(
     assert (response.status_code, error_code(response)) == (404, "deployment_not_found")
 
 
-def test_the_migration_assigns_what_keys_of_projects_have_created(
+def test_the_migration_assigns_objects_that_keys_of_projects_created_to_these_projects(
     organization: Organization, project: Project, project_client: Client, client: Client
 ) -> None:
     make_base_model("m")

@@ -42,7 +42,9 @@ def test_every_role_has_scopes_that_exist() -> None:
         ("read_only", ["files:read", "usage:read"], [ADMIN, INFERENCE, "files:write"]),
     ],
 )
-def test_the_roles_mean_what_the_documentation_says(role: str, allowed: list[str], refused: list[str]) -> None:
+def test_the_roles_have_the_scopes_that_the_documentation_lists(
+    role: str, allowed: list[str], refused: list[str]
+) -> None:
     assert [scope for scope in allowed if not is_granted(scope, ROLE_SCOPES[role])] == []
     assert [scope for scope in refused if is_granted(scope, ROLE_SCOPES[role])] == []
 
@@ -52,7 +54,7 @@ def test_the_roles_mean_what_the_documentation_says(role: str, allowed: list[str
 def test_on_every_route_a_key_can_do_what_its_members_role_allows(
     route: Route, method: str, role: str, organization: Organization
 ) -> None:
-    """The key has all scopes. Only the role, which was changed after the key had been created, limits it."""
+    """The key has all scopes. Only the role limits the key; the role was changed after the key had been created."""
     make_member(organization, "owner", "another@example.com")
     member = make_member(organization, "owner")
     _, client = key_of(member)
@@ -101,8 +103,8 @@ def test_a_key_created_or_rotated_with_a_members_key_keeps_the_member(organizati
     assert {created["member_id"], rotated["member_id"]} == {member.public_id}
 
 
-def test_a_key_limited_by_a_role_cannot_grant_what_the_role_lacks(organization: Organization) -> None:
-    """The key's own scopes would allow it; its member is no owner any more."""
+def test_a_key_limited_by_a_role_cannot_grant_scopes_that_the_role_lacks(organization: Organization) -> None:
+    """The key's own scopes would allow it, but the key's member is no longer an owner."""
     make_member(organization, "owner", "another@example.com")
     member = make_member(organization, "owner")
     _, client = key_of(member, scopes=["*"])

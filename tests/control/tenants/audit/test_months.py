@@ -94,7 +94,9 @@ def test_a_month_that_was_not_exported_is_not_dropped(
     assert events_left() == {mine, foreign}
 
 
-def test_an_export_that_was_read_in_part_is_no_export(client: Client, organization: Organization) -> None:
+def test_an_export_that_was_read_only_in_part_does_not_allow_to_drop_the_month(
+    client: Client, organization: Organization
+) -> None:
     make_event(organization, FIRST)
     response: Any = client.get(f"/v1/audit_events/export?month={MONTH}")
 
@@ -106,7 +108,8 @@ def test_an_export_that_was_read_in_part_is_no_export(client: Client, organizati
 def test_a_month_with_an_event_that_the_export_lacks_is_not_dropped(client: Client, organization: Organization) -> None:
     make_event(organization, FIRST)
     _, receipt = export(client)
-    make_event(organization, LAST)  # its transaction began before the end of the month and ended after the export
+    # like an event whose transaction began before the end of the month and ended after the export
+    make_event(organization, LAST)
 
     refused = drop(client, receipt["sha256"])
 
@@ -154,7 +157,7 @@ def change_export(**values: Any) -> object:
 def test_the_database_refuses_every_other_deletion(
     organization: Organization, statement: Callable[[], object], num_events: int, is_this_month: bool
 ) -> None:
-    """Also if the statement comes from code that does not use the services."""
+    """The deletion is refused even if the statement comes from code that does not use the services."""
     month = timezone.now().date().replace(day=1) if is_this_month else FIRST.date()
     make_event(organization, FIRST)
     values = {"organization": organization, "month": month, "num_events": num_events, "sha256": "0" * 64}

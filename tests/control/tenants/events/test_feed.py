@@ -158,7 +158,7 @@ def test_events_of_each_organization_are_numbered_without_gaps(
 def test_many_events_are_numbered_by_few_statements_and_in_short_transactions(
     organization: Organization, other_organization: Organization
 ) -> None:
-    """As when an organization reads its feed for the first time."""
+    """This is the case when an organization reads its feed for the first time."""
     events = [Event(organization=organization, type="batch.completed", object_id=f"{n}") for n in range(2_200)]
     Event.objects.bulk_create(events)
     record_event(other_organization)

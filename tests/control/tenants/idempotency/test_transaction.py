@@ -23,7 +23,7 @@ from control.tenants.accounts.models import Organization
 from control.tenants.row_security.scope import Across, across_tenants
 from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_organization
 
-AT_ONCE_SECONDS = 2.0  # SQLite's writers and PostgreSQL's locks would wait as long as the storage does
+AT_ONCE_SECONDS = 2.0  # a writer that waited for the transaction would wait as long as the storage does
 
 
 class SlowStorage:
@@ -64,7 +64,7 @@ def in_thread(pool: ThreadPoolExecutor, work: Callable[[], Any]) -> "Future[Any]
 
 
 def check_others_write_at_once(organization: Organization, storage: SlowStorage, request: "Future[Any]") -> Any:
-    """Writes for the same organization while the request is storing its file. Returns the request's response."""
+    """Writes for the same organization while the request is storing its file. Returns the response to the request."""
     try:
         assert storage.is_writing.wait(20), request.result(1)
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Files, upload parts, adapters and captured requests count to the limit of stored bytes, exactly once each."""
+"""Files, upload parts, adapters and captured requests each count exactly once towards the limit of stored bytes."""
 
 import os
 from datetime import timedelta
@@ -82,7 +82,7 @@ def deployment(organization: Organization) -> Deployment:
     return deployment_create(organization=organization, name="math", base_model=make_base_model("tiny"))
 
 
-def test_each_part_counts_while_it_is_stored_and_no_longer(
+def test_each_kind_of_stored_object_counts_exactly_while_it_is_stored(
     client: Client, organization: Organization, deployment: Deployment
 ) -> None:
     assert usage_of(client) == parts()
@@ -192,7 +192,7 @@ def test_at_the_limit_a_capture_stops_with_a_reason_until_it_is_set_again(
     assert request_capture(deployment_id=deployment.pk, endpoint="/v1/completions", body={"prompt": "x"})
 
 
-def test_pruned_captures_free_their_bytes_however_many_they_are(
+def test_pruning_any_number_of_captured_requests_frees_their_bytes(
     client: Client, organization: Organization, deployment: Deployment
 ) -> None:
     capture(client, deployment)
@@ -215,7 +215,7 @@ def test_pruned_captures_free_their_bytes_however_many_they_are(
 
 
 def test_a_check_reads_no_table_of_objects(organization: Organization) -> None:
-    """Its cost therefore does not grow with the number of files."""
+    """The cost of the check therefore does not grow with the number of files."""
     with CaptureQueriesContext(connection) as queries:
         make_file(organization, b"x")
 

@@ -281,10 +281,11 @@ def test_a_resumed_batch_counts_towards_the_quota_of_queued_jobs(
     assert (response.status_code, response.json()["error"]["code"]) == (429, "queued_jobs_quota_exceeded")
 
 
-def test_the_request_reads_no_rows(
+def test_the_request_to_resume_a_batch_reads_no_rows(
     client: Client, organization: Organization, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of its queries does not depend on the number of rows, and it opens no stored object."""
+    """The number of the request's queries does not depend on the number of rows, and the request opens no stored
+    object."""
     batches = [make_ended_batch(tmp_path, make_organization(), num_rows=num_rows) for num_rows in (7, 7, 400)]
     Batch.objects.update(organization=organization, base_model=make_base_model("tiny", organization))
     for model in (File, Job):

@@ -168,7 +168,7 @@ def test_the_options_for_cut_answers_reach_the_batch_of_a_distillation_and_its_c
         ({"on_truncation": "continue", "max_continued_tokens": 1 << 40}, "max_continued_tokens"),
     ],
 )
-def test_options_for_cut_answers_that_are_invalid_or_without_effect_are_refused(
+def test_options_for_cut_answers_that_are_invalid_or_would_have_no_effect_are_refused(
     client: Client, organization: Organization, model: BaseModel, options: dict[str, Any], param: str
 ) -> None:
     prompts = make_file(organization, [chat_row("row")])
@@ -182,7 +182,7 @@ def test_options_for_cut_answers_that_are_invalid_or_without_effect_are_refused(
 
 
 @pytest.mark.parametrize("on_truncation", ["keep", "drop", "continue"])
-def test_training_drops_cut_answers_only_if_the_distillation_says_so(
+def test_training_drops_cut_answers_only_if_the_distillation_requests_it(
     client: Client, organization: Organization, model: BaseModel, on_truncation: str
 ) -> None:
     made = create_distillation(client, organization, on_truncation=on_truncation)

@@ -165,7 +165,9 @@ def test_a_finished_evaluation_has_a_report_and_a_verifiable_certificate(
     assert (evaluation.speculator.report, evaluation.speculator.plot_key) == (REPORT, "e/report.png")
 
 
-def test_a_certificate_of_an_inexact_machine_says_so(client: Client, organization: Organization) -> None:
+def test_a_certificate_of_an_inexact_machine_states_that_the_machine_is_inexact(
+    client: Client, organization: Organization
+) -> None:
     evaluation = make_finished(client, organization, exact_reason="the product down gives a row other bits")
 
     statement = client.get(f"/v1/evaluations/{evaluation.pk}/certificate").json()["statement"]

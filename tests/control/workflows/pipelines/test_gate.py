@@ -48,7 +48,7 @@ def test_the_speedup_is_judged_at_the_concurrency_that_the_gate_names(
 @pytest.mark.parametrize(
     ("outputs_equal", "passes"), [(True, False), ("model", False), ("model_and_adapter", True), (False, True)]
 )
-def test_a_gate_asks_for_answers_equal_to_the_model_or_to_the_model_with_its_adapter(
+def test_a_gate_can_require_answers_equal_to_those_of_the_model_or_of_the_model_with_its_adapter(
     outputs_equal: Any, passes: bool
 ) -> None:
     gate = Gate(min_speedup=0, outputs_equal=outputs_equal)

@@ -24,7 +24,7 @@ from tests.control.factories import make_file
 from tests.control.workflows.prompt_files import odd_passes
 from tests.source_tree import ROOT
 
-SERVER_BYTES = 256 << 20  # of the server process itself; it takes 180 MB with 500 open streams
+SERVER_BYTES = 256 << 20  # memory limit of the server process, which takes 180 MB with 500 open streams
 LIMITS = {"cpu_seconds": 60, "memory_bytes": 192 << 20}
 LARGE = b"{}\n" * (1 << 20)  # more than fits into the buffer of a pipe
 

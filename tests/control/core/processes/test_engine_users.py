@@ -163,12 +163,10 @@ def test_an_id_that_its_organization_has_not_used_for_a_day_is_released_and_its_
     reads = [*map(str, folders), *(f"{folder}/file" for folder in folders), str(secret), str(idle.home / "cache")]
     assert set(reads) <= set(trespass(idle, reads=reads).values["read"]), "the old user must be able to read them"
 
-    user = engine_user(config, "org_new")
-
-    assert user == idle
-    assert trespass(user, reads=reads).values["read"] == []
-    assert not user.home.exists()
-    assert list(user.home.parent.glob(f".{user.uid}.*")), "the old home is left to the limit of homes"
+    assert engine_user(config, "org_new") == idle
+    assert trespass(idle, reads=reads).values["read"] == []
+    assert not idle.home.exists()
+    assert list(idle.home.parent.glob(f".{idle.uid}.*")), "the old home is left to the limit of homes"
     with pytest.raises(NoFreeUser):
         engine_user(config, "org_4")
 

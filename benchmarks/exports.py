@@ -48,7 +48,7 @@ _DEPTH = 5  # draft tokens per pass, for speculators whose configuration does no
 _BATCH_SIZE, _MAX_SEQ_LEN = 16, 1024
 # Our drafters propose trees. With these values of module constants they propose a chain of the best tokens.
 _CHAIN_SETTINGS: dict[str, dict[str, Any]] = {
-    "engine.drafters.eagle3": {"WIDTH": 1, "_CANDIDATES": 1, "_LEAST_GAIN": 0.0},
+    "engine.drafters.eagle3": {"WIDTH": 1, "CANDIDATES": 1, "LEAST_GAIN": 0.0},
     "engine.drafters.medusa": {"CANDIDATES": 1},
     "engine.drafters.block_heads": {"CANDIDATES": 1},
     "engine.drafters.draft_model": {"_BRANCHES": 1},

@@ -218,6 +218,7 @@ class Failed:
     failure_class: str
     code: str
     message: str
+    num_rows: int | None = None  # if the memory did not suffice: the rows that the batch answered at once
 
 
 Event = Progress | Metrics | ShardDone | Checkpoint | Finished | Failed

@@ -3,10 +3,13 @@
 JobError
 ├── UserConfigError    the customer's model or settings are unusable; never retried
 ├── InvalidInputError  the customer's rows are unusable; never retried
-└── InfraError         this machine failed; another attempt may succeed
+├── InfraError         this machine failed; another attempt may succeed
+└── TooManyRows        the memory did not suffice for the rows that were answered at once; fewer may succeed
 """
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from workers.contracts import ContractError, Failed, FailureClass
 
@@ -35,13 +38,33 @@ class InfraError(JobError):
     failure_class = FailureClass.INFRA
 
 
+class TooManyRows(JobError):
+    failure_class = FailureClass.OUT_OF_MEMORY
+
+    def __init__(self, message: str, *, num_rows: int) -> None:
+        super().__init__("out_of_memory", message)
+        self.num_rows = num_rows
+
+
+@contextmanager
+def rows_at_once(num_rows: int) -> Iterator[None]:
+    """Raises: TooManyRows: the memory did not suffice in the block."""
+    try:
+        yield
+    except Exception as error:
+        if _is_out_of_memory(error):
+            raise TooManyRows(str(error) or type(error).__name__, num_rows=num_rows) from error
+        raise
+
+
 def failed_event(error: BaseException) -> Failed:
     """Returns the event with its failure class. Unknown exceptions are bugs, which are retried only a few times."""
     failure_class, code = _classify(error)
     message = str(error) or type(error).__name__
     if failure_class is FailureClass.BUG and not isinstance(error, JobError):
         message = f"{type(error).__name__}: {message}"
-    return Failed(failure_class=failure_class, code=code, message=message[:_MAX_MESSAGE])
+    num_rows = error.num_rows if isinstance(error, TooManyRows) else None
+    return Failed(failure_class=failure_class, code=code, message=message[:_MAX_MESSAGE], num_rows=num_rows)
 
 
 def _classify(error: BaseException) -> tuple[FailureClass, str]:

@@ -1,6 +1,7 @@
 """The test of row invariance at start-up: it passes with our kernels, names a planted fault, and stores successes."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from engine.models.base import Hidden, Rows
 from engine.models.dense import Decoder
 from engine.row_invariance import EXACT, RowInvariance, check_row_invariance
 from kernels.attention import AttentionRows
+from kernels.linear import LinearWeight
 from tests.tiny_model import make_tiny_model
 
 _reference = kernels.linear.linear_reference
@@ -98,6 +100,35 @@ def test_a_layer_that_depends_on_how_its_rows_are_read_is_found(
 
     reason = f"a layer gives rows other bits when they are read {how} than in one pass"
     assert verdict == RowInvariance(False, reason)
+
+
+def test_the_work_does_not_grow_with_the_number_of_equal_layers_and_is_that_of_few_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are counted instead of seconds. For SmolLM2, so many rows take about a second on two cores."""
+    num_rows: Counter[str] = Counter()
+    linear, forward = engine.row_invariance.linear, Decoder.forward
+
+    def counted_linear(x: Tensor, weight: LinearWeight) -> Tensor:
+        num_rows["products"] += len(x)
+        return linear(x, weight)
+
+    def counted_forward(self: Decoder, rows: Rows, cache: KVCache, tap_layers: Sequence[int] = ()) -> Hidden:
+        num_rows["layers"] += len(rows.token_ids) * self.config.num_layers
+        return forward(self, rows, cache, tap_layers)
+
+    monkeypatch.setattr(engine.row_invariance, "linear", counted_linear)
+    monkeypatch.setattr(Decoder, "forward", counted_forward)
+    work = []
+    for num_layers in (1, 12):
+        model = load_model(make_tiny_model(tmp_path / f"{num_layers} layers", num_layers=num_layers))
+        num_rows.clear()
+        assert check_row_invariance(model, folder=tmp_path / f"cache of {num_layers}") == EXACT
+        work.append(dict(num_rows))
+
+    assert work[0] == work[1]
+    assert work[0]["products"] <= 5_000  # of five shapes
+    assert work[0]["layers"] <= 4_000
 
 
 def test_a_success_is_stored_for_the_same_shapes_and_dtype_only(tmp_path: Path, count_tests: list[object]) -> None:

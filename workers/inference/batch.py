@@ -22,6 +22,7 @@ from engine.planned import fit, fit_rows
 from engine.tokenizer import Tokenizer
 from workers.contracts import BatchSpec, Finished, Progress, ShardDone, ShardRange
 from workers.emitter import Emit
+from workers.failures import rows_at_once
 from workers.inference.driver import RowEngine, answer_rows
 from workers.inference.loading import loading_failures
 from workers.inference.rows import (
@@ -41,21 +42,24 @@ logger = logging.getLogger(__name__)
 def run_batch(spec: BatchSpec, emit: Emit) -> Finished:
     with loading_failures():
         tokenizer = Tokenizer.load(Path(spec.model_dir))
-        engine = load_engine(
-            Path(spec.model_dir),
-            drafter=spec.drafter,
-            speculator_dir=Path(spec.speculator_dir) if spec.speculator_dir else None,
-            config=engine_config(spec),
+        config = engine_config(spec)
+    with rows_at_once(config.max_batch_size):
+        with loading_failures():
+            engine = load_engine(
+                Path(spec.model_dir),
+                drafter=spec.drafter,
+                speculator_dir=Path(spec.speculator_dir) if spec.speculator_dir else None,
+                config=config,
+            )
+        return answer_shards(
+            spec,
+            emit,
+            engine=engine,
+            tokenizer=tokenizer,
+            max_seq_len=engine.max_seq_len,
+            max_rows=engine.config.max_batch_size,
+            fingerprint=str(engine.fingerprint()),
         )
-    return answer_shards(
-        spec,
-        emit,
-        engine=engine,
-        tokenizer=tokenizer,
-        max_seq_len=engine.max_seq_len,
-        max_rows=engine.config.max_batch_size,
-        fingerprint=str(engine.fingerprint()),
-    )
 
 
 def engine_config(spec: BatchSpec) -> EngineConfig:

@@ -29,9 +29,9 @@ class Paused(Interruption):
 
 
 class AttemptFailed(Interruption):
-    def __init__(self, failure_class: FailureClass, code: str, message: str) -> None:
+    def __init__(self, failure_class: FailureClass, code: str, message: str, *, num_rows: int | None = None) -> None:
         super().__init__(message)
-        self.failure = Failure(failure_class=failure_class, code=code, message=message)
+        self.failure = Failure(failure_class=failure_class, code=code, message=message, num_rows=num_rows)
 
 
 class ChildCrashed(AttemptFailed):

@@ -17,7 +17,18 @@ from control.queue.jobs.config import get_job_config
 from control.queue.jobs.failures import KILLED
 from control.queue.jobs.services import job_metrics, job_progress
 from control.queue.jobs.state import LeaseLost
-from workers.contracts import Checkpoint, Event, Failed, FailureClass, Finished, Metrics, Progress, ShardDone, Spec
+from workers.contracts import (
+    MAX_ROWS,
+    Checkpoint,
+    Event,
+    Failed,
+    FailureClass,
+    Finished,
+    Metrics,
+    Progress,
+    ShardDone,
+    Spec,
+)
 from workers.supervisor.attempt import Attempt
 from workers.supervisor.child import ChildProcess
 from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, Draining, Paused
@@ -128,7 +139,7 @@ class _Watch:
                 _check_paths(self._attempt.folder, event.artifacts.values())
                 return event
             case Failed():
-                raise AttemptFailed(_failure_class(event), event.code, event.message)
+                raise attempt_failed(event)
             case ShardDone() | Checkpoint():
                 _check_paths(self._attempt.folder, [event.path])
                 self._write_progress(at_once=True)  # the checkpoint's job event includes the metrics written last
@@ -184,11 +195,15 @@ class _Watch:
             )
 
 
-def _failure_class(event: Failed) -> FailureClass:
+def attempt_failed(event: Failed) -> AttemptFailed:
+    """Returns the failure that the child reports. A model that took over its process can send any values."""
     try:
-        return FailureClass(event.failure_class)
+        failure_class = FailureClass(event.failure_class)
     except ValueError:
-        return FailureClass.BUG
+        failure_class = FailureClass.BUG
+    is_valid = isinstance(event.num_rows, int) and 1 <= event.num_rows <= max(MAX_ROWS.values())
+    num_rows = event.num_rows if is_valid else None
+    return AttemptFailed(failure_class, event.code, event.message, num_rows=num_rows)
 
 
 def _check_paths(folder: Path, paths: Iterable[str]) -> None:

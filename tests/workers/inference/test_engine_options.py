@@ -17,7 +17,7 @@ from tests.workers.inference.test_batch import run
 from tests.workers.inference.test_evaluation import make_spec as evaluation_spec
 from tests.workers.support import Recorder, chat_rows
 from workers.contracts import EVALUATION_ENGINES, MAX_ROWS, FailureClass
-from workers.failures import UserConfigError, failed_event
+from workers.failures import TooManyRows, UserConfigError, failed_event
 from workers.inference import batch, evaluation
 from workers.model_sizes import ModelSizes
 from workers.planning import Wanted, kv_slot_bytes, plan
@@ -33,6 +33,25 @@ def test_a_batch_without_a_size_has_as_many_rows_as_its_memory_holds(tmp_path: P
     assert (limited.max_batch_size, limited.kv_cache_bytes) == (5, five_rows.kv_cache)
     assert batch.engine_config(spec).max_batch_size == MAX_ROWS["cpu"]
     assert batch.engine_config(replace(spec, max_batch_size=3, memory_bytes=10**9)).max_batch_size == 3
+
+
+@pytest.mark.parametrize("fails_in", ["load_engine", "answer_rows"])
+def test_a_batch_out_of_memory_reports_how_many_rows_it_answered_at_once(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, fails_in: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    sizes = ModelSizes.of(read_config(tiny_model))
+    memory_bytes = plan(sizes, Wanted(device="cpu", memory_bytes=10**9, concurrency=5)).parts.total
+    spec = replace(batch_spec(tmp_path, tiny_model, chat_rows(9)), max_batch_size=None, device="cpu")
+    monkeypatch.setattr(batch, fails_in, fail)
+
+    with pytest.raises(TooManyRows) as raised:
+        run(replace(spec, memory_bytes=memory_bytes))
+
+    event = failed_event(raised.value)
+    assert (event.failure_class, event.code, event.num_rows) == (FailureClass.OUT_OF_MEMORY, "out_of_memory", 5)
 
 
 def test_the_engine_never_holds_more_rows_than_were_planned(

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.conf import settings
@@ -15,10 +16,10 @@ from django.conf import settings
 from control.core.settings.config import get_config
 from control.models.catalog.cache import copy_folder, model_copies_limit, use_copy
 from control.queue.jobs import config
-from workers.contracts import EvaluationSpec, Event, Failed, Finished, Progress
+from workers.contracts import EvaluationSpec, Event, Failed, FailureClass, Finished, Progress
 from workers.supervisor.child import ChildProcess
 from workers.supervisor.outcomes import AttemptFailed
-from workers.supervisor.run_child import model_used
+from workers.supervisor.run_child import attempt_failed, model_used
 
 RunScript = Callable[..., ChildProcess]
 SPEC = EvaluationSpec(
@@ -100,6 +101,15 @@ def is_running(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"), [(5, 5), (1, 1), (0, None), (-3, None), (10**30, None), (5.0, None), ("many", None)]
+)
+def test_the_number_of_rows_of_a_failed_child_is_kept_if_a_batch_can_have_it(sent: Any, kept: int | None) -> None:
+    event = Failed(failure_class="out_of_memory", code="out_of_memory", message="Too big.", num_rows=sent)
+    failure = attempt_failed(event).failure
+    assert (failure.failure_class, failure.num_rows) == (FailureClass.OUT_OF_MEMORY, kept)
 
 
 def test_standard_error_of_the_child_is_copied_to_the_log(run_script: RunScript, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 
 from control.billing.spending.models import SpendCap, SpendReservation
 from control.billing.spending.selectors import REACHED, caps_of, describe, format_usd, spent_nanousd
-from control.core.api.errors import ApiError
+from control.core.api.errors import ApiError, over_limit
 from control.core.database_clock import from_now
 from control.tenants.authentication.caller import Caller
 
@@ -66,13 +66,10 @@ def _check(cap: SpendCap, reservations: QuerySet[SpendReservation], nanousd: int
     if spent < cap.nanousd and spent + reserved + nanousd <= cap.nanousd:
         return
     if spent >= cap.nanousd:
-        raise _refusal(f"{describe(cap, spent)}.", REACHED, {"x-should-retry": "false"})
+        raise over_limit(f"{describe(cap, spent)}.", REACHED)
     cost = f"This request may cost up to {format_usd(nanousd)}; a lower max_tokens reduces this amount."
     if spent + nanousd > cap.nanousd:
-        raise _refusal(f"{describe(cap, spent)}. {cost}", REACHED, {"x-should-retry": "false"})
+        raise over_limit(f"{describe(cap, spent)}. {cost}", REACHED)
     message = f"{describe(cap, spent)}, and requests in progress may cost another {format_usd(reserved)}. {cost}"
-    raise _refusal(message, "spend_cap_reserved", {"Retry-After": str(RETRY_AFTER_SECONDS)})
-
-
-def _refusal(message: str, code: str, headers: dict[str, str]) -> ApiError:
-    return ApiError(429, message, code, type="insufficient_quota", headers=headers)
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    raise ApiError(429, message, "spend_cap_reserved", type="insufficient_quota", headers=headers)

@@ -91,8 +91,9 @@ def usage_add_all(usage: Sequence[Used]) -> int:
     Returns: the cost of all usage.
     """
     spent: list[tuple[Caller, dt.datetime, int]] = []
+    prices = {model_id: price_of(model_id) for model_id in {used.base_model_id for used in usage}}
     for used in sorted(usage, key=lambda used: (*used.row().values(), used.object_id)):
-        price = price_of(used.base_model_id)
+        price = prices[used.base_model_id]
         counts = _counts(used, price)
         if not ledger_add(*_ledger_lines(used, price, counts)):
             continue

@@ -49,6 +49,14 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
+def over_limit(message: str, code: str, *, retry_after_seconds: int | None = None) -> ApiError:
+    """429 for a limit that a client's own quick retries would reach again."""
+    headers = {"x-should-retry": "false"}
+    if retry_after_seconds is not None:
+        headers["Retry-After"] = str(retry_after_seconds)
+    return ApiError(429, message, code, type="insufficient_quota", headers=headers)
+
+
 def error_response(error: ApiError) -> JsonResponse:
     """Builds the response for views that do not use rest_framework, such as those of the gateway."""
     return JsonResponse(error.body(), status=error.status, headers=error.headers)

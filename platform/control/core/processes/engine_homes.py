@@ -3,10 +3,9 @@
 In the data folder:
     engine_homes/UID            a home
     engine_homes/.UID.*         a home that is being deleted
-    engine_home_locks/UID.lock  in use while a process has the home; its modification time is that of the last use
+    engine_home_locks/UID.lock  in use while a process has the home (`engine_users.home_lock`)
 
-The locks lie in a folder that engines cannot reach, so that none can block another organization's home. `du` and `rm`
-measure and delete, because they cope with folders nested so deeply that Python's own functions fail.
+`du` and `rm` measure and delete, because they cope with folders nested so deeply that Python's own functions fail.
 """
 
 import os
@@ -17,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from control.core.processes.engine_users import HOME_LOCKS, EngineUser
+from control.core.processes.engine_users import EngineUser, home_lock
 from control.core.processes.in_use import locked_if_unused, open_in_use
 from control.core.settings.config import Config
 
@@ -35,7 +34,7 @@ def use_home(user: EngineUser) -> IO[bytes]:
     Returns: a file that keeps the home from being deleted while this process, or one that inherits it, has it open.
     Raises: TimeoutError: a process of this user has locked its home.
     """
-    lock = open_in_use(_lock_path(user.home), max_wait_seconds=MAX_WAIT_SECONDS)
+    lock = open_in_use(home_lock(user.home), max_wait_seconds=MAX_WAIT_SECONDS)
     os.utime(lock.fileno())
     for folder in (user.home, user.home / "cache", user.home / "tmp"):
         if not folder.is_dir():
@@ -52,7 +51,7 @@ def engine_homes_limit(config: Config) -> None:
     homes = config.data_dir.resolve() / "engine_homes"
     if not homes.is_dir():
         return
-    limiting = _lock_path(homes / ".limit")
+    limiting = home_lock(homes / ".limit")
     is_first = not limiting.exists()
     with locked_if_unused(limiting) as is_mine:
         if not is_mine or (not is_first and limiting.stat().st_mtime > time.time() - MEASURE_SECONDS):
@@ -69,7 +68,7 @@ def engine_homes_limit(config: Config) -> None:
 
 
 def _used_at(home: Path) -> float:
-    lock = _lock_path(home)
+    lock = home_lock(home)
     with locked_if_unused(lock) as is_unused:
         if not is_unused:
             os.utime(lock)
@@ -77,12 +76,11 @@ def _used_at(home: Path) -> float:
 
 
 def _delete_if_unused(home: Path) -> bool:
-    lock = _lock_path(home)
+    lock = home_lock(home)
     with locked_if_unused(lock) as is_unused:
         if not is_unused:
             return False
         hidden = home.rename(home.with_name(f".{home.name}.{secrets.token_hex(4)}"))
-        lock.unlink()
     _remove(hidden)  # without the lock, because it can take long
     return True
 
@@ -100,7 +98,3 @@ def _num_bytes(home: Path, *, if_unknown: int) -> int:
 def _remove(folder: Path) -> None:
     with suppress(subprocess.TimeoutExpired):  # the next call of `engine_homes_limit` continues
         subprocess.run(["rm", "-rf", "--", folder], capture_output=True, timeout=COMMAND_SECONDS)
-
-
-def _lock_path(home: Path) -> Path:
-    return home.parent.with_name(HOME_LOCKS) / f"{home.name}.lock"

@@ -2,7 +2,9 @@
 
 `SLIPSTREAM_ENGINE_UIDS=20000-29999` switches this on; the parent must then run as root. Each organization gets the
 lowest free id of the range when its first process starts on this machine, and keeps it: `engine_users.json` in the data
-folder records the ids. The group id equals the user id, and no user or group of these ids needs to exist.
+folder records the ids. When the range has no free id, an organization without a process on this machine for a day loses
+its own, and gets another one when it returns. The group id equals the user id, and no user or group of these ids needs
+to exist.
 
 What such a process may reach in the data folder:
     models/ID, deployments/ID, work/JOB   read, if they belong to its organization; in work/JOB it writes its results
@@ -16,21 +18,28 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from django.core.exceptions import ImproperlyConfigured
 
+from control.core.processes.in_use import locked_if_unused
 from control.core.settings.config import Config
 
 HOME_LOCKS = "engine_home_locks"
 _SHARED = ("models", "deployments", "work", "engine_homes")  # may be passed through, but not listed
 
 
+# Longer than any start of a process, which reserves the id first, and makes files readable and the home afterwards.
+RELEASE_SECONDS = 24 * 3600.0
+
+
 class NoFreeUser(Exception):
-    """Every id of the range belongs to an organization."""
+    """Every id of the range belongs to an organization, and none of them can be released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +80,18 @@ def engine_user(config: Config, organization_id: str) -> EngineUser | None:
     _close_to_other_users(data_dir)
     with os.fdopen(os.open(data_dir / "engine_users.json", os.O_RDWR | os.O_CREAT, 0o600), "r+") as record:
         fcntl.flock(record, fcntl.LOCK_EX)  # workers and the supervisor of this machine share the record
-        uid = _recorded_uid(record, organization_id, uids)
-    return EngineUser(uid, data_dir / "engine_homes" / str(uid))
+        uid = _recorded_uid(record, organization_id, uids, data_dir)
+        user = EngineUser(uid, data_dir / "engine_homes" / str(uid))
+        home_lock(user.home).touch()
+    return user
+
+
+def home_lock(home: Path) -> Path:
+    """In use while a process has the home. The modification time is that of the last use of the user.
+
+    The locks lie in a folder that engines cannot reach, so that none can block another organization's home.
+    """
+    return home.parent.with_name(HOME_LOCKS) / f"{home.name}.lock"
 
 
 def make_readable(folder: Path, user: EngineUser | None) -> None:
@@ -117,7 +136,7 @@ def _close_to_other_users(data_dir: Path) -> None:
                 path.chmod(path.stat().st_mode & 0o770)
 
 
-def _recorded_uid(record: TextIO, organization_id: str, uids: range) -> int:
+def _recorded_uid(record: TextIO, organization_id: str, uids: range, data_dir: Path) -> int:
     """The organization's id; a new one is written into the record, whose lock the caller holds."""
     recorded: dict[str, int] = json.loads(record.read() or "{}")
     if recorded.get(organization_id) in uids:
@@ -125,8 +144,47 @@ def _recorded_uid(record: TextIO, organization_id: str, uids: range) -> int:
     taken = set(recorded.values())
     free = next((uid for uid in uids if uid not in taken), None)
     if free is None:
-        raise NoFreeUser(f"all {len(uids)} ids of SLIPSTREAM_ENGINE_UIDS belong to other organizations")
+        idle = next((name for name, uid in recorded.items() if uid in uids and _is_released(data_dir, uid)), None)
+        if idle is None:
+            raise NoFreeUser(f"all {len(uids)} ids of SLIPSTREAM_ENGINE_UIDS belong to other organizations")
+        free = recorded.pop(idle)
     record.seek(0)
     record.truncate()
     json.dump({**recorded, organization_id: free}, record)
     return free
+
+
+def _is_released(data_dir: Path, uid: int) -> bool:
+    """Returns whether no process has used the id for `RELEASE_SECONDS`. If so, its files become root's.
+
+    Files outside of the data folder, which an engine may have made in /tmp, keep their owner.
+    """
+    home = data_dir / "engine_homes" / str(uid)
+    with locked_if_unused(home_lock(home)) as is_unused:
+        last_use = home_lock(home).stat().st_mtime
+        if not is_unused or last_use > time.time() - RELEASE_SECONDS or _has_process(uid):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            hidden = home.rename(home.with_name(f".{home.name}.{secrets.token_hex(4)}"))  # `engine_homes` deletes it
+            _close(hidden)
+        for name in ("models", "deployments", "work"):
+            for path in (data_dir / name).iterdir():
+                status = path.lstat()
+                if uid in (status.st_uid, status.st_gid):
+                    _close(path)
+    return True
+
+
+def _close(path: Path) -> None:
+    os.chown(path, 0, 0, follow_symlinks=False)
+    if not path.is_symlink():
+        path.chmod(0o700)
+
+
+def _has_process(uid: int) -> bool:
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended meanwhile
+            uids = next(line.split()[1:] for line in status.read_text().splitlines() if line.startswith("Uid:"))
+            if str(uid) in uids:
+                return True
+    return False

@@ -11,21 +11,30 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+MAX_WAIT_SECONDS = 5.0
 
-def open_in_use(path: Path, *, max_wait_seconds: float | None = None) -> IO[bytes]:
-    """Opens a file to append to it, and creates it if necessary. It counts as used until it is closed.
 
-    Waits while another process is in the block of `locked_if_unused`. A process that inherits the file could lock it
-    for ever; where that process is not trusted, give a limit. Raises: TimeoutError.
+def open_in_use(path: Path, *, max_wait_seconds: float | None = MAX_WAIT_SECONDS, mode: int = 0o666) -> IO[bytes]:
+    """Opens a file to append to it, and creates it with this mode if necessary. It counts as used until it is closed.
+
+    Waits while another process is in the block of `locked_if_unused`.
+
+    Args: max_wait_seconds: None only if no untrusted process inherits the file or may open it, because such a process
+        could lock it for ever.
+    Raises: TimeoutError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        file = path.open("ab")
+        file = _open(path, mode)
         _lock_shared(file, max_wait_seconds)
         with suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 return file
         file.close()  # a process in the block of `locked_if_unused` deleted the file before it was locked
+
+
+def _open(path: Path, mode: int) -> IO[bytes]:
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode))
 
 
 def _lock_shared(file: IO[bytes], max_wait_seconds: float | None) -> None:
@@ -47,9 +56,12 @@ def _lock_shared(file: IO[bytes], max_wait_seconds: float | None) -> None:
 
 @contextmanager
 def locked_if_unused(path: Path) -> Iterator[bool]:
-    """Yields whether no other process uses the file, which nobody can use during the block."""
+    """Yields whether no other process uses the file, which nobody can use during the block.
+
+    If the file does not exist, it is created, and other users cannot open it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
+    with _open(path, 0o600) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -15,6 +15,14 @@ def files_list(organization: Organization, *, purpose: str | None = None) -> Que
     return files if purpose is None else files.filter(purpose=purpose)
 
 
+def batch_file_check(file: File, *, param: str) -> File:
+    """Raises: ApiError: 400, the file does not have the rows of a batch."""
+    if file.purpose != File.Purpose.BATCH:
+        message = f"{param} must name a file with purpose 'batch', got one with purpose {file.purpose!r}"
+        raise ApiError(400, message, "invalid_value", param)
+    return file
+
+
 def file_get(organization: Organization, file_id: str, *, param: str = "file_id") -> File:
     """Raises: ApiError: 404, also for another organization's file."""
     file = files_list(organization).filter(pk=file_id).first()

@@ -2,8 +2,13 @@
 
 In the folder `models` of the data folder:
     ID         a complete copy: it appears and disappears by a rename, so that it is never partial
-    ID.lock    in use while a process uses or fetches the copy; its modification time is that of the last use
+    ID.lock    locked for moments, while a use begins or the copy is deleted; its modification time is that of the
+               last use
+    ID.lock.*  one file for each use, locked until the last process that inherited it has ended
     .ID.*      partial: being fetched, or being deleted
+
+An engine inherits the file of its own use only, and its user can open no other file of these. An engine that a hostile
+model has taken over can therefore lock nothing that another process waits for.
 
 Other folders there, which an operator may have put there, have no lock file and are left alone.
 """
@@ -12,6 +17,8 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -23,6 +30,7 @@ from control.core.settings.config import Config
 RECENT_SECONDS = 600.0
 
 _LOCK = ".lock"
+_PRIVATE = 0o600  # whoever can open a file can lock it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +49,11 @@ def use_copy(folder: Path) -> IO[bytes]:
 
     The copy may have been deleted before the call.
     """
-    lock = open_in_use(_lock_path(folder))
-    os.utime(lock.fileno())
-    return lock
+    with open_in_use(_lock_path(folder), max_wait_seconds=None, mode=_PRIVATE) as lock:
+        os.utime(lock.fileno())
+        os.fchmod(lock.fileno(), _PRIVATE)  # earlier releases created it with another mode
+        use = folder.with_name(f"{folder.name}{_LOCK}.{secrets.token_hex(8)}")
+        return open_in_use(use, mode=_PRIVATE)
 
 
 def use_if_copy(config: Config, folder: Path) -> IO[bytes] | None:
@@ -70,6 +80,7 @@ def model_copies_limit(config: Config) -> None:
     with locked_if_unused(folder / ".limit") as is_mine:
         if not is_mine:
             return
+        (folder / ".limit").chmod(_PRIVATE)  # earlier releases created it with another mode
         copies = [_tidied(path.with_name(path.name.removesuffix(_LOCK))) for path in folder.glob(f"[!.]*{_LOCK}")]
         excess = sum(copy.num_bytes for copy in copies) - config.max_model_copies_bytes
         for copy in sorted(copies, key=lambda copy: copy.used_at):
@@ -81,7 +92,7 @@ def _tidied(folder: Path) -> _Copy:
     """Records whether the copy is in use. If not, deletes its partial folders, which only a process that uses the copy
     creates."""
     lock = _lock_path(folder)
-    with locked_if_unused(lock) as is_unused:
+    with _locked_if_unused(folder) as is_unused:
         if is_unused:
             for partial in folder.parent.glob(f".{folder.name}.*"):
                 shutil.rmtree(partial, ignore_errors=True)
@@ -93,12 +104,27 @@ def _tidied(folder: Path) -> _Copy:
 
 def _delete_if_unused(folder: Path) -> bool:
     lock = _lock_path(folder)
-    with locked_if_unused(lock) as is_unused:
+    with _locked_if_unused(folder) as is_unused:
         if not is_unused or lock.stat().st_mtime > time.time() - RECENT_SECONDS:
             return False
         delete_copy(folder)
         lock.unlink()
     return True
+
+
+@contextmanager
+def _locked_if_unused(folder: Path) -> Iterator[bool]:
+    """Yields whether no process uses the copy. No use can begin during the block. Deletes the files of ended uses."""
+    with locked_if_unused(_lock_path(folder)) as is_unlocked:
+        uses = list(folder.parent.glob(f"{folder.name}{_LOCK}.*")) if is_unlocked else []
+        yield is_unlocked and sum(map(_deleted_if_ended, uses)) == len(uses)
+
+
+def _deleted_if_ended(use: Path) -> bool:
+    with locked_if_unused(use) as has_ended:
+        if has_ended:
+            use.unlink()
+    return has_ended
 
 
 def _all_copies(config: Config) -> Path:

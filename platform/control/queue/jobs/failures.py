@@ -3,7 +3,7 @@
 invalid_input, user_config, expired   no retry
 infra                                 retries as long as there is progress: ended by 3 attempts in a row without any
                                       progress, or by 8 that were lost: the machine was lost, or the process killed
-out_of_memory                         one retry, with half the batch size
+out_of_memory                         one retry; of a batch with half the rows that it answered at once
 bug                                   three attempts in all
 """
 
@@ -34,6 +34,7 @@ class Failure:
     failure_class: FailureClass
     code: str
     message: str
+    num_rows: int | None = None  # if the memory did not suffice: the rows that the batch answered at once
 
     def as_error(self) -> dict[str, str | bool]:
         """Returns the job's field `error`, which the customer sees."""

@@ -13,7 +13,7 @@ from django.db.models.functions import Coalesce, Now
 
 from control.billing.ledger.services import device_kind
 from control.billing.usage.services import usage_attribute
-from control.core.api.errors import ApiError
+from control.core.api.errors import over_limit
 from control.core.database_clock import from_now
 from control.core.settings.config import get_config
 from control.queue.jobs.attempts import attempt_ended, attempt_lost
@@ -36,7 +36,6 @@ from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
 from control.tenants.quotas.quota import organization_lock, quota_of
 from control.tenants.row_security.scope import Across, across_tenants
-from workers.contracts import FailureClass
 
 RECONCILE_LIMIT = 100
 CLAIM_TRIES = 10
@@ -93,8 +92,7 @@ def queued_quota_check(organization_id: str) -> None:
     limit = quota_of(organization_id).queued_jobs
     if Job.objects.filter(organization_id=organization_id, status=Job.Status.QUEUED).count() >= limit:
         message = f"Your organization has {limit:,} queued jobs, which is its limit. Try again when some have started."
-        headers = {"Retry-After": "60", "x-should-retry": "false"}  # a client's quick retries would fail too
-        raise ApiError(429, message, "queued_jobs_quota_exceeded", type="insufficient_quota", headers=headers)
+        raise over_limit(message, "queued_jobs_quota_exceeded", retry_after_seconds=60)
 
 
 def job_claim_next(*, worker: str) -> Claim | None:
@@ -243,16 +241,16 @@ def job_fail(*, claim: Claim, failure: Failure) -> bool:
             failures=failures,
             stalled_attempts=job.stalled_attempts - lost,
             lost_attempts=job.lost_attempts + lost,
-            params=_halved(job.params) if failure.failure_class is FailureClass.OUT_OF_MEMORY else job.params,
+            params=_with_half(job.params, failure.num_rows),
             # a requested cancellation does not wait for the back-off
             not_before=from_now(delay) if job.cancel_requested_at is None else None,
         )
     return False
 
 
-def _halved(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the params with half the batch size."""
-    return {**params, "max_batch_size": max(1, int(params.get("max_batch_size", 16)) // 2)}
+def _with_half(params: Mapping[str, Any], num_rows: int | None) -> dict[str, Any]:
+    """Returns the params with half the rows of the attempt, for which the memory did not suffice. None: no change."""
+    return {**params} if num_rows is None else {**params, "max_batch_size": max(1, num_rows // 2)}
 
 
 def job_release(*, claim: Claim) -> None:

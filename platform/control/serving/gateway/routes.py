@@ -17,7 +17,7 @@ from typing import Any
 
 from control.billing.spending.selectors import cap_reached, caps_of
 from control.billing.usage.selectors import price_of, require_price
-from control.core.api.errors import ApiError
+from control.core.api.errors import ApiError, over_limit
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import canary_of, deployment_by_name, replicas_up
 from control.serving.gateway.model_limits import model_limits
@@ -140,8 +140,7 @@ def route_read(key: ApiKey, model: str) -> Route:
     with as_tenant(key.organization_id, key.project_id):
         is_capped = caps_of(caller).exists()
         if is_capped and (reached := cap_reached(caller)):
-            headers = {"x-should-retry": "false"}
-            raise ApiError(429, reached.message, reached.code, type="insufficient_quota", headers=headers)
+            raise over_limit(reached.message, reached.code)
         deployment = deployment_by_name(key.organization, model, only=key.deployment_ids)
         canary = canary_of(deployment)
         main_processes, canary_processes = _processes(deployment), () if canary is None else _processes(canary)

@@ -21,7 +21,7 @@ from control.core.settings.config import get_config
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.core.storage.staging import StagedWriter, staged_writer
 from control.data.files.models import File
-from control.data.files.selectors import file_get
+from control.data.files.selectors import batch_file_check, file_get
 from control.models.catalog.selectors import base_model_get, base_models_list
 from control.models.engines.planning import Purpose, Workload, engine_plan
 from control.models.engines.schemas import EngineOptions
@@ -73,9 +73,7 @@ def batch_create(
     if completion_window not in COMPLETION_WINDOWS:
         message = f"completion_window must be one of {list(COMPLETION_WINDOWS)}, got {completion_window[:40]!r}"
         raise ApiError(400, message, "invalid_value", "completion_window")
-    if input_file.purpose != File.Purpose.BATCH:
-        message = f"input_file_id must name a file with purpose 'batch', got one with purpose {input_file.purpose!r}"
-        raise ApiError(400, message, "invalid_value", "input_file_id")
+    batch_file_check(input_file, param="input_file_id")
     assert input_file.organization_id == organization.pk, "callers find the file through file_get"
     base_model = base_model_get(organization, model) if model else None
     if base_model is not None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from control.core.api.errors import ApiError
 from control.core.transactions import change
 from control.data.files.models import File
+from control.data.files.selectors import batch_file_check
 from control.models.catalog.models import BaseModel
 from control.models.engines.schemas import EngineOptions
 from control.tenants.accounts.models import Organization
@@ -29,10 +29,7 @@ def distillation_create(
     engine: EngineOptions | None = None,
 ) -> Distillation:
     """Lets the model answer the prompts and keeps the token ids. Raises: ApiError: as `batch_create`."""
-    if prompts_file.purpose != File.Purpose.BATCH:
-        message = f"prompts_file must name a file with purpose 'batch', got one with purpose {prompts_file.purpose!r}"
-        raise ApiError(400, message, "invalid_value", "prompts_file")
-    endpoint = endpoint_of(prompts_file)
+    endpoint = endpoint_of(batch_file_check(prompts_file, param="prompts_file"))
     with change():
         batch = batch_create(
             organization=organization,

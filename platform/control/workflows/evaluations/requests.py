@@ -1,10 +1,9 @@
 """Carries out requests for evaluations that come from the API or the console."""
 
-from control.core.api.errors import ApiError
 from control.core.api.forms import ConsoleForm
 from control.data.files.choices import prompt_files
 from control.data.files.models import File
-from control.data.files.selectors import file_get
+from control.data.files.selectors import batch_file_check, file_get
 from control.models.catalog.choices import ready_speculators
 from control.models.catalog.selectors import speculator_get
 from control.models.engines.planning import engine_plan
@@ -35,10 +34,7 @@ def create_from(organization: Organization, body: EvaluationOptions) -> Evaluati
 
 def _prompts(organization: Organization, file_id: str) -> File:
     file = file_get(organization, file_id, param="prompts_file")
-    if file.purpose != File.Purpose.BATCH:
-        message = f"prompts_file must name a file with purpose 'batch', got one with purpose {file.purpose!r}"
-        raise ApiError(400, message, "invalid_value", "prompts_file")
-    return file
+    return batch_file_check(file, param="prompts_file")
 
 
 CREATE_EVALUATION = ConsoleForm(

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from control.core.api.errors import ApiError
+from control.core.api.errors import ApiError, over_limit
 from control.core.api.requests import parse_request
 from control.core.ids import fine_tuning_job_id
 from control.core.storage.undo import delete_stored_on_error
@@ -129,8 +129,7 @@ def fine_tuning_job_resume(*, job: FineTuningJob) -> bool:
         return False
     if current_job.paused["code"] != PAUSED_ON_REQUEST:
         message = f"{current_job.paused['message']} The job continues when the cap is raised or removed."
-        headers = {"x-should-retry": "false"}
-        raise ApiError(429, message, current_job.paused["code"], type="insufficient_quota", headers=headers)
+        raise over_limit(message, current_job.paused["code"])
     if pipeline.batch is not None and current_job.kind == Job.Kind.BATCH:
         batch_window_restart(batch=pipeline.batch)
     return job_resume(job=current_job, code=PAUSED_ON_REQUEST)

@@ -12,7 +12,7 @@ from control.core.ids import pipeline_id
 from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change
 from control.data.files.models import File
-from control.data.files.selectors import file_get
+from control.data.files.selectors import batch_file_check, file_get
 from control.data.files.services import file_add
 from control.models.catalog.models import BaseModel, Speculator
 from control.models.catalog.selectors import base_model_get, speculator_get
@@ -165,10 +165,7 @@ def _distillation_batch(organization: Organization, distillation_id: str | None,
 def _batch_file(organization: Organization, given: Mapping[str, File], file_id: str, param: str) -> File:
     """Returns one of the `given` files, or else a file of the organization."""
     file = given.get(file_id) or file_get(organization, file_id, param=param)
-    if file.purpose != File.Purpose.BATCH:
-        message = f"{param} must name a file with purpose 'batch', got one with purpose {file.purpose!r}"
-        raise ApiError(400, message, "invalid_value", param)
-    return file
+    return batch_file_check(file, param=param)
 
 
 def _refuse_taken_name(organization: Organization, name: str) -> None:

@@ -77,8 +77,10 @@ def test_usage_written_together_has_the_same_records_and_counters_as_usage_writt
         for number, model in enumerate(["b", "a", "b"])
     ]
 
-    cost = usage_add_all(usage)
+    with CaptureQueriesContext(connection) as queries:
+        cost = usage_add_all(usage)
 
+    assert sum('FROM "usage_price"' in query["sql"] for query in queries) == 1, "prices are read once per base model"
     sums = UsageRecord.objects.aggregate(cost=Sum(F("input_nanousd") + F("output_nanousd")), requests=Sum("requests"))
     assert sums == {"cost": cost, "requests": 6}
     assert cost == 6 * (5 + 3 * 7) * USD

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from django.core.exceptions import ImproperlyConfigured
 from control.core.processes.child_environment import child_environment
 from control.core.processes.engine_homes import use_home
 from control.core.processes.engine_users import (
+    RELEASE_SECONDS,
     EngineUser,
     NoFreeUser,
     engine_user,
+    home_lock,
     make_model_readable,
     make_readable,
     make_writable,
@@ -130,6 +133,64 @@ def test_each_organization_keeps_its_own_user_even_if_many_ask_at_once(config: C
     assert sorted(set(uids)) == list(range(61000, 61010))
     with pytest.raises(NoFreeUser, match="all 10 ids"):
         engine_user(config, "org_11")
+
+
+def set_used(user: EngineUser, seconds_ago: float) -> None:
+    at = time.time() - seconds_ago
+    os.utime(home_lock(user.home), (at, at))
+
+
+@needs_root
+def test_an_id_that_its_organization_has_not_used_for_a_day_is_released_and_its_files_are_closed(
+    config: Config,
+) -> None:
+    users = {number: user_of(config, f"org_{number}") for number in range(10)}
+    for user in users.values():
+        set_used(user, RELEASE_SECONDS / 2)
+    idle = users[4]
+    set_used(idle, RELEASE_SECONDS + 60)
+    data_dir = config.data_dir
+    folders = [data_dir / name for name in ("models/a", "deployments/a", "work/a")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("content")
+        make_readable(folder, idle)
+    make_writable(folders[2] / "output", idle)
+    secret = folders[2] / "output" / "result"
+    secret.write_text("content")
+    os.chown(secret, idle.uid, idle.uid)
+    (idle.home / "cache").chmod(0o755)
+    reads = [*map(str, folders), *(f"{folder}/file" for folder in folders), str(secret), str(idle.home / "cache")]
+    assert set(reads) <= set(trespass(idle, reads=reads).values["read"]), "the old user must be able to read them"
+
+    assert engine_user(config, "org_new") == idle
+    assert trespass(idle, reads=reads).values["read"] == []
+    assert not idle.home.exists()
+    assert list(idle.home.parent.glob(f".{idle.uid}.*")), "the old home is left to the limit of homes"
+    with pytest.raises(NoFreeUser):
+        engine_user(config, "org_4")
+
+
+@needs_root
+def test_an_id_with_a_process_is_not_released_although_the_process_has_unlocked_its_home(config: Config) -> None:
+    users = {number: user_of(config, f"org_{number}") for number in range(10)}
+    sleeper = subprocess.Popen(
+        unprivileged([PYTHON, "-c", "print(1, flush=True); import time; time.sleep(60)"], uid=users[4].uid),
+        stdout=subprocess.PIPE,
+        cwd="/",
+    )
+    assert sleeper.stdout is not None
+    sleeper.stdout.readline()
+    with use_home(users[5]):
+        for user in (users[4], users[5]):
+            set_used(user, RELEASE_SECONDS + 60)
+        try:
+            with pytest.raises(NoFreeUser, match="all 10 ids"):
+                engine_user(config, "org_new")
+        finally:
+            sleeper.kill()
+            sleeper.communicate()
+        assert engine_user(config, "org_new") == users[4]
 
 
 @needs_root

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -118,6 +118,55 @@ def test_a_copy_is_kept_while_a_process_that_inherited_its_lock_lives_although_i
     finally:
         process.stdin.close()
         process.stdout.close()
+
+
+HOSTILE_ENGINE = """
+import fcntl, sys
+fcntl.flock(int(sys.argv[1]), fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def hostile_engine(fd: int) -> Iterator[None]:
+    """A process that has inherited an open file and has locked it."""
+    command = [sys.executable, "-c", HOSTILE_ENGINE, str(fd)]
+    with subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+        try:
+            assert engine.stdout is not None
+            assert engine.stdout.readline() == b"locked\n"
+            yield
+        finally:
+            engine.kill()
+
+
+def test_an_engine_that_locks_the_file_it_inherits_keeps_its_copy_and_delays_no_other_use(config: Config) -> None:
+    config = config.model_copy(update={"max_model_copies_bytes": 0})
+    folder, unused = (make_copy(config, name, used_seconds_ago=9_000) for name in ("shared", "unused"))
+    use = use_copy(folder)
+    with ThreadPoolExecutor(1) as pool, hostile_engine(use.fileno()):
+        use.close()
+        pool.submit(lambda: use_copy(folder).close()).result(timeout=60)
+        set_used(folder, 9_000)
+        model_copies_limit(config)
+        assert folder.exists(), "the engine still uses it"
+        assert not unused.exists()
+    set_used(folder, 9_000)
+    model_copies_limit(config)
+    assert not folder.exists()
+    assert [path.name for path in folder.parent.iterdir()] == [".limit"], "files of ended uses are deleted"
+
+
+def test_no_other_user_can_open_the_files_that_are_locked(config: Config) -> None:
+    folder = make_copy(config, "model", used_seconds_ago=0)
+    lock = Path(f"{folder}.lock")
+    lock.chmod(0o644)  # as an earlier release created it
+    with use_copy(folder):
+        model_copies_limit(config)
+        files = [path for path in folder.parent.iterdir() if path.is_file()]
+        assert {path.name.split(".lock")[0] for path in files} == {"model", ".limit"}
+        assert all(path.stat().st_mode & 0o077 == 0 for path in files)
 
 
 def test_a_deletion_that_is_interrupted_leaves_no_folder_that_is_used_again(

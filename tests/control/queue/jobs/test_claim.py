@@ -233,11 +233,16 @@ def test_infra_failures_are_retried_while_there_is_progress() -> None:
     assert job.error["code"] == "worker_crash_loop"
 
 
-def test_a_job_out_of_memory_is_retried_once_with_a_smaller_batch() -> None:
+@pytest.mark.parametrize(("num_rows", "expected"), [(256, 128), (5, 2), (1, 1), (None, None)])
+def test_a_job_out_of_memory_is_retried_once_with_half_the_rows_that_it_ran(
+    num_rows: int | None, expected: int | None
+) -> None:
     job = submit()
-    failure = Failure(failure_class=FailureClass.OUT_OF_MEMORY, code="out_of_memory", message="Too big.")
+    failure = Failure(
+        failure_class=FailureClass.OUT_OF_MEMORY, code="out_of_memory", message="Too big.", num_rows=num_rows
+    )
     assert not job_fail(claim=claim(job), failure=failure)
     job.refresh_from_db()
-    assert job.params["max_batch_size"] == 8  # half of the default
+    assert job.params.get("max_batch_size") == expected
     end_backoff(job)
     assert job_fail(claim=claim(job), failure=failure)

@@ -13,6 +13,7 @@ from control.billing.usage.models import UsageRecord
 from control.billing.usage.services import price_set
 from control.core.observability import metrics
 from control.core.settings.config import get_config
+from control.serving.deployments.models import Deployment
 from control.tenants.accounts.models import Organization
 from tests.control.serving.gateway.test_gateway import chat, wait_for
 
@@ -73,9 +74,10 @@ def test_a_request_no_longer_counts_once_its_caller_has_disconnected(
 
 
 @pytest.fixture
-def cap(caller: Organization) -> SpendCap:
-    """Of 10 USD, while an output token costs 1 USD and the tokens of prompts nothing."""
-    price_set(base_model_id="", input_nanousd=0, output_nanousd=USD)
+def cap(caller: Organization, deployment: Deployment) -> SpendCap:
+    """Of 10 USD, while an output token of the model costs 1 USD; prompts and the tokens of other models are free."""
+    price_set(base_model_id="", input_nanousd=0, output_nanousd=0)
+    price_set(base_model_id=deployment.base_model_id, input_nanousd=0, output_nanousd=USD)
     return SpendCap.objects.create(organization=caller, nanousd=10 * USD)
 
 

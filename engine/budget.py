@@ -149,15 +149,19 @@ class DraftBudget:
         size = sum((PassSize.of_rows(1, context) for context in contexts), NO_ROWS)
         plain_seconds, expected = self._cost.seconds(size), float(len(drafts))
         offers = self._offers(drafts, contexts, tokens_per_second=len(drafts) / plain_seconds)
-        best_rate = expected / self._pass_seconds(size + others, estimate)
-        best_taken, best_expected, best_size = 0, expected, size
+        whole = size + others
+        rows, keys, row_keys = whole.rows, whole.keys, whole.row_keys
+        best_rate = expected / self._pass_seconds(whole, estimate)
+        best_taken, best_expected = 0, expected
         for taken, (_, index, _, survival) in enumerate(offers, start=1):
             expected += survival
-            size += PassSize(1, 1, contexts[index] + 1)
-            rate = expected / self._pass_seconds(size + others, estimate)
+            row_keys += contexts[index] + 1
+            rate = expected / (self._cost.seconds_of(rows + taken, keys + taken, row_keys) + estimate.draft_seconds)
             if rate > best_rate:
-                best_rate, best_taken, best_expected, best_size = rate, taken, expected, size
+                best_rate, best_taken, best_expected = rate, taken, expected
         # The gain ignores other rows: next to a long prompt no draft would make a difference.
+        best_row_keys = sum(contexts[index] + 1 for _, index, _, _ in offers[:best_taken])
+        best_size = size + PassSize(best_taken, best_taken, best_row_keys)
         drafted_rate = best_expected / self._pass_seconds(best_size, estimate)
         gain = drafted_rate * plain_seconds / len(drafts)
         estimate.learn(gain, best_taken / len(drafts), resume_seconds / plain_seconds)

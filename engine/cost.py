@@ -15,9 +15,6 @@ import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 ROW_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MEASURE_SECONDS = 2.0  # time limit of the measurement; at least two repetitions are made even if they take longer
 _MAX_REPETITIONS = 20
@@ -28,9 +25,11 @@ _DOUBT = 5.0  # weight of a correction of 1 at every point, as a number of passe
 _UNIT_KEYS = 1000.0  # b and c are stored as the time of this many keys, relative to an empty pass of one row
 # Weights of the penalties. In passes of one row, keys and row_keys are equal; c is then estimated as a quarter of b,
 # because reading keys takes longer than a row's products with them.
-_PENALTIES = np.diag((0.5, 1.0, 4.0))
-_DEFAULTS = np.array((1.0, 0.0, 0.0))
-_LEAST = np.array((0.8, 0.0, 0.0))  # real passes are hardly faster than the fastest of the measured ones
+_PENALTIES = (0.5, 1.0, 4.0)
+_DEFAULTS = (1.0, 0.0, 0.0)
+_LEAST = (0.8, 0.0, 0.0)  # real passes are hardly faster than the fastest of the measured ones
+
+_Three = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +69,10 @@ class CostModel:
         self._ratios = [1.0] * len(row_counts)  # for each point, the average ratio of a real pass to the fitted time
         self._weights = [0.0] * len(row_counts)  # for each point, the faded number of passes near it
         self._unit = self._measured[0] / _UNIT_KEYS
-        self._products = _PENALTIES.copy()  # the normal equations of the fit, without the faded passes
-        self._targets = _PENALTIES @ _DEFAULTS
-        self._coefficients: list[float] = _DEFAULTS.tolist()
+        # the normal equations of the fit: [3, 3] and [3]
+        self._products = [[weight if i == j else 0.0 for j in range(3)] for i, weight in enumerate(_PENALTIES)]
+        self._targets = [weight * default for weight, default in zip(_PENALTIES, _DEFAULTS, strict=True)]
+        self._coefficients = list(_DEFAULTS)
 
     @classmethod
     def measure(cls, run: Callable[[int], float], row_counts: Sequence[int] = ROW_COUNTS) -> "CostModel":
@@ -87,8 +87,12 @@ class CostModel:
         return cls(row_counts, [min(times) for times in zip(*runs, strict=True)])
 
     def seconds(self, size: PassSize) -> float:
-        measured = self._interpolated(self._measured, size.rows)
-        return self._interpolated(self._corrected, size.rows) / measured * self._fitted(size, measured)
+        return self.seconds_of(size.rows, size.keys, size.row_keys)
+
+    def seconds_of(self, rows: int, keys: int, row_keys: int) -> float:
+        """Returns the seconds of a `PassSize`; the draft budget asks for many sizes per step."""
+        measured = self._interpolated(self._measured, rows)
+        return self._interpolated(self._corrected, rows) / measured * self._fitted(keys, row_keys, measured)
 
     def key_seconds(self) -> float:
         """Returns how much longer a pass takes with one more row, for each key of the row's context."""
@@ -98,8 +102,8 @@ class CostModel:
         """Corrects the model by the time of a real pass."""
         measured = self._interpolated(self._measured, size.rows)
         clipped = min(seconds, _OUTLIER * self.seconds(size))
-        self._fit(np.array((measured, size.keys * self._unit, size.row_keys * self._unit)) / seconds)
-        ratio = clipped / self._fitted(size, measured)
+        self._fit((measured / seconds, size.keys * self._unit / seconds, size.row_keys * self._unit / seconds))
+        ratio = clipped / self._fitted(size.keys, size.row_keys, measured)
         self._weights = [weight * _FADE for weight in self._weights]
         for point, share in self._neighbours(size.rows):
             self._weights[point] += share
@@ -112,16 +116,23 @@ class CostModel:
             ]
         )
 
-    def _fitted(self, size: PassSize, measured: float) -> float:
+    def _fitted(self, keys: int, row_keys: int, measured: float) -> float:
         a, b, c = self._coefficients
-        return a * measured + (b * size.keys + c * size.row_keys) * self._unit
+        return a * measured + (b * keys + c * row_keys) * self._unit
 
-    def _fit(self, features: NDArray[np.float64]) -> None:
-        """Adds a pass to the fit. features: [3] float64, the factors of a, b and c divided by the pass's time."""
-        self._products = _FADE * self._products + (1.0 - _FADE) * _PENALTIES + np.outer(features, features)
-        self._targets = _FADE * self._targets + (1.0 - _FADE) * (_PENALTIES @ _DEFAULTS) + features
-        fitted = np.linalg.solve(self._products, self._targets)
-        self._coefficients = np.maximum(fitted, _LEAST).tolist()
+    def _fit(self, features: _Three) -> None:
+        """Adds a pass to the fit. features: the factors of a, b and c divided by the pass's time.
+
+        It is computed without NumPy, whose calls take longer than the few operations on three numbers.
+        """
+        for i, (penalty, default, feature) in enumerate(zip(_PENALTIES, _DEFAULTS, features, strict=True)):
+            row = self._products[i]
+            for j, other in enumerate(features):
+                row[j] = _FADE * row[j] + feature * other
+            row[i] += (1.0 - _FADE) * penalty
+            self._targets[i] = _FADE * self._targets[i] + (1.0 - _FADE) * penalty * default + feature
+        fitted = _solved(self._products, self._targets)
+        self._coefficients = [max(value, least) for value, least in zip(fitted, _LEAST, strict=True)]
 
     def _right(self, rows: int) -> int:
         """Returns the index of the larger of the two points between which `rows` is interpolated."""
@@ -138,6 +149,17 @@ class CostModel:
         right = self._right(rows)
         x0, x1, y0, y1 = self._rows[right - 1], self._rows[right], seconds[right - 1], seconds[right]
         return max(y0 + (y1 - y0) * (rows - x0) / (x1 - x0), seconds[0])
+
+
+def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> _Three:
+    """Returns x of `matrix` x = `right`, for a symmetric, positive definite matrix [3, 3], by Gaussian elimination."""
+    (a, b, c), (_, d, e), (_, _, f) = matrix
+    x, y, z = right
+    d, e, f = d - b * b / a, e - b * c / a, f - c * c / a
+    y, z = y - x * b / a, z - x * c / a
+    third = (z - y * e / d) / (f - e * e / d)
+    second = (y - e * third) / d
+    return (x - b * second - c * third) / a, second, third
 
 
 def _rising(seconds: Sequence[float]) -> list[float]:

@@ -29,7 +29,10 @@ class Verdict:
 
 
 def verify(logits: Tensor, draft: Draft, sequence: Sequence, eos_token_ids: frozenset[int]) -> Verdict:
-    """Samples tokens along the path. Greedy tokens without adjustments are computed for all rows at once.
+    """Samples tokens along the path.
+
+    On the CPU only the rows on the path are read. On a GPU, all rows are tested, and greedy tokens without adjustments
+    are computed for all rows at once, because every answer of the GPU has to be waited for.
 
     Args:
         logits: [1 + N, V] float32 for N nodes, not modified. Row 0 follows the last committed token, row 1 + i node i.
@@ -38,14 +41,15 @@ def verify(logits: Tensor, draft: Draft, sequence: Sequence, eos_token_ids: froz
     children = {edge: node for node, edge in enumerate(zip(draft.parents, draft.tokens, strict=True))}
     sampling = sequence.request.sampling
     adjuster = Adjuster(sequence, eos_token_ids) if needs_adjusting(sequence) else None
-    finite = finite_rows(logits)
-    greedy = greedy_tokens(logits) if sampling.temperature == 0.0 and adjuster is None else None
+    at_once = logits.device.type != "cpu"
+    finite = finite_rows(logits) if at_once else None
+    greedy = greedy_tokens(logits) if at_once and sampling.temperature == 0.0 and adjuster is None else None
     path: list[int] = []
     tokens: list[int] = []
     node = -1  # the last committed token, as in Draft.parents
     while True:
         row = node + 1
-        if not finite[row]:
+        if not (finite[row] if finite is not None else finite_rows(logits[row : row + 1])[0]):
             return Verdict(tuple(path), tuple(tokens), failed=True)
         if greedy is not None:
             token = greedy[row]

@@ -1,7 +1,7 @@
-"""Grows the draft trees of the EAGLE-3 drafter on the CPU, in one call of cpu/eagle3.c.
+"""Observes passes and grows the draft trees of the EAGLE-3 drafter on the CPU, in one call of cpu/eagle3.c each.
 
-There is no reference here: engine/drafters/eagle3.py grows the same trees with single operations where this module
-cannot be used.
+There is no reference here: engine/drafters/eagle3.py does the same with single operations where this module cannot be
+used.
 
 Shape letters: B trees, N budget, H hidden size, Vd and V draft vocabulary and vocabulary of the target.
 """
@@ -60,6 +60,36 @@ class Root:
     top_k: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """How the target's taps become the layer's input.
+
+    product: [H, K], where K is the size of all taps of a position. norms: [K] float32, the weights of the norms before
+    the product, or None. num_norms: the number of equal parts of the K numbers that are normalized apart.
+    """
+
+    product: LinearWeight
+    norms: Tensor | None
+    num_norms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedRow:
+    """A position that a pass of the target has computed.
+
+    pass_row: its row in the pass. token: the token after the position. The row attends to `prefix_len` slots of row
+    `table_row` of the slot table, and then to `tail`, of which the last is its own `slot`.
+    """
+
+    pass_row: int
+    token: int
+    position: int
+    slot: int
+    table_row: int
+    prefix_len: int
+    tail: Sequence[int]
+
+
 Tree = tuple[list[int], list[int], list[float]]  # tokens, parents (-1: the root) and survivals of the nodes
 
 
@@ -94,13 +124,28 @@ class _Growth(ctypes.Structure):
     )
 
 
+class _Fusion(ctypes.Structure):
+    _fields_ = (("product", Linear), ("norms", POINTER), ("num_norms", LONG))
+
+
+class _Observation(ctypes.Structure):
+    _fields_ = (
+        ("M", LONG),
+        *((name, POINTER) for name in ("taps", "pass_rows", "tokens", "positions", "slots")),
+        *((name, POINTER) for name in ("slot_tables", "paths", "seqs", "prefix_lens", "path_lens")),
+        *((name, LONG) for name in ("table_stride", "path_stride")),
+        *((name, POINTER) for name in ("keys", "values", "read", "fed_back")),
+    )
+
+
 class TreeGrower:
-    """The weights of a drafter, as the compiled function reads them."""
+    """The weights of a drafter, as the compiled functions read them."""
 
     def __init__(
         self,
         layers: DecoderLayers,
         *,
+        fusion: Fusion,
         lm_head: LinearWeight,
         embedding: Tensor,
         token_norm: Tensor,
@@ -114,17 +159,61 @@ class TreeGrower:
             feeds_normed: whether the next position reads the output of the final norm.
         Raises: ValueError: the compiled function does not support these weights (see `is_supported`).
         """
-        if layers.structure is None or not is_supported(layers, lm_head, embedding):
+        if layers.structure is None or not is_supported(layers, fusion, lm_head, embedding):
             raise ValueError("the weights are not on the CPU, or not packed for its kernels")
-        self._kept = (layers, lm_head, embedding, token_norm, vocab)  # the structure holds only their addresses
+        self._kept = (layers, fusion, lm_head, embedding, token_norm, vocab)  # the structure holds only their addresses
         self._hidden_size, self._dtype = layers.shape.hidden_size, layers.shape.dtype
         self._draft_vocab_size = lm_head.out_features
+        self._tap_size = fusion.product.in_features
+        self._fusion = _Fusion(Linear.of(fusion.product), address(fusion.norms), fusion.num_norms)
         self._structure = _Eagle3(
             ctypes.addressof(layers.structure),
             Linear.of(lm_head),
             *map(address, (embedding, token_norm, vocab)),
             int(feeds_normed),
         )
+
+    def observe(
+        self, taps: Tensor, rows: Sequence[ObservedRow], *, cache: tuple[Tensor, Tensor], slot_tables: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Runs the layer on M rows and writes their keys and values.
+
+        taps: [rows of the pass, T, Ht] in the layers' dtype. cache, slot_tables: as in `grow`.
+        Returns: [M, H] in the layers' dtype, which lm_head reads, and [M, H] float32, which the next positions read.
+        Raises: ValueError: shapes or dtypes do not fit. MemoryError.
+        """
+        taps = taps.flatten(1).contiguous()
+        check_tensor(taps, "taps", (None, self._tap_size), self._dtype)
+        keys, values = self._check_cache(cache, slot_tables)
+        M = len(rows)
+        read = torch.empty(M, self._hidden_size, dtype=self._dtype)
+        fed_back = torch.empty(M, self._hidden_size)
+        pass_rows, tokens, positions, slots, seqs, prefix_lens, path_lens = (
+            (LONG * M)(*column)
+            for column in zip(
+                *(
+                    (row.pass_row, row.token, row.position, row.slot, row.table_row, row.prefix_len, len(row.tail))
+                    for row in rows
+                ),
+                strict=True,
+            )
+        )
+        paths, stride = _padded([row.tail for row in rows])
+        observation = _Observation(
+            M,
+            address(taps),
+            *(ctypes.addressof(column) for column in (pass_rows, tokens, positions, slots)),
+            address(slot_tables),
+            *(ctypes.addressof(column) for column in (paths, seqs, prefix_lens, path_lens)),
+            *(slot_tables.shape[1], stride),
+            *map(address, (keys, values, read, fed_back)),
+        )
+        kernels = library()
+        assert kernels is not None  # the structure of the layers exists only if the kernels are loaded
+        structures = (self._structure, self._fusion, observation)
+        if kernels.slipstream_eagle3_observe(*map(ctypes.addressof, structures)) != 0:
+            raise MemoryError(f"no memory for {M} rows")
+        return read, fed_back
 
     def grow(
         self,
@@ -147,17 +236,12 @@ class TreeGrower:
         B, N = len(roots), limits.budget
         check_tensor(read, "read", (B, self._hidden_size), self._dtype)
         check_tensor(fed_back, "fed_back", (B, self._hidden_size), torch.float32)
-        check_tensor(slot_tables, "slot_tables", (None, None), torch.int32)
-        keys, values = cache
-        check_tensor(keys, "keys", (None, *keys.shape[1:]), self._dtype)
-        check_tensor(values, "values", tuple(keys.shape), self._dtype)
+        keys, values = self._check_cache(cache, slot_tables)
         table_rows, prefix_lens, tail_lens, lengths = (
             (LONG * B)(*column)
             for column in zip(*((r.table_row, r.prefix_len, len(r.tail), r.length) for r in roots), strict=True)
         )
-        stride = max(tail_lens)
-        padded = [slot for root in roots for slot in (*root.tail, *(0,) * (stride - len(root.tail)))]
-        tails = (ctypes.c_int32 * (B * stride))(*padded)
+        tails, stride = _padded([root.tail for root in roots])
         sampling = (_Sampling * B)(*(_Sampling(r.seed, r.top_k, r.temperature, r.top_p, r.min_p) for r in roots))
         tokens, parents, survival = (LONG * (B * N))(), (LONG * (B * N))(), (ctypes.c_float * (B * N))()
         counts = (LONG * B)()
@@ -177,8 +261,22 @@ class TreeGrower:
         ends = [(N * index, N * index + count) for index, count in enumerate(counts)]
         return [(tokens[start:end], parents[start:end], survival[start:end]) for start, end in ends]
 
+    def _check_cache(self, cache: tuple[Tensor, Tensor], slot_tables: Tensor) -> tuple[Tensor, Tensor]:
+        check_tensor(slot_tables, "slot_tables", (None, None), torch.int32)
+        keys, values = cache
+        check_tensor(keys, "keys", (None, *keys.shape[1:]), self._dtype)
+        check_tensor(values, "values", tuple(keys.shape), self._dtype)
+        return keys, values
 
-def is_supported(layers: DecoderLayers, lm_head: LinearWeight, embedding: Tensor) -> bool:
+
+def _padded(rows: Sequence[Sequence[int]]) -> tuple["ctypes.Array[ctypes.c_int32]", int]:
+    """Returns rows of equal length, one after the other, and this length."""
+    stride = max(map(len, rows))
+    numbers = [number for row in rows for number in (*row, *(0,) * (stride - len(row)))]
+    return (ctypes.c_int32 * len(numbers))(*numbers), stride
+
+
+def is_supported(layers: DecoderLayers, fusion: Fusion, lm_head: LinearWeight, embedding: Tensor) -> bool:
     """Returns whether a TreeGrower can be made of these weights."""
-    on_cpu = layers.structure is not None and lm_head.packed
+    on_cpu = layers.structure is not None and lm_head.packed and fusion.product.packed
     return on_cpu and embedding.is_contiguous() and embedding.dtype == layers.shape.dtype

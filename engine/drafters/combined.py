@@ -100,28 +100,27 @@ class _Union:
     def __init__(self, drafts: Many[Draft]) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self._survivals: list[dict[int, float]] = [{-1: 1.0} for _ in drafts]  # by draft: node -> survival
+        self._claims: list[list[float | None]] = []  # by node: each draft's probability, or None if it lacks the node
         self._inner: list[set[int]] = [set() for _ in drafts]  # by draft: nodes with children
         nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-        for draft, survivals, inner in zip(drafts, self._survivals, self._inner, strict=True):
-            union_nodes = {-1: -1}  # node of the draft -> node of the union
-            for draft_node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-                union_parent = union_nodes[parent]
+        for index, (draft, inner) in enumerate(zip(drafts, self._inner, strict=True)):
+            union_nodes = [-1]  # node of the draft + 1 -> node of the union
+            for token, parent, survival in zip(draft.tokens, draft.parents, draft.survival, strict=True):
+                union_parent = union_nodes[parent + 1]
                 node = nodes.setdefault((union_parent, token), len(self.tokens))
                 if node == len(self.tokens):
                     self.tokens.append(token)
                     self.parents.append(union_parent)
-                union_nodes[draft_node] = node
-                survivals[node] = draft.survival[draft_node]
+                    self._claims.append([None] * len(drafts))
+                union_nodes.append(node)
                 inner.add(union_parent)
+                parent_survival = draft.survival[parent] if parent >= 0 else 1.0
+                self._claims[node][index] = survival / max(parent_survival, 1e-9)
 
     def claims(self, node: int) -> list[float]:
         """Returns each draft's probability of the node's token given the parent, or _ABSENT or _NO_OPINION."""
         parent = self.parents[node]
-        claims = []
-        for survivals, inner in zip(self._survivals, self._inner, strict=True):
-            if parent not in inner:
-                claims.append(_NO_OPINION)
-            else:
-                claims.append(survivals[node] / max(survivals[parent], 1e-9) if node in survivals else _ABSENT)
-        return claims
+        return [
+            claim if claim is not None else _ABSENT if parent in inner else _NO_OPINION
+            for claim, inner in zip(self._claims[node], self._inner, strict=True)
+        ]

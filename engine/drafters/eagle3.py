@@ -13,6 +13,7 @@ token has no successor yet, so the cached keys end one position before it.
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.draft import EMPTY_DRAFT, Draft
-from engine.drafters.base import Drafter, Pass
+from engine.drafters.base import Drafter, Kept, Pass
 from engine.drafters.choice import choose
 from engine.drafters.eagle3_layer import Features, ServedEagle3
 from engine.drafters.eagle3_module import Eagle3
@@ -29,7 +30,7 @@ from engine.errors import DrafterError, SpeculatorNotLoadable
 from engine.models.base import Model
 from engine.sequence import Sequence
 from kernels.attention import AttentionRows
-from kernels.eagle3 import Limits, Root
+from kernels.eagle3 import Limits, ObservedRow, Root
 
 MAX_DEPTH = 8
 _MAX_WHOLE_ROWS = 32  # with more observed rows, the layer's output is computed only for each sequence's last row
@@ -109,36 +110,39 @@ class Eagle3Drafter(Drafter):
             raise DrafterError("eagle3 needs a prepared cache and the target's taps")
         if not done.kept:
             return
-        rows: list[int] = []
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        last: list[tuple[int, Sequence]] = []  # starts of the next drafts: (index of the row, sequence)
-        for kept in done.kept:
-            sequence, end = kept.sequence, kept.position + len(kept.rows)
-            rows += kept.rows
-            tokens += sequence.tokens[kept.position + 1 : end + 1]
-            positions += (min(position, self.max_position) for position in range(kept.position, end))
-            slots += sequence.slots[kept.position : end]
-            if end == len(sequence.tokens) - 1:
-                last.append((len(rows) - 1, sequence))
-        row, token, position, slot = self._integers(rows, tokens, positions, slots)
-        g = self.layer.fuse(done.taps[row])
-        last_rows = [index for index, _ in last]
-        if len(rows) <= _MAX_WHOLE_ROWS:
-            keys = [(kept.sequence, kept.position + 1 + n, ()) for kept in done.kept for n in range(len(kept.rows))]
-            outputs = self.layer.run(g, token, position, slot, self._attended(keys), self.keys_values)
-            features = Features(outputs.read[last_rows], outputs.fed_back[last_rows])
+        last_rows = [count - 1 for count in accumulate(len(kept.rows) for kept in done.kept)]  # of each part
+        if self._grower is not None and last_rows[-1] < _MAX_WHOLE_ROWS:
+            rows = [row for kept in done.kept for row in _observed(kept, self.max_position)]
+            features = Features(
+                *self._grower.observe(done.taps, rows, cache=self.keys_values, slot_tables=self._tables)
+            )
         else:
-            residual, x = self.layer.read(g, token)
-            query = self.layer.write(x, position, slot, self.keys_values)
-            if not last:
-                return
-            keys = [(sequence, len(sequence.tokens) - 1, ()) for _, sequence in last]
-            features = self.layer.finish(residual[last_rows], query[last_rows], self._attended(keys), self.keys_values)
-        for index, (_, sequence) in enumerate(last):
-            anchor = Anchor(len(sequence.tokens), features.read[index], features.fed_back[index])
-            self._anchors[sequence.request.request_id] = anchor
+            features, last_rows = self._run_kept(done.taps, done.kept, last_rows), list(range(len(done.kept)))
+        for kept, row in zip(done.kept, last_rows, strict=True):
+            sequence = kept.sequence
+            if kept.position + len(kept.rows) == len(sequence.tokens) - 1:
+                anchor = Anchor(len(sequence.tokens), features.read[row], features.fed_back[row])
+                self._anchors[sequence.request.request_id] = anchor
+
+    def _run_kept(self, taps: Tensor, parts: Many[Kept], last_rows: list[int]) -> Features:
+        """Runs the layer on the rows that the engine keeps. Returns its outputs at the last row of each part."""
+        assert self.keys_values is not None
+        rows = [row for kept in parts for row in _observed(kept, self.max_position)]
+        pass_row, token, position, slot = self._integers(
+            [row.pass_row for row in rows],
+            [row.token for row in rows],
+            [row.position for row in rows],
+            [row.slot for row in rows],
+        )
+        g = self.layer.fuse(taps[pass_row])
+        if len(rows) <= _MAX_WHOLE_ROWS:
+            keys = [(kept.sequence, kept.position + 1 + n, ()) for kept in parts for n in range(len(kept.rows))]
+            outputs = self.layer.run(g, token, position, slot, self._attended(keys), self.keys_values)
+            return Features(outputs.read[last_rows], outputs.fed_back[last_rows])
+        residual, x = self.layer.read(g, token)
+        query = self.layer.write(x, position, slot, self.keys_values)
+        keys = [(kept.sequence, kept.position + len(kept.rows), ()) for kept in parts]
+        return self.layer.finish(residual[last_rows], query[last_rows], self._attended(keys), self.keys_values)
 
     @torch.inference_mode()
     def propose(self, sequences: Many[Sequence], budget: int) -> list[Draft]:
@@ -264,6 +268,21 @@ class Eagle3Drafter(Drafter):
     def _integers(self, *columns: Many[int]) -> Tensor:
         """Returns n columns of length M as [n, M] int64, with one copy to the device."""
         return torch.tensor(columns, dtype=torch.int64).to(self._device)
+
+
+def _observed(kept: Kept, max_position: int) -> Iterator[ObservedRow]:
+    sequence = kept.sequence
+    for position, pass_row in enumerate(kept.rows, start=kept.position):
+        tabled = min(sequence.num_tabled, position + 1)
+        yield ObservedRow(
+            pass_row=pass_row,
+            token=sequence.tokens[position + 1],
+            position=min(position, max_position),
+            slot=sequence.slots[position],
+            table_row=sequence.table_row,
+            prefix_len=tabled,
+            tail=sequence.slots[tabled : position + 1],
+        )
 
 
 def _root(sequence: Sequence) -> Root:

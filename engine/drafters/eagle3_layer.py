@@ -13,7 +13,7 @@ from engine.drafters.eagle3_module import Eagle3
 from engine.models.rotary import tables_of
 from kernels.attention import AttentionRows, attention
 from kernels.decoder import DecoderLayers, DecoderRows, DecoderShape, LayerWeights, decoder
-from kernels.eagle3 import TreeGrower, is_supported
+from kernels.eagle3 import Fusion, TreeGrower, is_supported
 from kernels.linear import LinearWeight, linear, pack_draft
 from kernels.norm import rms_norm
 from kernels.rope import rope_write
@@ -73,14 +73,19 @@ class ServedEagle3:
         return self._weights["lm_head"]
 
     def grower(self, vocab: Tensor) -> TreeGrower | None:
-        """Returns the compiled growth of trees, or None if it does not support this layer or machine.
+        """Returns the compiled functions of the drafter, or None if they do not support this layer or machine.
 
         vocab: [Vd] int64, the target's tokens in the draft vocabulary.
         """
-        if self._layers is None or not is_supported(self._layers, self.lm_head, self._embedding):
+        norms = [self._input_norm] if self._input_norm is not None else self._tap_norms or []
+        fusion = Fusion(
+            product=self._weights["fc"], norms=torch.cat(norms) if norms else None, num_norms=max(1, len(norms))
+        )
+        if self._layers is None or not is_supported(self._layers, fusion, self.lm_head, self._embedding):
             return None
         return TreeGrower(
             self._layers,
+            fusion=fusion,
             lm_head=self.lm_head,
             embedding=self._embedding,
             token_norm=self._norms["token"],

@@ -1,5 +1,5 @@
-/* Grows the draft trees of the EAGLE-3 drafter in one call: engine/drafters/eagle3.py has the method, and
- * engine/drafters/growing_tree.py the tree. If Python made the calls of a level, they would take longer than its
+/* Observes a pass of the target for the EAGLE-3 drafter, and grows the drafter's trees, in one call each:
+ * engine/drafters/eagle3.py has the method, and engine/drafters/growing_tree.py the tree. If Python made the calls of a level, they would take longer than its
  * products: after a pass of the target, little of what they need is left in the processor's caches. */
 #include <math.h>
 #include <stdlib.h>
@@ -32,6 +32,24 @@ struct growth {
     int64_t *tokens, *parents;       /* [num_trees, budget], results */
     float *survival;                 /* [num_trees, budget] */
     int64_t *counts;                 /* number of nodes of each tree */
+};
+
+/* How the taps of the target become the states that the layer reads. */
+struct fusion {
+    struct linear product; /* [H, K], K numbers of all taps of a position */
+    const float *norms;    /* [K], or null */
+    int64_t num_norms;     /* the number of equal parts of the K numbers that are normalized apart */
+};
+
+/* The rows of the target's pass that the engine keeps. The columns have one entry for each of them. */
+struct observation {
+    int64_t M;
+    const void *taps;                                     /* [rows of the pass, K] in the decoder's dtype */
+    const int64_t *pass_rows, *tokens, *positions, *slots; /* tokens: those after the rows' positions */
+    struct attention_rows rows;
+    void *keys, *values; /* the drafter's caches */
+    void *read;          /* [M, H] in the decoder's dtype, a result */
+    float *fed_back;     /* [M, H], a result */
 };
 
 struct tree {
@@ -154,26 +172,37 @@ static void offer_level(const struct eagle3 *e, const struct growth *g, const st
     }
 }
 
+/* Writes the normed embedding of a token, the first half of the layer's input. */
+static void embed(const struct eagle3 *e, int64_t token, void *out) {
+    const struct decoder *d = e->decoder;
+    float row[d->H];
+    for (int64_t i = 0; i < d->H; i++) row[i] = load_any(e->embedding, token * d->H + i, d->dtype);
+    rms_norm_row(row, e->token_norm, out, d->H, d->eps, d->dtype);
+}
+
+/* Runs the layer. The residual of `pass` has the states that the layer reads, and gets those that the next positions
+ * read. */
+static int run_layer(const struct eagle3 *e, const struct decoder_pass *pass) {
+    if (slipstream_decoder(e->decoder, pass)) return -1;
+    if (e->feeds_normed)
+        for (int64_t i = 0; i < pass->M * e->decoder->H; i++)
+            pass->residual[i] = load_any(pass->hidden, i, e->decoder->dtype);
+    return 0;
+}
+
 /* Runs the layer on the rows of the level. `fed_back` has the states of their parents, and gets theirs. */
 static int run_level(const struct eagle3 *e, const struct growth *g, const struct buffers *b,
                      const struct level *level, float *fed_back) {
-    const struct decoder *d = e->decoder;
-    int64_t size = item_size(d), H = d->H, M = level->count;
-    float row[H];
-    for (int64_t m = 0; m < M; m++) {
-        int64_t token = b->trees[level->rows[m].tree].tokens[level->rows[m].node];
-        for (int64_t i = 0; i < H; i++) row[i] = load_any(e->embedding, token * H + i, d->dtype);
-        rms_norm_row(row, e->token_norm, b->prefix + m * H * size, H, d->eps, d->dtype);
-    }
+    int64_t row_bytes = e->decoder->H * item_size(e->decoder), M = level->count;
+    for (int64_t m = 0; m < M; m++)
+        embed(e, b->trees[level->rows[m].tree].tokens[level->rows[m].node], b->prefix + m * row_bytes);
     struct decoder_pass pass = {
         .k_caches = &g->keys, .v_caches = &g->values, .positions = level->positions, .slots = level->slots,
         .rows = {g->slot_tables, level->paths, level->seqs, level->prefix_lens, level->path_lens, g->table_stride,
                  g->tail_stride + g->max_depth},
-        .M = M, .residual = fed_back, .hidden = b->read, .qkv_prefix = b->prefix, .qkv_prefix_width = H};
-    if (slipstream_decoder(d, &pass)) return -1;
-    if (e->feeds_normed)
-        for (int64_t i = 0; i < M * H; i++) fed_back[i] = load_any(b->read, i, d->dtype);
-    return 0;
+        .M = M, .residual = fed_back, .hidden = b->read, .qkv_prefix = b->prefix,
+        .qkv_prefix_width = e->decoder->H};
+    return run_layer(e, &pass);
 }
 
 static int grow(const struct eagle3 *e, const struct growth *g, struct buffers *b) {
@@ -245,6 +274,45 @@ int slipstream_eagle3(const struct eagle3 *e, const struct growth *g) {
     memcpy(b.fed_back[0], g->fed_back, g->num_trees * e->decoder->H * sizeof(float));
     int failed = grow(e, g, &b);
     for (int64_t i = 0; !failed && i < g->num_trees; i++) write_draft(g, i, b.trees + i, b.chosen);
+    free(memory);
+    return failed;
+}
+
+/* Writes the taps of a row of the pass as the product reads them. */
+static void gather_taps(const struct eagle3 *e, const struct fusion *f, const void *taps, int64_t pass_row, char *out) {
+    int64_t K = f->product.K, size = item_size(e->decoder);
+    if (f->norms == NULL) {
+        memcpy(out, (const char *)taps + pass_row * K * size, K * size);
+        return;
+    }
+    float row[K];
+    for (int64_t i = 0; i < K; i++) row[i] = load_any(taps, pass_row * K + i, e->decoder->dtype);
+    int64_t part = K / f->num_norms;
+    for (int64_t at = 0; at < K; at += part)
+        rms_norm_row(row + at, f->norms + at, out + at * size, part, e->decoder->eps, e->decoder->dtype);
+}
+
+/* Runs the layer on the rows that the engine keeps. Returns 0, or -1 if there is not enough memory. */
+int slipstream_eagle3_observe(const struct eagle3 *e, const struct fusion *f, const struct observation *o) {
+    const struct decoder *d = e->decoder;
+    const struct linear *fc = &f->product;
+    int64_t used = 0, size = item_size(d), M = o->M;
+    take(NULL, &used, M * fc->K * size);
+    take(NULL, &used, M * d->H * size);
+    char *memory = aligned_alloc(64, used);
+    if (memory == NULL) return -1;
+    used = 0;
+    char *taps = take(memory, &used, M * fc->K * size), *prefix = take(memory, &used, M * d->H * size);
+    for (int64_t m = 0; m < M; m++) {
+        gather_taps(e, f, o->taps, o->pass_rows[m], taps + m * fc->K * size);
+        embed(e, o->tokens[m], prefix + m * d->H * size);
+    }
+    slipstream_linear(taps, fc->weight, fc->scales, fc->bias, o->fed_back, M, fc->N, fc->K, d->dtype, (int)fc->format,
+                      STORE);
+    struct decoder_pass pass = {
+        .k_caches = &o->keys, .v_caches = &o->values, .positions = o->positions, .slots = o->slots, .rows = o->rows,
+        .M = M, .residual = o->fed_back, .hidden = o->read, .qkv_prefix = prefix, .qkv_prefix_width = d->H};
+    int failed = run_layer(e, &pass);
     free(memory);
     return failed;
 }

@@ -43,9 +43,16 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "slipstream_route": (*[_POINTER] * 3, *[_LONG] * 3, _INT),
     "slipstream_top_k": (*[_POINTER] * 4, *[_LONG] * 3),
     "slipstream_eagle3": (_POINTER, _POINTER),
+    "slipstream_eagle3_observe": (_POINTER, _POINTER, _POINTER),
 }
 # These functions return 0 on success.
-_FAILING = ("slipstream_attention", "slipstream_decoder", "slipstream_experts", "slipstream_eagle3")
+_FAILING = (
+    "slipstream_attention",
+    "slipstream_decoder",
+    "slipstream_experts",
+    "slipstream_eagle3",
+    "slipstream_eagle3_observe",
+)
 
 
 class CompileError(RuntimeError):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from engine.cache.kv_cache import KVCache
 from engine.config import EngineConfig
@@ -241,6 +242,34 @@ def test_the_compiled_function_grows_the_same_trees(
         assert compiled.survival == pytest.approx(expected.survival, rel=1e-4)
     assert sum(len(draft) for draft, _ in pairs) > 100
     assert max(depth for draft, _ in pairs for depth in draft.depths()) > 2
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS["EAGLE-3.1"], {"norm_before_fc": True}], ids=["3", "3.1", "normed"])
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_the_compiled_function_observes_like_the_single_operations(
+    tmp_path: Path, options: dict[str, Any], batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = load_model(make_tiny_model(tmp_path, num_layers=4), dtype="float32")
+    drafter = Eagle3Drafter(make_module(make_config(**options)), target)
+    grower, observe = drafter._grower, drafter.observe
+    compared: list[tuple[Tensor, ...]] = []  # compared in the end, because the engine survives a drafter that fails
+
+    def observe_twice(done: Pass) -> None:
+        both: list[list[Tensor]] = []
+        for drafter._grower in (None, grower):
+            observe(done)
+            assert drafter.keys_values is not None
+            anchors = [anchor for kept in done.kept if (anchor := drafter.anchor(kept.sequence)) is not None]
+            states = [tensor for anchor in anchors for tensor in (anchor.read, anchor.fed_back)]
+            both.append([tensor.clone() for tensor in (*states, *drafter.keys_values)])
+        compared.extend(zip(*both, strict=True))
+
+    monkeypatch.setattr(drafter, "observe", observe_twice)
+    requests = make_requests(temperature=0.0)
+    generate(Engine(target, drafter, EngineConfig(max_batch_size=batch_size, draft_budget=12)), requests)
+    assert grower is not None
+    assert len(compared) > 30
+    assert all(torch.equal(single, compiled) for single, compiled in compared)
 
 
 def test_a_sequence_that_was_never_observed_gets_no_draft(model: Model) -> None:

@@ -153,7 +153,7 @@ def _follow(deployment: Deployment) -> None:
     wanted = [replica for replica in replicas if replica.number < deployment.num_replicas]
     to = _state_of(wanted, num_wanted=deployment.num_replicas)
     errors = [replica.error for replica in wanted if replica.error is not None]
-    changes: dict[str, object] = {
+    changes: dict[str, Any] = {
         "observed_generation": min((replica.generation for replica in wanted), default=0),
         "error": None if to is State.READY else next(map(_shown, errors), deployment.error),
     }

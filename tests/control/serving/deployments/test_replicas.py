@@ -91,6 +91,7 @@ def test_a_generation_that_does_not_start_leaves_the_other_replicas_as_they_are(
     assert (deployment.state, serving.state, serving.generation) == (State.DEGRADED, Replica.State.READY, 1)
     assert deployment.error is not None
     assert deployment.error.keys() == {"code", "message"}, "customers do not see the log"
+    assert failed.error is not None
     assert "out of luck" in failed.error["log"]
     (tmp_path / "model" / "behaviour").write_text("serve")
     deployment_update(deployment=deployment, speculator=None)

@@ -17,7 +17,10 @@ STATES = {'stopping': 'draining', 'ready': 'ready', 'degraded': 'degraded'}
 def keep_processes(apps: Apps, schema_editor: BaseDatabaseSchemaEditor) -> None:
     replicas = apps.get_model('deployments', 'Replica').objects
     with across_tenants(Across.COMMAND):
-        for row in apps.get_model('deployments', 'Deployment').objects.exclude(pid=None):
+        for row in apps.get_model('deployments', 'Deployment').objects.all():
+            values = {name: getattr(row, name) for name in MOVED}
+            if values['pid'] is None:
+                continue
             replicas.create(
                 deployment=row,
                 number=0,
@@ -25,7 +28,7 @@ def keep_processes(apps: Apps, schema_editor: BaseDatabaseSchemaEditor) -> None:
                 generation=row.observed_generation,
                 host=settings.SLIPSTREAM.engine_host,
                 healthy_at=row.healthy_at,
-                **{name: getattr(row, name) for name in MOVED},
+                **values,
             )
 
 

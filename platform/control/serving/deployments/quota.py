@@ -6,7 +6,7 @@ is being stopped occupies its device until it has ended. The devices of jobs are
 
 from django.db.models import Sum
 
-from control.core.api.errors import ApiError
+from control.core.api.errors import over_limit
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.states import RUNNING_STATES, State
 from control.tenants.quotas.quota import organization_lock, quota_of
@@ -22,7 +22,7 @@ def deployment_quota_check(organization_id: str) -> None:
     existing = Deployment.objects.filter(organization_id=organization_id, deleted_at=None, canary_of=None)
     if existing.count() >= limit:
         message = f"Your organization has {limit:,} deployments, which is its limit. Delete one to create another."
-        raise _refusal(message, "deployments_quota_exceeded")
+        raise over_limit(message, "deployments_quota_exceeded")
 
 
 def device_quota_check(organization_id: str, *, num_more: int = 1, starting: str | None = None) -> None:
@@ -41,7 +41,7 @@ def device_quota_check(organization_id: str, *, num_more: int = 1, starting: str
             f"Your organization's endpoints occupy {occupied:,} devices and would need {num_more:,} more, "
             f"but its limit is {limit:,}. Stop one first."
         )
-        raise _refusal(message, "devices_quota_exceeded")
+        raise over_limit(message, "devices_quota_exceeded")
 
 
 def devices_occupied(organization_id: str, *, without: str | None = None) -> int:
@@ -52,7 +52,3 @@ def devices_occupied(organization_id: str, *, without: str | None = None) -> int
     running = Deployment.objects.filter(state__in=[*RUNNING_STATES, State.STOPPING], organization_id=organization_id)
     total: int | None = running.exclude(pk=without).aggregate(total=Sum("num_replicas"))["total"]
     return total or 0
-
-
-def _refusal(message: str, code: str) -> ApiError:
-    return ApiError(429, message, code, type="insufficient_quota", headers={"x-should-retry": "false"})

@@ -24,6 +24,7 @@ from tests.control.serving.deployments.support import (
     identity_of,
     make_deployment,
     make_served_model,
+    replica_of,
     tick_until,
     tick_until_state,
 )
@@ -102,7 +103,7 @@ def test_the_home_of_a_running_engine_is_kept_until_the_engine_has_ended(
     tick_until(supervisor, lambda: not unused.exists())
     assert home.exists()
 
-    process = supervisor._watched[deployment.pk].process
+    process = supervisor._watched[replica_of(deployment).pk].process
     assert process is not None
     process.kill()
     process.wait()

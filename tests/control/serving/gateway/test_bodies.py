@@ -122,7 +122,7 @@ def test_a_body_that_has_been_sent_is_freed_while_the_stream_of_its_answer_conti
 
     async def run() -> None:
         async with await asyncio.start_server(engine, "127.0.0.1", 0) as server:
-            target = Target(port=server.sockets[0].getsockname()[1], token="t")
+            target = Target(host="127.0.0.1", port=server.sockets[0].getsockname()[1], token="t")
             body = bytes(1000)
             num_references = sys.getrefcount(body)
             answer = await forward(target, "/v1/completions", body, request_id="r", memory=None)

@@ -17,7 +17,7 @@ from control.serving.gateway.model_limits import DEFAULT_CONTEXT_TOKENS, model_l
 from control.serving.gateway.routes import Route
 
 ROUTE = Route(
-    named_id="d", main=None, canary=None, canary_percent=0, is_capped=True, input_nanousd=1, output_nanousd=1000,
+    named_id="d", main=(), canary=(), canary_percent=0, is_capped=True, input_nanousd=1, output_nanousd=1000,
     context_tokens=100, template_bytes=0, remembers_answers=True, base_model_id="m",
 )  # fmt: skip
 

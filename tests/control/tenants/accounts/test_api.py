@@ -17,6 +17,7 @@ from control.tenants.accounts.models import ApiKey, Member, Organization, User
 from control.tenants.accounts.selectors import api_key_authenticate
 from control.tenants.administration.services import project_archive, project_create
 from tests.control.factories import make_base_model, make_key
+from tests.control.serving.deployments.support import make_replica
 
 
 def bearer(token: str) -> Client:
@@ -35,7 +36,8 @@ def post(client: Client, path: str, body: dict[str, Any], *, status: int = 201) 
 
 def ready_deployment(organization: Organization, name: str) -> Deployment:
     deployment = deployment_create(organization=organization, name=name, base_model=make_base_model())
-    Deployment.objects.filter(pk=deployment.pk).update(state="ready", port=9)  # no process listens on port 9
+    Deployment.objects.filter(pk=deployment.pk).update(state="ready")
+    make_replica(deployment, port=9)  # no process listens on port 9
     return deployment
 
 

@@ -15,7 +15,7 @@ from control.data.files.models import File
 from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_claim_next, job_submit
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.observations import deployment_stopped
+from control.serving.deployments.observations import replica_ended
 from control.serving.deployments.services import (
     canary_create,
     deployment_create,
@@ -28,7 +28,7 @@ from control.tenants.quotas.models import Limits
 from control.tenants.quotas.quota import quota_of
 from control.tenants.row_security.scope import Across, across_tenants, as_tenant
 from tests.control.factories import chat_row, client_of, make_base_model, make_file, make_organization
-from tests.control.serving.deployments.support import make_speculator
+from tests.control.serving.deployments.support import make_replica, make_speculator
 from tests.databases import needs_postgres
 from tests.workers.supervisor.live import LiveStack
 
@@ -140,8 +140,7 @@ def test_the_limit_of_devices_counts_processes_that_run_or_are_being_stopped(db:
     with pytest.raises(ApiError, match="occupy 1 devices"):
         deployment_create(organization=organization, name="second", base_model=make_base_model())
 
-    first.refresh_from_db()
-    deployment_stopped(deployment=first)
+    replica_ended(replica=make_replica(first))
     second = deployment_create(organization=organization, name="second", base_model=make_base_model())
 
     with pytest.raises(ApiError, match="occupy 1 devices"):

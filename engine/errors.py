@@ -15,6 +15,7 @@ EngineError
 ├── RequestTooLong        prompt and answer exceed the context or the cache
 ├── NonFiniteLogits       the model computes no usable logits for one request; only this request fails
 ├── GrammarTooSlow        matching the grammar takes too long
+├── SleepNotSupported     the memory of this engine cannot be given back
 └── DrafterError          the drafter can't serve this batch; the engine then decodes without a draft
 """
 
@@ -22,6 +23,10 @@ from workers.model_folders import QUANTIZED_CHECKPOINT
 
 
 class EngineError(Exception):
+    pass
+
+
+class SleepNotSupported(EngineError):
     pass
 
 

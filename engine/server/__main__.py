@@ -30,6 +30,7 @@ from engine.planned import fit
 from engine.server.app import ServerApp, ServerConfig
 from engine.server.log import log_to_stderr
 from engine.server.process import Process
+from engine.sleep import Sleeper
 from engine.tensor_parallel.parent import LOST_GROUP, PARENT_MODULE, group_rank, in_group
 from engine.tokenizer import Tokenizer
 
@@ -160,7 +161,7 @@ def _load(args: argparse.Namespace) -> ServerApp:
         return load_drafter(kind, engine.model, folder, model_dir=args.model_dir)
 
     try:
-        return ServerApp(engine, tokenizer, _config(args), load_drafter=load)
+        return ServerApp(engine, tokenizer, _config(args), load_drafter=load, sleeper=Sleeper(engine))
     except ValueError as error:
         _fail("invalid_argument", str(error))
 

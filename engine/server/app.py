@@ -34,6 +34,8 @@ from engine.server.guard import Guard
 from engine.server.health import Health
 from engine.server.metrics import ServerMetrics
 from engine.server.operator import PATHS, LoadDrafter, Operator
+from engine.server.sleeping import PATHS as SLEEP_PATHS
+from engine.server.sleeping import Sleeper, Sleeping
 from engine.server.tokens import count_tokens, detokenize, tokenize
 from engine.server.version import VERSION
 from engine.server.worker import Engine
@@ -72,6 +74,7 @@ class ServerApp:
         config: ServerConfig,
         *,
         load_drafter: LoadDrafter,
+        sleeper: Sleeper | None = None,
     ) -> None:
         self.config = config
         max_open = config.max_batch_size + config.max_waiting
@@ -97,9 +100,14 @@ class ServerApp:
             adapter_root=config.adapter_root,
             speculator_dir=config.speculator_dir,
         )
+        self.sleeping = Sleeping(self.async_engine, sleeper, self._operator.lock)
+        self.metrics.watch_sleep(self.sleeping)
         self._tokenizer = tokenizer
         self.asgi: ASGIApp = Guard(
-            self._application(), token=config.token, operator_token=config.operator_token, operator_paths=PATHS
+            self._application(),
+            token=config.token,
+            operator_token=config.operator_token,
+            operator_paths=(*PATHS, *SLEEP_PATHS),
         )
 
     def drain(self) -> None:
@@ -130,6 +138,8 @@ class ServerApp:
                 Route("/v1/speculator", self._swap_speculator, methods=["POST"]),
                 Route("/v1/load_lora_adapter", self._load_adapter, methods=["POST"]),
                 Route("/v1/unload_lora_adapter", self._unload_adapter, methods=["POST"]),
+                Route("/sleep", self._sleep, methods=["POST"]),
+                Route("/wake", self._wake, methods=["POST"]),
             ]
         return Starlette(
             routes=routes,
@@ -158,6 +168,7 @@ class ServerApp:
         weights = self.async_engine.worker.engine.weights_report.as_json()
         facts = {"exact": verdict.exact, "exact_reason": verdict.reason, "weights": weights}
         facts["system_fingerprint"] = self.catalog.fingerprint(None)
+        facts["sleep"] = self.sleeping.facts()
         facts["tools"] = "template" if template_has_tools(self._tokenizer) else "default"
         if problem is None:
             return JSONResponse({"status": "ok", **facts})
@@ -218,6 +229,12 @@ class ServerApp:
 
     async def _unload_adapter(self, request: Request) -> Response:
         return PlainTextResponse(await self._operator.unload_adapter(await self._small_body(request)))
+
+    async def _sleep(self, _: Request) -> Response:
+        return JSONResponse(await self.sleeping.sleep())
+
+    async def _wake(self, _: Request) -> Response:
+        return JSONResponse(await self.sleeping.wake())
 
     async def _small_body(self, request: Request) -> Mapping[str, Any]:
         return parse_json(await read_body(request, max_bytes=_SMALL_BODY_BYTES))

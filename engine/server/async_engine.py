@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from engine.fields import InvalidRequest
 from engine.request import FinishReason, Request, SpeculationStats, StepOutput, TokenLogprob
-from engine.server.errors import Draining, EngineBroken, Overloaded, ServerFault
+from engine.server.errors import Asleep, Draining, EngineBroken, Overloaded, ServerFault
 from engine.server.queue_time import QueueTime
 from engine.server.worker import Engine, EngineWorker, Report
 
@@ -115,6 +115,7 @@ class AsyncEngine:
     def __init__(self, engine: Engine, *, max_open: int) -> None:
         """`max_open`: maximum number of choices that run or wait."""
         self.worker = EngineWorker(engine, deliver=self._deliver)
+        self.refuses = False  # True while the engine sleeps, falls asleep or wakes
         self._max_open = max_open
         self._generations: dict[str, Generation] = {}
         self._queue_time = QueueTime()
@@ -132,9 +133,8 @@ class AsyncEngine:
         await asyncio.to_thread(self.worker.stop, 10.0)
 
     def open(self, requests: Sequence[Request]) -> Generation:
-        """Raises: Overloaded, EngineBroken; InvalidRequest: there are more choices than the limit."""
-        if self.worker.broken:
-            raise EngineBroken(f"the engine is broken: {self.worker.broken}")
+        """Raises: Overloaded, Asleep, EngineBroken; InvalidRequest: there are more choices than the limit."""
+        self.check_awake()
         if len(requests) > self._max_open:
             raise InvalidRequest(f"n must be at most {self._max_open} on this server, got {len(requests)}", param="n")
         num_missing = self.num_open + len(requests) - self._max_open
@@ -153,11 +153,17 @@ class AsyncEngine:
     async def call(self, function: Callable[[Engine], _Result]) -> _Result:
         """Runs `function` on the engine's thread, between two steps.
 
-        Raises: EngineBroken, or what `function` raises.
+        Raises: Asleep, EngineBroken, or what `function` raises.
         """
+        self.check_awake()
+        return await asyncio.wrap_future(self.worker.call(function))
+
+    def check_awake(self) -> None:
+        """Raises: Asleep, EngineBroken."""
         if self.worker.broken:
             raise EngineBroken(f"the engine is broken: {self.worker.broken}")
-        return await asyncio.wrap_future(self.worker.call(function))
+        if self.refuses:
+            raise Asleep("an operator has put this engine to sleep")
 
     def fail_all(self) -> None:
         """Ends every generation with an error, because the process stops."""

@@ -4,6 +4,7 @@ ServerFault
 ├── Overloaded        429, too many requests are waiting
 ├── Unauthorized      401
 ├── Draining          503, the process is stopping
+├── Asleep            503, an operator has put the engine to sleep
 ├── EngineBroken      503, the engine can't process requests any more
 └── GenerationFailed  500, this one request failed in the engine
 """
@@ -56,6 +57,12 @@ class Unauthorized(ServerFault):
 class Draining(ServerFault):
     status = 503
     code = "server_draining"
+    retry_after_seconds = 1
+
+
+class Asleep(ServerFault):
+    status = 503
+    code = "engine_asleep"
     retry_after_seconds = 1
 
 

@@ -80,6 +80,7 @@ class Generations:
         """Raises: InvalidRequest, ServerFault: the request failed before anything was sent."""
         if self.draining:
             raise Draining("the server is about to stop and takes no new requests")
+        self._async_engine.check_awake()
         self._check_active()
         self.num_active += 1
         try:

@@ -32,6 +32,8 @@ class Health:
             return "draining"
         if worker.broken:
             return f"the engine is broken: {worker.broken}"
+        if self._async_engine.refuses:
+            return None  # it wakes on request, and generates no token until then
         now = time.monotonic()
         if now - worker.last_token_at < FRESH_SECONDS:
             return None

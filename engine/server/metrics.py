@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from engine.counters import Counters
+from engine.server.sleeping import Sleeping, State
 from engine.server.worker import Engine
 
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -51,6 +52,13 @@ class ServerMetrics:
     def request_ended(self, finished_reason: str, *, seconds: float) -> None:
         self._ended.labels(self._model_name, finished_reason).inc()
         self._latency.observe(seconds)
+
+    def watch_sleep(self, sleeping: Sleeping) -> None:
+        """Adds the state of sleep and the duration of the last wake, in which 0 stands for none."""
+        asleep = self._gauge("slipstream:engine_asleep", "1 while the engine sleeps or changes its state, else 0.")
+        asleep.set_function(lambda: float(sleeping.state is not State.AWAKE))
+        wake = self._gauge("slipstream:wake_seconds", "Duration of the last restoration of the engine's memory.")
+        wake.set_function(lambda: sleeping.wake_seconds or 0.0)
 
     def render(self) -> bytes:
         """Returns the metrics in Prometheus's text format."""

@@ -58,7 +58,7 @@ class Operator:
         self._adapter_root = adapter_root
         self._folder = speculator_dir
         self._baseline = _Baseline()
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
 
     def speculator(self) -> dict[str, Any]:
         """Describes the current drafter, and its acceptance since its installation."""
@@ -92,7 +92,8 @@ class Operator:
         if "turbo_lora" in kind.split("+"):  # swapping its LoRA adapter would change running answers
             message = "turbo_lora includes a LoRA adapter, so it can only be set when the server starts"
             raise InvalidRequest(message, param="drafter", code="speculator_needs_restart", status=409)
-        async with self._lock:
+        async with self.lock:
+            self._async_engine.check_awake()  # a sleeping engine's weights read as zeros
             try:
                 drafter = await asyncio.to_thread(self._load_drafter, kind, folder)
                 await self._async_engine.call(lambda engine: engine.swap_drafter(drafter))
@@ -118,7 +119,8 @@ class Operator:
             message = f"lora_name must be 1 to 128 letters, digits or . _ / : -, got {name[:80]!r}"
             raise InvalidRequest(message, param="lora_name")
         folder = _below(self._adapter_root, fields.string("lora_path", ""), param="lora_path", option="--adapter-root")
-        async with self._lock:
+        async with self.lock:
+            self._async_engine.check_awake()  # a sleeping engine's weights read as zeros
             adapters = self._async_engine.worker.engine.adapters
             if name == self._catalog.model_name or name in adapters.names:
                 message = f"a model or an adapter is called {name!r} already"
@@ -136,7 +138,8 @@ class Operator:
         fields = Fields(body)
         reject_unknown(fields, known=("lora_name", "lora_int_id"))
         name = fields.string("lora_name", "")
-        async with self._lock:
+        async with self.lock:
+            self._async_engine.check_awake()  # a sleeping engine's weights read as zeros
             if name not in self._async_engine.worker.engine.adapters.names:
                 message = f"no adapter is called {name[:100]!r}"
                 raise InvalidRequest(message, param="lora_name", code="adapter_not_found", status=404)

@@ -15,6 +15,7 @@ from engine.drafters.none import NoDrafter
 from engine.server.app import ServerApp, ServerConfig
 from engine.server.connection import Connection
 from engine.server.operator import LoadDrafter
+from engine.server.sleeping import Sleeper
 from engine.server.worker import Engine
 from engine.tokenizer import Tokenizer
 
@@ -42,12 +43,13 @@ def serve(
     tokenizer: Tokenizer,
     *,
     load_drafter: LoadDrafter = lambda kind, folder: NoDrafter(),
+    sleeper: Sleeper | None = None,
     **settings: Any,
 ) -> Iterator[Live]:
     """Serves until the end of the block. Args: settings: fields of `ServerConfig` that replace the tests' defaults."""
     defaults: dict[str, Any] = {"model_name": MODEL, "token": TOKEN, "max_batch_size": 4, "max_waiting": 8}
     config = ServerConfig(**defaults | {"max_body_bytes": 4096} | settings)
-    app = ServerApp(engine, tokenizer, config, load_drafter=load_drafter)
+    app = ServerApp(engine, tokenizer, config, load_drafter=load_drafter, sleeper=sleeper)
     listener = socket.create_server(("127.0.0.1", 0))
     options: dict[str, Any] = {"log_level": "error", "lifespan": "on", "timeout_graceful_shutdown": 2}
     server = uvicorn.Server(uvicorn.Config(app.asgi, http=Connection, **options))

@@ -48,7 +48,7 @@ def tiny(model_dir: Path, weights: str = "auto") -> Model:
 @pytest.mark.parametrize("weights", ["auto", "int8", "int4"])
 def test_answers_before_and_after_sleep_are_equal(model_dir: Path, tmp_path: Path, weights: str) -> None:
     model = tiny(model_dir, weights)
-    engine = Engine(model, NoDrafter(), EngineConfig(weights=weights))  # type: ignore[arg-type]
+    engine = Engine(model, NoDrafter(), EngineConfig(weights=weights))
     requests = make_requests(model, SAMPLINGS["top-p"], count=4, max_tokens=24)
     before = answers(engine, requests)
 

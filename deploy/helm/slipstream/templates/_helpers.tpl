@@ -50,6 +50,7 @@ capabilities: {drop: [ALL]}
 
 {{- define "slipstream.engineHost" -}}
 - {name: SLIPSTREAM_ENGINE_HOST, value: {{ .Release.Name }}-endpoints}
+- {name: SLIPSTREAM_NODE_NAME, value: {{ .Release.Name }}-endpoints}  # one pod supervises them, whatever its host name
 {{- end }}
 
 {{/* One container with API, console and gateway; two Deployments use it. */}}

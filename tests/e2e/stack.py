@@ -48,8 +48,9 @@ class Stack:
         ]
 
     def _belongs_to_this_stack(self, pid: int) -> bool:
-        folder = self.data_dir / "logs" / "deployments"
-        return any(f"SLIPSTREAM_REPLICA={log.stem}-".encode() in _environment(pid) for log in folder.glob("*.log"))
+        logs = (self.data_dir / "logs" / "deployments").glob("*.log")
+        beginnings = tuple(f"SLIPSTREAM_REPLICA={log.stem}-".encode() for log in logs)
+        return any(entry.startswith(beginnings) for entry in _environment(pid))
 
     def stop(self) -> int:
         """Stops the stack like Ctrl-C. Returns: the exit code."""

@@ -47,7 +47,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def live(engine: FakeEngine, tokenizer: Tokenizer, root: Path) -> Iterator[Live]:
-    settings = {"operator_token": OPERATOR, "speculator_root": root, "adapter_root": root}
+    settings: dict[str, Any] = {"operator_token": OPERATOR, "speculator_root": root, "adapter_root": root}
     with serve(engine, tokenizer, load_drafter=load_drafter, **settings) as live:
         yield live
 

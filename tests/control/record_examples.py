@@ -65,7 +65,7 @@ class Recorder:
             self._keep(declared.id, body, data)
 
     def write(self, folder: Path) -> None:
-        """Replaces what is recorded of the operations that ran, and keeps the others of the folder's file."""
+        """Replaces the examples of the operations that ran, adds their errors, and keeps the rest of the file."""
         path = folder / FILE_NAME
         recorded: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         for operation in (name for name, home in self.folders.items() if home == folder):

@@ -17,10 +17,11 @@ from django.db import connection
 
 from benchmarks.gateway.load import Address, completion, connected, post, read, response, seconds_to_first_byte
 from benchmarks.gateway.server import Process, gateway, helper
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.services import deployment_create
 from control.tenants.accounts.keys import new_token
 from tests.control.factories import make_key, make_organization
+from tests.control.serving.deployments.support import make_replica
 from tests.workers.supervisor.conftest import migrated_database as migrated_database
 from tests.workers.supervisor.conftest import stack as stack
 from tests.workers.supervisor.live import LiveStack
@@ -51,12 +52,19 @@ def tokens(stack: LiveStack) -> list[str]:
     return made
 
 
+def make_ready(engine_port: int) -> None:
+    """Gives each deployment a replica on this port. A stack that serves for a second time has a new port."""
+    Deployment.objects.update(state="ready")
+    Replica.objects.all().delete()
+    for deployment in Deployment.objects.all():
+        make_replica(deployment, port=engine_port, token="t")
+
+
 @asynccontextmanager
 async def serving(stack: LiveStack) -> AsyncIterator[tuple[int, Process]]:
     """Yields the gateway's port and its process."""
     async with helper("engine") as engine_port:
-        ready = {"state": "ready", "port": int(engine_port), "token": "t"}
-        await sync_to_async(Deployment.objects.update)(**ready)
+        await sync_to_async(make_ready)(int(engine_port))
         async with gateway(stack.environment, stack.data_dir / "worker-gateway.log") as running:
             yield running
 

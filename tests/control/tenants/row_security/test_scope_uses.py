@@ -18,6 +18,7 @@ ALLOWED = {
     ("control.queue.jobs.services", "CLAIM"),
     ("control.operations.monitoring.queue_metrics", "CONSOLE"),
     ("control.operations.monitoring.engines", "CONSOLE"),
+    ("control.serving.deployments.migrations.0012_keep_processes", "COMMAND"),
     ("control.tenants.audit.exporting", "COMMAND"),
     ("control.tenants.audit.management.commands.audit_export", "COMMAND"),
     ("control.tenants.row_security.middleware", "CONSOLE"),

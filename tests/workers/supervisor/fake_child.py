@@ -141,7 +141,11 @@ def main() -> None:
     if arguments.die_at_once:
         os.kill(os.getpid(), signal.SIGSEGV)
     if arguments.fail:
-        emit(Failed(failure_class=arguments.fail, code="asked_to_fail", message="The test wanted it."))
+        num_rows = 16 if arguments.fail == "out_of_memory" else None
+        failed = Failed(
+            failure_class=arguments.fail, code="asked_to_fail", message="The test wanted it.", num_rows=num_rows
+        )
+        emit(failed)
         raise SystemExit(1)
     match read_spec(arguments.spec):
         case BatchSpec() as spec:

@@ -152,7 +152,7 @@ def test_the_failure_class_determines_the_number_of_attempts(
     job = stack.wait_for_job(batch.job_id)
     assert job.error is not None
     assert (job.status, job.error["code"], job.attempt) == (Job.Status.FAILED, "asked_to_fail", attempts)
-    # The attempt after an out-of-memory error has half the default batch size of 16.
+    # The attempt after an out-of-memory error answers half of the 16 rows that the child says it answered at once.
     assert job.params.get("max_batch_size") == (8 if failure_class == "out_of_memory" else None)
 
 

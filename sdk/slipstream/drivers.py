@@ -248,21 +248,17 @@ class AsyncRawDriver:
 
 
 def _with_response(steps: Steps[_T]) -> Steps[RawResponse[_T]]:
-    response: httpx2.Response | None = None
-    outcome: Any = None
-    while True:
-        try:
-            effect = steps.throw(outcome) if isinstance(outcome, httpx2.TransportError) else steps.send(outcome)
-        except StopIteration as end:
-            assert response is not None, "every procedure sends a request"
-            content = b"" if not response.is_stream_consumed else response.content
-            return RawResponse(end.value, response.status_code, dict(response.headers), content)
-        try:
-            outcome = yield effect
-        except httpx2.TransportError as error:
-            outcome = error
+    items, last = _as_iteration(steps), None
+    effect = _resume(items, None)
+    while effect is not None and not isinstance(effect, Item):
+        outcome = yield from _outcome_of(effect)
         if isinstance(outcome, ExchangeResult):
-            response = outcome.response
+            last = outcome
+        effect = _resume(items, outcome)
+    assert effect is not None, "a procedure has one result"
+    assert last is not None, "every procedure sends a request"
+    content = last.response.content if last.pieces is None else b""
+    return RawResponse(effect.value, last.response.status_code, dict(last.response.headers), content)
 
 
 def collected(items: Items[_T]) -> Steps[list[_T]]:
@@ -273,13 +269,17 @@ def collected(items: Items[_T]) -> Steps[list[_T]]:
         if isinstance(effect, Item):
             values.append(effect.value)
             effect = _resume(items, None)
-            continue
-        try:
-            outcome = yield effect
-        except httpx2.TransportError as error:
-            outcome = error
-        effect = _resume(items, outcome)
+        else:
+            effect = _resume(items, (yield from _outcome_of(effect)))
     return values
+
+
+def _outcome_of(effect: Effect) -> Steps[object]:
+    """Returns what the driver sends back, or the error that it raises, which `_resume` raises in another generator."""
+    try:
+        return (yield effect)
+    except httpx2.TransportError as error:
+        return error
 
 
 def _as_iteration(steps: Steps[_T]) -> Items[_T]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -48,6 +49,15 @@ def test_a_raw_response_has_status_headers_and_body() -> None:
     assert (response.status, response.headers["x-request-id"]) == (200, "req-1")
     assert b'"file-1"' in response.content
     assert isinstance(response.value, File)
+
+
+def test_a_raw_response_of_a_stream_has_no_content(tmp_path: Path) -> None:
+    api = ScriptedApi(httpx2.Response(200, content=iter([b"one ", b"line"])))
+
+    response = api.client().with_raw_response.files.download("file-1", tmp_path / "a.jsonl")
+
+    assert (response.status, response.content) == (200, b"")
+    assert (tmp_path / "a.jsonl").read_bytes() == b"one line"
 
 
 def test_an_asynchronous_client_has_raw_responses_options_and_pages() -> None:

@@ -6,7 +6,8 @@ tensor. It copies the contents of every large tensor of the process to a file an
 drafter and all tables that were derived from their weights, without a list of them. The keys and values of the target
 are not copied, and its cached prefixes are forgotten.
 
-The file has no name and is readable by nobody else; it ends with the process. Blocks of zeros are not written.
+The file has no name, so no other process can open it, and the system deletes it when the process ends. Blocks of zeros
+are not written.
 """
 
 import ctypes

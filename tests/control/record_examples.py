@@ -126,10 +126,11 @@ def _answer(http: Any, path: str, body: dict[str, Any]) -> Any:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a chat model")
-    parser.add_argument("tests", nargs="*", default=["tests/control", "tests/sdk"])
+    parser.add_argument("tests", nargs="*", help="default: those of control plane and client; with --model, none")
     arguments = parser.parse_args()
     recorder = Recorder()
-    code = pytest.main([*arguments.tests], plugins=[recorder]) if arguments.tests != ["none"] else 0
+    tests = arguments.tests or ([] if arguments.model else ["tests/control", "tests/sdk"])
+    code = pytest.main(tests, plugins=[recorder]) if tests else 0
     if arguments.model is not None:
         recorder.examples |= answers_of_engine(arguments.model)
         recorder.folders |= dict.fromkeys(recorder.examples.keys() - recorder.folders.keys(), GATEWAY)

@@ -24,7 +24,8 @@ def summary_of(operation: Operation) -> str:
 
 
 def _one_of(names: str) -> str:
-    name = (
-        names.removesuffix("es") if names.endswith("ches") else names.removesuffix("s").replace("deliverie", "delivery")
-    )
-    return f"{'an' if name[0] in 'aeioA' else 'a'} {name}"
+    for plural, singular in (("ies", "y"), ("ches", "ch"), ("s", "")):
+        if names.endswith(plural):
+            name = names.removesuffix(plural) + singular
+            return f"{'an' if name[0] in 'aeioA' else 'a'} {name}"
+    raise ValueError(f"{names!r} is no plural")

@@ -77,7 +77,7 @@ class Deployment(ProjectObject):
 
 
 class Replica(models.Model):
-    """One engine process of a deployment, or its place while it has none.
+    """A place for one engine process of a deployment. The process may be missing: not started yet, crashed or stopped.
 
     The rows with a number below the deployment's `num_replicas` should have a process. A supervisor works on the row
     only while it holds the lease, and states the fence in every write (`leases`).

@@ -131,7 +131,7 @@ def _lock(replica: Replica) -> Deployment:
 
 
 def _write(deployment: Deployment, replica: Replica, **changes: Any) -> bool:
-    """Args: deployment: it is locked."""
+    """Returns whether the supervisor still held the replica. Args: deployment: its row is locked by the caller."""
     held = Replica.objects.filter(pk=replica.pk, fence=replica.fence)
     if not held.update(**changes, updated_at=timezone.now()):
         return False

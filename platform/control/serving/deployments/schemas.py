@@ -20,6 +20,7 @@ _REMEMBER_ANSWERS = (
     "Whether the engine may draft copies of a project's past answers. It keeps them in the memory of its process only."
 )
 _REPLICAS = "How many engine processes answer the requests. Each of them occupies a device."
+_NumReplicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 _AdapterIds = Annotated[list[Annotated[str, Text(40)]], Field(max_length=MAX_ADAPTERS)]
 
 
@@ -30,7 +31,7 @@ class DeploymentOptions(RequestModel):
     adapters: _AdapterIds = Field(default_factory=list, description="The ids of the adapters.")
     remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
     engine: EngineOptions = EngineOptions()
-    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(default=1, description=_REPLICAS)
+    replicas: _NumReplicas = Field(default=1, description=_REPLICAS)
 
 
 class DeploymentInput(DeploymentOptions):
@@ -44,7 +45,7 @@ class DeploymentUpdateInput(RequestModel):
     adapters: _AdapterIds = Field(default_factory=list, description="The ids of all adapters from now on.")
     allow_output_change: bool = Field(default=False, description=ALLOW_OUTPUT_CHANGE)
     remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
-    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(default=1, description=_REPLICAS)
+    replicas: _NumReplicas = Field(default=1, description=_REPLICAS)
 
 
 class ServedAdapter(ResponseModel):

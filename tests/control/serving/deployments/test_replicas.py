@@ -8,7 +8,7 @@ import pytest
 
 from control.serving.deployments import leases
 from control.serving.deployments.launcher import AlreadyRunning, launch
-from control.serving.deployments.models import Node, Replica
+from control.serving.deployments.models import Deployment, Node, Replica
 from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.services import deployment_scale, deployment_start, deployment_update
 from control.serving.deployments.supervisor import Supervisor
@@ -30,6 +30,12 @@ def identities() -> set[ProcessIdentity]:
     return {ProcessIdentity(pid, started) for pid, started in rows if pid is not None}
 
 
+def ready_deployment(supervisor: Supervisor, folder: Path) -> Deployment:
+    deployment = make_deployment(make_served_model(folder / "model"))
+    tick_until_state(supervisor, deployment, State.READY)
+    return deployment
+
+
 def expire_leases(supervisor: Supervisor) -> None:
     """What happens when a supervisor was killed and its leases have expired."""
     Replica.objects.filter(supervisor=supervisor.id).update(lease_until="2000-01-01T00:00:00Z")
@@ -38,8 +44,7 @@ def expire_leases(supervisor: Supervisor) -> None:
 def test_a_deployment_is_scaled_up_and_down_without_a_restart_of_the_others(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    deployment = make_deployment(make_served_model(tmp_path / "model"))
-    tick_until_state(supervisor, deployment, State.READY)
+    deployment = ready_deployment(supervisor, tmp_path)
     first = identity_of(deployment)
 
     deployment_scale(deployment=deployment, num_replicas=3)
@@ -102,8 +107,7 @@ def test_a_generation_that_does_not_start_leaves_the_other_replicas_as_they_are(
 def test_one_of_two_supervisors_works_on_a_replica_until_its_lease_expires(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    deployment = make_deployment(make_served_model(tmp_path / "model"))
-    tick_until_state(supervisor, deployment, State.READY)
+    deployment = ready_deployment(supervisor, tmp_path)
     process, other = identity_of(deployment), Supervisor(supervisor.config, timings=TIMINGS)
     for _ in range(3):
         other.tick()
@@ -125,8 +129,7 @@ def test_one_of_two_supervisors_works_on_a_replica_until_its_lease_expires(
 def test_processes_of_another_node_are_left_alone_until_the_lease_of_the_node_expires(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    deployment = make_deployment(make_served_model(tmp_path / "model"))
-    tick_until_state(supervisor, deployment, State.READY)
+    deployment = ready_deployment(supervisor, tmp_path)
     process = identity_of(deployment)
     elsewhere = Supervisor(
         supervisor.config.model_copy(update={"node_name": "elsewhere", "data_dir": tmp_path / "elsewhere"}),
@@ -155,8 +158,7 @@ def test_processes_of_another_node_are_left_alone_until_the_lease_of_the_node_ex
 def test_a_replica_is_not_started_twice_even_if_no_row_records_its_process(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    deployment = make_deployment(make_served_model(tmp_path / "model"))
-    tick_until_state(supervisor, deployment, State.READY)
+    deployment = ready_deployment(supervisor, tmp_path)
     first = identity_of(deployment)
 
     with pytest.raises(AlreadyRunning):

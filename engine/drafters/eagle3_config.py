@@ -78,7 +78,7 @@ class Eagle3Config:
             rope_parameters=dict(layer.rope_parameters or {}),
             tap_layers=taps,
             num_taps=3 if taps is None else len(taps),
-            prompt_tokens=bool((values.get("slipstream") or {}).get("prompt_tokens")),
+            prompt_tokens=bool(values.get("prompt_tokens")),
             **{name: bool(values.get(name)) for name in _OPTIONS},
         )
 
@@ -114,7 +114,7 @@ class Eagle3Config:
             "eagle_aux_hidden_state_layer_ids": None if self.tap_layers is None else list(self.tap_layers),
             "embed_requires_grad": False,
             **options,
-            **({"slipstream": {"prompt_tokens": True}} if self.prompt_tokens else {}),
+            **({"prompt_tokens": True} if self.prompt_tokens else {}),  # not part of the layout
             "speculators_config": {
                 "algorithm": "eagle3",
                 "default_proposal_method": "greedy",

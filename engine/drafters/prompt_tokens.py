@@ -4,8 +4,7 @@ Names and numbers of a prompt are often repeated in its answer, but are rare in 
 vocabulary was made. The drafter's head is therefore extended, for each request, by the target's lm_head rows of these
 tokens. This only makes sense if the drafter's head consists of lm_head rows of the target, or was trained from them.
 
-The device programs of graph decoding have a fixed number of rows of the head, so on CUDA there is no such extension.
-docs/drafting.md says how much it improves.
+On CUDA there is no such extension, because the graphs of graph decoding read a head with a fixed number of rows.
 
 Shape letters: M rows, H hidden size, E tokens of a prompt, V and Vd the target's and the draft vocabulary.
 """
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.models.base import Model
-from kernels.linear import LinearWeight, linear, pack_draft
+from kernels.linear import LinearWeight, linear, pack
 
 MAX_TOKENS = 256  # per request; bounds the time of the product with a long prompt's tokens
 _NEVER = -1e30  # logit of unused columns; their probability is 0 in float32
@@ -59,7 +58,7 @@ class PromptVocabulary:
         if not missing:
             return None
         tokens = torch.tensor(missing, dtype=torch.int64)
-        return PromptTokens(tokens, pack_draft(self._model.lm_head[tokens]))
+        return PromptTokens(tokens, pack(self._model.lm_head[tokens]))
 
 
 def prompt_vocabulary(enabled: bool, vocab: Tensor, model: Model) -> PromptVocabulary | None:

@@ -110,7 +110,7 @@ def _config(preparation: Preparation, parameters: Eagle3Hyperparameters, *, draf
         tap_layers=default_taps(target.num_layers),
         fc_norm=parameters.fc_norm,
         norm_output=parameters.norm_output,
-        prompt_tokens=True,
+        prompt_tokens=parameters.prompt_tokens,
     )
 
 

@@ -24,6 +24,6 @@ def initial_heads(preparation: Preparation, parameters: MedusaHyperparameters) -
         draft_vocab_size=vocab.shape[0],
         tied=parameters.tied,
         token_input=parameters.token_input,
-        prompt_tokens=True,
+        prompt_tokens=parameters.prompt_tokens,
     )
     return MedusaHeads(config, vocab, lm_head=target.lm_head)

@@ -25,7 +25,7 @@ from typing import Protocol
 from engine.adjust import needs_adjusting
 from engine.cache.kv_cache import KVCache
 from engine.cost import NO_ROWS, PassSize
-from engine.draft import Draft
+from engine.draft import MAX_DEPTH, Draft
 from engine.drafters.base import Kept, Pass
 from engine.drafting import Drafting
 from engine.given_drafts import given_drafts
@@ -159,6 +159,7 @@ class GraphDecoder:
                 [sequence.table_row for sequence in sequences],
                 [part.slots for part in parts],
                 num_nodes,
+                max_keys=self._max_keys(sequences),
                 drafts=drafts,
                 filtered=any(is_filtered(sequence.request.sampling) for sequence in sequences),
                 adapted=any(sequence.root is not None for sequence in sequences),
@@ -201,6 +202,13 @@ class GraphDecoder:
                 self._drafting.forget(victim.request.request_id)
                 sequences = [sequence for sequence in sequences if sequence is not victim]
         return sequences, num_nodes
+
+    def _max_keys(self, sequences: Many[Sequence]) -> int:
+        """Returns an upper bound of the number of keys of a row of the next step.
+
+        A path of the next step has at most MAX_DEPTH nodes. A step in flight adds at most one token more to a sequence.
+        """
+        return max(len(sequence.tokens) for sequence in sequences) + (len(self._in_flight) + 1) * (1 + MAX_DEPTH)
 
     def _unfinished(self) -> list[Sequence]:
         """Returns the sequences that will still be running if every graph step in flight adds just one token."""

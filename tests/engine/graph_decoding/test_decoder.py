@@ -94,6 +94,22 @@ def test_graph_decoding_returns_the_tokens_of_synchronous_steps(
     assert device.most_queued == (2 if kind in LAUNCHED_AHEAD else 1)
 
 
+@pytest.mark.parametrize("kind", LAUNCHED_AHEAD)
+def test_answers_that_outgrow_the_graphs_for_short_contexts_keep_their_tokens(
+    model: Model, device: LateDevice, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """`device` checks that no row has more keys than its graph allows."""
+    monkeypatch.setattr("engine.graph_decoding.decoder.MAX_DEPTH", 8)  # deep enough for these drafters
+    monkeypatch.setattr("engine.graph_decoding.runner.SHORT_CONTEXT", 40)
+    requests = requests_of(model, SAMPLINGS["greedy"], max_tokens=40)
+    engine = graph_engine(model, DRAFTERS[kind](model), max_batch_size=3, draft_budget=7)
+
+    assert answers_only(generate(engine, requests)) == plain_answers(model, requests)
+
+    assert engine._graph_decoder is not None
+    assert len({max_keys for _, _, max_keys in engine._graph_decoder.runner._buffers}) == 2
+
+
 @pytest.mark.parametrize(("batch_size", "budget"), [(1, 1), (1, 15), (8, 2), (2, 0)])
 def test_tokens_do_not_depend_on_batch_size_and_draft_budget(
     model: Model, device: LateDevice, batch_size: int, budget: int

@@ -18,8 +18,8 @@ from tests.kernels.test_attention import float64_attention, make_rows
 
 
 def on_device(rows: AttentionRows) -> AttentionRows:
-    tensors = (rows.slot_tables, rows.seqs, rows.prefix_lens, rows.paths, rows.path_lens)
-    return AttentionRows(*(tensor.to(DEVICE) for tensor in tensors))
+    names = ("slot_tables", "seqs", "prefix_lens", "paths", "path_lens")
+    return AttentionRows(**{name: getattr(rows, name).to(DEVICE) for name in names})
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: list[int], paths: list[list[int]]) -> Tensor:

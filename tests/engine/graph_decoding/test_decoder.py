@@ -253,3 +253,17 @@ def test_graph_steps_can_be_timed_between_requests(model: Model) -> None:
         engine.time_graph_step(5, 7, context=40)
     with pytest.raises(ValueError, match="uses graph decoding"):
         Engine(model, NoDrafter(), EngineConfig()).time_graph_step(1, 0, context=1)
+
+
+def test_only_steps_of_few_sequences_have_trees_of_more_than_31_nodes(model: Model, device: LateDevice) -> None:
+    requests = requests_of(model, SAMPLINGS["T=0.8"], count=4, max_tokens=10)
+    plain = plain_answers(model, requests)
+    large: set[tuple[int, int]] = set()  # sequences, and nodes of each, of steps with more than 31 nodes
+    for batch_size in (1, 4):
+        engine = graph_engine(model, random_medusa(model), max_batch_size=batch_size)
+        assert answers_only(generate(engine, requests)) == plain
+        assert engine._graph_decoder is not None
+        large |= {(B, N) for B, N, _ in engine._graph_decoder.runner._buffers if N > 31}
+
+    assert (1, 127) in large
+    assert all(B * (1 + N) <= 128 for B, N in large)

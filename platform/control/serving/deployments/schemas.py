@@ -9,6 +9,7 @@ from control.core.api.schemas import Failure, OneOf, RequestModel, ResponseModel
 from control.models.engines.schemas import EngineOptions, ValidateOnly
 from control.serving.deployments.figures import PeriodFigures
 from control.serving.deployments.models import Deployment, Replica
+from control.serving.deployments.scaling import ScalingOptions, scaling_of
 
 MAX_ADAPTERS = 32
 MAX_REPLICAS = 64
@@ -32,6 +33,7 @@ class DeploymentOptions(RequestModel):
     remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
     engine: EngineOptions = EngineOptions()
     replicas: _NumReplicas = Field(default=1, description=_REPLICAS)
+    scaling: ScalingOptions = ScalingOptions()
 
 
 class DeploymentInput(DeploymentOptions):
@@ -46,6 +48,7 @@ class DeploymentUpdateInput(RequestModel):
     allow_output_change: bool = Field(default=False, description=ALLOW_OUTPUT_CHANGE)
     remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
     replicas: _NumReplicas = Field(default=1, description=_REPLICAS)
+    scaling: ScalingOptions = ScalingOptions()
 
 
 class ServedAdapter(ResponseModel):
@@ -64,7 +67,8 @@ class DeploymentObject(ResponseModel):
     remember_answers: bool
     engine: EngineOptions
     replicas: int = Field(description=_REPLICAS)
-    ready_replicas: int = Field(description="How many replicas are ready now.")
+    ready_replicas: int = Field(description="How many replicas are ready now. A sleeping one is not.")
+    scaling: ScalingOptions
     desired_state: Annotated[str, OneOf(Deployment.Desired)]
     state: Annotated[str, OneOf(Deployment.State)]
     error: SkipValidation[Failure | None]
@@ -87,6 +91,7 @@ class DeploymentObject(ResponseModel):
             engine=options,
             replicas=deployment.num_replicas,
             ready_replicas=len(ready),
+            scaling=scaling_of(deployment),
         )
 
 

@@ -44,6 +44,7 @@ def test_a_deployment_is_created_with_a_name_and_a_model(client: Client, organiz
         },
         "replicas": 1,
         "ready_replicas": 0,
+        "scaling": {"scale_to_zero_seconds": None},
         "desired_state": "running",
         "state": "provisioning",
         "error": None,

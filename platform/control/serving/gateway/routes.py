@@ -8,7 +8,7 @@ ready is reached by the next request.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -71,16 +71,16 @@ class Route:
     template_bytes: int  # of text that the chat template can add for each part of a chat
     remembers_answers: bool  # whether drafts may be copied from past answers
 
-    def choose(self, open_requests: OpenByTarget, *, without: Process | None = None) -> Process | None:
+    def choose(self, open_requests: OpenByTarget, *, without: Collection[Process] = ()) -> Process | None:
         """Selects the canary for its share of the requests, and then the replica with the fewest open requests.
 
         Replicas that are awake come first. The supervisors wake the others when one is in use.
         If only one of deployment and canary is up, it gets all requests.
 
-        Args: without: a process that did not accept the request.
+        Args: without: processes that did not accept the request.
         Returns: None if there is no other process.
         """
-        main, canary = (tuple(each for each in group if each != without) for group in (self.main, self.canary))
+        main, canary = (tuple(each for each in group if each not in without) for group in (self.main, self.canary))
         is_canary = bool(canary) and (not main or random.random() * 100 < self.canary_percent)
         processes = canary if is_canary else main
         return min(processes, key=lambda each: (each.is_asleep, open_requests[each.target]), default=None)

@@ -26,6 +26,7 @@ _END_OF_EVENT = b"\n\n"
 _NO_ANSWER = "The model's process did not answer. Try again."
 _DRAINING = "server_draining"
 _ASLEEP = "engine_asleep"
+_FULL = "engine_overloaded"
 
 
 class NotAccepted(ApiError):
@@ -34,6 +35,10 @@ class NotAccepted(ApiError):
 
 class Asleep(NotAccepted):
     """The engine sleeps. It accepts the request once it is awake."""
+
+
+class Full(NotAccepted):
+    """As many requests run and wait in the engine as it takes, from all gateways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
         raise kind(502, _NO_ANSWER, "upstream_unavailable") from error
     if response.status_code == 401:  # the port belongs to another process now
         raise NotAccepted(502, _NO_ANSWER, "upstream_unavailable")
-    if response.status_code == 503 and isinstance(content, bytes):
+    if response.status_code in (429, 503) and isinstance(content, bytes):
         _check_refusal(content, {"Retry-After": response.headers.get("retry-after", "1")})
     return Answer(
         status=response.status_code,
@@ -118,6 +123,9 @@ def _check_refusal(body: bytes, headers: dict[str, str]) -> None:
         raise NotAccepted(503, "The model's process is about to stop. Try again.", _DRAINING, headers=headers)
     if code == _ASLEEP:
         raise Asleep(503, "The model's process sleeps. Try again.", _ASLEEP, headers=headers)
+    if code == _FULL:
+        message = "As many requests run and wait at the deployment's replicas as they take. Try again."
+        raise Full(429, message, "deployment_queue_full", headers=headers)
 
 
 async def _begin(response: httpx2.Response, path: str) -> bytes | AsyncGenerator[bytes]:

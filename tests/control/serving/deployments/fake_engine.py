@@ -9,6 +9,7 @@ The file `behaviour` in the model folder says how the process behaves:
     stubborn    ignores SIGTERM
     draining    is healthy, but refuses requests as an engine does that is about to stop
     sleepless   cannot sleep
+    narrow      refuses requests while one runs, as an engine does whose queue is full
 
 It sleeps and wakes as an engine does, and writes a line into the file `wakes` of the model folder when it wakes. The
 requests /sleep and /wake wait while the file `hold` is in the model folder, before anything is decided; meanwhile the
@@ -117,7 +118,9 @@ class Handler(BaseHTTPRequestHandler):
         if not self._authorized():
             return
         with self.use.one_more() as is_awake:
-            if is_awake:
+            if is_awake and self.behaviour == "narrow" and self.use.num_open > 1:
+                self._refuse(429, "engine_overloaded")
+            elif is_awake:
                 self._answer(json.loads(raw))
             else:
                 self._refuse(503, "engine_asleep")
@@ -241,7 +244,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def _refuse(self, status: int, code: str) -> None:
-        self._send_json(status, {"error": {"message": "not now", "type": "api_error", "code": code}})
+        body = {"error": {"message": "not now", "type": "api_error", "code": code}}
+        self._send(status, "application/json", json.dumps(body).encode(), {"Retry-After": "7"})
 
     def _authorized(self, token: str | None = TOKEN) -> bool:
         if self.headers.get("Authorization") == f"Bearer {token}":
@@ -252,10 +256,12 @@ class Handler(BaseHTTPRequestHandler):
     def _send_json(self, status: int, body: dict[str, Any]) -> None:
         self._send(status, "application/json", json.dumps(body).encode())
 
-    def _send(self, status: int, content_type: str, content: bytes) -> None:
+    def _send(self, status: int, content_type: str, content: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(content)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 

@@ -166,7 +166,7 @@ class ServerApp:
         problem = await self.health.problem()
         verdict = self.async_engine.worker.engine.row_invariance
         weights = self.async_engine.worker.engine.weights_report.as_json()
-        facts = {"exact": verdict.exact, "exact_reason": verdict.reason, "weights": weights}
+        facts: dict[str, Any] = {"exact": verdict.exact, "exact_reason": verdict.reason, "weights": weights}
         facts["system_fingerprint"] = self.catalog.fingerprint(None)
         facts["sleep"] = self.sleeping.facts()
         num_open, idle_seconds = self.async_engine.num_in_use, self.async_engine.idle_seconds

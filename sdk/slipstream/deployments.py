@@ -56,7 +56,8 @@ class Deployments(Resource[D]):
             remember_answers: whether the engine may draft copies of a project's past answers; default: true.
             engine: options of the engine; `slipstream.plans` lists them.
             replicas: how many engine processes answer the requests; default: 1.
-            scaling: `scale_to_zero_seconds`: after how many seconds without a request the engines sleep.
+            scaling: `scale_to_zero_seconds`, `max_replicas`, `min_replicas`, `target_concurrency`, `scale_up_seconds`,
+                `scale_down_seconds`.
         """
         body = {
             "name": name,

@@ -231,7 +231,7 @@ class Deployment(Record):
     engine: Mapping[str, Any] | None = None  # options of the engine, such as weights and max_concurrency
     replicas: int = 1  # how many engine processes should answer the requests
     ready_replicas: int = 0
-    scaling: Mapping[str, Any] | None = None  # scale_to_zero_seconds: None: never
+    scaling: Mapping[str, Any] | None = None  # when engines sleep, and how replicas follow traffic
     error_code: str | None = None
     error_message: str | None = None
     created_at: int

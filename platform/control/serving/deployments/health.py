@@ -44,7 +44,7 @@ class Check:
     started: float
     ended: float
     is_healthy: bool
-    load: Load | None
+    load: Load | None = None
 
 
 def probe(client: httpx2.Client, port: int, token: str) -> Check:

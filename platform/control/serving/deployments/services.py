@@ -20,7 +20,7 @@ from control.models.engines.planning import Purpose, Workload, engine_plan
 from control.models.engines.schemas import EngineOptions
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.quota import deployment_quota_check, device_quota_check
-from control.serving.deployments.scaling import ScalingOptions
+from control.serving.deployments.scaling import NO_SCALING, ScalingOptions
 from control.serving.deployments.states import RUNNING_STATES, State, transition
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
@@ -58,7 +58,8 @@ def deployment_create(
         )
         raise ApiError(400, message, "invalid_value", "name")
     require_price(base_model_id=base_model.pk, name=base_model.name)
-    stored_scaling = None if scaling is None else _checked(scaling)
+    scaling = scaling or NO_SCALING
+    stored_scaling, num_replicas = _checked(scaling), scaling.within(num_replicas)
     deployment_quota_check(organization.pk)
     device_quota_check(organization.pk, num_more=num_replicas)
     if speculator is not None:
@@ -207,18 +208,27 @@ def deployment_scale(*, deployment: Deployment, num_replicas: int) -> Deployment
 @audited("deployment.update")
 @transaction.atomic
 def deployment_scaling_set(*, deployment: Deployment, scaling: ScalingOptions) -> Deployment:
-    """Nothing is restarted. Raises: ApiError: 409, engines cannot sleep on the installation's devices."""
+    """Nothing is restarted.
+
+    Raises: ApiError: 400, the limits contradict each other; 409, engines cannot sleep on the installation's devices;
+        429, as `deployment_scale`.
+    """
     Deployment.objects.filter(pk=deployment.pk).update(scaling=_checked(scaling))
     deployment.refresh_from_db()
+    if (num_replicas := scaling.within(deployment.num_replicas)) != deployment.num_replicas:
+        deployment_scale(deployment=deployment, num_replicas=num_replicas)
     return deployment
 
 
 def _checked(scaling: ScalingOptions) -> dict[str, Any] | None:
-    """Returns what the row stores; None for the defaults. Raises: ApiError: 409."""
+    """Returns what the row stores; None for the defaults. Raises: ApiError: 400, 409."""
+    if scaling.max_replicas is not None and scaling.min_replicas > scaling.max_replicas:
+        message = f"min_replicas must be at most max_replicas ({scaling.max_replicas}), got {scaling.min_replicas}."
+        raise ApiError(400, message, "invalid_value", "scaling.min_replicas")
     if scaling.scale_to_zero_seconds is not None and get_config().device.startswith("cuda"):
         message = "Engines on CUDA devices cannot sleep yet, so this deployment cannot scale to zero."
         raise ApiError(409, message, "sleep_not_supported", "scaling.scale_to_zero_seconds")
-    return None if scaling == ScalingOptions() else scaling.model_dump()
+    return None if scaling == NO_SCALING else scaling.model_dump()
 
 
 @audited("deployment.update")

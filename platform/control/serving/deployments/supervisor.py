@@ -35,6 +35,7 @@ from control.core.processes.engine_users import uid_range
 from control.core.settings.config import Config
 from control.core.storage.backends import StorageError
 from control.serving.deployments import observations
+from control.serving.deployments.autoscaling import Autoscaler
 from control.serving.deployments.devices import NoFreeDevice, device_for_engine
 from control.serving.deployments.health import HealthWatch, engine_client
 from control.serving.deployments.launcher import (
@@ -123,6 +124,7 @@ class Supervisor:
         self._staging_pool = StagingPool()
         self._probe_pool = ThreadPoolExecutor(max_workers=NUM_PROBE_THREADS, thread_name_prefix="probe")
         self._sleep_pool = sleep_pool()
+        self._autoscaler = Autoscaler()
         self._engine_client = engine_client()
         self._tidy_at = self._renew_at = 0.0  # of the monotonic clock
 
@@ -204,6 +206,8 @@ class Supervisor:
 
     def _reconcile(self, replica: Replica) -> None:
         deployment, identity = replica.deployment, self._identity(replica)
+        if replica.number == 0:
+            self._autoscaler.follow(deployment)
         if identity is None or not identity.is_alive():
             self._without_process(replica)
             return

@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> list[str]:
         emit=lambda event: None,
     )
     lines = [_HEADER]
-    for size, fill in [(args.sizes[-1], "never"), *((size, "always") for size in args.sizes)]:
+    for size, fill in [(args.sizes[-1], False), *((size, True) for size in args.sizes)]:
         vocab = preparation.draft_vocab(size, LoopParameters(draft_vocab_fill=fill))
         lines.append(_line(fill, vocab, corpus.validation))
     return lines
 
 
-def _line(fill: str, vocab: Tensor, conversations: Sequence[Conversation]) -> str:
+def _line(fill: bool, vocab: Tensor, conversations: Sequence[Conversation]) -> str:
     drafted = set(vocab.tolist())
     tokens = [(token, c) for c in conversations for token in c.completion_token_ids]
     covered = sum(token in drafted for token, _ in tokens)
@@ -62,7 +62,7 @@ def _line(fill: str, vocab: Tensor, conversations: Sequence[Conversation]) -> st
     extended = sum(token in drafted or token in prompts[c.custom_id] for token, c in tokens)
     further = sum(len(prompt - drafted) for prompt in prompts.values()) / len(prompts)
     shares = f"{covered / len(tokens):.1%} | {extended / len(tokens):.1%}"
-    return f"| {'none' if fill == 'never' else 'prompts, likeliest'} | {len(drafted)} | {shares} | {further:.0f} |"
+    return f"| {'prompts, likeliest' if fill else 'none'} | {len(drafted)} | {shares} | {further:.0f} |"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -33,5 +33,5 @@ def test_the_own_prompt_covers_tokens_only_of_its_own_answer() -> None:
         Conversation(custom_id="a", prompt_token_ids=(1, 7), completion_token_ids=(1, 2, 7, 9), cut_by_length=False),
         Conversation(custom_id="b", prompt_token_ids=(2, 9), completion_token_ids=(7, 2, 2, 9), cut_by_length=False),
     ]
-    line = coverage._line("never", torch.tensor([1, 2]), conversations)
+    line = coverage._line(False, torch.tensor([1, 2]), conversations)
     assert line == "| none | 2 | 50.0% | 75.0% | 1 |"

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from workers.hyperparameters.fields import require_one_of, require_range
 
 OPTIMIZERS = ("adamw", "muon")
-VOCAB_FILLS = ("auto", "always", "never")
 PRECISIONS = ("auto", "float32", "bfloat16")
 
 
@@ -29,8 +28,9 @@ class LoopParameters:
     cache_memory_bytes: int = 4 << 30  # the target's hidden states are stored in files if they need more bytes
     precision: str = "auto"  # precision of matrix products; auto: bfloat16 on CUDA and with AVX512-BF16, else float32
     # Whether the draft vocabulary is filled up to `draft_vocab_size` with tokens that do not occur in the answers: with
-    # those of the prompts, then with the likeliest according to the target. auto: on CUDA and with `export_as`
-    draft_vocab_fill: str = "auto"
+    # those of the prompts, then with the likeliest according to the target. Steps then take longer, and acceptance was
+    # not higher (benchmarks/results/training/vocabulary.md).
+    draft_vocab_fill: bool = False
     export_as: str | None = None  # the export format that the speculator must support (docs/exports.md)
 
     def __post_init__(self) -> None:
@@ -47,4 +47,3 @@ class LoopParameters:
         require_range(self, 0, 1 << 50, "cache_memory_bytes")
         require_one_of(self, OPTIMIZERS, "optimizer")
         require_one_of(self, PRECISIONS, "precision")
-        require_one_of(self, VOCAB_FILLS, "draft_vocab_fill")

@@ -56,7 +56,7 @@ class Preparation:
         config, train = self.target.config, self.corpus.train
         counts = token_counts((c.completion_token_ids for c in train), vocab_size=config.vocab_size)
         fill: list[Tensor] = []
-        if fills_draft_vocab(loop, self.target.device):
+        if loop.draft_vocab_fill:
             prompts = token_counts((c.prompt_token_ids for c in train), vocab_size=config.vocab_size)
             fill = [prompts, self._probability_mass()]
         eos, size = sorted(config.eos_token_ids), min(size, config.vocab_size)
@@ -114,17 +114,6 @@ class Preparation:
         """
         total = len(self.conversations)
         return lambda done: self.emit(Progress(done=before + done, total=total, unit="hidden states"))
-
-
-def fills_draft_vocab(loop: LoopParameters, device: torch.device) -> bool:
-    """Tells whether the draft vocabulary has tokens that do not occur in the answers.
-
-    They cost time in every training step and in every draft. auto: they are added where a request's own prompt tokens
-    cannot be drafted, which is on CUDA (engine/drafters/prompt_tokens.py) and in the engines to which we export.
-    """
-    if loop.draft_vocab_fill != "auto":
-        return loop.draft_vocab_fill == "always"
-    return device.type == "cuda" or loop.export_as is not None
 
 
 def in_bfloat16(precision: str, device: torch.device) -> bool:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from engine.config import EngineConfig
@@ -16,7 +15,6 @@ from tests.workers.support import Recorder
 from tests.workers.training.jobs import training_spec, write_answers
 from workers.hyperparameters.loop import LoopParameters
 from workers.training.job import run_training
-from workers.training.preparation import fills_draft_vocab
 
 COMMON = {"max_steps": 12, "patience": 0, "validation_fraction": 0.25, "draft_vocab_size": 24, "learning_rate": 1e-2}
 
@@ -68,27 +66,11 @@ def test_a_filled_draft_vocabulary_has_the_tokens_of_the_prompts_and_likely_ones
     sizes = {"draft_vocab_size": 200, "max_steps": 1}
     few, many = (
         set(load_file(folder / VOCAB_FILE)["draft_vocab"].tolist())
-        for fill in ("never", "always")
-        for folder in [trained(tmp_path / fill, tiny_model, tokens, "medusa", draft_vocab_fill=fill, **sizes)]
+        for fill in (False, True)
+        for folder in [trained(tmp_path / str(fill), tiny_model, tokens, "medusa", draft_vocab_fill=fill, **sizes)]
     )
-    names = json.loads((tmp_path / "always/output/speculator/report.json").read_text())["validation_ids"]
+    names = json.loads((tmp_path / "True/output/speculator/report.json").read_text())["validation_ids"]
     training = [r for r in asked if not any(name.startswith(f"row-{r.request_id}-") for name in names)]
     prompts = {token for r in training for token in r.prompt_token_ids}
     assert len(few) < len(many) == 200
     assert few | prompts < many
-
-
-@pytest.mark.parametrize(
-    ("loop", "device", "expected"),
-    [
-        (LoopParameters(), "cpu", False),
-        (LoopParameters(), "cuda", True),
-        (LoopParameters(export_as="speculators"), "cpu", True),
-        (LoopParameters(draft_vocab_fill="always"), "cpu", True),
-        (LoopParameters(draft_vocab_fill="never"), "cuda", False),
-    ],
-)
-def test_a_draft_vocabulary_is_filled_where_prompt_tokens_cannot_be_drafted(
-    loop: LoopParameters, device: str, expected: bool
-) -> None:
-    assert fills_draft_vocab(loop, torch.device(device)) is expected

@@ -169,7 +169,7 @@ def service_action(
             return _to_page_of(request, row)
 
         run.is_applicable = when  # type: ignore[attr-defined]  # `action` copies it to the button's method
-        return action(
+        button = action(
             run,
             description=title,
             icon=icon,
@@ -179,6 +179,16 @@ def service_action(
                 title=f"{title}?", description=description, form_class=BaseDialogForm, form_submit_text=title
             ),
         )
+
+        @wraps(button)
+        def find_first(page: RowsAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
+            """Unfold would show the dialog for the id of any row, or of none."""
+            if page.has_operate_permission(request, object_id):
+                page.row_to_change(request, object_id)
+            response: HttpResponse = button(page, request, object_id=object_id)
+            return response
+
+        return find_first
 
     return decorate
 

@@ -16,7 +16,7 @@ from control.core.settings.config import get_config
 from control.tenants.accounts.models import User
 from control.tenants.accounts.people import is_member
 
-_TOTP_SECRETS = SecretText(b"slipstream second factors")
+TOTP_SECRETS = SecretText(b"slipstream second factors")
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth has no types
@@ -59,10 +59,10 @@ class ProviderAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  # all
 
 class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]  # allauth has no types
     def encrypt(self, text: str) -> str:
-        return _TOTP_SECRETS.encrypt(text)
+        return TOTP_SECRETS.encrypt(text)
 
     def decrypt(self, encrypted_text: str) -> str:
-        return _TOTP_SECRETS.decrypt(encrypted_text)
+        return TOTP_SECRETS.decrypt(encrypted_text)
 
 
 def _refused(request: HttpRequest) -> ImmediateHttpResponse:

@@ -61,6 +61,21 @@ def test_the_api_invites_and_the_receiver_chooses_a_password_and_signs_in(client
     assert client.get(f"/v1/members/{responses[0].json()['id']}").json()["status"] == "active"
 
 
+def test_the_api_sends_an_invitation_again_until_the_member_has_signed_in(
+    client: Client, organization: Organization, capture: Capture
+) -> None:
+    first = invite(capture, organization)
+    path = f"/v1/members/{Member.objects.get().public_id}/invitation"
+
+    (message,) = mails_after(capture, lambda: client.post(path), num=1)
+
+    assert Client().get(first).status_code == 410
+    assert Client().post(link_in(message), CHOICE).status_code == 302
+    sign_in()
+    response = client.post(path)
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "member_joined")
+
+
 def test_a_link_works_once(capture: Capture) -> None:
     link = invite(capture)
     assert Client().post(link, CHOICE).status_code == 302

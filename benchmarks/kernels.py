@@ -13,10 +13,13 @@
 
 Writes `kernels.json` to the folder <--results>/<GPU's name> and prints a table. The exit code is 1 if a check fails.
 `--device cpu` is a dry run: everything runs with tiny sizes in Triton's interpreter, and a file is only written if
---results is given.
+--results is given. `--compiled` measures nothing and needs no GPU: it prints registers, launches, programs and
+instructions of the kernels compiled for an H100 (benchmarks/gpu/compiled.py).
 """
 
 import argparse
+import os
+import subprocess
 import sys
 import time
 import traceback
@@ -32,6 +35,7 @@ from benchmarks.gpu.clock import Clock, clock_of, interleaved
 from benchmarks.gpu.device import NoGpuError, RunDevice
 from benchmarks.gpu.inputs import Inputs, Sizes
 from benchmarks.gpu.peak_rates import PeakRates
+from benchmarks.gpu.wide_product import wide_against_narrow
 from kernels.losses import Loss
 
 _REPEATS = 30
@@ -155,6 +159,7 @@ def row_invariance_results(inputs: Inputs, *, dry_run: bool) -> Iterator[dict[st
         compared = windows(claim.num_rows)
         different = different_windows(claim, compared)
         yield {"operation": claim.operation, "compared": len(compared), "different": different, "passed": not different}
+    yield wide_against_narrow(inputs, *layer_cases.weights_of(sizes)["gate_up"], count)
     different = layer_cases.tree_against_plain(inputs, sizes, count, context)
     yield {
         "operation": "attention, a tree and plain decoding of its paths",
@@ -215,7 +220,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help=minutes)
     warm = "only fill the compiler's cache: compile and check every N-th case, beginning with case I"
     parser.add_argument("--warm", type=part_of, metavar="I/N", help=warm)
+    compiled = "only print what the kernels become when they are compiled for an H100"
+    parser.add_argument("--compiled", action="store_true", help=compiled)
     args = parser.parse_args(argv)
+    if args.compiled:  # in a process of its own, because this one has imported triton, perhaps with the interpreter
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        return subprocess.run(
+            [sys.executable, "-m", "benchmarks.gpu.compiled"], env=environment, check=False
+        ).returncode
     try:
         run_device = RunDevice.of(args.device)
     except NoGpuError as error:

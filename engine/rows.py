@@ -108,6 +108,8 @@ class RowBuilder:
             prefix_lens=prefix_lens,
             paths=to_device(torch.tensor(paths, dtype=torch.int32), device),
             path_lens=path_lens,
+            max_seqs=len(set(self._table_rows)),
+            max_keys=max(map(sum, zip(self._prefix_lens, path_lengths, strict=True)), default=0),
         )
         runs = lora_runs(self._roots) if self._stacks is None else ()
         stacked = None if self._stacks is None else self._stacks.rows(self._roots)

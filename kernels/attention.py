@@ -12,7 +12,7 @@ A sink is a score of its own for each query head. It takes part in the softmax, 
 Source: online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867; sinks as in gpt-oss, arXiv:2508.10925.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -34,6 +34,13 @@ class AttentionRows:
     prefix_lens: [M] int64. Number of keys that the slot table locates.
     paths: [M, P] int32. Slots of the row's path, in position order; entries beyond `path_lens` are ignored.
     path_lens: [M] int64. Number of keys on the path.
+    max_seqs: the rows belong to at most this number of sequences; None: S.
+    max_keys: no row attends to more keys; None: L.
+
+    On CUDA, the two bounds determine how many programs are launched, since the host does not read the tensors. A graph
+    keeps the bounds of its capture. A smaller bound makes a pass faster and changes no bits.
+
+    tiles: what the first layer on CUDA computes from `seqs` for all layers of a pass, by the number of rows of a tile.
     """
 
     slot_tables: Tensor
@@ -41,6 +48,9 @@ class AttentionRows:
     prefix_lens: Tensor
     paths: Tensor
     path_lens: Tensor
+    max_seqs: int | None = None
+    max_keys: int | None = None
+    tiles: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def check(self) -> None:
         """Raises: ValueError: shapes or dtypes do not fit."""
@@ -53,8 +63,12 @@ class AttentionRows:
 
     def select(self, part: slice) -> "AttentionRows":
         """Returns this description for a part of the M rows."""
-        return AttentionRows(
-            self.slot_tables, self.seqs[part], self.prefix_lens[part], self.paths[part], self.path_lens[part]
+        return replace(
+            self,
+            seqs=self.seqs[part],
+            prefix_lens=self.prefix_lens[part],
+            paths=self.paths[part],
+            path_lens=self.path_lens[part],
         )
 
     def slots(self, row: int) -> Tensor:
@@ -84,6 +98,7 @@ def last_keys(rows: AttentionRows, window: int) -> AttentionRows:
         prefix_lens=rows.prefix_lens - from_prefix,
         paths=rows.paths.gather(1, nodes.clamp(max=rows.paths.shape[1] - 1)),
         path_lens=rows.path_lens - from_path,
+        max_keys=min(window, L if rows.max_keys is None else rows.max_keys),
     )
 
 

@@ -25,6 +25,7 @@ class Roots:
     slot_tables: [S, L] int32, for S sequences of at most L positions. The slot of the last token is written to it.
     table_rows, lengths, tokens: [B] int64. Row of `slot_tables`, number of tokens, last token.
     slots: [B, 1 + N] int32. Slots of the last token and of each node. Rows without a node may have the same slot.
+    max_keys: no length plus depth of a tree exceeds this number; None: L.
     """
 
     slot_tables: Tensor
@@ -32,6 +33,7 @@ class Roots:
     lengths: Tensor
     tokens: Tensor
     slots: Tensor
+    max_keys: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ def tree_rows_reference(trees: Trees, roots: Roots, *, depth: int, last_position
         prefix_lens=lengths.repeat_interleave(1 + N),
         paths=paths.view(-1, depth),
         path_lens=path_lens.flatten(),
+        max_seqs=B,
+        max_keys=roots.max_keys,
     )
     return TreeRows(tokens.flatten(), DecoderRows(positions.flatten(), roots.slots.long().flatten(), attention))
 

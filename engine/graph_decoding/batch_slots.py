@@ -31,6 +31,7 @@ class BatchSlotState:
     tokens: [B] int64. Last token of each sequence.
     ends: [B] int64. Maximum number of tokens of each sequence.
     adapters: [B] int64. Index of each sequence's adapter in the LoRA stacks, -1 for none.
+    max_keys: no row of the step attends to more keys.
     sampling: sampling parameters for each sequence's next token.
     """
 
@@ -39,6 +40,7 @@ class BatchSlotState:
     tokens: Tensor
     ends: Tensor
     adapters: Tensor
+    max_keys: int
     sampling: RowSampling
 
     def sampling_below(self, depths: Tensor) -> RowSampling:
@@ -87,14 +89,14 @@ class BatchSlots:
         self._device.put(self.slot_tables[row, :length], slots)
         self._device.put(self._integers[row], torch.tensor((length, 0, length, -1, 0, 0), dtype=torch.int64))
 
-    def state(self, rows: Tensor) -> BatchSlotState:
-        """Reads the state of batch slots; rows: [B] int64."""
+    def state(self, rows: Tensor, max_keys: int) -> BatchSlotState:
+        """Reads the state of batch slots. rows: [B] int64; max_keys as in `BatchSlotState`."""
         lengths, tokens, ends, adapters, seeds, top_ks = self._integers[rows].T.contiguous().unbind()
         temperatures, top_ps, min_ps = self._floats[rows].T.contiguous().unbind()
         sampling = RowSampling(
             temperatures=temperatures, seeds=seeds, positions=lengths, top_ks=top_ks, top_ps=top_ps, min_ps=min_ps
         )
-        return BatchSlotState(rows, lengths, tokens, ends, adapters, sampling)
+        return BatchSlotState(rows, lengths, tokens, ends, adapters, max_keys, sampling)
 
     def advance(self, state: BatchSlotState, counts: Tensor, tokens: Tensor) -> None:
         """Lengthens each sequence by its accepted nodes and one sampled token, but not beyond its end.

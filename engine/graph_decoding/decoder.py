@@ -25,7 +25,7 @@ from typing import Protocol
 from engine.adjust import needs_adjusting
 from engine.cache.kv_cache import KVCache
 from engine.cost import NO_ROWS, PassSize
-from engine.draft import Draft
+from engine.draft import MAX_DEPTH, Draft
 from engine.drafters.base import Kept, Pass
 from engine.drafting import Drafting
 from engine.given_drafts import given_drafts
@@ -37,7 +37,10 @@ from engine.request import StepOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
-_NODE_COUNTS = (0, 3, 7, 15, 31)  # with the last token's row 1, 4, 8, 16 or 32 rows, which fill tiles of 16 rows well
+# With the last token's row 1, 4, 8, 16, 32, 64 or 128 rows, which fill tiles of 16 rows well. Trees of more than 31
+# nodes are only for steps of few sequences, which have at most 128 rows in all.
+_NODE_COUNTS = (0, 3, 7, 15, 31, 63, 127)
+_MANY_NODES, _MAX_ROWS_OF_MANY_NODES = 31, 128
 
 
 def node_counts(draft_budget: int | None) -> tuple[int, ...]:
@@ -149,7 +152,7 @@ class GraphDecoder:
         drafts: list[Draft] | None = None
         if self._drafts_on_host:
             drafts = self._host_drafts(sequences)
-            num_nodes = self._node_count(max(map(len, drafts)))
+            num_nodes = self._node_count(max(map(len, drafts)), len(sequences))
             if not self._has_room(sequences, num_nodes):
                 drafts, num_nodes = [draft.only(()) for draft in drafts], 0
         self._load(sequences)
@@ -159,6 +162,7 @@ class GraphDecoder:
                 [sequence.table_row for sequence in sequences],
                 [part.slots for part in parts],
                 num_nodes,
+                max_keys=self._max_keys(sequences),
                 drafts=drafts,
                 filtered=any(is_filtered(sequence.request.sampling) for sequence in sequences),
                 adapted=any(sequence.root is not None for sequence in sequences),
@@ -175,12 +179,13 @@ class GraphDecoder:
         """Returns one draft per sequence: its request's prediction, otherwise the drafter's."""
         room = self._scheduler.pool.num_available - len(sequences)
         drafts = given_drafts(sequences, room)
-        longest = self._node_counts[-1]
-        drafts = {sequence: draft.only(range(min(len(draft), longest))) for sequence, draft in drafts.items()}
+        longest = self._largest_node_count(len(sequences))
+        drafts = {sequence: draft.likeliest(longest) for sequence, draft in drafts.items()}
         drafting = [sequence for sequence in sequences if sequence not in drafts]
         sizes = [PassSize.of_rows(1 + len(draft), sequence.num_computed) for sequence, draft in drafts.items()]
         room -= sum(map(len, drafts.values()))
-        drafts |= dict(zip(drafting, self._drafting.propose(drafting, room, others=sum(sizes, NO_ROWS)), strict=True))
+        proposed = self._drafting.propose(drafting, room, others=sum(sizes, NO_ROWS))
+        drafts |= {s: draft.likeliest(longest) for s, draft in zip(drafting, proposed, strict=True)}
         return [drafts[sequence] for sequence in sequences]
 
     def _schedule(self) -> tuple[list[Sequence], int]:
@@ -202,6 +207,13 @@ class GraphDecoder:
                 sequences = [sequence for sequence in sequences if sequence is not victim]
         return sequences, num_nodes
 
+    def _max_keys(self, sequences: Many[Sequence]) -> int:
+        """Returns an upper bound of the number of keys of a row of the next step.
+
+        A path of the next step has at most MAX_DEPTH nodes. A step in flight adds at most one token more to a sequence.
+        """
+        return max(len(sequence.tokens) for sequence in sequences) + (len(self._in_flight) + 1) * (1 + MAX_DEPTH)
+
     def _unfinished(self) -> list[Sequence]:
         """Returns the sequences that will still be running if every graph step in flight adds just one token."""
         num_in_flight: dict[Sequence, int] = {}
@@ -218,7 +230,7 @@ class GraphDecoder:
             return 0
         if all(sequence.num_remaining - len(self._in_flight) <= 1 for sequence in sequences):
             return 0
-        return self._node_count(self._drafting.budget.nodes_to_request(len(sequences)))
+        return self._node_count(self._drafting.budget.nodes_to_request(len(sequences)), len(sequences))
 
     def _stacks_are_ready(self, sequences: Many[Sequence]) -> bool:
         """Loads the adapters of `sequences` into the LoRA stacks. Returns False if this has to wait, because steps in
@@ -306,6 +318,13 @@ class GraphDecoder:
         sequence.slots.append(part.slots[0])
         sequence.draft_slots = list(part.slots[1:])
 
-    def _node_count(self, wanted: int) -> int:
-        """Returns the smallest allowed number of draft nodes that is at least `wanted`."""
-        return next(count for count in self._node_counts if count >= wanted)
+    def _node_count(self, wanted: int, num_sequences: int) -> int:
+        """Returns the smallest allowed number of draft nodes that is at least `wanted`, or the largest allowed one."""
+        largest = self._largest_node_count(num_sequences)
+        return next(count for count in self._node_counts if count >= min(wanted, largest))
+
+    def _largest_node_count(self, num_sequences: int) -> int:
+        if self._node_counts != _NODE_COUNTS:  # the configuration fixes the number
+            return self._node_counts[-1]
+        nodes = _MAX_ROWS_OF_MANY_NODES // num_sequences - 1
+        return max(count for count in _NODE_COUNTS if count <= max(nodes, _MANY_NODES))

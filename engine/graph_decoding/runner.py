@@ -4,9 +4,10 @@
     verify   lay out the rows, run one forward pass, sample tokens, accept nodes, write the cache slots of accepted
              nodes to the slot tables, advance the batch slots, and let the drafter observe the pass
 
-The programs are captured, with their own buffers, for several batch shapes (B sequences, N draft nodes per sequence).
-A smaller batch is padded with a batch slot that belongs to no sequence. This changes no bit of the sequences, because
-their rows do not depend on other sequences.
+The programs are captured, with their own buffers, for several batch shapes (B sequences, N draft nodes per sequence)
+and for short and for long contexts, because a graph launches attention programs for the longest context that it allows.
+A smaller batch is padded with a batch slot that belongs to no sequence. Neither changes a bit of the sequences, because
+their rows do not depend on other sequences, and programs beyond a row's keys add nothing to it.
 
 A batch slot holds the decoding state of one sequence on the device, a cache slot the keys and values of one token. The
 slot table of a sequence maps its positions to cache slots.
@@ -31,6 +32,7 @@ from kernels.lora import StackedRows
 from kernels.tree import Accepted, Commit, Trees, accept_trees
 from kernels.tree_rows import Roots, tree_rows
 
+SHORT_CONTEXT = 8192  # maximum number of keys in the graphs for short contexts
 _FEW_SEQUENCES = 8  # captured batch sizes are the powers of two up to this number, and then its multiples
 
 
@@ -88,10 +90,11 @@ def _packed(accepted: Accepted, trees: Trees) -> Tensor:
 
 
 class _Buffers:
-    """Buffers and programs for B sequences with N draft nodes each."""
+    """Buffers and programs for B sequences with N draft nodes each, whose rows attend to at most `max_keys` keys."""
 
-    def __init__(self, num_sequences: int, num_nodes: int, device: torch.device) -> None:
+    def __init__(self, num_sequences: int, num_nodes: int, max_keys: int, device: torch.device) -> None:
         B, N = num_sequences, num_nodes
+        self.max_keys = max_keys
         self.rows = torch.zeros(B, dtype=torch.int64, device=device)
         self.slots = torch.zeros(B, 1 + N, dtype=torch.int32, device=device)
         tokens, parents = torch.zeros(2, B, N, dtype=torch.int64, device=device)
@@ -133,7 +136,7 @@ class Runner:
         self._stacks = stacks
         self._stacks_version = 0
         self._sampler = token_sampler_for(model)
-        self._buffers: dict[tuple[int, int], _Buffers] = {}
+        self._buffers: dict[tuple[int, int, int], _Buffers] = {}  # by the arguments of `_Buffers`
 
     def launch(
         self,
@@ -141,6 +144,7 @@ class Runner:
         slots: Many[Many[int]],
         num_nodes: int,
         *,
+        max_keys: int,
         drafts: Many[Draft] | None = None,
         filtered: bool = False,
         adapted: bool = False,
@@ -150,11 +154,12 @@ class Runner:
         Args:
             rows: the batch slots of the sequences, at least one.
             slots: for each sequence, a cache slot for its last token and one for each draft node.
+            max_keys: no row of the step, of the target or of the drafter, attends to more keys.
             drafts: trees of at most `num_nodes` nodes made on the host; None: the device drafts.
             filtered: whether any sequence uses top-k, top-p or min-p.
             adapted: whether any sequence uses a LoRA adapter. Its weights must be in the stacks.
         """
-        buffers = self._buffers_for(_rounded(len(rows), self._batch_slots.padding_row), num_nodes)
+        buffers = self._buffers_for(_rounded(len(rows), self._batch_slots.padding_row), num_nodes, max_keys)
         num_padding = buffers.rows.shape[0] - len(rows)
         batch_slots, padding = self._batch_slots, [[self._batch_slots.padding_slot] * (1 + num_nodes)]
         self._device.put(
@@ -174,8 +179,9 @@ class Runner:
     def drafts_on_device(self) -> bool:
         return self._drafter is not None
 
-    def _buffers_for(self, num_sequences: int, num_nodes: int) -> _Buffers:
-        key = (num_sequences, num_nodes)
+    def _buffers_for(self, num_sequences: int, num_nodes: int, max_keys: int) -> _Buffers:
+        longest = self._batch_slots.slot_tables.shape[1] + MAX_DEPTH
+        key = (num_sequences, num_nodes, SHORT_CONTEXT if max_keys <= SHORT_CONTEXT < longest else longest)
         if key not in self._buffers:
             self._buffers[key] = buffers = _Buffers(*key, self._model.device)
             if self._keeps_hidden:
@@ -211,7 +217,7 @@ class Runner:
             assert drafter is not None
 
             def draft() -> None:
-                grown = drafter.draft(self._batch_slots.state(buffers.rows), trees.tokens.shape[1])
+                grown = drafter.draft(self._batch_slots.state(buffers.rows, buffers.max_keys), trees.tokens.shape[1])
                 trees.tokens.copy_(grown.tokens)
                 trees.parents.copy_(grown.parents)
                 trees.survival.copy_(grown.survival)
@@ -233,13 +239,14 @@ class Runner:
     def _verify(self, buffers: _Buffers, filtered: bool, adapted: bool) -> None:
         batch_slots, trees = self._batch_slots, buffers.trees
         B, N = trees.tokens.shape
-        state = batch_slots.state(buffers.rows)
+        state = batch_slots.state(buffers.rows, buffers.max_keys)
         roots = Roots(
             slot_tables=batch_slots.slot_tables,
             table_rows=state.rows,
             lengths=state.lengths,
             tokens=state.tokens,
             slots=buffers.slots,
+            max_keys=buffers.max_keys,
         )
         depth = self.max_path(N)
         layout = tree_rows(trees, roots, depth=depth, last_position=self._model.max_positions - 1)

@@ -53,13 +53,14 @@ def time_graph_step(
     unused = iter(range(num_sequences * context, needed))
     slots = [[next(unused) for _ in range(1 + num_nodes)] for _ in rows]
     drafts = None if runner.drafts_on_device else [_tree(num_nodes)] * num_sequences
+    max_keys = context + 1 + MAX_DEPTH  # steps do not lengthen a sequence beyond `context`
     for _ in range(2):  # the first launch compiles the kernels, the second captures the graph
-        runner.launch(rows, slots, num_nodes, drafts=drafts).result.wait()
+        runner.launch(rows, slots, num_nodes, max_keys=max_keys, drafts=drafts).result.wait()
     host: list[float] = []
     launched = []
     for _ in range(repeats):  # no launch waits for an earlier step, as in serving
         started = time.perf_counter()
-        launched.append(runner.launch(rows, slots, num_nodes, drafts=drafts))
+        launched.append(runner.launch(rows, slots, num_nodes, max_keys=max_keys, drafts=drafts))
         host.append(time.perf_counter() - started)
     return GraphStepTimes(
         verify_seconds=statistics.median(step.ended.seconds_since(step.drafted) for step in launched),
@@ -83,7 +84,7 @@ def measure_graph_steps(runner: Runner, batch_slots: BatchSlots, node_counts: Se
 def _verify_seconds(runner: Runner, batch_slots: BatchSlots, num_nodes: int) -> float:
     slots = [[batch_slots.padding_slot] * (1 + num_nodes)]
     drafts = None if runner.drafts_on_device else [_tree(num_nodes)]
-    launched = runner.launch([batch_slots.padding_row], slots, num_nodes, drafts=drafts)
+    launched = runner.launch([batch_slots.padding_row], slots, num_nodes, max_keys=1 + MAX_DEPTH, drafts=drafts)
     launched.result.wait()
     return launched.ended.seconds_since(launched.drafted)
 

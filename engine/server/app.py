@@ -35,7 +35,7 @@ from engine.server.health import Health
 from engine.server.metrics import ServerMetrics
 from engine.server.operator import PATHS, LoadDrafter, Operator
 from engine.server.sleeping import PATHS as SLEEP_PATHS
-from engine.server.sleeping import Sleeper, Sleeping
+from engine.server.sleeping import Sleeper, Sleeping, idle_seconds_of
 from engine.server.tokens import count_tokens, detokenize, tokenize
 from engine.server.version import VERSION
 from engine.server.worker import Engine
@@ -166,9 +166,11 @@ class ServerApp:
         problem = await self.health.problem()
         verdict = self.async_engine.worker.engine.row_invariance
         weights = self.async_engine.worker.engine.weights_report.as_json()
-        facts = {"exact": verdict.exact, "exact_reason": verdict.reason, "weights": weights}
+        facts: dict[str, Any] = {"exact": verdict.exact, "exact_reason": verdict.reason, "weights": weights}
         facts["system_fingerprint"] = self.catalog.fingerprint(None)
         facts["sleep"] = self.sleeping.facts()
+        num_open, idle_seconds = self.async_engine.num_in_use, self.async_engine.idle_seconds
+        facts["load"] = {"open": num_open, "idle_seconds": round(idle_seconds, 3)}
         facts["tools"] = "template" if template_has_tools(self._tokenizer) else "default"
         if problem is None:
             return JSONResponse({"status": "ok", **facts})
@@ -230,8 +232,9 @@ class ServerApp:
     async def _unload_adapter(self, request: Request) -> Response:
         return PlainTextResponse(await self._operator.unload_adapter(await self._small_body(request)))
 
-    async def _sleep(self, _: Request) -> Response:
-        return JSONResponse(await self.sleeping.sleep())
+    async def _sleep(self, request: Request) -> Response:
+        min_idle_seconds = idle_seconds_of(request.query_params.get("idle_seconds"))
+        return JSONResponse(await self.sleeping.sleep(min_idle_seconds=min_idle_seconds))
 
     async def _wake(self, _: Request) -> Response:
         return JSONResponse(await self.sleeping.wake())

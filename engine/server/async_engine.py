@@ -54,7 +54,8 @@ class _PendingOutput:
 class Generation:
     """The choices of one response. The caller of `AsyncEngine.open` must call `close`, even after all choices ended."""
 
-    def __init__(self, async_engine: "AsyncEngine", requests: Sequence[Request]) -> None:
+    def __init__(self, async_engine: "AsyncEngine", requests: Sequence[Request], *, is_check: bool) -> None:
+        self.is_check = is_check
         self._async_engine = async_engine
         self._ids = [request.request_id for request in requests]
         self._open = {request_id: index for index, request_id in enumerate(self._ids)}
@@ -116,6 +117,7 @@ class AsyncEngine:
         """`max_open`: maximum number of choices that run or wait."""
         self.worker = EngineWorker(engine, deliver=self._deliver)
         self.refuses = False  # True while the engine sleeps, falls asleep or wakes
+        self.used_at = time.monotonic()  # when the latest request ended, or the engine was started or woken
         self._max_open = max_open
         self._generations: dict[str, Generation] = {}
         self._queue_time = QueueTime()
@@ -125,6 +127,16 @@ class AsyncEngine:
     def num_open(self) -> int:
         return len(self._generations)
 
+    @property
+    def num_in_use(self) -> int:
+        """Number of choices of clients that run or wait."""
+        return sum(not generation.is_check for generation in self._generations.values())
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since the engine was used, not counting health checks; 0 while a request runs or waits."""
+        return 0.0 if self.num_in_use else time.monotonic() - self.used_at
+
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.worker.start()
@@ -132,8 +144,11 @@ class AsyncEngine:
     async def stop(self) -> None:
         await asyncio.to_thread(self.worker.stop, 10.0)
 
-    def open(self, requests: Sequence[Request]) -> Generation:
-        """Raises: Overloaded, Asleep, EngineBroken; InvalidRequest: there are more choices than the limit."""
+    def open(self, requests: Sequence[Request], *, is_check: bool = False) -> Generation:
+        """Args: is_check: a health check, which does not count as use of the engine.
+
+        Raises: Overloaded, Asleep, EngineBroken; InvalidRequest: there are more choices than the limit.
+        """
         self.check_awake()
         if len(requests) > self._max_open:
             raise InvalidRequest(f"n must be at most {self._max_open} on this server, got {len(requests)}", param="n")
@@ -144,7 +159,7 @@ class AsyncEngine:
                 f"the limit is {self._max_open}",
                 retry_after_seconds=self._queue_time.seconds_until(num_missing, time.monotonic()),
             )
-        generation = Generation(self, requests)
+        generation = Generation(self, requests, is_check=is_check)
         for request in requests:
             self._generations[request.request_id] = generation
             self.worker.submit(request)
@@ -171,7 +186,9 @@ class AsyncEngine:
             generation.fail(Draining("the server stopped before the answer was complete"))
 
     def forget(self, request_id: str) -> None:
-        if self._generations.pop(request_id, None) is not None:
+        if (generation := self._generations.pop(request_id, None)) is not None:
+            if not generation.is_check:
+                self.used_at = time.monotonic()
             self._queue_time.choice_ended(time.monotonic())
 
     def _deliver(self, reports: list[Report]) -> None:

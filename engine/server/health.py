@@ -49,7 +49,7 @@ class Health:
     async def _generate_token(self) -> str | None:
         prompt = (min(self._async_engine.worker.engine.eos_token_ids, default=0),)
         request = Request(f"health-{uuid4().hex}", prompt, SamplingParams(max_tokens=1, temperature=0.0))
-        generation = self._async_engine.open([request])
+        generation = self._async_engine.open([request], is_check=True)
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 while generation.num_open:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from enum import StrEnum
@@ -53,10 +54,12 @@ class Sleeping:
     def facts(self) -> dict[str, Any]:
         return {"state": str(self.state), "sleep_seconds": self.sleep_seconds, "wake_seconds": self.wake_seconds}
 
-    async def sleep(self) -> dict[str, Any]:
+    async def sleep(self, *, min_idle_seconds: float | None = None) -> dict[str, Any]:
         """Returns when the running requests have ended and the memory is given back.
 
-        Raises: InvalidRequest: this engine cannot sleep. EngineBroken. A failure leaves the engine awake.
+        Args: min_idle_seconds: sleep only if the engine has been idle for so long. No request can begin between this
+            check and the refusal of new requests.
+        Raises: InvalidRequest: this engine cannot sleep, or is in use. EngineBroken. A failure leaves the engine awake.
         """
         if self._sleeper is None:
             raise _not_supported("this engine cannot sleep")
@@ -67,6 +70,10 @@ class Sleeping:
                 self._sleeper.check()
             except SleepNotSupported as error:
                 raise _not_supported(str(error)) from error
+            idle_seconds = self._async_engine.idle_seconds
+            if min_idle_seconds is not None and idle_seconds < min_idle_seconds:
+                message = f"the engine was used {idle_seconds:.1f} s ago, and not {min_idle_seconds:.1f} s ago"
+                raise InvalidRequest(message, code="engine_in_use", status=409)
             self._set(State.FALLING_ASLEEP)
             try:
                 while self._async_engine.num_open or self._async_engine.worker.engine.has_work:
@@ -101,6 +108,7 @@ class Sleeping:
             except BaseException:
                 self._set(State.ASLEEP)
                 raise
+            self._async_engine.used_at = time.monotonic()  # the request that woke it may not have arrived yet
             self.wake_seconds = round(time.monotonic() - started, 4)
             self._set(State.AWAKE)
         logger.info("the engine is awake after %.3f s", self.wake_seconds)
@@ -113,6 +121,19 @@ class Sleeping:
     async def _finish(self, change: Callable[[], _Result]) -> _Result:
         """Runs `change` on the engine's thread."""
         return await asyncio.wrap_future(self._async_engine.worker.call(lambda _: change()))
+
+
+def idle_seconds_of(text: str | None) -> float | None:
+    """Parses the parameter `idle_seconds`. Raises: InvalidRequest."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise InvalidRequest(f"idle_seconds must be a number of at least 0, got {text[:40]!r}", param="idle_seconds")
+    return seconds
 
 
 def _not_supported(message: str) -> InvalidRequest:

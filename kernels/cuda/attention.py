@@ -246,6 +246,13 @@ def _heads_in_tile(group: int) -> int:
     return int(min(_TILE.value, triton.next_power_of_2(group)))
 
 
+def _tiles(rows: AttentionRows, rows_per_tile: int) -> Tensor:
+    if rows_per_tile not in rows.tiles:
+        max_seqs = rows.slot_tables.shape[0] if rows.max_seqs is None else rows.max_seqs
+        rows.tiles[rows_per_tile] = row_tiles(rows.seqs, rows_per_tile, max_seqs)
+    return rows.tiles[rows_per_tile]
+
+
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
     """Launches `kernels.attention.attention`, which has checked the arguments.
 
@@ -254,6 +261,9 @@ def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) 
     if rows.paths.shape[1] > MAX_PATH:
         raise ValueError(f"paths must have at most {MAX_PATH} nodes, got {rows.paths.shape[1]}")
     out = torch.empty(q.shape, dtype=k_cache.dtype, device=q.device)
+    if q.shape[0] <= _MAX_ROWS:
+        _attention(q, k_cache, v_cache, rows, out)
+        return out
     for first in range(0, q.shape[0], _MAX_ROWS):
         part = slice(first, first + _MAX_ROWS)
         _attention(q[part], k_cache, v_cache, rows.select(part), out[part])
@@ -266,14 +276,14 @@ def _attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows,
     heads = _heads_in_tile(Hq // Hkv)
     sizes = {"Hq": Hq, "Hkv": Hkv, "D": D, "BLOCK_D": max(16, triton.next_power_of_2(D)), "HEADS": heads}
     programs = Hkv * -(-(Hq // Hkv) // heads)
-    splits = num_splits(rows.slot_tables.shape[1])
+    splits = num_splits(rows.slot_tables.shape[1] if rows.max_keys is None else rows.max_keys)
     tops, totals = torch.empty(2, splits, M, Hq, dtype=torch.float32, device=q.device)
     outs = torch.empty(splits, M, Hq, D, dtype=torch.float32, device=q.device)
     keys = (k_cache, v_cache, rows.slot_tables, rows.seqs, rows.prefix_lens, rows.path_lens)
     shared = (q, *keys, tops, totals, outs, M, q.stride(0), rows.slot_tables.shape[1], D**-0.5 * _LOG2_E)
     if splits:
         num_tiles = _num_tiles(M, heads, D * k_cache.itemsize)
-        tiles = row_tiles(rows.seqs, num_tiles * _TILE.value // heads, rows.slot_tables.shape[0])
+        tiles = _tiles(rows, num_tiles * _TILE.value // heads)
         depth = _DEPTH if D * k_cache.itemsize <= _NARROW else _WIDE_DEPTH
         _prefix_kernel[(tiles.shape[0], programs, splits)](
             *shared, tiles, TILES=num_tiles, num_warps=4, num_stages=depth, **sizes

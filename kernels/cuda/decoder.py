@@ -1,4 +1,4 @@
-"""Runs the layers of a decoder on CUDA, with eleven launches per dense layer.
+"""Runs the layers of a decoder on CUDA, with ten launches per dense layer.
 
 A matrix product is computed in splits along K, and the next operation adds the splits when it reads the product. The
 results have the same bits as those of `kernels.decoder.decoder_reference`, which calls one operation after the other.

@@ -93,5 +93,5 @@ def tree_rows(trees: Trees, roots: Roots, *, depth: int, last_position: int) -> 
             num_warps=1,
         )
     tokens, positions, slots, seqs, prefix_lens, path_lens = integers.unbind()
-    attention = AttentionRows(roots.slot_tables, seqs, prefix_lens, paths, path_lens)
+    attention = AttentionRows(roots.slot_tables, seqs, prefix_lens, paths, path_lens, B, roots.max_keys)
     return TreeRows(tokens, DecoderRows(positions, slots, attention))

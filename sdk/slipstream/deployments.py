@@ -47,6 +47,7 @@ class Deployments(Resource[D]):
         remember_answers: bool | None = None,
         engine: Mapping[str, Any] | None = None,
         replicas: int | None = None,
+        scaling: Mapping[str, Any] | None = None,
     ) -> Steps[Deployment]:
         """Create a deployment.
 
@@ -55,6 +56,8 @@ class Deployments(Resource[D]):
             remember_answers: whether the engine may draft copies of a project's past answers; default: true.
             engine: options of the engine; `slipstream.plans` lists them.
             replicas: how many engine processes answer the requests; default: 1.
+            scaling: `scale_to_zero_seconds`, `max_replicas`, `min_replicas`, `target_concurrency`, `scale_up_seconds`,
+                `scale_down_seconds`.
         """
         body = {
             "name": name,
@@ -64,6 +67,7 @@ class Deployments(Resource[D]):
             "remember_answers": remember_answers,
             "engine": engine,
             "replicas": replicas,
+            "scaling": scaling,
         }
         return self.http.post(Deployment, "deployments", body)
 
@@ -99,8 +103,9 @@ class Deployments(Resource[D]):
         allow_output_change: bool | Unchanged = UNCHANGED,
         remember_answers: bool | Unchanged = UNCHANGED,
         replicas: int | Unchanged = UNCHANGED,
+        scaling: Mapping[str, Any] | Unchanged = UNCHANGED,
     ) -> Steps[Deployment]:
-        """Change the speculator (None removes it) or the number of replicas, or replace the list of adapters.
+        """Change the speculator (None removes it) or the number of replicas, or replace adapters or `scaling`.
 
         Args: allow_output_change: accept that answers change (to or from a `turbo_lora` speculator).
         """
@@ -110,6 +115,7 @@ class Deployments(Resource[D]):
             "allow_output_change": allow_output_change,
             "remember_answers": remember_answers,
             "replicas": replicas,
+            "scaling": scaling,
         }
         changes = {name: value for name, value in body.items() if not isinstance(value, Unchanged)}
         return self.http.patch(Deployment, path_of("deployments", deployment_id), changes)
@@ -159,10 +165,10 @@ class Deployments(Resource[D]):
         poll_seconds: float = 0.5,
         timeout_seconds: float | None = None,
     ) -> Steps[Deployment]:
-        """Return the deployment when it is ready, stopped or failed. Raises: WaitTimeout."""
+        """Return the deployment when it is ready, sleeping, stopped or failed. Raises: WaitTimeout."""
         return wait_for(
             lambda: self.http.get(Deployment, path_of("deployments", deployment_id)),
-            lambda deployment: deployment.state in ("ready", "stopped", "failed"),
+            lambda deployment: deployment.state in ("ready", "sleeping", "stopped", "failed"),
             poll_seconds=poll_seconds,
             timeout_seconds=timeout_seconds,
             on_progress=on_progress,

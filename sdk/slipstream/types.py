@@ -224,13 +224,14 @@ class Deployment(Record):
     name: str  # requests send it as `model`
     model: str
     desired_state: str  # running, stopped
-    state: str  # provisioning, ready, degraded, stopping, stopped, failed
+    state: str  # provisioning, ready, sleeping, degraded, stopping, stopped, failed
     speculator_id: str | None = None
     adapters: Sequence[Mapping[str, str]] = ()  # id, name, model: the value of `model` in requests
     remember_answers: bool = True  # whether the engine may draft copies of a project's past answers
     engine: Mapping[str, Any] | None = None  # options of the engine, such as weights and max_concurrency
     replicas: int = 1  # how many engine processes should answer the requests
     ready_replicas: int = 0
+    scaling: Mapping[str, Any] | None = None  # when engines sleep, and how replicas follow traffic
     error_code: str | None = None
     error_message: str | None = None
     created_at: int

@@ -26,6 +26,7 @@ from workers.contracts import EVALUATION_ENGINES, Checkpoint, EvaluationSpec, Fi
 from workers.emitter import Emit
 from workers.failures import InvalidInputError, UserConfigError
 from workers.inference.comparison import ARMS, SUFFIX, Arms, Measurement, measure, warm_up
+from workers.inference.distribution import compare_distributions
 from workers.inference.driver import answer_rows
 from workers.inference.economy import Economics
 from workers.inference.evidence import device_name, evidence
@@ -46,6 +47,7 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
     rows, refused = _held_out(spec, tokenizer, arms.plain)
     warm_up(arms, rows, tokenizer=tokenizer)
     measurements = _measure_all(spec, arms, rows, tokenizer, emit)
+    distribution = compare_distributions(arms, rows)
     report = evaluation_report(
         measurements,
         drafter=spec.drafter,
@@ -60,6 +62,7 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
         row_invariance=arms.plain.row_invariance,
         system_fingerprint=str(arms.plain.fingerprint()),
         economics=Economics(spec.price_per_gpu_hour, spec.training_seconds),
+        distribution=distribution,
         model_answers=_answers_without_adapter(spec, arms, rows, tokenizer),
     )
     contents = evidence(spec, rows, measurements, report)

@@ -55,6 +55,7 @@ def evidence(
             "max_tokens": spec.max_tokens,
             "seed_key": spec.job_id,
         },
+        "distribution_test": _without_fractions(report["distribution_test"]),
         "runs": {"concurrencies": [m.concurrency for m in measurements], "repeats": spec.repeats},
         "device": {"type": report["device"], "name": device_name(report["device"])},
         "dtype": report["dtype"],
@@ -63,6 +64,10 @@ def evidence(
         "system_fingerprint": report["system_fingerprint"],
         "build": build_identity(),
     }
+
+
+def _without_fractions(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, float) else value for name, value in values.items()}
 
 
 def _result(report: dict[str, Any]) -> str:

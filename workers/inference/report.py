@@ -8,6 +8,7 @@ from engine.openai.responses import merged_stats
 from engine.request import SpeculationStats
 from engine.row_invariance import RowInvariance
 from workers.inference.comparison import SUFFIX, Measurement
+from workers.inference.distribution import DistributionTest
 from workers.inference.economy import Economics
 from workers.inference.intervals import ratio_interval
 from workers.inference.loops import is_looping
@@ -25,6 +26,7 @@ DEFINITIONS = {
     "outputs_equal_to_model": "Prompts for which all runs gave the token ids of the named model, without any adapter.",
     "tokens_equal_to_model": "Share of the named model's tokens that come before the first difference of their answer.",
     "first_divergences": "For each other prompt: position of the first token that differs, counted from 0.",
+    "distribution_test": "Tokens of `samples` seeds each, plain against speculative: p-value of a chi-square test.",
     "engine": "The options of all arms. kv_tokens: positions in the KV cache; draft_budget: null if it is measured.",
     "acceptance_length": "Tokens per verify pass, including the target's own: 1 + accepted draft tokens / passes.",
     "acceptance_rate_per_position": "Position i, from 1: share of verify passes that accepted i or more draft tokens.",
@@ -68,6 +70,7 @@ def evaluation_report(
     row_invariance: RowInvariance,
     system_fingerprint: str,
     economics: Economics,
+    distribution: DistributionTest,
     model_answers: Mapping[int, tuple[int, ...]] | None = None,
 ) -> dict[str, Any]:
     """Builds the report.
@@ -106,6 +109,7 @@ def evaluation_report(
             {"custom_id": custom_id, "position": position}
             for _, (custom_id, position) in sorted(divergences.items())[:MAX_DIVERGENCES]
         ],
+        "distribution_test": distribution.as_json(),
         "num_tokens": num_tokens,
         **_compared(lowest),
         "acceptance_rate_per_position": acceptance_rates(stats),

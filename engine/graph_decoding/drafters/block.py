@@ -65,12 +65,13 @@ class BlockGraphDrafter:
     def _rows(self, attention: LayerAttention, state: BatchSlotState, anchors: Tensor) -> AttentionRows:
         """Returns rows that attend to their own block and to the contexts before the anchor, within a window if set."""
         B, size, device = anchors.shape[0], self._drafter.config.block_size, anchors.device
-        tables, seqs, prefix_lens = self._batch_slots.slot_tables, state.rows, anchors
+        tables, seqs, prefix_lens, max_keys = self._batch_slots.slot_tables, state.rows, anchors, state.max_keys
         if attention.window is not None:  # a slot table for each sequence, with only the window's positions
             first = (anchors - attention.window).clamp(min=0).unsqueeze(1)
             window = first + torch.arange(attention.window, device=device)
             tables = tables[state.rows.unsqueeze(1), window.clamp(max=tables.shape[1] - 1)]
             seqs, prefix_lens = torch.arange(B, device=device), anchors.clamp(max=attention.window)
+            max_keys = min(max_keys, attention.window + size)
         scratch = self._drafter.layers.scratch + torch.arange(B * size, device=device).view(B, size)
         lengths = (
             torch.arange(1, size + 1, device=device) if attention.causal else torch.full((size,), size, device=device)
@@ -81,6 +82,8 @@ class BlockGraphDrafter:
             prefix_lens=prefix_lens.repeat_interleave(size),
             paths=scratch.int().repeat_interleave(size, dim=0),
             path_lens=lengths.repeat(B),
+            max_seqs=B,
+            max_keys=max_keys,
         )
 
     def _independent(self, hidden: Tensor, state: BatchSlotState) -> Candidates:

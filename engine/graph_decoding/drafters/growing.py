@@ -103,6 +103,8 @@ class GrowingTreeGraphDrafter:
             prefix_lens=kept.num_keys.flatten(),
             paths=torch.zeros(B * n, 1, dtype=torch.int32, device=kept.rows.device),
             path_lens=torch.zeros(B * n, dtype=torch.int64, device=kept.rows.device),
+            max_seqs=B,
+            max_keys=verified.state.max_keys,
         )
         rows = DecoderRows(kept.positions.flatten(), kept.slots.flatten(), attention)
         inputs = self._module.inputs(verified.hidden, kept.rows.flatten())
@@ -130,6 +132,8 @@ class GrowingTreeGraphDrafter:
             prefix_lens=(state.lengths - 1).repeat_interleave(W),
             paths=paths.flatten(0, 1).int(),
             path_lens=torch.full((paths.shape[0] * W,), level, device=paths.device),
+            max_seqs=paths.shape[0],
+            max_keys=state.max_keys,
         )
         return DecoderRows(positions.repeat_interleave(W), paths[..., -1].flatten().contiguous(), attention)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.cache.kv_cache import KVCache
 from engine.graph_decoding.device import Fetch, HostDevice, Mark, Program
 from engine.rows import RowBuilder
+from kernels.attention import AttentionRows
 
 
 class LateDevice(HostDevice):
@@ -80,8 +81,8 @@ class _FixedMark:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, device: LateDevice) -> None:
-    """Makes engines created from now on use this device for graph decoding."""
-    build, write_tables = RowBuilder.build, KVCache.write_tables
+    """Makes engines created from now on use this device for graph decoding, and checks the bounds of their rows."""
+    build, write_tables, check = RowBuilder.build, KVCache.write_tables, AttentionRows.check
 
     def late_build(builder: RowBuilder) -> object:
         device.execute_queue()
@@ -92,6 +93,15 @@ def install(monkeypatch: pytest.MonkeyPatch, device: LateDevice) -> None:
             device.execute_queue()
         write_tables(cache, rows, positions, slots)
 
+    def check_bounds(rows: AttentionRows) -> None:
+        """Checks what no kernel on the CPU depends on: max_seqs and max_keys, from which CUDA computes its programs."""
+        check(rows)
+        if rows.max_seqs is not None:
+            assert len(rows.seqs.unique_consecutive()) <= rows.max_seqs
+        if rows.max_keys is not None:
+            assert int((rows.prefix_lens + rows.path_lens).max()) <= rows.max_keys
+
     monkeypatch.setattr("engine.graph_decoding.setup.device_of", lambda _: device)
+    monkeypatch.setattr(AttentionRows, "check", check_bounds)
     monkeypatch.setattr(RowBuilder, "build", late_build)
     monkeypatch.setattr(KVCache, "write_tables", late_write_tables)

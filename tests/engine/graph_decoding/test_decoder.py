@@ -94,6 +94,22 @@ def test_graph_decoding_returns_the_tokens_of_synchronous_steps(
     assert device.most_queued == (2 if kind in LAUNCHED_AHEAD else 1)
 
 
+@pytest.mark.parametrize("kind", LAUNCHED_AHEAD)
+def test_answers_that_outgrow_the_graphs_for_short_contexts_keep_their_tokens(
+    model: Model, device: LateDevice, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """`device` checks that no row has more keys than its graph allows."""
+    monkeypatch.setattr("engine.graph_decoding.decoder.MAX_DEPTH", 8)  # deep enough for these drafters
+    monkeypatch.setattr("engine.graph_decoding.runner.SHORT_CONTEXT", 40)
+    requests = requests_of(model, SAMPLINGS["greedy"], max_tokens=40)
+    engine = graph_engine(model, DRAFTERS[kind](model), max_batch_size=3, draft_budget=7)
+
+    assert answers_only(generate(engine, requests)) == plain_answers(model, requests)
+
+    assert engine._graph_decoder is not None
+    assert len({max_keys for _, _, max_keys in engine._graph_decoder.runner._buffers}) == 2
+
+
 @pytest.mark.parametrize(("batch_size", "budget"), [(1, 1), (1, 15), (8, 2), (2, 0)])
 def test_tokens_do_not_depend_on_batch_size_and_draft_budget(
     model: Model, device: LateDevice, batch_size: int, budget: int
@@ -237,3 +253,17 @@ def test_graph_steps_can_be_timed_between_requests(model: Model) -> None:
         engine.time_graph_step(5, 7, context=40)
     with pytest.raises(ValueError, match="uses graph decoding"):
         Engine(model, NoDrafter(), EngineConfig()).time_graph_step(1, 0, context=1)
+
+
+def test_only_steps_of_few_sequences_have_trees_of_more_than_31_nodes(model: Model, device: LateDevice) -> None:
+    requests = requests_of(model, SAMPLINGS["T=0.8"], count=4, max_tokens=10)
+    plain = plain_answers(model, requests)
+    large: set[tuple[int, int]] = set()  # sequences, and nodes of each, of steps with more than 31 nodes
+    for batch_size in (1, 4):
+        engine = graph_engine(model, random_medusa(model), max_batch_size=batch_size)
+        assert answers_only(generate(engine, requests)) == plain
+        assert engine._graph_decoder is not None
+        large |= {(B, N) for B, N, _ in engine._graph_decoder.runner._buffers if N > 31}
+
+    assert (1, 127) in large
+    assert all(B * (1 + N) <= 128 for B, N in large)

@@ -108,7 +108,7 @@ def test_the_device_drafts_the_same_trees_as_the_host(model: Model, kind: str, s
     params = SamplingParams(max_tokens=60, ignore_eos=True, **sampling)  # type: ignore[arg-type]
     engine, sequence = engine_within_an_answer(model, DRAFTERS[kind](model), params)
     assert isinstance(engine._graph_setup, GraphDecodingSetup)
-    state = engine._graph_setup.batch_slots.state(torch.tensor([sequence.table_row]))
+    state = engine._graph_setup.batch_slots.state(torch.tensor([sequence.table_row]), 200)
     assert state.lengths.tolist() == [len(sequence.tokens)]
     assert state.tokens.tolist() == sequence.tokens[-1:]
     assert engine._graph_decoder is not None
@@ -134,6 +134,6 @@ def test_a_batch_slot_without_drafter_state_gets_no_draft(model: Model, tmp_path
         assert engine._graph_decoder is not None
         assert engine._graph_decoder.drafter is not None
         with torch.inference_mode():
-            state = engine._graph_setup.batch_slots.state(torch.tensor([0, 3]))
+            state = engine._graph_setup.batch_slots.state(torch.tensor([0, 3]), 200)
             trees = engine._graph_decoder.drafter.draft(state, BUDGET)
         assert trees.counts.tolist() == [0, 0]

@@ -58,6 +58,43 @@ def live(engine: FakeEngine, tokenizer: Tokenizer, sleeper: FakeSleeper) -> Iter
         yield live
 
 
+def test_an_engine_that_was_used_within_the_given_time_does_not_sleep(live: Live) -> None:
+    live.complete("hello")
+    refused = post(live, "/sleep?idle_seconds=3600")
+    malformed = [post(live, f"/sleep?idle_seconds={value}").status_code for value in ("x", "-1", "nan", "inf")]
+    slept = post(live, "/sleep?idle_seconds=0")
+    post(live, "/wake")
+    woken = post(live, "/sleep?idle_seconds=3600")
+
+    assert (refused.status_code, error_of(refused)["code"]) == (409, "engine_in_use")
+    assert malformed == [400] * 4
+    assert slept.json()["state"] == "asleep"
+    assert error_of(woken)["code"] == "engine_in_use", "waking counts as use, because a request follows"
+
+
+def test_health_reports_the_open_requests_and_how_long_the_engine_is_idle(
+    live: Live, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> dict[str, float]:
+        return dict(live.http.get("/health").json()["load"])
+
+    live.app.async_engine.used_at -= 100.0
+    monkeypatch.setattr("engine.server.health.FRESH_SECONDS", 0.0)  # every check generates a token
+    assert load()["idle_seconds"] >= 100.0
+    assert load()["idle_seconds"] >= 100.0, "a health check is not use"
+
+    engine.gate.clear()
+    running = threading.Thread(target=live.complete, args=("hello",))
+    running.start()
+    wait_until(lambda: live.app.async_engine.num_in_use > 0)
+    busy = load()
+    engine.gate.set()
+    running.join(10)
+
+    assert busy == {"open": 1, "idle_seconds": 0.0}
+    assert load()["idle_seconds"] < 100.0
+
+
 def post(live: Live, path: str, token: str = OPERATOR) -> httpx2.Response:
     return live.http.post(path, headers={"authorization": f"Bearer {token}"})
 

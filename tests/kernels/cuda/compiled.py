@@ -1,27 +1,19 @@
 """Compiles the kernels for an H100 on a machine without a GPU.
 
-A fake driver replaces the CUDA driver and launches nothing. Tensors have the shapes of real models. Large tensors are
-never written, so they use no memory. For each kernel, the program prints one line of JSON with its name, shared memory,
-registers and stack. The argument selects the kernels, "layers" or "other kernels", so that two processes can compile at
-the same time.
+Tensors have the shapes of real models. Large tensors are never written, so they use no memory. For each kernel, the
+program prints one line of JSON with its name, shared memory, registers and stack. The argument selects the kernels,
+"layers" or "other kernels", so that two processes can compile at the same time.
 
 M rows, H hidden size, V vocabulary, K columns of a weight, Hq query heads and Hkv KV heads of dimension D.
 """
 
 import json
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
-import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
+from benchmarks.gpu.fake_driver import CompiledKernel, FakeDriver
 from kernels.attention import AttentionRows
 from kernels.candidates import RowSampling
 from kernels.cuda.attention import attention
@@ -47,43 +39,12 @@ from kernels.rope import HeadNorms
 from kernels.tree import Commit
 from kernels.tree_rows import Roots
 
-H100_SHARED_BYTES = 232_448
-_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _BF16 = torch.bfloat16
 
 
-class _Utils:
-    """Replaces triton's access to a device. `load_binary` prints the JSON line of a kernel and returns fake handles."""
-
-    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(binary)
-            file.flush()
-            command = [str(_CUOBJDUMP), "-res-usage", file.name]
-            usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        words = dict(word.split(":", 1) for word in usage.split() if word.startswith(("REG:", "STACK:")))
-        record = {"name": name, "shared": shared, "registers": int(words["REG"]), "stack": int(words["STACK"])}
-        print(json.dumps(record), flush=True)
-        return 0, 0, 0, 0, 1024  # module, function, registers, spills, threads per block
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": H100_SHARED_BYTES}
-
-
-class _Driver:
-    utils = _Utils()
-
-    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        return lambda *_: None
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)  # compute capability 9.0, warps of 32 threads
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
+def print_record(kernel: CompiledKernel) -> None:
+    record = {"name": kernel.name, "shared": kernel.shared, "registers": kernel.registers, "stack": kernel.stack}
+    print(json.dumps(record), flush=True)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -207,5 +168,5 @@ def compile_other_kernels() -> None:
 
 
 if __name__ == "__main__":
-    driver.set_active(_Driver())
+    FakeDriver(print_record).activate()
     {"layers": compile_layers, "other kernels": compile_other_kernels}[sys.argv[1]]()

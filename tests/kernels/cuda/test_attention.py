@@ -3,10 +3,13 @@
 Hq query heads and Hkv KV heads of dimension D.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+import kernels.cuda.attention as kernel_module
 from kernels.attention import AttentionRows
 from kernels.cuda.attention import attention
 from kernels.cuda.row_tiles import row_tiles
@@ -15,8 +18,8 @@ from tests.kernels.test_attention import float64_attention, make_rows
 
 
 def on_device(rows: AttentionRows) -> AttentionRows:
-    tensors = (rows.slot_tables, rows.seqs, rows.prefix_lens, rows.paths, rows.path_lens)
-    return AttentionRows(*(tensor.to(DEVICE) for tensor in tensors))
+    names = ("slot_tables", "seqs", "prefix_lens", "paths", "path_lens")
+    return AttentionRows(**{name: getattr(rows, name).to(DEVICE) for name in names})
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: list[int], paths: list[list[int]]) -> Tensor:
@@ -111,6 +114,28 @@ def test_the_result_of_a_row_does_not_depend_on_rows_of_the_same_or_another_sequ
     for part in (slice(0, 1), slice(20, 25), slice(29, 30), slice(3, 20)):
         partial = attention(q[part].contiguous(), k, v, on_device(select(part)))
         assert torch.equal(partial, whole[part]), part
+
+
+def test_bounds_of_the_rows_reduce_the_programs_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    k, v = make(2600, 1, 16, seed=1), make(2600, 1, 16, seed=2)
+    q = make(16, 4, 16, seed=3)
+    tables = torch.arange(2600, dtype=torch.int32).expand(17, 2600).contiguous()  # as in a server for 16 sequences
+    rows = on_device(make_rows(tables, [300 + 60 * row for row in range(16)], [[]] * 16))
+    grids: list[tuple[int, ...]] = []
+
+    class Counting:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            grids.append(grid)
+            return prefix_kernel[grid]
+
+    prefix_kernel = kernel_module._prefix_kernel
+    monkeypatch.setattr(kernel_module, "_prefix_kernel", Counting())
+    without = attention(q, k, v, rows)
+    bounded = attention(q, k, v, replace(rows, max_seqs=1, max_keys=1200))
+
+    assert torch.equal(bounded, without)
+    # 16 rows of 4 heads are a tile; prefixes of 2,496 and of 1,088 positions have 9 and 5 splits.
+    assert grids == [(16, 1, 9), (1, 1, 5)]
 
 
 def test_splitting_a_pass_into_several_launches_does_not_change_its_rows() -> None:

@@ -22,6 +22,7 @@ from tests.workers.support import Recorder, chat_row, chat_rows, model_with_anot
 from workers.contracts import EvaluationSpec, Event, fingerprint
 from workers.failures import InvalidInputError, UserConfigError
 from workers.inference.comparison import Arms, ArmTotals, Measurement, measure
+from workers.inference.distribution import DistributionTest
 from workers.inference.economy import Economics
 from workers.inference.evaluation import ProgressReporter, run_evaluation
 from workers.inference.evidence import evidence
@@ -276,6 +277,7 @@ def report_of(*measurements: Measurement, model_answers: dict[int, tuple[int, ..
         rows_refused=0,
         row_invariance=EXACT,
         system_fingerprint="fp1.of.the.test",
+        distribution=DistributionTest(2, 100, 3, 1.0, 0.5),
         economics=Economics(price_per_gpu_hour=3.6, training_seconds=100.0),
         model_answers=model_answers,
     )

@@ -1,8 +1,10 @@
 """Checks whether an endpoint can generate a token. A check runs in a thread, so that a hanging one delays no other."""
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, Self
 
 import httpx2
 
@@ -18,21 +20,43 @@ def engine_client() -> httpx2.Client:
     return httpx2.Client(trust_env=False, timeout=PROBE_TIMEOUT_SECONDS, limits=limits)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How much an engine is used, by its own count, so that requests of all gateways are in it."""
+
+    num_open: int
+    idle_seconds: float  # 0 while a request runs or waits
+    is_asleep: bool
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Self | None:
+        """Args: facts: of the engine's /health. Returns None if the engine does not report its load."""
+        load, sleep = facts.get("load"), facts.get("sleep")
+        if load is None or sleep is None:
+            return None
+        return cls(
+            num_open=load["open"], idle_seconds=load["idle_seconds"], is_asleep=sleep["state"] in ("asleep", "waking")
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     started: float
     ended: float
     is_healthy: bool
+    load: Load | None = None
 
 
 def probe(client: httpx2.Client, port: int, token: str) -> Check:
     started = time.monotonic()
+    is_healthy, load = False, None
     try:
         response = client.get(f"http://127.0.0.1:{port}/health", headers={"Authorization": f"Bearer {token}"})
-        is_healthy = response.status_code == 200
-    except httpx2.HTTPError:
+        if response.status_code == 200:
+            is_healthy, load = True, Load.of(response.json())
+    except (httpx2.HTTPError, ValueError):
         is_healthy = False
-    return Check(started, time.monotonic(), is_healthy)
+    return Check(started, time.monotonic(), is_healthy, load)
 
 
 @dataclass(slots=True)
@@ -42,6 +66,7 @@ class HealthWatch:
     interval_seconds: float
     failures: int = 0  # consecutive failed checks
     unhealthy_seconds: float = 0.0  # from the start of the first to the end of the last of these checks
+    load: Load | None = None  # at the last good check
     _failing_since: float = 0.0
     _pending: "Future[Check] | None" = None
     _next_at: float = 0.0
@@ -62,7 +87,7 @@ class HealthWatch:
     def _count(self, check: Check) -> None:
         """Counts only the time of checks that ran: a check that waits for a thread says nothing about its engine."""
         if check.is_healthy:
-            self.failures, self.unhealthy_seconds = 0, 0.0
+            self.failures, self.unhealthy_seconds, self.load = 0, 0.0, check.load
             return
         if self.failures == 0:
             self._failing_since = check.started

@@ -41,6 +41,7 @@ from workers.planning import DEFAULT_CONCURRENCY
 PROJECT_ROOT = Path(__file__).resolve().parents[4]
 MAX_EXCERPT_BYTES = 2000
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
+OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105
 
 
 class LaunchError(Exception):
@@ -57,6 +58,7 @@ class Endpoint:
     process: "subprocess.Popen[bytes]"  # the caller must reap it
     port: int
     token: str
+    operator_token: str
 
 
 def log_path(config: Config, deployment_id: str, number: int = 0) -> Path:
@@ -108,7 +110,8 @@ def launch(
         AlreadyRunning.
     """
     deployment = replica.deployment
-    port, token = free_port(), secrets.token_urlsafe(32)
+    port, token, operator_token = free_port(), secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+    tokens = {TOKEN_VARIABLE: token, OPERATOR_TOKEN_VARIABLE: operator_token}
     copy = copy_folder(config, deployment.base_model.pk)
     with use_if_copy(config, copy) or nullcontext() as used:  # from here on, the copy of the model is not deleted
         try:
@@ -132,7 +135,7 @@ def launch(
                     if lifeline is None
                     else kept_command(command, lifeline=lifeline, uid=uid),
                     cwd=PROJECT_ROOT,
-                    env={**environment, TOKEN_VARIABLE: token, NAME_VARIABLE: process_name(replica)},
+                    env={**environment, **tokens, NAME_VARIABLE: process_name(replica)},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -147,7 +150,8 @@ def launch(
     started = process_started(process.pid)
     if started is None:
         raise LaunchError(f"the engine ended at once with code {process.wait()}")
-    return Endpoint(identity=ProcessIdentity(process.pid, started), process=process, port=port, token=token)
+    identity = ProcessIdentity(process.pid, started)
+    return Endpoint(identity=identity, process=process, port=port, token=token, operator_token=operator_token)
 
 
 def log_excerpt(config: Config, replica: Replica) -> str:

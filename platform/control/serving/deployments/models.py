@@ -20,6 +20,7 @@ class Deployment(ProjectObject):
     class State(models.TextChoices):
         PROVISIONING = "provisioning"
         READY = "ready"
+        SLEEPING = "sleeping"
         DEGRADED = "degraded"
         STOPPING = "stopping"
         STOPPED = "stopped"
@@ -46,6 +47,7 @@ class Deployment(ProjectObject):
     num_replicas = models.PositiveSmallIntegerField(
         default=1, db_default=1, help_text="How many engine processes answer the requests."
     )
+    scaling = models.JSONField(null=True, blank=True, help_text="The request's options of scaling; null: defaults.")
     error = models.JSONField(null=True, blank=True)
     healthy_at = models.DateTimeField(null=True, blank=True)
     num_failed = models.PositiveIntegerField(
@@ -86,6 +88,7 @@ class Replica(models.Model):
     class State(models.TextChoices):
         PROVISIONING = "provisioning"
         READY = "ready"
+        SLEEPING = "sleeping"
         DEGRADED = "degraded"
         DRAINING = "draining"
         STOPPED = "stopped"
@@ -105,6 +108,9 @@ class Replica(models.Model):
     token = models.CharField(
         max_length=64, blank=True, help_text="Token with which the gateway authenticates to the engine."
     )
+    operator_token = models.CharField(
+        max_length=64, blank=True, db_default="", help_text="Token with which sleep and wake are requested."
+    )
     pid = models.PositiveIntegerField(null=True, blank=True)
     process_started = models.CharField(
         max_length=40, blank=True, help_text="Start time of the process `pid`, because a pid can be reused."
@@ -113,6 +119,12 @@ class Replica(models.Model):
     not_before = models.DateTimeField(null=True, blank=True, help_text="No process is started before.")
     error = models.JSONField(null=True, blank=True, help_text="The latest crash; null once a process was ready.")
     healthy_at = models.DateTimeField(null=True, blank=True)
+    num_open = models.PositiveIntegerField(
+        default=0, db_default=0, help_text="Requests that run or wait, as the supervisor saw it last."
+    )
+    used_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the process had requests last, or was started or woken; null: unknown."
+    )
     metered_until = models.DateTimeField(
         null=True, blank=True, help_text="Until when the ledger contains the device time of the process."
     )
@@ -136,7 +148,8 @@ class Replica(models.Model):
         return self.pid is not None
 
 
-UP = (Replica.State.READY, Replica.State.DEGRADED)  # such a replica may answer requests
+AVAILABLE = (Replica.State.READY, Replica.State.SLEEPING)  # a request wakes a sleeping replica
+UP = (*AVAILABLE, Replica.State.DEGRADED)  # such a replica may answer requests
 
 
 class Node(models.Model):

@@ -13,16 +13,19 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from control.serving.deployments.health import Load
 from control.serving.deployments.metering import endpoint_meter_end
-from control.serving.deployments.models import UP, Deployment, Replica
+from control.serving.deployments.models import AVAILABLE, UP, Deployment, Replica
 from control.serving.deployments.signals import deployment_settled
 from control.serving.deployments.states import RUNNING_STATES, State, transition
 
 CRASH_WINDOW_SECONDS = 600.0
 MAX_CRASHES = 5
 MAX_BACKOFF_SECONDS = 60.0
+USE_RECORDED_SECONDS = 1.0  # the recorded time of the last use is at most so old, apart from the interval of checks
 NO_PROCESS: dict[str, Any] = {
-    "pid": None, "process_started": "", "host": "", "port": None, "token": "", "device": "", "node": "",
+    "pid": None, "process_started": "", "host": "", "port": None, "token": "", "operator_token": "", "device": "",
+    "node": "", "num_open": 0,
 }  # fmt: skip
 
 
@@ -47,18 +50,40 @@ def replica_launched(*, replica: Replica, **process: Any) -> bool:
 
 
 @transaction.atomic
-def replica_observe(*, replica: Replica, healthy: bool) -> bool:
-    """Records the result of a health check. Returns whether the state changed."""
-    if healthy:
-        if replica.state == Replica.State.READY:
+def replica_observe(*, replica: Replica, healthy: bool, load: Load | None = None) -> bool:
+    """Records the result of a health check. Returns whether the state changed.
+
+    Args: load: None: unknown; the process is awake.
+    Effects: the device time until a replica sleeps is recorded; while it sleeps, none is.
+    """
+    if not healthy:
+        if replica.state not in AVAILABLE:  # a process that was never ready is not degraded: it is still starting
             return False
-        deployment = _lock(replica)
-        if deployment.generation != replica.generation or not _is_wanted(deployment, replica):
-            return False
-        return _write(deployment, replica, state=Replica.State.READY, error=None, healthy_at=timezone.now())
-    if replica.state != Replica.State.READY:  # a process that was never ready is not degraded: it is still starting
+        return _write(_lock(replica), replica, state=Replica.State.DEGRADED)
+    is_asleep = load is not None and load.is_asleep
+    to = Replica.State.SLEEPING if is_asleep else Replica.State.READY
+    if replica.state == to:
         return False
-    return _write(_lock(replica), replica, state=Replica.State.DEGRADED)
+    deployment, now = _lock(replica), timezone.now()
+    if deployment.generation != replica.generation or not _is_wanted(deployment, replica):
+        return False
+    changes: dict[str, Any] = {"state": to, "error": None, "healthy_at": now}
+    if replica.metered_until is None and not is_asleep:
+        changes["metered_until"] = now
+    if not _write(deployment, replica, **changes):
+        return False
+    if is_asleep:
+        endpoint_meter_end(replica=replica)
+    return True
+
+
+def replica_load(*, replica: Replica, load: Load) -> None:
+    """Records how much a replica is used, for deployments that are scaled."""
+    used_at = timezone.now() - dt.timedelta(seconds=load.idle_seconds)
+    is_recorded = replica.used_at is not None and used_at - replica.used_at < dt.timedelta(seconds=USE_RECORDED_SECONDS)
+    if replica.num_open != load.num_open or not is_recorded:
+        held = Replica.objects.filter(pk=replica.pk, fence=replica.fence)
+        held.update(num_open=load.num_open, used_at=used_at)
 
 
 @transaction.atomic
@@ -101,9 +126,9 @@ def replica_draining(*, replica: Replica, is_forced: bool = False) -> bool:
     Returns: False if the process must serve on: replicas that are ready are replaced one after another.
     """
     deployment = _lock(replica)
-    if _is_wanted(deployment, replica) and replica.state == Replica.State.READY and not is_forced:
+    if _is_wanted(deployment, replica) and replica.state in AVAILABLE and not is_forced:
         others = deployment.replicas.filter(number__lt=deployment.num_replicas).exclude(pk=replica.pk)
-        if others.exclude(state=Replica.State.READY).exists():
+        if others.exclude(state__in=AVAILABLE).exists():
             return False
     return _write(deployment, replica, state=Replica.State.DRAINING, not_before=None)
 
@@ -155,11 +180,11 @@ def _follow(deployment: Deployment) -> None:
     errors = [replica.error for replica in wanted if replica.error is not None]
     changes: dict[str, Any] = {
         "observed_generation": min((replica.generation for replica in wanted), default=0),
-        "error": None if to is State.READY else next(map(_shown, errors), deployment.error),
+        "error": None if to in (State.READY, State.SLEEPING) else next(map(_shown, errors), deployment.error),
     }
     if to == deployment.state:
         Deployment.objects.filter(pk=deployment.pk).update(**changes)
-    elif transition(deployment, to, **changes) and to in (State.READY, State.FAILED):
+    elif transition(deployment, to, **changes) and to in (State.READY, State.SLEEPING, State.FAILED):
         transaction.on_commit(partial(deployment_settled.send, Deployment, deployment_id=deployment.pk))
 
 
@@ -170,8 +195,8 @@ def _shown(error: dict[str, str]) -> dict[str, str]:
 
 def _state_of(wanted: Sequence[Replica], *, num_wanted: int) -> Deployment.State:
     states = [replica.state for replica in wanted]
-    if len(wanted) == num_wanted and all(state == Replica.State.READY for state in states):
-        return State.READY
+    if len(wanted) == num_wanted and all(state in AVAILABLE for state in states):
+        return State.READY if Replica.State.READY in states else State.SLEEPING
     if any(state in UP for state in states):
         has_failure = any(replica.error is not None or replica.state == Replica.State.DEGRADED for replica in wanted)
         return State.DEGRADED if has_failure else State.PROVISIONING

@@ -11,12 +11,14 @@ from control.models.catalog.selectors import base_model_get, speculator_get
 from control.models.engines.planning import engine_plan
 from control.models.engines.schemas import EnginePlan
 from control.serving.deployments.models import Deployment
+from control.serving.deployments.scaling import scaling_of
 from control.serving.deployments.schemas import DeploymentOptions, DeploymentUpdateInput
 from control.serving.deployments.selectors import deployment_get
 from control.serving.deployments.services import (
     deployment_create,
     deployment_memory_set,
     deployment_scale,
+    deployment_scaling_set,
     deployment_update,
     deployment_workload,
 )
@@ -44,6 +46,7 @@ def create_from(organization: Organization, body: DeploymentOptions) -> Deployme
         remember_answers=body.remember_answers,
         engine=body.engine,
         num_replicas=body.replicas,
+        scaling=body.scaling,
     )
 
 
@@ -51,10 +54,10 @@ def update_from(deployment: Deployment, body: DeploymentUpdateInput) -> Deployme
     """Raises: ApiError: 400, `body` is empty; 404, no such speculator or adapter; otherwise as `deployment_update`."""
     changed = body.model_fields_set - {"allow_output_change"}
     if not changed:
-        message = "speculator_id: give speculator_id, adapters, remember_answers or replicas"
+        message = "speculator_id: give speculator_id, adapters, remember_answers, replicas or scaling"
         raise ApiError(400, message, "missing_required_parameter", "speculator_id")
     organization, speculator, adapters = deployment.organization, deployment.speculator, None
-    if changed <= {"remember_answers", "replicas"}:  # the processes continue to serve
+    if changed <= {"remember_answers", "replicas", "scaling"}:  # the processes continue to serve
         return _update_in_place(deployment, body)
     if "speculator_id" in body.model_fields_set:
         speculator = _speculator(organization, body.speculator_id)
@@ -67,6 +70,7 @@ def update_from(deployment: Deployment, body: DeploymentUpdateInput) -> Deployme
         allow_output_change=body.allow_output_change,
         remember_answers=body.remember_answers if "remember_answers" in changed else None,
         num_replicas=body.replicas if "replicas" in changed else None,
+        scaling=body.scaling if "scaling" in changed else None,
     )
 
 
@@ -76,6 +80,8 @@ def _update_in_place(deployment: Deployment, body: DeploymentUpdateInput) -> Dep
         deployment_memory_set(deployment=deployment, remember_answers=body.remember_answers)
     if "replicas" in body.model_fields_set:
         deployment_scale(deployment=deployment, num_replicas=body.replicas)
+    if "scaling" in body.model_fields_set:
+        deployment_scaling_set(deployment=deployment, scaling=body.scaling)
     return deployment
 
 
@@ -103,5 +109,6 @@ CHANGE_DEPLOYMENT = ConsoleForm(
         "adapters": [adapter.pk for adapter in row.adapters.all()],
         "remember_answers": row.remember_answers,
         "replicas": row.num_replicas,
+        "scaling": scaling_of(row).model_dump(),
     },
 )

@@ -9,9 +9,9 @@ from control.core.api.schemas import Failure, OneOf, RequestModel, ResponseModel
 from control.models.engines.schemas import EngineOptions, ValidateOnly
 from control.serving.deployments.figures import PeriodFigures
 from control.serving.deployments.models import Deployment, Replica
+from control.serving.deployments.scaling import NumReplicas, ScalingOptions, scaling_of
 
 MAX_ADAPTERS = 32
-MAX_REPLICAS = 64
 ALLOW_OUTPUT_CHANGE = (
     "Accept that answers change: the old or the new speculator is a `turbo_lora`, whose adapter every answer uses."
 )
@@ -20,7 +20,6 @@ _REMEMBER_ANSWERS = (
     "Whether the engine may draft copies of a project's past answers. It keeps them in the memory of its process only."
 )
 _REPLICAS = "How many engine processes answer the requests. Each of them occupies a device."
-_NumReplicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 _AdapterIds = Annotated[list[Annotated[str, Text(40)]], Field(max_length=MAX_ADAPTERS)]
 
 
@@ -31,7 +30,8 @@ class DeploymentOptions(RequestModel):
     adapters: _AdapterIds = Field(default_factory=list, description="The ids of the adapters.")
     remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
     engine: EngineOptions = EngineOptions()
-    replicas: _NumReplicas = Field(default=1, description=_REPLICAS)
+    replicas: NumReplicas = Field(default=1, description=_REPLICAS)
+    scaling: ScalingOptions = ScalingOptions()
 
 
 class DeploymentInput(DeploymentOptions):
@@ -45,7 +45,8 @@ class DeploymentUpdateInput(RequestModel):
     adapters: _AdapterIds = Field(default_factory=list, description="The ids of all adapters from now on.")
     allow_output_change: bool = Field(default=False, description=ALLOW_OUTPUT_CHANGE)
     remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
-    replicas: _NumReplicas = Field(default=1, description=_REPLICAS)
+    replicas: NumReplicas = Field(default=1, description=_REPLICAS)
+    scaling: ScalingOptions = ScalingOptions()
 
 
 class ServedAdapter(ResponseModel):
@@ -64,7 +65,8 @@ class DeploymentObject(ResponseModel):
     remember_answers: bool
     engine: EngineOptions
     replicas: int = Field(description=_REPLICAS)
-    ready_replicas: int = Field(description="How many replicas are ready now.")
+    ready_replicas: int = Field(description="How many replicas are ready now. A sleeping one is not.")
+    scaling: ScalingOptions
     desired_state: Annotated[str, OneOf(Deployment.Desired)]
     state: Annotated[str, OneOf(Deployment.State)]
     error: SkipValidation[Failure | None]
@@ -87,6 +89,7 @@ class DeploymentObject(ResponseModel):
             engine=options,
             replicas=deployment.num_replicas,
             ready_replicas=len(ready),
+            scaling=scaling_of(deployment),
         )
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import F
@@ -10,6 +11,7 @@ from django.utils import timezone
 from control.billing.usage.selectors import require_price
 from control.billing.usage.services import usage_attribute
 from control.core.api.errors import ApiError
+from control.core.settings.config import get_config
 from control.models.adapters.models import Adapter
 from control.models.catalog.drafters import changes_output
 from control.models.catalog.models import BaseModel, Speculator
@@ -18,6 +20,7 @@ from control.models.engines.planning import Purpose, Workload, engine_plan
 from control.models.engines.schemas import EngineOptions
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.quota import deployment_quota_check, device_quota_check
+from control.serving.deployments.scaling import NO_SCALING, ScalingOptions
 from control.serving.deployments.states import RUNNING_STATES, State, transition
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
@@ -39,6 +42,7 @@ def deployment_create(
     remember_answers: bool = True,
     engine: EngineOptions | None = None,
     num_replicas: int = 1,
+    scaling: ScalingOptions | None = None,
 ) -> Deployment:
     """Creates a deployment that answers requests for the model `name`. The supervisor starts its process.
 
@@ -54,6 +58,8 @@ def deployment_create(
         )
         raise ApiError(400, message, "invalid_value", "name")
     require_price(base_model_id=base_model.pk, name=base_model.name)
+    scaling = scaling or NO_SCALING
+    stored_scaling, num_replicas = _checked(scaling), scaling.within(num_replicas)
     deployment_quota_check(organization.pk)
     device_quota_check(organization.pk, num_more=num_replicas)
     if speculator is not None:
@@ -69,6 +75,7 @@ def deployment_create(
                 remember_answers=remember_answers,
                 engine=None if engine is None else engine.model_dump(),
                 num_replicas=num_replicas,
+                scaling=stored_scaling,
             )
     except IntegrityError as error:
         raise ApiError(409, f"There is already a deployment named {name!r}.", "name_taken", "name") from error
@@ -143,6 +150,7 @@ def deployment_update(
     allow_output_change: bool = False,
     remember_answers: bool | None = None,
     num_replicas: int | None = None,
+    scaling: ScalingOptions | None = None,
 ) -> Deployment:
     """Changes the speculator and the adapters. The new generation makes a running endpoint drain and restart.
 
@@ -150,7 +158,7 @@ def deployment_update(
         speculator: None: serve without a speculator.
         adapters: the complete new list; None: leave the adapters as they are.
         allow_output_change: accept that answers change with the new speculator.
-        remember_answers, num_replicas: None: leave it as it is.
+        remember_answers, num_replicas, scaling: None: leave it as it is.
     Raises: ApiError: 400, the engine's options contradict the speculator; 409, as `deployment_create`, except for the
         name, or answers would change.
     """
@@ -161,6 +169,8 @@ def deployment_update(
         deployment_memory_set(deployment=deployment, remember_answers=remember_answers)
     if num_replicas is not None:
         deployment_scale(deployment=deployment, num_replicas=num_replicas)
+    if scaling is not None:
+        deployment_scaling_set(deployment=deployment, scaling=scaling)
     if adapters is not None:
         _check_adapters(adapters, deployment.base_model)
         deployment.adapters.set(adapters)
@@ -193,6 +203,32 @@ def deployment_scale(*, deployment: Deployment, num_replicas: int) -> Deployment
     Deployment.objects.filter(pk=deployment.pk).update(num_replicas=num_replicas)
     deployment.refresh_from_db()
     return deployment
+
+
+@audited("deployment.update")
+@transaction.atomic
+def deployment_scaling_set(*, deployment: Deployment, scaling: ScalingOptions) -> Deployment:
+    """Nothing is restarted.
+
+    Raises: ApiError: 400, the limits contradict each other; 409, engines cannot sleep on the installation's devices;
+        429, as `deployment_scale`.
+    """
+    Deployment.objects.filter(pk=deployment.pk).update(scaling=_checked(scaling))
+    deployment.refresh_from_db()
+    if (num_replicas := scaling.within(deployment.num_replicas)) != deployment.num_replicas:
+        deployment_scale(deployment=deployment, num_replicas=num_replicas)
+    return deployment
+
+
+def _checked(scaling: ScalingOptions) -> dict[str, Any] | None:
+    """Returns what the row stores; None for the defaults. Raises: ApiError: 400, 409."""
+    if scaling.max_replicas is not None and scaling.min_replicas > scaling.max_replicas:
+        message = f"min_replicas must be at most max_replicas ({scaling.max_replicas}), got {scaling.min_replicas}."
+        raise ApiError(400, message, "invalid_value", "scaling.min_replicas")
+    if scaling.scale_to_zero_seconds is not None and get_config().device.startswith("cuda"):
+        message = "Engines on CUDA devices cannot sleep yet, so this deployment cannot scale to zero."
+        raise ApiError(409, message, "sleep_not_supported", "scaling.scale_to_zero_seconds")
+    return None if scaling == NO_SCALING else scaling.model_dump()
 
 
 @audited("deployment.update")

@@ -1,12 +1,14 @@
 """The legal transitions of a deployment, and the function that makes them.
 
 provisioning ⇄ ready ⇄ degraded ⇄ provisioning     the supervisors' observations while replicas should run
-provisioning, ready, degraded → failed             the supervisors gave up every replica (crash_loop)
-provisioning, ready, degraded, failed → stopping   a customer stops or deletes the deployment
+provisioning, ready, degraded ⇄ sleeping           the supervisors' observations of an idle endpoint
+provisioning, ready, degraded, sleeping → failed   the supervisors gave up every replica (crash_loop)
+running states, failed → stopping                  a customer stops or deletes the deployment
 stopping → stopped                                 the supervisors observed the end of all processes
 stopped, failed, stopping → provisioning           a customer starts the deployment
 
-ready           all replicas are ready
+ready           all replicas are ready, or some are ready and the others sleep
+sleeping        all replicas sleep; the next request wakes one
 degraded        some replicas can answer; another one fails its health checks, crashed or was given up
 provisioning    replicas are being started or replaced; those that are ready answer requests
 """
@@ -19,11 +21,12 @@ from control.tenants.events.services import event_record
 
 State = Deployment.State
 
-RUNNING_STATES = frozenset({State.PROVISIONING, State.READY, State.DEGRADED})
+RUNNING_STATES = frozenset({State.PROVISIONING, State.READY, State.SLEEPING, State.DEGRADED})
 MOVES: dict[Deployment.State, frozenset[Deployment.State]] = {
-    State.PROVISIONING: frozenset({State.PROVISIONING, State.READY, State.DEGRADED, State.FAILED, State.STOPPING}),
-    State.READY: frozenset({State.PROVISIONING, State.DEGRADED, State.FAILED, State.STOPPING}),
-    State.DEGRADED: frozenset({State.PROVISIONING, State.READY, State.FAILED, State.STOPPING}),
+    State.PROVISIONING: RUNNING_STATES | {State.FAILED, State.STOPPING},
+    State.READY: RUNNING_STATES - {State.READY} | {State.FAILED, State.STOPPING},
+    State.SLEEPING: RUNNING_STATES - {State.SLEEPING} | {State.FAILED, State.STOPPING},
+    State.DEGRADED: RUNNING_STATES - {State.DEGRADED} | {State.FAILED, State.STOPPING},
     State.STOPPING: frozenset({State.STOPPED, State.PROVISIONING}),
     State.STOPPED: frozenset({State.PROVISIONING}),
     State.FAILED: frozenset({State.PROVISIONING, State.STOPPING}),

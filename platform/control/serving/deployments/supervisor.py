@@ -21,7 +21,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from control.core.processes.engine_users import uid_range
 from control.core.settings.config import Config
 from control.core.storage.backends import StorageError
 from control.serving.deployments import observations
+from control.serving.deployments.autoscaling import Autoscaler
 from control.serving.deployments.devices import NoFreeDevice, device_for_engine
 from control.serving.deployments.health import HealthWatch, engine_client
 from control.serving.deployments.launcher import (
@@ -52,6 +53,7 @@ from control.serving.deployments.metering import endpoint_meter
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.selectors import deployments_to_supervise, replicas_held, replicas_not_stray
+from control.serving.deployments.sleeping import SleepWatch, sleep_pool
 from control.serving.deployments.staging_pool import StagingPool
 from control.serving.deployments.states import RUNNING_STATES
 
@@ -83,6 +85,7 @@ class _Watched:
     health: HealthWatch
     sampler: CounterSampler
     process: "subprocess.Popen[bytes] | None"  # None: adopted, so its exit code stays unknown
+    sleep: SleepWatch = field(default_factory=SleepWatch)
     drain_until: float | None = None
 
     def exit_message(self) -> str:
@@ -120,6 +123,8 @@ class Supervisor:
         self._killed: list[tuple[ProcessIdentity, str]] = []  # with their devices
         self._staging_pool = StagingPool()
         self._probe_pool = ThreadPoolExecutor(max_workers=NUM_PROBE_THREADS, thread_name_prefix="probe")
+        self._sleep_pool = sleep_pool()
+        self._autoscaler = Autoscaler()
         self._engine_client = engine_client()
         self._tidy_at = self._renew_at = 0.0  # of the monotonic clock
 
@@ -197,9 +202,12 @@ class Supervisor:
         replicas_release(Replica.objects.filter(supervisor=self.id))
         self._staging_pool.shutdown()
         self._probe_pool.shutdown(wait=False, cancel_futures=True)
+        self._sleep_pool.shutdown(wait=False, cancel_futures=True)
 
     def _reconcile(self, replica: Replica) -> None:
         deployment, identity = replica.deployment, self._identity(replica)
+        if replica.number == 0:
+            self._autoscaler.follow(deployment)
         if identity is None or not identity.is_alive():
             self._without_process(replica)
             return
@@ -263,6 +271,7 @@ class Supervisor:
             host=self.config.engine_host,
             port=endpoint.port,
             token=endpoint.token,
+            operator_token=endpoint.operator_token,
             pid=endpoint.identity.pid,
             process_started=endpoint.identity.started,
         ):
@@ -306,8 +315,11 @@ class Supervisor:
             watched.sampler.poll(self._probe_pool, self._engine_client, replica)
         healthy = watched.health.poll(self._probe_pool, self._engine_client, replica.port, replica.token)
         if healthy:
-            if observations.replica_observe(replica=replica, healthy=True):
-                log.info("endpoint ready", replica=str(replica), name=replica.deployment.name)
+            load = watched.health.load
+            if observations.replica_observe(replica=replica, healthy=True, load=load):
+                log.info("endpoint healthy", replica=str(replica), name=replica.deployment.name, state=replica.state)
+            if load is not None:
+                watched.sleep.poll(self._sleep_pool, self._engine_client, replica, load)
             return
         if healthy is False and watched.health.failures >= self.timings.failures_to_degrade:
             observations.replica_observe(replica=replica, healthy=False)

@@ -8,7 +8,7 @@ ready is reached by the next request.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,10 +18,11 @@ from typing import Any
 from control.billing.spending.selectors import cap_reached, caps_of
 from control.billing.usage.selectors import price_of, require_price
 from control.core.api.errors import ApiError, over_limit
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.selectors import canary_of, deployment_by_name, replicas_up
 from control.serving.gateway.model_limits import model_limits
-from control.serving.gateway.upstream import Target
+from control.serving.gateway.upstream import Target, wake
+from control.serving.gateway.waking import Waking
 from control.tenants.accounts.models import ApiKey
 from control.tenants.authentication.caller import Caller
 from control.tenants.row_security.scope import as_tenant
@@ -39,6 +40,7 @@ class Process:
 
     deployment_id: str  # of the named deployment, or of its canary
     target: Target
+    is_asleep: bool = False  # as far as the supervisor has seen
 
 
 class OpenByTarget(Counter[Target]):
@@ -69,17 +71,19 @@ class Route:
     template_bytes: int  # of text that the chat template can add for each part of a chat
     remembers_answers: bool  # whether drafts may be copied from past answers
 
-    def choose(self, open_requests: OpenByTarget, *, without: Process | None = None) -> Process | None:
+    def choose(self, open_requests: OpenByTarget, *, without: Collection[Process] = ()) -> Process | None:
         """Selects the canary for its share of the requests, and then the replica with the fewest open requests.
 
+        Replicas that are awake come first. The supervisors wake the others when one is in use.
         If only one of deployment and canary is up, it gets all requests.
 
-        Args: without: a process that did not accept the request.
+        Args: without: processes that did not accept the request.
         Returns: None if there is no other process.
         """
-        main, canary = (tuple(each for each in group if each != without) for group in (self.main, self.canary))
+        main, canary = (tuple(each for each in group if each not in without) for group in (self.main, self.canary))
         is_canary = bool(canary) and (not main or random.random() * 100 < self.canary_percent)
-        return min(canary if is_canary else main, key=lambda each: open_requests[each.target], default=None)
+        processes = canary if is_canary else main
+        return min(processes, key=lambda each: (each.is_asleep, open_requests[each.target]), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ class Routes:
 
     def __init__(self, call: Call) -> None:
         self.open_by_target = OpenByTarget()
+        self.waking = Waking(wake)
         self._call = call
         self._entries: dict[_Wanted, _Entry] = {}
 
@@ -166,7 +171,11 @@ def route_read(key: ApiKey, model: str) -> Route:
 
 def _processes(deployment: Deployment) -> tuple[Process, ...]:
     return tuple(
-        Process(deployment_id=deployment.pk, target=Target(replica.host, replica.port, replica.token))
+        Process(
+            deployment_id=deployment.pk,
+            target=Target(replica.host, replica.port, replica.token, replica.operator_token),
+            is_asleep=replica.state == Replica.State.SLEEPING,
+        )
         for replica in replicas_up(deployment)
         if replica.port is not None
     )

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any, Protocol
 
 import structlog
@@ -33,7 +34,8 @@ from control.serving.gateway.costs import cost_bound
 from control.serving.gateway.meter import metered, tokens_of
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Process, Route, Routes
-from control.serving.gateway.upstream import Answer, NotAccepted, Target, forward
+from control.serving.gateway.upstream import Answer, Asleep, Full, NotAccepted, Target, forward
+from control.serving.gateway.waking import HEADER, StillAsleep, Waking, wait_seconds
 from control.serving.gateway.wire import WIRES
 from control.tenants.accounts.models import ApiKey
 from control.tenants.accounts.scopes import INFERENCE
@@ -41,6 +43,8 @@ from control.tenants.async_requests.authentication import authenticate
 from control.tenants.async_requests.event_stream import EventStream
 from control.tenants.async_requests.handler import shut_down
 from control.tenants.authentication.caller import Caller
+
+MAX_TRIES = 3  # replicas to which a request is sent, as long as none of them accepts it
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +99,7 @@ async def _serve(
     request: HttpRequest, raw: bytes, backend: Backend, key: ApiKey, until_complete: ExitStack
 ) -> HttpResponseBase:
     """Args: until_complete: contexts that end with the last byte of the answer."""
-    wire = WIRES[request.path]
+    wire, limit_seconds = WIRES[request.path], wait_seconds(request.headers.get(HEADER))
     completion, sent = await backend.read_body(raw, organization_id=key.organization_id)
     caller = Caller.of(key)
     route = await backend.routes.find(key, completion.model)
@@ -118,6 +122,7 @@ async def _serve(
         request_id=request_id(request),
         memory=(caller.project_id or caller.organization_id) if route.remembers_answers else None,
     )
+    send = partial(_send_awake, backend.routes.waking, send, limit_seconds)
     answer = await exchange.send(send, key, route, until_complete)
     headers = {} if answer.retry_after is None else {"Retry-After": answer.retry_after}
     if isinstance(answer.body, bytes):
@@ -128,6 +133,21 @@ async def _serve(
     stream = metered(answer.body, options=options, count=count)
     at_shutdown = wire.error_event(shut_down().body()["error"])
     return EventStream(stream, at_shutdown=at_shutdown, status=answer.status, headers=headers)
+
+
+async def _send_awake(
+    waking: Waking, send: Callable[[Target], Awaitable[Answer]], limit_seconds: float, target: Target
+) -> Answer:
+    """Sends a request to an engine, which is woken if it sleeps. Raises: StillAsleep, NotAccepted, or those of `send`.
+
+    Args: limit_seconds: how long the request may wait for the engine.
+    """
+    begun = monotonic()
+    while True:
+        try:
+            return await send(target)
+        except Asleep:
+            await waking.wake(target, begun=begun, limit_seconds=limit_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,28 +193,32 @@ class _Exchange:
     async def send(
         self, send: Callable[[Target], Awaitable[Answer]], key: ApiKey, route: Route, until_complete: ExitStack
     ) -> Answer:
-        """Raises: ApiError: 502, the engine failed; 503, the deployment has been stopped."""
-        open_requests = self.backend.routes.open_by_target
-        process = route.choose(open_requests)
-        assert process is not None, "a route has a process"
+        """Sends the request to a replica, and to another one if the first did nothing for it.
+
+        Raises: ApiError: 429, the replicas have as many requests as they take; 502, the engine failed; 503, the
+            deployment has been stopped or does not wake in time.
+        """
+        routes, tried = self.backend.routes, list[Process]()
+        refusal: NotAccepted | None = None
         try:
-            try:
-                with ExitStack() as counted:
-                    counted.enter_context(open_requests.one_more(process.target))
-                    answer = await send(process.target)
-                    until_complete.push(counted.pop_all())
-            except NotAccepted:  # the process may have been replaced since the route was read
-                route = await self.backend.routes.find(key, self.model, newer_than=route)
-                other = route.choose(open_requests, without=process)
-                if other is None:
-                    raise
-                process = other
-                until_complete.enter_context(open_requests.one_more(process.target))
-                answer = await send(process.target)
+            while (process := route.choose(routes.open_by_target, without=tried)) and len(tried) < MAX_TRIES:
+                tried.append(process)
+                try:
+                    with ExitStack() as counted:
+                        counted.enter_context(routes.open_by_target.one_more(process.target))
+                        answer = await send(process.target)
+                        until_complete.push(counted.pop_all())
+                        return answer
+                except Full as error:
+                    refusal = error
+                except NotAccepted as error:  # the process may have been replaced since the route was read
+                    refusal = error
+                    route = await routes.find(key, self.model, newer_than=route)
+            assert refusal is not None, "a route has a process"
+            raise refusal
         except BaseException as error:
-            await self._end_failed(error, process)
+            await self._end_failed(error, tried[-1])
             raise
-        return answer
 
     async def end_complete(self, status: int, answer: bytes) -> None:
         if status == 200 and not WIRES[self.path].is_free:
@@ -221,7 +245,9 @@ class _Exchange:
         await self.backend.end(self._ended(tokens))
 
     async def _end_failed(self, error: BaseException, process: Process) -> None:
-        is_failure = isinstance(error, ApiError)  # otherwise the caller has disconnected
+        # Otherwise the caller has disconnected or set a limit within which the engine could not wake, or there are too
+        # many requests.
+        is_failure = isinstance(error, ApiError) and not isinstance(error, StillAsleep | Full)
         tracing.fail(self.span, str(error.code) if isinstance(error, ApiError) else type(error).__name__)
         self.span.end()
         await self.backend.end(self._ended(None, failed_id=process.deployment_id if is_failure else None))

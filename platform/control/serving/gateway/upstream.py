@@ -25,10 +25,20 @@ EVENT_STREAM = "text/event-stream"
 _END_OF_EVENT = b"\n\n"
 _NO_ANSWER = "The model's process did not answer. Try again."
 _DRAINING = "server_draining"
+_ASLEEP = "engine_asleep"
+_FULL = "engine_overloaded"
 
 
 class NotAccepted(ApiError):
     """The engine refused the connection or the token, or is about to stop. Another process may get the request."""
+
+
+class Asleep(NotAccepted):
+    """The engine sleeps. It accepts the request once it is awake."""
+
+
+class Full(NotAccepted):
+    """As many requests run and wait in the engine as it takes, from all gateways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,7 @@ class Target:
     host: str
     port: int
     token: str
+    operator_token: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +85,8 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
         raise kind(502, _NO_ANSWER, "upstream_unavailable") from error
     if response.status_code == 401:  # the port belongs to another process now
         raise NotAccepted(502, _NO_ANSWER, "upstream_unavailable")
-    if response.status_code == 503 and isinstance(content, bytes) and _is_draining(content):
-        headers = {"Retry-After": response.headers.get("retry-after", "1")}
-        raise NotAccepted(503, "The model's process is about to stop. Try again.", _DRAINING, headers=headers)
+    if response.status_code in (429, 503) and isinstance(content, bytes):
+        _check_refusal(content, {"Retry-After": response.headers.get("retry-after", "1")})
     return Answer(
         status=response.status_code,
         content_type=response.headers.get("content-type", "application/json"),
@@ -85,17 +95,37 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
     )
 
 
+async def wake(target: Target) -> None:
+    """Returns when the engine is awake. Raises: NotAccepted: the engine does not answer, or cannot wake."""
+    try:
+        response = await _client().post(
+            f"http://{target.host}:{target.port}/wake", headers={"Authorization": f"Bearer {target.operator_token}"}
+        )
+    except httpx2.HTTPError as error:
+        raise NotAccepted(502, _NO_ANSWER, "upstream_unavailable") from error
+    if response.status_code != 200:
+        raise NotAccepted(502, _NO_ANSWER, "upstream_unavailable")
+
+
 async def _once(body: bytes) -> AsyncGenerator[bytes]:
     """Frees the body when it has been sent. The request object itself lives until the stream of its answer ends."""
     yield body
     del body
 
 
-def _is_draining(body: bytes) -> bool:
+def _check_refusal(body: bytes, headers: dict[str, str]) -> None:
+    """Raises: NotAccepted: the error in the body says that the engine did nothing for the request."""
     try:
-        return bool(json.loads(body)["error"]["code"] == _DRAINING)
+        code = json.loads(body)["error"]["code"]
     except (ValueError, KeyError, TypeError):
-        return False
+        return
+    if code == _DRAINING:
+        raise NotAccepted(503, "The model's process is about to stop. Try again.", _DRAINING, headers=headers)
+    if code == _ASLEEP:
+        raise Asleep(503, "The model's process sleeps. Try again.", _ASLEEP, headers=headers)
+    if code == _FULL:
+        message = "As many requests run and wait at the deployment's replicas as they take. Try again."
+        raise Full(429, message, "deployment_queue_full", headers=headers)
 
 
 async def _begin(response: httpx2.Response, path: str) -> bytes | AsyncGenerator[bytes]:

@@ -52,8 +52,10 @@ def rollout_create(
     Raises: ApiError: 409, the deployment is not running or has an active rollout, the speculator does not fit, or
         answers would change and `allow_output_change` is false.
     """
-    if deployment.state not in (State.READY, State.DEGRADED):
-        message = f"The deployment is {deployment.state}: a rollout needs a deployment that is ready or degraded."
+    if deployment.state not in (State.READY, State.SLEEPING, State.DEGRADED):
+        message = (
+            f"The deployment is {deployment.state}: a rollout needs a deployment that is ready, sleeping or degraded."
+        )
         raise ApiError(409, message, "deployment_not_ready", "deployment_id")
     if deployment.speculator_id == speculator.pk:
         message = "The deployment already serves with this speculator."
@@ -143,7 +145,7 @@ def _finish(rollout: Rollout) -> None:
         with transaction.atomic():
             if _roll_back(rollout, "deployment_failed", "The deployment did not start with the new speculator."):
                 deployment_update(deployment=deployment, speculator=rollout.previous, allow_output_change=True)
-    elif deployment.state == State.READY and deployment.observed_generation == deployment.generation:
+    elif deployment.state in (State.READY, State.SLEEPING) and deployment.observed_generation == deployment.generation:
         with transaction.atomic():
             if _move(rollout, Status.PROMOTED, finished_at=timezone.now()):
                 deployment_delete(deployment=rollout.canary)

@@ -5,6 +5,7 @@ separately: more requests than the limit may then pass, but none is refused wron
 for the timeout; after that Redis is not used for a few seconds.
 """
 
+import threading
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ _WINDOW_SECONDS = 60
 _META = "SLIPSTREAM_ALLOWANCE"
 
 _redis_retry_at = 0.0
+# Two threads that call MemoryStorage of limits 5.8 at once may start its timer twice, which raises RuntimeError.
+_memory_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,8 @@ def _count(item: RateLimitItemPerMinute, key: str) -> tuple[bool, Allowance]:
         except StorageError as error:
             _redis_retry_at = time.monotonic() + PAUSE_AFTER_FAILURE_SECONDS
             log.warning("Redis not reachable; each process counts requests by itself", error=str(error))
-    return _hit(_memory_limiter(), item, key)
+    with _memory_lock:
+        return _hit(_memory_limiter(), item, key)
 
 
 def _hit(limiter: SlidingWindowCounterRateLimiter, item: RateLimitItemPerMinute, key: str) -> tuple[bool, Allowance]:

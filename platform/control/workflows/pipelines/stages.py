@@ -182,7 +182,7 @@ def _deploy(pipeline: Pipeline) -> bool:
     if deployment is None:
         return _start(pipeline, _make_deployment)
     match deployment.state:
-        case Deployment.State.READY:
+        case Deployment.State.READY | Deployment.State.SLEEPING:
             return transition(pipeline, Status.LIVE)
         case Deployment.State.FAILED:
             error = deployment.error or {}

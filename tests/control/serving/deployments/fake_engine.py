@@ -8,6 +8,12 @@ The file `behaviour` in the model folder says how the process behaves:
     mute        never becomes healthy
     stubborn    ignores SIGTERM
     draining    is healthy, but refuses requests as an engine does that is about to stop
+    sleepless   cannot sleep
+    narrow      refuses requests while one runs, as an engine does whose queue is full
+
+It sleeps and wakes as an engine does, and writes a line into the file `wakes` of the model folder when it wakes. The
+requests /sleep and /wake wait while the file `hold` is in the model folder, before anything is decided; meanwhile the
+file `held` is there. The route /age makes the engine idle for longer than it is.
 
 The content of the last message says how a request ends:
     die         the process ends after two and a half events
@@ -26,11 +32,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 TOKEN = os.environ.get("SLIPSTREAM_ENGINE_TOKEN")
+OPERATOR_TOKEN = os.environ.get("SLIPSTREAM_ENGINE_OPERATOR_TOKEN")
 
 
 def usage(num_tokens: int) -> dict[str, Any]:
@@ -49,11 +57,39 @@ EVENTS = {
 }
 
 
+class Use:
+    """Whether the engine sleeps, and how much it is used."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.is_asleep = False
+        self.num_open = 0
+        self.used_at = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        return 0.0 if self.num_open else time.monotonic() - self.used_at
+
+    @contextlib.contextmanager
+    def one_more(self) -> Iterator[bool]:
+        """Yields whether the engine is awake."""
+        with self.lock:
+            is_awake = not self.is_asleep
+            self.num_open += is_awake
+        try:
+            yield is_awake
+        finally:
+            with self.lock:
+                if is_awake:
+                    self.num_open, self.used_at = self.num_open - 1, time.monotonic()
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     model_dir: Path
     options: dict[str, Any]
     behaviour: str
+    use = Use()
     num_reads = 0  # of /metrics; reported there as the number of requests, so that the counter rises with each read
 
     def do_GET(self) -> None:
@@ -65,17 +101,67 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, "text/plain; version=0.0.4", text.encode())
             return
         is_healthy = self.path == "/health" and self.behaviour != "mute"
-        self._send_json(200 if is_healthy else 503, {"status": "ok" if is_healthy else "starting"})
+        facts = {
+            "status": "ok" if is_healthy else "starting",
+            "sleep": {"state": "asleep" if self.use.is_asleep else "awake"},
+            "load": {"open": self.use.num_open, "idle_seconds": self.use.idle_seconds},
+        }
+        self._send_json(200 if is_healthy else 503, facts)
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        raw = self.rfile.read(int(self.headers["Content-Length"] or 0))
+        path, _, query = self.path.partition("?")
+        if path in OPERATOR_ROUTES:
+            if self._authorized(OPERATOR_TOKEN):
+                OPERATOR_ROUTES[path](self, float(query.rpartition("=")[2] or 0))
+            return
         if not self._authorized():
             return
+        with self.use.one_more() as is_awake:
+            if is_awake and self.behaviour == "narrow" and self.use.num_open > 1:
+                self._refuse(429, "engine_overloaded")
+            elif is_awake:
+                self._answer(json.loads(raw))
+            else:
+                self._refuse(503, "engine_asleep")
+
+    def sleep(self, min_idle_seconds: float) -> None:
+        if self.behaviour == "sleepless":
+            self._refuse(409, "sleep_not_supported")
+            return
+        self._hold()
+        with self.use.lock:
+            self.use.is_asleep = self.use.is_asleep or self.use.idle_seconds >= min_idle_seconds
+        if self.use.is_asleep:
+            self._send_json(200, {"state": "asleep"})
+        else:
+            self._refuse(409, "engine_in_use")
+
+    def wake(self, _: float) -> None:
+        self._hold()
+        with self.use.lock:
+            if self.use.is_asleep:
+                with (self.model_dir / "wakes").open("a") as wakes:
+                    print(os.getpid(), file=wakes)
+                self.use.is_asleep, self.use.used_at = False, time.monotonic()
+        self._send_json(200, {"state": "awake"})
+
+    def _hold(self) -> None:
+        while (self.model_dir / "hold").exists():
+            (self.model_dir / "held").touch()
+            time.sleep(0.01)
+
+    def age(self, seconds: float) -> None:
+        with self.use.lock:
+            self.use.used_at -= seconds
+        self._send_json(200, {})
+
+    def _answer(self, body: dict[str, Any]) -> None:
         content = body["messages"][-1]["content"] if "messages" in body else body.get("prompt") or body["input"]
         if content == "die at once":
             os._exit(1)
         if self.behaviour == "draining":
-            self._send_json(503, {"error": {"message": "it stops", "type": "api_error", "code": "server_draining"}})
+            self._refuse(503, "server_draining")
             return
         if content == "refuse":
             error = {"message": "too long", "type": "invalid_request_error", "param": "messages", "code": "too_long"}
@@ -157,8 +243,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"data: {data}\n\n".encode())
         self.wfile.flush()
 
-    def _authorized(self) -> bool:
-        if self.headers.get("Authorization") == f"Bearer {TOKEN}":
+    def _refuse(self, status: int, code: str) -> None:
+        body = {"error": {"message": "not now", "type": "api_error", "code": code}}
+        self._send(status, "application/json", json.dumps(body).encode(), {"Retry-After": "7"})
+
+    def _authorized(self, token: str | None = TOKEN) -> bool:
+        if self.headers.get("Authorization") == f"Bearer {token}":
             return True
         self._send_json(401, {"error": {"message": "no", "type": "authentication_error", "param": None, "code": None}})
         return False
@@ -166,15 +256,20 @@ class Handler(BaseHTTPRequestHandler):
     def _send_json(self, status: int, body: dict[str, Any]) -> None:
         self._send(status, "application/json", json.dumps(body).encode())
 
-    def _send(self, status: int, content_type: str, content: bytes) -> None:
+    def _send(self, status: int, content_type: str, content: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(content)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+OPERATOR_ROUTES = {"/sleep": Handler.sleep, "/wake": Handler.wake, "/age": Handler.age}
 
 
 def main() -> None:

@@ -1,11 +1,14 @@
 """Helpers for tests of a real supervisor with fake engines."""
 
+import datetime as dt
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx2
 import pytest
+from django.utils import timezone
 
 from control.models.catalog.models import BaseModel, Speculator
 from control.serving.deployments.models import Deployment, Replica
@@ -85,6 +88,31 @@ def make_replica(deployment: Deployment, **values: object) -> Replica:
     """A ready replica without a process."""
     defaults: dict[str, object] = {"number": 0, "state": Replica.State.READY, "host": "127.0.0.1"}
     return Replica.objects.create(deployment=deployment, **{**defaults, **values})
+
+
+def age_engines(deployment: Deployment, seconds: float = 3600.0) -> None:
+    """Makes fake engines, and the rows of their replicas, say that nobody has used them for some time."""
+    for replica in Replica.objects.filter(deployment=deployment, port__isnull=False):
+        url = f"http://{replica.host}:{replica.port}/age?seconds={seconds}"
+        httpx2.post(url, headers={"Authorization": f"Bearer {replica.operator_token}"}, trust_env=False)
+    Replica.objects.filter(deployment=deployment).update(used_at=timezone.now() - dt.timedelta(seconds=seconds))
+
+
+def tick_until_asleep(supervisor: Supervisor, deployment: Deployment) -> None:
+    """Ages the engines at every tick, because a health check that is under way may still report a recent use."""
+
+    def is_asleep() -> bool:
+        age_engines(deployment)
+        deployment.refresh_from_db()
+        return deployment.state == State.SLEEPING
+
+    tick_until(supervisor, is_asleep)
+
+
+def num_wakes(folder: Path) -> int:
+    """How often a fake engine with this model folder has woken."""
+    wakes = folder / "wakes"
+    return len(wakes.read_text().splitlines()) if wakes.exists() else 0
 
 
 def crashes_of(deployment: Deployment) -> list[float]:

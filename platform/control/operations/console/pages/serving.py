@@ -42,7 +42,8 @@ CHARTED_HOURS = 3
 CHARTED = ("acceptance_length", "tokens_per_second", "latency_seconds")
 # A badge in these states is refreshed. A ready deployment is among them, because its process may die at any time.
 REFRESHED_STATES = (
-    Deployment.State.PROVISIONING, Deployment.State.READY, Deployment.State.DEGRADED, Deployment.State.STOPPING,
+    Deployment.State.PROVISIONING, Deployment.State.READY, Deployment.State.SLEEPING, Deployment.State.DEGRADED,
+    Deployment.State.STOPPING,
 )  # fmt: skip
 
 
@@ -228,7 +229,7 @@ class DeploymentAdmin(FormAdmin):
     actions_detail = ["start", "change_served", "stop", "delete"]
     fields = [
         "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure",
-        "num_replicas", "processes", "curves", "health", "generation", "observed_generation", "healthy_at",
+        "num_replicas", "scaling", "processes", "curves", "health", "generation", "observed_generation", "healthy_at",
         "created_at", "deleted_at", "log",
     ]  # fmt: skip
 

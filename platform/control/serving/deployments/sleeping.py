@@ -1,0 +1,76 @@
+"""Puts engines to sleep and wakes them, in threads, because an engine writes its weights to a disk for that.
+
+The engine has the last word: it refuses to sleep if it was used within the idle time, so that no request that arrives
+meanwhile waits for an engine that falls asleep. Only health checks tell the supervisor that an engine sleeps or is
+awake, because gateways wake engines too.
+"""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import httpx2
+import structlog
+from django.utils import timezone
+
+from control.serving.deployments.health import Load
+from control.serving.deployments.models import Replica
+from control.serving.deployments.observations import replica_load
+from control.serving.deployments.scaling import may_sleep, scaling_of
+
+CHANGE_TIMEOUT_SECONDS = 30.0  # the engine continues after that, and the health checks tell the result
+RETRY_SECONDS = 5.0
+NUM_THREADS = 4  # changes at a time, because each reads or writes gigabytes
+
+log = structlog.get_logger(__name__)
+
+
+def sleep_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="sleep")
+
+
+@dataclass(slots=True)
+class SleepWatch:
+    """Changes whether one process sleeps."""
+
+    _is_supported: bool = True
+    _pending: "Future[str] | None" = None
+    _next_at: float = 0.0
+
+    def poll(self, pool: ThreadPoolExecutor, client: httpx2.Client, replica: Replica, load: Load) -> None:
+        """Starts a change if one is due. The supervisor calls this after each good health check.
+
+        Args: load: at the health check.
+        """
+        deployment, now = replica.deployment, timezone.now()
+        if deployment.scaling is not None:
+            replica_load(replica=replica, load=load)
+        idle_seconds = scaling_of(deployment).scale_to_zero_seconds if may_sleep(deployment, now=now) else None
+        if self._pending is not None:
+            if not self._pending.done():
+                return
+            self._end(replica, self._pending.result())
+        if load.is_asleep != (idle_seconds is None) or not self._is_supported or time.monotonic() < self._next_at:
+            return
+        path = "/wake" if idle_seconds is None else f"/sleep?idle_seconds={idle_seconds}"
+        if replica.port is not None:
+            self._pending = pool.submit(_change, client, replica.port, replica.operator_token, path)
+
+    def _end(self, replica: Replica, code: str) -> None:
+        """Args: code: of the error; empty: the change was made."""
+        self._pending = None
+        if code not in ("", "engine_in_use"):
+            self._next_at = time.monotonic() + RETRY_SECONDS
+            self._is_supported = code != "sleep_not_supported"
+            log.warning("the engine could not be put to sleep or woken", replica=str(replica), code=code)
+
+
+def _change(client: httpx2.Client, port: int, operator_token: str, path: str) -> str:
+    """Returns the code of an error; empty if there is none."""
+    headers = {"Authorization": f"Bearer {operator_token}"}
+    try:
+        url = f"http://127.0.0.1:{port}{path}"
+        response = client.post(url, headers=headers, timeout=CHANGE_TIMEOUT_SECONDS)
+        return "" if response.status_code == 200 else str(response.json()["error"]["code"])
+    except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+        return type(error).__name__

@@ -7,6 +7,7 @@ from django.urls import reverse
 
 from control.models.catalog.models import Speculator
 from control.operations.console.base import rows_of
+from control.operations.console.sidebar import navigation
 from control.operations.console.visitors import member_of
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.selectors import workers_alive
@@ -23,13 +24,15 @@ def dashboard(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     """Unfold's DASHBOARD_CALLBACK."""
     jobs = rows_of(Job, request).select_related("organization").order_by("-pk")[:NUM_LATEST_JOBS]
     if member_of(request) is not None:
-        return {**context, "cards": _cards(request), "latest_jobs": jobs, "memberships": memberships(request.user)}
+        links = {item["link"] for section in navigation(request) for item in section["items"]}
+        cards = [card for card in _cards(request) if card["link"] in links]
+        return {**context, "cards": cards, "latest_jobs": jobs, "memberships": memberships(request.user)}
     shown = {"cards": [*_cards(request), _worker_card()], "workers": Worker.objects.order_by("role", "pk")}
     return {**context, **shown, "latest_jobs": jobs, "is_staff": True}
 
 
 def _cards(request: HttpRequest) -> list[dict[str, Any]]:
-    """Counts of the rows that the caller sees, of the pages that the caller may open."""
+    """Counts of the rows that the caller sees."""
     deployments = rows_of(Deployment, request).filter(deleted_at=None)
     jobs, pipelines = rows_of(Job, request), rows_of(Pipeline, request)
     ready = rows_of(Speculator, request).filter(status="ready")

@@ -37,7 +37,7 @@ def member_may(member: Member, scope: str, method: str) -> bool:
 
 def staff_may(request: HttpRequest, permission: str) -> bool:
     """Returns whether the request is of a member of staff with this permission of Django."""
-    return bool(request.user.is_staff and request.user.has_perm(permission))  # type: ignore[union-attr]
+    return bool(request.user.is_staff and request.user.has_perm(permission))
 
 
 def _find(request: HttpRequest) -> Member | None:

@@ -6,6 +6,7 @@ from allauth.account.adapter import DefaultAccountAdapter
 from allauth.core.exceptions import ImmediateHttpResponse
 from allauth.mfa.adapter import DefaultMFAAdapter
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from allauth.socialaccount.models import SocialAccount
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -50,7 +51,7 @@ class ProviderAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  # all
         if not sociallogin.is_existing:
             verified = [address.email.lower() for address in sociallogin.email_addresses if address.verified is True]
             user = User.objects.filter(username__in=verified, is_active=True).first()
-            if user is None or not is_member(user) or user.socialaccount_set.exists():
+            if user is None or not is_member(user) or SocialAccount.objects.filter(user=user).exists():
                 raise _refused(request)
             sociallogin.connect(request, user)
         elif not is_member(sociallogin.user):

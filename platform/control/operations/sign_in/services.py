@@ -9,7 +9,8 @@ from control.tenants.accounts.models import User
 
 def second_factor_remove(*, user: User) -> bool:
     """Removes the authenticator app and the recovery codes. Returns: whether the user had any."""
-    return Authenticator.objects.filter(user=user).delete()[0] > 0
+    num_removed: int = Authenticator.objects.filter(user=user).delete()[0]
+    return num_removed > 0
 
 
 @transaction.atomic

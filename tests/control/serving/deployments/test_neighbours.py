@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from control.core.storage.backends import FolderStorage, get_storage
 from control.serving.deployments import health
 from control.serving.deployments.health import Check, HealthWatch
 from control.serving.deployments.staging_pool import MAX_PER_ORGANIZATION, NUM_THREADS, StagingPool
-from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
+from control.serving.deployments.supervisor import Supervisor
 from tests.control.factories import make_organization
+from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     State,
     crashes_of,
@@ -87,7 +89,7 @@ def test_during_eight_slow_downloads_health_checks_go_on_and_no_healthy_endpoint
     deployment = make_deployment(make_served_model(tmp_path / "model"), name="healthy")
     tick_until_state(supervisor, deployment, State.READY)
     process = identity_of(deployment)
-    supervisor.timings = SupervisorTimings(probe_seconds=0.02, hang_seconds=0.3)
+    supervisor.timings = replace(TIMINGS, hang_seconds=0.3)
     make_slow_deployments(tmp_path, num=NUM_THREADS, num_organizations=num_organizations)
     num_at_once = NUM_THREADS if num_organizations > 1 else MAX_PER_ORGANIZATION
     tick_until(supervisor, lambda: storage.num_started == num_at_once)

@@ -35,6 +35,7 @@ from benchmarks.gpu.clock import Clock, clock_of, interleaved
 from benchmarks.gpu.device import NoGpuError, RunDevice
 from benchmarks.gpu.inputs import Inputs, Sizes
 from benchmarks.gpu.peak_rates import PeakRates
+from benchmarks.gpu.wide_product import wide_against_narrow
 from kernels.losses import Loss
 
 _REPEATS = 30
@@ -158,6 +159,7 @@ def row_invariance_results(inputs: Inputs, *, dry_run: bool) -> Iterator[dict[st
         compared = windows(claim.num_rows)
         different = different_windows(claim, compared)
         yield {"operation": claim.operation, "compared": len(compared), "different": different, "passed": not different}
+    yield wide_against_narrow(inputs, *layer_cases.weights_of(sizes)["gate_up"], count)
     different = layer_cases.tree_against_plain(inputs, sizes, count, context)
     yield {
         "operation": "attention, a tree and plain decoding of its paths",

@@ -127,6 +127,8 @@ def _head_fault(weight: LinearWeight, device: torch.device) -> str | None:
         same_tokens = torch.equal(best.tokens, expected.tokens[-count:])
         if not same_tokens or not torch.equal(best.values, expected.values[-count:]):
             return f"the fused lm_head gives a row other bits among {count} rows than among {max(_ROW_COUNTS)}"
+    if not torch.equal(expected.values.squeeze(1), linear(x, weight, one_sum=True).amax(1)):
+        return "the fused lm_head gives a row other logits than the product that stores them"
     return None
 
 

@@ -324,8 +324,11 @@ def _reference(x: Tensor, weight: LinearWeight) -> Tensor:
     return linear_reference(x.float(), weight.data.float() * scales, weight.bias, weight.scales)
 
 
-def linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None, one_sum: bool = False) -> Tensor:
     """x [M, K] contiguous in the weight's dtype -> [M, N] float32, added to `add_to` in place if given.
+
+    one_sum: whether CUDA computes each output as one sum over K even if N is so small that it would otherwise add the
+        sums of several parts of K. Logits then have the same bits as in the kernels of `kernels.lm_head`.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """
@@ -337,7 +340,7 @@ def linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None) -> 
         if x.is_cuda:
             from kernels.cuda.linear import linear as launch  # imported here, because triton requires CUDA
 
-            return launch(x, weight.data, weight.scales, weight.bias, add_to)
+            return launch(x, weight.data, weight.scales, weight.bias, add_to, one_sum=one_sum)
         out = _reference(x, weight)
         return out if add_to is None else add_to.add_(out)
     kernels = library()

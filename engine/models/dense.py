@@ -66,7 +66,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns logits [M, V] float32. hidden: [M, H] after the final norm, in the model's dtype."""
-        return linear(hidden.contiguous(), self.weights.lm_head_packed)
+        return linear(hidden.contiguous(), self.weights.lm_head_packed, one_sum=True)
 
     def hidden_states(self, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
         """Returns the T hidden states of a text, with the same bits as in serving. token_ids: [T] int64."""

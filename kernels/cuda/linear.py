@@ -142,15 +142,18 @@ class ProductGrid:
         }
 
 
-def linear_parts(x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Parts:
+def linear_parts(
+    x: Tensor, data: Tensor, scales: Tensor | None = None, bias: Tensor | None = None, *, one_sum: bool = False
+) -> Parts:
     """Computes the splits of a product without adding them.
 
     Args:
         x: [M, K] float32 or bfloat16, contiguous.
         data: [N, K] in the dtype of x, int8 or float8_e4m3fn, contiguous.
+        one_sum: whether K is a single split.
     """
     (M, K), N = x.shape, data.shape[0]
-    splits = num_splits(N, K)
+    splits = 1 if one_sum else num_splits(N, K)
     sums = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
     if M:
         grid = ProductGrid.of(x, data, splits)
@@ -172,6 +175,14 @@ def add_up(parts: Parts, add_to: Tensor | None = None) -> Tensor:
     return out
 
 
-def linear(x: Tensor, data: Tensor, scales: Tensor | None, bias: Tensor | None, add_to: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    data: Tensor,
+    scales: Tensor | None,
+    bias: Tensor | None,
+    add_to: Tensor | None = None,
+    *,
+    one_sum: bool = False,
+) -> Tensor:
     """Launches `kernels.linear.linear`, which has checked the arguments."""
-    return add_up(linear_parts(x, data, scales, bias), add_to)
+    return add_up(linear_parts(x, data, scales, bias, one_sum=one_sum), add_to)

@@ -16,6 +16,7 @@ from engine.loop import Engine
 from engine.models.base import Model
 from engine.request import Request, SamplingParams
 from tests.engine.drafters import OracleDrafter
+from tests.engine.graph_decoding.test_decoder import ON_DEVICE
 from tests.tiny_model import make_tiny_model
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
@@ -44,7 +45,7 @@ def answers(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=3, dtype=torch.bfloat16)
+    folder = make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4, dtype=torch.bfloat16)
     return load_model(folder, dtype="bfloat16", device="cuda")
 
 
@@ -67,6 +68,16 @@ def test_answers_with_and_without_graphs_are_equal(
 ) -> None:
     without_graphs = answers(model, sampling, graph_decoding="off")
     assert answers(model, sampling, graph_decoding="on") == without_graphs
+    assert "can't be captured" not in caplog.text
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", ON_DEVICE)
+def test_drafters_inside_captured_graphs_change_no_answer(
+    model: Model, kind: str, sampling: SamplingParams, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = answers(model, sampling, graph_decoding="off")
+    assert answers(model, sampling, ON_DEVICE[kind](model), graph_decoding="on") == plain
     assert "can't be captured" not in caplog.text
 
 

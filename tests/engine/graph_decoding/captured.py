@@ -138,8 +138,8 @@ def _decoder(
     return decoder.decoder(layers, residual, rows, keys, values, taps, qkv_prefix)
 
 
-def _linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None) -> Tensor:
-    return linear.linear(x, weight.data, weight.scales, weight.bias, add_to)
+def _linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None, one_sum: bool = False) -> Tensor:
+    return linear.linear(x, weight.data, weight.scales, weight.bias, add_to, one_sum=one_sum)
 
 
 def _medusa_heads(x: Tensor, weight: LinearWeight, num_heads: int) -> Tensor:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.cuda.linear import linear, num_splits
 from kernels.cuda.lm_head import best_tokens, gumbel, sample_rows
 from kernels.lm_head import Head, SampledRows, best_tokens_reference, sample_rows_reference
 from kernels.lm_head import best_tokens as checked_best_tokens
@@ -137,6 +138,18 @@ def test_the_tokens_of_a_row_do_not_depend_on_the_other_rows(dtype: torch.dtype)
         part_best = best_tokens(x[part], head, 4, None)
         assert torch.equal(part_best.values, best.values[part])
         assert torch.equal(part_best.log_sums, best.log_sums[part])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_logits_of_the_head_have_the_bits_of_the_product_with_one_sum(dtype: torch.dtype) -> None:
+    """A vocabulary this small has four splits of K otherwise."""
+    x, weight = make(5, 1024, seed=1, dtype=dtype), make(130, 1024, seed=2, dtype=dtype)
+    assert num_splits(*weight.shape) == 4
+    logits = linear(x, weight, None, None, one_sum=True)
+
+    best = best_tokens(x, Head(data=weight), 130, None)
+
+    assert torch.equal(best.values, logits.gather(1, best.tokens))
 
 
 def test_a_count_above_the_vocabulary_size_is_refused() -> None:

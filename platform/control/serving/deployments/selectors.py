@@ -84,11 +84,11 @@ def deployments_to_supervise() -> QuerySet[Deployment]:
 def replicas_held(supervisor: str) -> QuerySet[Replica]:
     """For supervisors only: the replicas to supervise whose lease the supervisor has.
 
-    They come with what a launch needs, and with the use of all replicas of their deployments. Related rows are read
-    once for all deployments that have them in common.
+    They come with what a launch needs, apart from adapters, and with the use of all replicas of their deployments.
+    Related rows are read once for all deployments that have them in common.
     """
     used = Replica.objects.only("deployment_id", "number", "num_open", "used_at")
-    related = ("base_model", "speculator", "canary_of", "adapters", Prefetch("replicas", queryset=used))
+    related = ("base_model", "speculator", "canary_of", Prefetch("replicas", queryset=used))
     rows = Replica.objects.filter(
         supervisor=supervisor, lease_until__gt=Now(), deployment__in=deployments_to_supervise()
     )

@@ -27,6 +27,7 @@ from pathlib import Path
 import structlog
 from botocore.exceptions import BotoCoreError, ClientError
 from django.db import DatabaseError
+from django.db.models import prefetch_related_objects
 from django.utils import timezone
 
 from control.core.processes.engine_homes import engine_homes_limit
@@ -238,6 +239,7 @@ class Supervisor:
         deployment = replica.deployment
         key = (deployment.pk, deployment.generation)
         if key not in self._staging:
+            prefetch_related_objects([deployment], "adapters")
             self._staging[key] = self._staging_pool.submit(
                 deployment.organization_id, partial(stage, self.config, deployment)
             )

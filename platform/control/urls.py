@@ -1,4 +1,4 @@
-"""All routes: the API under /v1/, its reference under /docs, the operators' console under /admin/."""
+"""All routes: API under /v1/, its reference under /docs, console under /admin/, members' sign-in under /account/."""
 
 from pathlib import Path
 
@@ -8,16 +8,17 @@ from django.urls import include, path
 from control.core.api.views import health
 from control.operations.openapi.views import ReferencePage
 
-# Every app with routes has a module `urls`; those of the console are mounted apart from the API.
+# Every app with routes has a module `urls`; those of pages are mounted apart from the API.
 _API = sorted(
     f"control.{path.parts[-3]}.{path.parts[-2]}.urls"
     for path in Path(__file__).parent.glob("*/*/urls.py")
-    if path.parent.name != "console"
+    if path.parent.name not in ("console", "sign_in")
 )
 
 urlpatterns = [
     path("health", health),
     path("docs", ReferencePage.as_view()),
+    path("account/", include("control.operations.sign_in.urls")),
     path("admin/", include("control.operations.console.urls")),
     path("admin/", admin.site.urls),
     *(path("v1/", include(urls)) for urls in _API),

@@ -19,7 +19,8 @@ from slipstream.records import Record, record
 class Member(Record):
     id: str
     email: str
-    role: str  # owner, member
+    role: str  # owner, member, billing, read_only
+    status: str  # invited, active
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,11 @@ class Members(Resource[D]):
     @procedure
     def create(self, *, email: str, role: str = "member") -> Steps[Member]:
         return self.http.post(Member, "members", {"email": email, "role": role})
+
+    @procedure
+    def invite(self, member_id: str) -> Steps[Member]:
+        """Send the invitation again. Raises: ConflictError: the member has signed in already."""
+        return self.http.post(Member, path_of("members", member_id, "invitation"), {})
 
     @procedure
     def retrieve(self, member_id: str) -> Steps[Member]:

@@ -67,6 +67,13 @@ capabilities: {drop: [ALL]}
     {{- include "slipstream.engineHost" .root | nindent 4 }}
     {{- end }}
     - {name: FORWARDED_ALLOW_IPS, value: "*"}  # the network policy admits only the ingress
+    - {name: SLIPSTREAM_PUBLIC_URL, value: {{ printf "https://%s" .root.Values.host | quote }}}
+    - {name: SLIPSTREAM_MAIL_FROM, value: {{ .root.Values.mailFrom | quote }}}
+    - {name: SLIPSTREAM_OIDC_ISSUER, value: {{ .root.Values.oidc.issuer | quote }}}
+    - {name: SLIPSTREAM_OIDC_CLIENT_ID, value: {{ .root.Values.oidc.clientId | quote }}}
+    - {name: SLIPSTREAM_OIDC_NAME, value: {{ .root.Values.oidc.name | quote }}}
+    {{- include "slipstream.secret" (dict "root" .root "key" "SLIPSTREAM_SMTP_URL" "optional" true) | nindent 4 }}
+    {{- include "slipstream.secret" (dict "root" .root "key" "SLIPSTREAM_OIDC_CLIENT_SECRET" "optional" true) | nindent 4 }}
     {{- include "slipstream.env" (dict "root" .root "database" "SLIPSTREAM_DATABASE_URL") | nindent 4 }}
   ports: [{name: http, containerPort: 8000}]
   startupProbe: {httpGet: {path: /livez, port: http}, periodSeconds: 2, failureThreshold: 60}

@@ -5,11 +5,14 @@ attributes of pages, for which `unsafe-eval` is required, and its pages set inli
 """
 
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-POLICY = "; ".join(
+from control.core.settings.config import get_config
+
+_POLICY = "; ".join(
     (
         "default-src 'self'",
         "script-src 'self' 'unsafe-eval'",
@@ -17,10 +20,16 @@ POLICY = "; ".join(
         "img-src 'self' data:",
         "object-src 'none'",
         "base-uri 'self'",
-        "form-action 'self'",
+        "form-action 'self'{form_targets}",
         "frame-ancestors 'none'",
     )
 )
+
+
+def policy() -> str:
+    """The form that starts the sign-in at an OpenID Connect provider ends there, which browsers check as well."""
+    issuer = urlsplit(get_config().oidc_issuer or "")
+    return _POLICY.format(form_targets=f" {issuer.scheme}://{issuer.netloc}" if issuer.netloc else "")
 
 
 def content_security_policy_middleware(
@@ -29,7 +38,7 @@ def content_security_policy_middleware(
     def middleware(request: HttpRequest) -> HttpResponseBase:
         response = get_response(request)
         if response.headers.get("Content-Type", "").startswith("text/html"):
-            response.headers.setdefault("Content-Security-Policy", POLICY)
+            response.headers.setdefault("Content-Security-Policy", policy())
         return response
 
     return middleware

@@ -5,6 +5,8 @@ from pathlib import Path
 import structlog
 
 from control.core.settings.config import Config, database_settings
+from control.core.settings.sign_in import *  # noqa: F403
+from control.core.settings.sign_in import cache_settings, mail_settings, oidc_settings
 from control.core.settings.spectacular import SPECTACULAR as SPECTACULAR_SETTINGS  # noqa: F401  # a Django setting
 from control.core.settings.unfold import UNFOLD as UNFOLD
 
@@ -19,7 +21,8 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
 FORMAT_MODULE_PATH = "control.core.settings.formats"
-LOGIN_REDIRECT_URL = "admin:index"  # only staff can sign in
+LOGIN_REDIRECT_URL = "admin:index"
+LOGIN_URL = "account_login"
 
 # An app is a folder two levels below `control` that has tables, management commands or code to run at start-up.
 _CONTROL = Path(__file__).resolve().parents[2]
@@ -43,6 +46,11 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",  # the files of Swagger UI
     *OWN_APPS,
+    "allauth",  # after our apps, whose templates replace those of allauth
+    "allauth.account",
+    "allauth.mfa",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
 ]
 AUTH_USER_MODEL = "accounts.User"
 STAFF_TWO_FACTOR = False  # `two_factor` sets it to True
@@ -66,6 +74,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
@@ -84,6 +93,9 @@ TEMPLATES = [
 ]
 
 DATABASES = {"default": database_settings(SLIPSTREAM)}
+CACHES = cache_settings(SLIPSTREAM)
+SOCIALACCOUNT_PROVIDERS = oidc_settings(SLIPSTREAM)
+vars().update(mail_settings(SLIPSTREAM))
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "/static/"

@@ -82,6 +82,17 @@ class Config(BaseSettings):
     # USD, for a worker's device; evaluations compute costs from it
     price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
     certificate_key: SecretStr | None = None  # Ed25519, 32 bytes in base64; none: derived from the secret key
+    # Where people reach the console, without a path at the end; links in mails begin with it.
+    public_url: Annotated[str, Field(pattern=r"^https?://[^/]+$")] = "http://localhost:8000"
+    # smtp://user:password@host:port; smtps:// is TLS from the start, smtp+starttls:// begins TLS after the greeting.
+    # None: mails are only printed on standard output.
+    smtp_url: SecretStr | None = None
+    mail_from: str = "Slipstream <slipstream@localhost>"
+    # Sign-in of members through an OpenID Connect provider, beside the one with a password. None: no provider.
+    oidc_issuer: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    oidc_name: str = "single sign-on"  # on the button of the sign-in page
+    oidc_client_id: str = ""
+    oidc_client_secret: SecretStr = SecretStr("")
     webhooks_allow_private: bool = False  # whether customers may name private hosts; for tests only
     log_level: str = "INFO"
     # Logs of jobs, endpoints and components in the data folder of a machine; logs in use are never deleted.
@@ -105,6 +116,12 @@ class Config(BaseSettings):
     def _tracing_has_its_packages(self) -> Self:
         if self.tracing and find_spec("opentelemetry.sdk") is None:
             raise ValueError("tracing needs the packages of requirements-tracing.txt")
+        return self
+
+    @model_validator(mode="after")
+    def _oidc_has_its_client(self) -> Self:
+        if self.oidc_issuer is not None and not (self.oidc_client_id and self.oidc_client_secret.get_secret_value()):
+            raise ValueError("oidc_issuer needs oidc_client_id and oidc_client_secret")
         return self
 
     @field_validator("certificate_key")

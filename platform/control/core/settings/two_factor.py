@@ -4,11 +4,12 @@ from datetime import timedelta
 
 from control.core.settings.base import INSTALLED_APPS as _APPS
 from control.core.settings.base import MIDDLEWARE as _MIDDLEWARE
+from control.core.settings.sign_in import AUTHENTICATION_BACKENDS as _BACKENDS
 
 STAFF_TWO_FACTOR = True
 INSTALLED_APPS = [*_APPS, "django_otp", "django_otp.plugins.otp_totp", "axes"]
 MIDDLEWARE = [*_MIDDLEWARE, "django_otp.middleware.OTPMiddleware", "axes.middleware.AxesMiddleware"]
-AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
+AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", *_BACKENDS]
 
 OTP_TOTP_ISSUER = "Slipstream"
 AXES_VERBOSE = False  # no log line at every start

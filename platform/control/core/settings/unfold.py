@@ -5,7 +5,7 @@ from typing import Any
 UNFOLD: dict[str, Any] = {
     "SITE_TITLE": "Slipstream",
     "SITE_HEADER": "Slipstream",
-    "SITE_SUBHEADER": "Operator console",
+    "SITE_SUBHEADER": "Console",
     "SITE_SYMBOL": "air",
     "SITE_URL": None,
     "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": "/static/console/favicon.svg"}],
@@ -16,5 +16,6 @@ UNFOLD: dict[str, Any] = {
     "DASHBOARD_CALLBACK": "control.operations.console.dashboard.dashboard",
     "STYLES": ["/static/console/console.css"],
     "SCRIPTS": ["/static/console/live.js"],
+    "ACCOUNT": {"navigation": "control.operations.console.sidebar.account_links"},
     "SIDEBAR": {"show_search": True, "navigation": "control.operations.console.sidebar.navigation"},
 }

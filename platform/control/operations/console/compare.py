@@ -6,6 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 
 from control.models.catalog.models import Speculator
+from control.operations.console.base import rows_of
 from control.operations.console.rendering import is_nested, number
 
 MAX_SPECULATORS = 8
@@ -14,10 +15,10 @@ FIRST = ("acceptance_length", "speedup", "outputs_equal", "prompts_held_out")  #
 
 def speculators_compare(request: HttpRequest) -> HttpResponse:
     """The query parameter `ids` names the speculators, separated by commas. `urls` makes it require the sign-in."""
-    if not request.user.has_perm("catalog.view_speculator"):
+    if not admin.site._registry[Speculator].has_view_permission(request):
         raise PermissionDenied
     ids = request.GET.get("ids", "").split(",")[:MAX_SPECULATORS]
-    by_id = Speculator.objects.select_related("base_model", "organization").in_bulk(ids)
+    by_id = rows_of(Speculator, request).select_related("base_model", "organization").in_bulk(ids)
     rows = [by_id[pk] for pk in ids if pk in by_id]
     reported = {name for row in rows for name, value in row.report.items() if not is_nested(value)}
     names = [name for name in FIRST if name in reported] + sorted(reported.difference(FIRST))

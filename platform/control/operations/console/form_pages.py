@@ -1,14 +1,13 @@
-"""Console pages with a form on which an operator makes a request of the API in the name of an organization."""
+"""Console pages with a form on which staff or a member makes a request of the API in the name of an organization."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import messages
-from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect
+from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminSelectWidget
@@ -19,24 +18,28 @@ from control.core.api.requests import parse_request
 from control.operations.console.base import RowsAdmin
 from control.operations.console.rendering import page_url
 from control.operations.console.request_forms import RequestForm
+from control.operations.console.visitors import member_of
 from control.tenants.accounts.models import Organization
 from control.tenants.row_security.scope import as_tenant
 
 
 class FormAdmin(RowsAdmin):
-    """Pages of rows that operators create with a form of the API's request, if they have Django's add permission."""
+    """Pages of rows that staff and members create with a form of the API's request."""
 
     create_form: ClassVar[ConsoleForm]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm(f"{self.opts.app_label}.add_{self.opts.model_name}")
+        return self.may_write(request, "add")
 
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Asks for the organization first, because the choices of the other fields depend on it."""
+        """Asks staff for the organization first, because the choices of the other fields depend on it."""
         if not self.has_add_permission(request):
             raise PermissionDenied
+        member = member_of(request)
+        if member is not None:
+            return _form_page(self, request, self.create_form, member.organization, member.organization)
         organization = Organization.objects.filter(pk=request.GET.get("organization", "")).first()
         if organization is not None:
             return _form_page(self, request, self.create_form, organization, organization)
@@ -48,7 +51,7 @@ def form_action(name: str, console_form: ConsoleForm, *, icon: str, when: Callab
     button."""
 
     def run(admin: RowsAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
-        row = get_object_or_404(admin.model, pk=unquote(object_id))
+        row = admin.row_to_change(request, object_id)
         return _form_page(admin, request, console_form, row, row.organization)
 
     run.__name__ = name
@@ -97,5 +100,5 @@ def _form_page(
 
 
 def _render(admin: RowsAdmin, request: HttpRequest, title: str, form: forms.Form, **context: Any) -> HttpResponse:
-    context |= {"title": title, "form": form, "opts": admin.opts}
+    context |= {"is_member": member_of(request) is not None, "title": title, "form": form, "opts": admin.opts}
     return TemplateResponse(request, "console/form.html", {**admin.admin_site.each_context(request), **context})

@@ -11,6 +11,7 @@ from django.template.response import TemplateResponse
 from django.utils import timezone
 
 from control.core.settings.config import get_config
+from control.operations.console.visitors import staff_may
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.selectors import SILENT_SECONDS, is_waiting
 
@@ -18,8 +19,8 @@ MAX_LINES = 100
 
 
 def queue(request: HttpRequest) -> HttpResponse:
-    """`urls` makes this view require the console's sign-in."""
-    if not request.user.has_perm("jobs.view_job"):
+    """For staff only: the page shows all organizations."""
+    if not staff_may(request, "jobs.view_job"):
         raise PermissionDenied
     now = timezone.now()
     context = {

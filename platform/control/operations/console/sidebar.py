@@ -7,6 +7,8 @@ from django.contrib import admin
 from django.http import HttpRequest
 from django.urls import reverse
 
+from control.operations.console.visitors import member_of, staff_may
+
 SECTIONS = ("Work", "Serving", "Tenants", "Access")
 
 
@@ -22,14 +24,20 @@ _QUEUE = (SidebarEntry("Work", 5, "Queue and workers", "groups"), "queue")  # th
 
 
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:
-    """Unfold's setting SIDEBAR["navigation"]."""
-    entries = [_QUEUE]
+    """Unfold's setting SIDEBAR["navigation"]: the pages that the caller may open."""
+    entries = [_QUEUE] if staff_may(request, "jobs.view_job") else []
     for model, page in admin.site._registry.items():
         entry = getattr(page, "sidebar", None)
-        if entry is not None:
+        if entry is not None and page.has_module_permission(request):
             entries.append((entry, f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist"))
     overview = {"items": [{"title": "Overview", "icon": "space_dashboard", "link": reverse("admin:index")}]}
-    return [overview, *({"title": name, "separator": True, "items": _items(name, entries)} for name in SECTIONS)]
+    sections = [(name, _items(name, entries)) for name in SECTIONS]
+    return [overview, *({"title": name, "separator": True, "items": items} for name, items in sections if items)]
+
+
+def account_links(request: HttpRequest) -> list[dict[str, str]]:
+    """Unfold's setting ACCOUNT["navigation"]: links in the menu of the signed-in user."""
+    return [{"title": "Second factor", "link": reverse("mfa_index")}] if member_of(request) else []
 
 
 def _items(section: str, entries: list[tuple[SidebarEntry, str]]) -> list[dict[str, str]]:

@@ -7,8 +7,8 @@ from django.http import HttpRequest
 from django_otp.admin import OTPAdminAuthenticationForm
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from unfold.forms import AuthenticationForm
-from unfold.sites import UnfoldAdminSite
 
+from control.operations.console.site import ConsoleSite
 from control.tenants.accounts.models import User
 
 
@@ -33,17 +33,15 @@ class TwoFactorForm(OTPAdminAuthenticationForm, AuthenticationForm):  # type: ig
         return device
 
 
-class TwoFactorSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
-    def has_permission(self, request: HttpRequest) -> bool:
+class TwoFactorSite(ConsoleSite):
+    def admits_staff(self, request: HttpRequest) -> bool:
         """A user who signed in without a code has no permission."""
-        return bool(super().has_permission(request) and request.user.is_verified())  # type: ignore[union-attr]  # otp's
+        return bool(super().admits_staff(request) and request.user.is_verified())  # type: ignore[union-attr]  # otp's
 
 
 def require_two_factor(site: AdminSite) -> None:
-    """Changes the class of the existing site, because Django has already registered pages with it."""
     site.__class__ = TwoFactorSite
     site.login_form = TwoFactorForm
-    site.login_template = "console/login.html"
     site.unregister(TOTPDevice)  # its pages would show the users' secrets
 
 

@@ -5,9 +5,11 @@ from django.urls import path
 
 from control.operations.console.compare import speculators_compare
 from control.operations.console.queue import queue
+from control.operations.console.site import redirect_to_row
 from control.operations.console.views import speculator_plot
 
 urlpatterns = [
+    path("r/<path:content_type_id>/<path:object_id>/", admin.site.admin_view(redirect_to_row)),
     path("queue", admin.site.admin_view(queue), name="queue"),
     path("speculators/compare", admin.site.admin_view(speculators_compare), name="speculators-compare"),
     path("speculators/<str:speculator_id>/plot", admin.site.admin_view(speculator_plot), name="speculator-plot"),

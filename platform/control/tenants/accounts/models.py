@@ -12,6 +12,9 @@ class Organization(models.Model):
     id = models.CharField(primary_key=True, max_length=40, default=organization_id, editable=False)
     name = models.CharField(max_length=120, unique=True)
     created_at = models.DateTimeField(auto_now_add=True)
+    requires_two_factor = models.BooleanField(
+        default=False, db_default=False, help_text="Whether members see nothing before they have a second factor."
+    )
 
     def __str__(self) -> str:
         return self.name
@@ -38,6 +41,11 @@ class Member(models.Model):
 
     def __str__(self) -> str:
         return f"{self.user} in {self.organization}"
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the user has ever signed in. Until then, the member is only invited."""
+        return self.user.last_login is not None
 
 
 class Project(models.Model):

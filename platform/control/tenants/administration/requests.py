@@ -5,11 +5,17 @@ import datetime as dt
 from django.utils import timezone
 
 from control.core.api.errors import ApiError
+from control.core.api.forms import ConsoleForm
 from control.tenants.accounts.models import ApiKey, Member
 from control.tenants.accounts.scopes import INFERENCE, ROLE_SCOPES, scopes_within
 from control.tenants.accounts.selectors import member_get, project_get
-from control.tenants.administration.schemas import ApiKeyInput
-from control.tenants.administration.services import api_key_create, refuse_wider_scopes
+from control.tenants.administration.schemas import ApiKeyInput, MemberInput, MemberUpdateInput
+from control.tenants.administration.services import (
+    api_key_create,
+    member_change,
+    member_invite,
+    refuse_wider_scopes,
+)
 from control.tenants.administration.signals import key_restricting
 from control.tenants.row_security.scope import as_tenant
 
@@ -59,3 +65,18 @@ def _future(moment: int | None) -> dt.datetime | None:
     if expires_at <= timezone.now():
         raise ApiError(400, "expires_at must lie in the future.", "invalid_value", "expires_at")
     return expires_at
+
+
+INVITE_MEMBER = ConsoleForm(
+    title="Invite a member",
+    request=MemberInput,
+    run=lambda organization, body: member_invite(
+        organization=organization, email=body.email, role=Member.Role(body.role)
+    ),
+)
+CHANGE_ROLE = ConsoleForm(
+    title="Change role",
+    request=MemberUpdateInput,
+    run=lambda row, body: member_change(member=row, role=Member.Role(body.role)),
+    initial=lambda row: {"role": row.role},
+)

@@ -96,10 +96,12 @@ class MemberObject(ResponseModel):
     object: Literal["member"] = "member"
     email: str
     role: Annotated[str, OneOf(Member.Role)]
+    status: Literal["invited", "active"] = Field(description="Invited: the member has never signed in.")
 
     @classmethod
     def of(cls, member: Member) -> Self:
-        return cls.from_row(member, id=member.public_id, email=member.user.username)
+        status = "active" if member.has_joined else "invited"
+        return cls.from_row(member, id=member.public_id, email=member.user.username, status=status)
 
 
 class ProjectObject(ResponseModel):

@@ -10,6 +10,7 @@ from control.core.api.errors import ApiError
 from control.tenants.accounts.keys import new_token
 from control.tenants.accounts.models import ApiKey, Member, Organization, Project, User
 from control.tenants.accounts.scopes import INFERENCE, ROLE_SCOPES, full_access, is_granted
+from control.tenants.administration.invitations import invitation_send
 from control.tenants.audit.record import audited
 
 _RESTRICTABLE = frozenset({INFERENCE, "deployments:read", "deployments:write", "deployments:*"})
@@ -25,6 +26,14 @@ def organization_create(*, name: str) -> Organization:
         raise ApiError(409, f"There is already an organization named {name!r}.", "name_taken", "name") from error
 
 
+@audited("organization.two_factor")
+def organization_two_factor_set(*, organization: Organization, required: bool) -> Organization:
+    """Sets whether members need a second factor. Members without one are asked for it at their next request."""
+    Organization.objects.filter(pk=organization.pk).update(requires_two_factor=required)
+    organization.refresh_from_db()
+    return organization
+
+
 @audited("member.add")
 @transaction.atomic
 def member_add(*, organization: Organization, user: User, role: Member.Role) -> Member:
@@ -36,7 +45,8 @@ def member_add(*, organization: Organization, user: User, role: Member.Role) -> 
 @audited("member.invite")
 @transaction.atomic
 def member_invite(*, organization: Organization, email: str, role: Member.Role) -> Member:
-    """Adds a member by e-mail address. A new user gets an account without a password, which an operator must set.
+    """Adds a member by e-mail address and sends an invitation. A new user gets an account without a password, which the
+    user sets through the link in the mail.
 
     Raises: ApiError: 409, the user is a member already.
     """
@@ -47,6 +57,23 @@ def member_invite(*, organization: Organization, email: str, role: Member.Role) 
     member, is_added = Member.objects.get_or_create(organization=organization, user=user, defaults={"role": role})
     if not is_added:
         raise ApiError(409, f"{email!r} is a member already.", "member_exists", "email")
+    invitation_send(member)
+    return member
+
+
+@audited("member.invite_again")
+@transaction.atomic
+def member_invite_again(*, member: Member) -> Member:
+    """Sends a new invitation. The link of the earlier one no longer works.
+
+    Raises: ApiError: 409, the member has signed in already.
+    """
+    if member.has_joined:
+        raise ApiError(409, f"{member.user} has signed in already.", "member_joined", "member_id")
+    if not member.user.has_usable_password():
+        member.user.set_unusable_password()  # another random value, of which the links depend
+        member.user.save(update_fields=["password"])
+    invitation_send(member)
     return member
 
 

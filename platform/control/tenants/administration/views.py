@@ -36,6 +36,7 @@ from control.tenants.administration.services import (
     api_key_rotate,
     member_change,
     member_invite,
+    member_invite_again,
     member_remove,
     project_archive,
     project_create,
@@ -97,6 +98,7 @@ class MembersView(OrganizationView):
 
     @operation("members.create", summary="Add a member", request=MemberInput, response=MemberObject, status=201)
     def post(self, request: Request, body: MemberInput) -> MemberObject:
+        """Sends an invitation by mail. Its link can be used once, within a week, to set a password."""
         role = Member.Role(body.role)
         return MemberObject.of(member_invite(organization=self.organization, email=body.email, role=role))
 
@@ -119,6 +121,16 @@ class MemberView(OrganizationView):
         member = member_get(self.organization, member_id)
         member_remove(member=member)
         return Deleted(id=member.public_id, object="member")
+
+
+class MemberInvitationView(OrganizationView):
+    scope = ADMIN
+    project_keys = "are refused"
+
+    @operation("members.invite", summary="Send an invitation again", response=MemberObject)
+    def post(self, request: Request, member_id: str) -> MemberObject:
+        """Sends another mail with a link. The link of the earlier mail no longer works."""
+        return MemberObject.of(member_invite_again(member=member_get(self.organization, member_id)))
 
 
 class ProjectsView(OrganizationView):

@@ -19,6 +19,7 @@ from django.core.management import call_command
 from django.test import Client
 from django_otp.oath import totp
 from control.tenants.accounts.models import User
+from control.tenants.administration.services import member_add, organization_create
 from control.tenants.row_security.scope import Across, across_tenants
 
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # only because it is fast
@@ -63,6 +64,15 @@ results["locked out"] = [response.status_code, overview_status(client)]
 call_command("axes_reset_username", "root", stdout=StringIO())
 client, response = sign_in(PASSWORD, otp_token=new_code())
 results["unlocked"] = [response.status_code, overview_status(client)]
+
+organization = organization_create(name="Acme")
+member_add(organization=organization, role="owner", user=User.objects.create_user("ana@example.com", password=PASSWORD))
+for name, password in (("member with a wrong password", "wrong"), ("member", PASSWORD)):
+    client = Client()
+    response = client.post("/account/login/", {"login": "ana@example.com", "password": password}, secure=True)
+    results[name] = [response.status_code, overview_status(client)]
+cookie = response.cookies["sessionid"]
+results["cookie of a member"] = [bool(cookie[flag]) for flag in ("secure", "httponly", "samesite")]
 print(json.dumps(results))
 """
 
@@ -98,6 +108,12 @@ def test_a_sign_in_with_password_and_code_opens_the_console(results: dict[str, o
 @pytest.mark.parametrize("case", ["without a device", "password alone", "wrong code", "the same code again"])
 def test_a_sign_in_without_both_factors_is_refused(results: dict[str, object], case: str) -> None:
     assert results[case] == [200, 302]  # the sign-in page again, and a redirect from the overview to the sign-in page
+
+
+def test_members_sign_in_with_allauth_and_need_no_code_of_staff(results: dict[str, object]) -> None:
+    assert results["member with a wrong password"] == [200, 302]
+    assert results["member"] == [302, 200]
+    assert results["cookie of a member"] == [True, True, True]
 
 
 def test_a_session_without_a_code_is_not_signed_in(results: dict[str, object]) -> None:

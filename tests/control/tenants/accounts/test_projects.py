@@ -50,6 +50,7 @@ ONLY_FOR_ORGANIZATION_KEYS = {
     "GET /v1/members/{member_id}",
     "PATCH /v1/members/{member_id}",
     "DELETE /v1/members/{member_id}",
+    "POST /v1/members/{member_id}/invitation",
     "POST /v1/projects",
     "PATCH /v1/projects/{project_id}",
     "POST /v1/projects/{project_id}/archive",

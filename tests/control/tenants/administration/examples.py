@@ -31,6 +31,7 @@ BODIES: Bodies = {
     "POST /v1/api_keys/{key_id}/rotate": Body(lambda world: {"grace_seconds": 60}),
     "POST /v1/members": Body(lambda world: {"email": "new@example.com"}),
     "PATCH /v1/members/{member_id}": Body(lambda world: {"role": "owner"}),
+    "POST /v1/members/{member_id}/invitation": NO_BODY,
     "POST /v1/projects": Body(lambda world: {"name": "new"}),
     "PATCH /v1/projects/{project_id}": Body(lambda world: {"name": "new"}),
     "POST /v1/projects/{project_id}/archive": NO_BODY,

@@ -7,6 +7,8 @@ from tests.source_tree import source_files
 
 ALLOWED = {
     ("control.tenants.authentication.api_keys", "AUTHENTICATION"),
+    ("control.tenants.accounts.people", "AUTHENTICATION"),
+    ("control.tenants.administration.invitations", "AUTHENTICATION"),
     ("control.billing.usage.migrations.0003_fill_monthly_spend", "COMMAND"),
     ("control.tenants.accounts.management.commands.project_assign", "COMMAND"),
     ("control.workflows.pipelines.migrations.0006_fill_projects", "COMMAND"),

@@ -12,16 +12,18 @@ from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from control.operations.console.base import CreatableAdmin, RowsAdmin, service_action
+from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.sidebar import SidebarEntry
+from control.operations.console.visitors import member_of
 from control.tenants.accounts.models import ApiKey, Member, Project, User
 from control.tenants.administration.limits import LimitValues, limits_set
+from control.tenants.administration.requests import CHANGE_ROLE, INVITE_MEMBER
 from control.tenants.administration.schemas import DEFAULT_GRACE
 from control.tenants.administration.services import (
     api_key_create,
     api_key_revoke,
     api_key_rotate,
-    member_add,
-    member_change,
+    member_invite_again,
     member_remove,
     project_archive,
     project_create,
@@ -56,6 +58,7 @@ class LimitsAdmin(CreatableAdmin):
 
 @admin.register(AuditEvent)
 class AuditEventAdmin(RowsAdmin):
+    scope = "admin"
     sidebar = SidebarEntry("Tenants", 8, "Audit", "history")
     list_display = ["created_at", "action", "object_id", "organization", "actor"]
     list_filter = ["organization", "action"]
@@ -67,21 +70,36 @@ class AuditEventAdmin(RowsAdmin):
         return f"{row.get_actor_type_display()} {row.actor_id}"
 
 
+def _has_not_joined(row: Member) -> bool:
+    return not row.has_joined
+
+
 @admin.register(Member)
-class MemberAdmin(CreatableAdmin):
+class MemberAdmin(FormAdmin):
+    scope = "admin"
     sidebar = SidebarEntry("Access", 1, "Members", "group")
-    list_display = ["user", "organization", "role"]
+    list_display = ["user", "organization", "role", "joined"]
     list_filter = ["organization", "role"]
-    fields = ["organization", "user", "role"]
-    actions_detail = ["change_role", "remove"]
+    list_select_related = ["user", "organization"]
+    create_form = INVITE_MEMBER
+    fields = ["organization", "user", "role", "joined"]
+    actions_detail = ["change_role", "invite_again", "remove"]
 
-    def create(self, request: HttpRequest, values: dict[str, Any]) -> Member:
-        return member_add(**values)
+    change_role = form_action("change_role", CHANGE_ROLE, icon="swap_horiz", when=lambda row: True)
 
-    @service_action("Change role", "A member becomes an owner, every other role a member.", icon="swap_horiz")
-    def change_role(self, row: Member) -> str:
-        new_role = Member.Role.OWNER if row.role == Member.Role.MEMBER else Member.Role.MEMBER
-        return f"{row.user} now has the role {member_change(member=row, role=new_role).role}."
+    @admin.display(description="has signed in", boolean=True)
+    def joined(self, row: Member) -> bool:
+        return row.has_joined
+
+    @service_action(
+        "Send the invitation again",
+        "The link in the earlier mail no longer works.",
+        icon="forward_to_inbox",
+        when=_has_not_joined,
+    )
+    def invite_again(self, row: Member) -> str:
+        member_invite_again(member=row)
+        return f"The invitation is sent to {row.user.email} again."
 
     @service_action(
         "Remove",
@@ -100,6 +118,7 @@ def _is_not_archived(row: Project) -> bool:
 
 @admin.register(Project)
 class ProjectAdmin(CreatableAdmin):
+    scope = "admin"
     sidebar = SidebarEntry("Tenants", 2, "Projects", "folder")
     list_display = ["name", "organization", "id", "created_at", "archived_at"]
     list_filter = ["organization"]
@@ -134,6 +153,7 @@ def _is_not_revoked(row: ApiKey) -> bool:
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(CreatableAdmin):
+    scope = "admin"
     sidebar = SidebarEntry("Access", 2, "API keys", "key")
     list_display = ["name", "organization", "key", "created_at", "last_used_at", "expires_at", "revoked_at"]
     list_filter = ["organization"]
@@ -180,7 +200,7 @@ class ApiKeyAdmin(CreatableAdmin):
 
 @admin.register(User)
 class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg,misc]  # unfold has no types
-    """Uses Django's own forms, because no service of this project manages console users."""
+    """Uses Django's own forms, because no service of this project manages console users. Only staff see the pages."""
 
     sidebar = SidebarEntry("Access", 3, "Users", "person")
 
@@ -196,3 +216,18 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg,misc]  # 
         ("Permissions", {"fields": ["is_active", "is_staff", "is_superuser", "user_permissions"]}),
         ("Important dates", {"fields": ["last_login", "date_joined"]}),
     ]
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return member_of(request) is None and super().has_module_permission(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
+        return member_of(request) is None and super().has_view_permission(request, obj)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return member_of(request) is None and super().has_add_permission(request)
+
+    def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
+        return member_of(request) is None and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
+        return member_of(request) is None and super().has_delete_permission(request, obj)

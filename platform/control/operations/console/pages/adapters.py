@@ -15,6 +15,7 @@ from control.serving.deployments.models import Deployment
 
 @admin.register(Adapter)
 class AdapterAdmin(FormAdmin):
+    scope = "models"
     sidebar = SidebarEntry("Serving", 6, "Adapters", "extension")
     create_form = CREATE_ADAPTER
     list_display = ["name", "organization", "base_model", "rank", "created_at"]

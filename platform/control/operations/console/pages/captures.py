@@ -16,6 +16,7 @@ from control.serving.captures.services import capture_end, capture_export
 
 @admin.register(Capture)
 class CaptureAdmin(RowsAdmin):
+    scope = "deployments"
     sidebar = SidebarEntry("Serving", 3, "Captures", "save")
     list_display = ["deployment", "organization", "hours", "kept", "created_at"]
     list_filter = ["organization"]

@@ -14,6 +14,7 @@ MAX_ERRORS = 50
 
 @admin.register(Dataset)
 class DatasetAdmin(FormAdmin):
+    scope = "datasets"
     sidebar = SidebarEntry("Work", 7, "Datasets", "fact_check")
     create_form = CREATE_DATASET
     list_display = ["id", "organization", "format", "state", "num_rows", "num_errors", "created_at"]

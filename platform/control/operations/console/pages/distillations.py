@@ -19,6 +19,7 @@ def _is_active(row: Distillation) -> bool:
 
 @admin.register(Distillation)
 class DistillationAdmin(FormAdmin):
+    scope = "pipelines"
     sidebar = SidebarEntry("Work", 3, "Distillations", "water_drop")
     create_form = CREATE_DISTILLATION
     list_display = ["id", "organization", "state", "created_at"]

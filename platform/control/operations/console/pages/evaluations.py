@@ -21,6 +21,7 @@ def _is_active(row: Evaluation) -> bool:
 
 @admin.register(Evaluation)
 class EvaluationAdmin(FormAdmin):
+    scope = "speculators"
     sidebar = SidebarEntry("Serving", 5, "Evaluations", "speed")
     create_form = CREATE_EVALUATION
     list_display = ["id", "organization", "speculator", "state", "progress", "outputs", "created_at"]

@@ -36,6 +36,8 @@ def _is_active(row: Job) -> bool:
 
 @admin.register(Job)
 class JobAdmin(RowsAdmin):
+    scope = "jobs"
+    staff_fields = ("log", "worker", "fence", "lease_until", "not_before")
     sidebar = SidebarEntry("Work", 4, "Jobs", "pending_actions")
     list_display = ["id", "organization", "kind", "state", "progress", "created_at"]
     list_filter = ["status", "kind", "organization"]
@@ -57,7 +59,7 @@ class JobAdmin(RowsAdmin):
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         """Answers a refresh by `live.js` with 304 while nothing on the page has changed."""
-        row = Job.objects.filter(pk=unquote(object_id)).first()
+        row = self.get_queryset(request).filter(pk=unquote(object_id)).first()
         if request.method != "GET" or row is None or not self.has_view_permission(request, row):
             return super().change_view(request, object_id, form_url, extra_context)  # type: ignore[no-any-return]  # unfold
         etag = f'"{_version(row)}"'

@@ -52,6 +52,7 @@ class SpendCapForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscripta
 
 @admin.register(SpendCap)
 class SpendCapAdmin(CreatableAdmin):
+    scope = "spend_caps"
     sidebar = SidebarEntry("Tenants", 4, "Spend caps", "savings")
     form = SpendCapForm
     list_display = ["organization", "project", "monthly_limit", "spent", "created_at"]
@@ -98,6 +99,7 @@ class SpendCapAdmin(CreatableAdmin):
 
 @admin.register(Quote)
 class QuoteAdmin(FormAdmin):
+    scope = "pipelines"
     sidebar = SidebarEntry("Tenants", 5, "Quotes", "request_quote")
     create_form = CREATE_QUOTE
     list_display = ["id", "organization", "basis", "status", "cap", "spent", "created_at"]

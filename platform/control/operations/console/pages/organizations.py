@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Model
+from django.db.models import Model, Q
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
@@ -16,15 +16,17 @@ from django.utils.safestring import SafeString
 from control.billing.spending.selectors import spend_caps_list, spent_nanousd
 from control.billing.usage.schemas import Amount
 from control.billing.usage.selectors import WIDTHS, Sums, Window, usage_buckets, usage_total
-from control.operations.console.base import CreatableAdmin
+from control.operations.console.base import CreatableAdmin, service_action
 from control.operations.console.pages.money import usd
 from control.operations.console.rendering import link, number, page_url, table
 from control.operations.console.sidebar import SidebarEntry
+from control.operations.console.visitors import member_may, member_of
 from control.queue.jobs.models import Job
 from control.serving.deployments.quota import devices_occupied
 from control.serving.deployments.selectors import deployments_list
 from control.tenants.accounts.models import ApiKey, Member, Organization, Project
-from control.tenants.administration.services import organization_create
+from control.tenants.accounts.scopes import ADMIN
+from control.tenants.administration.services import organization_create, organization_two_factor_set
 from control.tenants.audit.selectors import audit_events_list
 from control.tenants.quotas.models import Limits
 from control.tenants.quotas.quota import quota_of
@@ -33,21 +35,41 @@ from control.tenants.webhooks.selectors import endpoints_list
 
 USAGE_DAYS = 14
 LATEST = 20
+ADMIN_SECTIONS = ("keys", "projects", "members", "webhooks", "audit")
 
 
 @admin.register(Organization)
 class OrganizationAdmin(CreatableAdmin):
+    scope = "usage"
     sidebar = SidebarEntry("Tenants", 1, "Organizations", "domain")
     list_display = ["name", "id", "created_at"]
     search_fields = ["name", "id"]
     fields = ["name"]
+    actions_detail = ["require_two_factor", "allow_password_only"]
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
-        sections = ["usage", "quota", "keys", "projects", "members", "webhooks", "audit"]
-        return ["name"] if obj is None else ["name", "id", "created_at", *sections]
+        if obj is None:
+            return ["name"]
+        member, shown = member_of(request), ["name", "id", "created_at", "two_factor", "usage", "quota"]
+        if member is None:
+            return [*shown, "change_limits", *ADMIN_SECTIONS]
+        return [*shown, *ADMIN_SECTIONS] if member_may(member, ADMIN, "GET") else shown
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         return [] if obj is None else self.get_fields(request, obj)
+
+    def visible_to(self, organization: Organization) -> Q:
+        return Q(pk=organization.pk)
+
+    def changeable_by(self, organization: Organization) -> Q:
+        return Q(pk=organization.pk)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return member_of(request) is None and super().has_add_permission(request)
+
+    def has_operate_permission(self, request: HttpRequest, object_id: str | None = None) -> bool:
+        member = member_of(request)
+        return member_may(member, ADMIN, "POST") if member else super().has_operate_permission(request, object_id)
 
     def create(self, request: HttpRequest, values: dict[str, Any]) -> Organization:
         return organization_create(name=values["name"])
@@ -77,10 +99,38 @@ class OrganizationAdmin(CreatableAdmin):
         for cap in spend_caps_list(row).select_related("project"):
             title = f"USD this month, {cap.project or 'all projects'}"
             lines.append((link(cap, title), usd(spent_nanousd(cap)), usd(cap.nanousd)))
+        return table(row, "limits", ["", "current", "limit"], lines)
+
+    @admin.display(description="")
+    def change_limits(self, row: Organization) -> SafeString:
         limits = Limits.objects.filter(pk=row.pk).first()
         page = page_url(limits) if limits else f"{reverse('admin:tenancy_limits_add')}?organization={row.pk}"
-        change = format_html('<p><a class="console-link" href="{}">Change limits</a></p>', page)
-        return table(row, "limits", ["", "current", "limit"], lines) + change
+        return format_html('<a class="console-link" href="{}">Change limits</a>', page)
+
+    @admin.display(description="second factor")
+    def two_factor(self, row: Organization) -> str:
+        return "required of all members" if row.requires_two_factor else "optional"
+
+    @service_action(
+        "Require a second factor",
+        "Members without an authenticator app must set one up before they see anything.",
+        icon="phonelink_lock",
+        when=lambda row: not row.requires_two_factor,
+    )
+    def require_two_factor(self, row: Organization) -> str:
+        organization_two_factor_set(organization=row, required=True)
+        return "All members now need a second factor."
+
+    @service_action(
+        "Make the second factor optional",
+        "Members may then sign in with a password only.",
+        icon="lock_open",
+        danger=True,
+        when=lambda row: row.requires_two_factor,
+    )
+    def allow_password_only(self, row: Organization) -> str:
+        organization_two_factor_set(organization=row, required=False)
+        return "The second factor is optional now."
 
     @admin.display(description="API keys")
     def keys(self, row: Organization) -> SafeString:

@@ -21,6 +21,7 @@ def _is_cancellable(row: Rollout) -> bool:
 
 @admin.register(Rollout)
 class RolloutAdmin(RowsAdmin):
+    scope = "deployments"
     sidebar = SidebarEntry("Serving", 2, "Rollouts", "science")
     list_display = ["id", "organization", "deployment", "speculator", "state", "created_at"]
     list_filter = ["status", "organization"]

@@ -4,7 +4,7 @@ import datetime as dt
 from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -30,6 +30,7 @@ from control.serving.deployments.launcher import log_path
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.requests import CHANGE_DEPLOYMENT, CREATE_DEPLOYMENT
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop
+from control.tenants.accounts.models import Organization
 from control.tenants.events.models import Event
 from control.workflows.evaluations.requests import create_from as evaluation_create_from
 from control.workflows.evaluations.schemas import EvaluationObject, EvaluationRequest
@@ -52,6 +53,8 @@ def _is_private(row: BaseModel) -> bool:
 
 @admin.register(BaseModel)
 class BaseModelAdmin(FormAdmin):
+    scope = "models"
+    staff_fields = ("path",)
     sidebar = SidebarEntry("Serving", 7, "Base models", "neurology")
     create_form = REGISTER_MODEL
     list_display = ["name", "id", "organization", "state", "model_type", "created_at"]
@@ -62,6 +65,9 @@ class BaseModelAdmin(FormAdmin):
         "id", "name", "organization", "state", "failure", "source", "model_type", "path", "revision", "perplexity",
         "created_at",
     ]  # fmt: skip
+
+    def visible_to(self, organization: Organization) -> Q:
+        return super().visible_to(organization) | Q(organization=None)
 
     @admin.display(description="status", ordering="status")
     def state(self, row: BaseModel) -> SafeString:
@@ -91,6 +97,7 @@ def _is_ready(row: Speculator) -> bool:
 
 @admin.register(Speculator)
 class SpeculatorAdmin(FormAdmin):
+    scope = "speculators"
     sidebar = SidebarEntry("Serving", 4, "Speculators", "bolt")
     create_form = IMPORT_SPECULATOR
     list_display = ["__str__", "organization", "base_model", "kind", "state", "acceptance", "speedup", "created_at"]
@@ -210,6 +217,8 @@ def _is_startable(row: Deployment) -> bool:
 
 @admin.register(Deployment)
 class DeploymentAdmin(FormAdmin):
+    scope = "deployments"
+    staff_fields = ("processes", "log")
     sidebar = SidebarEntry("Serving", 1, "Deployments", "rocket_launch")
     create_form = CREATE_DEPLOYMENT
     list_display = ["name", "organization", "base_model", "speculator", "condition", "desired_state", "healthy_at"]

@@ -25,6 +25,7 @@ def _is_disabled(row: WebhookEndpoint) -> bool:
 
 @admin.register(WebhookEndpoint)
 class WebhookEndpointAdmin(RowsAdmin):
+    scope = "webhooks"
     sidebar = SidebarEntry("Tenants", 6, "Webhooks", "webhook")
     list_display = ["url", "organization", "patterns", "disabled", "failing_since", "created_at"]
     list_filter = ["disabled", "organization"]
@@ -66,6 +67,7 @@ class WebhookEndpointAdmin(RowsAdmin):
 
 @admin.register(WebhookDelivery)
 class WebhookDeliveryAdmin(RowsAdmin):
+    scope = "webhooks"
     sidebar = SidebarEntry("Tenants", 7, "Deliveries", "outbox")
     list_display = ["id", "organization", "endpoint", "kind", "state", "attempt", "next_attempt_at", "created_at"]
     list_filter = ["status", "organization"]

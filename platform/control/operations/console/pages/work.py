@@ -48,6 +48,7 @@ def _is_kept(row: File) -> bool:
 
 @admin.register(File)
 class FileAdmin(FormAdmin):
+    scope = "files"
     sidebar = SidebarEntry("Work", 6, "Files", "description")
     create_form = UPLOAD_FILE
     list_display = ["filename", "id", "organization", "purpose", "size", "created_at", "deleted_at"]
@@ -77,6 +78,7 @@ class FileAdmin(FormAdmin):
 
 @admin.register(Batch)
 class BatchAdmin(FormAdmin):
+    scope = "batches"
     sidebar = SidebarEntry("Work", 2, "Batches", "stacks")
     create_form = CREATE_BATCH
     list_display = ["id", "organization", "base_model", "state", "progress", "failed", "created_at"]
@@ -160,6 +162,7 @@ class BatchAdmin(FormAdmin):
 
 @admin.register(Pipeline)
 class PipelineAdmin(FormAdmin):
+    scope = "pipelines"
     sidebar = SidebarEntry("Work", 1, "Pipelines", "conversion_path")
     create_form = CREATE_PIPELINE
     list_display = ["name", "organization", "base_model", "state", "created_at", "finished_at"]

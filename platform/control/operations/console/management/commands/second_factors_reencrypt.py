@@ -1,0 +1,14 @@
+"""`manage.py second_factors_reencrypt`: run it after a change of SECRET_KEY, before you remove the old key."""
+
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from control.operations.sign_in.services import second_factors_reencrypt
+
+
+class Command(BaseCommand):
+    help = "Encrypts members' second factors with the current secret key. It can be repeated and run at any time."
+
+    def handle(self, **options: Any) -> None:
+        self.stdout.write(f"{second_factors_reencrypt()} secrets are encrypted with the current secret key.")

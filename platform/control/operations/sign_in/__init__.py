@@ -1,0 +1,1 @@
+"""Sign-in of organizations' members: invitations, passwords, a second factor, OpenID Connect."""

@@ -1,4 +1,4 @@
-"""Trains a speculator for some minutes on a given number of answers, and measures its acceptance length.
+"""Trains a speculator for some minutes or steps on a given number of answers, and measures its acceptance length.
 
     python -m benchmarks.train --kind eagle3 --rows 300 --minutes 5 --prompts FILE.jsonl
 
@@ -46,14 +46,14 @@ _NUM_GENERATED = 2048  # word problems from which the held-out ones are drawn
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Raises: WorkloadError, EngineError, ModelNotFoundError: prompts or model cannot be used, or training failed."""
     model: Path = args.model or prepare()
-    held_out, training = _questions(args.prompts, args.rows, args.held_out)
+    held_out, training = questions(args.prompts, args.rows, args.held_out)
     answers: Path = args.folder / args.kind / "answers.jsonl"
     shutil.rmtree(answers.parent, ignore_errors=True)
     answers.parent.mkdir(parents=True)
     write_answers(model, [*held_out, *training], answers, kept=args.folder, max_tokens=args.max_tokens)
     hyperparameters = {
-        "max_seconds": 60 * args.minutes,
-        "epochs": 10_000,  # --minutes ends the training
+        **({"max_steps": args.steps} if args.steps else {"max_seconds": 60 * args.minutes}),
+        "epochs": 10_000,  # --minutes or --steps ends the training
         "patience": 0,
         # Training rounds the number of validation answers up; - 0.5 makes the result exactly `held_out`.
         "validation_fraction": (args.held_out - 0.5) / (args.rows + args.held_out),
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _questions(path: Path | None, rows: int, held_out: int) -> tuple[list[str], list[str]]:
+def questions(path: Path | None, rows: int, held_out: int) -> tuple[list[str], list[str]]:
     """Returns the questions that the training program will hold out, and the first `rows` others.
 
     path: file of questions; None generates them.
@@ -183,10 +183,13 @@ def _serve(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Trains a speculator for some minutes and measures its acceptance length.")
+    parser = arguments("Trains a speculator for some minutes or steps and measures its acceptance length.")
     parser.add_argument("--kind", required=True, help="kind of speculator: medusa, eagle3, mtp, ...")
     parser.add_argument("--rows", type=int, required=True, metavar="N", help="number of training answers")
-    parser.add_argument("--minutes", type=float, required=True, metavar="M", help="processor time of the training loop")
+    end = parser.add_mutually_exclusive_group(required=True)
+    end.add_argument("--minutes", type=float, metavar="M", help="processor time of the training loop")
+    steps = "number of training steps, with which a result does not depend on the machine's speed"
+    end.add_argument("--steps", type=int, metavar="N", help=steps)
     held_out = "number of held-out questions, with which the speculator is evaluated (default 32)"
     parser.add_argument("--held-out", type=int, default=32, metavar="N", help=held_out)
     max_tokens = "maximum number of tokens of an answer (default 160)"

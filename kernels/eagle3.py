@@ -46,7 +46,8 @@ class Root:
     """A sequence for which a tree is grown.
 
     length: its number of tokens. The context of the first level are `prefix_len` slots of row `table_row` of the slot
-    table, and then `tail`. top_k: 0 for all tokens.
+    table, and then `tail`. top_k: 0 for all tokens. extra: further rows of lm_head [E, H], and their tokens [E] int64,
+    which only this tree may propose.
     """
 
     length: int
@@ -58,6 +59,7 @@ class Root:
     top_p: float
     min_p: float
     top_k: int
+    extra: tuple[LinearWeight, Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +113,10 @@ class _Sampling(ctypes.Structure):
     )
 
 
+class _Extra(ctypes.Structure):
+    _fields_ = (("head", Linear), ("tokens", POINTER))
+
+
 class _Growth(ctypes.Structure):
     _fields_ = (
         *((name, LONG) for name in ("num_trees", "budget", "max_depth", "width", "num_candidates")),
@@ -120,7 +126,7 @@ class _Growth(ctypes.Structure):
         *((name, LONG) for name in ("table_stride", "tail_stride")),
         ("lengths", POINTER),
         *((name, LONG) for name in ("max_position", "first_scratch")),
-        *((name, POINTER) for name in ("sampling", "tokens", "parents", "survival", "counts")),
+        *((name, POINTER) for name in ("sampling", "extras", "tokens", "parents", "survival", "counts")),
     )
 
 
@@ -243,6 +249,7 @@ class TreeGrower:
         )
         tails, stride = _padded([root.tail for root in roots])
         sampling = (_Sampling * B)(*(_Sampling(r.seed, r.top_k, r.temperature, r.top_p, r.min_p) for r in roots))
+        extras = (_Extra * B)(*map(self._extra, roots))
         tokens, parents, survival = (LONG * (B * N))(), (LONG * (B * N))(), (ctypes.c_float * (B * N))()
         counts = (LONG * B)()
         growth = _Growth(
@@ -252,7 +259,7 @@ class TreeGrower:
             *(ctypes.addressof(column) for column in (tails, table_rows, prefix_lens, tail_lens)),
             *(slot_tables.shape[1], stride, ctypes.addressof(lengths)),
             *(limits.max_position, limits.first_scratch),
-            *(ctypes.addressof(column) for column in (sampling, tokens, parents, survival, counts)),
+            *(ctypes.addressof(column) for column in (sampling, extras, tokens, parents, survival, counts)),
         )
         kernels = library()
         assert kernels is not None  # the structure of the layers exists only if the kernels are loaded
@@ -260,6 +267,15 @@ class TreeGrower:
             raise MemoryError(f"no memory for {B} trees")
         ends = [(N * index, N * index + count) for index, count in enumerate(counts)]
         return [(tokens[start:end], parents[start:end], survival[start:end]) for start, end in ends]
+
+    def _extra(self, root: Root) -> _Extra:
+        if root.extra is None:
+            return _Extra()
+        head, tokens = root.extra
+        if not head.packed or (head.in_features, head.dtype) != (self._hidden_size, self._dtype):
+            raise ValueError(f"extra rows must be packed, of size {self._hidden_size} and for {self._dtype}")
+        check_tensor(tokens, "tokens", (head.out_features,), torch.int64)
+        return _Extra(Linear.of(head), tokens.data_ptr())
 
     def _check_cache(self, cache: tuple[Tensor, Tensor], slot_tables: Tensor) -> tuple[Tensor, Tensor]:
         check_tensor(slot_tables, "slot_tables", (None, None), torch.int32)

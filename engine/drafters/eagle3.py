@@ -26,6 +26,7 @@ from engine.drafters.choice import choose
 from engine.drafters.eagle3_layer import Features, ServedEagle3
 from engine.drafters.eagle3_module import Eagle3
 from engine.drafters.growing_tree import CANDIDATES, LEAST_GAIN, LEAST_SURVIVAL, WIDTH, GrowingTree
+from engine.drafters.prompt_tokens import PromptTokens, extend, prompt_vocabulary
 from engine.errors import DrafterError, SpeculatorNotLoadable
 from engine.models.base import Model
 from engine.sequence import Sequence
@@ -77,6 +78,8 @@ class Eagle3Drafter(Drafter):
         self._device = model.device
         self.layer = ServedEagle3(module, embedding=model.weights.embedding, dtype=model.dtype, device=model.device)
         self.vocab = module.draft_vocab.to(model.device)
+        fits = config.hidden_size == target.hidden_size  # otherwise the drafter's features fit no row of lm_head
+        self._prompts = prompt_vocabulary(config.prompt_tokens and fits, self.vocab, model)
         self.max_position = config.max_positions - 1
         self._grower = self.layer.grower(self.vocab)
         self._anchors: dict[str, Anchor] = {}
@@ -95,6 +98,12 @@ class Eagle3Drafter(Drafter):
 
     def forget(self, request_id: str) -> None:
         self._anchors.pop(request_id, None)
+        if self._prompts is not None:
+            self._prompts.forget(request_id)
+
+    def _prompt_tokens(self, sequence: Sequence) -> PromptTokens | None:
+        request = sequence.request
+        return None if self._prompts is None else self._prompts.of(request.request_id, request.prompt_token_ids)
 
     def anchor(self, sequence: Sequence) -> Anchor | None:
         """Returns the start of the sequence's next draft.
@@ -181,7 +190,7 @@ class Eagle3Drafter(Drafter):
             first_scratch=self.scratch,
         )
         grown = self._grower.grow(
-            [_root(sequences[index]) for index in ready],
+            [_root(sequences[index], self._prompt_tokens(sequences[index])) for index in ready],
             limits,
             read=features.read,
             fed_back=features.fed_back,
@@ -218,12 +227,14 @@ class Eagle3Drafter(Drafter):
         self, sequences: Many[Sequence], trees: dict[int, GrowingTree], nodes: list[_Node], read: Tensor
     ) -> None:
         """Adds the candidates below every node to the node's tree."""
+        extras = [self._prompt_tokens(sequences[node.tree]) for node in nodes]
+        logits, vocab = extend(self.layer.logits(read), read, self.vocab, extras)
         candidates = choose(
-            self.layer.logits(read),
+            logits,
             [sequences[node.tree].request.sampling for node in nodes],
             [len(sequences[node.tree].tokens) + node.depth for node in nodes],
             count=CANDIDATES,
-            vocab=self.vocab,
+            vocab=vocab,
         )
         for tree in trees.values():
             tree.start_level()
@@ -285,7 +296,7 @@ def _observed(kept: Kept, max_position: int) -> Iterator[ObservedRow]:
         )
 
 
-def _root(sequence: Sequence) -> Root:
+def _root(sequence: Sequence, extra: PromptTokens | None) -> Root:
     count, sampling = len(sequence.tokens) - 1, sequence.request.sampling
     tabled = min(sequence.num_tabled, count)
     return Root(
@@ -298,4 +309,5 @@ def _root(sequence: Sequence) -> Root:
         top_p=sampling.top_p,
         min_p=sampling.min_p,
         top_k=sampling.top_k or 0,
+        extra=None if extra is None else (extra.head, extra.tokens),
     )

@@ -38,6 +38,7 @@ class Eagle3Config:
     fc_norm: bool = False  # a norm for each tap (EAGLE-3.1)
     norm_output: bool = False  # the fed-back output is normalized (EAGLE-3.1)
     num_taps: int = 3
+    prompt_tokens: bool = False  # the tokens of a request's prompt are also proposed (prompt_tokens.py)
 
     def __post_init__(self) -> None:
         sizes = (self.hidden_size, self.intermediate_size, self.num_heads, self.num_kv_heads, self.draft_vocab_size)
@@ -77,6 +78,7 @@ class Eagle3Config:
             rope_parameters=dict(layer.rope_parameters or {}),
             tap_layers=taps,
             num_taps=3 if taps is None else len(taps),
+            prompt_tokens=bool(values.get("prompt_tokens")),
             **{name: bool(values.get(name)) for name in _OPTIONS},
         )
 
@@ -112,6 +114,7 @@ class Eagle3Config:
             "eagle_aux_hidden_state_layer_ids": None if self.tap_layers is None else list(self.tap_layers),
             "embed_requires_grad": False,
             **options,
+            **({"prompt_tokens": True} if self.prompt_tokens else {}),  # not part of the layout
             "speculators_config": {
                 "algorithm": "eagle3",
                 "default_proposal_method": "greedy",

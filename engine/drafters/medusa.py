@@ -11,6 +11,7 @@ from engine.draft import EMPTY_DRAFT, Draft, grow_tree
 from engine.drafters.base import Drafter, Pass
 from engine.drafters.choice import Candidates, choose
 from engine.drafters.medusa_heads import MedusaHeads, token_features
+from engine.drafters.prompt_tokens import PromptTokens, extend, prompt_vocabulary
 from engine.errors import SpeculatorNotLoadable
 from engine.models.base import Model
 from engine.request import SamplingParams
@@ -41,6 +42,7 @@ class MedusaDrafter(Drafter):
         self._last_hidden: dict[str, Tensor] = {}  # request id -> [H], as `last_hidden` returns it
         self.hidden_size, self.dtype = config.hidden_size, model.dtype
         self.vocab = heads.draft_vocab.to(model.device)
+        self._prompts = prompt_vocabulary(config.prompt_tokens, self.vocab, model)
         self._embedding = model.weights.embedding if config.token_input else None
         self._first, *self._rest = self._pack_layers(heads, model)
         shared = model.lm_head[self.vocab] if heads.head is None else None  # [Vd, H]
@@ -71,23 +73,33 @@ class MedusaDrafter(Drafter):
             for layer in zip(weights[1:], biases[1:], strict=True)
         ]
 
-    def candidates(self, hidden: Tensor, last_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def candidates(self, hidden: Tensor, last_tokens: Tensor, prompt: Many[int] = ()) -> tuple[Tensor, Tensor]:
         """Returns ids and probabilities [B, K, k] of the k best tokens at each depth, best first, for greedy decoding.
 
         Args:
             hidden: [B, H]. The target's final hidden states.
             last_tokens: [B] int64. The tokens sampled from `hidden`.
+            prompt: the request's prompt, which is the same for all rows.
         """
         greedy = SamplingParams(max_tokens=1, temperature=0.0)
         positions = [0] * len(hidden)  # any values will do, since greedy decoding draws no noise
-        best = self._choose(hidden, last_tokens, [greedy] * len(hidden), positions)
+        extra = None if self._prompts is None else self._prompts.make(prompt)
+        best = self._choose(hidden, last_tokens, [greedy] * len(hidden), positions, [extra] * len(hidden))
         return best.tokens, best.survival
 
     @torch.inference_mode()
     def _choose(
-        self, hidden: Tensor, last_tokens: Tensor, sampling: Many[SamplingParams], positions: Many[int]
+        self,
+        hidden: Tensor,
+        last_tokens: Tensor,
+        sampling: Many[SamplingParams],
+        positions: Many[int],
+        extras: Many[PromptTokens | None],
     ) -> Candidates:
-        """Returns candidates [B, K, k]. `positions`: the position of each sequence's next token."""
+        """Returns candidates [B, K, k].
+
+        positions: the position of each sequence's next token. extras: the prompt tokens of each sequence.
+        """
         x = self.features(hidden, last_tokens)  # [B, K, H]
         B, K, _ = x.shape
         if len(self.heads) == 1:
@@ -96,7 +108,8 @@ class MedusaDrafter(Drafter):
             each = [linear(x[:, k].contiguous(), head) for k, head in enumerate(self.heads)]
             logits = torch.stack(each, dim=1).flatten(0, 1)
         rows = [(params, first + k) for params, first in zip(sampling, positions, strict=True) for k in range(K)]
-        best = choose(logits, [row[0] for row in rows], [row[1] for row in rows], count=CANDIDATES, vocab=self.vocab)
+        logits, vocab = extend(logits, x.flatten(0, 1), self.vocab, [extra for extra in extras for _ in range(K)])
+        best = choose(logits, [row[0] for row in rows], [row[1] for row in rows], count=CANDIDATES, vocab=vocab)
         return Candidates(best.tokens.view(B, K, -1), best.survival.view(B, K, -1))
 
     def features(self, hidden: Tensor, last_tokens: Tensor) -> Tensor:
@@ -121,7 +134,9 @@ class MedusaDrafter(Drafter):
             hidden = torch.stack([self._last_hidden[sequence.request.request_id] for sequence in ready])
             last_tokens = torch.tensor([sequence.tokens[-1] for sequence in ready], device=hidden.device)
             sampling = [sequence.request.sampling for sequence in ready]
-            candidates = self._choose(hidden, last_tokens, sampling, [len(sequence.tokens) for sequence in ready])
+            extras = [self._prompt_tokens(sequence) for sequence in ready]
+            lengths = [len(sequence.tokens) for sequence in ready]
+            candidates = self._choose(hidden, last_tokens, sampling, lengths, extras)
             per_sequence = zip(candidates.tokens.tolist(), candidates.survival.tolist(), strict=True)
             drafts |= zip(
                 ready, (grow_tree(*tokens_and_survival, budget) for tokens_and_survival in per_sequence), strict=True
@@ -138,3 +153,9 @@ class MedusaDrafter(Drafter):
 
     def forget(self, request_id: str) -> None:
         self._last_hidden.pop(request_id, None)
+        if self._prompts is not None:
+            self._prompts.forget(request_id)
+
+    def _prompt_tokens(self, sequence: Sequence) -> PromptTokens | None:
+        request = sequence.request
+        return None if self._prompts is None else self._prompts.of(request.request_id, request.prompt_token_ids)

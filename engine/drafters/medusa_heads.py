@@ -41,6 +41,7 @@ class MedusaConfig:
     tied: bool = True
     # whether heads also read the last token, which was sampled from h and so is not determined by h
     token_input: bool = False
+    prompt_tokens: bool = False  # whether heads also propose the tokens of a request's prompt (prompt_tokens.py)
 
     def __post_init__(self) -> None:
         if min(self.hidden_size, self.num_heads, self.num_layers, self.draft_vocab_size) < 1:

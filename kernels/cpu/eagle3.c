@@ -17,6 +17,12 @@ struct eagle3 {
     int64_t feeds_normed;          /* whether the next position reads the layer's output after the final norm */
 };
 
+/* Further rows of lm_head, which only one tree may propose; N is 0 if there are none. */
+struct extra {
+    struct linear head;    /* [N, H] */
+    const int64_t *tokens; /* [N], ids of the target's tokens */
+};
+
 struct growth {
     int64_t num_trees, budget, max_depth, width, num_candidates;
     float least_gain, least_survival;
@@ -29,6 +35,7 @@ struct growth {
     const int64_t *lengths; /* tokens of each sequence; the position of the next token */
     int64_t max_position, first_scratch;
     const struct sampling *sampling; /* by tree */
+    const struct extra *extras;      /* by tree */
     int64_t *tokens, *parents;       /* [num_trees, budget], results */
     float *survival;                 /* [num_trees, budget] */
     int64_t *counts;                 /* number of nodes of each tree */
@@ -149,9 +156,34 @@ struct buffers {
     struct tree *trees;
     struct level levels[2];
     float *fed_back[2], *logits, *values, *log_masses; /* [R, H] twice, [R, Vd], [R, k], [R] */
+    float *extra_logits;                               /* [width, the largest number of extra rows of a tree] */
     int64_t *columns, *chosen;                         /* [R, k] */
     char *read, *prefix;                               /* [R, H] in the decoder's dtype */
 };
+
+/* Computes the logits of a tree's extra rows for `count` rows of the level, from `first` on. Inserts them into the rows'
+ * candidates, whose columns are already tokens, and adds them to the rows' masses. */
+static void insert_extra(const struct eagle3 *e, const struct growth *g, const struct buffers *b,
+                         const struct extra *extra, const char *read, int64_t first, int64_t count) {
+    const struct linear *head = &extra->head;
+    int64_t k = g->num_candidates;
+    slipstream_linear(read + first * head->K * item_size(e->decoder), head->weight, head->scales, head->bias,
+                      b->extra_logits, count, head->N, head->K, e->decoder->dtype, (int)head->format, STORE);
+    for (int64_t m = first; m < first + count; m++) {
+        const float *logits = b->extra_logits + (m - first) * head->N;
+        float *values = b->values + m * k, sum = 0.0f;
+        int64_t *tokens = b->columns + m * k;
+        for (int64_t n = 0; n < head->N; n++) {
+            int64_t i = k;
+            for (; i > 0 && logits[n] > values[i - 1]; i--)
+                if (i < k) values[i] = values[i - 1], tokens[i] = tokens[i - 1];
+            if (i < k) values[i] = logits[n], tokens[i] = extra->tokens[n];
+        }
+        float largest = fmaxf(values[0], b->log_masses[m]);
+        for (int64_t n = 0; n < head->N; n++) sum += expf(logits[n] - largest);
+        b->log_masses[m] = largest + logf(sum + expf(b->log_masses[m] - largest));
+    }
+}
 
 /* Adds the candidates below each row of the level to its tree. */
 static void offer_level(const struct eagle3 *e, const struct growth *g, const struct buffers *b,
@@ -162,10 +194,15 @@ static void offer_level(const struct eagle3 *e, const struct growth *g, const st
                       (int)head->format, STORE);
     slipstream_top_k(b->logits, b->values, b->columns, b->log_masses, M, head->N, k);
     for (int64_t index = 0; index < g->num_trees; index++) b->trees[index].level = b->trees[index].count;
+    for (int64_t i = 0; i < M * k; i++) b->columns[i] = e->vocab[b->columns[i]];
+    for (int64_t first = 0, end; first < M; first = end) {
+        int64_t index = level->rows[first].tree;
+        for (end = first; end < M && level->rows[end].tree == index;) end++;
+        if (g->extras[index].head.N) insert_extra(e, g, b, g->extras + index, read, first, end - first);
+    }
     for (int64_t m = 0; m < M; m++) {
         float survival[MAX_CANDIDATES];
         int64_t *tokens = b->columns + m * k, index = level->rows[m].tree;
-        for (int64_t i = 0; i < k; i++) tokens[i] = e->vocab[tokens[i]];
         rank_candidates(b->values + m * k, tokens, survival, k, b->log_masses[m], g->sampling + index,
                         g->lengths[index] + depth - 1);
         offer(b->trees + index, level->rows[m].node, tokens, survival, k, g->least_survival);
@@ -248,6 +285,10 @@ static int64_t lay_out(const struct eagle3 *e, const struct growth *g, struct bu
         b->fed_back[i] = take(memory, &used, R * H * sizeof(float));
     }
     b->logits = take(memory, &used, R * e->lm_head.N * sizeof(float));
+    int64_t num_extra = 0;
+    for (int64_t i = 0; i < B; i++)
+        if (g->extras[i].head.N > num_extra) num_extra = g->extras[i].head.N;
+    b->extra_logits = take(memory, &used, g->width * num_extra * sizeof(float));
     b->values = take(memory, &used, R * k * sizeof(float));
     b->log_masses = take(memory, &used, R * sizeof(float));
     b->columns = take(memory, &used, R * k * sizeof(int64_t));

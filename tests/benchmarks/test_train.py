@@ -34,8 +34,8 @@ def test_the_held_out_questions_do_not_depend_on_the_number_of_rows(tmp_path: Pa
     path = tmp_path / "questions.jsonl"
     path.write_text("".join(json.dumps({"question": f"{n} and {n}?"}) + "\n" for n in range(50)))
 
-    held_out, few = train._questions(path, 10, 8)
-    again, many = train._questions(path, 40, 8)
+    held_out, few = train.questions(path, 10, 8)
+    again, many = train.questions(path, 40, 8)
 
     assert set(again) == set(held_out)
     assert len(held_out) == 8
@@ -57,3 +57,12 @@ def test_stored_answers_are_not_generated_again(tmp_path: Path, monkeypatch: pyt
         assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == count
 
     assert num_generated == [3, 2]  # the second call needs no new answer, the third call two
+
+
+def test_training_for_a_number_of_steps_does_not_depend_on_the_clock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--model", str(make_tiny_model(tmp_path / "model")), "--kind", "medusa", "--rows", "12"]
+    common += ["--held-out", "4", "--folder", str(tmp_path / "work"), "--max-tokens", "16"]
+    assert train.main([*common, "--steps", "3"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 3

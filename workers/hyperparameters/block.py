@@ -19,7 +19,7 @@ class BlockHyperparameters:
     intermediate_size: int = 0  # size of the layers' MLPs; 0: as in the target
     markov_rank: int = 64  # 0: no Markov head
     confidence: bool = True  # a head that predicts the probability that a draft token is accepted
-    draft_vocab_size: int = 8192  # maximum; tokens that do not occur in the answers are left out
+    draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill`
     anchors: int = 32  # maximum number of random anchors, and therefore of blocks, per conversation and epoch
     soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label
     decay: float = 4.0  # the loss at depth d has weight exp(-d / decay)

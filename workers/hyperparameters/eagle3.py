@@ -10,7 +10,8 @@ from workers.hyperparameters.loop import LoopParameters
 class Eagle3Hyperparameters:
     steps: int = 3  # number of draft depths that are trained; the served drafter may draft deeper
     intermediate_size: int = 0  # size of the layer's MLP; 0: as in the target
-    draft_vocab_size: int = 8192  # maximum; tokens that do not occur in the answers are left out
+    draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill`
+    prompt_tokens: bool = True  # on CPUs, draft also the tokens of a request's prompt; see benchmarks/results/training
     fc_norm: bool = True  # normalize each intermediate hidden state of the target, since their sizes differ
     norm_output: bool = True  # feed back the normalized output, which keeps depths beyond `steps` stable
     soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label

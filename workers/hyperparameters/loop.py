@@ -27,6 +27,10 @@ class LoopParameters:
     draft_budget: int = 15  # maximum number of draft tokens per simulated pass; with the root, they fill a tile of 16
     cache_memory_bytes: int = 4 << 30  # the target's hidden states are stored in files if they need more bytes
     precision: str = "auto"  # precision of matrix products; auto: bfloat16 on CUDA and with AVX512-BF16, else float32
+    # Whether the draft vocabulary is filled up to `draft_vocab_size` with tokens that do not occur in the answers: with
+    # those of the prompts, then with the likeliest according to the target. Steps then take longer, and acceptance was
+    # not higher (benchmarks/results/training/vocabulary.md).
+    draft_vocab_fill: bool = False
     export_as: str | None = None  # the export format that the speculator must support (docs/exports.md)
 
     def __post_init__(self) -> None:

@@ -19,7 +19,8 @@ class MedusaHyperparameters:
     num_layers: int = 1  # residual blocks per head; 2 instead of 1: 2.14 -> 2.21, but training takes 1.8 times as long
     tied: bool = True  # share the target's lm_head; False gives each head its own copy to train
     token_input: bool = True  # whether heads read the last token in addition to the hidden state: 2.16 -> 2.39
-    draft_vocab_size: int = 8192  # maximum; tokens that do not occur in the answers are left out
+    draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill`
+    prompt_tokens: bool = True  # on CPUs, draft also the tokens of a request's prompt; see benchmarks/results/training
     soft_target_weight: float = 0.9  # weight of the target's distribution; the rest is for the label: 2.10 -> 2.16
     depth_decay: float = 0.8  # the loss of head i has weight depth_decay ** i; the Medusa paper uses 0.8
     dropout: float = 0.0  # applied to the hidden state

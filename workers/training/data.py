@@ -10,8 +10,9 @@ learned; such answers are counted, or dropped.
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -152,29 +153,35 @@ def depth_labels(completion: Tensor, *, num_depths: int) -> Tensor:
     return padded[positions[:, None] + 1 + depths]
 
 
-def token_counts(conversations: Sequence[Conversation], *, vocab_size: int) -> Tensor:
-    """Returns [V] int64: how often each token occurs in the answers."""
-    ids = torch.tensor([t for c in conversations for t in c.completion_token_ids], dtype=torch.int64)
-    return torch.bincount(ids, minlength=vocab_size)
+def token_counts(texts: Iterable[Sequence[int]], *, vocab_size: int) -> Tensor:
+    """Returns [V] int64: how often each token occurs in the texts, for example the answers."""
+    return torch.bincount(torch.tensor([*chain.from_iterable(texts)], dtype=torch.int64), minlength=vocab_size)
 
 
-def most_frequent_tokens(counts: Tensor, *, size: int, always: Sequence[int] = ()) -> Tensor:
+def most_frequent_tokens(
+    counts: Tensor, *, size: int, always: Sequence[int] = (), fill: Sequence[Tensor] = ()
+) -> Tensor:
     """Returns the draft vocabulary: the `size` most frequent tokens. Among equally frequent tokens, small ids win.
 
     Args:
         counts: [V] int64.
         size: the maximum number of tokens.
         always: end-of-sequence tokens, which are included even if their count is 0.
+        fill: further scores, [V] each. The first one ranks tokens of equal count, the second one those of equal count
+            and first score, and so on.
 
     Returns:
-        [Vd] int64, ascending. Vd can be less than `size`, because tokens with a count of 0 are omitted.
+        [Vd] int64, ascending. Vd can be less than `size`, because tokens without a positive score are omitted.
 
     Source: FR-Spec's frequency-ranked vocabulary, with the tie rule of the `speculators` package.
     """
     ranked = counts.clone()
     ranked[torch.tensor(sorted(always), dtype=torch.int64)] = counts.max() + 1
-    order = torch.argsort(ranked, descending=True, stable=True)[:size]
-    return order[ranked[order] > 0].sort().values
+    order = torch.arange(len(counts), device=counts.device)
+    for scores in (*reversed(fill), ranked):  # stable sorts: the last one, by count, has the highest priority
+        order = order[torch.argsort(scores[order], descending=True, stable=True)]
+    scored = torch.stack([ranked > 0, *(scores > 0 for scores in fill)]).any(0)
+    return order[scored[order]][:size].sort().values
 
 
 def draft_indices(draft_vocab: Tensor, vocab_size: int) -> Tensor:

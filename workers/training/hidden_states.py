@@ -31,11 +31,13 @@ class HiddenRows:
     hidden: [R, H] in the model's dtype; token c[j] of conversation i was sampled from row `starts[i] + j`.
     completions: [R] int64. The sampled tokens c[j].
     starts: [C + 1]. First row of each conversation, and R as the last entry.
+    prompts: [C]. The prompt of each conversation; may be empty if acceptance is not simulated.
     """
 
     hidden: Tensor
     completions: Tensor
     starts: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -76,7 +78,12 @@ def compute_hidden_rows(
         on_done(index + 1)
     processes.exchange(_parts(hidden, starts))
     completions = torch.tensor([t for c in conversations for t in c.completion_token_ids], dtype=torch.int64)
-    return HiddenRows(hidden=hidden, completions=completions.to(hidden.device), starts=tuple(starts))
+    return HiddenRows(
+        hidden=hidden,
+        completions=completions.to(hidden.device),
+        starts=tuple(starts),
+        prompts=tuple(c.prompt_token_ids for c in conversations),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,19 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from engine.models.base import Model
 from workers.contracts import Progress
 from workers.emitter import Emit
+from workers.hyperparameters.loop import LoopParameters
 from workers.training.data import Conversation, Corpus, most_frequent_tokens, token_counts
-from workers.training.hidden_states import TapRows, compute_tap_rows
+from workers.training.hidden_states import TapRows, compute_hidden_rows, compute_tap_rows
 from workers.training.kept_states import KeptStates
 from workers.training.processes import ALONE, Processes
+
+_MASS_CONVERSATIONS = 32
+_MASS_ROWS = 256  # positions whose probabilities are in memory at once
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -42,14 +47,33 @@ class Preparation:
     def conversations(self) -> tuple[Conversation, ...]:
         return (*self.corpus.train, *self.corpus.validation)
 
-    def draft_vocab(self, size: int) -> Tensor:
-        """Returns [Vd] int64, at most `size` tokens.
+    def draft_vocab(self, size: int, loop: LoopParameters) -> Tensor:
+        """Returns [Vd] int64, at most `size` tokens: those of the answers, and further ones if `loop` asks for them.
 
-        Only training answers are counted. As in serving, validation answers can have tokens that are never drafted.
+        Only training conversations are counted. As in serving, validation answers can have tokens that are never
+        drafted.
         """
-        config = self.target.config
-        counts = token_counts(self.corpus.train, vocab_size=config.vocab_size)
-        return most_frequent_tokens(counts, size=min(size, config.vocab_size), always=sorted(config.eos_token_ids))
+        config, train = self.target.config, self.corpus.train
+        counts = token_counts((c.completion_token_ids for c in train), vocab_size=config.vocab_size)
+        fill: list[Tensor] = []
+        if loop.draft_vocab_fill:
+            prompts = token_counts((c.prompt_token_ids for c in train), vocab_size=config.vocab_size)
+            fill = [prompts, self._probability_mass()]
+        eos, size = sorted(config.eos_token_ids), min(size, config.vocab_size)
+        return most_frequent_tokens(counts, size=size, always=eos, fill=fill)
+
+    def _probability_mass(self) -> Tensor:
+        """Returns [V] float32: the sum of the target's probabilities of each token over all positions of some answers.
+
+        32 conversations are enough: they rank tokens as well as 300 do.
+        """
+        train = self.corpus.train
+        chosen = train[:: -(-len(train) // _MASS_CONVERSATIONS)]
+        hidden = compute_hidden_rows(self.target, chosen, file=None, kept=self.kept).hidden
+        mass = torch.zeros(self.target.config.vocab_size, device=hidden.device)
+        for rows in hidden.split(_MASS_ROWS):
+            mass += functional.linear(rows, self.target.lm_head).float().softmax(-1).sum(0)
+        return mass.cpu()
 
     def cache_file(self, name: str, *, needed_bytes: int, memory_bytes: int) -> Path | None:
         """Returns the file in which hidden states must be stored; None if they fit in `memory_bytes`.

@@ -146,6 +146,17 @@ def test_a_specforge_export_lists_the_tap_layers_only_if_they_are_not_the_defaul
     assert written["own"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 3]
 
 
+@pytest.mark.parametrize("form", ["speculators", "specforge"])
+def test_an_export_of_eagle3_does_not_mention_prompt_tokens(form: str, tmp_path: Path, target: Target) -> None:
+    folder, out = tmp_path / "own", tmp_path / "out"
+    folder.mkdir()
+    out.mkdir()
+    write_eagle3(folder, prompt_tokens=True)
+    assert json.loads((folder / "config.json").read_text())["prompt_tokens"] is True
+    export_speculator(folder, form, target, out)
+    assert "prompt_tokens" not in json.loads((out / "config.json").read_text())
+
+
 def test_a_block_export_for_vllm_is_marked_as_non_causal(exported: Callable[[str, str], Path]) -> None:
     assert json.loads((exported("block", "speculators") / "config.json").read_text())["sliding_window_non_causal"]
 

@@ -92,7 +92,7 @@ def test_too_few_answers_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_draft_vocabulary_has_the_most_frequent_tokens_in_order_of_their_ids() -> None:
-    counts = token_counts([conversation("a", (3, 3, 9, 9, 9, 4, 7))], vocab_size=12)
+    counts = token_counts([(3, 3, 9, 9, 9, 4, 7)], vocab_size=12)
     assert most_frequent_tokens(counts, size=2).tolist() == [3, 9]
     assert most_frequent_tokens(counts, size=3).tolist() == [
         3,
@@ -103,5 +103,14 @@ def test_the_draft_vocabulary_has_the_most_frequent_tokens_in_order_of_their_ids
 
 
 def test_end_tokens_are_in_the_draft_vocabulary_even_if_they_do_not_occur() -> None:
-    counts = token_counts([conversation("a", (3, 3, 9))], vocab_size=12)
+    counts = token_counts([(3, 3, 9)], vocab_size=12)
     assert most_frequent_tokens(counts, size=2, always=(2,)).tolist() == [2, 3]
+
+
+def test_a_draft_vocabulary_is_filled_by_further_scores_in_the_order_of_their_priority() -> None:
+    answers, prompts = token_counts([(3, 3, 9)], vocab_size=12), token_counts([(9, 5, 7, 7)], vocab_size=12)
+    mass = torch.tensor([0.0, 0.1, 0.4, 0, 0, 0, 0.3, 0, 0, 0, 0, 0])
+    assert most_frequent_tokens(answers, size=4, fill=(prompts, mass)).tolist() == [3, 5, 7, 9]
+    assert most_frequent_tokens(answers, size=6, fill=(prompts, mass)).tolist() == [2, 3, 5, 6, 7, 9]
+    assert most_frequent_tokens(answers, size=12, fill=(prompts, mass)).tolist() == [1, 2, 3, 5, 6, 7, 9]
+    assert most_frequent_tokens(answers, size=12, fill=(prompts,)).tolist() == [3, 5, 7, 9]

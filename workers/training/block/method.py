@@ -60,7 +60,7 @@ class BlockMethod:
             module = BlockModel.load(preparation.initial)
             BlockDrafter(module, target)  # raises if it does not fit the target
         else:
-            vocab = preparation.draft_vocab(parameters.draft_vocab_size)
+            vocab = preparation.draft_vocab(parameters.draft_vocab_size, parameters.loop)
             config = make_config(preparation, parameters, draft_vocab_size=vocab.shape[0])
             module = _initial_module(config, vocab, target, seed=preparation.seed)
         taps = module.config.tap_layers

@@ -47,7 +47,7 @@ class DraftModelMethod:
         if preparation.initial is not None:
             model = DraftModel.load(preparation.initial)
         else:
-            vocab = preparation.draft_vocab(parameters.draft_vocab_size)
+            vocab = preparation.draft_vocab(parameters.draft_vocab_size, parameters.loop)
             model = DraftModel.from_target(preparation.model_dir, num_layers=parameters.num_layers, draft_vocab=vocab)
         train, validation = preparation.tap_rows((), memory_bytes=parameters.loop.cache_memory_bytes)
         return cls(preparation, parameters, model, train=train, validation=validation)

@@ -52,7 +52,7 @@ class Eagle3Method:
             module = Eagle3.load(preparation.initial)
             Eagle3Drafter(module, target)  # raises if it does not fit the target
         else:
-            vocab = preparation.draft_vocab(parameters.draft_vocab_size)
+            vocab = preparation.draft_vocab(parameters.draft_vocab_size, parameters.loop)
             config = _config(preparation, parameters, draft_vocab_size=vocab.shape[0])
             module = initial_module(config, vocab, target.lm_head, seed=preparation.seed)
         taps = module.config.taps_of(target.config.num_layers)
@@ -110,6 +110,7 @@ def _config(preparation: Preparation, parameters: Eagle3Hyperparameters, *, draf
         tap_layers=default_taps(target.num_layers),
         fc_norm=parameters.fc_norm,
         norm_output=parameters.norm_output,
+        prompt_tokens=parameters.prompt_tokens,
     )
 
 

@@ -16,9 +16,9 @@ from workers.training.hidden_states import HiddenRows
 def simulate_heads(drafter: MedusaDrafter, rows: HiddenRows, *, budget: int) -> Acceptance:
     """Replays the answers at temperature 0. Each verify pass drafts a tree of at most `budget` nodes."""
     acceptance = Acceptance()
-    for start, end in zip(rows.starts, rows.starts[1:], strict=False):
+    for prompt, start, end in zip(rows.prompts, rows.starts, rows.starts[1:], strict=False):
         tokens, probabilities = (
-            t.tolist() for t in drafter.candidates(rows.hidden[start:end], rows.completions[start:end])
+            t.tolist() for t in drafter.candidates(rows.hidden[start:end], rows.completions[start:end], prompt)
         )
         replay_answer(
             rows.completions[start:end].tolist(),

@@ -16,7 +16,7 @@ def initial_heads(preparation: Preparation, parameters: MedusaHyperparameters) -
         heads = MedusaHeads.load(preparation.initial)
         MedusaDrafter(heads, target)  # raises if the heads do not fit the target
         return heads
-    vocab = preparation.draft_vocab(parameters.draft_vocab_size).to(target.device)
+    vocab = preparation.draft_vocab(parameters.draft_vocab_size, parameters.loop).to(target.device)
     config = MedusaConfig(
         hidden_size=target.config.hidden_size,
         num_heads=parameters.num_heads,
@@ -24,5 +24,6 @@ def initial_heads(preparation: Preparation, parameters: MedusaHyperparameters) -
         draft_vocab_size=vocab.shape[0],
         tied=parameters.tied,
         token_input=parameters.token_input,
+        prompt_tokens=parameters.prompt_tokens,
     )
     return MedusaHeads(config, vocab, lm_head=target.lm_head)

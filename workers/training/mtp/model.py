@@ -32,7 +32,10 @@ def existing_module(preparation: Preparation, parameters: MtpHyperparameters) ->
     elif (published := published_tensors(preparation.model_dir)) is not None:
         try:
             width = published["mtp_layers.0.mlp.gate_proj.weight"].shape[0]
-            module = Mtp(_config(preparation, parameters, width), preparation.draft_vocab(parameters.draft_vocab_size))
+            module = Mtp(
+                _config(preparation, parameters, width),
+                preparation.draft_vocab(parameters.draft_vocab_size, parameters.loop),
+            )
             module.load_state_dict(published)
         except (RuntimeError, KeyError) as error:
             raise SpeculatorNotLoadable(f"the MTP module in the model's files cannot be loaded: {error}") from error
@@ -50,7 +53,7 @@ def new_module(preparation: Preparation, parameters: MtpHyperparameters, hidden:
     config = _config(
         preparation, parameters, parameters.intermediate_size or preparation.target.config.intermediate_size
     )
-    module = Mtp(config, preparation.draft_vocab(parameters.draft_vocab_size))
+    module = Mtp(config, preparation.draft_vocab(parameters.draft_vocab_size, parameters.loop))
     generator = torch.Generator().manual_seed(preparation.seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():

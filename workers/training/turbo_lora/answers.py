@@ -57,4 +57,5 @@ def generate_answers(target: Model, adapter: Path, conversations: Sequence[Conve
         hidden += [*(states[first + row] for row in range(len(answer) - 1)), zero_state]
         starts.append(starts[-1] + len(answer))
     completions = torch.tensor([token for answer in answers for token in answer], device=target.device)
-    return HiddenRows(hidden=torch.stack(hidden), completions=completions, starts=tuple(starts))
+    prompts = tuple(request.prompt_token_ids for request in requests)
+    return HiddenRows(torch.stack(hidden), completions, tuple(starts), prompts)

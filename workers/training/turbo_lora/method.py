@@ -64,6 +64,7 @@ class TurboLoraMethod:
                 num_layers=parameters.num_layers,
                 token_input=parameters.token_input,
                 draft_vocab_size=parameters.draft_vocab_size,
+                loop=parameters.loop,
             ),
         )
         adapted = AdaptedLayers(preparation, parameters)

@@ -8,10 +8,8 @@ A process can be watched and signalled only on its own machine, its node. A supe
 a process, those of its own node, and those of a node whose lease has expired because no supervisor runs there.
 """
 
-from collections.abc import Collection, Iterable
-
 from django.db import transaction
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
 from control.core.database_clock import from_now
@@ -22,11 +20,13 @@ NODE_LEASE_SECONDS = 60.0
 MAX_CLAIMS = 50  # at a time, so that supervisors that start together share the replicas
 
 
-def replicas_ensure(deployments: Iterable[Deployment]) -> None:
-    """Creates the missing rows of replicas. Each deployment has its replicas prefetched."""
+def replicas_ensure(deployments: QuerySet[Deployment]) -> None:
+    """Creates the missing rows of replicas."""
+    num_existing = Count("replicas", filter=Q(replicas__number__lt=F("num_replicas")))
+    incomplete = deployments.annotate(num_existing=num_existing).filter(num_existing__lt=F("num_replicas"))
     missing = [
         Replica(deployment=deployment, number=number)
-        for deployment in deployments
+        for deployment in incomplete.prefetch_related("replicas")
         for number in {*range(deployment.num_replicas)} - {replica.number for replica in deployment.replicas.all()}
     ]
     if missing:
@@ -40,10 +40,10 @@ def leases_renew(*, supervisor: str, node: str) -> None:
     Replica.objects.filter(supervisor=supervisor, lease_until__gt=Now()).update(lease_until=from_now(LEASE_SECONDS))
 
 
-def replicas_claim(deployment_ids: Collection[str], *, supervisor: str, node: str) -> int:
+def replicas_claim(deployments: QuerySet[Deployment], *, supervisor: str, node: str) -> int:
     """Claims replicas of these deployments that no supervisor holds. Returns how many."""
     with transaction.atomic():
-        free = _free(node).filter(deployment__in=list(deployment_ids))
+        free = _free(node).filter(deployment__in=deployments)
         chosen = list(free.order_by("pk").values_list("pk", flat=True)[:MAX_CLAIMS])
         if not chosen:
             return 0

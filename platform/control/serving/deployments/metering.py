@@ -1,7 +1,7 @@
 """Records the device time of endpoints in the ledger: every minute while a process runs, and when it has ended.
 
 The time in which an engine sleeps is not recorded. The record continues when the supervisor sees that the engine is
-awake again, up to a second after a gateway has woken it.
+awake again, some seconds after a gateway has woken it.
 
 `metered_until` is the time up to which the ledger contains the device time of the replica's current process; null:
 there is no process, or it sleeps. It moves by a compare-and-swap in the transaction of the line, so that two

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Prefetch, QuerySet
 from django.db.models.functions import Now
 
 from control.core.api.errors import ApiError
@@ -78,15 +78,22 @@ def has_given_up(deployment: Deployment) -> bool:
 
 def deployments_to_supervise() -> QuerySet[Deployment]:
     """For supervisors only: deployments, of any organization, that run, should run, or are being stopped."""
-    settled = [Deployment.State.STOPPED, Deployment.State.FAILED]
-    rows = Deployment.objects.exclude(state__in=settled).select_related("base_model", "speculator", "canary_of")
-    return rows.prefetch_related("adapters", "replicas").order_by("pk")
+    return Deployment.objects.exclude(state__in=[Deployment.State.STOPPED, Deployment.State.FAILED])
 
 
 def replicas_held(supervisor: str) -> QuerySet[Replica]:
-    """For supervisors only: the replicas whose lease the supervisor has, with their deployments."""
-    rows = Replica.objects.filter(supervisor=supervisor, lease_until__gt=Now())
-    return rows.select_related("deployment").order_by("pk")
+    """For supervisors only: the replicas to supervise whose lease the supervisor has.
+
+    They come with what a launch needs, apart from adapters, and with the use of all replicas of their deployments.
+    Related rows are read once for all deployments that have them in common.
+    """
+    used = Replica.objects.only("deployment_id", "number", "num_open", "used_at")
+    related = ("base_model", "speculator", "canary_of", Prefetch("replicas", queryset=used))
+    rows = Replica.objects.filter(
+        supervisor=supervisor, lease_until__gt=Now(), deployment__in=deployments_to_supervise()
+    )
+    deployments = Prefetch("deployment", queryset=Deployment.objects.prefetch_related(*related))
+    return rows.prefetch_related(deployments).order_by("pk")
 
 
 def replicas_not_stray(supervisor: str, node: str) -> tuple[set[int], set[str]]:

@@ -19,7 +19,6 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +27,7 @@ from pathlib import Path
 import structlog
 from botocore.exceptions import BotoCoreError, ClientError
 from django.db import DatabaseError
+from django.db.models import prefetch_related_objects
 from django.utils import timezone
 
 from control.core.processes.engine_homes import engine_homes_limit
@@ -50,7 +50,7 @@ from control.serving.deployments.leases import leases_renew, replicas_claim, rep
 from control.serving.deployments.leftovers import delete, hide_unused
 from control.serving.deployments.measuring import CounterSampler
 from control.serving.deployments.metering import endpoint_meter
-from control.serving.deployments.models import Deployment, Replica
+from control.serving.deployments.models import AVAILABLE, Deployment, Replica
 from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.selectors import deployments_to_supervise, replicas_held, replicas_not_stray
 from control.serving.deployments.sleeping import SleepWatch, sleep_pool
@@ -74,6 +74,7 @@ class SupervisorTimings:
     failures_to_degrade: int = 3
     sample_seconds: float = 30.0  # between two reads of an engine's counters
     renew_seconds: float = 3.0  # between two renewals of the leases
+    settled_seconds: float = 1.0  # between two reads of the rows while no replica changes
     tidy_seconds: float = 60.0  # between two deletions of the files of deployments that have ended
 
 
@@ -126,7 +127,7 @@ class Supervisor:
         self._sleep_pool = sleep_pool()
         self._autoscaler = Autoscaler()
         self._engine_client = engine_client()
-        self._tidy_at = self._renew_at = 0.0  # of the monotonic clock
+        self._tidy_at = self._renew_at = self._read_at = 0.0  # of the monotonic clock
 
     def kill_strays(self) -> None:
         """Kills endpoint processes of this machine that belong to a replica but are not the process in its row.
@@ -149,8 +150,11 @@ class Supervisor:
 
     def tick(self) -> None:
         self.reap()
-        deployments = {deployment.pk: deployment for deployment in deployments_to_supervise()}
-        held = self._claim(deployments)
+        if time.monotonic() < self._read_at:
+            return
+        held = self._claim()
+        if all(map(_is_settled, held)):  # reading a thousand rows four times a second would use a core
+            self._read_at = time.monotonic() + self.timings.settled_seconds
         for replica in held:
             ids = {"deployment_id": replica.deployment_id, "organization_id": replica.deployment.organization_id}
             try:
@@ -169,21 +173,17 @@ class Supervisor:
             self._tidy_at = time.monotonic() + self.timings.tidy_seconds
             self.kill_strays()
             self._probe_pool.submit(self._limit_homes)
-            self._probe_pool.submit(delete, hide_unused(self.config, deployments.keys()))
+            in_use = deployments_to_supervise().values_list("pk", flat=True)
+            self._probe_pool.submit(delete, hide_unused(self.config, set(in_use)))
 
-    def _claim(self, deployments: Mapping[str, Deployment]) -> list[Replica]:
+    def _claim(self) -> list[Replica]:
         """Returns the replicas that this supervisor holds from now on, each with its deployment."""
         if time.monotonic() >= self._renew_at:
             self._renew_at = time.monotonic() + self.timings.renew_seconds
             leases_renew(supervisor=self.id, node=self.config.node_name)
-        replicas_ensure(deployments.values())
-        replicas_claim(deployments.keys(), supervisor=self.id, node=self.config.node_name)
-        held = []
-        for replica in replicas_held(self.id):
-            if replica.deployment_id in deployments:
-                replica.deployment = deployments[replica.deployment_id]
-                held.append(replica)
-        return held
+        replicas_ensure(deployments_to_supervise())
+        replicas_claim(deployments_to_supervise(), supervisor=self.id, node=self.config.node_name)
+        return list(replicas_held(self.id))
 
     def _limit_homes(self) -> None:
         try:
@@ -239,6 +239,7 @@ class Supervisor:
         deployment = replica.deployment
         key = (deployment.pk, deployment.generation)
         if key not in self._staging:
+            prefetch_related_objects([deployment], "adapters")
             self._staging[key] = self._staging_pool.submit(
                 deployment.organization_id, partial(stage, self.config, deployment)
             )
@@ -368,6 +369,10 @@ class Supervisor:
 
 def _is_surplus(replica: Replica) -> bool:
     return replica.number >= replica.deployment.num_replicas
+
+
+def _is_settled(replica: Replica) -> bool:
+    return _should_run(replica) and replica.state in AVAILABLE and replica.generation == replica.deployment.generation
 
 
 def _should_run(replica: Replica) -> bool:

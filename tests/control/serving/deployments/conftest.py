@@ -10,7 +10,9 @@ from control.serving.deployments.processes import ProcessIdentity
 from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from tests.control.serving.deployments.support import FAKE_ENGINE
 
-TIMINGS = SupervisorTimings(probe_seconds=0.02, startup_seconds=10.0, hang_seconds=10.0, drain_seconds=5.0)
+TIMINGS = SupervisorTimings(
+    probe_seconds=0.02, startup_seconds=10.0, hang_seconds=10.0, drain_seconds=5.0, settled_seconds=0.0
+)
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
 """The copies of a deployment's speculator and adapters are deleted when it has ended."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from control.core.storage.backends import get_storage
 from control.serving.deployments.services import deployment_start, deployment_stop
-from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
+from control.serving.deployments.supervisor import Supervisor
 from tests.control.factories import make_organization
+from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     State,
     make_deployment,
@@ -19,7 +21,7 @@ from tests.control.serving.deployments.support import (
 def test_the_files_of_ended_deployments_are_deleted_and_copied_again_for_a_restart(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    supervisor.timings = SupervisorTimings(probe_seconds=0.02, tidy_seconds=0.0)
+    supervisor.timings = replace(TIMINGS, tidy_seconds=0.0)
     organization, model = make_organization(), make_served_model(tmp_path / "model")
     artifact = tmp_path / "artifact"
     artifact.mkdir()

@@ -1,6 +1,7 @@
 """Metrics of endpoints over time, computed as differences between samples of the engines' counters."""
 
 import datetime as dt
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from control.serving.deployments.figures import figures_since
 from control.serving.deployments.measuring import COUNTERS, RETENTION, counters_of, sample_keep
 from control.serving.deployments.models import Deployment, DeploymentSample
 from control.serving.deployments.services import deployment_create
-from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
+from control.serving.deployments.supervisor import Supervisor
 from control.tenants.accounts.models import Organization
 from tests.control.factories import make_base_model
 from tests.control.operations.console.support import change_path, operator_client, page
@@ -118,7 +119,7 @@ def test_metrics_of_another_organizations_deployment_are_hidden(
 
 
 def test_the_supervisor_samples_ready_deployments(supervisor: Supervisor, tmp_path: Path) -> None:
-    supervisor.timings = SupervisorTimings(probe_seconds=TIMINGS.probe_seconds, sample_seconds=0.01)
+    supervisor.timings = replace(TIMINGS, sample_seconds=0.01)
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
 

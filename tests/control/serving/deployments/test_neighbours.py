@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 
 from control.core.storage.backends import FolderStorage, get_storage
 from control.serving.deployments import health
-from control.serving.deployments.health import Check, HealthWatch
+from control.serving.deployments.health import UNUSED_FACTOR, UNUSED_SECONDS, Check, HealthWatch, Load
 from control.serving.deployments.staging_pool import MAX_PER_ORGANIZATION, NUM_THREADS, StagingPool
-from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
+from control.serving.deployments.supervisor import Supervisor
 from tests.control.factories import make_organization
+from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     State,
     crashes_of,
@@ -87,7 +89,7 @@ def test_during_eight_slow_downloads_health_checks_go_on_and_no_healthy_endpoint
     deployment = make_deployment(make_served_model(tmp_path / "model"), name="healthy")
     tick_until_state(supervisor, deployment, State.READY)
     process = identity_of(deployment)
-    supervisor.timings = SupervisorTimings(probe_seconds=0.02, hang_seconds=0.3)
+    supervisor.timings = replace(TIMINGS, hang_seconds=0.3)
     make_slow_deployments(tmp_path, num=NUM_THREADS, num_organizations=num_organizations)
     num_at_once = NUM_THREADS if num_organizations > 1 else MAX_PER_ORGANIZATION
     tick_until(supervisor, lambda: storage.num_started == num_at_once)
@@ -168,6 +170,24 @@ def test_a_supervisor_uses_one_client_for_all_its_health_checks(
     tick_until(supervisor, lambda: len(probed_ports) >= 10)
 
     assert deployment.state == State.READY
+
+
+@pytest.mark.parametrize(("idle_seconds", "num_checks"), [(0.0, 20), (UNUSED_SECONDS, 20 // UNUSED_FACTOR)])
+def test_an_engine_that_is_not_used_is_checked_less_often(
+    monkeypatch: pytest.MonkeyPatch, idle_seconds: float, num_checks: int
+) -> None:
+    now, load = [0.0], Load(num_open=0, idle_seconds=idle_seconds, is_asleep=False)
+    monkeypatch.setattr("control.serving.deployments.health.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(health, "probe", lambda *_: Check(now[0], now[0], True, load))
+    watch, results = HealthWatch(interval_seconds=1.0), []
+    with ThreadPoolExecutor(1) as pool, health.engine_client() as client:
+        for _ in range(20):
+            for _ in range(2):  # starts a check if one is due, and takes its result
+                results.append(watch.poll(pool, client, 1, "t"))
+                pool.submit(lambda: None).result()
+            now[0] += 1.0
+
+    assert results.count(True) == num_checks
 
 
 def test_time_that_a_check_waits_for_a_thread_does_not_count_as_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:

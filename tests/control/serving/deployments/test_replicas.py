@@ -2,27 +2,43 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from control.serving.deployments import leases
+from control.serving.deployments.health import HealthWatch
 from control.serving.deployments.launcher import AlreadyRunning, launch
+from control.serving.deployments.measuring import CounterSampler
 from control.serving.deployments.models import Deployment, Node, Replica
 from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
-from control.serving.deployments.services import deployment_scale, deployment_start, deployment_update
+from control.serving.deployments.scaling import ScalingOptions
+from control.serving.deployments.services import (
+    deployment_scale,
+    deployment_scaling_set,
+    deployment_start,
+    deployment_update,
+)
 from control.serving.deployments.supervisor import Supervisor
+from tests.control.factories import make_base_model, make_organization
 from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     State,
     crashes_of,
     identity_of,
     make_deployment,
+    make_replica,
     make_served_model,
     replica_of,
     tick_until,
     tick_until_state,
 )
+
+NO_PID = 2**22 + 1  # higher than any process id of Linux
 
 
 def identities() -> set[ProcessIdentity]:
@@ -177,6 +193,45 @@ def test_a_claim_takes_a_part_of_the_replicas_so_that_supervisors_share_them(
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     Replica.objects.bulk_create(Replica(deployment=deployment, number=number) for number in range(3))
 
-    numbers = [leases.replicas_claim([deployment.pk], supervisor=name, node="n") for name in ("a", "b", "c")]
+    numbers = [leases.replicas_claim(Deployment.objects.all(), supervisor=name, node="n") for name in ("a", "b", "c")]
 
     assert numbers == [2, 1, 0]
+
+
+def test_a_supervisor_of_many_settled_deployments_reads_them_with_as_many_queries_as_a_few(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProcessIdentity, "is_alive", lambda _: True)
+    monkeypatch.setattr(HealthWatch, "poll", lambda *_: None)
+    monkeypatch.setattr(CounterSampler, "poll", lambda *_: None)
+    model, organization = make_base_model(), make_organization()
+
+    def num_queries(first: int, last: int) -> int:
+        for number in range(first, last):
+            deployment = make_deployment(model, organization, f"endpoint-{number}")
+            deployment_scaling_set(deployment=deployment, scaling=ScalingOptions(scale_to_zero_seconds=600))
+            make_replica(
+                deployment, generation=1, pid=NO_PID, process_started="1", port=1, metered_until=timezone.now()
+            )
+        supervisor.tick()
+        with CaptureQueriesContext(connection) as queries:
+            supervisor.tick()
+        return len(queries)
+
+    assert num_queries(0, 2) == num_queries(2, 12)
+
+
+def test_settled_replicas_are_not_read_at_every_tick(supervisor: Supervisor, tmp_path: Path) -> None:
+    deployment = ready_deployment(supervisor, tmp_path)
+    supervisor.timings = replace(TIMINGS, settled_seconds=3600.0)
+    supervisor.tick()
+    with CaptureQueriesContext(connection) as settled:
+        supervisor.tick()
+    supervisor._read_at = 0.0
+    deployment_scale(deployment=deployment, num_replicas=2)
+    supervisor.tick()
+    with CaptureQueriesContext(connection) as changing:
+        supervisor.tick()
+
+    assert len(settled) == 0
+    assert len(changing) > 0

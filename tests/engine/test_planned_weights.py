@@ -19,7 +19,7 @@ from workers.model_sizes import ModelSizes
 from workers.planning import kv_slot_bytes, weight_bytes
 from workers.stored_weights import read_stored
 
-QWEN3_MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "num_layers": 3}
+QWEN3_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "num_layers": 3}
 MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"architecture": "qwen3_moe", **QWEN3_MOE},

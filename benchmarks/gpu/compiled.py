@@ -16,6 +16,7 @@ K-step          instructions of an iteration of the innermost loop with matrix p
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -53,10 +54,7 @@ class LayerLaunches:
 
 def measure(model: str = MODEL) -> Iterator[LayerLaunches]:
     """Yields the launches of a model's layer for each row count. Effects: this process can no longer use a GPU."""
-    launches: list[Launch] = []
-    FakeDriver(on_compiled=lambda _: None, on_launch=launches.append).activate()
-    # `kernels.attention` would compute with the CPU's kernels, as the tensors lie in the host's memory.
-    kernels.cuda.decoder.attention = attention  # type: ignore[assignment,attr-defined]
+    launches = _recorded_launches()
     for M in ROW_COUNTS:
         counts, one_layer = [], []
         for max_seqs, max_keys in ((None, None), (1, None), (1, SHORT_CONTEXT)):
@@ -67,6 +65,19 @@ def measure(model: str = MODEL) -> Iterator[LayerLaunches]:
         launches.clear()
         _run(model, replace(_rows(M), max_seqs=1, max_keys=SHORT_CONTEXT), num_layers=2)
         yield LayerLaunches(M, launches[len(one_layer) :], *counts)
+
+
+@cache
+def _recorded_launches() -> list[Launch]:
+    """Activates the fake driver and returns the list to which it adds launches.
+
+    All calls share a driver, because a compiled kernel always reports to the driver that has loaded it.
+    """
+    launches: list[Launch] = []
+    FakeDriver(on_compiled=lambda _: None, on_launch=launches.append).activate()
+    # `kernels.attention` would compute with the CPU's kernels, as the tensors lie in the host's memory.
+    kernels.cuda.decoder.attention = attention  # type: ignore[assignment,attr-defined]
+    return launches
 
 
 def _run(model: str, rows: AttentionRows, *, num_layers: int) -> None:

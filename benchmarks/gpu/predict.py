@@ -7,15 +7,16 @@ Nothing is measured, and no GPU is needed. The prediction is to be compared with
 sequence with M rows is
 
     T = launches x launch_seconds + sum of products + sum of attention
-    product    max(W / copy, (W x programs per weight block + X) / l2, K-steps x cycles / clock) + 2 sums / l2
+    product    max(W / copy, (W x programs per weight block + X) / l2, K-steps x cycles / clock) + 2 outputs / l2
     attention  max(KV / copy, KV read by all programs / l2) + 2 splits / l2
 
 launches    those of all layers, counted by benchmarks/gpu/compiled.py, plus those of the step outside of the layers
-W, X        bytes of the weight, and bytes of the rows, which every block of 64 outputs reads again
+W, X        bytes of the weight, and bytes of the rows, which the programs of each block of outputs read again; a block
+            has 64 outputs, or twice as many if the kernel also computes SwiGLU
 K-steps     iterations of the loop over K on the SM with the most programs
 cycles      of a K-step: its instructions, of which an SM issues one per cycle to each of its four warps, or, if longer,
             the time to read the operands of its matrix products from shared memory
-sums        bytes of a product's splits, which the next kernel reads; `splits` are the results of splits of the keys
+outputs     bytes of a product's splits, which the next kernel reads; `splits` are the results of splits of the keys
 KV          bytes of the keys and values of the context
 
 Kernels are assumed to run one after the other without overlap, and to reach the bandwidths while they run. The time to
@@ -81,11 +82,16 @@ class Counts:
     M: int
     launches: int
     step: KStep
+    gated: KStep | None = None  # of the kernel of gate_up and SwiGLU; None: they are two kernels
 
     @classmethod
     def of(cls, layer: LayerLaunches) -> "Counts":
-        steps = {k_step(launch.kernel) for launch in layer.launches if "_product_kernel" in launch.kernel.name}
-        return cls(layer.M, len(layer.launches), KStep(*max(steps)))
+        steps: dict[str, tuple[int, int]] = {}
+        for launch in layer.launches:
+            name = launch.kernel.name
+            steps[name] = max(steps.get(name, (0, 0)), k_step(launch.kernel))
+        gated = steps.get("_swiglu_product_kernel")
+        return cls(layer.M, len(layer.launches), KStep(*steps["_product_kernel"]), gated and KStep(*gated))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +107,36 @@ class Bounds:
         return max(self.copy, self.l2, self.cycles)
 
 
-def product_bounds(gpu: Gpu, counts: Counts, N: int, K: int, splits: int) -> Bounds:
-    """Returns the bounds of a product of M rows with a weight [N, K], without those for its sums."""
-    M = counts.M
+def product_bounds(gpu: Gpu, M: int, step: KStep, N: int, K: int, *, splits: int, block: int = BLOCK_N) -> Bounds:
+    """Returns the bounds of a product of M rows with a weight [N, K]. `block`: outputs per program."""
     tiles = min(_MAX_TILES, triton.next_power_of_2(-(-M // ROW_TILE)))
-    row_groups, blocks = -(-M // (ROW_TILE * tiles)), -(-N // BLOCK_N)
+    row_groups, blocks = -(-M // (ROW_TILE * tiles)), -(-N // block)
     steps = -(-K // (splits * _BLOCK_K))  # of a program
     weight_bytes = N * K * _ITEMSIZE
     read_bytes = weight_bytes * row_groups + blocks * M * K * _ITEMSIZE
     steps_of_busiest = -(-row_groups * blocks * splits // gpu.num_sms) * steps
-    cycles = steps_of_busiest * counts.step.cycles(gpu)
+    cycles = steps_of_busiest * step.cycles(gpu)
     return Bounds(weight_bytes / gpu.copy, read_bytes / gpu.l2, cycles / gpu.clock)
 
 
 def layer_product_seconds(gpu: Gpu, counts: Counts, N: int, K: int) -> float:
     """Predicts the time of a layer's product, with the writing and reading of its sums."""
     splits = num_splits(N, K)
-    return product_bounds(gpu, counts, N, K, splits).longest + 2 * splits * counts.M * N * _FLOAT / gpu.l2
+    bounds = product_bounds(gpu, counts.M, counts.step, N, K, splits=splits)
+    return bounds.longest + 2 * splits * counts.M * N * _FLOAT / gpu.l2
+
+
+def gate_up_bounds(gpu: Gpu, counts: Counts, N: int, K: int) -> Bounds:
+    if counts.gated is None:
+        return product_bounds(gpu, counts.M, counts.step, N, K, splits=num_splits(N, K))
+    return product_bounds(gpu, counts.M, counts.gated, N, K, splits=1, block=2 * BLOCK_N)
+
+
+def gate_up_seconds(gpu: Gpu, counts: Counts, N: int, K: int) -> float:
+    """Predicts the time of the product with gate_up [N, K], with the writing and reading of its output."""
+    if counts.gated is None:
+        return layer_product_seconds(gpu, counts, N, K)
+    return gate_up_bounds(gpu, counts, N, K).longest + 2 * counts.M * N // 2 * _ITEMSIZE / gpu.l2
 
 
 def attention_seconds(gpu: Gpu, config: ModelConfig, M: int, context: int) -> float:
@@ -134,10 +153,10 @@ def step_seconds(gpu: Gpu, config: ModelConfig, counts: Counts, context: int) ->
     """Predicts the time of a graph step of one sequence with M rows, without drafting."""
     H, heads, inner = config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size
     qkv = heads + 2 * config.num_kv_heads * config.head_dim
-    products = ((qkv, H), (H, heads), (2 * inner, H), (H, inner))
+    products = ((qkv, H), (H, heads), (H, inner))
     layer = sum(layer_product_seconds(gpu, counts, N, K) for N, K in products)
-    layer += attention_seconds(gpu, config, counts.M, context)
-    head = product_bounds(gpu, counts, config.vocab_size, H, splits=1).longest
+    layer += gate_up_seconds(gpu, counts, 2 * inner, H) + attention_seconds(gpu, config, counts.M, context)
+    head = product_bounds(gpu, counts.M, counts.step, config.vocab_size, H, splits=1).longest
     launches = config.num_layers * counts.launches + STEP_LAUNCHES
     return launches * gpu.launch_seconds + config.num_layers * layer + head
 
@@ -154,8 +173,7 @@ def step_row(gpu: Gpu, model: str, all_counts: list[Counts]) -> str:
 
 def bounds_row(gpu: Gpu, model: str, counts: Counts) -> str:
     config = ModelConfig.from_values(SHAPES[model])
-    N, K = 2 * config.intermediate_size, config.hidden_size
-    bounds = product_bounds(gpu, counts, N, K, num_splits(N, K))
+    bounds = gate_up_bounds(gpu, counts, 2 * config.intermediate_size, config.hidden_size)
     cells = " | ".join(f"{seconds * 1e6:.1f}" for seconds in (bounds.copy, bounds.l2, bounds.cycles))
     return f"| {model} | {counts.M} | {cells} |"
 

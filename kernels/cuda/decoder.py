@@ -66,5 +66,6 @@ def decoder(
         gate_up = layer.mlp.gate_up
         activated = swiglu_linear(normed, gate_up.data, gate_up.scales, gate_up.bias)
         normed = add_rms_norm(_parts(activated, layer.mlp.down), residual, norms[index], shape.norm_eps, shape.dtype)
-    taps[len(layers.layers)] = residual.to(shape.dtype)
+    if len(layers.layers) in tap_layers:
+        taps[len(layers.layers)] = residual.to(shape.dtype)
     return normed, torch.stack([taps[index] for index in tap_layers], dim=1) if tap_layers else None

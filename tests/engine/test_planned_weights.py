@@ -56,7 +56,7 @@ def test_mixtures_are_planned_exactly(tmp_path: Path, name: str, weights: str) -
 def test_quantized_checkpoints_are_planned_in_the_format_that_the_engine_keeps(
     tmp_path: Path, name: str, architecture: str
 ) -> None:
-    folder, _ = make_quantized(tmp_path, name, architecture)
+    folder, _ = make_quantized(tmp_path, name, architecture, **(QWEN3_MOE if architecture == "qwen3_moe" else {}))
 
     model = load_model(folder, device="cpu")
 

@@ -250,3 +250,23 @@ def test_counts_have_each_token_once_and_forget_drafts_that_did_not_become_part_
     counts.follow([4, 7, 4, 2, 2, 4], prompt_length=3)
     assert counts.ids.tolist() == [4, 7, 2]
     assert counts.in_answer.tolist() == [0.0, 0.0, 2.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_counts_follow_an_answer_without_reading_the_counted_tokens_again() -> None:
+    class Tokens(list[int]):
+        num_read = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            found = super().__getitem__(index)
+            self.num_read += len(found) if isinstance(index, slice) else 1
+            return found
+
+    tokens, counts = Tokens([3] * 1_000), TokenCounts(10, torch.device("cpu"))
+    counts.follow(tokens, prompt_length=100)
+    tokens.num_read = 0
+    tokens.extend([5, 6])
+
+    counts.follow(tokens, prompt_length=100)
+
+    assert tokens.num_read == 2
+    assert counts.in_answer[[3, 5, 6]].tolist() == [900.0, 1.0, 1.0]

@@ -5,10 +5,12 @@ import threading
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from control.billing.spending.models import SpendCap, SpendReservation
 from control.billing.spending.reservations import reservations_release, reservations_renew, spend_reserve
+from control.billing.usage.models import MonthlySpend, UsageRecord
 from control.billing.usage.services import Tokens, price_set
 from control.core.api.errors import ApiError
 from control.tenants.accounts.models import Organization
@@ -69,6 +71,18 @@ def test_a_cap_that_is_reached_refuses_requests_that_cost_nothing(organization: 
     make_cap(organization, 0)
 
     assert refusal(organization, 0).code == "spend_cap_reached"
+
+
+def test_a_reservation_reads_the_months_counter_and_no_usage_record(organization: Organization) -> None:
+    make_cap(organization, 10)
+    spend(organization, 2)
+
+    with CaptureQueriesContext(connection) as queries:
+        reserve(organization, 5)
+
+    statements = [query["sql"] for query in queries]
+    assert any(MonthlySpend._meta.db_table in sql for sql in statements)
+    assert not [sql for sql in statements if UsageRecord._meta.db_table in sql]
 
 
 def test_a_released_reservation_makes_room(organization: Organization) -> None:

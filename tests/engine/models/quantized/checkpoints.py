@@ -191,14 +191,19 @@ CASES = {
 
 
 def make_quantized(
-    folder: Path, name: str, architecture: str = "qwen2", *, change: Callable[[Stored], object] | None = None
+    folder: Path,
+    name: str,
+    architecture: str = "qwen2",
+    *,
+    change: Callable[[Stored], object] | None = None,
+    **values: Any,
 ) -> tuple[Path, Path]:
     """Returns the folder of the quantized model, and that of a float32 model with the same weights.
 
-    change: applied to the tensors of the first quantized module.
+    change: applied to the tensors of the first quantized module. values: of the model's configuration.
     """
-    exact = make_tiny_model(folder / "exact", architecture)
-    quantized = make_tiny_model(folder / "quantized", architecture)
+    exact = make_tiny_model(folder / "exact", architecture, **values)
+    quantized = make_tiny_model(folder / "quantized", architecture, **values)
     case, tensors = CASES[name], load_file(exact / "model.safetensors")
     stored: Stored = {}
     for key in sorted(tensors):

@@ -151,8 +151,7 @@ def compile_layers() -> None:
 def compile_other_kernels() -> None:
     for dtype in (torch.int8, torch.float8_e4m3fn):
         linear(empty(16, 4096, dtype=_BF16), empty(6144, 4096, dtype=dtype), empty(6144), None, empty(16, 6144))
-        for M in (1, 128):
-            swiglu_linear(empty(M, 4096, dtype=_BF16), empty(28_672, 4096, dtype=dtype), empty(28_672), None)
+        swiglu_linear(empty(128, 4096, dtype=_BF16), empty(28_672, 4096, dtype=dtype), empty(28_672), None)
     for M in (1, 128):
         compile_lm_head(M, 128_256, 4096)
     stacked_lora(

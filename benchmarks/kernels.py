@@ -50,7 +50,7 @@ def layer_case_makers(inputs: Inputs, model: str, row_counts: Sequence[int]) -> 
     for name, (N, K) in layer_cases.weights_of(sizes).items():
         for M in row_counts:
             yield partial(layer_cases.product, inputs, f"{model} {name}", N, K, M)
-    for make in (layer_cases.norm, layer_cases.rope, layer_cases.gated):
+    for make in (layer_cases.norm, layer_cases.rope, layer_cases.gated, layer_cases.gated_product):
         yield partial(make, inputs, model, sizes, 16)
 
 

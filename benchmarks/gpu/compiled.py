@@ -16,6 +16,7 @@ K-step          instructions of an iteration of the innermost loop with matrix p
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -51,26 +52,36 @@ class LayerLaunches:
         return f"| {self.M} | {len(self.launches)} | {total:,} | {prefix} |"
 
 
-def measure() -> Iterator[LayerLaunches]:
-    """Yields the launches for each row count. Effects: this process can no longer use a GPU."""
-    launches: list[Launch] = []
-    FakeDriver(on_compiled=lambda _: None, on_launch=launches.append).activate()
-    # `kernels.attention` would compute with the CPU's kernels, as the tensors lie in the host's memory.
-    kernels.cuda.decoder.attention = attention  # type: ignore[assignment,attr-defined]
+def measure(model: str = MODEL) -> Iterator[LayerLaunches]:
+    """Yields the launches of a model's layer for each row count. Effects: this process can no longer use a GPU."""
+    launches = _recorded_launches()
     for M in ROW_COUNTS:
         counts, one_layer = [], []
         for max_seqs, max_keys in ((None, None), (1, None), (1, SHORT_CONTEXT)):
             launches.clear()
-            _run(replace(_rows(M), max_seqs=max_seqs, max_keys=max_keys), num_layers=1)
+            _run(model, replace(_rows(M), max_seqs=max_seqs, max_keys=max_keys), num_layers=1)
             one_layer = list(launches)
             counts.append(sum(launch.num_programs for launch in launches if launch.kernel.name == "_prefix_kernel"))
         launches.clear()
-        _run(replace(_rows(M), max_seqs=1, max_keys=SHORT_CONTEXT), num_layers=2)
+        _run(model, replace(_rows(M), max_seqs=1, max_keys=SHORT_CONTEXT), num_layers=2)
         yield LayerLaunches(M, launches[len(one_layer) :], *counts)
 
 
-def _run(rows: AttentionRows, *, num_layers: int) -> None:
-    values = SHAPES[MODEL]
+@cache
+def _recorded_launches() -> list[Launch]:
+    """Activates the fake driver and returns the list to which it adds launches.
+
+    All calls share a driver, because a compiled kernel always reports to the driver that has loaded it.
+    """
+    launches: list[Launch] = []
+    FakeDriver(on_compiled=lambda _: None, on_launch=launches.append).activate()
+    # `kernels.attention` would compute with the CPU's kernels, as the tensors lie in the host's memory.
+    kernels.cuda.decoder.attention = attention  # type: ignore[assignment,attr-defined]
+    return launches
+
+
+def _run(model: str, rows: AttentionRows, *, num_layers: int) -> None:
+    values = SHAPES[model]
     M, H, inner = rows.seqs.shape[0], values["hidden_size"], values["intermediate_size"]
     Hq, Hkv, D = values["num_attention_heads"], values["num_key_value_heads"], values["head_dim"]
     layer = LayerWeights(
@@ -112,10 +123,15 @@ def _rows(M: int) -> AttentionRows:
     return AttentionRows(tables, zeros(M), zeros(M), zeros(M, 8, dtype=torch.int32), zeros(M))
 
 
-def kernel_row(M: int, kernel: CompiledKernel) -> str:
+def k_step(kernel: CompiledKernel) -> tuple[int, int]:
+    """Returns the instructions per K-step, and the matrix products among them; zeros if there is no such loop."""
     body = main_loop(dump(kernel.cubin, "-sass"))
-    products = sum(map(is_matrix_product, body))
-    per_step = f"{len(body)} | {products}" if body else "- | -"
+    return len(body), sum(map(is_matrix_product, body))
+
+
+def kernel_row(M: int, kernel: CompiledKernel) -> str:
+    instructions, products = k_step(kernel)
+    per_step = f"{instructions} | {products}" if instructions else "- | -"
     return f"| {kernel.name} | {M} | {kernel.registers} | {kernel.shared:,} | {kernel.stack} | {per_step} |"
 
 

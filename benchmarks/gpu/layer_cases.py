@@ -20,7 +20,7 @@ from kernels.cuda.linear import linear
 from kernels.cuda.norm import add_rms_norm
 from kernels.cuda.parts import Parts
 from kernels.cuda.rope import rope_write
-from kernels.cuda.swiglu import swiglu
+from kernels.cuda.swiglu import swiglu, swiglu_linear
 from kernels.norm import rms_norm_reference
 from kernels.rope import HeadNorms, rotate
 
@@ -205,9 +205,33 @@ def gated(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
     )
 
 
+def gated_product(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
+    """The product with gate_up and SwiGLU, which are one kernel if the product has one split."""
+    N, K = weights_of(sizes)["gate_up"]
+    x, weight = inputs.normal(M, K), inputs.normal(N, K) / K**0.5
+
+    def exact() -> Outputs:
+        gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
+        return [functional.silu(gate) * up]
+
+    def library() -> object:
+        gate, up = functional.linear(x, weight).chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    return Case(
+        operation="swiglu_linear",
+        shape=f"{model}, {M} rows",
+        run=lambda: [swiglu_linear(x, weight, None, None)],
+        error=relative_error(exact),
+        tolerance=tolerance(inputs.dtype),
+        work=Work(num_bytes=weight.nbytes + x.nbytes + M * N // 2 * x.itemsize, flops=product_flops(M, N, K)),
+        rivals={"library": library},
+    )
+
+
 def row_invariance_claims(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> Iterator[RowInvariance]:
-    """Yields the claims for products in each weight format, and for attention over sequences of different lengths with
-    a tree each.
+    """Yields the claims for products in each weight format, for SwiGLU of a product, and for attention over sequences
+    of different lengths with a tree each.
     """
     N, K = weights_of(sizes)["output"]
     x = inputs.normal(num_rows, K)
@@ -219,11 +243,21 @@ def row_invariance_claims(inputs: Inputs, sizes: Sizes, num_rows: int, context: 
             num_rows=num_rows,
             run=partial(_product_of, x, data),
         )
+    N, K = weights_of(sizes)["gate_up"]
+    yield RowInvariance(
+        operation="swiglu_linear",
+        num_rows=num_rows,
+        run=partial(_gated_product_of, inputs.normal(num_rows, K), inputs.normal(N, K) / K**0.5),
+    )
     yield _batch_of_trees(inputs, sizes, num_rows, context)
 
 
 def _product_of(x: Tensor, data: Tensor, window: slice) -> Outputs:
     return [linear(x[window].contiguous(), data, None, None)]
+
+
+def _gated_product_of(x: Tensor, data: Tensor, window: slice) -> Outputs:
+    return [swiglu_linear(x[window].contiguous(), data, None, None)]
 
 
 def _batch_of_trees(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> RowInvariance:

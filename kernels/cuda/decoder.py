@@ -1,8 +1,9 @@
-"""Runs the layers of a decoder on CUDA, with ten launches per dense layer.
+"""Runs the layers of a decoder on CUDA, with nine or ten launches per dense layer.
 
-A matrix product is computed in splits along K, and the next operation adds the splits when it reads the product. The
-results have the same bits as those of `kernels.decoder.decoder_reference`, which calls one operation after the other.
-That function is used for passes with LoRA adapters, so their rows without an adapter have the same bits as here.
+A matrix product is computed in splits along K, and the next operation adds the splits when it reads the product. If
+`gate_up` has one split, its kernel also computes SwiGLU, which saves a launch. The results have the same bits as those
+of `kernels.decoder.decoder_reference`, which calls one operation after the other. That function is used for passes with
+LoRA adapters, so their rows without an adapter have the same bits as here.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from kernels.cuda.linear import linear_parts
 from kernels.cuda.norm import add_rms_norm, rms_norm
 from kernels.cuda.parts import Parts
 from kernels.cuda.rope import rope_write
-from kernels.cuda.swiglu import swiglu
+from kernels.cuda.swiglu import swiglu_linear
 from kernels.decoder import DecoderLayers, DecoderRows
 from kernels.linear import LinearWeight
 from kernels.moe import mix
@@ -62,7 +63,9 @@ def decoder(
             mix(normed, layer.mixture, add_to=residual)
             normed = rms_norm(residual, norms[index], shape.norm_eps, shape.dtype)
             continue
-        activated = swiglu(_parts(normed, layer.mlp.gate_up), shape.dtype)
+        gate_up = layer.mlp.gate_up
+        activated = swiglu_linear(normed, gate_up.data, gate_up.scales, gate_up.bias)
         normed = add_rms_norm(_parts(activated, layer.mlp.down), residual, norms[index], shape.norm_eps, shape.dtype)
-    taps[len(layers.layers)] = residual.to(shape.dtype)
+    if len(layers.layers) in tap_layers:
+        taps[len(layers.layers)] = residual.to(shape.dtype)
     return normed, torch.stack([taps[index] for index in tap_layers], dim=1) if tap_layers else None

@@ -43,24 +43,33 @@ def product_tiles(
     BLOCK_K: tl.constexpr,
     TILES: tl.constexpr,
     WHOLE: tl.constexpr,  # whether K is a multiple of the split length
+    BLOCKS: tl.constexpr = 1,
 ):
-    """Computes TILES tiles [columns, rows] of the product, summed over k = `begin` .. `begin` + SPLIT - 1.
+    """Computes tiles [columns, rows] of the product, summed over k = `begin` .. `begin` + SPLIT - 1.
 
-    `rows` are the rows of the first tile; those of the other tiles follow.
+    `rows` are the rows of the first of TILES tiles; those of the other tiles follow. With BLOCKS > 1, the weight
+    consists of that many parts of N columns each, and `columns` are computed in each part. The result is a tuple, whose
+    item `tile * BLOCKS + block` is a tile of a part.
     """
     weights = weight_ptr + columns[:, None] * K
-    totals = (tl.zeros((columns.shape[0], rows.shape[0]), tl.float32),) * TILES
+    part = tl.cast(N, tl.int64) * K  # numbers of a part of the weight
+    totals = (tl.zeros((columns.shape[0], rows.shape[0]), tl.float32),) * (TILES * BLOCKS)
     for start in range(0, SPLIT, BLOCK_K):
         k = begin + start + tl.arange(0, BLOCK_K)
         inside = tl.full((BLOCK_K,), 1, tl.int1) if WHOLE else k < K
-        weight = tl.load(weights + k[None, :], mask=(columns < N)[:, None] & inside[None, :], other=0.0)
-        weight = weight.to(x_ptr.dtype.element_ty)
+        loaded = ()
+        for block in tl.static_range(BLOCKS):
+            weight = tl.load(
+                weights + block * part + k[None, :], mask=(columns < N)[:, None] & inside[None, :], other=0.0
+            )
+            loaded = loaded + (weight.to(x_ptr.dtype.element_ty),)  # type: ignore[assignment]  # noqa: RUF005
         added = ()
         for tile in tl.static_range(TILES):
             m = rows + tile * rows.shape[0]
             x = tl.load(x_ptr + m[None, :] * K + k[:, None], mask=(m < M)[None, :] & inside[:, None], other=0.0)
-            total = tl.dot(weight, x, totals[tile], input_precision="ieee")
-            added = added + (total,)  # type: ignore[assignment]  # noqa: RUF005  triton knows no unpacking
+            for block in tl.static_range(BLOCKS):
+                total = tl.dot(loaded[block], x, totals[tile * BLOCKS + block], input_precision="ieee")
+                added = added + (total,)  # type: ignore[assignment]  # noqa: RUF005  triton knows no unpacking
         totals = added
     return totals
 

@@ -125,8 +125,8 @@ def test_a_dry_run_on_the_cpu_checks_every_kernel_and_prints_a_table(
     assert values["seed"] == 7
     operations = {case["operation"] for case in values["cases"]}
     assert operations == {
-        *("linear", "attention", "add_rms_norm", "rope_write", "swiglu", "sample", "best tokens", "markov step"),
-        *("medusa heads", "lora", "grow trees", "accept trees"),
+        *("linear", "attention", "add_rms_norm", "rope_write", "swiglu", "swiglu_linear", "sample", "best tokens"),
+        *("markov step", "medusa heads", "lora", "grow trees", "accept trees"),
         *("tree rows", "sample filtered", "rank candidates", "loss blend"),
         *("loss cross entropy", "loss kl", "loss total variation", "head and cross entropy", "head and kl"),
     }

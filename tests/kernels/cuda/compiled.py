@@ -27,7 +27,7 @@ from kernels.cuda.losses import blend_rows, loss_rows
 from kernels.cuda.medusa import medusa_heads
 from kernels.cuda.norm import add_rms_norm
 from kernels.cuda.rope import rope_write
-from kernels.cuda.swiglu import swiglu
+from kernels.cuda.swiglu import swiglu, swiglu_linear
 from kernels.cuda.tree import accept_trees, grow_trees
 from kernels.cuda.tree_rows import tree_rows
 from kernels.experts import ClampedGate, Expert, Experts, Stack
@@ -76,7 +76,9 @@ def compile_layer(M: int, H: int, Hq: int, Hkv: int, D: int, inner: int) -> None
     compile_attention(M, Hq, Hkv, D)
     output = linear_parts(empty(M, Hq * D, dtype=_BF16), empty(H, Hq * D, dtype=_BF16))
     add_rms_norm(output, empty(M, H), empty(H), 1e-5, _BF16)
-    activated = swiglu(linear_parts(empty(M, H, dtype=_BF16), empty(2 * inner, H, dtype=_BF16)), _BF16)
+    x, gate_up = empty(M, H, dtype=_BF16), empty(2 * inner, H, dtype=_BF16)
+    swiglu(linear_parts(x, gate_up), _BF16)
+    activated = swiglu_linear(x, gate_up, None, None)
     linear_parts(activated, empty(H, inner, dtype=_BF16))
 
 
@@ -149,6 +151,7 @@ def compile_layers() -> None:
 def compile_other_kernels() -> None:
     for dtype in (torch.int8, torch.float8_e4m3fn):
         linear(empty(16, 4096, dtype=_BF16), empty(6144, 4096, dtype=dtype), empty(6144), None, empty(16, 6144))
+        swiglu_linear(empty(128, 4096, dtype=_BF16), empty(28_672, 4096, dtype=dtype), empty(28_672), None)
     for M in (1, 128):
         compile_lm_head(M, 128_256, 4096)
     stacked_lora(

@@ -70,7 +70,13 @@ def test_each_matrix_product_uses_one_instruction_for_any_number_of_rows(compile
     # In products, the right operand has 16 rows (n16). In attention, the left has 16 pairs of a row and a head (m16).
     rows_as_right_operand = {"wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"}
     pairs_as_left_operand = {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"}
-    for kernel in ("_product_kernel", "_expert_product_kernel", "_sample_kernel", "_best_kernel"):
+    for kernel in (
+        "_product_kernel",
+        "_swiglu_product_kernel",
+        "_expert_product_kernel",
+        "_sample_kernel",
+        "_best_kernel",
+    ):
         assert compiled.matrix_instructions(kernel) == rows_as_right_operand, kernel
     for kernel in ("_prefix_kernel", "_tail_kernel"):
         assert compiled.matrix_instructions(kernel) == pairs_as_left_operand, kernel

@@ -1,5 +1,7 @@
 """Captured traffic: requests to a deployment that are stored for some hours, to train its next speculator with them."""
 
+from collections.abc import Sequence
+
 from slipstream.drivers import Steps, procedure
 from slipstream.http import D, Resource, path_of
 from slipstream.types import Capture, File
@@ -7,12 +9,30 @@ from slipstream.types import Capture, File
 
 class Captures(Resource[D]):
     @procedure
-    def set(self, deployment_id: str, *, hours: int) -> Steps[Capture]:
+    def set(
+        self,
+        deployment_id: str,
+        *,
+        hours: int,
+        sample_percent: float = 100.0,
+        redact: Sequence[str] = (),
+        redact_patterns: Sequence[str] = (),
+    ) -> Steps[Capture]:
         """Start to store the requests that the deployment answers, without their answers.
 
-        Args: hours: time after which each stored request is deleted.
+        Args:
+            hours: time after which each stored request is deleted.
+            sample_percent: share of the requests that is stored, drawn at random.
+            redact: kinds of personal data that are replaced before a request is stored: email, ip_address, credit_card.
+            redact_patterns: regular expressions, in the syntax of RE2, whose matches are replaced.
         """
-        return self.http.post(Capture, path_of("deployments", deployment_id, "capture"), {"hours": hours})
+        body = {
+            "hours": hours,
+            "sample_percent": sample_percent,
+            "redact": list(redact),
+            "redact_patterns": list(redact_patterns),
+        }
+        return self.http.post(Capture, path_of("deployments", deployment_id, "capture"), body)
 
     @procedure
     def retrieve(self, deployment_id: str) -> Steps[Capture]:

@@ -170,6 +170,9 @@ class Capture(Record):
 
     deployment_id: str
     hours: int  # each request is deleted after this many hours
+    sample_percent: float = 100.0  # share of the requests that is stored
+    redact: Sequence[str] = ()  # kinds of personal data that are replaced
+    redact_patterns: Sequence[str] = ()  # regular expressions whose matches are replaced
     num_requests: int
     oldest_at: int | None = None
     stopped: Mapping[str, str] | None = None  # code, message: why no further requests are stored

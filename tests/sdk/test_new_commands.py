@@ -130,8 +130,10 @@ def test_requests_are_captured_and_turned_into_a_file(run: Run) -> None:
     capture = {"deployment_id": "dep_1", "hours": 48, "num_requests": 0, "created_at": 1}
     api = ScriptedApi(ok(capture))
 
-    assert printed(run("--json", "captures", "set", "dep_1", "--hours", "48", api=api))["hours"] == 48
-    assert (request_line(api), api.body()) == (("POST", "/v1/deployments/dep_1/capture"), {"hours": 48})
+    options = ("--hours", "48", "--sample-percent", "10", "--redact", "email", "--redact-pattern", "C-[0-9]+")
+    assert printed(run("--json", "captures", "set", "dep_1", *options, api=api))["hours"] == 48
+    sent = {"hours": 48, "sample_percent": 10.0, "redact": ["email"], "redact_patterns": ["C-[0-9]+"]}
+    assert (request_line(api), api.body()) == (("POST", "/v1/deployments/dep_1/capture"), sent)
     assert printed(run("--json", "captures", "file", "dep_1", api=ScriptedApi(ok(file_json()))))["id"] == "file-1"
 
 

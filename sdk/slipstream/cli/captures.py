@@ -16,11 +16,25 @@ def set_(
     context: typer.Context,
     deployment_id: str,
     hours: Annotated[int, typer.Option(min=1, help="Delete each request after this many hours.")] = 24,
+    sample_percent: Annotated[float, typer.Option(max=100, help="Share of the requests to store.")] = 100.0,
+    redact: Annotated[
+        list[str] | None, typer.Option(help="Replace this kind of data: email, ip_address, credit_card. Repeatable.")
+    ] = None,
+    redact_pattern: Annotated[
+        list[str] | None, typer.Option(help="Replace what this RE2 expression matches. Repeatable.")
+    ] = None,
 ) -> None:
     """Start to store the requests that a deployment answers, without their answers."""
     cli = context_of(context)
     with cli.client() as client:
-        cli.output.one(client.captures.set(deployment_id, hours=hours))
+        capture = client.captures.set(
+            deployment_id,
+            hours=hours,
+            sample_percent=sample_percent,
+            redact=redact or [],
+            redact_patterns=redact_pattern or [],
+        )
+        cli.output.one(capture)
 
 
 @app.command()

@@ -12,6 +12,11 @@ class Capture(models.Model):
     deployment = models.OneToOneField(Deployment, on_delete=models.CASCADE, primary_key=True, related_name="capture")
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     hours = models.PositiveSmallIntegerField(help_text="Age at which a request is deleted.")
+    sample_percent = models.FloatField(
+        default=100.0, db_default=100.0, help_text="Share of the requests that is kept, drawn at random."
+    )
+    redact = models.JSONField(default=list, blank=True, help_text="Kinds of personal data that are replaced.")
+    redact_patterns = models.JSONField(default=list, blank=True, help_text="Patterns of RE2 that are replaced.")
     stopped = models.JSONField(
         null=True, blank=True, help_text="Why no further requests are kept: {code, message}. Null: they are kept."
     )
@@ -21,13 +26,24 @@ class Capture(models.Model):
         return f"{self.deployment_id}: {self.hours} h"
 
 
+class CaptureKey(models.Model):
+    """The key that encrypts an organization's captured requests."""
+
+    organization = models.OneToOneField(Organization, on_delete=models.CASCADE, primary_key=True, related_name="+")
+    encrypted = models.TextField()
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.organization_id
+
+
 class CapturedRequest(models.Model):
     """A request without its answer, because the model reproduces the answer token for token."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="+")
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     endpoint = models.CharField(max_length=40)
-    body = models.JSONField()
+    sealed = models.BinaryField(help_text="The encrypted body of the request, see `sealing`.")
     size_bytes = models.BigIntegerField(
         default=0, db_default=0, help_text="0 for requests that releases before the count of stored bytes have kept."
     )

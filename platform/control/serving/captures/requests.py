@@ -9,7 +9,13 @@ from control.serving.deployments.selectors import deployment_get
 
 
 def create_from(deployment: Deployment, body: CaptureInput) -> Capture:
-    return capture_set(deployment=deployment, hours=body.hours)
+    return capture_set(
+        deployment=deployment,
+        hours=body.hours,
+        sample_percent=body.sample_percent,
+        redact=body.redact,
+        redact_patterns=body.redact_patterns,
+    )
 
 
 SET_CAPTURE = ConsoleForm(

@@ -3,16 +3,32 @@
 from typing import Annotated, Literal, Self
 
 from django.db.models import Count, Min
-from pydantic import Field
+from pydantic import Field, SkipValidation
 
 from control.core.api.schemas import IntRange, RequestModel, ResponseModel, Unix
 from control.serving.captures.models import Capture
+from control.serving.captures.redaction import KINDS, MAX_PATTERN_LENGTH, MAX_PATTERNS, REPLACEMENT
 from control.serving.captures.selectors import requests_kept
 from control.serving.captures.services import MAX_HOURS
+
+RedactKind = Literal["email", "ip_address", "credit_card"]
 
 
 class CaptureInput(RequestModel):
     hours: Annotated[int, IntRange(1, MAX_HOURS)]
+    sample_percent: float = Field(
+        default=100.0, gt=0, le=100, description="Share of the requests that is kept, drawn at random."
+    )
+    redact: list[RedactKind] = Field(
+        default=[],
+        max_length=len(KINDS),
+        description=f"Kinds of data that are replaced by {REPLACEMENT!r} before a request is stored.",
+    )
+    redact_patterns: list[Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_LENGTH)]] = Field(
+        default=[],
+        max_length=MAX_PATTERNS,
+        description=f"Regular expressions, in the syntax of RE2, whose matches are replaced by {REPLACEMENT!r}.",
+    )
 
 
 class CaptureStopped(ResponseModel):
@@ -26,6 +42,9 @@ class CaptureObject(ResponseModel):
     object: Literal["capture"] = "capture"
     deployment_id: str
     hours: int = Field(description="The age at which a request is deleted.")
+    sample_percent: float
+    redact: SkipValidation[list[str]]
+    redact_patterns: SkipValidation[list[str]]
     num_requests: int
     oldest_at: Unix | None
     stopped: CaptureStopped | None = Field(

@@ -1,12 +1,13 @@
 """Services that write captured traffic.
 
-After the opt-in, each request to the deployment is stored as a row for `hours`. The capture stops if the organization
-reaches its limit of stored bytes. `capture_export` writes the rows to a file of prompts for the next pipeline. All rows
-are deleted after the opt-out, or if the deployment is deleted.
+After the opt-in, a sample of the requests to the deployment is stored for `hours`, redacted and encrypted. The capture
+stops if the organization reaches its limit of stored bytes. `capture_export` writes the rows to a file of prompts for
+the next pipeline. All rows are deleted after the opt-out, or if the deployment is deleted.
 """
 
 import hashlib
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from control.core.transactions import change
 from control.data.files.models import File
 from control.data.files.services import file_add, file_store
 from control.serving.captures.models import Capture, CapturedRequest
+from control.serving.captures.redaction import InvalidPattern, has_token_ids, redaction_of
+from control.serving.captures.sealing import Sealer
 from control.serving.captures.selectors import oldest_kept, requests_kept
 from control.serving.deployments.models import Deployment
 from control.tenants.audit.record import audit_record, audited
@@ -42,12 +45,32 @@ _NOT_KEPT = ("model", "stream", "stream_options", "n", "user", "metadata", "stor
 
 
 @audited("capture.set")
-def capture_set(*, deployment: Deployment, hours: int) -> Capture:
-    """Keeps requests for `hours` from now on. The new duration also applies to requests that are already kept.
+def capture_set(
+    *,
+    deployment: Deployment,
+    hours: int,
+    sample_percent: float = 100.0,
+    redact: Sequence[str] = (),
+    redact_patterns: Sequence[str] = (),
+) -> Capture:
+    """Keeps requests for `hours` from now on. The new duration also applies to requests that are already kept; the
+    redaction does not.
 
     Effects: a capture that has stopped starts again.
+    Raises: ApiError: 400, a pattern is invalid.
     """
-    values = {"hours": hours, "organization": deployment.organization, "stopped": None}
+    try:
+        redaction_of(tuple(redact), tuple(redact_patterns))
+    except InvalidPattern as error:
+        raise ApiError(400, str(error), "invalid_pattern", "redact_patterns") from error
+    values = {
+        "hours": hours,
+        "sample_percent": sample_percent,
+        "redact": list(redact),
+        "redact_patterns": list(redact_patterns),
+        "organization": deployment.organization,
+        "stopped": None,
+    }
     capture, _ = Capture.objects.update_or_create(deployment=deployment, defaults=values)
     return capture
 
@@ -61,11 +84,17 @@ def capture_end(*, capture: Capture) -> None:
 
 
 def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any]) -> bool:
-    """Keeps an answered request if the customer opted in. Returns whether the request is kept."""
+    """Keeps an answered request if the customer opted in and the sample includes it. Returns whether it is kept."""
     capture = Capture.objects.filter(deployment_id=deployment_id, stopped__isnull=True).first()
     kept = {name: value for name, value in body.items() if name not in _NOT_KEPT}
-    size_bytes = len(json.dumps(kept).encode())
-    if capture is None or size_bytes > MAX_BODY_BYTES:
+    if capture is None or random.uniform(0, 100) >= capture.sample_percent:
+        return False
+    redaction = redaction_of(tuple(capture.redact), tuple(capture.redact_patterns))
+    if redaction and has_token_ids(kept):
+        return False  # the recognisers read texts
+    sealed = Sealer.of(capture.organization_id).seal(redaction.apply(kept), deployment_id=deployment_id)
+    size_bytes = len(sealed)
+    if size_bytes > MAX_BODY_BYTES:
         return False
     try:
         with transaction.atomic():
@@ -74,7 +103,7 @@ def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any
                 deployment_id=deployment_id,
                 organization_id=capture.organization_id,
                 endpoint=endpoint,
-                body=kept,
+                sealed=sealed,
                 size_bytes=size_bytes,
             )
     except ApiError as error:
@@ -120,13 +149,14 @@ def capture_export(*, capture: Capture) -> File:
 def _rows(capture: Capture) -> Iterator[dict[str, Any]]:
     """Yields rows of a batch, newest first, without duplicates, so that no held-out prompt is a training prompt too."""
     seen: set[bytes] = set()
-    model = capture.deployment.base_model.name
+    model, sealer = capture.deployment.base_model.name, Sealer.of(capture.organization_id)
     newest_first = list(requests_kept(capture).order_by("-id").values_list("pk", flat=True)[:MAX_REQUESTS])
     for request in _in_order(newest_first):
-        identity = hashlib.sha256(json.dumps([request.endpoint, request.body], sort_keys=True).encode()).digest()
+        kept = sealer.open(bytes(request.sealed), deployment_id=request.deployment_id)
+        identity = hashlib.sha256(json.dumps([request.endpoint, kept], sort_keys=True).encode()).digest()
         if identity not in seen:
             seen.add(identity)
-            body = {**request.body, "model": model}
+            body = {**kept, "model": model}
             yield {"custom_id": f"captured-{request.pk}", "method": "POST", "url": request.endpoint, "body": body}
 
 

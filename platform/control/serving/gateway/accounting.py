@@ -1,4 +1,4 @@
-"""Records requests that have ended: their usage, the release of their reservations, failures and captured requests.
+"""Records requests that have ended: their usage, the release of their reservations, and failures.
 
 The records of `WRITE_SECONDS` are written together, in one transaction for each organization. Usage that cannot be
 written because the database is unreachable is kept and tried again. At shutdown all of it is written.
@@ -13,21 +13,19 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 from uuid import uuid4
 
 import structlog
-from django.db import DatabaseError, InterfaceError, OperationalError, transaction
+from django.db import InterfaceError, OperationalError, transaction
 from django.db.models import F
 
 from control.billing.spending.reservations import RENEW_SECONDS, reservations_release, reservations_renew
 from control.billing.usage.services import Tokens, Used, minute_of, usage_add_all
-from control.core.api.json_body import parse_json
 from control.core.database_threads import DatabaseThreads
-from control.serving.captures.selectors import captures_since
-from control.serving.captures.services import request_capture
 from control.serving.deployments.models import Deployment
+from control.serving.gateway.capturing import Captures, to_capture
+from control.serving.gateway.ended import Ended
 from control.tenants.authentication.caller import Caller
 from control.tenants.row_security.scope import as_tenant
 
@@ -35,22 +33,6 @@ log = structlog.get_logger(__name__)
 
 WRITE_SECONDS = 0.25
 CLOSE_SECONDS = 5.0  # how long the last write may be tried again at shutdown
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A request that has ended."""
-
-    caller: Caller
-    model: str  # as the request names it
-    at: dt.datetime
-    tokens: Tokens | None  # None: it is not counted, because the engine refused it or failed before its answer
-    reservation_id: str | None  # None: no spend cap applies
-    failed_id: str | None = None  # the deployment whose process failed
-    named_id: str = ""  # the deployment that `model` names
-    base_model_id: str = ""
-    endpoint: str = ""
-    body: bytes | None = None  # None: too long to be captured
 
 
 class Accounts:
@@ -62,6 +44,7 @@ class Accounts:
         self._reservations: dict[str, str] = {}  # of requests in progress: organization by reservation
         self._renewed_at = time.monotonic()
         self._is_closing = asyncio.Event()
+        self._captures = Captures(threads)
         self._task = asyncio.create_task(self._write_until_closed())
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
@@ -82,6 +65,7 @@ class Accounts:
             await self._write()
             if self._ended:
                 await asyncio.sleep(WRITE_SECONDS)
+        await self._captures.close()
         for ended in self._ended:
             log.error("usage not counted", organization_id=ended.caller.organization_id, tokens=ended.tokens)
 
@@ -98,7 +82,10 @@ class Accounts:
     async def _write(self) -> None:
         if self._ended:
             ended, self._ended = self._ended, []
-            self._ended += await self._threads.run(write, ended)
+            remaining = await self._threads.run(write, ended)
+            self._ended += remaining
+            recorded = [one for one in ended if not any(one is other for other in remaining)]
+            self._captures.add(await self._threads.run(to_capture, recorded))
 
     async def _renew(self) -> None:
         if self._reservations and time.monotonic() - self._renewed_at >= RENEW_SECONDS:
@@ -132,8 +119,6 @@ def _write_group(organization_id: str, ended: Sequence[Ended]) -> bool:
         log.exception("usage may not be counted", organization_id=organization_id, used=str(_summed(ended)))
     except Exception:  # such as: the organization has been deleted. The others' usage must still be written.
         log.exception("usage not counted", organization_id=organization_id, used=str(_summed(ended)))
-    else:
-        _capture(organization_id, ended)
     return True
 
 
@@ -172,21 +157,6 @@ def _summed(ended: Sequence[Ended]) -> list[Used]:
             is_batch=False,
         )
     return list(sums.values())
-
-
-def _capture(organization_id: str, ended: Sequence[Ended]) -> None:
-    """Keeps requests that ended after the owner of the deployment had opted in."""
-    candidates = [(one.body, one) for one in ended if one.body is not None and one.tokens is not None]
-    if not candidates:
-        return
-    try:
-        with as_tenant(organization_id, None):
-            since = captures_since({one.named_id for _, one in candidates})
-            for body, one in candidates:
-                if one.named_id in since and one.at >= since[one.named_id]:
-                    request_capture(deployment_id=one.named_id, endpoint=one.endpoint, body=parse_json(body))
-    except DatabaseError as error:
-        log.warning("could not keep requests", organization_id=organization_id, error=str(error))
 
 
 def _renew(reservations: dict[str, str]) -> None:

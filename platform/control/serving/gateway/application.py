@@ -13,8 +13,9 @@ from django.http.response import HttpResponseBase
 from control.core.api.body_limit import Receive, Scope, Send
 from control.core.database_threads import DatabaseThreads
 from control.core.settings.config import get_config
-from control.serving.gateway.accounting import Accounts, Ended
+from control.serving.gateway.accounting import Accounts
 from control.serving.gateway.completion_request import CompletionRequest
+from control.serving.gateway.ended import Ended
 from control.serving.gateway.large_bodies import BodyReader
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Routes

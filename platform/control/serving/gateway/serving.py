@@ -28,9 +28,9 @@ from control.core.api.errors import ApiError
 from control.core.api.request_id import request_id
 from control.core.observability import metrics, tracing
 from control.serving.captures.services import MAX_BODY_BYTES
-from control.serving.gateway.accounting import Ended
 from control.serving.gateway.completion_request import CompletionRequest
 from control.serving.gateway.costs import cost_bound
+from control.serving.gateway.ended import Ended
 from control.serving.gateway.meter import metered, tokens_of
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Process, Route, Routes

@@ -15,8 +15,10 @@ from django.views.decorators.csrf import csrf_exempt
 
 from control.core.api.body_limit import too_large
 from control.core.settings.config import get_config
-from control.serving.gateway.accounting import Ended, write
+from control.serving.gateway.accounting import write
+from control.serving.gateway.capturing import keep, to_capture
 from control.serving.gateway.completion_request import CompletionRequest
+from control.serving.gateway.ended import Ended
 from control.serving.gateway.large_bodies import read_small
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Routes
@@ -54,4 +56,9 @@ class _InDjango:
         """Does not renew the reservation."""
 
     async def end(self, ended: Ended) -> None:
-        await sync_to_async(write)([ended])
+        await sync_to_async(_record)(ended)
+
+
+def _record(ended: Ended) -> None:
+    write([ended])
+    keep(ended.caller.organization_id, to_capture([ended]))

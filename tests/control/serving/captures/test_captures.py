@@ -13,6 +13,7 @@ from control.core.storage.backends import get_storage
 from control.data.files.models import File
 from control.models.catalog.models import Speculator
 from control.serving.captures.models import Capture, CapturedRequest
+from control.serving.captures.sealing import Sealer
 from control.serving.captures.services import (
     MAX_BODY_BYTES,
     capture_end,
@@ -160,7 +161,9 @@ def test_pruning_keeps_only_the_newest_requests_and_none_of_a_deleted_deployment
         capture_request(deployment, content)
     captures_prune()
     kept = CapturedRequest.objects.order_by("id")
-    assert [request.body["messages"][0]["content"] for request in kept] == ["two", "three"]
+    sealer = Sealer.of(deployment.organization_id)
+    bodies = [sealer.open(bytes(request.sealed), deployment_id=deployment.pk) for request in kept]
+    assert [body["messages"][0]["content"] for body in bodies] == ["two", "three"]
 
     Deployment.objects.filter(pk=deployment.pk).update(deleted_at=timezone.now())
     captures_prune()
@@ -171,7 +174,7 @@ def test_pruning_keeps_only_the_newest_requests_and_none_of_a_deleted_deployment
 def test_a_request_that_arrives_during_the_opt_out_is_deleted_too(deployment: Deployment) -> None:
     capture_end(capture=capture_set(deployment=deployment, hours=2))
     CapturedRequest.objects.create(
-        deployment=deployment, organization=deployment.organization, endpoint=CHAT, body=chat_body("late")
+        deployment=deployment, organization=deployment.organization, endpoint=CHAT, sealed=b"late"
     )
 
     captures_prune()

@@ -1,21 +1,11 @@
 """An upgrade keeps the endpoints of an existing data folder: their processes get replicas (migration 0012)."""
 
-import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.source_tree import ROOT
-
-
-def migrate(data_dir: Path, *target: str) -> None:
-    environment = {**os.environ, "SLIPSTREAM_DATA_DIR": str(data_dir), "SLIPSTREAM_DATABASE_URL": ""}
-    environment["DJANGO_SETTINGS_MODULE"] = "control.core.settings.embedded"
-    command = [sys.executable, "manage.py", "migrate", "--verbosity", "0", *target]
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+from tests.control.upgrades import add_row, migrate
 
 
 @pytest.mark.wide
@@ -47,14 +37,3 @@ def add_deployment(database: sqlite3.Connection, identity: str, **values: object
     references = {"organization_id": "1", "base_model_id": "1"}
     facts = {"id": identity, "name": identity, "crashes": "[]", "process_started": "99"}
     add_row(database, "deployments_deployment", **references, **facts, generation=3, observed_generation=3, **values)
-
-
-def add_row(database: sqlite3.Connection, table: str, **values: object) -> None:
-    """Adds a row; required columns without a value or default get one of their type."""
-    row = {
-        name: 0 if kind.startswith(("integer", "smallint", "bool")) else "2026-11-23 00:00:00"
-        for _, name, kind, not_null, default, _ in database.execute(f"PRAGMA table_info({table})")
-        if not_null and default is None
-    } | values
-    names, marks = ", ".join(row), ", ".join("?" * len(row))
-    database.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", [*row.values()])

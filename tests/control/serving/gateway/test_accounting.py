@@ -17,7 +17,8 @@ from control.billing.usage.models import UsageRecord
 from control.billing.usage.services import Tokens
 from control.serving.deployments.models import Deployment
 from control.serving.gateway import accounting
-from control.serving.gateway.accounting import Ended, write
+from control.serving.gateway.accounting import write
+from control.serving.gateway.ended import Ended
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
 from tests.control.factories import make_organization

@@ -23,7 +23,16 @@ class CaptureAdmin(RowsAdmin):
     search_fields = ["deployment__id", "deployment__name"]
     list_select_related = ["organization", "deployment"]
     actions_detail = ["make_file", "end"]
-    fields = ["the_deployment", "organization", "hours", "kept", "created_at"]
+    fields = [
+        "the_deployment",
+        "organization",
+        "hours",
+        "sample_percent",
+        "redact",
+        "redact_patterns",
+        "kept",
+        "created_at",
+    ]
 
     @admin.display(description="deployment")
     def the_deployment(self, row: Capture) -> SafeString | str:

@@ -69,7 +69,7 @@ def populate() -> None:
     canary = {"speculator": speculator, "previous": speculator, "status": "promoted"}
     add_rows(lambda n: Rollout(**own, **terms, **canary, deployment=deployments[n], canary=deployments[n]))
     Capture.objects.bulk_create([Capture(**own, deployment=deployment, hours=1) for deployment in deployments[:100]])
-    add_rows(lambda n: CapturedRequest(**own, deployment=deployments[n % 100], endpoint="/v1/completions", body={}))
+    add_rows(lambda n: CapturedRequest(**own, deployment=deployments[n % 100], endpoint="/v1/completions", sealed=b""))
     owners = Organization.objects.bulk_create([Organization(name=f"owner {n}") for n in range(100)])
     add_rows(lambda n: Event(organization=owners[n % 100], type="t", object_id=f"o{n}", seq=n + 1))
     key = {"fingerprint": "f", "locked_until": now, "created_at": now, "status": 200}

@@ -11,6 +11,7 @@ int4, int8 and float8 numbers exactly, so the product is computed as with a bflo
 scale; with int4, the sum of each group is multiplied by its scale.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -135,7 +136,7 @@ def pack_scaled(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor
         _check_even(values)
         if int(values.min()) < -_INT8_MAX:
             raise ValueError(f"int8 weights must be at least -{_INT8_MAX}")
-    data = _in_pairs(values, _sign_and_magnitude) if packed else values.contiguous()
+    data = _in_pairs(values, _stored_int8) if packed else values.contiguous()
     return _weight(values, data, scales.float().contiguous(), bias, packed, dtype)
 
 
@@ -298,8 +299,12 @@ def _laid_out(weight: Tensor, view: Callable[[slice], Tensor]) -> Tensor:
     return out
 
 
-def _sign_and_magnitude(weight: Tensor) -> Tensor:
-    """Converts int8 to uint8 with the magnitude in bits 0 to 6 and the sign in bit 7."""
+def _stored_int8(weight: Tensor) -> Tensor:
+    """Converts int8 to the bytes that the compiled kernels read: cpu/linear.c has two formats, one for each processor."""
+    kernels = library()
+    assert kernels is not None  # otherwise no weight is packed
+    if ctypes.c_int32.in_dll(kernels, "slipstream_int8_signed").value:
+        return weight.view(torch.uint8)
     return weight.abs().to(torch.uint8) + (weight < 0).to(torch.uint8) * 128
 
 

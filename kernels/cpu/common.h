@@ -25,12 +25,24 @@ typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
+typedef int16_t vs __attribute__((vector_size(2 * LANES)));
 
 enum dtype { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3 /* the last two only for weights */ };
 
 static inline vf vf_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 static inline void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 static inline vf vf_set(float x) { return (vf){} + x; }
+
+/* Copies four bytes of memory to all lanes. */
+ALWAYS vu vu_broadcast(const void *p) {
+#if defined(__AVX__) && !defined(__AVX512F__)
+    return (vu)_mm256_broadcast_ss((const float *)p);
+#else
+    uint32_t u;
+    memcpy(&u, p, sizeof u);
+    return (vu){} + u;
+#endif
+}
 
 /* a * b + c. With an operator for each, the compiler decides in each variant of a loop whether to round the product. */
 ALWAYS vf vf_fma(vf a, vf b, vf c) {

@@ -1,7 +1,8 @@
-"""The CPU kernels also pass their tests if they are compiled for a processor without AVX-512."""
+"""The CPU kernels also pass their tests if they are compiled for a processor without AVX-512, or without AVX."""
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,9 +41,10 @@ def run_kernel_tests() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors always use the portable kernels")
-def test_kernel_tests_pass_without_avx512(tmp_path: Path) -> None:
-    compiler = tmp_path / "cc-without-avx512"
-    compiler.write_text('#!/bin/sh\nexec cc "$@" -mno-avx512f\n')
+@pytest.mark.parametrize("flag", ["-mno-avx512f", "-mno-avx"])
+def test_kernel_tests_pass_without_instructions_that_many_processors_lack(tmp_path: Path, flag: str) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("cc")} "$@" {flag}\n')
     compiler.chmod(0o755)
     environment = os.environ | {"CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [

@@ -9,11 +9,15 @@
 #
 # Each target creates .venv if it is missing or older than the requirements.
 # PYTHON names the interpreter for .venv: make demo PYTHON=python3.12
+# WORKERS is the number of processes among which the tests are divided: make test WORKERS=1
 
 PYTHON ?= python3
+WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
+# One process for each core, but at most four, because each of them needs up to 3 GB.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 # Waiting OpenMP threads that spin starve each other on a shared machine: a 35 ms pass was seen to take 900 ms.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -25,16 +29,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -11
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -12
 
 demo: $(STAMP)
 	@$(BIN)/python -m examples.demo $(if $(KIND),--kind $(KIND))
 
 test: check
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-wide: $(STAMP)
-	SLIPSTREAM_TEST_DATABASE=postgres $(BIN)/python -m pytest tests/control -m 'not soak' --ignore tests/control/test_fuzz.py
+	SLIPSTREAM_TEST_DATABASE=postgres $(PYTEST) tests/control -m 'not soak and not wide' --ignore tests/control/test_fuzz.py
+	SLIPSTREAM_TEST_DATABASE=postgres $(BIN)/python -m pytest tests/control -m wide --ignore tests/control/test_fuzz.py
 	$(BIN)/python -m pytest -m wide --ignore tests/control
 	$(BIN)/python -m tests.processors
 	$(BIN)/python -m tests.deploy.helm

@@ -112,7 +112,9 @@ def test_another_invitation_and_a_removal_make_a_link_void(capture: Capture) -> 
     assert Client().post(second, CHOICE).status_code == 410
 
 
-@pytest.mark.parametrize("token", ["x", "x:y:z", signing.dumps(["member_x", "y"], salt="other")])
+@pytest.mark.parametrize(
+    "token", ["x", "x:y:z", pytest.param(signing.dumps(["member_x", "y"], salt="other"), id="another-salt")]
+)
 def test_an_invented_link_is_refused(token: str) -> None:
     assert Client().get(reverse("invitation", args=[token])).status_code == 410
 

@@ -11,8 +11,8 @@ prefix programs programs of the kernel for attention to the prefix, if its grid 
                 the slot tables; only the sequences of the pass; only these sequences and a short context's keys
 registers ...   of each variant of a kernel, with the smallest row count that uses it; shared memory in bytes per
                 program, stack in bytes per thread
-K-step          instructions of an iteration of the innermost loop with matrix products, and how many of them are matrix
-                products
+K-step          an iteration of the innermost loop with matrix products, over the summed dimension K: its instructions,
+                and how many of them are matrix products
 """
 
 import sys
@@ -126,7 +126,7 @@ def _rows(M: int) -> AttentionRows:
 
 
 def k_step(kernel: CompiledKernel) -> tuple[int, int]:
-    """Returns the instructions per K-step, and the matrix products among them; zeros if there is no such loop."""
+    """Returns the numbers of instructions and of matrix products per K-step; zeros if no loop has matrix products."""
     body = main_loop(dump(kernel.cubin, "-sass"))
     return len(body), sum(map(is_matrix_product, body))
 

@@ -14,7 +14,7 @@ copy, l2, clock, launch_seconds    figures of the GPU, see `Gpu`
 launches    those of all layers, counted by benchmarks/gpu/compiled.py, plus those of the step outside of the layers
 W, X        bytes of the weight, and bytes of the rows, which the programs of each block of outputs read again; a block
             has 64 outputs, or twice as many if the kernel also computes SwiGLU
-K-steps     iterations of the loop over K on the SM with the most programs
+K-steps     iterations of the loop over the summed dimension K, on the SM (multiprocessor) with the most programs
 cycles      of a K-step, the larger of two numbers: its instructions, because an SM issues one per cycle to each of its
             four warps; and the cycles to read the operands of its matrix products from shared memory
 outputs     bytes of a product's partial sums, which one kernel writes and the next one reads

@@ -105,6 +105,7 @@ def _run(*command: str) -> str:
 
 
 _TORCH = f"torch=={version('torch').partition('+')[0]}"  # our version, so that all engines run with the same one
+# torch is installed first, in our version; text models do not need the other packages.
 _COMPANIONS = frozenset({"torch", "torchaudio", "torchvision", "torchcodec"})
 
 VLLM = Environment(

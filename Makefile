@@ -1,6 +1,6 @@
 # make demo        the whole job on a real model, about ten minutes on two cores; another kind of speculator: KIND=eagle3
 # make test        ruff, mypy and the tests
-# make test-wide   PostgreSQL, real models, comparisons of times, other processors, the Helm chart; at most 40 minutes
+# make test-wide   PostgreSQL, real models, tests of speed, other processors, the Helm chart; at most 40 minutes
 # make test-clients  openai, litellm, lm-eval and other clients, each in its own environment; writes docs/clients.md
 # make check       ruff and mypy alone
 # make soak        the tests that take minutes each, hours in all: many kills, many cases, long runs

@@ -74,7 +74,7 @@ def _ours(model: Path, label: str, drafter: str, speculator: Path | None = None)
 
 
 def vllm_arms(model: Path) -> list[Arm]:
-    """Returns arms with a thread on every core, and "own threads" arms with vLLM's default of one core left free."""
+    """Returns arms with a thread per core, and "own threads" arms, which leave one core free as vLLM does."""
     plain: dict[str, Any] = {"model": str(model)}
     ngram, suffix = plain | {"speculation": _VLLM_NGRAM}, plain | {"speculation": {"method": "suffix"}}
     cores = sorted(os.sched_getaffinity(0))
@@ -84,7 +84,7 @@ def vllm_arms(model: Path) -> list[Arm]:
 
 
 def _vllm(drafter: str, settings: dict[str, Any], cores: list[int], variant: str = "") -> Arm:
-    """Binds one OpenMP thread to each core, with the settings of vLLM's ompmultiprocessing.py for Intel's OpenMP."""
+    """Returns an arm with one OpenMP thread bound to each core, by the settings of vLLM's ompmultiprocessing.py."""
     affinity = f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]"
     return Arm(
         engine="vllm",

@@ -2,9 +2,10 @@
 
     python -m benchmarks.audit [--model DIR] [--prompts FILE.jsonl]
 
-Each prompt is answered without a drafter and its answer is then re-scored, so that both are measured under the same
-load of the machine. Both times include the prompt, which neither finds in a cache. Prints a line of JSON for each
-sampling method; `ratio` is the time of plain decoding divided by that of the audits:
+Each prompt is answered without a drafter, and an audit re-scores the answer immediately afterwards, so that decoding
+and audit are measured under the same load of the machine. Both times include the pass over the prompt, which is never
+in the prefix cache. Prints a line of JSON for each sampling method; `ratio` is the time of plain decoding divided by
+that of the audits:
 
     {"sampling": "greedy", "answers": 8, "tokens": 1024, "equal": 8, "ms_per_token_plain": ..., "ratio": ..., ...}
 
@@ -42,7 +43,8 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--max-tokens", type=int, default=128, help="maximum tokens of each answer (default: %(default)s)"
     )
-    parser.add_argument("--max-seq-len", type=int, default=1024, help="dtype of the engine (default: %(default)s)")
+    max_seq_len = "maximum tokens of a prompt with its answer (default: %(default)s)"
+    parser.add_argument("--max-seq-len", type=int, default=1024, help=max_seq_len)
     args = parser.parse_args(given)
     folder = args.model or prepare()
     config = EngineConfig(
@@ -63,7 +65,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def _compared(engine: Engine, prompts: Sequence[Prompt], name: str, sampling: SamplingParams) -> dict[str, Any]:
-    """Effects: prints the result."""
+    """Measures plain decoding and audits with one sampling method. Effects: prints the result as a line of JSON."""
     plain_seconds, audit_seconds, num_tokens, num_equal = 0.0, 0.0, 0, 0
     for number, prompt in enumerate(prompts):
         request = Request("plain", prompt.token_ids, replace(sampling, seed=number))

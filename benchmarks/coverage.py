@@ -1,11 +1,16 @@
-"""Measures how many tokens of new answers are in the draft vocabulary, by how the vocabulary was made.
+"""Measures what share of the tokens of new answers is in the draft vocabulary, for several ways of making it.
 
     python -m benchmarks.coverage --rows 300 --prompts FILE.jsonl
 
-The draft vocabulary is made from the model's answers to `--rows` training questions, without and with a fill
-(hyperparameter `draft_vocab_fill`). Prints a table with the share of tokens of held-out answers that are in it: alone,
-and together with the prompt of the same request, whose tokens Medusa and EAGLE-3 can draft as well
-(engine/drafters/prompt_tokens.py). Questions and answers are those of `benchmarks.train`.
+The draft vocabulary consists of the tokens of the model's answers to `--rows` training questions. With the
+hyperparameter `draft_vocab_fill`, it is filled with other tokens up to each of `--sizes`. The printed table has two
+shares of the tokens of held-out answers:
+
+    covered              tokens that are in the draft vocabulary
+    with the own prompt  tokens that are in the draft vocabulary or in the prompt of the same request, whose tokens
+                         Medusa and EAGLE-3 can draft as well (engine/drafters/prompt_tokens.py)
+
+Questions and answers are those of `benchmarks.train`.
 """
 
 import argparse

@@ -16,7 +16,7 @@ from control.workflows.datasets.validation import examine
 
 NUM_ROWS = 50_000
 WORDS_PER_ROW = 480  # with 8.4 bytes per word including its space: 50,000 * 480 * 8.4 bytes = 200 MB
-LETTERS = "etaoinshrdlu" * 3 + '\n"é'  # repeated, so that the last three, which JSON must escape, are rarer
+LETTERS = "etaoinshrdlu" * 3 + '\n"é'  # JSON escapes the last three characters, which are rarer than the letters
 
 
 def main() -> None:

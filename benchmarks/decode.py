@@ -13,8 +13,9 @@ prints one line of JSON:
 The requests are answered --repeats times, after a warm-up, and the values are those of the run with the median time. To
 compare two drafters, alternate between them (A B A B) on an idle machine.
 
-Without --drafter, the command runs a series of measurements on a GPU (benchmarks/gpu/suite.py). The first command
-measures models with the shapes of well-known models and random weights, the second all drafters with a real model:
+Without --drafter, the command runs a series of measurements on a GPU (benchmarks/gpu/suite.py). The first of these
+commands measures models with random weights in the shapes of well-known models; the second measures all drafters with a
+real model:
 
     python -m benchmarks.decode --device cuda
     python -m benchmarks.decode --device cuda --model DIR --prompts FILE.jsonl

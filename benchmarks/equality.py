@@ -2,10 +2,10 @@
 
     python -m benchmarks.equality [--speculator DIR ...] [--prompts FILE.jsonl]
 
-Plain answers are generated without a drafter, once for each sampling method. Their requests are shuffled and have
-another batch size than the answers with drafters, so that batches differ. Then the same prompts are answered with each
-combination of drafter, sampling method, batch size (16 or 1) and draft shape (chains within a fixed draft budget, or
-trees within an adaptive one). Prints a line of JSON for each combination:
+Plain answers are generated without a drafter, once for each sampling method. For them, the requests are shuffled and
+run at another batch size, so that their batches differ from those with drafters. Then the same prompts are answered
+with each combination of drafter, sampling method, batch size (16 or 1) and draft shape (chains within a fixed draft
+budget, or trees within an adaptive one). Prints a line of JSON for each combination:
 
     {"drafter": "ngram", "sampling": "greedy", "batch_size": 16, "shape": "tree", "budget": null,
      "prompts": 200, "equal": 200, "first_divergence": [], "accepted": 3120, ...}

@@ -1,15 +1,15 @@
-"""Measures requests with formats, tools, log-probabilities and penalties, and what they cost other requests.
+"""Measures requests with JSON schemas, tools, log-probabilities and penalties, and how they slow other requests down.
 
     python -m benchmarks.formats [--model DIR] [--prompts FILE.jsonl]
 
 1. Four requests decode at a time without a drafter: three greedy ones without options, and a fourth that is like them
    ("plain") or has a JSON schema, log-probabilities or penalties. The rate of the three is measured while all four
    decode. In each round the fourth requests take turns, so that all are measured under the same load of the machine.
-   Reported are medians over the rounds: of the rate, of its share of the rate beside "plain" in the same round, and of
-   the time of a step in which the host samples the tokens of all four.
-2. Answers with a JSON schema and calls of a tool, four at a time, are generated without a drafter, with suffix drafts,
-   which may copy earlier answers of the same run, and with n-gram drafts. Each answer must match its schema and equal
-   the one without a drafter.
+   The command prints the medians over the rounds of three figures: the rate; the rate divided by the rate beside
+   "plain" in the same round; and the time, per step, in which the host samples the tokens of all four.
+2. Answers with a JSON schema and calls of a tool are generated, four at a time: without a drafter, with n-gram drafts,
+   and with suffix drafts, which may copy earlier answers of the same run. Each answer must match its schema and equal
+   the answer without a drafter.
 
 Prints lines of JSON:
 
@@ -69,7 +69,7 @@ def _schema(schema: Body) -> Body:
 
 _SOLUTION = _solution(1, 3)
 _TOOL = {"type": "function", "function": {"name": "submit", "parameters": _SOLUTION}}
-BESIDE: dict[str, Body] = {
+BESIDE: dict[str, Body] = {  # options of the fourth request in part 1
     "plain": {},
     "schema": _schema(_solution(100, 200)),  # does not end before the other requests
     "logprobs": {"logprobs": True, "top_logprobs": 5},
@@ -126,7 +126,7 @@ def _with_tools(folder: Path, copy: Path) -> Path:
 
 
 class _Requests:
-    """Makes requests from bodies of chats with a question each."""
+    """Makes the engine's requests from bodies of chat requests, each of which asks one of the questions."""
 
     def __init__(self, engine: Engine, folder: Path, questions: Sequence[str], max_tokens: int) -> None:
         self.engine = engine
@@ -171,8 +171,9 @@ def _compare_neighbours(requests: _Requests, rounds: int) -> None:
 
 
 def _decode_beside(requests: _Requests, options: Body) -> tuple[float, float]:
-    """Returns the tokens per second of three requests while a fourth one decodes as well, and the seconds of a step in
-    which the host samples.
+    """Decodes three requests beside a fourth one, which has the given options.
+
+    Returns: tokens per second of the three requests, and seconds per step in which the host samples.
     """
     engine = requests.engine
     for number in range(_CONCURRENCY):
@@ -225,7 +226,7 @@ def _answers(requests: _Requests, options: Body, count: int) -> tuple[list[Body]
 
 
 def _is_valid(choice: Mapping[str, Any]) -> bool:
-    """Whether the answer, or the arguments of its only call, are a solution."""
+    """Returns whether the answer, or the arguments of its only tool call, matches the schema `_SOLUTION`."""
     calls = choice["message"].get("tool_calls")
     text = calls[0]["function"]["arguments"] if calls else choice["message"]["content"]
     try:

@@ -12,7 +12,8 @@
 #   LOGS               folder for the logs of the parts (default: build/gpu)
 #
 # Each part has its own time limit. If a part fails or exceeds its limit, the end of its log is printed and the other
-# parts still run. The tables are printed last, without that of the kernels. The exit code is 1 if a part failed.
+# parts still run. At the end, all result tables except that of the kernels are printed. The exit code is 1 if a part
+# failed.
 set -u
 cd "$(dirname "$0")/.."
 
@@ -36,7 +37,7 @@ part() {
 }
 
 # Kernels take longer to compile than to run. These processes compile the kernels while the tests run, so that the part
-# "kernels" finds them in the compiler's cache. Their exit codes are ignored, because that part repeats their checks.
+# "kernels" finds them in the compiler's cache. Their exit codes are ignored, because "kernels" repeats their checks.
 warmers=()
 for share in 0 1 2 3; do
     timeout --kill-after=10 90 "$python" -m benchmarks.kernels --warm "$share/4" >"$logs/warm-$share.log" 2>&1 &

@@ -4,8 +4,9 @@
 
     correctness     Each kernel is compared with a float64 reference on random inputs. Before the call, its outputs are
                     filled with NaN and placed between guard bytes (benchmarks/gpu/poison.py).
-    row invariance  A pass over 128 rows must give each row the same bits as passes over only the first n rows, the last
-                    n rows or this row. A row of a draft tree must have the same bits as in plain decoding of its path.
+    row invariance  A pass over 128 rows must give each row the same bits as a pass over only the first n rows, only the
+                    last n rows, or only that row. A row of a draft tree must have the same bits as in plain decoding of
+                    its path.
     speed           Each kernel, and torch's implementation if there is one, is timed in a CUDA graph with a cold L2
                     cache. The time is compared with the lower bound that follows from the device's peak rates: the
                     bandwidth of a copy and the throughput of a matrix product. Both rates are measured before and
@@ -45,7 +46,7 @@ MakeCase = Callable[[], Case]  # makes the inputs of the case only when it is ca
 
 
 def layer_case_makers(inputs: Inputs, model: str, row_counts: Sequence[int]) -> Iterator[MakeCase]:
-    """Yields the cases of a layer: its matrix products, and with 16 rows the operations between the products."""
+    """Yields functions that make a layer's cases: its matrix products, and with 16 rows the operations between them."""
     sizes = Sizes.of(model)
     for name, (N, K) in layer_cases.weights_of(sizes).items():
         for M in row_counts:
@@ -170,7 +171,7 @@ def row_invariance_results(inputs: Inputs, *, dry_run: bool) -> Iterator[dict[st
 
 
 def with_share_of_ceiling(result: dict[str, Any], best: PeakRates) -> dict[str, Any]:
-    """Adds to a timed case the peak rate that limits it (bandwidth or arithmetic), and how much of it is reached."""
+    """Adds to a timed case which peak rate limits it (bandwidth or arithmetic), and the share of this rate reached."""
     work = result.pop("_work", None)
     if work is not None:
         result["bound"] = work.bound(best)

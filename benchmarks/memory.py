@@ -7,11 +7,11 @@ requests. Linux only. Prints a table with, in GB:
 
     planned     the plan of workers/planning.py for these options: the total, and the weights alone
     used        the process's resident set at the end
-    peak        the largest resident set while the model was loaded, less the one before; also as a multiple of the
-                planned weights
+    peak        the largest resident set while the model was loaded, minus the resident set before; also as a multiple
+                of the planned weights
 
---large adds models of 1.1 billion random weights, which are written to a temporary folder: in bfloat16, a mixture of
-experts, and two that are stored in int8 and int4 and keep their format.
+--large adds models of 1.1 billion random weights each, which are written to a temporary folder: a dense model in
+bfloat16, a mixture of experts, and two dense models stored in int8 and int4, whose formats the engine keeps.
 """
 
 import os
@@ -60,13 +60,13 @@ _QUANTIZATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Bytes."""
+    """The planned and the used memory of a model with one format of weights, in bytes."""
 
     weights: str
     planned: int
     planned_weights: int
     used: int
-    peak: int  # bytes, the peak while the model was loaded
+    peak: int  # the largest resident set while the model was loaded, minus the resident set before
 
 
 def measure(folder: Path, weights: str) -> Measured:

@@ -1,4 +1,4 @@
-"""Turns the drafts of any drafter into chains or trees, so that the verification of both is tested with each drafter.
+"""Turns the drafts of any drafter into chains or trees, so that the verification of both shapes can be tested.
 
 chain   only the path from the root to the deepest node; if several nodes are deepest, to the likeliest of them
 tree    the draft with an additional sibling of every node, which has another token
@@ -24,7 +24,8 @@ def as_chain(draft: Draft) -> Draft:
 def as_tree(draft: Draft) -> Draft:
     """Adds to every node a sibling leaf with the next token id and half the node's survival probability.
 
-    The probability decides which nodes fit into the draft budget. With half of it, some of the siblings do.
+    The draft budget goes to the nodes with the highest survival probabilities. With half the probability of their node,
+    some siblings are among these.
     """
     tokens, parents, survival = list(draft.tokens), list(draft.parents), list(draft.survival)
     existing = set(zip(parents, tokens, strict=True))
@@ -40,7 +41,7 @@ def as_tree(draft: Draft) -> Draft:
 
 class ShapedDrafter(Drafter):
     def __init__(self, drafter: Drafter, shape: Callable[[Draft], Draft], drafter_budget: Callable[[int], int]) -> None:
-        """`drafter_budget` maps the draft budget to the budget that `drafter` gets; `shape` may add the rest."""
+        """`drafter_budget` maps the draft budget to the budget of `drafter`; `shape` may add nodes up to the former."""
         self.name, self.max_depth = drafter.name, drafter.max_depth
         self.tap_layers, self.slot_bytes = drafter.tap_layers, drafter.slot_bytes
         self._drafter, self._shape, self._drafter_budget = drafter, shape, drafter_budget

@@ -10,6 +10,7 @@ trains the speculator on the answers to the training questions. Prints one line 
                                    work on the machine
     simulated_acceptance_length    computed by the training program from the held-out answers
     served_acceptance_length       measured while the engine answers the held-out questions; should equal the simulated
+                                   acceptance length
 
 The held-out questions are the same for any number of rows. The model's answers are kept in --folder and used for all
 kinds and numbers of rows. docs/metrics.md defines the acceptance length.
@@ -40,7 +41,7 @@ from workers.training.data import split_key
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LOG_LINES = 5
-_NUM_GENERATED = 2048  # word problems from which the held-out ones are drawn
+_NUM_GENERATED = 2048  # word problems from which the held-out and the training questions are taken
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def questions(path: Path | None, rows: int, held_out: int) -> tuple[list[str], list[str]]:
-    """Returns the questions that the training program will hold out, and the first `rows` others.
+    """Returns the questions that the training program will hold out, and the first `rows` of the other questions.
 
     path: file of questions; None generates them.
     Raises: WorkloadError: there are too few questions, or a line is not {"question": ...}.
@@ -188,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, required=True, metavar="N", help="number of training answers")
     end = parser.add_mutually_exclusive_group(required=True)
     end.add_argument("--minutes", type=float, metavar="M", help="processor time of the training loop")
-    steps = "number of training steps, with which a result does not depend on the machine's speed"
+    steps = "number of training steps; unlike with --minutes, the result does not depend on the machine's speed"
     end.add_argument("--steps", type=int, metavar="N", help=steps)
     held_out = "number of held-out questions, with which the speculator is evaluated (default 32)"
     parser.add_argument("--held-out", type=int, default=32, metavar="N", help=held_out)

@@ -3,9 +3,9 @@
     python -m benchmarks.train_table --prompts FILE.jsonl
 
 Trains every kind on 300 answers, then the two best kinds on 100 and on 1,000 answers. After each training, its result
-is added to the folder --results with the machine, the date and the commit, and table and plot are updated. A second run
-only makes the trainings that have no result yet. turbo_lora is never among the best kinds, because its adapter changes
-the model's answers, so that its acceptance length cannot be compared with that of the other kinds.
+is added to the folder --results with the machine, the date and the commit, and the table and the plot are updated. A
+second run only makes the trainings that have no result yet. turbo_lora is never among the best kinds: its adapter
+changes the model's answers, so that its acceptance length cannot be compared with that of the other kinds.
 """
 
 import argparse
@@ -34,11 +34,13 @@ _LINES_FILE = "results.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
+    """The result of one training."""
+
     kind: str
     rows: int  # the requested number of training answers
     found: dict[str, Any]  # the output of benchmarks.train
-    commit: str  # when the training started
-    date: str  # when the training ended
+    commit: str  # the commit that was checked out when the training started
+    date: str  # the time at which the training ended
     machine: str
     versions: dict[str, str]
 
@@ -146,7 +148,7 @@ def _joined(values: Sequence[object]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments("Trains every kind of speculator for some minutes and plots the acceptance lengths.")
-    minutes = "processor time of a training on 300 answers (default 5); 100 answers get half and 1,000 four times of it"
+    minutes = "processor time of a training on 300 answers (default 5); half of it on 100, four times as much on 1,000"
     parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help=minutes)
     draft_budget = "number of draft tokens per pass (default 31)"
     parser.add_argument("--draft-budget", type=int, default=31, metavar="N", help=draft_budget)

@@ -1,4 +1,4 @@
-"""Compares the weight formats of a model on the CPU: their perplexity, and how fast they answer.
+"""Compares the weight formats of a model on the CPU, in perplexity and in speed.
 
     python -m benchmarks.weights --speculator DIR --prompts GSM8K.jsonl
 
@@ -7,11 +7,11 @@ a scale per output, which this command writes; on the CPU the engine widens it t
 
 1. The perplexity of `question + answer` texts: exp(mean over the tokens of -log p(token | the tokens before it)).
 2. Tokens per second of one request at a time, with each drafter, and how many answers equal those without a drafter.
-   All formats and drafters take turns in each round, and every second round reverses their order. A round has new
-   questions. Reported are medians over the rounds, also of the speed relative to bf16 with the same drafter in the same
-   round.
+   All formats and drafters take turns in each round, and every second round reverses their order. Each round has new
+   questions. The table shows medians over the rounds: of the speed, and of its ratios to two speeds of the same round,
+   bf16 with the same drafter and bf16 without a drafter.
 
-Prints lines of JSON, and the table in Markdown.
+Prints the perplexities as lines of JSON, and the speeds as a table in Markdown.
 """
 
 import argparse
@@ -57,7 +57,7 @@ _FLOAT8 = {
 
 @dataclass(slots=True)
 class Arm:
-    """A format with a drafter."""
+    """A weight format with a drafter, and what was measured with them."""
 
     weights: str
     drafter: str
@@ -120,7 +120,7 @@ def _write_float8(folder: Path, target: Path) -> Path:
 
 
 def _texts(path: Path, count: int = 64) -> list[str]:
-    """Returns the last lines of the file. The rounds do not ask the questions in these lines."""
+    """Returns question and answer of each of the last `count` lines. The rounds ask questions of earlier lines."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[-count:]]
     return [f"{row['question']}\n{row['answer']}" for row in rows]
 

@@ -53,9 +53,9 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def read_prompts(path: Path | None, tokenizer: Tokenizer, *, max_seq_len: int, limit: int) -> list[Prompt]:
-    """Returns the first `limit` prompts of a file, or without a file `limit` generated word problems.
+    """Returns the first `limit` prompts of a file, or `limit` generated word problems if there is no file.
 
-    Of the requests in the file, only the prompts are used, not the sampling parameters.
+    The sampling parameters of the requests in the file are ignored.
     Raises: WorkloadError: the file is empty, a line has another format, or the model cannot answer a request.
     """
     if path is None:

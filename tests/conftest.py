@@ -136,7 +136,7 @@ if importlib.util.find_spec("django"):
     def one_connection(db: None) -> Iterator[None]:
         """Keeps the test's transaction open during requests that are not sent by Django's test client.
 
-        At such a request, Django would close the connection.
+        Without this fixture, Django would close the connection at each such request.
         """
         signals = (request_started, request_finished)
         for signal in signals:
@@ -147,7 +147,7 @@ if importlib.util.find_spec("django"):
 
     @pytest.fixture
     def database_kind() -> str:
-        """Returns the database of the run; a test that needs a certain one overrides this fixture in `parametrize`."""
+        """Returns `sqlite` or `postgresql`. A test that needs one of them overrides this fixture in `parametrize`."""
         return str(connection.vendor)
 
 else:

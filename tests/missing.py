@@ -47,7 +47,7 @@ def _imported(file: Path) -> tuple[str, ...]:
 
 @cache
 def _project_files(name: str) -> tuple[Path, ...]:
-    """Returns the file of a project module, or of the project module that defines the name; empty for other names."""
+    """Returns the file of the project module `name`, or of the module that defines `name`; empty for other names."""
     parts = name.split(".")
     for root in _ROOTS:
         for count in (len(parts), len(parts) - 1):

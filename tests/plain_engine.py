@@ -1,4 +1,4 @@
-"""Answers of an engine without a drafter, which those of workers and endpoints must equal."""
+"""Computes answers with an engine without a drafter. Answers of workers and endpoints must equal these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -58,7 +58,7 @@ class Layer:
     banned: frozenset[str] = frozenset()
 
 
-# jinja2: chat templates
+# jinja2 renders chat templates.
 ENGINE = frozenset({"torch", "triton", "transformers", "safetensors", "numpy", "jinja2", "xgrammar"})
 
 # A file belongs to the layer with the longest `module` that equals the file's module or contains it.

@@ -22,12 +22,12 @@ def test_every_test_that_the_page_names_exists() -> None:
 
 
 def test_every_promise_names_a_test() -> None:
-    # A row that names no test refers to the tests "of R1" instead.
+    # A row without its own test says that its tests are those "of R1".
     rows = [line for line in PAGE.splitlines() if re.match(r"\| [REUSW]\d+ \|", line)]
     assert [row[:6] for row in rows if not NAMED.search(row) and "of R1" not in row] == []
 
 
-def test_promises_held_only_by_pretended_children_and_engines_say_so() -> None:
+def test_promises_tested_only_with_pretended_children_or_engines_are_marked_without_a_model() -> None:
     pretended = ("tests/workers/supervisor/", "tests/control/serving/")
     concerns_no_model = {"E8"}  # the gateway refuses the request
     unmarked = []

@@ -95,9 +95,9 @@ def train_tiny_model(directory: Path, text: str, *, num_steps: int = 60) -> Path
 
 
 def _deepseek_sizes(hidden_size: int) -> dict[str, int]:
-    """The first layer is dense, the others have 8 experts in 4 groups, of which a token uses 3 from 2 groups.
+    """Returns the sizes of a model whose first layer is dense and whose other layers have 8 experts in 4 groups.
 
-    All widths differ, so that code which confuses two of them fails.
+    Each token uses 3 experts, from 2 groups. All widths differ, so that code that confuses two of them fails.
     """
     heads = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20}
     experts = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "n_shared_experts": 2}
@@ -105,7 +105,10 @@ def _deepseek_sizes(hidden_size: int) -> dict[str, int]:
 
 
 def _byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Has a token for each byte and three special tokens. Without merges, a text has exactly one encoding."""
+    """Returns a tokenizer with a token for each byte and three special tokens.
+
+    It has no merges, so a text has exactly one encoding.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

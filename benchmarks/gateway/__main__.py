@@ -1,4 +1,4 @@
-"""Measures what the gateway adds to an engine, with a pretended engine in its place.
+"""Measures the time and the memory that the gateway needs, with a pretended engine behind it.
 
     python -m benchmarks.gateway [--database-url postgresql://ROLE@HOST/NAME] [--streams 500]
 
@@ -6,12 +6,12 @@ The database must be empty; the command migrates it and does not clean it up. Th
 folder. The gateway is one process of uvicorn with its real database; the pretended engine and the callers that hold
 streams open are other processes. Prints one line of JSON:
 
-    added_ms_p50, added_ms_p99      time to the first event through the gateway, less the median time without it
+    added_ms_p50, added_ms_p99      time to the first event through the gateway, minus the median time without it
     events_per_core_second          events that the gateway passes on, one at a time, in a second of processor time
     bytes_per_stream                growth of the gateway's memory, divided by the number of open streams
-    threads, files, connections, mib   used by the gateway while the streams are open
-    alone_ms_p95, beside_ms_p95     time to the first event, and of a read of the API, for another organization: without
-                                    and with the open streams
+    threads, files, connections, mib   used by the gateway while the streams are open; mib: memory in MiB
+    alone_ms_p95, beside_ms_p95     for another organization, the time to the first event and the time of a read of the
+                                    API: before the streams are opened, and while they are open
 """
 
 import argparse
@@ -65,7 +65,7 @@ async def _measure(folder: Path, database_url: str | None, num_streams: int) -> 
 
 
 async def _latency(direct: Address, ours: Address) -> dict[str, float]:
-    """Measures requests that come one after the other, in turn with and without the gateway."""
+    """Measures requests one after the other, alternately without and with the gateway."""
     plain: list[float] = []
     through: list[float] = []
     for number in range(NUM_REQUESTS + 20):
@@ -91,7 +91,7 @@ async def _streams(
 ) -> dict[str, Any]:
     alone, before = await _p95(theirs), process.rss_bytes
     async with helper("crowd", ours.port, ours.token, MODEL, num_streams):
-        await asyncio.sleep(1.0)  # until the records of opened streams are written
+        await asyncio.sleep(1.0)  # until the gateway has written the usage records of the opened streams
         used = {
             "streams": num_streams,
             "bytes_per_stream": round((process.rss_bytes - before) / num_streams),

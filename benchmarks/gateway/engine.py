@@ -3,8 +3,8 @@
     python -m benchmarks.gateway.engine     prints its port, and ends when its standard input is closed
     python -m benchmarks.gateway.engine --port PORT ...     as a supervisor starts it: serves until it is killed
 
-The request decides what it sends: `max_tokens` events, with a pause of `seed` milliseconds after each. With 0
-tokens the stream sends one event and then a comment every `seed` milliseconds, until the caller disconnects.
+The request decides what the engine sends: `max_tokens` events, with a pause of `seed` milliseconds after each. With 0
+`max_tokens` it sends one event and then a comment every `seed` milliseconds, until the caller disconnects.
 """
 
 import argparse
@@ -31,7 +31,7 @@ async def main() -> None:
 
 
 def event(number: int) -> bytes:
-    """An event as large as those of the engine, with usage as the gateway requests it."""
+    """Returns an event as large as those of a real engine, with usage, which the gateway requests in every stream."""
     chunk = {
         "id": "chatcmpl-0123456789abcdef0123456789abcdef",
         "object": "chat.completion.chunk",

@@ -1,4 +1,4 @@
-"""The database of a measurement, with two organizations that have a deployment each."""
+"""Prepares the environment variables and the database of a measurement with two organizations."""
 
 import os
 from pathlib import Path
@@ -21,9 +21,11 @@ def variables(folder: Path, database_url: str | None) -> dict[str, str]:
 
 
 def fill(model_dir: Path, engine_port: int | None = None) -> list[str]:
-    """Args: engine_port: port of the pretended engine that serves both deployments; None: a supervisor starts engines.
+    """Creates the tables, a model, and two organizations with a deployment each.
 
-    Returns: the organizations' keys.
+    Args: engine_port: port of the pretended engine that serves both deployments; None: a supervisor starts engines.
+
+    Returns: the API keys of the two organizations.
     """
     from django.core.management import call_command
 

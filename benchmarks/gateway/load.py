@@ -1,4 +1,4 @@
-"""Callers that measure: HTTP over plain sockets, because a client library would need more time than the gateway."""
+"""Sends HTTP requests over plain sockets and times them. A client library would need more time than the gateway."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ class Address:
 
 
 def completion(address: Address, *, model: str, num_events: int, pause_ms: int = 0) -> bytes:
-    """A request for a stream, in the terms of the pretended engine."""
+    """Returns a request that the pretended engine answers with `num_events` events and a pause after each."""
     messages = [{"role": "user", "content": "hello"}]
     body = {"model": model, "messages": messages, "stream": True, "max_tokens": num_events, "seed": pause_ms}
     return post(address, "/v1/chat/completions", json.dumps(body).encode())

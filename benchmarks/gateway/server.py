@@ -1,4 +1,4 @@
-"""Processes of the measurement: the gateway, with what it uses, and its surroundings."""
+"""Starts the processes of a measurement (the gateway and helpers), and reads what a process uses from /proc."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ def raise_file_limit() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Reads /proc, so it needs Linux."""
+    """What a running process uses, read from /proc, which only Linux has."""
 
     pid: int
 
@@ -48,7 +48,7 @@ class Process:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime
 
     def num_connections(self, *, sqlite_path: Path | None = None, port: int | None = None) -> int:
-        """Connections to a database: files of SQLite, or sockets that are connected to the port of PostgreSQL."""
+        """Counts connections to a database: open files of SQLite, or sockets connected to the port of PostgreSQL."""
         if sqlite_path is not None:
             links = (os.path.realpath(link) for link in Path(f"/proc/{self.pid}/fd").iterdir())
             return sum(link == str(sqlite_path.resolve()) for link in links)

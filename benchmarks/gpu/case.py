@@ -20,7 +20,7 @@ class Case:
     error: Callable[[Outputs], float]  # returns the difference of the outputs from the reference's; NaN never passes
     tolerance: float
     work: Work
-    rivals: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # other implementations, for their times
+    rivals: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # implementations that are only timed
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ class RowInvariance:
 
 
 def different_windows(claim: RowInvariance, windows: Sequence[slice]) -> list[str]:
-    """Returns the windows (ranges of rows) that give other bits when run alone than in a run of all rows."""
+    """Returns the windows (ranges of rows) whose rows have different bits when the window runs alone."""
     all_rows = [output.clone() for output in claim.run(slice(0, claim.num_rows))]
     different = []
     for window in windows:

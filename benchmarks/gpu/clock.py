@@ -1,4 +1,4 @@
-"""Timing of work on the device.
+"""Measures how long work takes on the device.
 
 On CUDA the work is captured into a graph once. Each repetition overwrites the L2 cache and then replays the graph
 between two events. Overwriting also keeps the device busy while the host submits the graph, so that the measured time

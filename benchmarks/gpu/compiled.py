@@ -1,16 +1,18 @@
-"""Prints what the kernels of a decoder layer become when they are compiled for an H100, without a GPU.
+"""Compiles the kernels of a decoder layer for an H100, without a GPU, and prints their launches and instructions.
 
     python -m benchmarks.kernels --compiled
 
 The counts are of one layer in the shape of Llama-3.1-8B, in bfloat16, for one sequence with a draft tree of 1, 16, 64
 or 128 rows, on a server whose slot tables have 16 sequences of 131,072 positions and one for padding.
 
-launches        kernels launched per layer, and programs of all of them
-prefix programs programs of the attention to the prefix: for all sequences and positions of the slot tables, for the
-                sequences of the pass, and also only for the keys of the graphs for short contexts
+launches        kernels launched per layer
+programs        programs of all these launches
+prefix programs programs of the kernel for attention to the prefix, if its grid covers: all sequences and positions of
+                the slot tables; only the sequences of the pass; only these sequences and a short context's keys
 registers ...   of each variant of a kernel, with the smallest row count that uses it; shared memory in bytes per
                 program, stack in bytes per thread
-K-step          instructions of an iteration of the innermost loop with matrix products, and the products among them
+K-step          an iteration of the innermost loop with matrix products, over the summed dimension K: its instructions,
+                and how many of them are matrix products
 """
 
 import sys
@@ -38,13 +40,13 @@ _BF16 = torch.bfloat16
 
 @dataclass(frozen=True, slots=True)
 class LayerLaunches:
-    """The launches of one layer with M rows, and the programs of the attention to the prefix for three bounds."""
+    """The launches of one layer with M rows, and the programs of the attention to the prefix for three grids."""
 
     M: int
     launches: list[Launch]
-    unbounded_programs: int
-    bounded_programs: int
-    short_programs: int
+    unbounded_programs: int  # for all sequences and positions of the slot tables
+    bounded_programs: int  # for the sequences of the pass
+    short_programs: int  # for the sequences of the pass and the keys of a short context
 
     def row(self) -> str:
         total = sum(launch.num_programs for launch in self.launches)
@@ -124,7 +126,7 @@ def _rows(M: int) -> AttentionRows:
 
 
 def k_step(kernel: CompiledKernel) -> tuple[int, int]:
-    """Returns the instructions per K-step, and the matrix products among them; zeros if there is no such loop."""
+    """Returns the numbers of instructions and of matrix products per K-step; zeros if no loop has matrix products."""
     body = main_loop(dump(kernel.cubin, "-sass"))
     return len(body), sum(map(is_matrix_product, body))
 

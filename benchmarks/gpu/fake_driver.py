@@ -1,7 +1,7 @@
 """Lets triton compile kernels for an H100 on a machine without a GPU.
 
-A fake driver replaces the CUDA driver. It launches nothing, so tensors may lie in the host's memory; tensors that are
-never written use none of it. It reports what the compiler made of each kernel, and each launch.
+A fake driver replaces the CUDA driver. It launches nothing, so tensors may be in the host's memory, of which tensors
+that are never written use nothing. It reports each compiled kernel and each launch.
 """
 
 import re
@@ -22,7 +22,7 @@ _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuo
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """A variant of a kernel; shared and stack: bytes per program and per thread."""
+    """A compiled variant of a kernel. shared: bytes of shared memory per program; stack: bytes per thread."""
 
     name: str
     cubin: bytes
@@ -43,7 +43,7 @@ class Launch:
 
 
 class FakeDriver:
-    """An H100 as triton sees it."""
+    """Stands in for the driver of an H100, with the methods that triton calls."""
 
     def __init__(
         self, on_compiled: Callable[[CompiledKernel], None], on_launch: Callable[[Launch], None] = lambda _: None
@@ -92,7 +92,7 @@ def dump(cubin: bytes, option: str) -> str:
 
 
 def main_loop(sass: str) -> list[str]:
-    """Returns the instructions of the innermost loop that multiplies matrices; of none, if there is no such loop."""
+    """Returns the instructions of the innermost loop that multiplies matrices, or an empty list if there is none."""
     found = re.findall(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)\s*([^;]*);", sass, re.MULTILINE)
     instructions = [(int(address, 16), name, operands) for address, name, operands in found]
     loops = []

@@ -1,4 +1,7 @@
-"""The performance targets on a GPU, and whether results files reach them."""
+"""The performance targets on a GPU, and whether results files reach them.
+
+benchmarks/gpu/steps.py defines T_plain and T_verify(n).
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

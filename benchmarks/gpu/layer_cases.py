@@ -206,7 +206,7 @@ def gated(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
 
 
 def gated_product(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
-    """The product with gate_up and SwiGLU, which are one kernel if the product has one split."""
+    """The product with gate_up, followed by SwiGLU; both are one kernel if the product has one split."""
     N, K = weights_of(sizes)["gate_up"]
     x, weight = inputs.normal(M, K), inputs.normal(N, K) / K**0.5
 

@@ -3,20 +3,22 @@
     python -m benchmarks.gpu.predict
 
 Nothing is measured, and no GPU is needed. The prediction is to be compared with the first measurement
-(`python -m benchmarks.decode`); where they differ, one of the assumptions below is wrong. The formula for a step of one
-sequence with M rows is
+(`python -m benchmarks.decode`); where they differ, one of the assumptions below is wrong. benchmarks/gpu/steps.py
+defines T_plain and T_verify(n). The formula for a step of one sequence with M rows is
 
-    T = launches x launch_seconds + sum of products + sum of attention
+    T = launches x launch_seconds + sum of all products + sum of the attention of all layers
     product    max(W / copy, (W x programs per weight block + X) / l2, K-steps x cycles / clock) + 2 outputs / l2
     attention  max(KV / copy, KV read by all programs / l2) + 2 splits / l2
 
+copy, l2, clock, launch_seconds    figures of the GPU, see `Gpu`
 launches    those of all layers, counted by benchmarks/gpu/compiled.py, plus those of the step outside of the layers
 W, X        bytes of the weight, and bytes of the rows, which the programs of each block of outputs read again; a block
             has 64 outputs, or twice as many if the kernel also computes SwiGLU
-K-steps     iterations of the loop over K on the SM with the most programs
-cycles      of a K-step: its instructions, of which an SM issues one per cycle to each of its four warps, or, if longer,
-            the time to read the operands of its matrix products from shared memory
-outputs     bytes of a product's splits, which the next kernel reads; `splits` are the results of splits of the keys
+K-steps     iterations of the loop over the summed dimension K, on the SM (multiprocessor) with the most programs
+cycles      of a K-step, the larger of two numbers: its instructions, because an SM issues one per cycle to each of its
+            four warps; and the cycles to read the operands of its matrix products from shared memory
+outputs     bytes of a product's partial sums, which one kernel writes and the next one reads
+splits      bytes of the attention's partial results, one for each split of the keys, which are also written and read
 KV          bytes of the keys and values of the context
 
 Kernels are assumed to run one after the other without overlap, and to reach the bandwidths while they run. The time to
@@ -48,7 +50,7 @@ _MATRIX_BYTES = (64 + ROW_TILE) * 16 * _ITEMSIZE  # operands of m64n16k16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """Rates in bytes per second."""
+    """Figures of a GPU. copy, l2: bandwidths of a copy and of the L2 cache, in bytes per second."""
 
     copy: float
     l2: float
@@ -77,12 +79,12 @@ class KStep:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the compiler made of a layer with M rows."""
+    """Counts from the compiled kernels of a layer with M rows."""
 
     M: int
     launches: int
     step: KStep
-    gated: KStep | None = None  # of the kernel of gate_up and SwiGLU; None: they are two kernels
+    gated: KStep | None = None  # of the kernel that computes gate_up and SwiGLU; None: two kernels compute them
 
     @classmethod
     def of(cls, layer: LayerLaunches) -> "Counts":
@@ -162,7 +164,7 @@ def step_seconds(gpu: Gpu, config: ModelConfig, counts: Counts, context: int) ->
 
 
 def step_row(gpu: Gpu, model: str, all_counts: list[Counts]) -> str:
-    """Returns the row of a model, whose counts are those of plain decoding first."""
+    """Returns a model's row of the printed table. all_counts: those of plain decoding, then those with drafts."""
     config = ModelConfig.from_values(SHAPES[model])
     plain, *verify = (step_seconds(gpu, config, counts, CONTEXT) for counts in all_counts)
     share = pass_bytes(config, _ITEMSIZE, context=CONTEXT, batch=1) / gpu.copy / plain

@@ -1,7 +1,7 @@
 """Models with the shapes of well-known models and random weights, for measurements of the time of a pass.
 
-This time does not depend on the values of the weights. They are normally distributed and small enough that no layer
-overflows. The answers of such a model are meaningless, and so is its acceptance of drafts.
+This time does not depend on the values of the weights. The weights are normally distributed and small enough that no
+layer overflows. The answers of such a model are meaningless, and so is its acceptance of drafts.
 """
 
 from typing import Any

@@ -111,5 +111,5 @@ def _row(
 
 
 def predicted_speedup(acceptance_length: float, *, plain: float, verify: float, draft: float) -> float:
-    """Returns the formula above. plain, verify, draft: T_plain, T_verify(nodes) and T_draft in seconds."""
+    """Computes the formula of the module docstring, with plain = T_plain, verify = T_verify(nodes), draft = T_draft."""
     return acceptance_length * plain / (verify + draft)

@@ -1,4 +1,4 @@
-"""All measurements of decoding on a GPU, in sections. The most important sections run first.
+"""Runs all measurements of decoding on a GPU, in sections. The most important sections run first.
 
 The results file is written after each section, so that the results of an interrupted run are not lost. It also lists
 the sections that failed, and those that were left out for lack of time.

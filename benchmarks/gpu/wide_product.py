@@ -1,7 +1,7 @@
 """Tells whether one wide matrix instruction gives rows the same bits as several narrow ones.
 
 Products use the instruction m64n16k16 for each tile of 16 rows, whatever the number of rows. If m64n128k16 adds in the
-same order, passes of many rows may use it and need an eighth of the instructions. Only a GPU can tell.
+same order, passes of many rows may use it and need an eighth of the instructions. Only a run on a GPU can show this.
 """
 
 from typing import Any

@@ -8,8 +8,8 @@ For each model, the columns of the printed table are:
     parity      the largest difference of a logit from transformers, in float32; at most 1e-4
     drafters    how many drafters give the same tokens and log-probabilities as plain decoding, in bfloat16
     LoRA        the largest difference of a log-probability from peft, in float32; at most 1e-4
-    tokens/s    of the engine and of transformers, four answers at a time in bfloat16. Such small models measure the
-                overhead of a pass, not its products
+    tokens/s    of the engine and of transformers, four answers at a time in bfloat16. With such small models, this
+                measures the overhead of a pass rather than its matrix products
 
 A check that fails shows its error, and the exit code is then 1.
 """

@@ -67,7 +67,10 @@ CHECKPOINTS = ("fp8 blocks", "fp8 per channel", "compressed int8", "compressed i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model in one format. weights: as in EngineConfig. write: returns the two folders below the given one."""
+    """A model in one format. weights: as in EngineConfig.
+
+    write: writes the model below the given folder, and returns the engine's folder and the one for transformers.
+    """
 
     family: Family
     format: str

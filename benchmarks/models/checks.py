@@ -19,7 +19,7 @@ from engine.request import Completion, Request, SamplingParams
 from tests.engine.drafters import every_drafter
 from tests.tiny_model import make_tiny_model
 
-PARITY = 1e-4  # the largest difference of a logit in float32
+PARITY = 1e-4  # the largest difference of a logit or a log-probability that is allowed in float32
 _NEW_TOKENS = 24
 _BATCH = 4
 _REPEATS = 5
@@ -52,7 +52,7 @@ def parity(folder: Path, exact: Path, weights: str) -> float:
 
 
 def equal_answers(model: Model, folder: Path) -> int:
-    """Checks that each drafter gives, in a batch, the sampled answers of single requests without a drafter.
+    """Checks that a batch of requests gets, with each drafter, the same sampled answers as single requests without one.
 
     Returns the number of drafters.
 

@@ -71,7 +71,7 @@ def _reason(model_type: str, folder: Path) -> str | None:
 
 
 def _make(model_type: str, folder: Path) -> None:
-    """Raises: ValueError: the model would be large, since its configuration has other names for its sizes."""
+    """Raises: ValueError: the model would be large, because its configuration uses other names than `_SIZES`."""
     sizes = {} if model_type == "deepseek_v3" else _SIZES
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(tiny_config(model_type, **sizes))

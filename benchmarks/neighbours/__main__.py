@@ -1,4 +1,4 @@
-"""Measures how much longer one organization waits while another does its worst.
+"""Measures how much longer one organization waits while another one causes as much load as it can (a "noise").
 
     python -m benchmarks.neighbours [--database-url postgresql://OWNER@HOST/NAME] [--rounds 3] [--only NOISE]
 
@@ -6,12 +6,13 @@ The database must be empty; the command migrates it and does not clean it up. Th
 folder. The processes are real: the API with the gateway, the supervisor of deployments, and the threads of a worker.
 Engines, storage and receivers of webhooks are pretended, so that only code that the organizations share is measured.
 
-Windows without and with the noise take turns: quiet, noisy, quiet, noisy, ..., quiet. A window is longer than the
-pauses of the noise's callers. If the noise consists of requests, a noisy window lasts until the server has answered
-each of them once. The command prints, for each noise, the medians of the windows' 95th percentiles in milliseconds,
-quiet → noisy, with their ratio. It also prints what failed: requests and jobs of the quiet organization, its engine if
-it was killed, and processes of the installation that died.
-The exit code is 1 if a ratio is above 2 or anything failed.
+Time is measured in windows without and with a noise (benchmarks/neighbours/noises.py), which alternate: quiet, noisy,
+quiet, noisy, ..., quiet. A window is longer than the pauses of the noise's callers. If the noise consists of requests,
+a noisy window lasts until the server has answered each of them once. Each window gives a 95th percentile. For each
+noise, the command prints the median of these percentiles over the quiet windows and over the noisy windows, in
+milliseconds, quiet → noisy, with their ratio. It also prints what failed: requests and jobs of the quiet organization,
+its engine if that was killed, and processes of the installation that died. The exit code is 1 if a ratio is above 2 or
+anything failed.
 """
 
 import argparse
@@ -43,7 +44,7 @@ P95 = dict[str, float]  # name of the measure -> milliseconds
 
 @dataclass(slots=True)
 class Windows:
-    """The windows of one noise."""
+    """What was measured in the windows without and with one noise."""
 
     quiet: list[P95] = field(default_factory=list)
     noisy: list[P95] = field(default_factory=list)
@@ -102,7 +103,10 @@ async def _measure(noise: str, quiet: Address, loud: Loud, num_rounds: int, surv
 
 
 async def p95(quiet: Address, failures: list[str], cycle: Cycle | None = None) -> P95:
-    """Measures a window, which lasts until each request of the noise has been answered."""
+    """Measures requests and claims of the quiet organization in one window.
+
+    cycle: ends when each request of the noise has been answered; the window lasts at least as long.
+    """
     requests = {
         "read": read(quiet, "/v1/deployments"),
         "first token": completion(quiet, model=MODEL, num_events=1),

@@ -2,9 +2,9 @@
 
     python -m benchmarks.neighbours.callers bodies|bombs|files|feeds PORT TOKEN
 
-Prints `calling` when it begins and `cycle` when the server has answered each request once; a 429 does not count. Ends
-when its standard input is closed. The callers begin at different requests. Each pauses after each request: on a small
-machine, an endless flood would only measure who gets the processor.
+Prints `calling` when it begins, and `cycle` when the server has answered each request once with a status other than
+429. Ends when its standard input is closed. The callers begin at different requests. Each caller pauses after each
+request: on a small machine, an endless flood would only measure which process gets the processor.
 """
 
 import asyncio
@@ -133,7 +133,9 @@ def _feeds(address: Address) -> list[bytes]:
 
 
 async def _files(address: Address) -> list[bytes]:
-    """Uploads hostile files. Returns: requests that read them, one of them with a model whose template never ends."""
+    """Uploads hostile files. Returns: requests whose processing reads these files, one of them for a model whose chat
+    template never ends.
+    """
     chat = {"messages": [{"role": "user", "content": "hello"}]}
     row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
     grammar = {**row, "body": {**chat, "model": "pretended", "response_format": _bomb_grammar()}}

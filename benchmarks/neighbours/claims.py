@@ -1,4 +1,4 @@
-"""Claims of jobs as a worker makes them."""
+"""Measures how long claims of jobs take, made as a worker makes them."""
 
 import time
 
@@ -9,7 +9,7 @@ def seconds_of_claims(token: str, num_jobs: int) -> list[float]:
     """Queues jobs of the token's organization one after the other. Returns the seconds that each claim took.
 
     A worker shares its time between organizations, so a few jobs of another organization may be claimed first.
-    Raises: RuntimeError: a job was not among the next claims, or not at its first attempt.
+    Raises: RuntimeError: a queued job was not claimed within 1 + MAX_TURNS claims, or needed more than one attempt.
     """
     from control.queue.jobs.models import Job
     from control.queue.jobs.services import job_claim_next, job_submit, job_succeed

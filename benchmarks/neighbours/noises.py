@@ -1,7 +1,7 @@
-"""The noises: the most disturbing things that an organization can do. Each noise is an async context manager that lasts
-as long as its block.
+"""The noises: the most disturbing things that one organization can do to others.
 
-A noise of several requests yields a task that ends when the server has answered each of them.
+Each noise is an async context manager, which makes the noise while its `async with` block runs. A noise of several
+requests yields a task that ends when the server has answered each of these requests once.
 """
 
 import asyncio
@@ -118,7 +118,7 @@ async def stagings(loud: Loud) -> AsyncIterator[None]:
     await asyncio.to_thread(deploy)
     yield
     await asyncio.to_thread(delete)
-    downloaded.touch()
+    downloaded.touch()  # ends the downloads from the slow storage (benchmarks/neighbours/supervisor.py)
 
 
 @asynccontextmanager
@@ -144,7 +144,7 @@ async def jobs(loud: Loud) -> AsyncIterator[None]:
 
 
 def calls(kind: str) -> Callable[[Loud], AbstractAsyncContextManager[Cycle]]:
-    """Requests of many callers (`callers`)."""
+    """Returns the noise of many callers, which send one kind of requests (benchmarks/neighbours/callers.py)."""
 
     @asynccontextmanager
     async def noise(loud: Loud) -> AsyncIterator[Cycle]:

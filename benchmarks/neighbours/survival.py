@@ -12,7 +12,7 @@ START_SECONDS = 60.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivors:
     token: str  # API key of the quiet organization
-    engine: int  # process id of its endpoint's engine
+    engine: int  # process id of the engine of the quiet organization's endpoint
     processes: Sequence[int]  # process ids of the installation
 
     @classmethod
@@ -34,7 +34,7 @@ class Survivors:
 
 
 def _engine(token: str) -> int | None:
-    """Returns the process id of the organization's endpoint, or None if it is not ready."""
+    """Returns the process id of the engine of the organization's endpoint, or None if the endpoint is not ready."""
     from control.serving.deployments.models import Deployment
     from control.tenants.authentication.api_keys import key_of
     from control.tenants.row_security.scope import as_tenant

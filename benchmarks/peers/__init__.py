@@ -1,1 +1,1 @@
-"""Runners: a program for each compared engine that answers prompts, in its own process and Python environment."""
+"""Runners: for each compared engine, a program that answers prompts in its own process and Python environment."""

@@ -28,8 +28,8 @@ class Environment:
 
     requirements: the arguments of each call of `pip install`, in this order.
     dependencies_of: a distribution that `requirements` installs with --no-deps. Its dependencies are installed last.
-    left_out: names of dependencies that are not installed, because their builds for accelerators would break the
-        environment, and because text models do not need them or they are already installed.
+    left_out: names of dependencies that are not installed. Their builds for accelerators would break the environment.
+        Text models do not need them, or they are already installed.
     """
 
     name: str
@@ -105,6 +105,7 @@ def _run(*command: str) -> str:
 
 
 _TORCH = f"torch=={version('torch').partition('+')[0]}"  # our version, so that all engines run with the same one
+# torch is installed first, in our version; text models do not need the other packages.
 _COMPANIONS = frozenset({"torch", "torchaudio", "torchvision", "torchcodec"})
 
 VLLM = Environment(

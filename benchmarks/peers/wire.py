@@ -29,7 +29,7 @@ class Answers:
     outputs: list[list[int]]  # generated token ids, in the order of the prompts
     seconds: float  # wall time of the whole job
     ttft_seconds: list[float]  # time to first token of each prompt, from its submission
-    acceptance_length: float | None  # as the function below computes it; None if the engine does not report it
+    acceptance_length: float | None  # as `acceptance_length()` computes it; None if the engine does not report it
     prefill_seconds: float | None = None  # time of the passes that read prompts, if the engine reports it
 
     @property

@@ -19,7 +19,7 @@ from tests.e2e.stack import Stack, assert_nothing_is_left, start_stack, wait_for
 ENDPOINT = "assistant"
 RUN_SECONDS = 600.0
 
-# In the format of Hermes and Qwen. The model was not trained with tools, so only grammars make it call them.
+# Tool calls have the format of Hermes and Qwen. The model was not trained with tools; only grammars make it call one.
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}{# <tool_call> #}<|im_end|>\n{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
@@ -66,7 +66,7 @@ def _is_ready(client: openai.OpenAI, deployment: str) -> bool:
 def outcomes(
     stack: Stack, model_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Client], dict[str, Outcome]]:
-    """Returns a function that runs a client's script, once, and returns the outcomes by the names of the checks.
+    """Returns a function that returns a client's outcomes by the names of the checks; its first call runs the script.
 
     Raises: NotInstallableError
     """

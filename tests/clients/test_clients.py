@@ -53,7 +53,7 @@ def test_the_log_likelihoods_of_lm_eval_equal_the_engines_own(
         [text, next_text, *log_likelihood(engine, tokenizer, text, next_text)] for text, next_text, *_ in measured
     ]
 
-    assert len(measured) == 7  # the requests of the script
+    assert len(measured) == 7  # one request for each choice of the script's three questions
     assert measured == expected
 
 

@@ -1,8 +1,9 @@
-"""Encrypts captured requests with a key that each organization has for itself (AES-256-GCM).
+"""Encrypts captured requests with AES-256-GCM. Each organization has its own key.
 
 The keys lie in the database, encrypted with a key that is derived from Django's SECRET_KEY. A copy of the database
-alone therefore shows no request. The id of the deployment is authenticated, so that no row can be moved to another one.
-After a change of SECRET_KEY, `manage.py capture_keys_reencrypt` encrypts all keys with the new one.
+alone therefore shows no request. The ciphertext authenticates the deployment's id, so a request that is moved to
+another deployment cannot be decrypted. After a change of SECRET_KEY, `manage.py capture_keys_reencrypt` encrypts all
+keys anew.
 """
 
 import base64

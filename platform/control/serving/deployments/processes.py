@@ -1,4 +1,4 @@
-"""Handles processes that are not necessarily our children. Pid and start time identify a process: pids are reused."""
+"""Handles processes that need not be our children. Pid and start time identify a process, because pids are reused."""
 
 import contextlib
 import os

@@ -1,7 +1,7 @@
 """Options of a deployment's scaling, and the rules by which the supervisors follow them.
 
-The rules read rows only. What the rows say about the use of a replica is the engine's own count, which contains the
-requests of all gateways.
+The rules read rows of the database only. The numbers of open requests in these rows come from the engines, so they
+include the requests of all gateways.
 """
 
 import datetime as dt
@@ -65,7 +65,7 @@ def scaling_of(deployment: Deployment) -> ScalingOptions:
 
 
 def replicas_wanted(deployment: Deployment) -> int:
-    """How many replicas the requests need that run or wait now."""
+    """Returns how many replicas the requests need that are running or waiting now."""
     engine = EngineOptions.model_validate(deployment.engine or {})
     used = [replica for replica in deployment.replicas.all() if replica.number < deployment.num_replicas]
     num_open = sum(replica.num_open for replica in used)

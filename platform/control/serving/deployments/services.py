@@ -91,7 +91,10 @@ def deployment_create(
 
 
 def deployment_workload(base_model: BaseModel, speculator: Speculator | None, adapters: Sequence[Adapter]) -> Workload:
-    """Raises: ApiError: 409, the speculator or an adapter does not belong to the model, or is not ready."""
+    """Returns the workload for which `engine_plan` computes the memory.
+
+    Raises: ApiError: 409, the speculator or an adapter does not belong to the model, or is not ready.
+    """
     if speculator is not None:
         _check_speculator(speculator, base_model)
     _check_adapters(adapters, base_model)
@@ -208,7 +211,7 @@ def deployment_scale(*, deployment: Deployment, num_replicas: int) -> Deployment
 @audited("deployment.update")
 @transaction.atomic
 def deployment_scaling_set(*, deployment: Deployment, scaling: ScalingOptions) -> Deployment:
-    """Nothing is restarted.
+    """Changes the scaling options. No process is restarted.
 
     Raises: ApiError: 400, the limits contradict each other; 409, engines cannot sleep on the installation's devices;
         429, as `deployment_scale`.
@@ -234,7 +237,9 @@ def _checked(scaling: ScalingOptions) -> dict[str, Any] | None:
 @audited("deployment.update")
 @transaction.atomic
 def deployment_memory_set(*, deployment: Deployment, remember_answers: bool) -> Deployment:
-    """The gateway reads the switch with each request, so the endpoint is not restarted."""
+    """Sets whether the engine drafts copies of past answers. The gateway tells the engine with each request, so the
+    endpoint is not restarted.
+    """
     Deployment.objects.filter(pk=deployment.pk).update(remember_answers=remember_answers)
     deployment.refresh_from_db()
     return deployment
@@ -276,7 +281,10 @@ def deployment_stop(*, deployment: Deployment) -> Deployment:
 @audited("deployment.delete")
 @transaction.atomic
 def deployment_delete(*, deployment: Deployment) -> Deployment:
-    """Frees the name at once; the process drains and stops. The row stays, because pipelines refer to it."""
+    """Deletes a deployment: frees its name at once, and its process drains and stops.
+
+    The row stays, because pipelines refer to it.
+    """
     deployment_stop(deployment=deployment)
     deployment.samples.all().delete()
     Deployment.objects.filter(pk=deployment.pk, deleted_at=None).update(deleted_at=timezone.now())

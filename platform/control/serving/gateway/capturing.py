@@ -1,7 +1,8 @@
 """Keeps requests of deployments whose owners have opted in, after the requests have been counted.
 
-To redact and encrypt a request takes up to a fifth of a second, so organizations take turns, and counting never waits
-for it. What waits is bounded: beyond that, requests are not kept.
+Redacting and encrypting a request takes up to a fifth of a second. A task of its own therefore keeps the requests, so
+that counting never waits, and organizations take turns. Requests that would exceed the limit of waiting bytes are not
+kept.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 MAX_WAITING_BYTES = 16 << 20  # of one organization
 MAX_ALL_WAITING_BYTES = 64 << 20
-PER_TURN = 16
+PER_TURN = 16  # requests of one organization that are stored before the next organization's turn
 CLOSE_SECONDS = 5.0
 
 
@@ -36,7 +37,7 @@ class Captures:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, ended: Iterable[Ended]) -> None:
-        """ended: as `to_capture` returns them."""
+        """Adds requests that `to_capture` has returned."""
         num_dropped = sum(not self._append(one) for one in ended)
         if num_dropped:
             log.warning("too many requests wait to be captured", num_dropped=num_dropped)
@@ -44,7 +45,7 @@ class Captures:
             self._task = asyncio.create_task(self._keep_all())
 
     async def close(self) -> None:
-        """Keeps what waits, as far as `CLOSE_SECONDS` suffice."""
+        """Keeps as many of the waiting requests as possible within `CLOSE_SECONDS`."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
             self._task.cancel()
@@ -91,7 +92,7 @@ def to_capture(ended: Sequence[Ended]) -> list[Ended]:
 
 
 def keep(organization_id: str, ended: Sequence[Ended]) -> None:
-    """ended: requests of this organization, as `to_capture` returns them."""
+    """Stores requests of this organization that `to_capture` has returned."""
     try:
         with as_tenant(organization_id, None):
             for one in ended:

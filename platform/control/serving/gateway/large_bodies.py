@@ -25,7 +25,7 @@ _IMPORT_ROOT = str(Path(__file__).parents[3])
 
 
 class BodyReader:
-    """Reads one large body of an organization at a time, so other organizations wait for one of its bodies at most."""
+    """Reads the large bodies of each organization one at a time, so that no organization blocks all processes."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(NUM_PROCESSES, "large-bodies")

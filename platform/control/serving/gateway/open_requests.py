@@ -8,11 +8,11 @@ from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
 
 RETRY_AFTER_SECONDS = 1
-MAX_LARGEST_BODIES = 16  # bodies of the largest size that may wait for an engine's answer at once
+MAX_LARGEST_BODIES = 16  # an organization's waiting requests may have as many bytes as so many of the largest bodies
 
 
 class OpenRequests:
-    """Counts requests of this process. Call it from the event loop only, so that it needs no lock."""
+    """Counts the open requests of this process. Call it from the event loop only, because it has no lock."""
 
     def __init__(self) -> None:
         self._num_open: Counter[str] = Counter()

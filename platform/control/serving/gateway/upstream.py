@@ -38,7 +38,7 @@ class Asleep(NotAccepted):
 
 
 class Full(NotAccepted):
-    """As many requests run and wait in the engine as it takes, from all gateways."""
+    """The engine has as many running and waiting requests, from all gateways, as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
     """Returns once the whole answer or the first event of a stream has arrived.
 
     Args: memory: requests with the same value may draft copies of each other's answers; None: this request shares none.
-    Raises: ApiError: 502, the engine failed before then; NotAccepted: before it did anything.
+    Raises: ApiError: 502, the engine failed before then; NotAccepted: the engine did nothing for the request.
     """
     client = _client()
     request = client.build_request(
@@ -179,7 +179,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = Wea
 
 
 def _client() -> httpx2.AsyncClient:
-    """A client for each event loop, because connections belong to the loop that opened them (tests have many loops)."""
+    """Returns the running event loop's client: connections belong to the loop that opened them (tests have many)."""
     loop = asyncio.get_running_loop()
     if loop not in _clients:
         _clients[loop] = httpx2.AsyncClient(

@@ -1,4 +1,4 @@
-"""A rollout: one change of a deployment's speculator, which a canary first serves to a share of the traffic."""
+"""A rollout: one change of a deployment's speculator. A canary first serves a share of the traffic with the new one."""
 
 from django.db import models
 

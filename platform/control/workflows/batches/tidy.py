@@ -8,7 +8,7 @@ BATCHES_A_ROUND = 5
 
 
 def batches_tidy() -> int:
-    """Returns: the number of batches whose files were deleted.
+    """Deletes files of at most `BATCHES_A_ROUND` batches of each kind. Returns the number of these batches.
 
     A batch's row is changed after its files are deleted. After a crash in between, the row therefore still names the
     files, and the next call deletes them.

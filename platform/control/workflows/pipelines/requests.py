@@ -39,7 +39,7 @@ def _check(body: PipelineOptions) -> None:
 
 
 def _check_hyperparameters(training: Training) -> None:
-    """Checks them before the pipeline starts: training reads them only after the model has answered every prompt."""
+    """Checks the hyperparameters early: training reads them only after the model has answered every prompt."""
     try:
         read_hyperparameters(training.kind, training.model_extra or {})
     except HyperparameterError as error:

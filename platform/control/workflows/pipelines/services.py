@@ -40,9 +40,9 @@ from control.workflows.quotes.selectors import quote_get
 def pipeline_create(
     *, organization: Organization, request: PipelineOptions, new_files: Sequence[File] = ()
 ) -> Pipeline:
-    """Checks the request, splits off held-out prompts unless the request names a file of them, and starts a stage.
+    """Checks the request, splits off held-out prompts unless the request names a file of them, and starts a pipeline.
 
-    Files are stored before the transaction, in which their rows are saved.
+    The contents of files are stored before the transaction that saves their rows.
 
     Args:
         new_files: unsaved rows of `file_store` that the request names; they are saved together with the pipeline.

@@ -1,4 +1,4 @@
-"""Runs passes over the files of requests, and answers with the API's errors."""
+"""Runs passes (`child`) over the files that requests name, and turns failures into the API's errors."""
 
 from contextlib import closing
 from typing import Any, BinaryIO

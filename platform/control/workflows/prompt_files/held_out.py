@@ -3,7 +3,7 @@
     prompts ─┬─ lowest hashes of custom_id ──> held-out file
              └─ the rest ──> prompts file of the batch
 
-In place of a row that is in the other file, each of the two files has a blank line. The line numbers in error messages
+In each of the two files, a blank line replaces every row that is in the other file. The line numbers in error messages
 are therefore those of the customer's file.
 """
 
@@ -61,8 +61,9 @@ def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
 
 
 def endpoint_of(file: File, param: str = "prompts_file") -> str:
-    """The endpoint of most of the first rows; the endpoint of chat completions if no row is valid. A batch refuses rows
-    for another endpoint.
+    """Returns the endpoint of most of the first rows; the endpoint of chat completions if no row is valid.
+
+    A batch with this endpoint refuses rows for another one.
 
     Raises: ApiError: as `file_pass`; 400 also if the file is compressed or has too many blank lines.
     """

@@ -41,7 +41,7 @@ def charts(key: str, lines: Iterable[Line], *, unit: str) -> SafeString:
 
 
 def _chart_context(line: Line) -> dict[str, Any]:
-    """The values of a chart in the template."""
+    """Returns the values that the template needs for one chart."""
     xs, ys = zip(*line.points, strict=True)
     points = [(_scaled(x, xs, WIDTH), HEIGHT - _scaled(y, ys, HEIGHT)) for x, y in line.points]
     return {

@@ -58,7 +58,7 @@ def is_nested(value: object) -> bool:
 
 
 def number(value: object) -> str:
-    """Fractions have four significant digits, which is enough for a report."""
+    """Formats a value for reading. Fractions have four significant digits, which is enough for a report."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, float):

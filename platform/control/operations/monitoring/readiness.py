@@ -27,7 +27,7 @@ _pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="readiness")
 
 
 def readiness() -> tuple[int, dict[str, Any]]:
-    """The HTTP status and the response: `status`, and each of `checks` as `ok` or `unavailable`."""
+    """Returns the HTTP status and the response: `status`, and in `checks` each dependency: `ok` or `unavailable`."""
     futures = {name: _pool.submit(check) for name, check in _checks().items()}
     deadline = time.monotonic() + WAIT_SECONDS
     checks = {name: _outcome(name, future, deadline) for name, future in futures.items()}

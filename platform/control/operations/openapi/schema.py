@@ -1,4 +1,4 @@
-"""drf-spectacular's view of a route, taken from the operation that is declared on the view's method."""
+"""Tells drf-spectacular how to describe a route: by the operation that is declared on the view's method."""
 
 import inspect
 from typing import Any
@@ -22,7 +22,7 @@ FAILURES = {
 
 
 class PatchExtension(PydanticExtension):  # type: ignore[no-untyped-call]
-    """Requires no member of the body of a PATCH."""
+    """Makes all members of the body of a PATCH optional."""
 
     target_class = "control.core.api.schemas.RequestModel"
     match_subclasses = True

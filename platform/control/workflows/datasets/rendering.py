@@ -112,7 +112,7 @@ def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str
 
 
 def sums(renderer: Renderer, rows: Iterable[tuple[Example, int]]) -> dict[str, int]:
-    """Returns the sums of tokens and bytes. A row that the template refuses is left out; the preview shows the reason."""
+    """Returns the sums of tokens and bytes. A row that the template refuses counts as 0; the preview says why."""
     num_tokens = num_bytes = 0
     for example, size_bytes in rows:
         found = reading(renderer, example, num_shown=0)

@@ -102,7 +102,7 @@ def test_no_argument_of_a_process_refers_to_a_secret(name: str, container: dict[
 
 @pytest.mark.parametrize(("name", "pod"), [*pods()])
 def test_a_pods_grace_period_exceeds_its_drain_time(name: str, pod: dict[str, Any]) -> None:
-    # Seconds of the preStop hook (10, if there is one) and until the process has finished its requests or shards.
+    # The seconds of the preStop hook (10, if there is one) plus those that the process needs to finish its work.
     drain_seconds = {"slipstream-web": 10 + 60, "slipstream-gateway": 10 + 600, "slipstream-endpoints": 120,
                      "slipstream-worker": 10 + 2}  # fmt: skip
     assert pod.get("terminationGracePeriodSeconds", 30) > drain_seconds.get(name, 0)
@@ -154,7 +154,7 @@ def test_an_upgrade_need_not_restart_the_engines(name: str, container: dict[str,
     assert container["image"].endswith(":1.2.2" if name.startswith("slipstream-endpoints/") else ":1.2.3")
 
 
-def test_during_an_upgrade_of_the_gateway_two_pods_answer_and_a_stopping_pod_ends_its_streams() -> None:
+def test_during_an_upgrade_of_the_gateway_two_pods_answer_and_a_stopping_pod_finishes_its_streams() -> None:
     gateway = manifest("Deployment", "slipstream-gateway")["spec"]
     assert gateway["replicas"] >= 2
     assert gateway["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}

@@ -61,14 +61,14 @@ def test_the_configuration_of_s3_is_valid_json() -> None:
     assert identities[0]["name"] == "slipstream"
 
 
-def test_the_file_matches_the_compose_schema() -> None:
+def test_the_compose_file_matches_the_compose_schema() -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*command, str(FOLDER / "compose.yaml")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
 def test_migrations_wait_for_the_roles_and_are_tried_again() -> None:
-    """The image's first start runs roles.sh on a server that listens on a socket only."""
+    """At its first start, the PostgreSQL image runs roles.sh on a server that listens on a Unix socket only."""
     assert SERVICES["postgres"]["healthcheck"]["test"][:4] == ["CMD", "pg_isready", "-h", "127.0.0.1"]
     assert SERVICES["migrate"]["restart"].startswith("on-failure")
 

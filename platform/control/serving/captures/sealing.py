@@ -28,7 +28,7 @@ class Sealer:
 
     @classmethod
     def of(cls, organization_id: str) -> Self:
-        """Effects: makes the organization's key if it has none."""
+        """Returns the sealer of an organization. Effects: creates the organization's key if it has none."""
         row, _ = CaptureKey.objects.get_or_create(organization_id=organization_id, defaults={"encrypted": new_key()})
         return cls(row.encrypted)
 
@@ -37,7 +37,10 @@ class Sealer:
         return nonce + self._cipher.encrypt(nonce, json.dumps(body).encode(), deployment_id.encode())
 
     def open(self, sealed: bytes, *, deployment_id: str) -> dict[str, Any]:
-        """Raises: cryptography.exceptions.InvalidTag: the bytes were changed, or belong to another deployment."""
+        """Decrypts a request.
+
+        Raises: cryptography.exceptions.InvalidTag: the bytes were changed, or belong to another deployment.
+        """
         nonce, encrypted = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
         body: dict[str, Any] = json.loads(self._cipher.decrypt(nonce, encrypted, deployment_id.encode()))
         return body

@@ -168,7 +168,7 @@ def _in_order(ids: Sequence[int]) -> Iterator[CapturedRequest]:
     for start in range(0, len(ids), _READ_ROWS):
         some = ids[start : start + _READ_ROWS]
         rows = CapturedRequest.objects.in_bulk(some)
-        yield from (rows[pk] for pk in some if pk in rows)  # the others have been pruned meanwhile
+        yield from (rows[pk] for pk in some if pk in rows)  # a missing row has been pruned meanwhile
 
 
 def captures_prune() -> None:

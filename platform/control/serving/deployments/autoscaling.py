@@ -1,7 +1,7 @@
 """Adapts the number of a deployment's replicas to the number of requests that their engines report.
 
-The supervisor that holds the deployment's first replica decides. It keeps in memory since when more or fewer replicas
-have been needed, so a new supervisor starts to measure this time anew.
+The supervisor that holds the deployment's first replica decides. Only this supervisor's memory records since when more
+or fewer replicas have been needed, so a new supervisor starts to measure this time anew.
 """
 
 import time

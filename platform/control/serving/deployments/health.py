@@ -32,7 +32,7 @@ class Load:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self | None:
-        """Args: facts: the answer of the engine's /health. Returns None if the engine does not report its load."""
+        """Reads the load from the engine's answer to GET /health. Returns None if the answer does not contain it."""
         load, sleep = facts.get("load"), facts.get("sleep")
         if load is None or sleep is None:
             return None

@@ -153,7 +153,7 @@ UP = (*AVAILABLE, Replica.State.DEGRADED)  # such a replica may answer requests
 
 
 class Node(models.Model):
-    """A machine on which supervisors run. They renew its lease; when it has expired, its processes count as lost."""
+    """A machine on which supervisors run. They renew its lease; once it has expired, its processes count as lost."""
 
     name = models.CharField(primary_key=True, max_length=120)
     lease_until = models.DateTimeField()

@@ -134,7 +134,7 @@ def _check_drafting(deployment: Deployment, speculator: Speculator | None) -> No
 
 
 def output_change_refuse(deployment: Deployment, speculator: Speculator | None) -> None:
-    """Raises: ApiError: 409, answers change if this speculator replaces that of the deployment."""
+    """Refuses to replace the deployment's speculator if answers would change. Raises: ApiError: 409."""
     if changes_output(deployment.speculator, speculator):
         message = (
             "With this speculator the answers change, because one of the two speculators contains an adapter that "
@@ -161,7 +161,7 @@ def deployment_update(
         speculator: None: serve without a speculator.
         adapters: the complete new list; None: leave the adapters as they are.
         allow_output_change: accept that answers change with the new speculator.
-        remember_answers, num_replicas, scaling: None: leave it as it is.
+        remember_answers, num_replicas, scaling: None leaves the value unchanged.
     Raises: ApiError: 400, the engine's options contradict the speculator; 409, as `deployment_create`, except for the
         name, or answers would change.
     """
@@ -195,7 +195,7 @@ def _forget_crashes(deployment: Deployment) -> None:
 @audited("deployment.update")
 @transaction.atomic
 def deployment_scale(*, deployment: Deployment, num_replicas: int) -> Deployment:
-    """Changes the number of replicas. Those that remain continue to serve; those that end finish their requests.
+    """Changes the number of replicas. Surplus replicas finish their requests and end; the others continue to serve.
 
     Raises: ApiError: 429, the organization's endpoints occupy as many devices as they may.
     """

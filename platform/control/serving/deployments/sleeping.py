@@ -57,7 +57,7 @@ class SleepWatch:
             self._pending = pool.submit(_change, client, replica.port, replica.operator_token, path)
 
     def _end(self, replica: Replica, code: str) -> None:
-        """Args: code: of the error; empty: the change was made."""
+        """Handles the end of a change. Args: code: the code of the error; empty: the change was made."""
         self._pending = None
         if code not in ("", "engine_in_use"):
             self._next_at = time.monotonic() + RETRY_SECONDS

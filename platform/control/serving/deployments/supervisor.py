@@ -264,7 +264,7 @@ class Supervisor:
             self._crashed(replica, "launch_failed", str(error))
 
     def _start(self, replica: Replica, speculator_dir: Path | None) -> None:
-        """Raises: NoFreeDevice; LaunchError."""
+        """Launches the replica's process and records it. Raises: NoFreeDevice; LaunchError."""
         device = device_for_engine(self.config, ending=self._devices_of_killed())
         endpoint = launch(self.config, replica, device=device, speculator_dir=speculator_dir, lifeline=self.lifeline)
         if not observations.replica_launched(

@@ -4,7 +4,7 @@ All requests that ended within `WRITE_SECONDS` are recorded together, in one tra
 database is unreachable, their usage is kept and written later. At shutdown, all remaining usage is written.
 
 A gateway that is killed (`kill -9`) loses the usage of requests that ended in its last `WRITE_SECONDS` or during an
-unfinished write, and the usage of streams that had not ended. Their reservations expire.
+unfinished write. It also loses the usage of streams that had not ended. The reservations of these requests expire.
 """
 
 import asyncio
@@ -135,7 +135,7 @@ def _record(ended: Sequence[Ended]) -> None:
 
 
 def _summed(ended: Sequence[Ended]) -> list[Used]:
-    """One record for each key, deployment and minute."""
+    """Sums the usage into one record for each API key, deployment and minute."""
     sums: dict[tuple[Caller, str, str, dt.datetime], Used] = {}
     for one in ended:
         if one.tokens is None:

@@ -66,7 +66,7 @@ class Captures:
             some = [waiting.popleft() for _ in range(min(PER_TURN, len(waiting)))]
             self._num_bytes[organization_id] -= sum(len(one.body or b"") for one in some)
             if waiting:
-                self._waiting[organization_id] = waiting  # behind the others
+                self._waiting[organization_id] = waiting  # behind the other organizations
             else:
                 del self._num_bytes[organization_id]
             try:

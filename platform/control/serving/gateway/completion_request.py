@@ -77,7 +77,7 @@ class CompletionRequest:
 
 
 def read(raw: bytes, path: str) -> tuple[CompletionRequest, bytes]:
-    """Returns: the request, and the body that is sent to the engine. Raises: InvalidRequest."""
+    """Parses a body. Returns the request, and the body that is sent to the engine. Raises: InvalidRequest."""
     try:
         body = strict_json.loads(raw)
     except strict_json.NotJson as error:

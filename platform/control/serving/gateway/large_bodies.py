@@ -32,7 +32,7 @@ class BodyReader:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read(self, raw: bytes, path: str, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
-        """Returns: the request, and the body that is sent to the engine. Raises: ApiError: 400."""
+        """Parses a body. Returns the request, and the body that is sent to the engine. Raises: ApiError: 400."""
         if len(raw) <= SMALL_BYTES:
             return read_small(raw, path)
         turn = self._turns.get(organization_id)

@@ -40,7 +40,10 @@ class OpenRequests:
 
     @contextmanager
     def held_bytes(self, organization_id: str) -> Iterator[Callable[[int], None]]:
-        """Yields a function that adds bytes of a body, which count within the block. It raises ApiError: 429."""
+        """Yields a function that adds to the organization's held bytes and can raise ApiError: 429.
+
+        The bytes are subtracted again at the end of the block.
+        """
         num_bytes = 0
 
         def add(more: int) -> None:

@@ -75,7 +75,7 @@ class Route:
         """Selects the canary for its share of the requests, and then the replica with the fewest open requests.
 
         Replicas that are awake come first. The supervisors wake sleeping replicas when any replica is in use.
-        If only one of deployment and canary is up, it gets all requests.
+        If only the deployment or only its canary has processes, those get all requests.
 
         Args: without: processes that did not accept the request.
         Returns: None if there is no other process.
@@ -111,8 +111,9 @@ class Routes:
         self._entries: dict[_Wanted, _Entry] = {}
 
     async def find(self, key: ApiKey, model: str, *, newer_than: Route | None = None) -> Route:
-        """Args: newer_than: a route that did not work and must not be returned from the cache again.
+        """Returns the route of requests with this API key and this model name.
 
+        Args: newer_than: a route that did not work and must not be returned from the cache again.
         Raises: ApiError: 404, 503, or 429 if a spend cap is reached.
         """
         only = None if key.deployment_ids is None else tuple(key.deployment_ids)
@@ -120,7 +121,8 @@ class Routes:
         entry = self._entries.get(wanted)
         if entry is None or monotonic() - entry.read_at >= CACHE_SECONDS or _is(entry.reading, newer_than):
             entry = self._read(wanted, key)
-        return await asyncio.shield(entry.reading)  # a caller who disconnects must not end the others' reading
+        # A caller who disconnects must not cancel the read, because other callers may wait for the result.
+        return await asyncio.shield(entry.reading)
 
     def _read(self, wanted: _Wanted, key: ApiKey) -> _Entry:
         if len(self._entries) >= _MAX_ROUTES:

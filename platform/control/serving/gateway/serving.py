@@ -62,7 +62,7 @@ class Backend(Protocol):
         """Reads the body and calls `add` with the length of each part. Raises: ApiError: 408, 413, or from `add`."""
 
     async def read_body(self, raw: bytes, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
-        """Returns: the request, and the body that is sent to the engine. Raises: ApiError: 400."""
+        """Parses a body. Returns the request, and the body that is sent to the engine. Raises: ApiError: 400."""
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
         """Is called when a request has reserved its cost, before it is sent."""
@@ -98,7 +98,10 @@ def error_response(error: ApiError, path: str) -> HttpResponse:
 async def _serve(
     request: HttpRequest, raw: bytes, backend: Backend, key: ApiKey, until_complete: ExitStack
 ) -> HttpResponseBase:
-    """Args: until_complete: contexts that end with the last byte of the answer."""
+    """Answers a request whose caller has been authenticated and whose body has arrived.
+
+    Args: until_complete: contexts that end with the last byte of the answer.
+    """
     wire, limit_seconds = WIRES[request.path], wait_seconds(request.headers.get(HEADER))
     completion, sent = await backend.read_body(raw, organization_id=key.organization_id)
     caller = Caller.of(key)

@@ -1,8 +1,8 @@
 """Sends one request to one engine and passes the answer on as it arrives.
 
 If the engine fails before the first byte of its answer, the caller gets 502. Once the caller has received the status,
-only the stream itself can report a failure. Therefore only whole events of a stream are passed on, and a stream that
-ends without the last event of its route (`wire`) gets one with the code `upstream_terminated`.
+only the stream itself can report a failure. Therefore only whole events of a stream are passed on. A stream that ends
+without the last event of its route (`wire`) gets an error event with the code `upstream_terminated`.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class NotAccepted(ApiError):
 
 
 class Asleep(NotAccepted):
-    """The engine sleeps. It accepts the request once it is awake."""
+    """The engine sleeps. It will accept the request after it has been woken."""
 
 
 class Full(NotAccepted):
@@ -114,7 +114,7 @@ async def _once(body: bytes) -> AsyncGenerator[bytes]:
 
 
 def _check_refusal(body: bytes, headers: dict[str, str]) -> None:
-    """Raises: NotAccepted: the error in the body says that the engine did nothing for the request."""
+    """Checks the body of a refusal. Raises: NotAccepted: its error says that the engine did nothing for the request."""
     try:
         code = json.loads(body)["error"]["code"]
     except (ValueError, KeyError, TypeError):

@@ -62,7 +62,7 @@ class Waking:
         if task is None:
             task = self._tasks[target] = asyncio.ensure_future(self._wake(target))
             task.add_done_callback(lambda ended: self._drop(target, ended))
-        # A caller who disconnects or gives up must not end the others' waiting, so the task is not cancelled.
+        # The task is not cancelled when a caller disconnects or gives up, because other callers may wait for it.
         await asyncio.wait({task}, timeout=max(0.0, begun + limit_seconds - time.monotonic()))
         if not task.done():
             raise StillAsleep(limit_seconds)

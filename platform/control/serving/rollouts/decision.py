@@ -26,7 +26,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The conditions under which the canary's speculator is accepted. Both limits are shares from 0 to 1."""
+    """The conditions under which the canary's speculator is accepted. The two `max_` limits are shares from 0 to 1."""
 
     min_requests: int
     max_acceptance_drop: float

@@ -110,7 +110,7 @@ def _entries(shard: JobShard) -> Iterator[dict[str, Any]]:
 
 
 def read_json_lines(key: str) -> Iterator[dict[str, Any]]:
-    """Raises: ObjectMissing: when the first line is read."""
+    """Yields the JSON objects in a stored file. Raises: ObjectMissing: when the first line is read."""
     with get_storage().open(key) as source:
         for line in read_lines(source, max_line_bytes=_MAX_ENTRY_BYTES):
             assert line.content is not None

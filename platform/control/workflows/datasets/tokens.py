@@ -10,7 +10,7 @@ SAMPLE_BYTES = 2 << 20  # about this many bytes of a large file are tokenized
 
 
 def sample_step(size_bytes: int) -> int:
-    """Returns n for a file of this size, of which every n-th row is tokenized."""
+    """Returns a step n for a file of this size: every n-th row of the file is tokenized."""
     return max(1, round(size_bytes / SAMPLE_BYTES))
 
 

@@ -44,7 +44,7 @@ def file_pass(file: File, one_pass: Pass, *, param: str, **options: Any) -> dict
 
 
 def _opened(file: File, param: str) -> BinaryIO:
-    """Raises: ApiError: 404, the customer has deleted the file since the request began."""
+    """Opens the file's content. Raises: ApiError: 404, the customer has deleted the file since the request began."""
     try:
         return get_storage().open(file.storage_key)
     except ObjectMissing as error:

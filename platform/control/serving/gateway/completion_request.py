@@ -50,10 +50,10 @@ class CompletionRequest:
     num_prompts: int
     num_bytes: int  # the most bytes that the body's texts can have after normalisation
     num_parts: int  # messages or items, and the parts of their contents; 0: not a chat
-    has_tools: bool  # also in earlier messages
+    has_tools: bool  # whether the request defines tools, or an earlier message has a tool's call or result
     num_choices: int  # for each prompt
     max_tokens: int | None  # None: not given, or invalid
-    is_audit: bool = False  # of an answer, which the body contains with its `request` and the engine only reads
+    is_audit: bool = False  # whether the body contains an answer and its `request`, which the engine checks
 
     @classmethod
     def of(cls, body: Mapping[str, Any], *, num_bytes: int, is_audit: bool = False) -> Self:

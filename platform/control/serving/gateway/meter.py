@@ -30,7 +30,7 @@ def tokens_of(answer: bytes) -> Tokens | None:
         counts = _counts(json.loads(answer)["usage"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    # Other values cannot be recorded. The request would then never end, and its reservation would be renewed for ever.
+    # Other values could not be stored: the end of the request would not be recorded, and its reservation never end.
     if any(type(count) is not int or count < 0 for count in counts):
         return None
     return Tokens(input=counts[0], output=counts[1], cached=counts[2])
@@ -53,7 +53,7 @@ async def metered(
     """
     last = b""
     try:
-        async with aclosing(stream):  # when the caller ends this stream, the engine's ends at once
+        async with aclosing(stream):  # when the caller ends this stream, the engine's stream is closed at once
             async for events in stream:
                 passed_on = []
                 for event in events.removesuffix(_END_OF_EVENT).split(_END_OF_EVENT):

@@ -189,7 +189,7 @@ class _Exchange:
     path: str
     named_id: str
     base_model_id: str
-    captured: bytes | None  # the body, kept if the deployment's owner has opted in; None: too long, or not for batches
+    captured: bytes | None  # the body, to be kept after an opt-in; None: it is too long, or no batch can answer it
     reserved: _Reserved | None  # None: no spend cap applies
     span: Span
 

@@ -143,7 +143,7 @@ def _queue(*, organization: Organization, completion_window: str, **values: Any)
     identity = batch_id()
     params = {"batch_id": identity, "rows_key": f"{organization.pk}/batches/{identity}/rows.jsonl"}
     if (rows := (values.get("engine") or {}).get("max_concurrency")) is not None:
-        params["max_batch_size"] = rows  # halved for the retry of an attempt that ran out of memory
+        params["max_batch_size"] = rows  # after an attempt that ran out of memory, the retry halves this number
     with transaction.atomic():
         job = job_submit(
             organization=organization,

@@ -21,7 +21,7 @@ def batches_tidy() -> int:
     untidy = list(batches_untidy().select_related("job").order_by("pk")[:BATCHES_A_ROUND])
     for batch in untidy:
         storage.delete(batch.job.params["rows_key"])
-        # this includes files of attempts that did not win, which no row names
+        # The folder also has files of attempts that did not win, which no row of a shard names.
         storage.delete_folder(f"jobs/{batch.job_id}/shards")
         Batch.objects.filter(pk=batch.pk).update(has_working_files=False)
     return len(stray) + len(untidy)

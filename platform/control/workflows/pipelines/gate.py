@@ -39,7 +39,7 @@ def _inequality(gate: Gate, report: Mapping[str, Any]) -> str | None:
     total, exact = report["prompts_held_out"], report.get("exact", True)
     if gate.outputs_equal == MODEL_AND_ADAPTER:
         equal, reference = report["outputs_equal"], "the model and the adapter"
-    else:  # older reports compare only with plain decoding, which is that of the model unless there is an adapter
+    else:  # older reports have only `outputs_equal`, which compares with the model and the speculator's adapter
         equal, reference = report.get("outputs_equal_to_model", report["outputs_equal"]), "the model"
     if equal == total and (exact or total > 0):
         return None

@@ -1,4 +1,4 @@
-"""Tells drf-spectacular how to describe a route: by the operation that is declared on the view's method."""
+"""Describes routes to drf-spectacular, according to the operations that are declared on the views' methods."""
 
 import inspect
 from typing import Any

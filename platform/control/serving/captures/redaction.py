@@ -41,7 +41,7 @@ class _Recogniser:
 
 
 def _is_address(match: Any) -> bool:
-    """Whether the match is an IP address: not if it is part of a word, as in `std::vector`, or is the operator `::`."""
+    """Whether the match is an IP address. Part of a word, as in `std::vector`, is none, nor is the operator `::`."""
     before, after = match.string[max(0, match.start() - 1) : match.start()], match.string[match.end() : match.end() + 1]
     if before.isalnum() or after.isalnum() or match[0] == "::":
         return False

@@ -37,7 +37,7 @@ def device_for_engine(config: Config, *, ending: Collection[str]) -> str:
 
 
 def engine_device(config: Config, device: str) -> str:
-    """Returns the engine's argument `--device`. Its only visible device always has the number 0, so none is given."""
+    """Returns the engine's argument `--device`. It has no number, because the engine sees only one CUDA device."""
     return "cuda" if device else config.device
 
 

@@ -120,7 +120,7 @@ def _write_group(organization_id: str, ended: Sequence[Ended]) -> bool:
             return False
         # The database may have committed. A second attempt could charge the customer twice.
         log.exception("usage may not be counted", organization_id=organization_id, used=str(_summed(ended)))
-    except Exception:  # such as a deleted organization; the usage of the others must still be written
+    except Exception:  # for example, the organization was deleted; other organizations' usage must still be written
         log.exception("usage not counted", organization_id=organization_id, used=str(_summed(ended)))
     return True
 

@@ -1,7 +1,7 @@
 """The gateway as an ASGI application.
 
 Its state consists of cached routes, the count of open requests, and records that are not yet written. The state belongs
-to one event loop. The first request creates it, also the first one after `close`.
+to one event loop. The first request creates the state, and so does the first request after `close`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Reads from the body of a request what the gateway must know of it. The request is for a completion or an audit.
+"""Reads from the body of a completion or audit request what the gateway must know of the request.
 
 Uses the standard library only, because `large_bodies` also runs this file as a small process:
 
@@ -22,7 +22,7 @@ _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # parame
 
 
 class InvalidRequest(Exception):
-    """The request gets status 400. The arguments are the error's message, its code and the parameter's name."""
+    """The request is refused with status 400. `args` has the error's message, its code and the parameter's name."""
 
     def __init__(self, message: str, code: str, param: str | None = None) -> None:
         super().__init__(message, code, param)

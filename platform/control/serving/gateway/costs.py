@@ -1,4 +1,4 @@
-"""Computes the most that a request can cost. Under a spend cap, the gateway reserves this amount before it sends it."""
+"""Computes the most that a request can cost. The gateway reserves this amount if a spend cap applies to the request."""
 
 from control.serving.gateway.completion_request import CompletionRequest
 from control.serving.gateway.routes import Route

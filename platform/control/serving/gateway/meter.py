@@ -30,7 +30,7 @@ def tokens_of(answer: bytes) -> Tokens | None:
         counts = _counts(json.loads(answer)["usage"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    # Other values could not be stored: the end of the request would not be recorded, and its reservation never end.
+    # Other values could not be stored: the end of the request would not be recorded, nor its reservation released.
     if any(type(count) is not int or count < 0 for count in counts):
         return None
     return Tokens(input=counts[0], output=counts[1], cached=counts[2])
@@ -70,7 +70,7 @@ async def metered(
 def _counts(usage: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     """Returns the number of the prompt's tokens, of the answer's tokens, and of the prompt's cached tokens.
 
-    `usage` has a shape of its own in the Messages API (read first), in chat completions and in the Responses API.
+    `usage` has other names in the Messages API (the first case below), in chat completions and in the Responses API.
     """
     if "cache_read_input_tokens" in usage:
         cached = usage["cache_read_input_tokens"]

@@ -84,7 +84,10 @@ class _Stored:
 
 
 def _publish(batch: Batch, end: Status, files: ResultFiles, values: dict[str, Any]) -> None:
-    """Stores the files and ends the batch. Deletes them again if another worker ended the batch first with others."""
+    """Stores the files and ends the batch.
+
+    If another worker has ended the batch first, deletes the stored files to which the batch does not refer.
+    """
     storage = get_storage()
     stored: dict[str, _Stored] = {}
     for field in fields(files):

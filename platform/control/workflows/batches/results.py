@@ -161,7 +161,7 @@ def _cuts(entry: dict[str, Any]) -> dict[str, int]:
 
 
 def _code(output: dict[str, Any]) -> str:
-    """Returns the error's code, which is at the top level if the row failed, and in the response if it was refused."""
+    """Returns the code of the row's error: at the top level if the row failed, in the response if it was refused."""
     if output["error"] is not None:
         return str(output["error"]["code"])
     error = output["response"]["body"].get("error") or {}

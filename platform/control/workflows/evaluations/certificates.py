@@ -1,4 +1,4 @@
-"""Signs certificates, which state whether a speculator left the answers of a model unchanged, with an Ed25519 key.
+"""Signs certificates with an Ed25519 key. A certificate says whether a speculator left a model's answers unchanged.
 
     {"object": "certificate", "format": ..., "statement": {...}, "signature": {"algorithm", "key_id", "value"}}
 

@@ -52,7 +52,7 @@ def pipeline_advance(*, pipeline: Pipeline) -> Pipeline:
 
 
 def pipeline_distil(*, pipeline: Pipeline, endpoint: str) -> None:
-    """Starts the first stage of a new pipeline. Args: endpoint: for which the rows of its prompts file are."""
+    """Starts the first stage of a new pipeline. Args: endpoint: the endpoint of the rows in the prompts file."""
     _start(pipeline, partial(_make_batch, endpoint=endpoint))
 
 

@@ -81,7 +81,10 @@ def run_in_child(
 
 
 def lower_priority(pid: int) -> None:
-    """Lets a child yield to the requests of this process. The start of a child alone takes 50 ms of CPU time."""
+    """Lowers the priority of a child process, so that the requests of this process come first.
+
+    The start of a child alone takes 50 ms of CPU time.
+    """
     os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS))
 
 

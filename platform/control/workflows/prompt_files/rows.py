@@ -88,7 +88,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
         raise RowError("invalid_json_line", message, column=len(text[: error.pos].encode()) + 1) from None
     except UnicodeEncodeError:
         raise RowError("invalid_utf8", "This line contains an unpaired surrogate (\\ud800 to \\udfff)") from None
-    except (ValueError, RecursionError) as error:  # by the hooks, for a very long number, or for deep nesting
+    except (ValueError, RecursionError) as error:  # from the hooks, for a very long number, or for deep nesting
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RowError("invalid_json_line", f"This line is not parseable as valid JSON: {reason}") from None
     if not isinstance(row, dict):

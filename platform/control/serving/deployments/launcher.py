@@ -45,7 +45,7 @@ OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105
 
 
 class LaunchError(Exception):
-    pass
+    """No engine process could be started for the replica. The message gives the reason."""
 
 
 class AlreadyRunning(LaunchError):
@@ -54,6 +54,8 @@ class AlreadyRunning(LaunchError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
+    """An engine process that has been started, and how to reach it."""
+
     identity: ProcessIdentity
     process: "subprocess.Popen[bytes]"  # the caller must reap it
     port: int

@@ -1,8 +1,7 @@
 """Keeps requests of deployments whose owners have opted in, after the requests have been counted.
 
-Redacting and encrypting a request takes up to a fifth of a second. A task of its own therefore keeps the requests, so
-that counting never waits, and organizations take turns. Requests that would exceed the limit of waiting bytes are not
-kept.
+Redacting and encrypting a request takes up to a fifth of a second. A separate task therefore does this work, so that
+counting never waits, and organizations take turns. Requests that would exceed the limit of waiting bytes are not kept.
 """
 
 import asyncio

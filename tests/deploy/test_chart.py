@@ -149,7 +149,7 @@ def test_pods_cannot_reach_the_clouds_metadata_service() -> None:
 
 
 @pytest.mark.parametrize(("name", "container"), [*containers()])
-def test_an_upgrade_need_not_restart_the_engines(name: str, container: dict[str, Any]) -> None:
+def test_an_upgrade_of_the_chart_need_not_restart_the_engines(name: str, container: dict[str, Any]) -> None:
     """The engines' pod restarts if any of its images changes, so `endpoints.tag` sets its images separately."""
     assert container["image"].endswith(":1.2.2" if name.startswith("slipstream-endpoints/") else ":1.2.3")
 
@@ -170,7 +170,7 @@ def test_during_an_upgrade_of_the_gateway_two_pods_answer_and_a_stopping_pod_fin
     assert "--timeout-graceful-shutdown" not in image, "the option would override the variable"
 
 
-def test_gateways_reach_the_engines_pod_and_no_other_pod_does() -> None:
+def test_only_gateways_can_reach_the_pod_of_the_engines() -> None:
     service = manifest("Service", "slipstream-endpoints")["spec"]
     assert service["clusterIP"] == "None", "the engines' ports vary, and only a pod's own address has all of them"
     hosts = {name: environment(container).get("SLIPSTREAM_ENGINE_HOST") for name, container in serving_containers()}

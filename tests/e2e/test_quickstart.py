@@ -26,7 +26,7 @@ def blocks(wanted: str) -> str:
     return "\n".join(block for label, block in _BLOCK.findall(PAGE) if label == wanted)
 
 
-def test_the_page_has_the_same_steps_for_each_client() -> None:
+def test_the_quickstart_page_has_the_same_steps_for_each_client() -> None:
     labels = [label for label, _ in _BLOCK.findall(PAGE)]
 
     assert labels == ["curl", "slipstream", "openai"] * 4

@@ -56,7 +56,7 @@ class Demo:
         self._console = console
 
     def run(self, stack: Stack, prompts: PromptSets) -> Pipeline:
-        """Returns: the live pipeline. Raises: StackError, SlipstreamError, openai.OpenAIError."""
+        """Runs the workflow. Returns the live pipeline. Raises: StackError, SlipstreamError, openai.OpenAIError."""
         address = stack.wait_until_ready()
         self._say(f"The stack is up at {address.base_url} (log: {_shown(stack.log_path)})")
         with Client(address.base_url, address.api_key) as client:

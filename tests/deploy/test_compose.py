@@ -17,7 +17,7 @@ SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(TEXT)["services"]
 OURS = {name: service for name, service in SERVICES.items() if service["image"].startswith("slipstream-")}
 
 
-def test_the_compose_file_defines_exactly_these_services() -> None:
+def test_the_compose_file_defines_exactly_the_expected_services() -> None:
     assert set(OURS) == {"web", "endpoints", "worker", "migrate"}
     assert set(SERVICES) - set(OURS) == {"proxy", "postgres", "redis", "s3", "bucket"}
 
@@ -41,12 +41,12 @@ def test_only_the_proxy_publishes_ports() -> None:
     assert [name for name, service in SERVICES.items() if "ports" in service] == ["proxy"]
 
 
-def test_only_migrations_connect_as_the_owner() -> None:
+def test_only_migrations_connect_as_the_owner_of_the_database() -> None:
     users = {name: service["environment"]["SLIPSTREAM_DATABASE_URL"].split(":")[1] for name, service in OURS.items()}
     assert users == dict.fromkeys(OURS, "//slipstream_app") | {"migrate": "//slipstream_owner"}
 
 
-def test_the_required_variables_are_those_of_the_example_file() -> None:
+def test_the_example_file_has_the_variables_that_the_compose_file_requires() -> None:
     required = set(re.findall(r"\$\{(\w+):\?\}", TEXT))
     text = (FOLDER / ".env.example").read_text()
     example, optional = (dict(re.findall(rf"^{mark}(\w+)=(.*)$", text, re.MULTILINE)) for mark in ("", "#"))
@@ -61,14 +61,14 @@ def test_the_configuration_of_s3_is_valid_json() -> None:
     assert identities[0]["name"] == "slipstream"
 
 
-def test_the_file_matches_the_compose_schema() -> None:
+def test_the_compose_file_matches_the_compose_schema() -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*command, str(FOLDER / "compose.yaml")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_migrations_wait_for_the_roles_and_are_tried_again() -> None:
-    """The image's first start runs roles.sh on a server that listens on a socket only."""
+def test_migrations_wait_for_the_database_roles_and_are_retried() -> None:
+    """At its first start, the PostgreSQL image runs roles.sh on a server that listens on a Unix socket only."""
     assert SERVICES["postgres"]["healthcheck"]["test"][:4] == ["CMD", "pg_isready", "-h", "127.0.0.1"]
     assert SERVICES["migrate"]["restart"].startswith("on-failure")
 

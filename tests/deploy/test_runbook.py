@@ -63,7 +63,7 @@ def _substituted(line: str, variables: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
-def test_a_job_of_a_backup_can_be_claimed_again_after_the_backup_is_restored(
+def test_a_job_in_a_backup_can_be_claimed_again_after_the_backup_is_restored(
     database_kind: str, tmp_path: Path, django_db_setup: None, django_db_blocker: DjangoDbBlocker
 ) -> None:
     server = postgres_server()

@@ -164,7 +164,7 @@ def served(image: Path, tmp_path: Path) -> Iterator[Served]:
         yield Served(process=process, url=url, headers=headers, log=tmp_path / "web.log")
 
 
-def test_the_image_lacks_model_packages_but_has_web_packages() -> None:
+def test_the_web_image_lacks_model_packages_but_has_web_packages() -> None:
     absent = set(absent_packages())
 
     assert {"torch", "transformers", "numpy", "safetensors", "triton", "pytest", "starlette"} <= absent

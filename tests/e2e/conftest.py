@@ -23,7 +23,7 @@ SHORT_LEASES = {
 }
 
 
-# The stack does not use this variable, but each process passes the variable on to the next one, like every variable.
+# Secrets in the environment of `up`. Each process passes its environment on to the processes that it starts.
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "secret-key-of-s3",
     "HF_TOKEN": "hf_secret_of_the_hub",
@@ -42,7 +42,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stack(
     tmp_path_factory: pytest.TempPathFactory, model_dir: Path, django_db_blocker: DjangoDbBlocker
 ) -> Iterator[Stack]:
-    """A running stack for all tests in this folder. Its shutdown is checked too, unless a test has killed the stack."""
+    """A running stack for all tests in this folder. Its shutdown is checked at the end, unless a test has killed it."""
     stack = start_stack(tmp_path_factory.mktemp("stack") / "data", "--model", f"{MODEL}={model_dir}", **ENVIRONMENT)
     yield stack
     if stack.process.poll() is None:
@@ -79,7 +79,7 @@ def deployment(client: openai.OpenAI) -> str:
 
 @pytest.fixture(scope="session")
 def endpoint(client: openai.OpenAI, deployment: str) -> str:
-    """The name of the deployment when it is ready."""
+    """Waits until the deployment is ready. Returns the deployment's name."""
 
     def is_ready() -> bool:
         deployment_now = client.get(f"/deployments/{deployment}", cast_to=object)

@@ -82,7 +82,7 @@ def start_stack(data_dir: Path, *arguments: str, **environment: str) -> Stack:
 
 
 def assert_nothing_is_left(stack: Stack) -> None:
-    """Checks that after a regular shutdown no process of the stack remains, and no file that says that it is ready."""
+    """Checks that a regular shutdown left neither a process of the stack nor `ready.json`."""
     assert stack.processes() == []
     assert stack.endpoints() == []
     assert not (stack.data_dir / "ready.json").exists()

@@ -52,7 +52,7 @@ def test_an_uploaded_file_can_be_read_unchanged_until_it_is_deleted(client: open
 
 @pytest.fixture(scope="module")
 def batch(client: openai.OpenAI) -> Any:
-    """An ended batch of eleven rows, of which row 5 is too long."""
+    """A batch of eleven rows that has ended. Row 5 is too long for the model."""
     too_long = [{"role": "user", "content": "x" * 2000}]  # one token per byte; the model's limit is 1024
     return run_batch(
         client, [json.dumps(row(number, **({"messages": too_long} if number == 5 else {}))) for number in range(11)]
@@ -86,7 +86,7 @@ def test_a_batch_with_bad_lines_fails_and_reports_each_of_them(client: openai.Op
     ]
 
 
-def test_chat_is_answered(client: openai.OpenAI, endpoint: str) -> None:
+def test_a_chat_completion_is_answered(client: openai.OpenAI, endpoint: str) -> None:
     answer = client.chat.completions.create(
         model=endpoint, messages=[{"role": "user", "content": "Hello"}], max_tokens=8, temperature=0
     )
@@ -118,7 +118,7 @@ def test_a_streamed_answer_has_the_same_content_as_one_without_streaming(client:
     assert chunks[-1].usage.completion_tokens == complete_answer.usage.completion_tokens
 
 
-def test_completions_are_answered(client: openai.OpenAI, endpoint: str) -> None:
+def test_a_text_completion_is_answered(client: openai.OpenAI, endpoint: str) -> None:
     answer = client.completions.create(model=endpoint, prompt="Once", max_tokens=8, temperature=0)
 
     assert answer.usage is not None

@@ -1,4 +1,4 @@
-"""A real engine behind the real gateway, with more requests than it can answer at once."""
+"""A real engine behind the real gateway gets more requests than the engine can answer at once."""
 
 import asyncio
 import time

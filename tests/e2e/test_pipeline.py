@@ -36,7 +36,7 @@ def get(client: openai.OpenAI, path: str) -> dict[str, Any]:
     return cast(dict[str, Any], client.get(path, cast_to=object))
 
 
-def test_a_pipeline_makes_from_prompts_an_endpoint_with_the_answers_of_plain_decoding(
+def test_a_pipeline_turns_prompts_into_an_endpoint_whose_answers_equal_those_of_plain_decoding(
     client: openai.OpenAI, endpoint: str
 ) -> None:
     request = {

@@ -1,7 +1,7 @@
-"""Runs the blocks of docs/quickstart.md as they stand there, with a tiny model under the name that the page uses.
+"""Runs the code blocks of docs/quickstart.md, with a tiny model under the name of the page's model.
 
-Two numbers differ: the training is limited to 15 instead of 120 seconds, and the gate asks for a speedup of 0.01
-instead of 1.1, because a model that is so small gains nothing from speculation.
+Only two numbers in the blocks are replaced: the training is limited to 15 instead of 120 seconds, and the gate requires
+a speedup of 0.01 instead of 1.1, because so small a model gains nothing from speculation.
 """
 
 import os
@@ -22,11 +22,11 @@ _BLOCK = re.compile(r"^(curl|slipstream|openai):\n\n```(?:sh|python)\n(.*?)^```"
 
 
 def blocks(wanted: str) -> str:
-    """Returns the blocks of a client, joined."""
+    """Returns the joined code blocks for one client: `curl`, `slipstream` or `openai`."""
     return "\n".join(block for label, block in _BLOCK.findall(PAGE) if label == wanted)
 
 
-def test_the_page_has_the_same_steps_for_each_client() -> None:
+def test_the_quickstart_page_has_the_same_steps_for_each_client() -> None:
     labels = [label for label, _ in _BLOCK.findall(PAGE)]
 
     assert labels == ["curl", "slipstream", "openai"] * 4
@@ -49,7 +49,7 @@ def test_the_quickstart_works_as_written(label: str, model_dir: Path, tmp_path: 
 
 
 def run(label: str, stack: Stack, folder: Path) -> str:
-    """Returns what the client's blocks print. Raises: AssertionError: they fail."""
+    """Runs the client's code blocks. Returns their output. Raises: AssertionError: a block fails."""
     script = blocks(label).replace("120", "15").replace("1.1", "0.01")
     command = ["sh", "-ec", script] if label == "curl" else [sys.executable, "-c", script]
     variables = {"SLIPSTREAM_BASE_URL": stack.url, "SLIPSTREAM_API_KEY": stack.key, "PYTHONPATH": str(ROOT / "sdk")}

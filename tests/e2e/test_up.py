@@ -18,9 +18,10 @@ from tests.e2e.test_openai import ENDED, row, run_batch, upload
 
 
 def kill(stack: Stack, fragment: str) -> None:
-    """Kills the process with `fragment` in its command line, but not its keeper, which runs `parent_death.py`.
+    """Kills the process with `fragment` in its command line, but not that process's keeper.
 
-    The keeper has the same words in its command line: it started the process, and ends it when `up` ends.
+    The keeper runs `parent_death.py`: it started the process, and ends it when `up` ends. Its command line contains the
+    command line of the process.
     """
     (pid,) = [pid for pid in stack.processes(fragment) if not is_keeper(pid)]
     os.kill(pid, signal.SIGKILL)
@@ -42,7 +43,7 @@ def environment_of(pid: int) -> list[str]:
 
 
 def secrets_of(data_dir: Path) -> list[str]:
-    """The passwords and keys in the stack's files."""
+    """Returns the passwords and keys in the stack's files."""
     texts = [path.read_text() for path in data_dir.rglob("*.json") if path.name in ("credentials.json", "ready.json")]
     words = {word for text in texts for word in re.findall(r'(?:password|key|secret|token)": *"([^"]{12,})"', text)}
     words |= set(re.findall(r"^requirepass (\S+)", (data_dir / "valkey" / "valkey.conf").read_text(), re.MULTILINE))
@@ -68,7 +69,7 @@ def test_no_process_has_a_secret_among_its_arguments_while_jobs_and_endpoints_ru
     assert [word for word in secrets if commands.of(word)] == []
 
 
-def test_a_killed_server_is_restarted(stack: Stack) -> None:
+def test_a_killed_api_server_is_restarted(stack: Stack) -> None:
     kill(stack, "uvicorn control.asgi")
 
     wait_for(lambda: not is_serving(stack), 5.0, "the server has not ended")
@@ -108,7 +109,7 @@ def test_an_endpoint_keeps_serving_after_its_supervisor_is_killed(
     assert client.completions.create(model=endpoint, prompt="And now?", max_tokens=4).usage is not None
 
 
-def test_a_second_stack_over_the_same_data_is_refused(stack: Stack) -> None:
+def test_a_second_stack_on_the_same_data_folder_is_refused(stack: Stack) -> None:
     second = subprocess.run(
         [sys.executable, "manage.py", "up", "--port", "0"],
         cwd=ROOT,

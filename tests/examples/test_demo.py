@@ -53,7 +53,7 @@ def test_held_out_questions_are_reproducible_and_not_in_the_training_set() -> No
     assert len({*many.held_out, *many.distill}) == 40 + 8  # no question is in both sets
 
 
-def test_sets_that_share_a_question_are_refused() -> None:
+def test_prompt_sets_that_share_a_question_are_refused() -> None:
     with pytest.raises(ValueError, match="got 1 of the other set"):
         PromptSets(distill=["a", "b"], held_out=["b"])
 
@@ -76,7 +76,7 @@ def test_a_stages_metrics_fit_in_a_line() -> None:
     assert describe(Stage.from_json(stage)) == "    train: running 3/8 steps (loss 1.23, acceptance length 2.00)"
 
 
-def test_without_a_terminal_a_line_is_printed_when_a_stage_changes() -> None:
+def test_without_a_terminal_a_line_is_printed_when_the_status_of_a_stage_changes() -> None:
     output = io.StringIO()
     console = Console(file=output, width=100)
     view = make_view(console)
@@ -104,7 +104,7 @@ def test_on_a_terminal_each_stage_has_a_bar() -> None:
     assert all(name in text for name in ("distil", "train", "evaluate", "gate", "deploy"))
 
 
-def test_the_report_is_shown_and_summarized() -> None:
+def test_the_demo_shows_and_summarizes_the_report() -> None:
     output = io.StringIO()
     console = Console(file=output, width=100)
 

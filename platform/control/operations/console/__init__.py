@@ -1,1 +1,1 @@
-"""The operators' web admin."""
+"""The web console, for operators and for members of organizations."""

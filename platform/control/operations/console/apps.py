@@ -18,7 +18,7 @@ class ConsoleConfig(AppConfig):
 
         from control.operations.console.site import ConsoleSite
 
-        admin.site.__class__ = ConsoleSite  # of the existing object: Django has already registered pages with it
+        admin.site.__class__ = ConsoleSite  # keeps the object, with which Django has already registered pages
         admin.site.login_template = "console/login.html"
         _unregister_library_pages(admin.site)
         admin.site.index_template = "console/index.html"

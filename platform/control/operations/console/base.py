@@ -31,7 +31,7 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
     `visible_to` selects, with the rights of the member's role.
     """
 
-    scope: ClassVar[str] = ""  # of `accounts.scopes`: what a member's role needs; without a scope, only staff
+    scope: ClassVar[str] = ""  # the scope that a member's role needs (`accounts.scopes`); empty: for staff only
     staff_fields: ClassVar[tuple[str, ...]] = ()  # fields about the service's machines, which members do not see
     list_per_page = 50
     show_full_result_count = False
@@ -50,7 +50,10 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
         return rows if member is None else rows.filter(self.visible_to(member.organization))
 
     def row_to_change(self, request: HttpRequest, object_id: str) -> Any:
-        """Args: object_id: quoted, as in the page's URL. Raises: Http404: also for another organization's row."""
+        """Returns a row that the caller may change. Raises: Http404: also for another organization's row.
+
+        Args: object_id: quoted, as in the page's URL.
+        """
         rows, member = self.model._default_manager.all(), member_of(request)
         if member is not None:
             rows = rows.filter(self.changeable_by(member.organization))
@@ -182,7 +185,7 @@ def service_action(
 
         @wraps(button)
         def find_first(page: RowsAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
-            """Unfold would show the dialog for the id of any row, or of none."""
+            """Looks for the row before the dialog is shown: Unfold would show the dialog for any id."""
             if page.has_operate_permission(request, object_id):
                 page.row_to_change(request, object_id)
             response: HttpResponse = button(page, request, object_id=object_id)

@@ -20,7 +20,10 @@ class Line:
 
 
 def lines_of(entries: Iterable[tuple[float, Mapping[str, Any]]], names: Iterable[str]) -> list[Line]:
-    """Args: entries: pairs of a step and the metrics at that step. Returns: a line for each name that has values."""
+    """Returns a line for each of the `names` that has values.
+
+    Args: entries: pairs of a step and the metrics at that step.
+    """
     rows = list(entries)
     lines = [
         Line(name.replace("_", " "), [(step, float(metrics[name])) for step, metrics in rows if name in metrics])
@@ -30,7 +33,7 @@ def lines_of(entries: Iterable[tuple[float, Mapping[str, Any]]], names: Iterable
 
 
 def charts(key: str, lines: Iterable[Line], *, unit: str) -> SafeString:
-    """One chart for each line, with a scale of its own.
+    """Draws one chart for each line. Each chart has its own scale.
 
     Args:
         key: identifies the charts for `live.js`.
@@ -41,7 +44,7 @@ def charts(key: str, lines: Iterable[Line], *, unit: str) -> SafeString:
 
 
 def _chart_context(line: Line) -> dict[str, Any]:
-    """The values of a chart in the template."""
+    """Returns the values that the template needs for one chart."""
     xs, ys = zip(*line.points, strict=True)
     points = [(_scaled(x, xs, WIDTH), HEIGHT - _scaled(y, ys, HEIGHT)) for x, y in line.points]
     return {

@@ -14,7 +14,10 @@ FIRST = ("acceptance_length", "speedup", "outputs_equal", "prompts_held_out")  #
 
 
 def speculators_compare(request: HttpRequest) -> HttpResponse:
-    """The query parameter `ids` names the speculators, separated by commas. `urls` makes it require the sign-in."""
+    """Shows the speculators whose ids the query parameter `ids` lists, separated by commas.
+
+    `urls` wraps this view, so that it requires the sign-in.
+    """
     if not admin.site._registry[Speculator].has_view_permission(request):
         raise PermissionDenied
     ids = request.GET.get("ids", "").split(",")[:MAX_SPECULATORS]

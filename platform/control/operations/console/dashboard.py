@@ -21,7 +21,7 @@ NUM_LATEST_JOBS = 8
 
 
 def dashboard(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
-    """Unfold's DASHBOARD_CALLBACK."""
+    """Adds the contents of the overview page to the context, as Unfold's setting DASHBOARD_CALLBACK demands."""
     jobs = rows_of(Job, request).select_related("organization").order_by("-pk")[:NUM_LATEST_JOBS]
     if member_of(request) is not None:
         links = {item["link"] for section in navigation(request) for item in section["items"]}

@@ -1,4 +1,4 @@
-"""Console pages with a form on which staff or a member makes a request of the API in the name of an organization."""
+"""Console pages with a form, on which staff or members make a request of the API in the name of an organization."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -68,7 +68,10 @@ def add_form_action(
     when: Callable[[Any], bool],
     before: str,
 ) -> None:
-    """Adds a button to a row's page, in front of the button `before`, which creates objects that belong to the row."""
+    """Adds to a row's page a button that opens a form, in front of the button `before`.
+
+    The form creates an object that belongs to the row.
+    """
     setattr(admin, name, form_action(name, declared, icon=icon, when=when))
     admin.actions_detail.insert(admin.actions_detail.index(before), name)
 

@@ -23,7 +23,10 @@ TONE_OF_STATUS = {status: tone for tone, statuses in _TONES.items() for status i
 
 
 def badge(row: Model, status: str, *, active: bool) -> SafeString:
-    """Args: active: the status can change without an operator's action, so `live.js` keeps refreshing the page."""
+    """Renders a status as a badge.
+
+    Args: active: the status can change without an operator's action, so `live.js` keeps refreshing the page.
+    """
     return format_html(
         '<span data-live="{}-status" data-live-active="{}" class="console-badge console-{}">{}</span>',
         row.pk,
@@ -58,7 +61,7 @@ def is_nested(value: object) -> bool:
 
 
 def number(value: object) -> str:
-    """Fractions have four significant digits, which is enough for a report."""
+    """Formats a value for reading. Fractions have four significant digits, which is enough for a report."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 """Forms with the fields of the API's own requests.
 
-A form here checks nothing itself. It builds the body that a customer would send. The API's request model and service
-check the body, and the error message is shown at the field that the error names.
+A form checks nothing itself. The form builds the body that a customer would send to the API. The API's request model
+and service check this body, and an error message is shown at the field that the error names.
 """
 
 import io

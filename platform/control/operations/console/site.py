@@ -48,7 +48,10 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
         return response
 
     def has_permission(self, request: HttpRequest) -> bool:
-        """Every page calls this first. It also limits the request of a member to the member's organization."""
+        """Returns whether the user may use the console, and limits a member's request to the member's organization.
+
+        Django calls this method before it runs the view of a page.
+        """
         if member_of(request) is None:
             return self.admits_staff(request)
         enter_organization(request)

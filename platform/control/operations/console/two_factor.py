@@ -13,7 +13,7 @@ from control.tenants.accounts.models import User
 
 
 class TwoFactorForm(OTPAdminAuthenticationForm, AuthenticationForm):  # type: ignore[misc]  # neither has types
-    """Unfold's form with a field for the code."""
+    """Unfold's sign-in form with a field for the code."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -35,7 +35,7 @@ class TwoFactorForm(OTPAdminAuthenticationForm, AuthenticationForm):  # type: ig
 
 class TwoFactorSite(ConsoleSite):
     def admits_staff(self, request: HttpRequest) -> bool:
-        """A user who signed in without a code has no permission."""
+        """Admits staff who signed in with a code. A user who signed in without one has no permission."""
         return bool(super().admits_staff(request) and request.user.is_verified())  # type: ignore[union-attr]  # otp's
 
 
@@ -47,7 +47,7 @@ def require_two_factor(site: AdminSite) -> None:
 
 @transaction.atomic
 def second_factor_renew(*, user: User) -> str:
-    """Replaces the user's secrets by a new one. Returns the new one's `otpauth://` URL for authenticator apps."""
+    """Replaces the user's secrets by a new one. Returns its `otpauth://` URL, which authenticator apps read."""
     TOTPDevice.objects.filter(user=user).delete()
     url: str = TOTPDevice.objects.create(user=user, name="authenticator app").config_url
     return url

@@ -10,7 +10,7 @@ from control.workflows.speculators.plots import EVALUATION, plot_response
 
 
 def speculator_plot(request: HttpRequest, speculator_id: str) -> HttpResponseBase:
-    """A plot of a speculator that the caller may view, by name."""
+    """Answers with a plot of a speculator that the caller may view. The query parameter `name` selects the plot."""
     speculator = rows_of(Speculator, request).filter(pk=speculator_id).first()
     if speculator is None:
         raise Http404

@@ -12,7 +12,7 @@ _META = "SLIPSTREAM_MEMBER"
 
 
 def member_of(request: HttpRequest) -> Member | None:
-    """Returns the membership in whose name the request acts, or None: the request is of staff or of no member.
+    """Returns the membership in whose name the request acts, or None if its user is staff or has no membership.
 
     The membership is read once per request, so a member who is removed loses access from the next request on.
     """
@@ -31,7 +31,10 @@ def enter_organization(request: HttpRequest) -> None:
 
 
 def member_may(member: Member, scope: str, method: str) -> bool:
-    """Returns whether the member's role has the right that an API key would need for this method. No scope: staff."""
+    """Returns whether the member's role has the right that an API key would need for this method.
+
+    Args: scope: empty: a page for staff only.
+    """
     return scope != "" and is_granted(scope_needed(scope, method), ROLE_SCOPES[member.role])
 
 

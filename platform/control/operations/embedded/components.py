@@ -1,6 +1,6 @@
-"""A process of the embedded stack, which is restarted when it dies.
+"""Runs a process of the embedded stack and restarts it when it dies.
 
-The parent of the process is a keeper: a small process that ends it when the lifeline, a pipe, closes (see
+The parent of the process is a keeper. This small process ends its child when a pipe, the lifeline, closes (see
 `workers.parent_death`).
 """
 

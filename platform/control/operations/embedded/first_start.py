@@ -21,7 +21,10 @@ class Credentials:
 
 
 def first_start(credentials_path: Path) -> Credentials:
-    """Creates these objects unless there is an organization. Writes the key to a file that only its owner can read."""
+    """Creates organization, administrator and key, unless there is an organization already.
+
+    Writes the key to a file that only the file's owner can read.
+    """
     if Organization.objects.exists():
         return Credentials(api_key=_stored_key(credentials_path), admin_password=None)
     password = secrets.token_urlsafe(12)
@@ -55,7 +58,7 @@ class Ready:
 
 
 def write_private_json(path: Path, values: dict[str, object]) -> None:
-    """Writes the file atomically. It is never readable by other users, not even while it is written."""
+    """Writes a file atomically. Other users can never read the file, not even while it is written."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.unlink(missing_ok=True)
     partial.touch(mode=0o600)

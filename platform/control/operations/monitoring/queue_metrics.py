@@ -26,7 +26,7 @@ ALIVE_SECONDS = 60.0  # a worker counts as alive for this time after a heartbeat
 
 
 class QueueMetrics(Collector):
-    """If the database is unreachable, only `slipstream_database_up` is reported, as 0."""
+    """Reads the gauges. If the database is unreachable, only `slipstream_database_up` is reported, as 0."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         try:
@@ -102,7 +102,7 @@ def _by(
     *,
     also: Iterable[str],
 ) -> GaugeMetricFamily:
-    """The number of rows for each value of `column`.
+    """Returns a gauge with the number of rows for each value of `column`.
 
     Args:
         also: values that are reported even if no row has them, so that alerts and autoscalers see 0.

@@ -1,7 +1,7 @@
 """Checks whether this process can serve requests, by calling its dependencies.
 
 the database is unreachable         503: no request can be served; take the process out of rotation
-Redis or storage is unreachable     200, degraded: most requests still work, and no other process would do better
+Redis or storage is unreachable     200, degraded: most requests still work, and other processes have the same problem
 """
 
 import time
@@ -27,7 +27,7 @@ _pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="readiness")
 
 
 def readiness() -> tuple[int, dict[str, Any]]:
-    """The HTTP status and the response: `status`, and each of `checks` as `ok` or `unavailable`."""
+    """Returns the HTTP status and the response: `status`, and in `checks` each dependency: `ok` or `unavailable`."""
     futures = {name: _pool.submit(check) for name, check in _checks().items()}
     deadline = time.monotonic() + WAIT_SECONDS
     checks = {name: _outcome(name, future, deadline) for name, future in futures.items()}

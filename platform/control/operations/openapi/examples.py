@@ -1,6 +1,6 @@
 """Adds to each operation an example of its request and response, and the codes of its errors.
 
-They were recorded from real responses by `python -m tests.control.record_examples`, which writes the files.
+`python -m tests.control.record_examples` records them from real requests and responses, and writes the files.
 """
 
 import json
@@ -15,7 +15,7 @@ FILE_NAME = "examples.json"  # in the folder of the operation's view
 
 @lru_cache(maxsize=1)
 def recorded_examples() -> dict[str, dict[str, Any]]:
-    """Returns by operation id: `request`, `response` and `errors`, a list of [status, code]."""
+    """Maps the id of each operation to `request`, `response` and `errors`, which is a list of [status, code]."""
     examples: dict[str, dict[str, Any]] = {}
     for path in sorted(CONTROL.glob(f"*/*/{FILE_NAME}")):
         examples |= json.loads(path.read_text())
@@ -23,7 +23,7 @@ def recorded_examples() -> dict[str, dict[str, Any]]:
 
 
 def add_examples(result: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """Hook of drf-spectacular."""
+    """Adds the recorded examples and errors to the document, as a hook of drf-spectacular."""
     for methods in result["paths"].values():
         for operation in methods.values():
             recorded = recorded_examples().get(operation["operationId"], {})

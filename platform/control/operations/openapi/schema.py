@@ -1,4 +1,4 @@
-"""drf-spectacular's view of a route, taken from the operation that is declared on the view's method."""
+"""Describes routes to drf-spectacular, according to the operations that are declared on the views' methods."""
 
 import inspect
 from typing import Any
@@ -22,7 +22,7 @@ FAILURES = {
 
 
 class PatchExtension(PydanticExtension):  # type: ignore[no-untyped-call]
-    """Requires no member of the body of a PATCH."""
+    """Makes all members of the body of a PATCH optional."""
 
     target_class = "control.core.api.schemas.RequestModel"
     match_subclasses = True

@@ -1,4 +1,4 @@
-"""Tidies the generated document."""
+"""Simplifies the generated OpenAPI document."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What django-allauth asks this project: who may sign in, how mails are sent, and how secrets are stored."""
+"""Adapters with which django-allauth asks who may sign in, sends mails, and encrypts secrets."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth ha
         return False
 
     def authenticate(self, request: HttpRequest, **credentials: Any) -> User | None:
-        """Refuses users who are not members like a wrong password, so that the response does not tell them apart."""
+        """Refuses users who are not members. The response does not differ from that for a wrong password."""
         user = super().authenticate(request, **credentials)
         return user if user is not None and is_member(user) else None
 

@@ -35,7 +35,7 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
 @require_POST
 @login_required
 def organization(request: HttpRequest) -> HttpResponse:
-    """Chooses the organization of the following pages, of which the user must be a member."""
+    """Chooses the organization whose pages are shown from now on. The user must be a member of the organization."""
     chosen = request.POST.get("organization", "")
     if chosen not in {member.organization_id for member in memberships(request.user)}:
         raise Http404

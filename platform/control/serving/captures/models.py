@@ -1,4 +1,4 @@
-"""The opt-in to keep a deployment's requests, and the requests that are kept."""
+"""Captured traffic: the customer's opt-in for a deployment, the organization's key, and the requests that are kept."""
 
 from django.db import models
 
@@ -7,7 +7,7 @@ from control.tenants.accounts.models import Organization
 
 
 class Capture(models.Model):
-    """The opt-in. Without this row no request is kept."""
+    """The customer's opt-in to keep the requests to a deployment. Without this row no request is kept."""
 
     deployment = models.OneToOneField(Deployment, on_delete=models.CASCADE, primary_key=True, related_name="capture")
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")

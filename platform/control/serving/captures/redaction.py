@@ -1,6 +1,7 @@
 """Replaces personal data in the texts of a request before the request is stored.
 
-Patterns are RE2's, whose time is linear in the text: no pattern of a customer can occupy the gateway for long.
+RE2 matches the patterns in a time that is linear in the length of the text, so no customer's pattern can occupy the
+gateway for long.
 """
 
 import ipaddress
@@ -15,16 +16,16 @@ from stdnum import luhn
 REPLACEMENT = "[redacted]"
 MAX_PATTERNS = 20
 MAX_PATTERN_LENGTH = 500
-# Instructions of all compiled patterns of a capture. The slowest patterns need about 2 us per instruction and 1,024
-# characters, so a request of 256 KiB takes a fifth of a second at most.
+# The most instructions that all patterns of a capture may have after RE2 has compiled them. The slowest patterns need
+# about 2 us per instruction and 1,024 characters, so a request of 256 KiB takes a fifth of a second at most.
 MAX_PROGRAM_SIZE = 400
-_NOT_TEXT = frozenset({"role", "type"})  # members whose values are words of the API
+_NOT_TEXT = frozenset({"role", "type"})  # members whose values are keywords of the API
 
 _Accept = Callable[[Any], bool]  # the argument is a match of re2
 
 
 class InvalidPattern(ValueError):
-    """The message says what is wrong with which pattern."""
+    """A pattern cannot be used. The message quotes the pattern and says why."""
 
 
 def _always(_: Any) -> bool:
@@ -40,7 +41,7 @@ class _Recogniser:
 
 
 def _is_address(match: Any) -> bool:
-    """The address must not be part of a word, as in `std::vector`, and `::` alone counts as an operator."""
+    """Whether the match is an IP address. Part of a word, as in `std::vector`, is none, nor is the operator `::`."""
     before, after = match.string[max(0, match.start() - 1) : match.start()], match.string[match.end() : match.end() + 1]
     if before.isalnum() or after.isalnum() or match[0] == "::":
         return False
@@ -71,7 +72,7 @@ KINDS = tuple(_RECOGNISERS)
 
 
 class Redaction:
-    """Replaces what named recognisers and patterns find."""
+    """Replaces the texts that are found by the recognisers of some kinds and by the customer's patterns."""
 
     def __init__(self, kinds: Sequence[str], patterns: Sequence[str]) -> None:
         """Raises: InvalidPattern."""
@@ -85,7 +86,7 @@ class Redaction:
         return bool(self._rules)
 
     def apply(self, value: Any) -> Any:
-        """Returns the value, as JSON has it, with replacements in all its texts except names of members."""
+        """Returns a JSON value with replacements in all its strings, except in the names of members."""
         if isinstance(value, str):
             return self._redacted(value)
         if isinstance(value, list):
@@ -102,7 +103,7 @@ class Redaction:
 
 @lru_cache(maxsize=256)
 def redaction_of(kinds: tuple[str, ...], patterns: tuple[str, ...]) -> Redaction:
-    """Raises: InvalidPattern."""
+    """Returns the redaction for these kinds and patterns, from a cache. Raises: InvalidPattern."""
     return Redaction(kinds, patterns)
 
 

@@ -48,7 +48,7 @@ class CaptureObject(ResponseModel):
     num_requests: int
     oldest_at: Unix | None
     stopped: CaptureStopped | None = Field(
-        description="Why no further requests are kept. Null: they are kept. Setting the capture again starts it again."
+        description="Why no more requests are kept. Null: requests are kept. Setting the capture again restarts it."
     )
     created_at: Unix
 

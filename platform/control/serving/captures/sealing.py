@@ -1,8 +1,9 @@
-"""Encrypts captured requests with a key that each organization has for itself (AES-256-GCM).
+"""Encrypts captured requests with AES-256-GCM. Each organization has its own key.
 
 The keys lie in the database, encrypted with a key that is derived from Django's SECRET_KEY. A copy of the database
-alone therefore shows no request. The id of the deployment is authenticated, so that no row can be moved to another one.
-After a change of SECRET_KEY, `manage.py capture_keys_reencrypt` encrypts all keys with the new one.
+alone therefore shows no request. The ciphertext authenticates the deployment's id, so a request that is moved to
+another deployment cannot be decrypted. After a change of SECRET_KEY, `manage.py capture_keys_reencrypt` encrypts all
+keys anew.
 """
 
 import base64
@@ -27,7 +28,7 @@ class Sealer:
 
     @classmethod
     def of(cls, organization_id: str) -> Self:
-        """Effects: makes the organization's key if it has none."""
+        """Returns the sealer of an organization. Effects: creates the organization's key if it has none."""
         row, _ = CaptureKey.objects.get_or_create(organization_id=organization_id, defaults={"encrypted": new_key()})
         return cls(row.encrypted)
 
@@ -36,7 +37,10 @@ class Sealer:
         return nonce + self._cipher.encrypt(nonce, json.dumps(body).encode(), deployment_id.encode())
 
     def open(self, sealed: bytes, *, deployment_id: str) -> dict[str, Any]:
-        """Raises: cryptography.exceptions.InvalidTag: the bytes were changed, or belong to another deployment."""
+        """Decrypts a request.
+
+        Raises: cryptography.exceptions.InvalidTag: the bytes were changed, or belong to another deployment.
+        """
         nonce, encrypted = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
         body: dict[str, Any] = json.loads(self._cipher.decrypt(nonce, encrypted, deployment_id.encode()))
         return body

@@ -13,7 +13,7 @@ from control.serving.deployments.models import Deployment
 
 
 def capture_of(deployment: Deployment) -> Capture:
-    """Raises: ApiError: 404, the requests of this deployment are not kept."""
+    """Returns the deployment's capture. Raises: ApiError: 404, the requests of this deployment are not kept."""
     capture = Capture.objects.filter(deployment=deployment).select_related("deployment__base_model").first()
     if capture is None:
         message = f"Requests to deployment {deployment.pk} are not kept."

@@ -1,8 +1,8 @@
 """Services that write captured traffic.
 
 After the opt-in, a sample of the requests to the deployment is stored for `hours`, redacted and encrypted. The capture
-stops if the organization reaches its limit of stored bytes. `capture_export` writes the rows to a file of prompts for
-the next pipeline. All rows are deleted after the opt-out, or if the deployment is deleted.
+stops if the organization reaches its limit of stored bytes. `capture_export` writes the stored requests to a file of
+prompts for the next pipeline. All of them are deleted after the opt-out, or if the deployment is deleted.
 """
 
 import hashlib
@@ -36,8 +36,8 @@ log = structlog.get_logger(__name__)
 
 MAX_HOURS = 30 * 24
 MAX_BODY_BYTES = 256 * 1024  # longer requests are not kept
-DELETE_LIMIT = 500  # rows of one transaction
-MAX_REQUESTS = 20_000  # limit of one deployment, whose newest requests are kept
+DELETE_LIMIT = 500  # rows that one transaction deletes
+MAX_REQUESTS = 20_000  # the most requests that are kept for one deployment: the newest
 MAX_FILE_BYTES = MAX_TEXT_BYTES
 _READ_ROWS = 16
 # Parameters without use for training. `capture_export` adds `model` again, as the base model's name.
@@ -91,7 +91,7 @@ def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any
         return False
     redaction = redaction_of(tuple(capture.redact), tuple(capture.redact_patterns))
     if redaction and has_token_ids(kept):
-        return False  # the recognisers read texts
+        return False  # the recognisers read texts, not token ids
     sealed = Sealer.of(capture.organization_id).seal(redaction.apply(kept), deployment_id=deployment_id)
     size_bytes = len(sealed)
     if size_bytes > MAX_BODY_BYTES:
@@ -161,16 +161,19 @@ def _rows(capture: Capture) -> Iterator[dict[str, Any]]:
 
 
 def _in_order(ids: Sequence[int]) -> Iterator[CapturedRequest]:
-    """Reads a few rows at a time: a cursor of PostgreSQL would copy all of them, gigabytes, to a temporary file."""
+    """Yields the requests with these ids.
+
+    A few rows are read at a time: a cursor of PostgreSQL would copy all of them, gigabytes, to a temporary file.
+    """
     for start in range(0, len(ids), _READ_ROWS):
         some = ids[start : start + _READ_ROWS]
         rows = CapturedRequest.objects.in_bulk(some)
-        yield from (rows[pk] for pk in some if pk in rows)  # the others have been pruned meanwhile
+        yield from (rows[pk] for pk in some if pk in rows)  # a missing row has been pruned meanwhile
 
 
 def captures_prune() -> None:
-    """Deletes requests that are too old, not among the newest `MAX_REQUESTS`, or of a deleted deployment."""
-    for capture in Capture.objects.prefetch_related("deployment"):  # a join may read all deployments
+    """Deletes captured requests that are too old, that exceed `MAX_REQUESTS`, or whose deployment has been deleted."""
+    for capture in Capture.objects.prefetch_related("deployment"):  # with a join, the database may read all deployments
         if capture.deployment.deleted_at is not None:
             capture.delete()
     for deployment_id in _deployments_with_requests():
@@ -185,7 +188,10 @@ def captures_prune() -> None:
 
 
 def _delete_captured(captured: QuerySet[CapturedRequest]) -> None:
-    """Deletes rows and uncounts their bytes. The locks on the rows prevent that two calls uncount the same bytes."""
+    """Deletes rows and subtracts their bytes from the organizations' stored bytes.
+
+    The locks on the rows prevent two calls from subtracting the same bytes.
+    """
     rows = captured.order_by("pk").values_list("pk", "organization_id", "size_bytes")
     while True:
         with transaction.atomic():
@@ -201,7 +207,10 @@ def _delete_captured(captured: QuerySet[CapturedRequest]) -> None:
 
 
 def _deployments_with_requests() -> Iterator[str]:
-    """Finds each id with one search in the index, because a DISTINCT would read an entry for every request."""
+    """Yields the ids of deployments that have captured requests.
+
+    Each id takes one search in the index. A DISTINCT would read an entry of the index for every request.
+    """
     ids = CapturedRequest.objects.order_by("deployment_id").values_list("deployment_id", flat=True)
     deployment_id = ""
     while (following := ids.filter(deployment_id__gt=deployment_id).first()) is not None:

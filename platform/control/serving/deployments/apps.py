@@ -11,4 +11,4 @@ class DeploymentsConfig(AppConfig):
         from control.tenants.administration.signals import key_restricting
 
         key_restricting.connect(deployments_check, dispatch_uid="slipstream.deployments")
-        logging.getLogger("httpx2").setLevel(logging.WARNING)  # else it logs a line for every health check
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # otherwise httpx2 logs a line for every health check

@@ -1,7 +1,7 @@
-"""Changes the number of a deployment's replicas with the requests that their engines count.
+"""Adapts the number of a deployment's replicas to the number of requests that their engines report.
 
-The supervisor that holds the first replica decides. It remembers only since when another number would have been right,
-so a new supervisor begins to count that time again.
+The supervisor that holds the deployment's first replica decides. Only this supervisor's memory records since when more
+or fewer replicas have been needed, so a new supervisor starts to measure this time anew.
 """
 
 import time
@@ -20,9 +20,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Change:
+    """A change of the number of replicas that has been needed since `since`, a time of the monotonic clock."""
+
     is_growth: bool
     since: float
-    to: int  # the number nearest to the present one that would have been right at any moment since then
+    to: int  # of the numbers that have been needed since then, the one nearest to the current number
 
 
 class Autoscaler:
@@ -48,7 +50,7 @@ class Autoscaler:
 
 
 def _scale(deployment: Deployment, to: int) -> None:
-    """Adds as many replicas as the organization's limit of devices allows."""
+    """Removes replicas, or adds as many of the wanted ones as the organization's limit of devices allows."""
     before = deployment.num_replicas
     for num_replicas in range(to, before, -1) if to > before else [to]:
         try:

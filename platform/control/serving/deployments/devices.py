@@ -1,6 +1,6 @@
 """Gives each engine a CUDA device of its own, which no other engine of this machine sees.
 
-The row of the replica records the device as long as the process lives, so that it survives the supervisor.
+The replica's row records the device while the process lives, so that the next supervisor knows which devices are taken.
 """
 
 import os
@@ -37,7 +37,7 @@ def device_for_engine(config: Config, *, ending: Collection[str]) -> str:
 
 
 def engine_device(config: Config, device: str) -> str:
-    """The engine's argument `--device`: the one device that it sees has the number 0, whatever its own number is."""
+    """Returns the engine's argument `--device`. It has no number, because the engine sees only one CUDA device."""
     return "cuda" if device else config.device
 
 

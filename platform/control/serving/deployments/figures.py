@@ -44,7 +44,7 @@ class PeriodFigures:
 
     @property
     def latency_seconds(self) -> float | None:
-        """The mean over the requests."""
+        """The mean latency of the requests."""
         return self._ratio("latency_seconds", "requests")
 
     @property
@@ -56,7 +56,7 @@ class PeriodFigures:
 
 
 def figures_by_bucket(deployment: Deployment, window: Window) -> dict[dt.datetime, PeriodFigures]:
-    """Maps the start of each bucket of the window to its figures, also for buckets without samples."""
+    """Maps the start of each bucket in the window to the bucket's figures, also for buckets without samples."""
     buckets = {start: PeriodFigures() for start in window.starts()}
     samples = DeploymentSample.objects.filter(
         deployment=deployment, at__gte=window.start - LOOKBACK, at__lt=window.end
@@ -80,8 +80,10 @@ def figures_since(deployment: Deployment, since: dt.datetime) -> PeriodFigures:
 
 
 def _differences(samples: Iterable[DeploymentSample]) -> Iterator[tuple[dt.datetime, Counter[str], float]]:
-    """Yields, for each pair of successive samples of one process, the time of the later sample, the increase of each
-    counter, and the seconds between the samples that no earlier pair of another process covers.
+    """Yields the difference of each pair of successive samples of one process.
+
+    A difference consists of the time of the later sample, the increase of each counter, and the seconds between the two
+    samples. Seconds that a pair of another process already covers are left out.
     """
     latest: dict[str, DeploymentSample] = {}  # by process
     covered_until: dt.datetime | None = None

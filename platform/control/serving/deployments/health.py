@@ -1,4 +1,4 @@
-"""Checks whether an endpoint can generate a token. A check runs in a thread, so that a hanging one delays no other."""
+"""Checks whether an endpoint can generate a token. Checks run in threads, so a check that hangs delays no other."""
 
 import time
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def engine_client() -> httpx2.Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How much an engine is used, by its own count, so that requests of all gateways are in it."""
+    """How much an engine is used. The engine itself counts, so that requests of all gateways are included."""
 
     num_open: int
     idle_seconds: float  # 0 while a request runs or waits
@@ -32,7 +32,7 @@ class Load:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self | None:
-        """Args: facts: of the engine's /health. Returns None if the engine does not report its load."""
+        """Reads the load from the engine's answer to GET /health. Returns None if the answer does not contain it."""
         load, sleep = facts.get("load"), facts.get("sleep")
         if load is None or sleep is None:
             return None

@@ -45,15 +45,17 @@ OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105
 
 
 class LaunchError(Exception):
-    pass
+    """No engine process could be started for the replica. The message gives the reason."""
 
 
 class AlreadyRunning(LaunchError):
-    """The replica has a process. It may be one that no row records, because its supervisor died."""
+    """The replica already has a process, perhaps one that no row records because its supervisor died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
+    """An engine process that has been started, and how to reach it."""
+
     identity: ProcessIdentity
     process: "subprocess.Popen[bytes]"  # the caller must reap it
     port: int
@@ -62,7 +64,7 @@ class Endpoint:
 
 
 def log_path(config: Config, deployment_id: str, number: int = 0) -> Path:
-    """Args: number: of the replica."""
+    """Returns the path of the log of a replica's engine. Args: number: the replica's number."""
     name = f"{deployment_id}-{number}" if number else deployment_id
     return config.data_dir / "logs" / "deployments" / f"{name}.log"
 
@@ -104,8 +106,9 @@ def adapter_dir(config: Config, deployment: Deployment, adapter: Adapter) -> Pat
 def launch(
     config: Config, replica: Replica, *, device: str, speculator_dir: Path | None, lifeline: int | None
 ) -> Endpoint:
-    """Args: device: the only CUDA device that the engine sees; empty: it sees none.
+    """Starts the engine process of a replica.
 
+    Args: device: the only CUDA device that the engine sees; empty: it sees none.
     Raises: LaunchError: the model is not available, the program cannot be run, or the process ended at once;
         AlreadyRunning.
     """
@@ -155,7 +158,7 @@ def launch(
 
 
 def log_excerpt(config: Config, replica: Replica) -> str:
-    """The end of the engine's log; empty if it is not on this machine."""
+    """Returns the end of the engine's log; empty if the log is not on this machine."""
     try:
         with log_path(config, replica.deployment_id, replica.number).open("rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - MAX_EXCERPT_BYTES))
@@ -174,7 +177,7 @@ def only_starter(config: Config) -> Iterator[None]:
 
 
 def process_name(replica: Replica) -> str:
-    """Name of the process that is started for the present generation of the deployment."""
+    """Returns the name of the process that is started for the current generation of the deployment."""
     return f"{replica.deployment_id}-{replica.number}-{replica.deployment.generation}"
 
 
@@ -231,7 +234,10 @@ def _command(
 
 
 def _engine_arguments(config: Config, options: EngineOptions) -> dict[str, str]:
-    """`memory_share` is a share of the memory that operators allow an endpoint, or else of the device's memory."""
+    """Returns the arguments that follow from a deployment's engine options.
+
+    `memory_share` is a share of the memory that operators allow an endpoint, or else of the device's memory.
+    """
     bound = config.endpoint_memory_bytes
     arguments = {
         "--weights": options.weights,

@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from control.core.database_clock import from_now
 from control.serving.deployments.models import Deployment, Node, Replica
 
-LEASE_SECONDS = 15.0  # of a replica; a killed supervisor's replicas have no supervisor for so long
+LEASE_SECONDS = 15.0  # of a replica; for at most this time, a killed supervisor's replicas have no supervisor
 NODE_LEASE_SECONDS = 60.0
 MAX_CLAIMS = 50  # at a time, so that supervisors that start together share the replicas
 

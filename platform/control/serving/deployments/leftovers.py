@@ -1,4 +1,7 @@
-"""Deletes the copies of speculators and adapters of deployments that do not run. A restarted one copies them again."""
+"""Deletes this machine's copies of the speculators and adapters of deployments that do not run.
+
+A deployment that is started again copies its files again.
+"""
 
 import secrets
 import shutil
@@ -9,9 +12,10 @@ from control.core.settings.config import Config
 
 
 def hide_unused(config: Config, used_ids: Collection[str]) -> list[Path]:
-    """Hides the folders of all deployments but the used ones. Returns all hidden folders, also those hidden earlier.
+    """Renames the folders of all deployments that are not in `used_ids`, so that another thread can delete them.
 
-    Only the supervisor may call this, between two stagings: a hidden folder is never used again.
+    Returns all renamed folders, also those that an earlier call has renamed. Only the supervisor may call this, and not
+    while it copies files for one of these deployments, because a renamed folder is never used again.
     """
     root = config.data_dir / "deployments"
     unused = [folder for folder in root.glob("*") if folder.name not in used_ids]

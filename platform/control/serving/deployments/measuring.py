@@ -72,7 +72,7 @@ class CounterSampler:
 
 
 def sample_keep(*, replica: Replica, counters: Mapping[str, float]) -> DeploymentSample:
-    """Effects: samples of the deployment that are older than `RETENTION` are deleted."""
+    """Stores a sample of a replica's process. Effects: deletes the deployment's samples older than `RETENTION`."""
     deployment = replica.deployment
     DeploymentSample.objects.filter(deployment=deployment, at__lt=timezone.now() - RETENTION).delete()
     return DeploymentSample.objects.create(

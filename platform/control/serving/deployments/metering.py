@@ -1,12 +1,12 @@
 """Records the device time of endpoints in the ledger: every minute while a process runs, and when it has ended.
 
-The time in which an engine sleeps is not recorded. The record continues when the supervisor sees that the engine is
+The time in which an engine sleeps is not recorded. Recording continues when the supervisor sees that the engine is
 awake again, some seconds after a gateway has woken it.
 
 `metered_until` is the time up to which the ledger contains the device time of the replica's current process; null:
-there is no process, or it sleeps. It moves by a compare-and-swap in the transaction of the line, so that two
-supervisors never record the same period twice. If supervisor and process die together, the time since the last line is
-lost, at most about a minute.
+there is no process, or it sleeps. The transaction that adds a line to the ledger also moves `metered_until`, by a
+compare-and-swap, so that two supervisors never record the same period twice. If supervisor and process die together,
+the time since the last line is lost, at most about a minute.
 """
 
 import datetime as dt
@@ -24,11 +24,14 @@ INTERVAL = dt.timedelta(seconds=60)
 
 
 def endpoint_meter(*, replica: Replica) -> None:
-    """The supervisor calls this at every tick for a replica whose process is alive."""
+    """Records the device time of a replica whose process is alive, if a minute has passed since the last record.
+
+    The supervisor calls this at every tick.
+    """
     if replica.state == Replica.State.SLEEPING:
         return
     now = timezone.now()
-    if replica.metered_until is None:  # launched by a release that did not meter
+    if replica.metered_until is None:  # an earlier release without metering launched the process
         unmetered = Replica.objects.filter(pk=replica.pk, pid=replica.pid, metered_until=None)
         unmetered.update(metered_until=now)
     elif now - replica.metered_until >= INTERVAL:
@@ -36,7 +39,7 @@ def endpoint_meter(*, replica: Replica) -> None:
 
 
 def endpoint_meter_end(*, replica: Replica) -> None:
-    """Call this in the transaction that records that the process has ended or sleeps.
+    """Records the rest of a process's device time. Call this in the transaction that records its end or its sleep.
 
     If no supervisor was running when the process ended, the time of the end is unknown. At most one interval after the
     last line is then charged.

@@ -1,7 +1,7 @@
 """A dedicated endpoint, and the replicas that answer its requests.
 
-The row of a deployment holds the desired state and what its replicas amount to. The rows of the replicas hold what the
-supervisors observed of the processes.
+The row of a deployment holds the desired state, and an observed state that is derived from its replicas. The rows of
+the replicas hold what the supervisors observed of the processes.
 """
 
 from django.db import models
@@ -74,7 +74,7 @@ class Deployment(ProjectObject):
 
     @property
     def served_name(self) -> str:
-        """Model name of the engine; a canary answers under the name of the deployment that it belongs to."""
+        """The model name that the engine serves; a canary answers under the name of its deployment."""
         return self.name if self.canary_of is None else self.canary_of.name
 
 
@@ -153,7 +153,7 @@ UP = (*AVAILABLE, Replica.State.DEGRADED)  # such a replica may answer requests
 
 
 class Node(models.Model):
-    """A machine on which supervisors run. They renew its lease; when it has expired, its processes count as lost."""
+    """A machine on which supervisors run. They renew its lease; once it has expired, its processes count as lost."""
 
     name = models.CharField(primary_key=True, max_length=120)
     lease_until = models.DateTimeField()
@@ -163,7 +163,7 @@ class Node(models.Model):
 
 
 class DeploymentSample(models.Model):
-    """Counters of one of an endpoint's processes since its start (`measuring`)."""
+    """The counters of one engine process at one time, counted since the process started (`measuring`)."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="samples")
     at = models.DateTimeField(auto_now_add=True)

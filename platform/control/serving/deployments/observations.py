@@ -22,7 +22,7 @@ from control.serving.deployments.states import RUNNING_STATES, State, transition
 CRASH_WINDOW_SECONDS = 600.0
 MAX_CRASHES = 5
 MAX_BACKOFF_SECONDS = 60.0
-USE_RECORDED_SECONDS = 1.0  # the recorded time of the last use is at most so old, apart from the interval of checks
+USE_RECORDED_SECONDS = 1.0  # `used_at` is written again when it is wrong by this time or more
 NO_PROCESS: dict[str, Any] = {
     "pid": None, "process_started": "", "host": "", "port": None, "token": "", "operator_token": "", "device": "",
     "node": "", "num_open": 0,
@@ -53,8 +53,8 @@ def replica_launched(*, replica: Replica, **process: Any) -> bool:
 def replica_observe(*, replica: Replica, healthy: bool, load: Load | None = None) -> bool:
     """Records the result of a health check. Returns whether the state changed.
 
-    Args: load: None: unknown; the process is awake.
-    Effects: the device time until a replica sleeps is recorded; while it sleeps, none is.
+    Args: load: None: the load is unknown, and the process is awake.
+    Effects: when a replica falls asleep, its device time until then is recorded.
     """
     if not healthy:
         if replica.state not in AVAILABLE:  # a process that was never ready is not degraded: it is still starting
@@ -123,7 +123,7 @@ def replica_draining(*, replica: Replica, is_forced: bool = False) -> bool:
     """Takes the replica out of the gateways' routing, before the supervisor ends its process.
 
     Args: is_forced: do so whatever the state of the other replicas.
-    Returns: False if the process must serve on: replicas that are ready are replaced one after another.
+    Returns: False if the process must continue to serve, because ready replicas are replaced one after another.
     """
     deployment = _lock(replica)
     if _is_wanted(deployment, replica) and replica.state in AVAILABLE and not is_forced:
@@ -135,7 +135,7 @@ def replica_draining(*, replica: Replica, is_forced: bool = False) -> bool:
 
 @transaction.atomic
 def replica_ended(*, replica: Replica) -> bool:
-    """Records that a replica has no process any more, because it was drained, or needs none."""
+    """Records that a replica's drained process has ended, or that the replica has no process and needs none."""
     deployment = _lock(replica)
     to = Replica.State.PROVISIONING if _is_wanted(deployment, replica) else Replica.State.STOPPED
     if not _write(deployment, replica, state=to, healthy_at=None, **NO_PROCESS):
@@ -156,7 +156,11 @@ def _lock(replica: Replica) -> Deployment:
 
 
 def _write(deployment: Deployment, replica: Replica, **changes: Any) -> bool:
-    """Returns whether the supervisor still held the replica. Args: deployment: its row is locked by the caller."""
+    """Changes a replica's row and derives the deployment's state, unless another supervisor has claimed the replica.
+
+    Args: deployment: its row, which the caller has locked.
+    Returns: whether the row was changed.
+    """
     held = Replica.objects.filter(pk=replica.pk, fence=replica.fence)
     if not held.update(**changes, updated_at=timezone.now()):
         return False
@@ -167,7 +171,7 @@ def _write(deployment: Deployment, replica: Replica, **changes: Any) -> bool:
 
 
 def _follow(deployment: Deployment) -> None:
-    """Sets the deployment's state to what its replicas amount to."""
+    """Derives the deployment's state from its replicas and writes it."""
     replicas = list(deployment.replicas.order_by("number"))
     if deployment.state == State.STOPPING:
         if not any(replica.has_process for replica in replicas):

@@ -1,4 +1,4 @@
-"""Handles processes that are not necessarily our children. Pid and start time identify a process: pids are reused."""
+"""Handles processes that need not be our children. Pid and start time identify a process, because pids are reused."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ class ProcessIdentity:
     def _signal(self, number: signal.Signals, *, group: bool = False) -> None:
         if self.pid <= 1 or not self.is_alive():  # killpg(1) would signal all processes of the machine
             return
-        with contextlib.suppress(ProcessLookupError):  # it ended between the check and the signal
+        with contextlib.suppress(ProcessLookupError):  # the process ended between the check and the signal
             os.killpg(self.pid, number) if group else os.kill(self.pid, number)
 
 

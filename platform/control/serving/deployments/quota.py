@@ -45,7 +45,7 @@ def device_quota_check(organization_id: str, *, num_more: int = 1, starting: str
 
 
 def devices_occupied(organization_id: str, *, without: str | None = None) -> int:
-    """Counts the replicas of deployments and canaries that run, also of those deleted but not yet stopped.
+    """Counts the replicas of running deployments and canaries, also of deleted ones that have not stopped yet.
 
     Args: without: id of a deployment that is not counted.
     """

@@ -26,7 +26,11 @@ from control.tenants.accounts.models import Organization
 
 
 def plan_from(organization: Organization, body: DeploymentOptions) -> EnginePlan:
-    """Raises: ApiError: 404, no such model, speculator or adapter; 409, one is not usable; 400, it does not fit."""
+    """Plans the memory of a deployment's engine without creating the deployment.
+
+    Raises: ApiError: 404, no such model, speculator or adapter; 409, one of them is not usable; 400, the engine does
+        not fit.
+    """
     workload = deployment_workload(
         base_model_get(organization, body.model),
         _speculator(organization, body.speculator_id),

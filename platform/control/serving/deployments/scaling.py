@@ -1,7 +1,7 @@
 """Options of a deployment's scaling, and the rules by which the supervisors follow them.
 
-The rules read rows only. What the rows say about the use of a replica is the engine's own count, which contains the
-requests of all gateways.
+The rules read rows of the database only. The numbers of open requests in these rows come from the engines, so they
+include the requests of all gateways.
 """
 
 import datetime as dt
@@ -23,27 +23,30 @@ NumReplicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 
 
 class ScalingOptions(RequestModel):
-    """How a deployment follows its traffic."""
+    """When a deployment's engines sleep, and how the number of its replicas follows the traffic."""
 
     scale_to_zero_seconds: Annotated[int, Field(ge=MIN_IDLE_SECONDS, le=MAX_IDLE_SECONDS)] | None = Field(
         default=None,
-        description="The endpoint's engines sleep when none of them has had a request for so long. The next request "
-        "wakes one. Null: they never sleep.",
+        description="The endpoint's engines sleep when none of them has had a request for this time. The next request "
+        "wakes one engine. Null: they never sleep.",
     )
     max_replicas: NumReplicas | None = Field(
         default=None,
         description="`replicas` follows the traffic up to this number. Null: it does not change by itself.",
     )
-    min_replicas: NumReplicas = Field(default=1, description="The lowest number, if `max_replicas` is given.")
+    min_replicas: NumReplicas = Field(
+        default=1, description="The lowest number of replicas, if `max_replicas` is given."
+    )
     target_concurrency: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
-        description="Requests that run or wait, for each replica. Null: as many as an engine answers at once.",
+        description="How many running and waiting requests each replica should have. Null: as many as an engine "
+        "answers at once.",
     )
     scale_up_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
         default=10, description="For how long more replicas must be needed before they are started."
     )
     scale_down_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
-        default=300, description="For how long fewer replicas must suffice before the others end."
+        default=300, description="For how long fewer replicas must suffice before surplus replicas end."
     )
 
     def within(self, num_replicas: int) -> int:
@@ -65,7 +68,7 @@ def scaling_of(deployment: Deployment) -> ScalingOptions:
 
 
 def replicas_wanted(deployment: Deployment) -> int:
-    """How many replicas the requests need that run or wait now."""
+    """Returns how many replicas the requests need that are running or waiting now."""
     engine = EngineOptions.model_validate(deployment.engine or {})
     used = [replica for replica in deployment.replicas.all() if replica.number < deployment.num_replicas]
     num_open = sum(replica.num_open for replica in used)

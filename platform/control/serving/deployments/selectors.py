@@ -72,7 +72,7 @@ def has_crashed(deployment: Deployment) -> bool:
 
 
 def has_given_up(deployment: Deployment) -> bool:
-    """Whether a replica is not started any more, although others may serve."""
+    """Whether the supervisors gave up a replica after too many crashes. Other replicas may still serve."""
     return Replica.objects.filter(deployment=deployment, state=Replica.State.FAILED).exists()
 
 
@@ -84,8 +84,8 @@ def deployments_to_supervise() -> QuerySet[Deployment]:
 def replicas_held(supervisor: str) -> QuerySet[Replica]:
     """For supervisors only: the replicas to supervise whose lease the supervisor has.
 
-    They come with what a launch needs, apart from adapters, and with the use of all replicas of their deployments.
-    Related rows are read once for all deployments that have them in common.
+    The rows that a launch needs are prefetched, apart from adapters, and so is the load of all replicas of the same
+    deployments. A row that several deployments refer to is read once.
     """
     used = Replica.objects.only("deployment_id", "number", "num_open", "used_at")
     related = ("base_model", "speculator", "canary_of", Prefetch("replicas", queryset=used))
@@ -97,9 +97,10 @@ def replicas_held(supervisor: str) -> QuerySet[Replica]:
 
 
 def replicas_not_stray(supervisor: str, node: str) -> tuple[set[int], set[str]]:
-    """For supervisors only: the sessions on this node that are in a row, and the replicas that others work on.
+    """For supervisors only: returns the session ids of this node's processes that are in a row, and the names of the
+    replicas that other supervisors hold.
 
-    A process's session id equals its pid, because each starts in a session of its own.
+    The session id of an engine process equals its pid, because each process starts a session of its own.
     """
     here = Replica.objects.exclude(pid=None).filter(node__in=["", node])
     others = Replica.objects.filter(lease_until__gt=Now()).exclude(supervisor=supervisor)

@@ -91,7 +91,10 @@ def deployment_create(
 
 
 def deployment_workload(base_model: BaseModel, speculator: Speculator | None, adapters: Sequence[Adapter]) -> Workload:
-    """Raises: ApiError: 409, the speculator or an adapter does not belong to the model, or is not ready."""
+    """Returns the workload for which `engine_plan` computes the memory.
+
+    Raises: ApiError: 409, the speculator or an adapter does not belong to the model, or is not ready.
+    """
     if speculator is not None:
         _check_speculator(speculator, base_model)
     _check_adapters(adapters, base_model)
@@ -131,7 +134,7 @@ def _check_drafting(deployment: Deployment, speculator: Speculator | None) -> No
 
 
 def output_change_refuse(deployment: Deployment, speculator: Speculator | None) -> None:
-    """Raises: ApiError: 409, answers change if this speculator replaces that of the deployment."""
+    """Refuses to replace the deployment's speculator if answers would change. Raises: ApiError: 409."""
     if changes_output(deployment.speculator, speculator):
         message = (
             "With this speculator the answers change, because one of the two speculators contains an adapter that "
@@ -158,7 +161,7 @@ def deployment_update(
         speculator: None: serve without a speculator.
         adapters: the complete new list; None: leave the adapters as they are.
         allow_output_change: accept that answers change with the new speculator.
-        remember_answers, num_replicas, scaling: None: leave it as it is.
+        remember_answers, num_replicas, scaling: None leaves the value unchanged.
     Raises: ApiError: 400, the engine's options contradict the speculator; 409, as `deployment_create`, except for the
         name, or answers would change.
     """
@@ -192,7 +195,7 @@ def _forget_crashes(deployment: Deployment) -> None:
 @audited("deployment.update")
 @transaction.atomic
 def deployment_scale(*, deployment: Deployment, num_replicas: int) -> Deployment:
-    """Changes the number of replicas. Those that remain continue to serve; those that end finish their requests.
+    """Changes the number of replicas. Surplus replicas finish their requests and end; the others continue to serve.
 
     Raises: ApiError: 429, the organization's endpoints occupy as many devices as they may.
     """
@@ -208,7 +211,7 @@ def deployment_scale(*, deployment: Deployment, num_replicas: int) -> Deployment
 @audited("deployment.update")
 @transaction.atomic
 def deployment_scaling_set(*, deployment: Deployment, scaling: ScalingOptions) -> Deployment:
-    """Nothing is restarted.
+    """Changes the scaling options. No process is restarted.
 
     Raises: ApiError: 400, the limits contradict each other; 409, engines cannot sleep on the installation's devices;
         429, as `deployment_scale`.
@@ -234,7 +237,9 @@ def _checked(scaling: ScalingOptions) -> dict[str, Any] | None:
 @audited("deployment.update")
 @transaction.atomic
 def deployment_memory_set(*, deployment: Deployment, remember_answers: bool) -> Deployment:
-    """The gateway reads the switch with each request, so the endpoint is not restarted."""
+    """Sets whether the engine drafts copies of past answers. The gateway tells the engine with each request, so the
+    endpoint is not restarted.
+    """
     Deployment.objects.filter(pk=deployment.pk).update(remember_answers=remember_answers)
     deployment.refresh_from_db()
     return deployment
@@ -276,7 +281,10 @@ def deployment_stop(*, deployment: Deployment) -> Deployment:
 @audited("deployment.delete")
 @transaction.atomic
 def deployment_delete(*, deployment: Deployment) -> Deployment:
-    """Frees the name at once; the process drains and stops. The row stays, because pipelines refer to it."""
+    """Deletes a deployment: frees its name at once, and its process drains and stops.
+
+    The row stays, because pipelines refer to it.
+    """
     deployment_stop(deployment=deployment)
     deployment.samples.all().delete()
     Deployment.objects.filter(pk=deployment.pk, deleted_at=None).update(deleted_at=timezone.now())

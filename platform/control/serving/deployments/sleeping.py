@@ -1,8 +1,8 @@
-"""Puts engines to sleep and wakes them, in threads, because an engine writes its weights to a disk for that.
+"""Puts engines to sleep and wakes them, in threads, because an engine needs seconds to write or read its weights.
 
-The engine has the last word: it refuses to sleep if it was used within the idle time, so that no request that arrives
-meanwhile waits for an engine that falls asleep. Only health checks tell the supervisor that an engine sleeps or is
-awake, because gateways wake engines too.
+An engine refuses to sleep if it was used within the idle time. A request that arrives after the supervisor's decision
+therefore keeps the engine awake. Only health checks tell the supervisor whether an engine sleeps, because gateways wake
+engines too.
 """
 
 import time
@@ -31,7 +31,7 @@ def sleep_pool() -> ThreadPoolExecutor:
 
 @dataclass(slots=True)
 class SleepWatch:
-    """Changes whether one process sleeps."""
+    """Puts one engine process to sleep or wakes it, as the deployment's scaling options require."""
 
     _is_supported: bool = True
     _pending: "Future[str] | None" = None
@@ -57,7 +57,7 @@ class SleepWatch:
             self._pending = pool.submit(_change, client, replica.port, replica.operator_token, path)
 
     def _end(self, replica: Replica, code: str) -> None:
-        """Args: code: of the error; empty: the change was made."""
+        """Handles the end of a change. Args: code: the code of the error; empty: the change was made."""
         self._pending = None
         if code not in ("", "engine_in_use"):
             self._next_at = time.monotonic() + RETRY_SECONDS
@@ -66,7 +66,7 @@ class SleepWatch:
 
 
 def _change(client: httpx2.Client, port: int, operator_token: str, path: str) -> str:
-    """Returns the code of an error; empty if there is none."""
+    """Requests the change from the engine. Returns the code of the error; empty if there is none."""
     headers = {"Authorization": f"Bearer {operator_token}"}
     try:
         url = f"http://127.0.0.1:{port}{path}"

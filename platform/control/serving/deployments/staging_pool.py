@@ -1,7 +1,8 @@
 """Copies files from storage in threads of its own, so that slow copies delay neither health checks nor other tenants.
 
-At most `NUM_THREADS` copies run at once, and at most `MAX_PER_ORGANIZATION` of one organization. When a thread is free,
-the next copy is the oldest one of the organization that has the fewest copies running and has waited longest.
+At most `NUM_THREADS` copies run at once, and at most `MAX_PER_ORGANIZATION` of one organization. A free thread takes
+the organization with the fewest running copies. If several have equally few, it takes the one that has waited longest.
+Of the chosen organization's copies, the thread runs the oldest.
 """
 
 import threading

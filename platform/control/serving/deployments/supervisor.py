@@ -9,9 +9,9 @@
     stopped   the process is alive            SIGTERM, later SIGKILL
     stopped   the process has ended           record stopped
 
-The supervisor keeps no state that it could not rebuild: pid, start time, port and token are in the row, so the next
-supervisor can adopt the process, which means to watch it without being its parent. For an adopted process, the next
-supervisor creates a new `_Watched` (timers, handle of the child).
+The supervisor keeps no state that the next supervisor could not rebuild: pid, start time, port and token are in the
+replica's row. The next supervisor can therefore adopt the process, which means to watch it without being its parent. It
+creates a new `_Watched` for the process, with new timers and without a handle of the child.
 """
 
 import os
@@ -95,7 +95,9 @@ class _Watched:
 
 
 class Supervisor:
-    """Any number of supervisors may run on one database. Those on one machine must have the same data folder.
+    """Establishes the desired state of the replicas whose lease it holds.
+
+    Any number of supervisors may run on one database. Those on one machine must have the same data folder.
 
     Args:
         lifeline: the read end of a pipe (see `launcher`). The endpoints end when the process that holds the write end
@@ -132,10 +134,10 @@ class Supervisor:
     def kill_strays(self) -> None:
         """Kills endpoint processes of this machine that belong to a replica but are not the process in its row.
 
-        A supervisor that dies between launching a process and recording it leaves such a process behind. Replicas that
-        another supervisor holds are left to it: it may be about to record their process.
+        A supervisor that dies between launching a process and recording it leaves such a process behind. The
+        processes of replicas that another supervisor holds are spared: it may be about to record them.
         """
-        names = endpoint_processes()  # read first, so that no process is judged by rows that are older than it is
+        names = endpoint_processes()  # read before the rows, so that the rows are never older
         known = set(Deployment.objects.values_list("pk", flat=True))
         sessions, of_others = replicas_not_stray(self.id, self.config.node_name)
         for pid, name in names.items():
@@ -254,7 +256,8 @@ class Supervisor:
             self._crashed(replica, "speculator_unavailable", "The speculator could not be read from storage.")
         except NoFreeDevice as error:
             self._crashed(replica, "no_free_device", f"The endpoint needs a device, but {error}.")
-            replicas_release(Replica.objects.filter(pk=replica.pk, fence=replica.fence))  # others may have one
+            # A supervisor on another machine may have a free device.
+            replicas_release(Replica.objects.filter(pk=replica.pk, fence=replica.fence))
         except AlreadyRunning as error:
             self._crashed(replica, "launch_failed", str(error))
             self.kill_strays()
@@ -262,7 +265,7 @@ class Supervisor:
             self._crashed(replica, "launch_failed", str(error))
 
     def _start(self, replica: Replica, speculator_dir: Path | None) -> None:
-        """Raises: NoFreeDevice; LaunchError."""
+        """Launches the replica's process and records it. Raises: NoFreeDevice; LaunchError."""
         device = device_for_engine(self.config, ending=self._devices_of_killed())
         endpoint = launch(self.config, replica, device=device, speculator_dir=speculator_dir, lifeline=self.lifeline)
         if not observations.replica_launched(
@@ -284,7 +287,7 @@ class Supervisor:
         self._watched[replica.pk] = self._new_watch(endpoint.identity, endpoint.process)
 
     def _devices_of_killed(self) -> list[str]:
-        """Devices of killed processes that have not ended yet. Their rows no longer name them."""
+        """Devices of killed processes that have not ended yet. The replicas' rows no longer name these devices."""
         self._killed = [(identity, device) for identity, device in self._killed if identity.is_alive()]
         return [device for _, device in self._killed]
 

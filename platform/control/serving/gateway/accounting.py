@@ -1,10 +1,10 @@
-"""Records requests that have ended: their usage, the release of their reservations, and failures.
+"""Records requests that have ended: writes their usage, releases their reservations and counts failures.
 
-The records of `WRITE_SECONDS` are written together, in one transaction for each organization. Usage that cannot be
-written because the database is unreachable is kept and tried again. At shutdown all of it is written.
+All requests that ended within `WRITE_SECONDS` are recorded together, in one transaction for each organization. If the
+database is unreachable, their usage is kept and written later. At shutdown, all remaining usage is written.
 
 A gateway that is killed (`kill -9`) loses the usage of requests that ended in its last `WRITE_SECONDS` or during an
-unfinished write, and the usage of streams that had not ended. Their reservations expire.
+unfinished write. It also loses the usage of streams that had not ended. The reservations of these requests expire.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Accounts:
     def __init__(self, threads: DatabaseThreads) -> None:
         self._threads = threads
         self._ended: list[Ended] = []
-        self._reservations: dict[str, str] = {}  # of requests in progress: organization by reservation
+        self._reservations: dict[str, str] = {}  # of requests in progress; maps id to organization
         self._renewed_at = time.monotonic()
         self._is_closing = asyncio.Event()
         self._captures = Captures(threads)
@@ -51,7 +51,7 @@ class Accounts:
         self._reservations[reservation_id] = caller.organization_id
 
     def end(self, ended: Ended) -> None:
-        """Never waits, so that a cancelled request can call it."""
+        """Adds a request that has ended. Never waits, so that a cancelled request can call it."""
         if ended.reservation_id is not None:
             self._reservations.pop(ended.reservation_id, None)
         self._ended.append(ended)
@@ -94,7 +94,10 @@ class Accounts:
 
 
 def write(ended: Iterable[Ended]) -> list[Ended]:
-    """Returns the requests that could not be recorded because the database is unreachable. They have left no trace."""
+    """Records the requests. Returns those that could not be recorded because the database is unreachable.
+
+    Nothing of the returned requests was written.
+    """
     remaining: list[Ended] = []
     in_order = sorted(ended, key=lambda one: one.caller.organization_id)
     for organization_id, group in groupby(in_order, key=lambda one: one.caller.organization_id):
@@ -105,7 +108,7 @@ def write(ended: Iterable[Ended]) -> list[Ended]:
 
 
 def _write_group(organization_id: str, ended: Sequence[Ended]) -> bool:
-    """Returns whether the caller is done with these requests; if not, it must try again."""
+    """Records the requests of one organization. Returns False if nothing was written and the caller must try again."""
     is_committing = False
     try:
         with as_tenant(organization_id, None), transaction.atomic():
@@ -117,7 +120,7 @@ def _write_group(organization_id: str, ended: Sequence[Ended]) -> bool:
             return False
         # The database may have committed. A second attempt could charge the customer twice.
         log.exception("usage may not be counted", organization_id=organization_id, used=str(_summed(ended)))
-    except Exception:  # such as: the organization has been deleted. The others' usage must still be written.
+    except Exception:  # for example, the organization was deleted; other organizations' usage must still be written
         log.exception("usage not counted", organization_id=organization_id, used=str(_summed(ended)))
     return True
 
@@ -132,7 +135,7 @@ def _record(ended: Sequence[Ended]) -> None:
 
 
 def _summed(ended: Sequence[Ended]) -> list[Used]:
-    """One record for each key, deployment and minute."""
+    """Sums the usage into one record for each API key, deployment and minute."""
     sums: dict[tuple[Caller, str, str, dt.datetime], Used] = {}
     for one in ended:
         if one.tokens is None:

@@ -1,7 +1,7 @@
 """The gateway as an ASGI application.
 
-The state of the process: its cached routes, its count of open requests, and the records that are not yet written. It
-belongs to one event loop and is created by the first request after `close`.
+Its state consists of cached routes, the count of open requests, and records that are not yet written. The state belongs
+to one event loop. The first request creates the state, and so does the first request after `close`.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Gateway:
             self._requests.discard(task)
 
     async def close(self) -> None:
-        """Records all requests. The server calls this after it has ended or cancelled them."""
+        """Writes all records. The server calls this after it has ended or cancelled all requests."""
         if self._requests:
             await asyncio.wait(self._requests, timeout=CLOSE_SECONDS)
         if self._state is not None:

@@ -1,7 +1,7 @@
 """Keeps requests of deployments whose owners have opted in, after the requests have been counted.
 
-To redact and encrypt a request takes up to a fifth of a second, so organizations take turns, and counting never waits
-for it. What waits is bounded: beyond that, requests are not kept.
+Redacting and encrypting a request takes up to a fifth of a second. A separate task therefore does this work, so that
+counting never waits, and organizations take turns. Requests that would exceed the limit of waiting bytes are not kept.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from control.tenants.row_security.scope import as_tenant
 
 log = structlog.get_logger(__name__)
 
-MAX_WAITING_BYTES = 16 << 20  # of one organization
-MAX_ALL_WAITING_BYTES = 64 << 20
-PER_TURN = 16
+MAX_WAITING_BYTES = 16 << 20  # of the waiting requests of one organization
+MAX_ALL_WAITING_BYTES = 64 << 20  # of the waiting requests of all organizations
+PER_TURN = 16  # requests of one organization that are stored before the next organization's turn
 CLOSE_SECONDS = 5.0
 
 
@@ -36,7 +36,7 @@ class Captures:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, ended: Iterable[Ended]) -> None:
-        """ended: as `to_capture` returns them."""
+        """Adds requests that `to_capture` has returned."""
         num_dropped = sum(not self._append(one) for one in ended)
         if num_dropped:
             log.warning("too many requests wait to be captured", num_dropped=num_dropped)
@@ -44,7 +44,7 @@ class Captures:
             self._task = asyncio.create_task(self._keep_all())
 
     async def close(self) -> None:
-        """Keeps what waits, as far as `CLOSE_SECONDS` suffice."""
+        """Keeps as many of the waiting requests as possible within `CLOSE_SECONDS`."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=CLOSE_SECONDS)
             self._task.cancel()
@@ -65,7 +65,7 @@ class Captures:
             some = [waiting.popleft() for _ in range(min(PER_TURN, len(waiting)))]
             self._num_bytes[organization_id] -= sum(len(one.body or b"") for one in some)
             if waiting:
-                self._waiting[organization_id] = waiting  # behind the others
+                self._waiting[organization_id] = waiting  # behind the other organizations
             else:
                 del self._num_bytes[organization_id]
             try:
@@ -91,7 +91,7 @@ def to_capture(ended: Sequence[Ended]) -> list[Ended]:
 
 
 def keep(organization_id: str, ended: Sequence[Ended]) -> None:
-    """ended: requests of this organization, as `to_capture` returns them."""
+    """Stores requests of this organization that `to_capture` has returned."""
     try:
         with as_tenant(organization_id, None):
             for one in ended:

@@ -1,10 +1,10 @@
-"""What the gateway needs to know of a request for a completion or an audit, read from its body.
+"""Reads from the body of a completion or audit request what the gateway must know of the request.
 
 Uses the standard library only, because `large_bodies` also runs this file as a small process:
 
     python -m control.serving.gateway.completion_request PATH CPU_SECONDS MEMORY_BYTES < BODY
 
-prints a line of JSON, then the body to send
+prints a line of JSON, and then the body to send to the engine.
 """
 
 import json
@@ -18,11 +18,11 @@ from control.core.api import strict_json
 from control.serving.gateway.wire import WIRES
 
 _TOOL_TYPES = ("function_call", "function_call_output", "tool_use", "tool_result")
-_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the most tokens of an answer
+_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # parameters that limit an answer's tokens
 
 
 class InvalidRequest(Exception):
-    """Its arguments are the message, the code and the name of the parameter for an error with status 400."""
+    """The request is refused with status 400. `args` has the error's message, its code and the parameter's name."""
 
     def __init__(self, message: str, code: str, param: str | None = None) -> None:
         super().__init__(message, code, param)
@@ -48,12 +48,12 @@ class CompletionRequest:
     model: str
     usage: UsageOptions
     num_prompts: int
-    num_bytes: int  # the most bytes that the texts in the body can have
+    num_bytes: int  # the most bytes that the body's texts can have after normalisation
     num_parts: int  # messages or items, and the parts of their contents; 0: not a chat
-    has_tools: bool  # also in earlier messages
+    has_tools: bool  # whether the request defines tools, or an earlier message has a tool's call or result
     num_choices: int  # for each prompt
     max_tokens: int | None  # None: not given, or invalid
-    is_audit: bool = False  # of an answer, which the engine only reads; the body contains it and its `request`
+    is_audit: bool = False  # whether the body contains an answer and its `request`, which the engine checks
 
     @classmethod
     def of(cls, body: Mapping[str, Any], *, num_bytes: int, is_audit: bool = False) -> Self:
@@ -77,7 +77,7 @@ class CompletionRequest:
 
 
 def read(raw: bytes, path: str) -> tuple[CompletionRequest, bytes]:
-    """Returns: the request, and the body that is sent to the engine. Raises: InvalidRequest."""
+    """Parses a body. Returns the request, and the body that is sent to the engine. Raises: InvalidRequest."""
     try:
         body = strict_json.loads(raw)
     except strict_json.NotJson as error:
@@ -114,13 +114,16 @@ def _model(body: Mapping[str, Any]) -> str:
 
 
 def _most_text_bytes(raw: bytes) -> int:
-    """A tokenizer may normalise texts first (NFC), which at most triples the bytes of characters beyond ASCII."""
+    """Returns the most bytes that the body's texts can have after a tokenizer has normalised them.
+
+    Normalisation (NFC) at most triples the bytes of characters beyond ASCII.
+    """
     num_not_ascii = len(raw.translate(None, delete=bytes(range(128))))
     return len(raw) + 2 * num_not_ascii
 
 
 def _messages(body: Mapping[str, Any]) -> list[Any]:
-    """Returns the messages of a request, or the items of a response, including instructions and a text."""
+    """Returns the messages or the input items of a request. Instructions and a plain text count as one message each."""
     given, system = body.get("input"), body.get("system")
     texts = [text for text in (body.get("instructions"), given, system) if isinstance(text, str)]
     return texts + _items(system) + _items(body.get("messages")) + _items(given)
@@ -145,7 +148,7 @@ def _member(value: object, name: str) -> object:
 
 
 def _positive(value: object) -> int | None:
-    """Returns None for any other value; the engine will refuse it, or use its default."""
+    """Returns `value` if it is a positive integer, else None: the engine will refuse the value or use its default."""
     return value if isinstance(value, int) and value > 0 else None
 
 

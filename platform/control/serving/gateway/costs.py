@@ -1,4 +1,4 @@
-"""The most that a request can cost, which it reserves under spend caps before it is sent."""
+"""Computes the most that a request can cost. The gateway reserves this amount if a spend cap applies to the request."""
 
 from control.serving.gateway.completion_request import CompletionRequest
 from control.serving.gateway.routes import Route
@@ -19,11 +19,13 @@ def cost_bound(request: CompletionRequest, route: Route) -> int:
 
 
 def _input_tokens(request: CompletionRequest, route: Route) -> int:
-    """The gateway has no tokenizer. A prompt has no more tokens than its text has bytes.
+    """Returns an upper bound of the prompts' tokens.
 
-    A chat template adds its own text at most once for each message, each part of a message, and the whole chat.
-    It may write tools with any indentation, so they count as the whole context. A template that adds more, such as one
-    with a loop in a loop, is noticed when the request has ended (`metrics.reservations_exceeded`).
+    The gateway has no tokenizer, so it counts a token for each byte: no text has more tokens than bytes.
+
+    A chat template adds its own text at most once for each message, each part of a message, and the whole chat. It may
+    write tools with any indentation, so they count as the whole context. A template that adds more, such as one with a
+    loop in a loop, is noticed when the request has ended (`metrics.reservations_exceeded`).
     """
     most = request.num_prompts * route.context_tokens
     if request.has_tools:

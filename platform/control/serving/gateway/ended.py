@@ -12,7 +12,7 @@ class Ended:
     caller: Caller
     model: str  # as the request names it
     at: dt.datetime
-    tokens: Tokens | None  # None: it is not counted, because the engine refused it or failed before its answer
+    tokens: Tokens | None  # None: no tokens count, because the engine refused the request or failed before its answer
     reservation_id: str | None  # None: no spend cap applies
     failed_id: str | None = None  # the deployment whose process failed
     named_id: str = ""  # the deployment that `model` names

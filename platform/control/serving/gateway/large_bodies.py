@@ -25,14 +25,14 @@ _IMPORT_ROOT = str(Path(__file__).parents[3])
 
 
 class BodyReader:
-    """Reads one large body of an organization at a time, so other organizations wait for one of its bodies at most."""
+    """Reads the large bodies of each organization one at a time, so that no organization blocks all processes."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(NUM_PROCESSES, "large-bodies")
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read(self, raw: bytes, path: str, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
-        """Returns: the request, and the body that is sent to the engine. Raises: ApiError: 400."""
+        """Parses a body. Returns the request, and the body that is sent to the engine. Raises: ApiError: 400."""
         if len(raw) <= SMALL_BYTES:
             return read_small(raw, path)
         turn = self._turns.get(organization_id)

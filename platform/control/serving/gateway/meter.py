@@ -5,8 +5,8 @@ that; but a caller who disconnects earlier never gets this chunk. To count the t
 the gateway requests `usage` in every chunk (`completion_request`). It removes `usage` from the chunks for which the
 caller did not request it, because clients add up all usage that they see.
 
-Routes without OpenAI's option for usage have it in comments of the stream, which the gateway requests by a header and
-removes.
+On routes without OpenAI's option for usage, the engine sends usage in comments of the event stream. The gateway
+requests these comments by a header and removes them from the stream.
 """
 
 import json
@@ -30,7 +30,7 @@ def tokens_of(answer: bytes) -> Tokens | None:
         counts = _counts(json.loads(answer)["usage"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    # With any other value, the end could not be recorded, and the reservation would be renewed for ever.
+    # Other values could not be stored: the end of the request would not be recorded, nor its reservation released.
     if any(type(count) is not int or count < 0 for count in counts):
         return None
     return Tokens(input=counts[0], output=counts[1], cached=counts[2])
@@ -53,7 +53,7 @@ async def metered(
     """
     last = b""
     try:
-        async with aclosing(stream):  # when the caller ends this stream, the engine's ends at once
+        async with aclosing(stream):  # when the caller ends this stream, the engine's stream is closed at once
             async for events in stream:
                 passed_on = []
                 for event in events.removesuffix(_END_OF_EVENT).split(_END_OF_EVENT):
@@ -68,9 +68,9 @@ async def metered(
 
 
 def _counts(usage: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Returns the numbers of tokens of the prompt, of tokens of the answer, and of cached tokens of the prompt.
+    """Returns the number of the prompt's tokens, of the answer's tokens, and of the prompt's cached tokens.
 
-    The Messages API has the first shape, chat completions the second and the Responses API the third one.
+    `usage` has other names in the Messages API (the first case below), in chat completions and in the Responses API.
     """
     if "cache_read_input_tokens" in usage:
         cached = usage["cache_read_input_tokens"]

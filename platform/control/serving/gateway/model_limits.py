@@ -1,4 +1,4 @@
-"""What the folder of a base model says about the length of its prompts."""
+"""Reads from the folder of a base model how long its prompts can be."""
 
 import json
 import re
@@ -15,12 +15,15 @@ _STRING = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
     context_tokens: int
-    template_bytes: int  # of the text in the chat template, outside of its code and in the code's strings
+    template_bytes: int  # of the chat template's literal text, including the strings in its code
 
 
 @lru_cache(maxsize=1024)
 def model_limits(path: str, revision: str) -> ModelLimits:
-    """`revision` makes a model that was registered again a new entry of the cache."""
+    """Returns the limits of the model in this folder, from a cache.
+
+    Args: revision: part of the cache's key, so that a model that was registered again is read again.
+    """
     folder = Path(path)
     try:
         context_tokens = int(json.loads((folder / "config.json").read_bytes())["max_position_embeddings"])

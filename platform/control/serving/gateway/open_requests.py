@@ -8,11 +8,11 @@ from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
 
 RETRY_AFTER_SECONDS = 1
-MAX_LARGEST_BODIES = 16  # bodies of the largest size that may wait for an engine's answer at once
+MAX_LARGEST_BODIES = 16  # an organization's bodies may have as many bytes in all as this many of the largest size
 
 
 class OpenRequests:
-    """Counts requests of this process. Call it from the event loop only, so that it needs no lock."""
+    """Counts the open requests of this process. Call it from the event loop only, because it has no lock."""
 
     def __init__(self) -> None:
         self._num_open: Counter[str] = Counter()
@@ -40,7 +40,10 @@ class OpenRequests:
 
     @contextmanager
     def held_bytes(self, organization_id: str) -> Iterator[Callable[[int], None]]:
-        """Yields a function that adds bytes of a body, which count within the block. It raises ApiError: 429."""
+        """Yields a function that adds to the organization's held bytes and can raise ApiError: 429.
+
+        The bytes are subtracted again at the end of the block.
+        """
         num_bytes = 0
 
         def add(more: int) -> None:

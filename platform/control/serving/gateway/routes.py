@@ -1,8 +1,8 @@
-"""Finds the engine that answers a request, and the facts that decide whether it may.
+"""Finds the engine that answers a request, and the prices and limits that the gateway needs for the request.
 
-A route is read from the database at most once a second, not for every request. A change of a deployment, of a price or
-of whether there are spend caps therefore takes effect within a second. A refusal is not kept: a deployment that becomes
-ready is reached by the next request.
+A route is read from the database at most once a second, not for every request. A changed deployment or price, or a
+first spend cap, therefore takes effect within a second. A refusal is not cached: as soon as a deployment is ready, the
+next request reaches it.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ RETRY_AFTER_SECONDS = 5
 CACHE_SECONDS = 1.0
 _MAX_ROUTES = 10_000
 
-Call = Callable[..., Awaitable[Any]]  # calls a function with its arguments where it may use the database
+Call = Callable[..., Awaitable[Any]]  # calls a function with its arguments in a thread that may use the database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class Route:
     def choose(self, open_requests: OpenByTarget, *, without: Collection[Process] = ()) -> Process | None:
         """Selects the canary for its share of the requests, and then the replica with the fewest open requests.
 
-        Replicas that are awake come first. The supervisors wake the others when one is in use.
-        If only one of deployment and canary is up, it gets all requests.
+        Replicas that are awake come first. The supervisors wake sleeping replicas when any replica is in use.
+        If only the deployment or only its canary has processes, those get all requests.
 
         Args: without: processes that did not accept the request.
         Returns: None if there is no other process.
@@ -88,6 +88,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
+    """The key of a cached route."""
+
     caller: Caller
     model: str
     only: tuple[str, ...] | None  # the deployments to which the key is restricted
@@ -100,7 +102,7 @@ class _Entry:
 
 
 class Routes:
-    """Of concurrent requests for one route, only the first reads it; the others wait for the result."""
+    """Caches routes. If concurrent requests need one route, only the first reads it; the others wait for the result."""
 
     def __init__(self, call: Call) -> None:
         self.open_by_target = OpenByTarget()
@@ -109,8 +111,9 @@ class Routes:
         self._entries: dict[_Wanted, _Entry] = {}
 
     async def find(self, key: ApiKey, model: str, *, newer_than: Route | None = None) -> Route:
-        """Args: newer_than: a route that did not work and must not be returned from the cache again.
+        """Returns the route of requests with this API key and this model name.
 
+        Args: newer_than: a route that did not work and must not be returned from the cache again.
         Raises: ApiError: 404, 503, or 429 if a spend cap is reached.
         """
         only = None if key.deployment_ids is None else tuple(key.deployment_ids)
@@ -118,7 +121,8 @@ class Routes:
         entry = self._entries.get(wanted)
         if entry is None or monotonic() - entry.read_at >= CACHE_SECONDS or _is(entry.reading, newer_than):
             entry = self._read(wanted, key)
-        return await asyncio.shield(entry.reading)  # a caller who disconnects must not end the others' reading
+        # A caller who disconnects must not cancel the read, because other callers may wait for the result.
+        return await asyncio.shield(entry.reading)
 
     def _read(self, wanted: _Wanted, key: ApiKey) -> _Entry:
         if len(self._entries) >= _MAX_ROUTES:

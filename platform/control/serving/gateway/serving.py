@@ -4,9 +4,9 @@
 
 The gateway checks only `model` in the body and passes the rest on, so the API accepts every parameter that the engine
 accepts. In requests for a stream, it also switches on usage (`meter`). A request reads the database once, for its key;
-its route is read at most once a second. Only under a spend cap it also reserves its cost. No connection of the database
-is held while the engine answers. When the caller disconnects, the request is cancelled, which closes the connection to
-the engine and so ends its work.
+its route is read at most once a second. If a spend cap applies, the request also reserves its cost. No database
+connection is held while the engine answers. When the caller disconnects, the request is cancelled: the connection to
+the engine is closed, and the engine stops working on the request.
 """
 
 from collections.abc import Awaitable, Callable
@@ -44,25 +44,25 @@ from control.tenants.async_requests.event_stream import EventStream
 from control.tenants.async_requests.handler import shut_down
 from control.tenants.authentication.caller import Caller
 
-MAX_TRIES = 3  # replicas to which a request is sent, as long as none of them accepts it
+MAX_TRIES = 3  # the most replicas to which a request is sent until one accepts it
 
 log = structlog.get_logger(__name__)
 
 
 class Backend(Protocol):
-    """The parts of the process that serves the request."""
+    """What a request needs from the process that serves it."""
 
     routes: Routes
     open_requests: OpenRequests
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls the function where it may use the database."""
+        """Calls the function in a thread that may use the database."""
 
     async def receive_body(self, add: Callable[[int], None]) -> bytes:
-        """Calls `add` with the length of each part. Raises: ApiError: 408, 413, or those of `add`."""
+        """Reads the body and calls `add` with the length of each part. Raises: ApiError: 408, 413, or from `add`."""
 
     async def read_body(self, raw: bytes, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
-        """Returns: the request, and the body that is sent to the engine. Raises: ApiError: 400."""
+        """Parses a body. Returns the request, and the body that is sent to the engine. Raises: ApiError: 400."""
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
         """Is called when a request has reserved its cost, before it is sent."""
@@ -98,7 +98,10 @@ def error_response(error: ApiError, path: str) -> HttpResponse:
 async def _serve(
     request: HttpRequest, raw: bytes, backend: Backend, key: ApiKey, until_complete: ExitStack
 ) -> HttpResponseBase:
-    """Args: until_complete: contexts that end with the last byte of the answer."""
+    """Answers a request whose caller has been authenticated and whose body has arrived.
+
+    Args: until_complete: contexts that end with the last byte of the answer.
+    """
     wire, limit_seconds = WIRES[request.path], wait_seconds(request.headers.get(HEADER))
     completion, sent = await backend.read_body(raw, organization_id=key.organization_id)
     caller = Caller.of(key)
@@ -186,7 +189,7 @@ class _Exchange:
     path: str
     named_id: str
     base_model_id: str
-    captured: bytes | None  # the body, kept if the deployment's owner has opted in; None: too long, or not for batches
+    captured: bytes | None  # the body, to be kept after an opt-in; None: it is too long, or no batch can answer it
     reserved: _Reserved | None  # None: no spend cap applies
     span: Span
 
@@ -245,8 +248,8 @@ class _Exchange:
         await self.backend.end(self._ended(tokens))
 
     async def _end_failed(self, error: BaseException, process: Process) -> None:
-        # Otherwise the caller has disconnected or set a limit within which the engine could not wake, or there are too
-        # many requests.
+        # The process has not failed if the caller disconnected, if the engine did not wake within the caller's limit,
+        # or if there are too many requests.
         is_failure = isinstance(error, ApiError) and not isinstance(error, StillAsleep | Full)
         tracing.fail(self.span, str(error.code) if isinstance(error, ApiError) else type(error).__name__)
         self.span.end()

@@ -1,8 +1,8 @@
 """Sends one request to one engine and passes the answer on as it arrives.
 
 If the engine fails before the first byte of its answer, the caller gets 502. Once the caller has received the status,
-only the stream itself can report a failure. Therefore only whole events of a stream are passed on, and a stream that
-ends without the last event of its route (`wire`) gets one with the code `upstream_terminated`.
+only the stream itself can report a failure. Therefore only whole events of a stream are passed on. A stream that ends
+without the last event of its route (`wire`) gets an error event with the code `upstream_terminated`.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ class NotAccepted(ApiError):
 
 
 class Asleep(NotAccepted):
-    """The engine sleeps. It accepts the request once it is awake."""
+    """The engine sleeps. It will accept the request after it has been woken."""
 
 
 class Full(NotAccepted):
-    """As many requests run and wait in the engine as it takes, from all gateways."""
+    """The engine has as many running and waiting requests, from all gateways, as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
     """Returns once the whole answer or the first event of a stream has arrived.
 
     Args: memory: requests with the same value may draft copies of each other's answers; None: this request shares none.
-    Raises: ApiError: 502, the engine failed before then; NotAccepted: before it did anything.
+    Raises: ApiError: 502, the engine failed before then; NotAccepted: the engine did nothing for the request.
     """
     client = _client()
     request = client.build_request(
@@ -114,7 +114,7 @@ async def _once(body: bytes) -> AsyncGenerator[bytes]:
 
 
 def _check_refusal(body: bytes, headers: dict[str, str]) -> None:
-    """Raises: NotAccepted: the error in the body says that the engine did nothing for the request."""
+    """Checks the body of a refusal. Raises: NotAccepted: its error says that the engine did nothing for the request."""
     try:
         code = json.loads(body)["error"]["code"]
     except (ValueError, KeyError, TypeError):
@@ -179,7 +179,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = Wea
 
 
 def _client() -> httpx2.AsyncClient:
-    """A client for each event loop, because connections belong to the loop that opened them (tests have many loops)."""
+    """Returns the running event loop's client: connections belong to the loop that opened them (tests have many)."""
     loop = asyncio.get_running_loop()
     if loop not in _clients:
         _clients[loop] = httpx2.AsyncClient(

@@ -1,7 +1,7 @@
 """The routes of completions in Django's URL table.
 
 `control.asgi` sends requests for these paths to `application.Gateway`. Under Django's own handlers, such as that of
-its test client, the views below serve them: without caches, in the request's own thread.
+its test client, the view below serves these requests instead, without caches and in the request's own thread.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ class _InDjango:
         return read_small(raw, self._request.path)
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
-        """Does not renew the reservation."""
+        """Does nothing, because this backend never renews a reservation."""
 
     async def end(self, ended: Ended) -> None:
         await sync_to_async(_record)(ended)

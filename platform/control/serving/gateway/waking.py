@@ -1,8 +1,8 @@
 """Wakes sleeping engines for the requests that wait for them.
 
-A gateway learns that an engine sleeps when the engine refuses a request, before it has done anything for it. The row of
-the replica may say otherwise for some seconds, so it does not decide. An engine that is awake already answers at once,
-so any number of gateways may wake it.
+A gateway learns that an engine sleeps when the engine refuses a request, before it has done anything for it. The
+replica's row may still be some seconds old, so the gateway does not rely on it. An engine that is already awake answers
+a request to wake at once, so any number of gateways may send one.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ RETRY_AFTER_SECONDS = 5
 
 
 class StillAsleep(ApiError):
-    """The engine did not wake within the caller's limit. The caller's limit is no failure of the engine."""
+    """The engine did not wake within the caller's limit. This does not count as a failure of the engine."""
 
     def __init__(self, waited_seconds: float) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ def wait_seconds(header: str | None) -> float:
 
 
 class Waking:
-    """Of concurrent requests for one engine, only the first wakes it; the others wait for the result."""
+    """Wakes engines. Of concurrent requests for one engine, only the first wakes it; the others wait for the result."""
 
     def __init__(self, wake: Callable[[Target], Awaitable[None]]) -> None:
         self._wake = wake
@@ -62,7 +62,7 @@ class Waking:
         if task is None:
             task = self._tasks[target] = asyncio.ensure_future(self._wake(target))
             task.add_done_callback(lambda ended: self._drop(target, ended))
-        # A caller who disconnects or gives up must not end the others' waiting, so the task is not cancelled.
+        # The task is not cancelled when a caller disconnects or gives up, because other callers may wait for it.
         await asyncio.wait({task}, timeout=max(0.0, begun + limit_seconds - time.monotonic()))
         if not task.done():
             raise StillAsleep(limit_seconds)
@@ -71,4 +71,4 @@ class Waking:
     def _drop(self, target: Target, task: "asyncio.Task[None]") -> None:
         del self._tasks[target]
         if not task.cancelled():
-            task.exception()  # marks an error as seen, if all callers have given up
+            task.exception()  # marks the error as retrieved, in case all callers have given up

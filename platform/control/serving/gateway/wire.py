@@ -20,7 +20,10 @@ class Wire:
     is_anthropics: bool = False  # whether errors have Anthropic's shape
 
     def error_body(self, error: Mapping[str, Any], *, status: int | None = None) -> dict[str, Any]:
-        """Args: error: OpenAI's error object. status: of the response; None: the error is an event of a stream."""
+        """Returns the body of an error in the form of this route.
+
+        Args: error: OpenAI's error object. status: of the response; None: the error is an event of a stream.
+        """
         if not self.is_anthropics:
             return {"error": error}
         kind = "api_error" if error["type"] == "server_error" else error["type"]

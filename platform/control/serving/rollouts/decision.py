@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Counts of the canary or of the deployment since the canary's first request."""
+    """Figures of the canary, or of the deployment that it belongs to, since the canary's first request."""
 
     num_requests: int
     num_failed: int  # requests that the gateway sent and to which the engine gave no complete answer
@@ -26,7 +26,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The conditions under which the canary's speculator is accepted. Both limits are shares from 0 to 1."""
+    """The conditions under which the canary's speculator is accepted. The two `max_` limits are shares from 0 to 1."""
 
     min_requests: int
     max_acceptance_drop: float
@@ -41,7 +41,7 @@ class Decision:
 
 
 def decide(canary: Figures, stable: Figures, terms: Terms) -> Decision | None:
-    """Returns None while the canary has too few requests to decide."""
+    """Compares the canary with the deployment (`stable`). Returns None while the canary has too few requests."""
     has_enough = canary.num_requests + canary.num_failed >= terms.min_requests
     max_error_rate = max(terms.max_error_rate, stable.error_rate)
     # True if the canary would fail even if all its remaining requests, up to `min_requests`, succeeded.

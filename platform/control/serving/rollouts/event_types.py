@@ -1,3 +1,3 @@
-"""Names of the public events of rollouts: the statuses after the first."""
+"""Names of the public events of rollouts: one for each status except `starting`."""
 
 EVENT_TYPES = ("rollout.canary", "rollout.promoting", "rollout.promoted", "rollout.rolled_back")

@@ -1,4 +1,4 @@
-"""A rollout: one change of a deployment's speculator, which a canary first serves to a share of the traffic."""
+"""A rollout of a new speculator to a deployment: a canary with this speculator first serves a share of the traffic."""
 
 from django.db import models
 

@@ -152,7 +152,7 @@ def _finish(rollout: Rollout) -> None:
 
 
 def _abort_if_obsolete(rollout: Rollout) -> bool:
-    """Rolls back if the deployment was stopped or changed, or the canary crashed. Returns whether it rolled back."""
+    """Rolls back if the deployment was stopped or changed, or if the canary crashed. Returns whether it did."""
     deployment, canary = rollout.deployment, rollout.canary
     if deployment.deleted_at is not None or deployment.desired_state == Deployment.Desired.STOPPED:
         _roll_back(rollout, "deployment_stopped", "The deployment was stopped.")
@@ -192,7 +192,7 @@ def _roll_back(rollout: Rollout, code: str, message: str, **values: object) -> b
 
 
 def _move(rollout: Rollout, to: Rollout.Status, **values: object) -> bool:
-    """Sets the status in one compare-and-swap and records the event. False: another process has changed the status."""
+    """Sets the status in one compare-and-swap and records the event. Returns False if another process was faster."""
     assert rollout.status in ACTIVE, "a rollout that has ended does not change"
     with transaction.atomic():
         moved = Rollout.objects.filter(pk=rollout.pk, status=rollout.status).update(status=to, **values)

@@ -84,7 +84,10 @@ class _Stored:
 
 
 def _publish(batch: Batch, end: Status, files: ResultFiles, values: dict[str, Any]) -> None:
-    """Stores the files and ends the batch. If another worker ended it first, deletes the files that it does not use."""
+    """Stores the files and ends the batch.
+
+    If another worker has ended the batch first, deletes the stored files to which the batch does not refer.
+    """
     storage = get_storage()
     stored: dict[str, _Stored] = {}
     for field in fields(files):

@@ -47,7 +47,7 @@ def batches_paused() -> QuerySet[Batch]:
 
 @transaction.atomic
 def batch_pause(*, batch: Batch, claim: Claim, reached: CapReached) -> bool:
-    """Returns: False if the batch is being cancelled, in which case it is not paused. Raises: LeaseLost."""
+    """Pauses a batch that has reached a cap. Returns False if it is being cancelled instead. Raises: LeaseLost."""
     if not job_pause(claim=claim, why=reached.as_reason()):
         return False
     event_record(

@@ -1,4 +1,6 @@
-"""Copies the results that a resumed batch takes over into its own shards, which count as committed and cost nothing.
+"""Copies the results of an ended batch into shards of the batch that resumes it.
+
+The new shards count as committed and cost nothing.
 
 A row that has a response keeps it, whether the response is an answer or a refusal of the request. A row without a
 response is run again: the row never ran, its result was lost, or it crashed its worker.
@@ -36,7 +38,7 @@ def results_copy(*, of: Batch, job: Job) -> list[JobShard]:
 
 
 def _kept(batch: Batch) -> Iterator[dict[str, Any]]:
-    """Yields entries as in the shards of the batch, in the order of rows."""
+    """Yields the results to copy in the order of rows, each in the form of an entry in a shard."""
     files = []
     if batch.output_file is not None:
         lines = zip(read_json_lines(batch.output_file.storage_key), read_json_lines(batch.tokens_key), strict=True)
@@ -52,7 +54,7 @@ def _entry(output: dict[str, Any], *, ok: bool) -> dict[str, Any]:
 
 
 def _store(job: Job, entries: Iterator[dict[str, Any]]) -> JobShard:
-    """Args: entries: consecutive rows, at least one."""
+    """Stores the results as the file of one shard. Args: entries: of consecutive rows, at least one."""
     shard = JobShard(job=job)
     with staged_writer() as writer:
         for entry in entries:

@@ -62,7 +62,7 @@ class ResultsResponse(StreamingHttpResponse):
             yield chunk
 
     def _check_key(self) -> None:
-        """Raises: ConnectionAbortedError: the key is no longer valid.
+        """Checks that the API key is still valid. Raises: ConnectionAbortedError: the key is no longer valid.
 
         A regular end of the stream would mean that the results are complete. After an aborted connection the client
         tries again and gets 401.

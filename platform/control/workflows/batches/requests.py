@@ -17,7 +17,10 @@ from control.workflows.quotes.selectors import quote_get, quotes_list
 
 
 def plan_from(organization: Organization, body: BatchOptions) -> EnginePlan:
-    """Raises: ApiError: 404, no such file, quote or model; 400, the model does not fit."""
+    """Plans the memory of a batch's engine without creating the batch.
+
+    Raises: ApiError: 404, no such file, quote or model; 400, the model does not fit.
+    """
     file_get(organization, body.input_file_id, param="input_file_id")
     if body.quote_id is not None:
         quote_get(organization, body.quote_id)

@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 _LOST = ("result_lost", "The result of this request was lost in storage.")  # code and message
 _MAX_ENTRY_BYTES = 1 << 30  # practically unlimited: our own workers wrote these lines
-# Names in the batch object -> names in the shards.
+# Maps names in the batch object to names in the shards.
 _USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
 
 
@@ -110,7 +110,7 @@ def _entries(shard: JobShard) -> Iterator[dict[str, Any]]:
 
 
 def read_json_lines(key: str) -> Iterator[dict[str, Any]]:
-    """Raises: ObjectMissing: when the first line is read."""
+    """Yields the JSON objects in a stored file. Raises: ObjectMissing: when the first line is read."""
     with get_storage().open(key) as source:
         for line in read_lines(source, max_line_bytes=_MAX_ENTRY_BYTES):
             assert line.content is not None
@@ -138,7 +138,7 @@ def _checked(entries: Iterator[dict[str, Any]], shard: JobShard, row: int, custo
 
 
 def _copy(entry: dict[str, Any], files: ResultFiles) -> str | None:
-    """Returns: the error's code, or None if the row was answered."""
+    """Writes an entry to the result files. Returns the error's code, or None if the row was answered."""
     if not entry["ok"]:
         files.errors.write(json_line(entry["output"]))
         return _code(entry["output"])
@@ -161,7 +161,7 @@ def _cuts(entry: dict[str, Any]) -> dict[str, int]:
 
 
 def _code(output: dict[str, Any]) -> str:
-    """The error is at the top level if the row failed, and in the response if the request was refused."""
+    """Returns the code of the row's error: at the top level if the row failed, in the response if it was refused."""
     if output["error"] is not None:
         return str(output["error"]["code"])
     error = output["response"]["body"].get("error") or {}

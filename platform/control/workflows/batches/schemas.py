@@ -104,7 +104,7 @@ class BatchUsage(ResponseModel):
 class Truncated(ResponseModel):
     """Answers that reached the length limits of their rows; they are counted when the batch has ended."""
 
-    in_trace: int = Field(description="The limit was within the trace of a reasoning model.")
+    in_trace: int = Field(description="The limit was within the reasoning trace.")
     in_answer: int = Field(description="The limit was in the answer itself.")
     continued: int = Field(description="Of these, the answers that were continued past the limit.")
     unfinished: int = Field(description="Of these, the answers that have no end.")
@@ -150,7 +150,9 @@ class BatchObject(ResponseModel):
     )
     engine: EngineOptions = Field(description="Our addition: the options of the engine.")
     resumed_from: str | None = Field(description="Our addition: the batch whose finished rows this batch copies.")
-    rows_copied: int = Field(description="Our addition: the number of these rows. `usage` and `cost` exclude them.")
+    rows_copied: int = Field(
+        description="Our addition: the number of rows copied from `resumed_from`. `usage` and `cost` exclude them."
+    )
     errors_by_code: SkipValidation[dict[str, int]] = Field(
         description="Our addition: the number of rows in the error file, by error code."
     )

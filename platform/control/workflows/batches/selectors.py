@@ -35,7 +35,7 @@ def batch_get(organization: Organization, batch_id: str) -> Batch:
 
 
 def require_results(batch: Batch) -> None:
-    """Raises: ApiError: 404, a result file of the batch, which has ended, is deleted or has expired."""
+    """Checks the result files of a batch that has ended. Raises: ApiError: 404, one is deleted or has expired."""
     ids = [file_id for file_id in (batch.output_file_id, batch.error_file_id) if file_id is not None]
     if not ids or files_list(batch.organization).filter(pk__in=ids).count() < len(ids):
         raise results_deleted(batch)

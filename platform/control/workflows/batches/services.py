@@ -97,7 +97,7 @@ def batch_create(
 @audited("batch.resume")
 @transaction.atomic
 def batch_resume(*, batch: Batch) -> Batch:
-    """Queues a new batch with the same options. It takes over the finished rows of the ended one and runs the others.
+    """Queues a new batch with the same options, which copies the finished rows of the ended batch and runs the others.
 
     The finished rows are copied later, by the worker (`copying`).
     Raises: ApiError: 400, the batch has not ended, is completed, or ended before its input file was validated; 403, the
@@ -113,7 +113,7 @@ def batch_resume(*, batch: Batch) -> Batch:
     organization, model = batch.organization, batch.base_model
     assert model is not None, "validation sets the model"
     organization_lock(organization.pk)  # the second of two concurrent calls then sees the batch of the first
-    # A resumption that ended before its validation does not count: this batch may then be resumed again.
+    # A resumption that failed, expired or was cancelled does not count: this batch may then be resumed again.
     if resumption := batch.resumptions.exclude(status__in=RESUMABLE).first():
         message = f"Batch {batch.pk} has already been resumed by batch {resumption.pk}."
         raise ApiError(409, message, "batch_already_resumed", "batch_id")
@@ -139,11 +139,11 @@ def batch_resume(*, batch: Batch) -> Batch:
 
 
 def _queue(*, organization: Organization, completion_window: str, **values: Any) -> Batch:
-    """Args: values: other columns of the batch."""
+    """Creates a batch and its job. Args: values: other columns of the batch."""
     identity = batch_id()
     params = {"batch_id": identity, "rows_key": f"{organization.pk}/batches/{identity}/rows.jsonl"}
     if (rows := (values.get("engine") or {}).get("max_concurrency")) is not None:
-        params["max_batch_size"] = rows  # halved for the retry of an attempt that ran out of memory
+        params["max_batch_size"] = rows  # after an attempt that ran out of memory, the retry halves this number
     with transaction.atomic():
         job = job_submit(
             organization=organization,

@@ -44,7 +44,7 @@ class Example:
 
 
 def format_of(row: Mapping[str, Any]) -> Format:
-    """Raises: RowError."""
+    """Recognizes the format by the members of a row. Raises: RowError."""
     for member, form in (("body", Format.BATCH), ("messages", Format.CHAT), ("prompt", Format.PROMPT)):
         if member in row:
             return form
@@ -52,7 +52,7 @@ def format_of(row: Mapping[str, Any]) -> Format:
 
 
 def read_example(row: Mapping[str, Any], form: Format) -> Example:
-    """Raises: RowError."""
+    """Checks a row of this format and reads it. Raises: RowError."""
     match form:
         case Format.BATCH:
             return _batch(row)

@@ -16,7 +16,7 @@ from control.workflows.prompt_files.rows import Row, normalised_line
 
 
 def all_rows(source: Readable) -> dict[str, Any]:
-    """Writes nothing."""
+    """Checks all rows and writes no file."""
     return _result(examine(source, on_example=lambda example, line: None))
 
 

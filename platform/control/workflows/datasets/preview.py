@@ -18,7 +18,11 @@ MAX_PREVIEW_TOKENS = 2_000  # of one row
 
 
 def dataset_preview(dataset: Dataset, *, limit: int) -> list[dict[str, Any]]:
-    """Raises: ApiError: 400, the dataset has no model, or no tokenizer on this machine; 404, the file is deleted."""
+    """Returns the first `limit` valid rows as tokens.
+
+    Raises: ApiError: 400, the dataset has no model, or the model has no tokenizer on this machine; 404, the file is
+        deleted.
+    """
     readings: list[dict[str, Any]] | None = None
     text_size_check(dataset.file.size_bytes, "file_id")
     with staging_folder() as folder:

@@ -31,7 +31,7 @@ _IMPORT_ROOT = str(Path(__file__).parents[3])
 
 
 class ModelReader:
-    """Call `send` once, then `readings` once."""
+    """A process that renders and tokenizes rows. Call `send` once, then `readings` once."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
@@ -46,7 +46,7 @@ class ModelReader:
             shutil.copyfileobj(rows, self._process.stdin, 1 << 20)
 
     def readings(self) -> list[dict[str, Any]] | None:
-        """The lines that `rendering` prints, or None if there is no readable tokenizer on this machine.
+        """Returns the lines that `rendering` prints, or None if there is no readable tokenizer on this machine.
 
         Raises: ApiError: 400, the template or the tokenizer takes too much time or memory.
         """
@@ -62,9 +62,10 @@ class ModelReader:
 
 @contextmanager
 def model_reader(organization: Organization, base_model: BaseModel, *, num_shown: int) -> Iterator[ModelReader]:
-    """Args: num_shown: the maximum number of tokens that the result of a row lists; 0: there is one result, with the
-    sums of all rows.
+    """Starts the process, and kills it at the end of the block.
 
+    Args: num_shown: the maximum number of tokens that the result of a row lists; 0: there is one result, with the sums
+        over all rows.
     Raises: ApiError: 429, the organization runs a reader already, or too many others do.
     """
     environment = {**child_environment(), "TOKENIZERS_PARALLELISM": "false"}

@@ -71,7 +71,7 @@ class Renderer:
         return Rendered(prompt, answer, is_plain=False)
 
     def encode(self, rendered: Rendered) -> tuple[Encoding, Encoding]:
-        """Tokens of the prompt and tokens of the answer. Raises: Refusal."""
+        """Returns the tokens of the prompt and the tokens of the answer. Raises: Refusal."""
         try:
             prompt = self.tokenizer.encode(rendered.prompt, add_special_tokens=rendered.is_plain)
             return prompt, self.tokenizer.encode(rendered.answer, add_special_tokens=False)
@@ -90,7 +90,7 @@ class Renderer:
 
 
 def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str, Any]:
-    """The result for one row: its error, or its number of tokens and the first `num_shown` of them."""
+    """Returns the result for one row: its error, or its number of tokens and the first `num_shown` tokens."""
     try:
         rendered = renderer.render(example)
         prompt, answer = renderer.encode(rendered)
@@ -112,8 +112,7 @@ def reading(renderer: Renderer, example: Example, *, num_shown: int) -> dict[str
 
 
 def sums(renderer: Renderer, rows: Iterable[tuple[Example, int]]) -> dict[str, int]:
-    """Tokens and bytes of all rows. A row that the template refuses counts as 0 tokens; the preview shows the
-    reason."""
+    """Returns the sums of tokens and bytes. A row that the template refuses counts as 0; the preview says why."""
     num_tokens = num_bytes = 0
     for example, size_bytes in rows:
         found = reading(renderer, example, num_shown=0)
@@ -124,7 +123,7 @@ def sums(renderer: Renderer, rows: Iterable[tuple[Example, int]]) -> dict[str, i
 
 
 def main(folder: str, num_shown: int, cpu_seconds: int) -> int:
-    """Returns: UNREADABLE, or 0 once all rows have been read."""
+    """Reads rows from standard input and prints the results. Returns the exit code: 0, or `UNREADABLE`."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
     with suppress(OSError, ValueError):  # systems other than Linux may lack this limit
@@ -179,7 +178,7 @@ def _token(value: Any) -> str:
 
 
 def _read(path: Path) -> str | None:
-    """None if the file does not exist. Raises: OSError: it is a symbolic link, perhaps to another tenant's file."""
+    """Returns None if the file does not exist. Raises: OSError: a symbolic link, perhaps to another tenant's file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

@@ -10,12 +10,12 @@ SAMPLE_BYTES = 2 << 20  # about this many bytes of a large file are tokenized
 
 
 def sample_step(size_bytes: int) -> int:
-    """Returns the number n with which every n-th row of a file of this size is tokenized."""
+    """Returns a step n for a file of this size: every n-th row of the file is tokenized."""
     return max(1, round(size_bytes / SAMPLE_BYTES))
 
 
 def tokens_total(reader: ModelReader, *, every: int, num_bytes: int) -> int | None:
-    """The number of tokens, or None if the model has no tokenizer that can be read on this machine.
+    """Returns the number of tokens, or None if the model has no tokenizer that can be read on this machine.
 
     Args:
         reader: has received every n-th row, where n is `every`.

@@ -28,7 +28,7 @@ class Findings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Args: values: as from `as_json`."""
+        """Args: values: what `as_json` returned."""
         form = values["format"]
         codes = Counter(values["errors_by_code"])
         return cls(**{**values, "format": None if form is None else Format(form), "errors_by_code": codes})
@@ -44,7 +44,7 @@ def examine(
     max_rows: int = MAX_ROWS,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Findings:
-    """Reads to the end of the file or the first row beyond `max_rows`. Calls `on_example` with every valid row."""
+    """Checks the rows up to the end of the file or to `max_rows`, and calls `on_example` with every valid row."""
     findings = Findings()
     line_of_id: dict[str, int] = {}
 

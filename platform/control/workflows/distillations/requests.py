@@ -15,7 +15,10 @@ from control.workflows.quotes.selectors import quote_get, quotes_list
 
 
 def plan_from(organization: Organization, body: DistillationRequest) -> EnginePlan:
-    """Raises: ApiError: 400, an option has no effect, or the model does not fit; 404, no such model, file or quote."""
+    """Plans the memory of a distillation's engine without creating the distillation.
+
+    Raises: ApiError: 400, an option has no effect, or the model does not fit; 404, no such model, file or quote.
+    """
     body.check()
     file_get(organization, body.prompts_file, param="prompts_file")
     if body.quote_id is not None:
@@ -25,7 +28,8 @@ def plan_from(organization: Organization, body: DistillationRequest) -> EnginePl
 
 
 def create_from(organization: Organization, body: DistillationRequest) -> Distillation:
-    """
+    """Creates a distillation.
+
     Raises: ApiError: 400, an option has no effect; 404, no such model, file or quote; otherwise as
         `distillation_create`.
     """

@@ -20,13 +20,14 @@ class DistillationOptions(RequestModel):
 
     on_truncation: Annotated[str, OneOf(Batch.OnTruncation)] = Field(
         default=Batch.OnTruncation.KEEP.value,
-        description="`keep`: training uses them without an end. `drop`: training leaves them out. `continue`: they go "
-        "on as one longer request would; those that still have no end are kept.",
+        description="What happens to answers that reach the length limits of their rows. `keep`: training uses them "
+        "without an end. `drop`: training leaves them out. `continue`: they go on as one longer request would; those "
+        "that still have no end are kept.",
     )
     max_continued_tokens: Annotated[int, IntRange(1, 1 << 24)] | None = Field(
         default=None,
-        description="Limit of a continued answer in all, trace included. It does not lower the limits of rows. Null: "
-        "the context. Only with `on_truncation: continue`.",
+        description="The most tokens of a continued answer, including its reasoning trace. A row whose own limit is "
+        "higher keeps it. Null: as many as fit into the context. Only with `on_truncation: continue`.",
     )
 
     def check(self, param: str = "max_continued_tokens") -> None:

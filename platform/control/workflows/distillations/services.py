@@ -49,5 +49,5 @@ def distillation_create(
 
 @audited("distillation.cancel")
 def distillation_cancel(*, distillation: Distillation) -> None:
-    """Keeps the answers so far, which can be used for training. Raises: ApiError: 400, the distillation has ended."""
+    """Cancels the distillation. Its answers so far are kept for training. Raises: ApiError: 400, it has ended."""
     batch_cancel(batch=distillation.batch)

@@ -1,9 +1,10 @@
-"""Certificates of equality: a statement, and this service's Ed25519 signature over its canonical form.
+"""Signs certificates with an Ed25519 key. A certificate says whether a speculator left a model's answers unchanged.
 
     {"object": "certificate", "format": ..., "statement": {...}, "signature": {"algorithm", "key_id", "value"}}
 
-The signature covers everything but itself, in the canonical form of RFC 8785. A statement has no fractions, because
-JSON libraries print them differently. `slipstream.certificates` verifies a certificate without calling this service.
+The signature covers the certificate without `signature`, in the canonical form of RFC 8785. A statement has no
+fractions, because JSON libraries print them differently. `slipstream.certificates` verifies a certificate without
+calling this service.
 """
 
 import base64
@@ -46,7 +47,7 @@ def public_key_body() -> dict[str, Any]:
 
 
 def _signing_key() -> Ed25519PrivateKey:
-    """The configured key, or a key derived from Django's secret key, so that all machines sign with the same key."""
+    """Returns the configured key, or else one derived from Django's SECRET_KEY, which is the same on all machines."""
     configured = get_config().certificate_key
     if configured is not None:
         return Ed25519PrivateKey.from_private_bytes(base64.b64decode(configured.get_secret_value(), validate=True))

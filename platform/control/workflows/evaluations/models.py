@@ -1,4 +1,4 @@
-"""One evaluation of one speculator. The evaluation's job has the progress and the report."""
+"""An evaluation of a speculator on held-out prompts. The evaluation's job has the progress and the report."""
 
 from django.db import models
 

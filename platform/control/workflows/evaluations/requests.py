@@ -15,7 +15,8 @@ from control.workflows.evaluations.services import evaluation_create, evaluation
 
 
 def plan_from(organization: Organization, body: EvaluationOptions) -> EnginePlan:
-    """
+    """Plans the memory of an evaluation's engine without creating the evaluation.
+
     Raises: ApiError: 404, no such speculator or file; 409, the speculator is not ready; 400, a file of another purpose,
         or the model does not fit.
     """

@@ -83,7 +83,9 @@ class EvaluationObject(ResponseModel):
 class CertificateSignature(ResponseModel):
     algorithm: Literal["ed25519"]
     key_id: str = Field(description="The first 16 hexadecimal digits of SHA-256 over the public key's 32 bytes.")
-    value: str = Field(description="Base64. It signs the certificate without `signature`, in the form of RFC 8785.")
+    value: str = Field(
+        description="Base64 of the signature of the certificate without `signature`, in the form of RFC 8785."
+    )
 
 
 class CertificateObject(ResponseModel):

@@ -38,13 +38,13 @@ def pipeline_of(speculator: Speculator) -> Pipeline | None:
 
 
 def creation_seconds(pipeline: Pipeline) -> float:
-    """Worker time for the answers and the training, including failed attempts."""
+    """Returns the worker time for the answers to the prompts and for the training, including failed attempts."""
     answering = None if pipeline.batch is None else pipeline.batch.job
     return sum((worker_seconds(job) for job in (answering, pipeline.training_job) if job is not None), start=0.0)
 
 
 def worker_seconds(job: Job) -> float:
-    """Sum of the times from each claim of the job to the end of that attempt."""
+    """Sums over the job's attempts the time from the claim to the end of the attempt."""
     seconds, claimed = 0.0, None
     for event in _attempt_events(job):
         if claimed is not None:

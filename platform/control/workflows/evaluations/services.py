@@ -62,7 +62,7 @@ def evaluation_create(
 
 
 def evaluation_workload(speculator: Speculator, concurrencies: Sequence[int]) -> Workload:
-    """Raises: ApiError: 409, the speculator is not ready."""
+    """Returns the workload for which `engine_plan` computes the memory. Raises: ApiError: 409, speculator not ready."""
     if speculator.status != Speculator.Status.READY:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
     return Workload(
@@ -74,7 +74,7 @@ def evaluation_workload(speculator: Speculator, concurrencies: Sequence[int]) ->
 
 
 def evaluation_rows_key(organization_id: str, evaluation_id: str) -> str:
-    """The storage key of the prompts that the request named, which are deleted when the job has ended."""
+    """Returns the storage key of a copy of the request's prompts, which is deleted when the job has ended."""
     return f"{organization_id}/evaluations/{evaluation_id}/rows.jsonl"
 
 
@@ -131,14 +131,17 @@ def evaluation_start(
 
 @audited("evaluation.cancel")
 def evaluation_cancel(*, evaluation: Evaluation) -> bool:
-    """Returns: False if the evaluation had already ended or been cancelled."""
+    """Cancels the evaluation. Returns False if it had already ended or been cancelled."""
     return job_cancel(job=evaluation.job)
 
 
 def evaluation_finish(
     *, evaluation: Evaluation, report: Mapping[str, Any], evidence: Mapping[str, Any], plots_prefix: str
 ) -> None:
-    """Signs and stores the results once: a second call, by a worker whose lease expired, changes nothing."""
+    """Signs and stores the results of an evaluation.
+
+    Only the first call has an effect. A second one can come from a worker whose lease expired.
+    """
     certificate = certificate_of(_statement(evaluation, evidence))
     with transaction.atomic():
         unsigned = Evaluation.objects.filter(pk=evaluation.pk, certificate__isnull=True)

@@ -1,4 +1,4 @@
-"""The fields of OpenAI's fine-tuning job that are not stored in its pipeline. The pipeline does the work."""
+"""OpenAI's fine-tuning job. A pipeline does its work; this row holds the fields that the pipeline does not have."""
 
 from django.db import models
 

@@ -47,7 +47,7 @@ _JOB_EVENT_MESSAGES = {
     "resumed": "The job continues",
     "retried": "An attempt failed and is repeated",
 }
-_METRICS = {"loss": "train_loss", "validation_loss": "valid_loss"}  # our names -> OpenAI's names
+_METRICS = {"loss": "train_loss", "validation_loss": "valid_loss"}  # maps our names to OpenAI's names
 
 
 def _refuse_integrations(integrations: list[Any] | None) -> list[Any] | None:

@@ -16,7 +16,7 @@ from control.workflows.pipelines.models import Pipeline
 _PIPELINE_RELATIONS = ("base_model", "batch__job", "training_job", "evaluation_job", "speculator")
 CHECKPOINT = "checkpoint_committed"
 PAUSED_ON_REQUEST = "paused_on_request"  # code of a pause that the customer requested
-# Types of the job events that the API lists. Events of other types would repeat events of the pipeline.
+# Types of the job events that the API lists. Events of other types say the same as events of the pipeline.
 LISTED_JOB_EVENTS = (CHECKPOINT, "retried", "cancel_requested", "paused", "resumed")
 
 
@@ -28,7 +28,7 @@ def fine_tuning_jobs_list(organization: Organization) -> QuerySet[FineTuningJob]
 
 
 def with_metadata(jobs: QuerySet[FineTuningJob], wanted: Mapping[str, str]) -> QuerySet[FineTuningJob]:
-    """Those of the jobs whose metadata has all `wanted` pairs."""
+    """Returns the jobs whose metadata has all pairs of `wanted`."""
     for number, (key, value) in enumerate(wanted.items()):
         jobs = jobs.annotate(**{f"wanted_{number}": KeyTransform(key, "metadata")}).filter(
             **{f"wanted_{number}": value}

@@ -30,8 +30,8 @@ from workers.hyperparameters.kinds import read_hyperparameters
 
 PAUSE_REASON = {"code": PAUSED_ON_REQUEST, "message": "Paused on request, until it is resumed.", "cap_id": None}
 MAX_NAME = 64
-_NUM_ID_CHARACTERS = 8  # number of characters of a job's id that end the name of its model
-# Parameters of a pipeline -> parameters of a fine-tuning job.
+_NUM_ID_CHARACTERS = 8  # the name of a job's model ends with this many characters of the job's id
+# Maps parameters of a pipeline to parameters of a fine-tuning job.
 _PARAMS = {"prompts_file": "training_file", "held_out_file": "validation_file", "training": "turbo.hyperparameters"}
 
 
@@ -83,7 +83,7 @@ def fine_tuning_job_create(*, organization: Organization, request: JobInput) -> 
 
 
 def _training(hyperparameters: Hyperparameters, turbo: TurboInput, seed: int) -> dict[str, Any]:
-    """The `training` of the pipeline. Hyperparameters in `turbo` take precedence over OpenAI's."""
+    """Returns the pipeline's parameter `training`. Hyperparameters in `turbo` take precedence over OpenAI's."""
     training: dict[str, Any] = {"kind": turbo.kind, "seed": seed}
     if hyperparameters.n_epochs != "auto":
         training["epochs"] = hyperparameters.n_epochs
@@ -95,7 +95,7 @@ def _training(hyperparameters: Hyperparameters, turbo: TurboInput, seed: int) ->
 
 @audited("fine_tuning_job.cancel")
 def fine_tuning_job_cancel(*, job: FineTuningJob) -> None:
-    """Raises: ApiError: 400, the job has ended."""
+    """Cancels the job's pipeline. Raises: ApiError: 400, the job has ended."""
     pipeline_cancel(pipeline=job.pipeline)
 
 

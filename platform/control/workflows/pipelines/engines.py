@@ -7,12 +7,18 @@ from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan
 
 
 def distillation_engine(options: EngineOptions) -> EngineOptions:
-    """Returns the options that determine the answers. As many rows as fit are answered, without the speculator."""
+    """Returns the options for the distillation: only those that determine the answers.
+
+    The distillation answers as many rows at once as fit, without a speculator.
+    """
     return options.model_copy(update={"max_concurrency": None, "drafting": None, "draft_budget": None})
 
 
 def pipeline_plan(base_model: BaseModel, body: PipelineOptions) -> PipelinePlan:
-    """Raises: ApiError: 400, the options of the engine contradict the request, or a stage does not fit."""
+    """Plans the memory of the stages' engines.
+
+    Raises: ApiError: 400, the options of the engine contradict the request, or a stage does not fit.
+    """
     options, measured = body.engine or EngineOptions(), body.evaluation.concurrencies
     concurrency_check(options, measured, "evaluation.concurrencies")
 

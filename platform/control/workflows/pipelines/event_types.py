@@ -1,4 +1,4 @@
-"""Names of the public events of pipelines: their statuses."""
+"""Names of the public events of pipelines: one for each status."""
 
 _STATUSES = (
     "distilling", "training", "evaluating", "gating", "deploying",

@@ -1,4 +1,4 @@
-"""Compares a speculator's evaluation report with the pipeline's gate. Pure functions."""
+"""Compares a speculator's evaluation report with the pipeline's gate. The functions read and write no database."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from control.workflows.pipelines.schemas import Gate
 from workers.kinds import MODEL_AND_ADAPTER
 
-_SPEEDUPS = {"plain": "speedup", "suffix": "speedup_over_suffix"}  # figures of a report by the gate's baseline
+_SPEEDUPS = {"plain": "speedup", "suffix": "speedup_over_suffix"}  # maps the gate's baseline to the report's figure
 
 
 def gate_objections(gate: Gate, report: Mapping[str, Any]) -> list[str]:
@@ -39,7 +39,7 @@ def _inequality(gate: Gate, report: Mapping[str, Any]) -> str | None:
     total, exact = report["prompts_held_out"], report.get("exact", True)
     if gate.outputs_equal == MODEL_AND_ADAPTER:
         equal, reference = report["outputs_equal"], "the model and the adapter"
-    else:  # reports of older versions compare only with the plain arm: the named model, unless there is an adapter
+    else:  # older reports have only `outputs_equal`, which compares with the model and the speculator's adapter
         equal, reference = report.get("outputs_equal_to_model", report["outputs_equal"]), "the model"
     if equal == total and (exact or total > 0):
         return None

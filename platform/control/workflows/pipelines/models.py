@@ -60,7 +60,7 @@ class Pipeline(ProjectObject):
 
 
 class PipelineEvent(models.Model):
-    """One row per transition. The start and the end of each stage are read from these rows."""
+    """A transition of a pipeline's status. The API reads the start and the end of each stage from these rows."""
 
     pipeline = models.ForeignKey(Pipeline, on_delete=models.CASCADE, related_name="events")
     status = models.CharField(max_length=16, choices=Pipeline.Status.choices)

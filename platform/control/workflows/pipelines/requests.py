@@ -19,7 +19,10 @@ from workers.kinds import OUTPUT_CHANGING_KINDS, TRAINED_KINDS
 
 
 def plan_from(organization: Organization, body: PipelineOptions) -> PipelinePlan:
-    """Raises: ApiError: as `create_from`, except for the contents of files, quotas and prices."""
+    """Checks a request and plans the memory of the stages' engines without creating the pipeline.
+
+    Raises: ApiError: as `create_from`, except that the contents of files, quotas and prices are not checked.
+    """
     _check(body)
     return pipeline_validate(organization=organization, request=body)
 
@@ -39,7 +42,7 @@ def _check(body: PipelineOptions) -> None:
 
 
 def _check_hyperparameters(training: Training) -> None:
-    """Checks them before the pipeline starts: training reads them only after the model has answered every prompt."""
+    """Checks the hyperparameters early: training reads them only after the model has answered every prompt."""
     try:
         read_hyperparameters(training.kind, training.model_extra or {})
     except HyperparameterError as error:

@@ -64,8 +64,8 @@ class PipelineOptions(RequestModel, strict=True):
     quote_id: str | None = None  # the quote whose cap pauses the pipeline
     engine: EngineOptions | None = Field(
         default=None,
-        description="Options of the deployment, with which the speculator is also evaluated. Those that determine "
-        "answers hold for the distillation, too.",
+        description="Options of the engines that evaluate and serve the speculator. Options that determine answers "
+        "also apply to the distillation.",
     )
 
 

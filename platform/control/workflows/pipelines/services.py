@@ -40,14 +40,14 @@ from control.workflows.quotes.selectors import quote_get
 def pipeline_create(
     *, organization: Organization, request: PipelineOptions, new_files: Sequence[File] = ()
 ) -> Pipeline:
-    """Checks the request, splits off held-out prompts unless the request names a file of them, and starts a stage.
+    """Checks the request, splits off held-out prompts unless the request names a file of them, and starts a pipeline.
 
-    Files are stored before the transaction, in which their rows are saved.
+    The contents of files are stored before the transaction that saves their rows.
 
     Args:
         new_files: unsaved rows of `file_store` that the request names; they are saved together with the pipeline.
-    Raises: ApiError: 400 for files that cannot be used or an engine that does not fit, 403 for a model without a price,
-        404 for a model or file that does not exist, 409 for an endpoint name that is taken.
+    Raises: ApiError: 400, a file cannot be used, or an engine does not fit; 403, the model has no price; 404, no such
+        model or file; 409, the name of the endpoint is taken.
     """
     base_model = base_model_get(organization, request.model)
     require_price(base_model_id=base_model.pk, name=base_model.name)
@@ -136,7 +136,7 @@ def _pipeline_start(*, organization: Organization, request: PipelineOptions, **v
 
 
 def _check_initial(organization: Organization, training: Training, base_model: BaseModel) -> None:
-    """Raises: ApiError: 404, the initial speculator does not exist; 400, training cannot continue from it."""
+    """Checks the speculator from which training continues. Raises: ApiError: 404, no such speculator; 400, unusable."""
     if training.initial_speculator is None:
         return
     initial, param = speculator_get(organization, training.initial_speculator), "training.initial_speculator"
@@ -149,7 +149,10 @@ def _check_initial(organization: Organization, training: Training, base_model: B
 
 
 def _distillation_batch(organization: Organization, distillation_id: str | None, base_model: BaseModel) -> Batch | None:
-    """Raises: ApiError: 404, no such distillation; 400, a distillation of another model; 409, it has no answers."""
+    """Returns the batch of the distillation on whose answers the pipeline trains; None if no distillation is given.
+
+    Raises: ApiError: 404, no such distillation; 400, a distillation of another model; 409, it has no answers.
+    """
     if distillation_id is None:
         return None
     batch = distillation_get(organization, distillation_id).batch

@@ -1,8 +1,8 @@
 """Advances pipelines. All calls are idempotent and safe under races: a second caller finds nothing to do.
 
 A stage's job or deployment is created in the same transaction as the compare-and-swap that assigns it to the pipeline.
-Of two workers only one therefore starts the stage, and the other's rows are rolled back. Nothing here waits for a job:
-each call makes the transitions that are possible now, and a later call makes the next ones.
+Of two concurrent workers, therefore, only one starts the stage; the other's new rows are rolled back. No function waits
+for a job: each call makes the transitions that are possible now, and a later call makes the next ones.
 
 The functions in `_STEPS` return whether they changed the pipeline.
 """
@@ -52,7 +52,7 @@ def pipeline_advance(*, pipeline: Pipeline) -> Pipeline:
 
 
 def pipeline_distil(*, pipeline: Pipeline, endpoint: str) -> None:
-    """Starts the first stage of a new pipeline, whose prompts the caller has read for their `endpoint`."""
+    """Starts the first stage of a new pipeline. Args: endpoint: the endpoint of the rows in the prompts file."""
     _start(pipeline, partial(_make_batch, endpoint=endpoint))
 
 
@@ -85,7 +85,7 @@ def _distil(pipeline: Pipeline) -> bool:
     if batch is None:
         return _start(pipeline, _make_batch)
     if batch.job.status == Job.Status.PAUSED:
-        return False  # even if the batch has ended: the customer may pause its job in the instant before the job ends
+        return False  # even if the batch has ended: the customer may have paused the job just before the job ended
     match batch.status:
         case Batch.Status.COMPLETED if batch.tokens_key:
             return transition(pipeline, Status.TRAINING)

@@ -3,7 +3,7 @@
 distilling ─> training ─> evaluating ─> gating ─> deploying ─> live
                                           ├─> succeeded   (the customer wants no deployment)
                                           └─> rejected    (the report does not pass the gate)
-any of the first five ─> failed | cancelled ─> the same stage again (resume)
+any of the first five statuses ─> failed | cancelled ─> the same status again (resume)
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Runs a pass, a function that reads a whole file, in a child process with limits of processor time and memory.
+"""Runs a pass, which is a function that reads a whole file, in a child process with limited processor time and memory.
 
-The rows of a file are read by Python code, which holds the interpreter's lock. In a thread of the server it would delay
-all other requests, so the server's thread only copies blocks of bytes to the child:
+The pass is Python code, which holds the interpreter's lock. In a thread of the server, the pass would delay all other
+requests. The server's thread therefore only copies blocks of bytes to the child:
 
     source ── blocks ──> standard input of the child ──> pass ──> result, as JSON
 
@@ -47,7 +47,7 @@ class LimitExceeded(Exception):
 
 
 class ChildDied(Exception):
-    """The message has the exit code and the end of the standard error."""
+    """The child process failed. The message has its exit code and the end of its standard error."""
 
 
 def run_in_child(
@@ -81,7 +81,10 @@ def run_in_child(
 
 
 def lower_priority(pid: int) -> None:
-    """Lets the requests of this process come before a child, whose start alone takes 50 ms of a processor."""
+    """Lowers the priority of a child process, so that the requests of this process come first.
+
+    The start of a child alone takes 50 ms of CPU time.
+    """
     os.setpriority(os.PRIO_PROCESS, pid, min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS))
 
 
@@ -99,7 +102,7 @@ def _result(code: int, result: IO[bytes], errors: IO[bytes]) -> dict[str, Any]:
 
 
 def serve(passes: Mapping[str, Pass]) -> int:
-    """The child's end. Returns: the exit code."""
+    """Runs in the child: reads the arguments, calls the pass and prints its result. Returns the exit code."""
     name, options, cpu_seconds, memory_bytes = sys.argv[1:]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_seconds), int(cpu_seconds) + 1))

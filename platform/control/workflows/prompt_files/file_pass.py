@@ -1,4 +1,4 @@
-"""Runs passes over the files of requests, and answers with the API's errors."""
+"""Runs passes (`child`) over the files that requests name, and turns failures into the API's errors."""
 
 from contextlib import closing
 from typing import Any, BinaryIO
@@ -44,7 +44,7 @@ def file_pass(file: File, one_pass: Pass, *, param: str, **options: Any) -> dict
 
 
 def _opened(file: File, param: str) -> BinaryIO:
-    """Raises: ApiError: 404, the customer has deleted the file since the request began."""
+    """Opens the file's content. Raises: ApiError: 404, the customer has deleted the file since the request began."""
     try:
         return get_storage().open(file.storage_key)
     except ObjectMissing as error:

@@ -3,7 +3,7 @@
     prompts ─┬─ lowest hashes of custom_id ──> held-out file
              └─ the rest ──> prompts file of the batch
 
-In place of a row that is in the other file, each of the two files has a blank line. The line numbers in error messages
+In each of the two files, a blank line replaces every row that is in the other file. The line numbers in error messages
 are therefore those of the customer's file.
 """
 
@@ -28,7 +28,7 @@ def held_out_key(organization_id: str, pipeline_id: str) -> str:
 
 
 def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
-    """Returns: the file of training prompts and the held-out file; both rows are unsaved, as `file_store` returns them.
+    """Splits a prompts file. Returns the unsaved rows of two new files: the training prompts and the held-out prompts.
 
     A row is eligible to be held out if it is valid and no other row has its custom_id.
 
@@ -61,8 +61,9 @@ def split_prompts(file: File, *, held_out: int | None) -> tuple[File, File]:
 
 
 def endpoint_of(file: File, param: str = "prompts_file") -> str:
-    """The endpoint of most of the first rows; the endpoint of chat completions if no row is valid. A batch refuses rows
-    for another endpoint.
+    """Returns the endpoint of most of the first rows; the endpoint of chat completions if no row is valid.
+
+    A batch with this endpoint refuses rows for another one.
 
     Raises: ApiError: as `file_pass`; 400 also if the file is compressed or has too many blank lines.
     """

@@ -20,7 +20,7 @@ class Line:
 
 
 def read_lines(source: Readable, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:
-    """Lines end with a line feed. Text after the last line feed is a line too, unless it is empty."""
+    """Yields the lines, which end with a line feed. Text after the last line feed is a line too, unless it is empty."""
     number, partial, size = 1, bytearray(), 0  # start of a line that continues in the next chunk, and its length
     while chunk := source.read(CHUNK_BYTES):
         start = 0

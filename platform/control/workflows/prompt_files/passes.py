@@ -41,7 +41,7 @@ def choose_held_out(source: Readable, *, held_out: int | None, path: str) -> dic
 
 
 def divide(source: Readable, *, lines_path: str, rest_path: str, held_out_path: str) -> dict[str, Any]:
-    """Copies each line to one of two files, and writes a blank line to the other."""
+    """Copies each line to the held-out file or to the file of the other prompts, and a blank line to the other file."""
     held_out_lines = frozenset(json.loads(Path(lines_path).read_text()))
     with open(rest_path, "wb") as rest, open(held_out_path, "wb") as held_out:
         for line in read_lines(source):
@@ -53,7 +53,7 @@ def divide(source: Readable, *, lines_path: str, rest_path: str, held_out_path: 
 
 
 def digest_prompts(source: Readable, *, path: str) -> dict[str, Any]:
-    """Writes digests of the prompts of all valid rows, one per line; the batch reports the invalid rows."""
+    """Writes a digest of the prompt of each valid row, one per line. The batch reports the invalid rows later."""
     with open(path, "w", encoding="ascii") as digests:
         for line in _rows(source):
             with suppress(RowError):

@@ -39,12 +39,12 @@ class Row:
 
 
 def parse_row(line: bytes, *, endpoint: str) -> Row:
-    """Raises: RowError."""
+    """Parses and checks a line. Raises: RowError."""
     return read_row(parse_object(line), endpoint=endpoint)
 
 
 def read_row(row: Mapping[str, Any], *, endpoint: str) -> Row:
-    """Raises: RowError."""
+    """Checks the parsed line. Raises: RowError."""
     custom_id, is_coerced = read_custom_id(row)
     method = row.get("method", "POST")
     if method != "POST":
@@ -67,7 +67,7 @@ def read_row(row: Mapping[str, Any], *, endpoint: str) -> Row:
 
 
 def normalised_line(row: Row, *, url: str, model: str) -> bytes:
-    """The row in the format that workers read: {"custom_id", "url", "body"}, plain ASCII, one line."""
+    """Returns the row in the format that workers read: {"custom_id", "url", "body"} in ASCII on one line."""
     values = {"custom_id": row.custom_id, "url": url, "body": {**row.body, "model": model}}
     return json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
@@ -88,7 +88,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
         raise RowError("invalid_json_line", message, column=len(text[: error.pos].encode()) + 1) from None
     except UnicodeEncodeError:
         raise RowError("invalid_utf8", "This line contains an unpaired surrogate (\\ud800 to \\udfff)") from None
-    except (ValueError, RecursionError) as error:  # from the hooks, or too many digits in a number, or too deep
+    except (ValueError, RecursionError) as error:  # from the hooks, for a very long number, or for deep nesting
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RowError("invalid_json_line", f"This line is not parseable as valid JSON: {reason}") from None
     if not isinstance(row, dict):
@@ -122,7 +122,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_custom_id(row: Mapping[str, Any]) -> tuple[str, bool]:
-    """Returns: the id, and whether it was a number. Raises: RowError."""
+    """Returns the row's custom_id as a string, and whether it was a number. Raises: RowError."""
     if "custom_id" not in row:
         raise RowError("missing_custom_id", "custom_id is missing", "custom_id")
     value = row["custom_id"]
@@ -137,7 +137,7 @@ def read_custom_id(row: Mapping[str, Any]) -> tuple[str, bool]:
 
 
 def _check_body(body: dict[str, Any], endpoint: str) -> None:
-    """Checks the properties that can be checked without a model; the worker checks the others."""
+    """Checks what can be checked without a model. The worker checks the rest of the body."""
     if body.get("stream"):
         raise RowError("invalid_body", "body.stream must not be true: a batch cannot stream", "body.stream")
     if endpoint == "/v1/chat/completions":
@@ -147,7 +147,7 @@ def _check_body(body: dict[str, Any], endpoint: str) -> None:
 
 
 def check_messages(body: Mapping[str, Any], prefix: str = "") -> None:
-    """Args: prefix: put before `messages` in the `param` of errors. Raises: RowError."""
+    """Checks the messages of a chat. Args: prefix: put before `messages` in the `param` of errors. Raises: RowError."""
     param = f"{prefix}messages"
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:

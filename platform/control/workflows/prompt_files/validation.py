@@ -47,7 +47,7 @@ def validate(
     max_rows: int = MAX_ROWS,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Report:
-    """Reads to the end of the file or the first row beyond `max_rows`. After an error, `write` is no longer called."""
+    """Checks the rows up to the end of the file or to `max_rows`. Calls `write` with each row until the first error."""
     check = _FileCheck(endpoint, models)
     report = check.report
     for line in read_text_lines(source, max_rows=max_rows, max_line_bytes=max_line_bytes, fail=check.fail):
@@ -112,7 +112,7 @@ class _FileCheck:
             )
 
     def read_row(self, line: Line, max_line_bytes: int) -> tuple[Row, str]:
-        """Returns: the row and its model. Raises: RowError."""
+        """Checks a line against the earlier lines, too. Returns the row and its model. Raises: RowError."""
         if line.content is None:
             message = f"A line must have at most {max_line_bytes:,} bytes, got {line.size_bytes:,}"
             raise RowError("line_too_long", message)

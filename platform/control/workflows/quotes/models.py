@@ -1,4 +1,4 @@
-"""A cost estimate for a dataset, and the pilot or history that it is based on."""
+"""A cost estimate for a dataset, based on a pilot (the model answers a few rows) or on the history of past batches."""
 
 from django.db import models
 

@@ -15,7 +15,7 @@ from control.workflows.datasets.passes import pilot_rows
 from control.workflows.datasets.services import file_examine
 
 PILOT_ROWS = 16  # number of rows, taken from all parts of the file because the file may be sorted
-Z = 2.0  # half the width of the confidence interval, in standard errors of the mean; 2 gives about 95 % confidence
+Z = 2.0  # half the width of the confidence interval in standard errors of the mean, for a confidence of about 95 %
 
 
 @dataclass(frozen=True, slots=True)

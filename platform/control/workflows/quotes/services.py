@@ -65,7 +65,7 @@ def quote_create(
 
 def _mean_past_output_tokens(organization: Organization, model: BaseModel) -> float:
     """Mean number of output tokens per batch row within `HISTORY`. Raises: ApiError: 409, too few requests."""
-    # earlier releases stored the name only
+    # usage that earlier releases recorded has only the model's name
     of_model = Q(base_model_id=model.pk) | Q(base_model_id="", model=model.name)
     past = UsageRecord.objects.filter(
         of_model, visible(organization), is_batch=True, minute__gte=timezone.now() - HISTORY

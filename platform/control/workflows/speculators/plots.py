@@ -17,7 +17,7 @@ def training_plots(speculator: Speculator) -> list[str]:
 
 
 def plot_response(speculator: Speculator, name: str) -> StoredFileResponse:
-    """Args: name: one of `PLOTS`. Raises: ObjectMissing: the speculator has no such plot."""
+    """Returns a response with a plot. Args: name: one of `PLOTS`. Raises: ObjectMissing: there is no such plot."""
     if name == EVALUATION and speculator.plot_key:
         return StoredFileResponse(speculator.plot_key, filename=f"{speculator.pk}.png", content_type="image/png")
     if name in TRAINING_PLOTS and speculator.storage_prefix:

@@ -147,7 +147,7 @@ def _log_path(row: Job) -> Path:
 
 
 def _version(row: Job) -> str:
-    """The version of the page. It changes with the job's state, history or log, but not with a renewed lease."""
+    """Returns a version that changes with the job's state, history or log, but not when the lease is renewed."""
     moments = (row.progress_at, row.cancel_requested_at, row.finished_at)
     times = [f"{moment.timestamp():.6f}" if moment else "" for moment in moments]
     last = job_events(row).order_by("-seq").values_list("seq", flat=True).first()

@@ -195,7 +195,7 @@ class SpeculatorAdmin(FormAdmin):
 
 
 def _report_table(row: Speculator, name: str, *, first: tuple[str, ...]) -> SafeString:
-    """A list of figures of the report. The columns `first` are at the left; PostgreSQL keeps no order of keys."""
+    """Renders a list in the report as a table. `first` names the left columns, as PostgreSQL keeps no order of keys."""
     entries = row.report.get(name) or []
     columns = [key for key, value in entries[0].items() if not is_nested(value)] if entries else []
     columns = [*first, *(column for column in columns if column not in first)] if columns else []

@@ -1,4 +1,4 @@
-"""`manage.py second_factor_remove EMAIL` removes a member's second factor, for one who has lost app and codes."""
+"""`manage.py second_factor_remove EMAIL` removes the second factor of a member who has lost the app and the codes."""
 
 from typing import Any
 

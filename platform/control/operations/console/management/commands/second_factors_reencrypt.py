@@ -1,4 +1,7 @@
-"""`manage.py second_factors_reencrypt`: run it after a change of SECRET_KEY, before you remove the old key."""
+"""`manage.py second_factors_reencrypt` encrypts members' second factors with a new SECRET_KEY.
+
+Run it after a change of SECRET_KEY, before you remove the old one.
+"""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-// While some part of the page is active, this fetches the page again every two seconds and replaces the parts that are
-// marked `data-live`, so that only the server renders HTML. If the page has a version (ETag), the server answers 304 for
-// an unchanged page.
+// While some part of the page is active, this script fetches the page again every two seconds and replaces the parts
+// that are marked `data-live`, so that only the server renders HTML. If the page has a version (ETag), the server
+// answers 304 for an unchanged page.
 (() => {
   const PERIOD_MS = 2000;
   let version = null;

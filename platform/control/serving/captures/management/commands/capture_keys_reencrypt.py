@@ -1,4 +1,7 @@
-"""`manage.py capture_keys_reencrypt`: run it after a change of SECRET_KEY, before you remove the old key."""
+"""`manage.py capture_keys_reencrypt` encrypts the keys of captured requests with a new SECRET_KEY.
+
+Run it after a change of SECRET_KEY, before you remove the old one.
+"""
 
 from typing import Any
 

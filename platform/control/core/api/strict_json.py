@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 
 class NotJson(ValueError):
-    """The message is the reason for the caller, to follow the words "must be JSON"."""
+    """The input is not strict JSON. The message gives the reason and is appended to the words "must be JSON"."""
 
 
 def loads(raw: bytes) -> Any:

@@ -96,5 +96,5 @@ class ApiKey(models.Model):
 
     @property
     def granted_scopes(self) -> list[str]:
-        """The key's scopes, as far as its member's present role has them."""
+        """The key's scopes. If the key has a member, only the scopes that the member's present role includes."""
         return list(self.scopes) if self.member is None else scopes_within(self.scopes, ROLE_SCOPES[self.member.role])

@@ -377,7 +377,7 @@ class Completion(Record):
     choices: Sequence[Mapping[str, Any]]
     usage: Mapping[str, Any] | None = None
     metrics: Mapping[str, Any] | None = None  # speculative_decoding: numbers of drafted and accepted tokens
-    limits: Mapping[str, Any] | None = None  # max_tokens and set_by: what limits the answer if the request does not
+    limits: Mapping[str, Any] | None = None  # max_tokens, and set_by: what set max_tokens if the request did not
 
     @property
     def text(self) -> str:

@@ -34,7 +34,7 @@ class Audits(Resource[D]):
         """Score a response to an earlier request again.
 
         Args:
-            model: a deployment with the same weights, build and kind of device as the one that gave the answer.
+            model: a deployment with the same weights, build and kind of device as the deployment that gave the answer.
             request: the body of the chat or text completion.
             response: the response to this request, with token ids (`return_token_ids` in the request).
         """

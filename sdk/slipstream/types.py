@@ -58,7 +58,7 @@ class Batch(Record):
     cost: Mapping[str, Any] | None = None  # cost so far: value, currency
     quote_id: str | None = None
     engine: Mapping[str, Any] | None = None  # options of the engine
-    resumed_from: str | None = None  # the batch whose finished rows this one copies
+    resumed_from: str | None = None  # the batch whose finished rows this batch copies
     rows_copied: int = 0  # number of copied rows, which `usage` and `cost` exclude
     truncated: Mapping[str, int] | None = None  # numbers of answers cut by the limits of their rows; set at the end
 

@@ -1,7 +1,8 @@
 """A few threads, each with a database connection, in which code on an event loop calls the database.
 
-`sync_to_async` gives every request a thread, and so a connection, until the last byte of its response. Here a call
-holds a thread and its connection only until the call returns. If all threads are busy, a new call waits.
+`sync_to_async` gives every request a thread, and so a connection, until the last byte of its response. A call of
+`DatabaseThreads.run` holds a thread and its connection only until the called function returns. If all threads are busy,
+a new call waits.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ def spend_cap_update(*, cap: SpendCap, nanousd: int) -> SpendCap:
 @audited("spend_cap.delete")
 @transaction.atomic
 def spend_cap_delete(*, cap: SpendCap) -> None:
-    """Deletes a cap. Effects: jobs that were paused because of it are queued again."""
+    """Deletes a cap. Effects: paused jobs that no other cap stops are queued again."""
     organization_id = cap.organization_id
     cap.delete()
     spend_cap_lifted.send(SpendCap, organization_id=organization_id)

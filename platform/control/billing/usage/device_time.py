@@ -79,8 +79,8 @@ def device_costs_add(
 ) -> None:
     """Adds the costs of device time to the buckets in which its use ended.
 
-    If usage is grouped by model, device time gets separate sums for each kind of device and subject: the member
-    `device` of their group.
+    If usage is grouped by model, device time has separate sums for each kind of device and subject. The group of such
+    a sum has the key `device` instead of `model`.
     Args: usage_filter: if it filters by models, no device time is added.
     """
     if usage_filter.models is not None:

@@ -27,7 +27,7 @@ _MULTIPART_OVERHEAD_BYTES = MIB
 
 
 class BodyLimit:
-    """ASGI middleware. It checks the Content-Length header, and counts the bytes because a chunked body has no header.
+    """ASGI middleware. It checks the Content-Length header, and also counts bytes, because chunked requests lack it.
 
     Args: authenticate: checks the API key in a request's headers.
     """

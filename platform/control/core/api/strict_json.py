@@ -1,7 +1,7 @@
 """Strict parsing of JSON, with the standard library only, so that small processes can import it.
 
 Python's parser accepts NaN and Infinity, numbers too large for a float (1e999), and any nesting that its stack allows.
-Here they are errors.
+`loads` refuses them.
 """
 
 import json

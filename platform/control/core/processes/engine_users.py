@@ -7,7 +7,7 @@ loses its id; it gets another id when its next process starts. The group id equa
 in the machine's lists of users and groups.
 
 What a process of an organization may reach in the data folder:
-    models/ID, deployments/ID, work/JOB   read, if they belong to its organization; in work/JOB it writes its results
+    models/ID, deployments/ID, work/JOB   read, if they belong to its organization; write its results into work/JOB
     engine_homes/UID                      its home, caches and temporary files, which no other user can read; it exists
                                           while a process uses it (`engine_homes.use_home`)
     everything else                       nothing
@@ -49,7 +49,7 @@ class EngineUser:
     home: Path
 
     def environment(self) -> dict[str, str]:
-        """Variables that name the user's folders; they replace those of the parent."""
+        """Returns environment variables that name the user's folders. They replace the parent's variables."""
         cache = str(self.home / "cache")
         return {
             "HOME": str(self.home),
@@ -91,8 +91,9 @@ def engine_user(config: Config, organization_id: str) -> EngineUser | None:
 
 
 def home_lock(home: Path) -> Path:
-    """Returns the path of a home's lock file. The file's modification time is the time at which the user was last used.
+    """Returns the path of a home's lock file, which is in use while a process has the home.
 
+    The file's modification time is the time at which the user was last used.
     The lock files lie in a folder that engines cannot reach, so that no engine can block another organization's home.
     """
     return home.parent.with_name(HOME_LOCKS) / f"{home.name}.lock"

@@ -66,10 +66,10 @@ class Config(BaseSettings):
     secret_key_fallbacks: SecretStr = SecretStr("")  # earlier keys, comma-separated, which only decrypt and verify
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
-    # Comma-separated CUDA devices, as in CUDA_VISIBLE_DEVICES; each endpoint gets one of them for itself. None: the
+    # Comma-separated CUDA devices, as in CUDA_VISIBLE_DEVICES; each endpoint gets one device for itself. None: the
     # devices in the supervisor's CUDA_VISIBLE_DEVICES, or all devices of its machine.
     endpoint_devices: str | None = None
-    # Memory of the device that each endpoint may use. None: nearly all of a GPU; on a CPU 1 GiB beside the weights.
+    # Memory of the device that each endpoint may use. None: nearly all of a GPU; on a CPU, the weights plus 1 GiB.
     endpoint_memory_bytes: Annotated[int, Field(ge=1)] | None = None
     # Memory of one device of each kind, for plans: {"cuda": 85899345920, "cpu": 34359738368}.
     device_memory_bytes: dict[Literal["cpu", "cuda"], Annotated[int, Field(ge=1)]] = {}
@@ -156,8 +156,8 @@ def database_settings(config: Config) -> dict[str, object]:
             "NAME": config.data_dir / "slipstream.sqlite3",
             # IMMEDIATE takes the write lock when a transaction begins. A deferred transaction that reads first would
             # fail at its first write with "database is locked", without waiting, if another transaction had written in
-            # the meantime. A transaction that cannot begin within 20 s fails. Of these, it waits at most
-            # MAX_WAIT_SECONDS for its turn (core/sqlite/turns.py), and the rest for SQLite's lock.
+            # the meantime. A transaction that cannot begin within 20 s fails: it waits for its turn for at most
+            # MAX_WAIT_SECONDS (core/sqlite/turns.py), and then for SQLite's lock for at most `timeout` seconds.
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
                 "timeout": 20 - MAX_WAIT_SECONDS,

@@ -63,7 +63,8 @@ def use_if_copy(config: Config, folder: Path) -> IO[bytes] | None:
 
 
 def partial_folder(folder: Path) -> Path:
-    """Returns a new path for a partial copy, which will be renamed to `folder` or was renamed from it to be deleted."""
+    """Returns a new path for a partial copy: one that becomes `folder` when it is complete, or the rest of `folder`
+    while it is being deleted."""
     return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
 
 

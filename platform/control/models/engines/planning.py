@@ -215,7 +215,7 @@ def _unknown_sizes(base_model: BaseModel | None) -> Reason:
 def _refusal(devices: Sequence[DevicePlan]) -> ApiError:
     """Builds the error for an engine that fits on no device.
 
-    If the model is too large for a device, the error has this code: other options may make the model fit.
+    If the model is too large for one of the devices, the code is `does_not_fit`: other options may make the model fit.
     """
     reasons = [(device.device_kind, device.reason) for device in devices if device.reason is not None]
     codes = [reason.code for _, reason in reasons]

@@ -1,4 +1,4 @@
-"""Records the device time of an attempt when it ends: in the usage ledger, and in the shares of worker time (`fair`).
+"""Records the device time of an attempt when it ends: in the usage ledger, and in the worker time that `fair` compares.
 
 A killed worker cannot report when it was killed. Its attempt is assumed to have ended at the last renewal of its lease.
 The ledger therefore misses at most one interval between renewals (`renew_seconds`), and never contains time after the

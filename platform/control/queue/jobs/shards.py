@@ -73,7 +73,8 @@ def job_commit_shard(*, claim: Claim, shard_no: int, storage_key: str, rows: Sha
 def job_blame_shards(*, claim: Claim, shard_nos: Sequence[int]) -> JobShard | None:
     """Records that a child process died while it was running these shards.
 
-    A single shard whose crashes have reached `MAX_CRASHES` is halved. Several shards will be run alone.
+    If there are several shards, each will be run alone. A single shard is halved when it has crashed `MAX_CRASHES`
+    child processes.
     Returns: a shard whose only row has crashed the worker repeatedly; the caller commits an error line for it.
     Raises: LeaseLost.
     """

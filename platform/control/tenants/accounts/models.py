@@ -1,4 +1,4 @@
-"""Organizations, users, members, projects and API keys. Organizations own all objects; a key acts for one of them."""
+"""Organizations, users, members, projects and API keys. An organization owns its objects; an API key acts for it."""
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractUser

@@ -105,7 +105,7 @@ class Feed:
         """Lets each organization have one poll at a time, because a poll may wait for its organization's lock in the
         database.
 
-        Otherwise ten feeds of one organization could occupy all threads, which the gateway uses too.
+        Otherwise the feeds of one organization could occupy all database threads, which the gateway uses too.
         """
         turn = self._turns.setdefault(organization_id, asyncio.Lock())
 

@@ -64,7 +64,7 @@ async def stream(
 ) -> AsyncGenerator[bytes]:
     """Yields messages until `pace.max_seconds` have passed, the key is no longer valid or the database is unreachable.
 
-    Args: call: calls a function with its arguments in a thread that may use the database. None: `sync_to_async` does.
+    Args: call: calls a function with its arguments in a thread that may use the database. None: `sync_to_async`.
     """
     call = call or sync_to_async(_call_and_close)
     pace = pace or Pace()

@@ -1,10 +1,10 @@
 """Chooses the next job so that worker time is shared evenly between the organizations that have due jobs.
 
 The next job is from the organization with the fewest running jobs and, among equals, with the least worker time used.
-When an organization without open jobs (queued or running) submits a job, its used time is raised, if it is less, to the
-least used time of the organizations with open jobs. If no organization has open jobs, it is raised to the most used
-time of all. An organization therefore cannot save up unused time. It also does not wait longer because it used time
-earlier that no other organization wanted. Within an organization, jobs are ordered by priority, then by age.
+When an organization without open jobs (queued or running) submits a job, its used time is raised to a lower bound. The
+bound is the least used time of the organizations with open jobs or, if there are none, the most used time of all. An
+organization therefore cannot save up unused time. It also does not wait longer because it used time earlier that no
+other organization wanted. Within an organization, jobs are ordered by priority, then by age.
 
 With one worker and N busy organizations, each organization gets 1/N of the time, however long its jobs take. It waits
 for at most one job of each other organization.

@@ -80,7 +80,7 @@ class Usages(Resource[D]):
         start_time: int | None = None,
         end_time: int | None = None,
     ) -> Items[Page[LedgerLine]]:
-        """Yield the lines on which bills are based, newest first; by default those of this month."""
+        """Yield the lines on which bills are based, newest first; by default the lines of this month."""
         params = {"subject": subject, "device_kind": device_kind, "start_time": start_time, "end_time": end_time}
         return self.http.pages(LedgerLine, "usage/ledger", params)
 
@@ -88,7 +88,8 @@ class Usages(Resource[D]):
     def completions(
         self, *, start_time: int, end_time: int | None = None, bucket_width: str = "1d", group_by: Sequence[str] = ()
     ) -> Items[Bucket]:
-        """
+        """Yield the usage of batches and of requests to deployments, by interval.
+
         Args:
             bucket_width: length of the intervals: 1m, 1h or 1d.
             group_by: project_id, api_key_id, model, batch.

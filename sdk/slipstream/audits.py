@@ -1,4 +1,4 @@
-"""Audits: an endpoint scores an answer again and names the first token that differs."""
+"""Audits: an endpoint scores an earlier answer again and names the first token that differs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,10 @@ from slipstream.records import Record
 
 @dataclass(frozen=True, slots=True)
 class Audit(Record):
-    """verdict: equal, different or fingerprint_mismatch. Each choice has its own verdict, and its first difference."""
+    """The result of an audit. `verdict` is equal, different or fingerprint_mismatch.
+
+    Each choice has its own verdict, and names the first token that differs.
+    """
 
     verdict: str
     system_fingerprint: str  # fingerprint of the endpoint
@@ -28,11 +31,11 @@ class Audit(Record):
 class Audits(Resource[D]):
     @procedure
     def create(self, /, *, model: str, request: Mapping[str, Any], response: Mapping[str, Any]) -> Steps[Audit]:
-        """Scores a response to an earlier request again.
+        """Score a response to an earlier request again.
 
         Args:
-            model: a deployment with the same weights, build and kind of device as the one that gave the answer.
+            model: a deployment with the same weights, build and kind of device as the deployment that gave the answer.
             request: the body of the chat or text completion.
-            response: the response to it, with token ids (`return_token_ids` in the request).
+            response: the response to this request, with token ids (`return_token_ids` in the request).
         """
         return self.http.post(Audit, "audit", {"model": model, "request": request, "response": response})

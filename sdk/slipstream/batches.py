@@ -81,7 +81,7 @@ class Batches(Resource[D]):
 
     @iteration
     def results(self, batch_id: str, *, follow: bool = False) -> Items[dict[str, Any]]:
-        """Yield the rows that are finished now, in input order. With `follow`, also wait for all other rows.
+        """Yield the rows that are finished now, in input order. With `follow`, also wait for the unfinished rows.
 
         If the connection breaks, the stream continues after the last row, so that each row is yielded once.
         """

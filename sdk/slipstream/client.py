@@ -85,12 +85,12 @@ class Resources(Generic[D]):
         headers: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> Self:
-        """Returns a client with other options, which shares the connections of this one. None keeps an option.
+        """Return a client with other options that shares this client's connections. None leaves an option unchanged.
 
         Args:
-            headers: are sent with every request, beside those of earlier calls.
-            idempotency_key: of the POST that the returned client sends. A method that sends several, such as a
-                large upload, gets the error `idempotency_key_reused`.
+            headers: headers to send with every request, in addition to those of earlier `with_options` calls.
+            idempotency_key: the key of the POST request that the returned client sends. A method that sends several
+                POST requests, such as a large upload, gets the error `idempotency_key_reused`.
         """
         old = self._http
         http = Http(
@@ -134,7 +134,7 @@ class Client(Resources[Driver]):
 
     @property
     def with_raw_response(self) -> Resources[RawDriver]:
-        """The client's resources, whose methods return a `RawResponse`: status, headers and body beside the result."""
+        """The client's resources, with methods that return a `RawResponse`: result, status, headers and body."""
         return Resources(self._http, RawDriver(self._driver))
 
     def close(self) -> None:

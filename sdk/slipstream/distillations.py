@@ -25,7 +25,8 @@ class Distillation(Record):
     on_truncation: str = "keep"  # keep, drop or continue
     max_continued_tokens: int | None = None
     engine: Mapping[str, Any] | None = None  # options of the engine
-    # in_trace, in_answer, continued, unfinished, dropped; set when the distillation has ended
+    # numbers of truncated answers: in_trace, in_answer, continued, unfinished, dropped; set when the distillation has
+    # ended
     truncated: Mapping[str, int] | None = None
     is_trainable: bool  # whether pipelines can use the answers
     output_file_id: str | None = None
@@ -57,8 +58,8 @@ class Distillations(Resource[D]):
 
         Args:
             quote_id: a quote whose cap limits the cost of the distillation.
-            on_truncation: whether answers that reach the limits of their rows are `keep`, `drop` or `continue`.
-            max_continued_tokens: the limit of a whole continued answer; the default is the model's context.
+            on_truncation: what happens to answers that reach the limits of their rows: `keep`, `drop` or `continue`.
+            max_continued_tokens: limit for the length of a continued answer; the default is the model's context.
             engine: options of the engine; `slipstream.plans` lists them.
         """
         body = {

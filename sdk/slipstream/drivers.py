@@ -2,8 +2,9 @@
 
 An effect is a request, reading a piece of a response's body, a pause, or a call of the user's `on_progress` function.
 The driver sends the effect's outcome back into the generator. A method with the decorator `procedure` yields effects
-and returns its result. A method with the decorator `iteration` yields effects and `Item`s, which are its results; one
-with the decorator `listing` yields pages as `Item`s. The types that callers see depend on the client:
+and returns its result. A method with the decorator `iteration` yields effects and its results, each as an `Item`. A
+method with the decorator `listing` yields effects and pages, each as an `Item`. The types that callers see depend on
+the client:
 
     client.files.retrieve("file-1")         File in a `Client`, an awaitable File in an `AsyncClient`
     client.files.list()                     Listing[File], an iterator, or AsyncListing[File]
@@ -262,7 +263,7 @@ def _with_response(steps: Steps[_T]) -> Steps[RawResponse[_T]]:
 
 
 def collected(items: Items[_T]) -> Steps[list[_T]]:
-    """Returns the items of an iteration as a list, so that a procedure can use it with `yield from`."""
+    """Turns an iteration into steps that return its items as a list, so that a procedure can use `yield from`."""
     values: list[_T] = []
     effect = _resume(items, None)
     while effect is not None:
@@ -275,7 +276,7 @@ def collected(items: Items[_T]) -> Steps[list[_T]]:
 
 
 def _outcome_of(effect: Effect) -> Steps[object]:
-    """Returns what the driver sends back, or the error that it raises, which `_resume` raises in another generator."""
+    """Passes an effect on to the driver, and returns its outcome or error for `_resume`."""
     try:
         return (yield effect)
     except httpx2.TransportError as error:
@@ -288,7 +289,10 @@ def _as_iteration(steps: Steps[_T]) -> Items[_T]:
 
 
 def _resume(steps: Items[_T], outcome: object) -> Effect | Item[_T] | None:
-    """Returns the next effect, or None at the end. An error is raised in the generator, at its last yield."""
+    """Sends the outcome into the generator, or raises it there if it is an error.
+
+    Returns: the next effect or item; None at the end.
+    """
     try:
         return steps.throw(outcome) if isinstance(outcome, httpx2.TransportError) else steps.send(outcome)
     except StopIteration:

@@ -27,7 +27,8 @@ class Evaluations(Resource[D]):
         price_per_gpu_hour: float | None = None,
         engine: Mapping[str, Any] | None = None,
     ) -> Steps[Evaluation]:
-        """
+        """Start an evaluation of a speculator.
+
         Args:
             prompts_file: id of a file of batch rows; the default is the prompts held out from training.
             concurrencies: the default is 1, 4, 16 and 32.

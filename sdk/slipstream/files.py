@@ -67,7 +67,8 @@ class Files(Resource[D]):
     def download(self, file_id: str, to: Path | str) -> Steps[Path]:
         """Write the content to `to`; the file appears there complete or not at all.
 
-        An interrupted download leaves its data next to `to`; the same call, even in another process, continues it.
+        An interrupted download leaves its data next to `to`. The same call, even in another process, then continues
+        the download.
 
         Raises: APIResponseError: the received bytes have the wrong hash; they are discarded.
         """

@@ -51,9 +51,9 @@ D = TypeVar("D", bound=Driver | AsyncDriver | RawDriver | AsyncRawDriver)
 @dataclass(frozen=True, slots=True)
 class Http:
     max_retries: int = 2
-    headers: Mapping[str, str] = field(default_factory=dict)  # of every request
-    timeout: httpx2.Timeout | None = None  # None: that of the connection pool
-    idempotency_key: str | None = None  # of every POST; None: each POST gets a new one
+    headers: Mapping[str, str] = field(default_factory=dict)  # sent with every request
+    timeout: httpx2.Timeout | None = None  # None: the timeout of the connection pool
+    idempotency_key: str | None = None  # sent with every POST; None: each POST gets a new key
 
     def get(self, kind: type[_Object], path: str, params: Mapping[str, Any] | None = None) -> Steps[_Object]:
         return parsed(kind, (yield from self.request("GET", path, params=without_none(params or {}))))
@@ -75,7 +75,10 @@ class Http:
         fields: Mapping[str, str],
         upload: Mapping[str, tuple[str, BinaryIO | bytes]],
     ) -> Steps[_Object]:
-        """Args: upload: (filename, content) by form field. Streams must be seekable, because a retry rereads them."""
+        """Sends a multipart form with `fields` and files.
+
+        Args: upload: (filename, content) by form field. Streams must be seekable, because a retry rereads them.
+        """
         return parsed(kind, (yield from self.request("POST", path, data=dict(fields), files=dict(upload))))
 
     def pages(self, kind: type[_Object], path: str, params: Mapping[str, Any] | None = None) -> Items[Page[_Object]]:
@@ -101,7 +104,7 @@ class Http:
         return body
 
     def send(self, exchange: Exchange) -> Steps[ExchangeResult]:
-        """Raises: APIConnectionError, APIStatusError: the last attempt failed."""
+        """Sends a request, with retries. Raises: APIConnectionError, APIStatusError: the last attempt failed."""
         exchange = replace(exchange, options=self._options(exchange))
         for attempt in range(self.max_retries + 1):
             is_last = attempt == self.max_retries
@@ -143,7 +146,7 @@ class Lines:
         self._rest = b""
 
     def read(self) -> Steps[str | None]:
-        """Returns: None at the end. Raises: httpx2.TransportError."""
+        """Returns the next line, or None at the end. Raises: httpx2.TransportError."""
         while not self._whole:
             piece: bytes | None = yield Read(self._result)
             if piece is None:

@@ -60,7 +60,7 @@ class Pipelines(Resource[D]):
             training: {"kind": "medusa", ...hyperparameters}.
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
             gate: {"min_speedup": 1.25, "concurrency": 4, "min_acceptance_length": 1.8, "outputs_equal": "model"};
-                with "baseline": "suffix", the speedup is that over suffix decoding alone.
+                with "baseline": "suffix", the speedup is measured against suffix decoding alone.
             quote_id: a quote whose cap limits the cost of the pipeline.
             engine: options of the deployment and the evaluation; `slipstream.plans` lists them.
         """

@@ -1,4 +1,4 @@
-"""Plans of an engine's memory: the answers of the service to requests that only ask whether something fits.
+"""Plans of an engine's memory. The `plan` methods of the client return them and create nothing.
 
 The argument `engine` of deployments, batches, distillations, evaluations and pipelines is a mapping with any of
 `weights` ("auto", "bf16", "int8", "int4" or "fp8"), `kv_dtype`, `max_context` (tokens), `max_concurrency`,

@@ -1,4 +1,4 @@
-"""Shows on stderr how far the object is that a `wait` method waits for."""
+"""Shows on stderr the progress of the object for which a `wait` method waits."""
 
 from types import TracebackType
 from typing import Any, Self

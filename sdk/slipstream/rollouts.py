@@ -43,10 +43,12 @@ class Rollouts(Resource[D]):
         max_seconds: int | None = None,
         allow_output_change: bool | None = None,
     ) -> Steps[Rollout]:
-        """
+        """Start a rollout of another speculator.
+
         Args:
             share_percent: percentage of the requests that the new speculator gets, 1 to 50.
-            max_acceptance_drop: tolerated decrease of the acceptance length, relative to the current one, 0 to 1.
+            max_acceptance_drop: tolerated decrease of the acceptance length, 0 to 1, relative to the current
+                speculator's acceptance length.
         """
         body = {
             "speculator_id": speculator_id,

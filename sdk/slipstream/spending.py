@@ -1,4 +1,4 @@
-"""Spend caps: limits of the monthly costs of the organization or a project. At the cap, its work is paused."""
+"""Spend caps limit the monthly costs of the organization or a project. When a cap is reached, work is paused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class SpendCap(Record):
 class SpendCaps(Resource[D]):
     @procedure
     def create(self, *, amount: float, project_id: str | None = None) -> Steps[SpendCap]:
-        """Args: amount: US dollars per calendar month (UTC)."""
+        """Create a spend cap. Args: amount: US dollars per calendar month (UTC)."""
         return self.http.post(SpendCap, "spend_caps", {"amount": amount, "project_id": project_id})
 
     @procedure

@@ -58,7 +58,7 @@ class Batch(Record):
     cost: Mapping[str, Any] | None = None  # cost so far: value, currency
     quote_id: str | None = None
     engine: Mapping[str, Any] | None = None  # options of the engine
-    resumed_from: str | None = None  # the batch whose finished rows this one copies
+    resumed_from: str | None = None  # the batch whose finished rows this batch copies
     rows_copied: int = 0  # number of copied rows, which `usage` and `cost` exclude
     truncated: Mapping[str, int] | None = None  # numbers of answers cut by the limits of their rows; set at the end
 
@@ -377,7 +377,7 @@ class Completion(Record):
     choices: Sequence[Mapping[str, Any]]
     usage: Mapping[str, Any] | None = None
     metrics: Mapping[str, Any] | None = None  # speculative_decoding: numbers of drafted and accepted tokens
-    limits: Mapping[str, Any] | None = None  # max_tokens and set_by: what limits the answer if the request does not
+    limits: Mapping[str, Any] | None = None  # max_tokens, and set_by: what set max_tokens if the request did not
 
     @property
     def text(self) -> str:

@@ -81,7 +81,8 @@ class Uploads(Resource[D]):
     def _sent_part_ids(self, upload_id: str, opened: BinaryIO, digest: "hashlib._Hash") -> Steps[list[str]]:
         """Returns the ids of the parts that were already sent, and adds their bytes, read from the file, to the digest.
 
-        The service compares the final digest with that of the received parts, which detects parts of another file.
+        The service compares the final digest with the digest of the received parts, which detects parts of another
+        file.
         """
         pages = yield from collected(self._parts(upload_id))
         parts = [part for page in pages for part in page.data]

@@ -91,7 +91,7 @@ def test_only_the_owner_can_read_the_login_file(run: Run, tmp_path: Path) -> Non
     assert api.requests[1].headers["authorization"] == "Bearer sk_live_secret"
 
 
-def test_a_refused_key_is_not_stored(run: Run, tmp_path: Path) -> None:
+def test_login_does_not_store_a_refused_key(run: Run, tmp_path: Path) -> None:
     result = run("login", api=ScriptedApi(failure(401, "Incorrect API key", code="invalid_api_key")))
 
     assert (result.exit_code, (tmp_path / "config").exists()) == (1, False)
@@ -104,7 +104,7 @@ def test_a_list_as_json_has_one_object_per_line(run: Run) -> None:
     assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["file-2", "file-1"]
 
 
-def test_a_missing_object_has_its_own_exit_code(run: Run) -> None:
+def test_showing_a_missing_object_exits_with_code_3(run: Run) -> None:
     missing = failure(404, "No such File object", code="file_not_found", x_request_id="req_1")
 
     result = run("--json", "files", "show", "file-x", api=ScriptedApi(missing))
@@ -127,7 +127,7 @@ def test_the_command_creates_a_batch_from_a_local_file_and_waits_for_it(run: Run
     assert api.body(1)["input_file_id"] == "file-1"
 
 
-def test_a_batch_that_fails_has_its_own_exit_code(run: Run) -> None:
+def test_waiting_for_a_failed_batch_exits_with_code_4(run: Run) -> None:
     result = run("batches", "wait", "batch_1", api=ScriptedApi(ok(batch_json(status="failed"))))
 
     assert result.exit_code == 4
@@ -150,7 +150,7 @@ def test_an_argument_that_is_not_a_json_object_is_a_usage_error(run: Run, value:
     assert run("pipelines", "create", "math", "tiny", "file-1", "--gate", value).exit_code == 2
 
 
-def test_a_rejected_pipeline_fails_the_command(run: Run) -> None:
+def test_waiting_for_a_rejected_pipeline_exits_with_code_4(run: Run) -> None:
     error = {"code": "gate_rejected", "message": "speedup 1.1 is below 1.25"}
 
     result = run("pipelines", "wait", "pipe_1", api=ScriptedApi(ok(pipeline_json(status="rejected", error=error))))
@@ -167,7 +167,7 @@ def test_a_streamed_answer_is_not_interpreted_as_markup(run: Run) -> None:
     assert api.body()["messages"] == [{"role": "user", "content": "2+2?"}]
 
 
-def test_an_audit_shows_each_verdict_and_fails_if_one_is_not_equal(run: Run, tmp_path: Path) -> None:
+def test_an_audit_shows_each_verdict_and_exits_with_code_4_if_an_answer_differs(run: Run, tmp_path: Path) -> None:
     line = {"request": {"prompt": "x"}, "response": {"choices": [{"token_ids": [1]}], "system_fingerprint": "fp1"}}
     file = tmp_path / "answers.jsonl"
     file.write_text(f"{json.dumps(line)}\n" * 2)
@@ -212,7 +212,7 @@ def test_a_download_that_cannot_be_written_is_reported_without_a_traceback(run: 
     assert (result.exit_code, "Traceback" in result.output) == (1, False)
 
 
-def test_a_file_above_the_size_of_a_part_is_uploaded_so_that_it_can_be_resumed(
+def test_a_file_larger_than_one_part_is_sent_as_a_resumable_upload(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.cli.common.PART_BYTES", 2)  # the threshold; this file still has one part
@@ -230,7 +230,7 @@ def test_a_file_above_the_size_of_a_part_is_uploaded_so_that_it_can_be_resumed(
     assert api.body()["part_ids"] == ["part_1"]
 
 
-def test_an_interrupted_command_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_command_exits_with_code_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> float:
         raise KeyboardInterrupt
 

@@ -139,7 +139,7 @@ def test_only_the_organizations_own_speculators_are_visible(base_model: BaseMode
             client.speculators.retrieve(speculators[1].pk)
 
 
-def test_an_evaluation_is_created_and_cancelled_and_a_finished_one_has_a_certificate() -> None:
+def test_evaluations_are_created_and_cancelled_and_a_finished_evaluation_has_a_certificate() -> None:
     organization = make_organization()
     speculator, (_, token) = make_speculator(organization), make_key(organization)
     with Client(URL, token, transport=TRANSPORT) as client:
@@ -198,7 +198,7 @@ def test_an_interrupted_upload_continues_after_its_first_part(client: Client, tm
     assert client.uploads.send(upload.id, path) == file
 
 
-def test_an_upload_cannot_be_completed_with_another_file(client: Client, tmp_path: Path) -> None:
+def test_an_upload_cannot_be_completed_with_a_file_of_another_size(client: Client, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_bytes(rows(1))
     upload = client.uploads.create(filename="a", num_bytes=7, purpose="batch", mime_type="application/jsonl")
@@ -243,7 +243,7 @@ def test_usage_and_costs_are_returned_in_buckets(client: Client) -> None:
     assert all(bucket.results == [] for bucket in client.usage.costs(start_time=0, end_time=86400))
 
 
-def test_events_are_listed_and_sent_to_endpoints(client: Client, base_model: BaseModel) -> None:
+def test_events_are_listed_and_sent_to_webhook_endpoints(client: Client, base_model: BaseModel) -> None:
     endpoint = client.webhook_endpoints.create(url="https://example.com/hook", events=["batch.*"])
     batch = client.batches.create(input_file_id=client.files.upload(rows(1)).id)
     client.batches.cancel(batch.id)
@@ -258,8 +258,9 @@ def test_events_are_listed_and_sent_to_endpoints(client: Client, base_model: Bas
 
 
 class InThisThread(httpx2.AsyncBaseTransport):
-    """Runs the API in the test's thread. With an event loop, Django would use another thread and database connection,
-    outside of the test's transaction.
+    """Runs the API in the test's thread.
+
+    With an event loop, Django would use another thread, whose database connection does not see the test's transaction.
     """
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:

@@ -29,7 +29,7 @@ def test_an_export_returns_a_file(tmp_path: Path) -> None:
     assert (api.requests[0].url.path, api.body()) == ("/v1/speculators/spec_1/export", {"format": "lorax"})
 
 
-def test_an_import_sends_the_file_and_its_format_the_model_and_the_name() -> None:
+def test_an_import_sends_the_file_the_format_the_model_and_the_name() -> None:
     api = ScriptedApi(ok(SPECULATOR))
 
     made = api.client().speculators.import_(file_id="file-1", format="specforge", model="m", name="heads")
@@ -39,7 +39,7 @@ def test_an_import_sends_the_file_and_its_format_the_model_and_the_name() -> Non
     assert api.body() == {"file_id": "file-1", "format": "specforge", "model": "m", "name": "heads"}
 
 
-def test_deleting_a_speculator_in_use_is_a_conflict() -> None:
+def test_deleting_a_speculator_in_use_raises_a_conflict_error() -> None:
     error = {"message": "served", "type": "invalid_request_error", "param": None, "code": "speculator_in_use"}
     api = ScriptedApi(httpx2.Response(409, json={"error": error}))
 

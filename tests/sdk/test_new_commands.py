@@ -42,7 +42,7 @@ def printed(result: Any) -> Any:
     return json.loads(result.stdout)
 
 
-def test_a_cap_is_created_and_raised(run: Run) -> None:
+def test_a_spend_cap_is_created_and_raised(run: Run) -> None:
     api = ScriptedApi(ok(CAP))
 
     assert printed(run("--json", "caps", "create", "5", api=api))["id"] == "cap_1"

@@ -36,7 +36,7 @@ def base_model(organization: Organization) -> BaseModel:
     return make_base_model("tiny")
 
 
-def test_caps_are_created_changed_and_deleted(client: Client) -> None:
+def test_spend_caps_are_created_changed_and_deleted(client: Client) -> None:
     cap = client.spend_caps.create(amount=12.5)
 
     assert (cap.amount["value"], cap.is_reached, cap.project_id) == (12.5, False, None)

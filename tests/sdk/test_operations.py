@@ -28,7 +28,7 @@ VALUES: dict[Any, Any] = {str: "text", int: 1, float: 1.0, bytes: b"x"}  # by th
 
 
 def resources_of(parent: object) -> Iterator[Resource[Any]]:
-    """The resources that are attributes of a client, and their own nested ones, such as `fine_tuning.jobs`."""
+    """Yields the resources of a client, and the resources within resources, such as `fine_tuning.jobs`."""
     names = vars(parent) if isinstance(parent, Client) else vars(type(parent))
     for found in (getattr(parent, name) for name in names if not name.startswith("_")):
         if isinstance(found, Resource):
@@ -44,7 +44,7 @@ def methods_of(client: Client) -> Iterator[Callable[..., Any]]:
 
 
 def arguments_of(method: Callable[..., Any], file: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments for the required parameters. Ids, which are the positional strings, are x1, x2 and so on."""
+    """Returns arguments for the required parameters. Positional strings are ids and get the values x1, x2 and so on."""
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for name, parameter in inspect.signature(method).parameters.items():
@@ -63,7 +63,7 @@ def arguments_of(method: Callable[..., Any], file: Path) -> tuple[list[Any], dic
 
 @pytest.fixture(scope="module")
 def requested(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str]]:
-    """The method and path of the first request that each method of the client sends."""
+    """Returns the HTTP method and path of the first request that each method of the client sends."""
     requests: set[tuple[str, str]] = set()
 
     def refuse(request: httpx2.Request) -> httpx2.Response:

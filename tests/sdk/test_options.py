@@ -14,7 +14,7 @@ from slipstream.types import File
 from tests.sdk.api import ScriptedApi, batch_json, failure, file_json, ok, page, pipeline_json, stage_json
 
 
-def test_options_apply_to_the_returned_client_only() -> None:
+def test_with_options_changes_only_the_returned_client() -> None:
     api = ScriptedApi(ok(batch_json()), ok(batch_json()), failure(503))
     client = api.client()
     changed = client.with_options(headers={"x-team": "a"}, idempotency_key="once", timeout_seconds=7)
@@ -87,7 +87,7 @@ def test_pages_are_objects_and_are_requested_one_by_one() -> None:
     assert api.requests[1].url.params["after"] == "file-2"
 
 
-def test_members_that_the_client_does_not_know_are_kept() -> None:
+def test_members_that_the_client_does_not_know_are_kept_in_extra() -> None:
     api = ScriptedApi(ok(file_json(shelf="B")))
 
     file = api.client().files.retrieve("file-1")

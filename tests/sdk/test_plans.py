@@ -52,7 +52,7 @@ def arguments(client: Client, organization: Organization) -> Arguments:
 
 
 @pytest.mark.parametrize("resource", RESOURCES)
-def test_a_plan_is_returned_and_creates_nothing(client: Client, arguments: Arguments, resource: str) -> None:
+def test_plan_returns_a_plan_and_creates_no_object(client: Client, arguments: Arguments, resource: str) -> None:
     plan = getattr(client, resource).plan(**arguments(resource), engine=OPTIONS)
 
     assert isinstance(plan, PipelinePlan if resource == "pipelines" else EnginePlan)
@@ -66,14 +66,14 @@ def test_a_plan_is_returned_and_creates_nothing(client: Client, arguments: Argum
 
 
 @pytest.mark.parametrize("resource", RESOURCES)
-def test_an_object_has_the_options_that_were_given(client: Client, arguments: Arguments, resource: str) -> None:
+def test_a_created_object_has_the_given_engine_options(client: Client, arguments: Arguments, resource: str) -> None:
     made = getattr(client, resource).create(**arguments(resource), engine=OPTIONS)
 
     assert made.engine.items() >= OPTIONS.items()
     assert getattr(client, resource).retrieve(made.id).engine == made.engine
 
 
-def test_a_pipeline_without_a_stage_has_no_plan_for_it(client: Client, arguments: Arguments) -> None:
+def test_the_plan_of_a_pipeline_that_deploys_nothing_has_no_deployment(client: Client, arguments: Arguments) -> None:
     plan = client.pipelines.plan(**arguments("pipelines"), deploy=False)
 
     assert plan.deployment is None
@@ -81,7 +81,7 @@ def test_a_pipeline_without_a_stage_has_no_plan_for_it(client: Client, arguments
 
 
 @pytest.mark.parametrize("resource", RESOURCES)
-def test_the_error_for_an_unknown_option_names_it(client: Client, arguments: Arguments, resource: str) -> None:
+def test_the_error_for_an_unknown_option_names_the_option(client: Client, arguments: Arguments, resource: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         getattr(client, resource).plan(**arguments(resource), engine={"weight": "int8"})
 

@@ -69,14 +69,14 @@ def test_transient_errors_are_retried(status: int) -> None:
     assert 0.3 < api.slept[0] <= 0.5 < api.slept[1] <= 1.0  # the pauses double from 0.5 s, minus up to a quarter
 
 
-def test_the_third_failure_is_raised() -> None:
+def test_by_default_the_third_failure_is_raised() -> None:
     api = ScriptedApi(failure(503), failure(503), failure(503, "down"))
 
     with pytest.raises(InternalServerError, match="down"):
         api.client().files.retrieve("file-1")
 
 
-def test_the_pause_in_retry_after_is_used() -> None:
+def test_the_client_pauses_for_the_time_in_retry_after() -> None:
     api = ScriptedApi(failure(429, retry_after="7"), failure(429, retry_after_ms="1500"), ok(file_json()))
 
     api.client().files.retrieve("file-1")
@@ -148,7 +148,7 @@ def test_a_timeout_raises_api_timeout_error() -> None:
         (599, InternalServerError),
     ],
 )
-def test_each_status_raises_its_exception(status: int, kind: type[APIStatusError]) -> None:
+def test_each_error_status_raises_the_matching_exception_class(status: int, kind: type[APIStatusError]) -> None:
     api = ScriptedApi(failure(status, "because", code="the_code", x_request_id="req_7"))
 
     with pytest.raises(APIStatusError) as caught:
@@ -172,7 +172,7 @@ def test_a_response_that_is_not_an_object_is_an_error(answer: httpx2.Response) -
         ScriptedApi(answer).client().files.retrieve("file-1")
 
 
-def test_a_list_fetches_pages_until_there_are_no_more() -> None:
+def test_a_list_fetches_all_pages() -> None:
     api = ScriptedApi(page(file_json(id="file-3"), file_json(id="file-2"), has_more=True), page(file_json(id="file-1")))
 
     assert [file.id for file in api.client().files.list()] == ["file-3", "file-2", "file-1"]
@@ -265,7 +265,7 @@ class _Breaking(httpx2.SyncByteStream):
         raise httpx2.ReadError("gone")
 
 
-def test_the_names_in_all_are_sorted_and_exist() -> None:
+def test_the_exported_names_are_sorted_and_exist() -> None:
     assert slipstream.__all__ == sorted(slipstream.__all__)
     assert all(hasattr(slipstream, name) for name in slipstream.__all__)
 

@@ -45,7 +45,7 @@ def test_waiting_for_a_batch_without_any_answer_raises_an_error() -> None:
         api.client().batches.wait("batch_1")
 
 
-def test_a_wait_ends_at_its_timeout() -> None:
+def test_waiting_longer_than_the_timeout_raises_an_error() -> None:
     api = ScriptedApi(ok(batch_json()))
 
     with pytest.raises(WaitTimeout, match="not finished after 0 s"):
@@ -79,7 +79,7 @@ def test_a_pipelines_stages_are_typed() -> None:
     assert stage.metrics == {"loss": 1.5}
 
 
-def test_a_live_pipeline_ends_the_wait() -> None:
+def test_waiting_for_a_pipeline_ends_when_the_pipeline_is_live() -> None:
     report = {"outputs_equal": 32, "prompts_held_out": 32}
     api = ScriptedApi(ok(pipeline_json()), ok(pipeline_json(status="live", report=report, deployment_id="dep_1")))
 
@@ -145,7 +145,7 @@ def test_models_are_listed() -> None:
     assert [model.id for model in api.client().models.list()] == ["tiny"]
 
 
-def test_unknown_fields_are_ignored() -> None:
+def test_a_response_with_an_unknown_field_is_accepted() -> None:
     assert record(File, file_json(new_field=1)).id == "file-1"
 
 

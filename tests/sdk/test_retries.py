@@ -41,7 +41,7 @@ def test_a_request_is_retried_until_the_limit_or_a_permanent_error(
 
 
 @given(attempt=st.integers(0, 10_000))
-def test_pauses_double_from_half_a_second_to_eight_and_are_randomly_up_to_a_quarter_shorter(attempt: int) -> None:
+def test_pauses_double_from_half_a_second_to_eight_seconds_and_are_randomly_shortened(attempt: int) -> None:
     longest = min(8.0, 0.5 * 2.0 ** min(attempt, 4))
 
     assert 0.75 * longest <= pause(attempt, {}, "").seconds <= longest

@@ -97,7 +97,7 @@ def test_a_broken_event_stream_continues_after_the_last_received_event() -> None
     assert api.requests[0].headers["accept"] == "text/event-stream"
 
 
-def test_each_result_is_yielded_once_despite_a_broken_connection() -> None:
+def test_each_batch_result_is_yielded_once_despite_a_broken_connection() -> None:
     rows = [json.dumps({"custom_id": str(number)}).encode() + b"\n" for number in range(3)]
     api = ScriptedApi(streamed(rows[0], rows[1][:5], httpx2.ReadError("reset")), streamed(rows[1], rows[2]))
 

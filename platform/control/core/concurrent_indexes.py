@@ -6,7 +6,7 @@ from django.db import migrations
 
 
 class AddIndexConcurrently(migrations.AddIndex):
-    """On PostgreSQL, builds the index without a lock that blocks writers. SQLite has no such way; its builds are short.
+    """On PostgreSQL, builds the index without a lock that blocks writers. On SQLite, writers wait for the short build.
 
     An interrupted build leaves an invalid index, which the next attempt replaces.
     """

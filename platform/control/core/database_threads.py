@@ -1,7 +1,8 @@
 """A few threads, each with a database connection, in which code on an event loop calls the database.
 
-`sync_to_async` gives every request a thread, and so a connection, until the last byte of its response. Here a call
-holds a thread and its connection only until it returns, and waits if all threads are busy.
+`sync_to_async` gives every request a thread, and so a connection, until the last byte of its response. A call of
+`DatabaseThreads.run` holds a thread and its connection only until the called function returns. If all threads are busy,
+a new call waits.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ class DatabaseThreads:
             self._executor, self._connections = None, []
 
     def _keep_connection(self) -> None:
-        """Keeps the thread's connection open between calls; in Django's settings, a connection lasts one request."""
+        """Keeps the thread's connection open between calls; by default, Django closes a connection after a request."""
         connection = connections[DEFAULT_DB_ALIAS]
         connection.settings_dict = {**connection.settings_dict, "CONN_MAX_AGE": None}
         self._connections.append(connection)
@@ -53,5 +54,6 @@ def _end(executor: ThreadPoolExecutor, opened: list[Any]) -> None:
 
 
 def _call(function: Callable[[], _Result]) -> _Result:
-    connections[DEFAULT_DB_ALIAS].close_if_unusable_or_obsolete()  # the next query checks a connection of PostgreSQL
+    # This also makes the next query check that a connection to PostgreSQL still works.
+    connections[DEFAULT_DB_ALIAS].close_if_unusable_or_obsolete()
     return function()

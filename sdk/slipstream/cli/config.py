@@ -19,7 +19,7 @@ def config_path() -> Path:
 
 
 def read_login() -> Login | None:
-    """Reads URL and key from the file; SLIPSTREAM_BASE_URL and SLIPSTREAM_API_KEY override it.
+    """Reads URL and key from the file; SLIPSTREAM_BASE_URL and SLIPSTREAM_API_KEY take precedence.
 
     Returns: None if the URL or the key is missing. Raises: ValueError: the file is damaged.
     """

@@ -1,4 +1,4 @@
-"""`slipstream adapters`, `slipstream rollouts`, `slipstream deployments metrics` and `… adapters`."""
+"""`slipstream adapters`, `slipstream rollouts`, `slipstream deployments metrics`, `slipstream deployments adapters`."""
 
 from pathlib import Path
 from typing import Annotated

@@ -2,7 +2,7 @@
 
 Exit codes: 0 success · 1 the service returned an error or the network failed · 2 the command line is wrong, or there is
 no login · 3 the object does not exist · 4 the batch, pipeline or evaluation failed, was rejected or cancelled, the
-dataset has bad lines, a certificate says that answers differ, or an audit finds one that is not equal · 130 interrupted
+dataset has bad lines, or a certificate or an audit finds an answer that differs · 130 interrupted
 """
 
 import json
@@ -135,7 +135,7 @@ def audit(
     model: Annotated[str, typer.Argument(help="The name of a deployment.")],
     file: Annotated[Path, typer.Argument(exists=True, help='JSON lines: {"request": ..., "response": ...}.')],
 ) -> None:
-    """Score answers again; the exit code is 4 if any is not equal."""
+    """Score earlier answers again; the exit code is 4 if the verdict on any answer is not `equal`."""
     cli = context_of(context)
     is_equal = True
     with cli.client() as client, file.open(encoding="utf-8") as lines:

@@ -94,7 +94,7 @@ def _fields(values: Mapping[str, Any]) -> Table:
 
 
 def _rendered(name: str, value: object) -> RenderableType:
-    """Formats a value. Objects become tables; objects nested in these are omitted. (`--json` shows everything.)"""
+    """Formats a value. An object becomes a table without its nested objects. (`--json` shows everything.)"""
     if isinstance(value, dict) and not _is_single_value(value):
         return _fields({key: field for key, field in value.items() if not _is_nested(field)})
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):

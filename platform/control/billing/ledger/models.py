@@ -19,7 +19,7 @@ class Subject(models.TextChoices):
 
 
 class LedgerLine(models.Model):
-    """Usage between `started_at` and `ended_at`. Ids are plain text, because the line outlives what it names."""
+    """Usage between `started_at` and `ended_at`. Ids are plain text, because a line outlives the objects it names."""
 
     # No constraint: a line outlives the organization.
     organization = models.ForeignKey(Organization, on_delete=models.DO_NOTHING, db_constraint=False, related_name="+")

@@ -27,7 +27,7 @@ def ledger_add(*lines: LedgerLine) -> bool:
 
 
 def device_kind() -> str:
-    """The kind of device that this machine's child processes and engines run on: `cuda` or `cpu`."""
+    """Returns the kind of device on which this machine's child processes and engines run: `cuda` or `cpu`."""
     configured = get_config().device
     if configured != "auto":
         return configured.partition(":")[0]

@@ -2,7 +2,7 @@
 
 A request to an endpoint is counted when it ends. If only finished requests counted towards a cap, any number of
 concurrent requests could pass the check before the first of them is counted. Therefore each request reserves the most
-that it can cost, and a cap refuses a request that does not fit beside what is spent and reserved.
+that it can cost. It is refused if this amount, the amounts reserved and the amount spent together exceed a cap.
 
 A reservation ends in the transaction that counts the request. If the process of the request dies, its reservation
 expires after `HOLD_SECONDS`.
@@ -59,8 +59,8 @@ def _check(cap: SpendCap, reservations: QuerySet[SpendReservation], nanousd: int
     """Raises: ApiError: 429."""
     if cap.project_id is not None:
         reservations = reservations.filter(project_id=cap.project_id)
-    # Reservations are read before the amount spent. A request that is counted between the two reads is then counted
-    # twice; in the other order, it would not be counted at all.
+    # Reservations are read before the amount spent. If a request ends between the two reads, its amount is in both
+    # sums. In the other order, it would be in neither.
     reserved = reservations.aggregate(sum=Sum("nanousd"))["sum"] or 0
     spent = spent_nanousd(cap)
     if spent < cap.nanousd and spent + reserved + nanousd <= cap.nanousd:

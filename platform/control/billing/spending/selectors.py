@@ -43,7 +43,7 @@ def month_start() -> dt.datetime:
 
 
 def spent_nanousd(cap: SpendCap) -> int:
-    """Returns the amount spent this month: the cost of committed shards and of completed answers of endpoints."""
+    """Returns the amount spent this month: for committed shards, completed answers of endpoints and device time."""
     month = month_start().date()
     counters = MonthlySpend.objects.filter(organization_id=cap.organization_id, project_id=cap.project_id or "")
     return counters.filter(month=month).values_list("nanousd", flat=True).first() or 0

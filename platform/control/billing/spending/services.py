@@ -27,7 +27,7 @@ def spend_cap_create(*, organization: Organization, project: Project | None, nan
 @audited("spend_cap.update")
 @transaction.atomic
 def spend_cap_update(*, cap: SpendCap, nanousd: int) -> SpendCap:
-    """Effects: paused jobs that the new cap allows are queued again."""
+    """Changes the amount of a cap. Effects: paused jobs that the new cap allows are queued again."""
     SpendCap.objects.filter(pk=cap.pk).update(nanousd=nanousd)
     cap.refresh_from_db()
     spend_cap_lifted.send(SpendCap, organization_id=cap.organization_id)
@@ -37,7 +37,7 @@ def spend_cap_update(*, cap: SpendCap, nanousd: int) -> SpendCap:
 @audited("spend_cap.delete")
 @transaction.atomic
 def spend_cap_delete(*, cap: SpendCap) -> None:
-    """Effects: as in `spend_cap_update`."""
+    """Deletes a cap. Effects: paused jobs that no other cap stops are queued again."""
     organization_id = cap.organization_id
     cap.delete()
     spend_cap_lifted.send(SpendCap, organization_id=organization_id)

@@ -27,8 +27,10 @@ def device_time_add(
     since: dt.datetime,
     until: dt.datetime,
 ) -> bool:
-    """Records and charges the use of one device, in the transaction of the change that ends the use. Returns: as
-    `ledger_add`."""
+    """Records and charges the use of one device. Call this in the transaction of the change that ends the use.
+
+    Returns: as `ledger_add`.
+    """
     count = max(0, (until - since) // _MILLISECOND)
     price = DevicePrice.objects.filter(device_kind=device_kind).values_list("hour_nanousd", flat=True).first()
     line = LedgerLine(
@@ -58,12 +60,12 @@ def device_price_set(*, device_kind: str, hour_nanousd: int) -> DevicePrice:
 
 
 def device_price_remove(*, device_kind: str) -> bool:
-    """Returns: False if the kind of device has no price."""
+    """Removes the price. Returns: False if the kind of device has no price."""
     return bool(DevicePrice.objects.filter(device_kind=device_kind).delete()[0])
 
 
 def device_nanousd(organization: Organization, *, start: dt.datetime, end: dt.datetime) -> int:
-    """The cost of the device time that was recorded in `[start, end)`."""
+    """Returns the cost of the device time whose use ended in `[start, end)`."""
     return _charged(organization, start, end).aggregate(sum=Sum("cost_nanousd"))["sum"] or 0
 
 
@@ -75,9 +77,10 @@ def device_costs_add(
     group_by: Sequence[str],
     usage_filter: UsageFilter,
 ) -> None:
-    """Adds the costs of device time to the buckets in which it was recorded.
+    """Adds the costs of device time to the buckets in which its use ended.
 
-    Usage that is grouped by model gets separate sums for each kind of device and subject, in the group `device`.
+    If usage is grouped by model, device time has separate sums for each kind of device and subject. The group of such
+    a sum has the key `device` instead of `model`.
     Args: usage_filter: if it filters by models, no device time is added.
     """
     if usage_filter.models is not None:

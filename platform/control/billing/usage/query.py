@@ -1,4 +1,7 @@
-"""Parses the query parameters of OpenAI's usage and costs. A list is a repeated parameter, `name[]=` or `name=`."""
+"""Parses the query parameters of OpenAI's routes for usage and costs.
+
+A list is given by repeating its parameter, as `name[]=` or `name=`.
+"""
 
 import datetime as dt
 

@@ -53,10 +53,10 @@ class Cost(ResponseModel):
 
     @classmethod
     def all_of(cls, sums: Sums) -> list[Self]:
-        """Returns the items of a bucket. Usage that is grouped by line item has two items, input and output tokens, as
-        on OpenAI's bill.
+        """Returns the cost items for one group of a bucket.
 
-        Device time has one item for each kind of device and subject.
+        If costs are grouped by line item, a model has two items, input and output tokens, as on OpenAI's bill. Device
+        time has one item for each kind of device and subject.
         """
         ids = _group(sums, _ID_GROUPS)
         if "device" in sums.group:

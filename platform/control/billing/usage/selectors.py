@@ -123,12 +123,12 @@ def ledger_lines(
 
 
 def line_id(line: LedgerLine) -> str:
-    """The public id. The primary key would show how much all organizations use."""
+    """Returns the line's public id. The primary key is not public, because it shows how much all organizations use."""
     return f"{line.subject}:{line.object_id}:{line.sequence}"
 
 
 def is_line(identity: str) -> Q:
-    """Matches the line with this public id."""
+    """Returns a condition that matches the line with this public id."""
     subject, _, rest = identity.partition(":")
     object_id, _, sequence = rest.partition(":")
     return Q(subject=subject, object_id=object_id, sequence=sequence)
@@ -157,5 +157,5 @@ def _own_or_general_price(base_model_id: str) -> Price | None:
 
 
 def prices_unassigned() -> QuerySet[Price]:
-    """Prices of earlier releases whose name is not that of a shared base model. They apply to no model."""
+    """Returns prices of earlier releases under names that no shared base model has. They apply to no model."""
     return Price.objects.filter(base_model_id=None)

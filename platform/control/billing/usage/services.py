@@ -86,8 +86,7 @@ def usage_add_all(usage: Sequence[Used]) -> int:
     """Counts and prices the usage in the usage records, the ledger and the amounts spent in the month.
 
     If the ledger already contains a part of an object's usage, this part changes nothing. All transactions lock usage
-    records before amounts spent, and each table in the order of its keys, so that no two transactions wait for each
-    other.
+    records before amounts spent, and the rows of each table in the order of its keys, so that they cannot deadlock.
     Returns: the cost of all usage.
     """
     spent: list[tuple[Caller, dt.datetime, int]] = []
@@ -104,7 +103,10 @@ def usage_add_all(usage: Sequence[Used]) -> int:
 
 
 def spend_add(spent: Sequence[tuple[Caller, dt.datetime, int]]) -> None:
-    """Increases the amounts spent in the month, of each caller's organization and project. Rows are locked in order."""
+    """Adds each cost to the amounts that the caller's organization and project have spent in the month.
+
+    Rows are locked in the order of their keys.
+    """
     amounts: Counter[tuple[str, str, dt.date]] = Counter()
     for caller, at, cost in spent:
         month = at.astimezone(dt.UTC).date().replace(day=1)
@@ -154,7 +156,7 @@ def _ledger_lines(used: Used, price: Price, counts: dict[str, int]) -> list[Ledg
 
 
 def _increase(counter: type[Model], row: dict[str, Any], counts: dict[str, int], **values: Any) -> None:
-    """Increases the counters in the row, which is created if it does not exist, and sets its other values."""
+    """Adds `counts` to the counters of a row and sets its other `values`. Creates the row if it does not exist."""
     rows, increased = counter._default_manager.filter(**row), {name: F(name) + count for name, count in counts.items()}
     if rows.update(**increased, **values):
         return
@@ -206,6 +208,9 @@ def price_set(
 
 
 def price_remove(*, model: str) -> int:
-    """Removes the price of the base model with this id, or else the prices with this name. Returns: their number."""
+    """Removes the price of the base model with the id `model`, or else all prices with the name `model`.
+
+    Returns: the number of removed prices.
+    """
     by_id = Price.objects.filter(base_model_id=model).delete()[0]
     return by_id or Price.objects.filter(model=model).delete()[0]

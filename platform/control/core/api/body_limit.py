@@ -1,7 +1,7 @@
-"""Refuses request bodies that are too large, or of callers without a key, before Django reads them.
+"""Refuses a request before Django reads its body if the body is too large, or large and sent without a valid API key.
 
-Django writes a body to disk before it looks at the API key. Therefore, of a large body, only the first
-`UNKNOWN_CALLER_BYTES` are read before the caller is authenticated.
+Django writes a body to disk before it looks at the API key. This middleware therefore passes on only the first
+`UNKNOWN_CALLER_BYTES` of a body until the caller is authenticated.
 """
 
 import json
@@ -27,7 +27,10 @@ _MULTIPART_OVERHEAD_BYTES = MIB
 
 
 class BodyLimit:
-    """ASGI middleware. It also counts the bytes that arrive, because a chunked body has no Content-Length header."""
+    """ASGI middleware. It checks the Content-Length header, and also counts bytes, because chunked requests lack it.
+
+    Args: authenticate: checks the API key in a request's headers.
+    """
 
     def __init__(self, application: Application, config: Config, authenticate: Authenticate) -> None:
         self.application = application
@@ -64,7 +67,7 @@ class BodyLimit:
             message = await receive()
             received += len(message.get("body", b""))
             refused = refused or await refusal(received)
-            # Django then stops and removes its temporary file
+            # after a disconnect, Django stops reading and removes its temporary file
             return message if refused is None else {"type": "http.disconnect"}
 
         await self.application(scope, receive_and_count, send)

@@ -27,7 +27,11 @@ _POLICY = "; ".join(
 
 
 def policy() -> str:
-    """The form that starts the sign-in at an OpenID Connect provider ends there, which browsers check as well."""
+    """Returns the header's value.
+
+    The sign-in form is answered with a redirect to the OpenID Connect provider, and browsers apply `form-action` to
+    redirects as well.
+    """
     issuer = urlsplit(get_config().oidc_issuer or "")
     return _POLICY.format(form_targets=f" {issuer.scheme}://{issuer.netloc}" if issuer.netloc else "")
 

@@ -50,7 +50,7 @@ class ApiError(Exception):
 
 
 def over_limit(message: str, code: str, *, retry_after_seconds: int | None = None) -> ApiError:
-    """429 for a limit that a client's own quick retries would reach again."""
+    """Returns a 429 that tells clients not to retry by themselves: a quick retry would reach the limit again."""
     headers = {"x-should-retry": "false"}
     if retry_after_seconds is not None:
         headers["Retry-After"] = str(retry_after_seconds)

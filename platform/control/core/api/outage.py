@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 
 
 def outage(error: Exception) -> ApiError | None:
-    """Returns None if the error is not an outage."""
+    """Logs a lost connection to the database and returns the 503 for it. Returns None for any other error."""
     if not isinstance(error, OperationalError | InterfaceError):
         return None
     log.error("database not reachable", exc_info=error)

@@ -33,7 +33,7 @@ def paginate(
     Args:
         by: the column whose order is the order of creation.
         id_field: the column that holds the public `id`.
-        is_row: matches the row with a public `id` that no column holds.
+        is_row: returns a condition that matches the row with a given public `id`, if no column holds the public ids.
     Raises: ApiError: 400: the limit is out of range, the order is neither asc nor desc, or `after` does not exist.
     """
     limit = _limit(request.query_params.get("limit"), default_limit, max_limit)

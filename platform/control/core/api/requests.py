@@ -11,12 +11,13 @@ from control.core.api.schemas import RequestModel
 _Request = TypeVar("_Request", bound=RequestModel)
 
 MAX_PARAM_LENGTH = 80  # limits names of unknown parameters, which the caller can make arbitrarily long
-_COMPLETE_MESSAGES = ("value_error", "empty")  # to messages of these error types, no "got ..." is added
+_COMPLETE_MESSAGES = ("value_error", "empty")  # messages of these error types get no "got ..." at the end
 
 
 def parse_request(model: type[_Request], body: Any, *, under: str | None = None) -> _Request:
-    """Args: under: the path of the field whose value `body` is; None: `body` is the whole request body.
+    """Validates `body` with `model`.
 
+    Args: under: the path of the field whose value `body` is; None: `body` is the whole request body.
     Raises: ApiError: 400.
     """
     if not isinstance(body, dict):

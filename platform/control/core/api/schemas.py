@@ -108,7 +108,7 @@ class ResponseModel(BaseModel):
 
     @classmethod
     def from_row(cls, row: Any, **members: Any) -> Self:
-        """Builds the response. Required members that are not in `members` are attributes of the row with that name."""
+        """Builds the response. A required member that is not in `members` is the row's attribute of the same name."""
         for name, field in cls.model_fields.items():
             if field.is_required() and name not in members:
                 members[name] = getattr(row, name)

@@ -1,7 +1,7 @@
 """Strict parsing of JSON, with the standard library only, so that small processes can import it.
 
 Python's parser accepts NaN and Infinity, numbers too large for a float (1e999), and any nesting that its stack allows.
-Here they are errors.
+`loads` refuses them.
 """
 
 import json
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 
 class NotJson(ValueError):
-    """The message is the reason for the caller, to follow the words "must be JSON"."""
+    """The input is not strict JSON. The message gives the reason and is appended to the words "must be JSON"."""
 
 
 def loads(raw: bytes) -> Any:

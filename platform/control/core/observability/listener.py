@@ -43,7 +43,7 @@ def listen(is_alive: Callable[[], bool]) -> int | None:
         start(_STATUSES[status], [("Content-Type", CONTENT_TYPE_LATEST), ("Content-Length", str(len(body)))])
         return [body]
 
-    server = make_server("0.0.0.0", port, application, _Server, _Handler)  # noqa: S104  # for Prometheus's machine
+    server = make_server("0.0.0.0", port, application, _Server, _Handler)  # noqa: S104  # Prometheus runs elsewhere
     threading.Thread(target=server.serve_forever, name="listener", daemon=True).start()
     return int(server.server_address[1])
 

@@ -1,5 +1,5 @@
-"""Prometheus metrics that processes count. Other metrics are read from tables (`queue_metrics`) or from engines
-(`engines`).
+"""Prometheus metrics that each process counts by itself. `operations/monitoring` has the other metrics, which are
+read from tables (`queue_metrics.py`) or from engines (`engines.py`).
 
 If processes on one machine share a folder (PROMETHEUS_MULTIPROC_DIR, a feature of prometheus_client), each process
 reports the sums over all of these processes. Uvicorn's workers share a folder, and so do the processes of the embedded

@@ -1,7 +1,8 @@
-"""OpenTelemetry traces, each from a request to the attempts of its jobs. Exported if SLIPSTREAM_TRACING is set.
+"""OpenTelemetry traces. A trace reaches from a request to the attempts of its jobs.
 
-Without that setting no SDK is loaded, and the API's no-op tracer is used. OpenTelemetry's environment variables decide
-where spans go: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER.
+Spans are exported if SLIPSTREAM_TRACING is set. Without this setting, OpenTelemetry's SDK is not loaded, and the no-op
+tracer of its API is used. OpenTelemetry's environment variables decide where spans go: OTEL_EXPORTER_OTLP_ENDPOINT,
+OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER.
 
 The `gen_ai.*` names are those of OpenTelemetry's conventions for generative AI. The conventions are still in
 development, so no other module contains these names.

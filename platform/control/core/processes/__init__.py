@@ -1,1 +1,1 @@
-"""The environment variables and the ports of child processes."""
+"""What child processes need: environment variables, operating-system users, home folders, log files and ports."""

@@ -1,11 +1,12 @@
-"""The homes of engine users. The least recently used ones are deleted when all of them together exceed a limit.
+"""Home folders of engine users (see `engine_users`). If all homes of a machine together exceed a limit, the least
+recently used homes are deleted.
 
 In the data folder:
     engine_homes/UID            a home
     engine_homes/.UID.*         a home that is being deleted
-    engine_home_locks/UID.lock  in use while a process has the home (`engine_users.home_lock`)
+    engine_home_locks/UID.lock  locked while a process uses the home (`engine_users.home_lock`)
 
-`du` and `rm` measure and delete, because they cope with folders nested so deeply that Python's own functions fail.
+`du` measures homes and `rm` deletes them, because Python's own functions fail for very deeply nested folders.
 """
 
 import os
@@ -22,9 +23,10 @@ from control.core.settings.config import Config
 
 # The interval at which each machine measures its homes. A home can have many thousands of files.
 MEASURE_SECONDS = 600.0
-# `engine_homes_limit` holds a lock only during one rename, but engines that inherit a lock could hold it for ever.
+# Time limit of a wait for a home's lock. `engine_homes_limit` holds a lock only during one rename, but an engine that
+# inherits a lock could hold it for ever.
 MAX_WAIT_SECONDS = 5.0
-# Time limit for measuring or deleting one home: an engine can make millions of files, and the caller has other tasks.
+# Time limit for measuring or deleting one home. An engine can make millions of files, and the caller has other tasks.
 COMMAND_SECONDS = 60.0
 
 
@@ -68,6 +70,7 @@ def engine_homes_limit(config: Config) -> None:
 
 
 def _used_at(home: Path) -> float:
+    """Returns the Unix time of the home's last use, which is now if a process is using the home."""
     lock = home_lock(home)
     with locked_if_unused(lock) as is_unused:
         if not is_unused:
@@ -86,9 +89,9 @@ def _delete_if_unused(home: Path) -> bool:
 
 
 def _num_bytes(home: Path, *, if_unknown: int) -> int:
-    """The disk space of a home; `if_unknown` if it has too many files to measure them."""
+    """Returns the disk space of a home; `if_unknown` if measuring exceeds the time limit."""
     try:
-        # A file that disappears meanwhile makes du fail, but the sum of the others is correct.
+        # A file that disappears meanwhile makes du fail, but du still prints the correct sum of the other files.
         done = subprocess.run(["du", "-sk", "--", home], capture_output=True, text=True, timeout=COMMAND_SECONDS)
     except subprocess.TimeoutExpired:
         return if_unknown

@@ -2,12 +2,12 @@
 
 `SLIPSTREAM_ENGINE_UIDS=20000-29999` switches this on; the parent must then run as root. Each organization gets the
 lowest free id of the range when its first process starts on this machine, and keeps it: `engine_users.json` in the data
-folder records the ids. When the range has no free id, an organization without a process on this machine for a day loses
-its own, and gets another one when it returns. The group id equals the user id, and no user or group of these ids needs
-to exist.
+folder records the ids. If no id of the range is free, an organization that has run no process on this machine for a day
+loses its id; it gets another id when its next process starts. The group id equals the user id. The ids need no entries
+in the machine's lists of users and groups.
 
-What such a process may reach in the data folder:
-    models/ID, deployments/ID, work/JOB   read, if they belong to its organization; in work/JOB it writes its results
+What a process of an organization may reach in the data folder:
+    models/ID, deployments/ID, work/JOB   read, if they belong to its organization; write its results into work/JOB
     engine_homes/UID                      its home, caches and temporary files, which no other user can read; it exists
                                           while a process uses it (`engine_homes.use_home`)
     everything else                       nothing
@@ -31,10 +31,11 @@ from control.core.processes.in_use import locked_if_unused
 from control.core.settings.config import Config
 
 HOME_LOCKS = "engine_home_locks"
-_SHARED = ("models", "deployments", "work", "engine_homes")  # may be passed through, but not listed
+_SHARED = ("models", "deployments", "work", "engine_homes")  # other users may enter these folders, but not list them
 
 
-# Longer than any start of a process, which reserves the id first, and makes files readable and the home afterwards.
+# An id can be released when it has been unused for this long. Starting a process takes less: a start first reserves
+# the id, then makes files readable, and creates the home at the end.
 RELEASE_SECONDS = 24 * 3600.0
 
 
@@ -48,7 +49,7 @@ class EngineUser:
     home: Path
 
     def environment(self) -> dict[str, str]:
-        """Variables that name the user's folders; they replace those of the parent."""
+        """Returns environment variables that name the user's folders. They replace the parent's variables."""
         cache = str(self.home / "cache")
         return {
             "HOME": str(self.home),
@@ -72,7 +73,10 @@ def uid_range(config: Config) -> range | None:
 
 
 def engine_user(config: Config, organization_id: str) -> EngineUser | None:
-    """None: no range is configured, so processes run as this process's user. Raises: NoFreeUser."""
+    """Returns the organization's user, to which it assigns an id if necessary.
+
+    None: no range is configured, so the organization's processes run as this process's user. Raises: NoFreeUser.
+    """
     uids = uid_range(config)
     if uids is None:
         return None
@@ -87,15 +91,16 @@ def engine_user(config: Config, organization_id: str) -> EngineUser | None:
 
 
 def home_lock(home: Path) -> Path:
-    """In use while a process has the home. The modification time is that of the last use of the user.
+    """Returns the path of a home's lock file, which is in use while a process has the home.
 
-    The locks lie in a folder that engines cannot reach, so that none can block another organization's home.
+    The file's modification time is the time at which the user was last used.
+    The lock files lie in a folder that engines cannot reach, so that no engine can block another organization's home.
     """
     return home.parent.with_name(HOME_LOCKS) / f"{home.name}.lock"
 
 
 def make_readable(folder: Path, user: EngineUser | None) -> None:
-    """Lets this user, and no other user but root, read a folder that root has filled; None: every user."""
+    """Makes a folder that root has filled readable for root and this user only; None: for every user."""
     group, folder_mode, file_mode = (0, 0o755, 0o644) if user is None else (user.uid, 0o750, 0o640)
     for root, _, names in os.walk(folder):
         os.chown(root, 0, group)
@@ -108,9 +113,9 @@ def make_readable(folder: Path, user: EngineUser | None) -> None:
 
 
 def make_model_readable(config: Config, folder: Path, *, owner_id: str | None) -> None:
-    """Lets the processes of the model's owner read the model; None: those of every organization.
+    """Lets the processes of the organization `owner_id` read a model; None: the processes of every organization.
 
-    Does nothing for a folder outside of the data folder: its operator sets the permissions. Raises: NoFreeUser.
+    Does nothing for a folder outside of the data folder, whose permissions the operator sets. Raises: NoFreeUser.
     """
     if uid_range(config) is not None and folder.resolve().is_relative_to(config.data_dir.resolve() / "models"):
         make_readable(folder, None if owner_id is None else engine_user(config, owner_id))
@@ -132,12 +137,12 @@ def _close_to_other_users(data_dir: Path) -> None:
         (data_dir / name).chmod(0o711)
     for path in data_dir.iterdir():
         if path.name not in _SHARED and not path.is_symlink():
-            with contextlib.suppress(FileNotFoundError):  # a file of SQLite's may be gone since it was listed
+            with contextlib.suppress(FileNotFoundError):  # SQLite may have deleted one of its files
                 path.chmod(path.stat().st_mode & 0o770)
 
 
 def _recorded_uid(record: TextIO, organization_id: str, uids: range, data_dir: Path) -> int:
-    """The organization's id; a new one is written into the record, whose lock the caller holds."""
+    """Returns the organization's user id. Writes a new id into the file `record`, whose lock the caller must hold."""
     recorded: dict[str, int] = json.loads(record.read() or "{}")
     if recorded.get(organization_id) in uids:
         return recorded[organization_id]

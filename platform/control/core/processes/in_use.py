@@ -1,4 +1,4 @@
-"""Files with a lock that shows that they are in use. A process that inherits the open file keeps the lock.
+"""Marks files as in use, with locks. A process that inherits the open file keeps the lock.
 
 The kernel releases the lock when the last such process has ended or closed the file, even if it was killed.
 """
@@ -15,12 +15,12 @@ MAX_WAIT_SECONDS = 5.0
 
 
 def open_in_use(path: Path, *, max_wait_seconds: float | None = MAX_WAIT_SECONDS, mode: int = 0o666) -> IO[bytes]:
-    """Opens a file to append to it, and creates it with this mode if necessary. It counts as used until it is closed.
+    """Opens a file to append to it, and creates it with this mode if necessary. The file is in use until it is closed.
 
     Waits while another process is in the block of `locked_if_unused`.
 
-    Args: max_wait_seconds: None only if no untrusted process inherits the file or may open it, because such a process
-        could lock it for ever.
+    Args: max_wait_seconds: None waits without limit. An untrusted process that inherits or opens the file could lock it
+        for ever, so use None only if there is no such process.
     Raises: TimeoutError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,9 +56,9 @@ def _lock_shared(file: IO[bytes], max_wait_seconds: float | None) -> None:
 
 @contextmanager
 def locked_if_unused(path: Path) -> Iterator[bool]:
-    """Yields whether no other process uses the file, which nobody can use during the block.
+    """Yields True if no other process uses the file; then no other process can use it during the block either.
 
-    If the file does not exist, it is created, and other users cannot open it.
+    Yields False if another process uses the file. A missing file is created with permissions for this user only.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _open(path, 0o600) as file:

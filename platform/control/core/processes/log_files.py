@@ -1,7 +1,7 @@
 """Log files of child processes, opened with `open_in_use`. They are rotated, and their total size is limited.
 
-A log is the standard output of a process that never reopens it. Rotation therefore copies the log and truncates it;
-lines that the process writes between the two are lost.
+A log is the standard output of a process that never reopens it. Rotation therefore copies the log and then truncates
+it. Lines that the process writes after the copy and before the truncation are lost.
 """
 
 import os

@@ -59,17 +59,17 @@ class Config(BaseSettings):
     max_model_copies_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB
     # Limit for homes of engine users on each machine. Above it, the least recently used unused homes are deleted.
     max_engine_homes_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * MIB
-    # Models with more bits per byte on the English text of the check are refused: see models/catalog/plausibility.py.
+    # A model that needs more bits per byte of an English test text is refused: see models/catalog/plausibility.py.
     max_model_bits_per_byte: Annotated[float, Field(gt=0, le=40)] = 2.4
 
     secret_key: SecretStr | None = None
     secret_key_fallbacks: SecretStr = SecretStr("")  # earlier keys, comma-separated, which only decrypt and verify
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
-    # Comma-separated CUDA devices, as in CUDA_VISIBLE_DEVICES; each endpoint gets one of them for itself. None: the
+    # Comma-separated CUDA devices, as in CUDA_VISIBLE_DEVICES; each endpoint gets one device for itself. None: the
     # devices in the supervisor's CUDA_VISIBLE_DEVICES, or all devices of its machine.
     endpoint_devices: str | None = None
-    # Memory of the device that each endpoint may use. None: nearly all of a GPU; on a CPU 1 GiB beside the weights.
+    # Memory of the device that each endpoint may use. None: nearly all of a GPU; on a CPU, the weights plus 1 GiB.
     endpoint_memory_bytes: Annotated[int, Field(ge=1)] | None = None
     # Memory of one device of each kind, for plans: {"cuda": 85899345920, "cpu": 34359738368}.
     device_memory_bytes: dict[Literal["cpu", "cuda"], Annotated[int, Field(ge=1)]] = {}
@@ -79,7 +79,7 @@ class Config(BaseSettings):
     # FIRST-LAST: range of user ids, of which each organization's engines and jobs get one; requires root
     engine_uids: str = ""
     suffix_decoding: bool = True  # added to every speculator; on a GPU, drafting then runs on the host
-    # USD, for a worker's device; evaluations compute costs from it
+    # USD per hour of a worker's device; evaluations compute costs from this price
     price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
     certificate_key: SecretStr | None = None  # Ed25519, 32 bytes in base64; none: derived from the secret key
     # Where people reach the console, without a path at the end; links in mails begin with it.
@@ -88,7 +88,7 @@ class Config(BaseSettings):
     # None: mails are only printed on standard output.
     smtp_url: SecretStr | None = None
     mail_from: str = "Slipstream <slipstream@localhost>"
-    # Sign-in of members through an OpenID Connect provider, beside the one with a password. None: no provider.
+    # The URL of an OpenID Connect provider through which members can sign in without a password. None: no provider.
     oidc_issuer: Annotated[str, Field(pattern=r"^https?://")] | None = None
     oidc_name: str = "single sign-on"  # on the button of the sign-in page
     oidc_client_id: str = ""
@@ -96,9 +96,9 @@ class Config(BaseSettings):
     webhooks_allow_private: bool = False  # whether customers may name private hosts; for tests only
     log_level: str = "INFO"
     # Logs of jobs, endpoints and components in the data folder of a machine; logs in use are never deleted.
-    max_log_file_bytes: Annotated[int, Field(ge=1)] = 64 * MIB  # maximum size of a log, which is rotated above it
+    max_log_file_bytes: Annotated[int, Field(ge=1)] = 64 * MIB  # a larger log is rotated
     max_old_log_files: Annotated[int, Field(ge=0)] = 3  # number of rotated files that are kept of one log
-    # limit of all logs; above it, the least recently written ones are deleted
+    # limit of the total size of all logs; above it, the least recently written logs are deleted
     max_logs_bytes: Annotated[int, Field(ge=0)] = 2 * 1024 * MIB
     metrics_token: SecretStr | None = None  # required to read /metrics; none: only processes of this machine may
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # port of /metrics in workers and the supervisor
@@ -149,15 +149,15 @@ def get_config() -> Config:
 
 
 def database_settings(config: Config) -> dict[str, object]:
-    """Returns Django's DATABASES["default"]. Raises: ImproperlyConfigured: the URL is not one of PostgreSQL."""
+    """Returns Django's DATABASES["default"]. Raises: ImproperlyConfigured: it is not a URL of a PostgreSQL database."""
     if config.database_url is None:
         return {
             "ENGINE": "control.core.sqlite",
             "NAME": config.data_dir / "slipstream.sqlite3",
             # IMMEDIATE takes the write lock when a transaction begins. A deferred transaction that reads first would
             # fail at its first write with "database is locked", without waiting, if another transaction had written in
-            # the meantime. If a transaction cannot begin within 20 s, it fails; a part of this time may pass while it
-            # waits for its turn.
+            # the meantime. A transaction that cannot begin within 20 s fails: it waits for its turn for at most
+            # MAX_WAIT_SECONDS (core/sqlite/turns.py), and then for SQLite's lock for at most `timeout` seconds.
             "OPTIONS": {
                 "transaction_mode": "IMMEDIATE",
                 "timeout": 20 - MAX_WAIT_SECONDS,

@@ -11,7 +11,7 @@ from control.core.settings.base import SLIPSTREAM, logging_settings
 
 
 def _stored_secret_key(path: Path) -> str:
-    """Reads the key, or creates it. If two processes start at the same time, both use the key of one of them."""
+    """Reads the key, or creates it. If two processes start at the same time, both use the key that was stored first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.touch(mode=0o600)

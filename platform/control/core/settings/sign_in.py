@@ -1,4 +1,4 @@
-"""Settings of django-allauth, with which members of organizations sign in, and of mails and caches for the sign-in.
+"""Settings of django-allauth, with which members of organizations sign in, and of the mails and the cache it uses.
 
 Staff sign in through Django's own form, see `two_factor`.
 """
@@ -34,7 +34,7 @@ EMAIL_TIMEOUT = 10
 
 
 def mail_settings(config: Config) -> dict[str, Any]:
-    """Raises: ImproperlyConfigured: the URL's scheme is unknown."""
+    """Returns Django's settings for mails. Raises: ImproperlyConfigured: the scheme of `smtp_url` is unknown."""
     if config.smtp_url is None:
         backend = "django.core.mail.backends.console.EmailBackend"
         return {"EMAIL_BACKEND": backend, "DEFAULT_FROM_EMAIL": config.mail_from}
@@ -54,7 +54,7 @@ def mail_settings(config: Config) -> dict[str, Any]:
 
 
 def cache_settings(config: Config) -> dict[str, Any]:
-    """The cache counts attempts to sign in. With Redis, all processes count together."""
+    """Returns Django's CACHES. The cache counts attempts to sign in; with Redis, all processes share the counts."""
     if config.redis_url is None:
         return {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     redis = "django.core.cache.backends.redis.RedisCache"
@@ -63,7 +63,7 @@ def cache_settings(config: Config) -> dict[str, Any]:
 
 
 def oidc_settings(config: Config) -> dict[str, Any]:
-    """allauth's SOCIALACCOUNT_PROVIDERS."""
+    """Returns allauth's setting SOCIALACCOUNT_PROVIDERS."""
     if config.oidc_issuer is None:
         return {}
     app = {

@@ -1,1 +1,1 @@
-"""Django's backend for SQLite, with an order of the waiting writers. Django requires the name of the module `base`."""
+"""Django's backend for SQLite, with turns for waiting writers. Django requires the module name `base`."""

@@ -1,6 +1,6 @@
-"""SQLite, whose transactions and single writes wait for their turn (see `turns`).
+"""A database backend for SQLite in which transactions and single writes wait for their turn (see `turns`).
 
-The stubs of Django lack the methods of its backends that begin and end transactions.
+Django's type stubs lack the methods that begin and end transactions; hence the comments `type: ignore`.
 """
 
 from collections.abc import Callable

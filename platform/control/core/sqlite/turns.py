@@ -1,14 +1,14 @@
 """Gives the writers of a SQLite database their turns in the order in which they ask, across threads and processes.
 
 SQLite has no such order: a writer that finds the database locked sleeps for up to 0.1 s at a time, while others write.
-Here each writer draws a ticket, the next number of a counter in a file beside the database. It locks the byte of the
-file at its number, and its turn comes when no byte before it is locked. Byte 0 is locked while the counter is read and
-incremented. The kernel releases the locks of a process that is killed.
+Here each writer draws a ticket, the next number of a counter in a file beside the database. It locks the file's byte
+whose offset is this number. The writer's turn comes when no byte at a lower offset is locked. A writer locks byte 0
+while it reads and increments the counter. The kernel releases the locks of a process that is killed.
 
 The locks belong to the open file (F_OFD_SETLK), so that the threads of a process take turns, too. Waiting with a time
 limit requires polling, which does not affect the order. Because a frozen process may hold a ticket, a writer does not
-wait longer than `MAX_WAIT_SECONDS`. Then it competes for SQLite's own lock, which alone guarantees correctness. For the
-same reason it continues without a turn if the file cannot be opened or locked.
+wait longer than `MAX_WAIT_SECONDS`. Then it competes for SQLite's own lock, which alone guarantees correctness. A
+writer also competes for that lock, without a turn, if the file cannot be opened or locked.
 """
 
 import fcntl

@@ -20,7 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from control.core.settings.config import Config, get_config
 
 READ_BYTES = 1 << 20
-MAX_RESUMES = 5  # times that a read is resumed after the connection was lost
+MAX_RESUMES = 5  # how often one read is resumed after the connection was lost
 
 
 class StorageError(Exception):
@@ -72,7 +72,7 @@ def checked_key(key: str) -> str:
 
 
 def incoming_dir(root: Path) -> Path:
-    """The folder for copies that are not complete yet. It is below `root`, because a rename keeps the file system."""
+    """Returns the folder for incomplete copies. It is below `root`, because a rename must stay within a file system."""
     return root / ".incoming"
 
 
@@ -172,7 +172,7 @@ class S3Storage:
             self.get_file(f"{prefix}/{name}", path / checked_key(name))
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """As in `Storage`; "" lists the whole bucket."""
+        """Returns the sizes as in `Storage`. The prefix "" lists the whole bucket."""
         base = f"{prefix}/" if prefix else ""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=base)
         items = [item for page in pages for item in page.get("Contents", [])]
@@ -203,7 +203,7 @@ class S3Storage:
 
 
 class _S3Reader(io.RawIOBase):
-    """An object as a stream. If the connection is lost, the stream continues with the same version of the object.
+    """Reads an object as a stream. After a lost connection, it continues with the same version of the object.
 
     botocore retries requests by itself, but not responses that are cut off after their headers.
     """

@@ -112,6 +112,6 @@ def staging_purge() -> int:
 def _abandoned_in(folder: Path) -> Iterator[Path]:
     oldest = time.time() - ABANDONED_SECONDS
     for path in folder.glob("*"):
-        with suppress(FileNotFoundError):  # its process has deleted it meanwhile
+        with suppress(FileNotFoundError):  # the process that wrote the file has deleted it meanwhile
             if path.stat().st_mtime < oldest:
                 yield path

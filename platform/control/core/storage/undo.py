@@ -1,4 +1,4 @@
-"""Undoes what a block has stored when its transaction is rolled back: storage itself has no transactions."""
+"""Deletes stored objects when the database transaction is rolled back: the object storage has no transactions."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ _undos: ContextVar[list[Undo] | None] = ContextVar("undos_of_this_block", defaul
 
 @contextmanager
 def delete_stored_on_error() -> Iterator[None]:
-    """Use this around a transaction. If the block raises, undoes what was stored in the block."""
+    """Use this around a transaction. If the block raises, calls the undo functions registered in the block."""
     outer = _undos.get()
     undos: list[Undo] = []
     _undos.set(undos)
@@ -25,19 +25,19 @@ def delete_stored_on_error() -> Iterator[None]:
         raise
     finally:
         _undos.set(outer)
-        # the outer block may still raise an exception, which rolls back what this block's `undo` functions have
-        # written
+        # If the outer block raises, too, its transaction rolls back what undo functions have written to the database.
+        # The outer block therefore calls them again.
         if outer is not None:
             outer.extend(undos)
 
 
 def register_stored(key: str) -> None:
-    """Registers an object that was stored in the current `delete_stored_on_error` block, if there is one."""
+    """Deletes the object `key` if the current `delete_stored_on_error` block raises. Does nothing outside a block."""
     register_undo(lambda: get_storage().delete(key))
 
 
 def register_undo(undo: Undo) -> None:
-    """`undo` may be called more than once."""
+    """Calls `undo` if the current `delete_stored_on_error` block raises, possibly more than once."""
     undos = _undos.get()
     if undos is not None:
         undos.append(undo)

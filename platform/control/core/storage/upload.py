@@ -20,7 +20,10 @@ class StagedUpload(UploadedFile):  # type: ignore[type-arg]  # generic only in i
 
 
 class StagingUploadHandler(FileUploadHandler):
-    """A view that uses this handler must call `discard`, because Django does not clean up after an incomplete form."""
+    """Writes the file of one form field to the staging folder and skips other files.
+
+    A view that uses this handler must call `discard`, because Django does not clean up after an incomplete form.
+    """
 
     def __init__(self, request: Any, *, field: str, limit_bytes: int) -> None:
         super().__init__(request)

@@ -105,9 +105,9 @@ def file_record(
     storage_key: str,
     expires_after: dt.timedelta | None = None,
 ) -> File:
-    """Creates only the row, in the caller's transaction, for results that the caller has stored.
+    """Creates only the row of a result file that the caller has stored already, in the caller's transaction.
 
-    Results are counted but never refused: the work has been done.
+    The bytes are counted, but the file is never refused: the work has been done.
     """
     file = _row(organization, filename, purpose, staged, storage_key, expires_after, file_id())
     file.save(force_insert=True)

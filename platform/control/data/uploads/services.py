@@ -50,8 +50,11 @@ def upload_create(
     size_bytes: int,
     file_expires_after: dt.timedelta | None = None,
 ) -> Upload:
-    """Raises: ApiError: 403, the file would exceed the storage limit, which is checked again for each part; 413, too
-    large."""
+    """Creates an upload without parts.
+
+    Raises: ApiError: 403, the file would exceed the storage limit, which is checked again for each part; 413, the file
+        would be too large.
+    """
     if size_bytes > MAX_UPLOAD_BYTES:
         message = f"bytes must be at most {MAX_UPLOAD_BYTES:,}, got {size_bytes:,}"
         raise ApiError(413, message, "file_too_large", "bytes")
@@ -69,7 +72,11 @@ def upload_create(
 
 @audited("upload.add_part", records_itself=True)
 def part_add(*, upload: Upload, staged: StagedFile) -> UploadPart:
-    """Raises: ApiError: 400, the upload has ended, or its parts would be too large in total; 403, the storage limit."""
+    """Stores a part and adds its row.
+
+    Raises: ApiError: 400, the upload has ended, or its parts would be too large in total; 403, the organization would
+        exceed its storage limit.
+    """
     identity = upload_part_id()
     key = f"{upload.organization_id}/uploads/{upload.pk}/{identity}"
     with delete_stored_on_error():

@@ -29,7 +29,7 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
 
 
 class UnusableAdapter(ValueError):
-    """`param` is the request's parameter for the invalid file: "config_file" or "weights_file"."""
+    """The adapter is refused. `param` is the request's parameter for the invalid file: config_file or weights_file."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -45,7 +45,11 @@ class Lora:
 
 
 def inspect_adapter(config: bytes, weights: Path, *, model: Mapping[str, Any] | None) -> Lora:
-    """Args: model: the base model's config.json; None if it is not on this machine. Raises: UnusableAdapter."""
+    """Checks an adapter's adapter_config.json and its weights file.
+
+    Args: model: the base model's config.json; None if it is not on this machine.
+    Raises: UnusableAdapter.
+    """
     values = _read_config(config)
     try:
         check_safetensors(weights)
@@ -102,7 +106,7 @@ def _read_config(content: bytes) -> dict[str, Any]:
 
 
 def _shapes(weights: Path) -> dict[str, list[int]]:
-    """Shapes of the tensors by name. The file must have been checked."""
+    """Returns the shapes of the tensors by name. The file must have been checked."""
     with weights.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return {name: tensor["shape"] for name, tensor in header.items() if name != "__metadata__"}
@@ -115,7 +119,10 @@ class _Dimensions:
 
 
 def _dimensions(model: Mapping[str, Any]) -> _Dimensions | None:
-    """None if config.json lacks a required key. Then only the engine checks the widths, when it loads the adapter."""
+    """Returns the sizes with which an adapter must agree, or None if config.json lacks a required key.
+
+    If None, only the engine checks the adapter's widths, when it loads the adapter.
+    """
     try:
         hidden, num_heads = int(model["hidden_size"]), int(model["num_attention_heads"])
         head_dim = int(model.get("head_dim") or hidden // num_heads)

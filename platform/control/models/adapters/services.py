@@ -117,7 +117,7 @@ def _read(file: File) -> bytes:
 
 
 def _config_of(base_model: BaseModel) -> dict[str, Any] | None:
-    """The model's config.json; None if it is not on this machine or is no longer a valid configuration."""
+    """Returns the model's config.json; None if it is not on this machine or is no longer a valid configuration."""
     path = Path(base_model.path) / "config.json"
     if not base_model.path or not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:
         return None

@@ -1,16 +1,16 @@
-"""The copies of models from S3 that this machine keeps. The least recently used ones are deleted above a limit.
+"""This machine's copies of models from S3. If all copies together exceed a limit, the least recently used are deleted.
 
-In the folder `models` of the data folder:
+In the folder `models` of the data folder, for the model with the id ID:
     ID         a complete copy: it appears and disappears by a rename, so that it is never partial
-    ID.lock    locked for moments, while a use begins or the copy is deleted; its modification time is that of the
+    ID.lock    locked briefly, while a use begins or the copy is deleted; its modification time is the time of the
                last use
     ID.lock.*  one file for each use, locked until the last process that inherited it has ended
-    .ID.*      partial: being fetched, or being deleted
+    .ID.*      a partial copy, which is being fetched or deleted
 
-An engine inherits the file of its own use only, and its user can open no other file of these. An engine that a hostile
-model has taken over can therefore lock nothing that another process waits for.
+An engine inherits only the file of its own use, and its operating-system user can open none of the other lock files. An
+engine that a hostile model has taken over can therefore lock nothing that another process waits for.
 
-Other folders there, which an operator may have put there, have no lock file and are left alone.
+A folder that an operator has put into `models` has no lock file and is left alone.
 """
 
 import os
@@ -45,9 +45,9 @@ def copy_folder(config: Config, model_id: str) -> Path:
 
 
 def use_copy(folder: Path) -> IO[bytes]:
-    """Returns a file that keeps the copy from being deleted while this process, or one that inherits it, has it open.
+    """Begins a use of the copy, which may have been deleted before the call.
 
-    The copy may have been deleted before the call.
+    Returns: a file that prevents the deletion of the copy as long as any process has the file open.
     """
     with open_in_use(_lock_path(folder), max_wait_seconds=None, mode=_PRIVATE) as lock:
         os.utime(lock.fileno())
@@ -57,18 +57,19 @@ def use_copy(folder: Path) -> IO[bytes]:
 
 
 def use_if_copy(config: Config, folder: Path) -> IO[bytes] | None:
-    """As `use_copy`, for the folder of any model; None: the folder is no copy, so it is never deleted."""
+    """Calls `use_copy` if the model's folder is a copy; None: the folder is not a copy, so it is never deleted."""
     is_copy = folder.parent == _all_copies(config) and _lock_path(folder).exists()
     return use_copy(folder) if is_copy else None
 
 
 def partial_folder(folder: Path) -> Path:
-    """A new name for a folder that will be renamed to `folder`, or that `folder` is renamed to before its deletion."""
+    """Returns a new path for a partial copy: one that becomes `folder` when it is complete, or the rest of `folder`
+    while it is being deleted."""
     return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
 
 
 def delete_copy(folder: Path) -> None:
-    """If the process is killed during the deletion, it leaves no folder that could be taken for a complete copy."""
+    """Renames the copy and then deletes it, so that a process killed meanwhile leaves no apparently complete copy."""
     if folder.is_dir():
         doomed = folder.rename(partial_folder(folder))
         shutil.rmtree(doomed, ignore_errors=True)
@@ -89,8 +90,10 @@ def model_copies_limit(config: Config) -> None:
 
 
 def _tidied(folder: Path) -> _Copy:
-    """Records whether the copy is in use. If not, deletes its partial folders, which only a process that uses the copy
-    creates."""
+    """Returns the size and the last use of a copy, which is now if a process is using the copy.
+
+    If no process uses the copy, deletes its partial folders, because only users of the copy create them.
+    """
     lock = _lock_path(folder)
     with _locked_if_unused(folder) as is_unused:
         if is_unused:

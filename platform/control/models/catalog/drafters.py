@@ -1,4 +1,4 @@
-"""What a speculator means for serving: which drafter is used, and whether the speculator changes answers."""
+"""Derives from a speculator which drafter an engine uses, and whether the speculator changes the model's answers."""
 
 from control.core.settings.config import get_config
 from control.models.catalog.models import Speculator
@@ -21,5 +21,5 @@ def changes_output(old: Speculator | None, new: Speculator | None) -> bool:
 
 
 def _output_of(speculator: Speculator | None) -> str | None:
-    """The id of the speculator whose adapter every answer uses; None: answers are those of the model."""
+    """Returns the id of the speculator whose adapter every answer uses; None: answers are those of the base model."""
     return speculator.pk if speculator is not None and speculator.kind in OUTPUT_CHANGING_KINDS else None

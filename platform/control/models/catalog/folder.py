@@ -53,16 +53,16 @@ class ModelFolder:
     model_type: str
     revision: str  # SHA-256, hexadecimal
     sizes: dict[str, Any] | None  # `ModelSizes` as a dictionary; None: the model's memory cannot be planned
-    texts: dict[str, str]  # of `texts_sha256`
+    texts: dict[str, str]  # SHA-256 of the tokenizer and of the chat template, from `texts_sha256`
 
     def columns(self) -> dict[str, Any]:
-        """The values of a `BaseModel`'s columns."""
+        """Returns the values of a `BaseModel`'s columns."""
         names = ("model_type", "revision", "sizes", "texts")
         return {"path": str(self.path)} | {name: getattr(self, name) for name in names}
 
 
 def inspect_folder(path: Path) -> ModelFolder:
-    """Reads every byte of the weights once, for the revision. Raises: UnusableModel."""
+    """Checks the folder, and reads every byte of the weights once to compute the revision. Raises: UnusableModel."""
     if not path.is_dir():
         raise UnusableModel("model_folder_missing", f"there is no folder {path}")
     _check_names(path)

@@ -1,6 +1,7 @@
-"""Judges whether a model's perplexity on the fixed English text is that of a language model.
+"""Judges whether a model's perplexity on a fixed English text is plausible for a language model.
 
-Perplexity per token depends on the tokenizer, so the bound is on bits per byte of text, which does not:
+Perplexity per token depends on the tokenizer. The bound therefore applies to bits per byte of text, which do not depend
+on the tokenizer:
 
     bits per byte = log2(perplexity) * tokens / bytes
 

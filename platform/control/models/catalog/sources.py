@@ -22,7 +22,10 @@ S3 = "s3://"
 
 
 def is_allowed(source: str, *, organization_id: str) -> bool:
-    """Resolves symbolic links and `..` before it compares the source with the allowed roots."""
+    """Returns whether the organization may register a model from this source.
+
+    Symbolic links and `..` are resolved before the source is compared with the allowed roots.
+    """
     roots = [root.strip() for root in get_config().model_roots.split(",") if root.strip()]
     return any(_is_below(source, root.replace("{organization}", organization_id)) for root in roots)
 
@@ -39,8 +42,10 @@ def _is_below(source: str, root: str) -> bool:
 
 
 def source_inspect(base_model: BaseModel) -> ModelFolder:
-    """Raises: UnusableModel: the model is refused; ClientError, BotoCoreError: S3 cannot be read, and a retry may
-    help."""
+    """Checks the model at its source. A model in S3 is fetched first.
+
+    Raises: UnusableModel: the model is refused; ClientError, BotoCoreError: S3 cannot be read, and a retry may help.
+    """
     if base_model.source.startswith(S3):
         with use_copy(copy_folder(get_config(), base_model.pk)):
             return _fetch(base_model, revision=None)
@@ -52,7 +57,10 @@ def source_inspect(base_model: BaseModel) -> ModelFolder:
 
 
 def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
-    """The model's folder on this machine. Raises: UnusableModel: the folder is missing and cannot be fetched."""
+    """Returns the model's folder on this machine. Fetches a model from S3 if necessary and allowed.
+
+    Raises: UnusableModel: the folder is missing and was not fetched, or it can no longer be trusted.
+    """
     if not base_model.source.startswith(S3):
         path = Path(base_model.path)
         if not path.is_dir():
@@ -74,8 +82,7 @@ def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
 
 
 def _check_unlinked(path: Path) -> None:
-    """Refuses symbolic links: since the model was checked, the customer may have added a link to another organization's
-    model.
+    """Refuses symbolic links. The customer may have added a link to another organization's model after the check.
 
     Raises: UnusableModel.
     """
@@ -87,7 +94,7 @@ def _fetch(base_model: BaseModel, *, revision: str | None) -> ModelFolder:
     """Fetches and checks the model while the caller uses its copy.
 
     Args: revision: the expected revision; None: any revision, which replaces an earlier copy.
-    Effects: the copy is complete or absent, never partial; of two processes, the copy of the first one stays.
+    Effects: the copy is complete or absent, never partial. If two processes fetch the model, the first copy stays.
     """
     copy = copy_folder(get_config(), base_model.pk)
     partial = partial_folder(copy)

@@ -17,7 +17,7 @@ class DeviceKind:
 
 
 def device_kinds() -> list[DeviceKind]:
-    """Returns this machine's kind, and then the others with a price or a stated memory."""
+    """Returns this machine's kind of device, and then the other kinds for which a price or the memory is set."""
     config, own = get_config(), device_kind()
     prices = {price.device_kind: price.hour_nanousd / _NANO for price in DevicePrice.objects.all()}
     if config.price_per_gpu_hour is not None:

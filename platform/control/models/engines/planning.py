@@ -38,11 +38,12 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The work that an engine must serve, apart from its options.
+    """What an engine will serve, and for what purpose.
 
-    base_model: None: it is not known yet.
-    concurrencies: the concurrencies that an evaluation measures.
-    trains_speculator: whether the served speculator is yet to be trained, so that its size is unknown.
+    Attributes:
+        base_model: None if it is not known yet.
+        concurrencies: the concurrencies that an evaluation measures.
+        trains_speculator: whether the served speculator is yet to be trained, so that its size is unknown.
     """
 
     purpose: Purpose
@@ -181,8 +182,10 @@ class _Planner:
 
 
 def _unsupported(options: EngineOptions, sizes: ModelSizes | None, device: str) -> Reason | None:
-    """Returns why the device or the model cannot use the wanted formats. The engine refuses them with the same error
-    codes."""
+    """Returns why the device or the model cannot use the formats that `options` names; None: they can.
+
+    The engine refuses the formats with the same error codes.
+    """
     weights, needed = options.weights, {"int4": "cpu", "fp8": "cuda"}.get(options.weights)
     if needed is not None and device != needed:
         message = f"{weights} weights need a device of kind {needed}, got {device}."
@@ -210,8 +213,10 @@ def _unknown_sizes(base_model: BaseModel | None) -> Reason:
 
 
 def _refusal(devices: Sequence[DevicePlan]) -> ApiError:
-    """Builds the error if the engine fits on no device. A model that is too large could be made to fit, so its code
-    takes precedence."""
+    """Builds the error for an engine that fits on no device.
+
+    If the model is too large for one of the devices, the code is `does_not_fit`: other options may make the model fit.
+    """
     reasons = [(device.device_kind, device.reason) for device in devices if device.reason is not None]
     codes = [reason.code for _, reason in reasons]
     code = "does_not_fit" if "does_not_fit" in codes else codes[0]

@@ -1,7 +1,8 @@
-"""Records the device time of an attempt when it ends: in the ledger for the customer, and for the fair order of jobs.
+"""Records the device time of an attempt when it ends: in the usage ledger, and in the worker time that `fair` compares.
 
-A worker that was killed does not say when. Its attempt is taken to have ended at the last renewal of its lease, so the
-ledger loses at most one interval between two renewals (`renew_seconds`) and never contains time after the death.
+A killed worker cannot report when it was killed. Its attempt is assumed to have ended at the last renewal of its lease.
+The ledger therefore misses at most one interval between renewals (`renew_seconds`), and never contains time after the
+worker's death.
 """
 
 import datetime as dt
@@ -22,7 +23,7 @@ _SUBJECTS = {
 
 
 def attempt_ended(job: Job, *, fence: int, at: dt.datetime) -> None:
-    """Call this in the transaction that ends an attempt whose worker is known to have held the job until `at`.
+    """Records an attempt whose worker held the lease until `at`. Call this in the transaction that ends the attempt.
 
     Args: job: the row with the attempt's `claimed_at`.
     """
@@ -31,9 +32,9 @@ def attempt_ended(job: Job, *, fence: int, at: dt.datetime) -> None:
 
 
 def attempt_lost(job: Job) -> None:
-    """Call this when a job whose lease has expired is claimed or paused.
+    """Records an attempt whose lease has expired. Call this when its job is claimed or paused.
 
-    Args: job: the row as it was before; nothing is recorded if no attempt was running.
+    Args: job: the row before the claim or pause. Nothing is recorded if no attempt was running.
     """
     if job.lease_until is None:
         return

@@ -1,7 +1,7 @@
-"""Chores: recurring tasks of the whole installation, each of which one worker at a time runs at its own cadence.
+"""Chores: recurring tasks of the whole installation. Each has its own interval, and one worker runs it each time.
 
 A worker claims a due chore by moving its `due_at` to the next time, in one compare-and-swap. If the worker dies before
-it has run the chore, another worker runs it at that time.
+it has run the chore, the chore is run when it is due again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,9 @@ from control.queue.jobs.models import Chore
 
 
 def chores_claim(cadences: Mapping[str, float]) -> Iterator[str]:
-    """Yields the names of due chores. Each is claimed only when it is its turn: others can run those after a slow one.
+    """Yields the names of due chores. Each is claimed just before it is yielded.
+
+    While this worker runs a slow chore, other workers can thus claim the chores that follow.
 
     Args: cadences: seconds between two runs, by the chore's name.
     """

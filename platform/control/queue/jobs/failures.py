@@ -1,9 +1,9 @@
 """Decides whether and when a failed job is tried again. These are pure functions, which do not access the database.
 
 invalid_input, user_config, expired   no retry
-infra                                 retries as long as there is progress: ended by 3 attempts in a row without any
-                                      progress, or by 8 that were lost: the machine was lost, or the process killed
-out_of_memory                         one retry; of a batch with half the rows that it answered at once
+infra                                 retries as long as there is progress: until 3 attempts in a row made no progress,
+                                      or 8 attempts were lost (their machine was lost, or their process killed)
+out_of_memory                         one retry, in which a batch runs half as many rows at a time
 bug                                   three attempts in all
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from workers.contracts import FailureClass
 
 MAX_STALLED_ATTEMPTS = 3
-# Higher, because lost attempts say little about the job: machines are preempted, and their processes killed.
+# This limit is higher, because lost attempts say little about the job: machines are preempted, and processes killed.
 MAX_LOST_ATTEMPTS = 8
 MAX_TRIES: Mapping[FailureClass, int | None] = {
     FailureClass.INVALID_INPUT: 1,
@@ -34,7 +34,7 @@ class Failure:
     failure_class: FailureClass
     code: str
     message: str
-    num_rows: int | None = None  # if the memory did not suffice: the rows that the batch answered at once
+    num_rows: int | None = None  # if the memory did not suffice: the number of rows that the batch ran at a time
 
     def as_error(self) -> dict[str, str | bool]:
         """Returns the job's field `error`, which the customer sees."""
@@ -56,7 +56,10 @@ CRASHES = ("worker_crashed", KILLED, "no_progress")  # codes of failures whose c
 
 
 def is_lost(failure: Failure, *, stalled_attempts: int) -> bool:
-    """Whether the attempt counts as lost. An attempt that committed something, which resets the counts, does not."""
+    """Returns whether the attempt counts as lost.
+
+    An attempt that committed a shard or checkpoint does not: the commit has set `stalled_attempts` to 0.
+    """
     return failure.code == KILLED and stalled_attempts > 0
 
 

@@ -1,13 +1,13 @@
 """Chooses the next job so that worker time is shared evenly between the organizations that have due jobs.
 
 The next job is from the organization with the fewest running jobs and, among equals, with the least worker time used.
-When an organization without open jobs (queued or running) submits a job, its used time is raised to the least used time
-of the organizations with open jobs, or if there are none, to the most used time of all. So organizations cannot save up
-unused time, and pay later for no time that nobody else wanted. Within an organization, jobs are ordered by priority,
-then by age.
+When an organization without open jobs (queued or running) submits a job, its used time is raised to a lower bound. The
+bound is the least used time of the organizations with open jobs or, if there are none, the most used time of all. An
+organization therefore cannot save up unused time. It also does not wait longer because it used time earlier that no
+other organization wanted. Within an organization, jobs are ordered by priority, then by age.
 
-With one worker and N busy organizations, each gets 1/N of the time, however long its jobs take, and waits for at most
-one job of each other organization.
+With one worker and N busy organizations, each organization gets 1/N of the time, however long its jobs take. It waits
+for at most one job of each other organization.
 """
 
 import datetime as dt
@@ -51,7 +51,7 @@ def next_job() -> NextJob | None:
         job = jobs.filter(is_abandoned()).first() or jobs.filter(is_waiting()).first()
         if job is not None:
             return NextJob(job, limit)
-        # Other workers have locked all due jobs of this organization: the next organization's turn.
+        # Other workers have locked all due jobs of this organization, so the next organization is tried.
     return None
 
 
@@ -72,13 +72,16 @@ def _organizations_with_due_jobs() -> QuerySet[Organization, tuple[str, int | No
 
 
 def may_run_another(organization_id: str, limit: int) -> bool:
-    """Call this in the transaction of the claim: until it ends, no other worker claims a job of the organization."""
+    """Returns whether the organization runs fewer jobs than `limit`.
+
+    Call this in the transaction of the claim: until it ends, no other worker claims a job of the organization.
+    """
     organization_lock(organization_id)
     return Job.objects.filter(is_running(), organization_id=organization_id).count() < limit
 
 
 def share_join(organization_id: str) -> None:
-    """Raises the used time of an organization that has no open jobs (see above). Call this before a job is queued."""
+    """Raises the used time of an organization without open jobs (see the module). Call this before a job is queued."""
     if Job.objects.filter(organization_id=organization_id, status__in=OPEN).exists():
         return
     active = Share.objects.filter(Exists(Job.objects.filter(organization=OuterRef("pk"), status__in=OPEN)))

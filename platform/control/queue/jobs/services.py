@@ -123,7 +123,7 @@ def _claim(job: Job, worker: str) -> Claim | None:
     Args:
         job: the row as it was before the claim. On PostgreSQL it is locked; on SQLite no other transaction can write.
     """
-    # An abandoned job has lost its worker. That attempt counts as lost instead of stalled, unless it made progress.
+    # An abandoned job has lost its worker. Its last attempt counts as lost instead of stalled, unless it made progress.
     is_abandoned = job.status == Job.Status.RUNNING
     stalled = max(1, job.stalled_attempts) if is_abandoned else job.stalled_attempts + 1
     lost = job.lost_attempts + (is_abandoned and job.stalled_attempts > 0)
@@ -249,7 +249,10 @@ def job_fail(*, claim: Claim, failure: Failure) -> bool:
 
 
 def _with_half(params: Mapping[str, Any], num_rows: int | None) -> dict[str, Any]:
-    """Returns the params with half the rows of the attempt, for which the memory did not suffice. None: no change."""
+    """Returns the params with half of `num_rows` as batch size, because the memory did not suffice for all rows.
+
+    Args: num_rows: None: nothing changes.
+    """
     return {**params} if num_rows is None else {**params, "max_batch_size": max(1, num_rows // 2)}
 
 
@@ -325,12 +328,15 @@ def job_resume(*, job: Job, code: str) -> bool:
 
 
 def _stalled_before() -> Case:
-    """Uncounts the attempt that ends, which `_claim` counted as stalled. Zero stays: a commit has reset the count."""
+    """Returns `stalled_attempts` without the attempt that ends now, which `_claim` counted as stalled.
+
+    Zero stays zero, because a commit has reset the count.
+    """
     return Case(When(stalled_attempts__gt=0, then=F("stalled_attempts") - 1), default=Value(0))
 
 
 def worker_beat(*, worker: str, role: str) -> None:
-    """Records a heartbeat. Effects: a worker's first heartbeat deletes workers that sent none for a day."""
+    """Records a heartbeat. A worker's first heartbeat also deletes the rows of workers that sent none for a day."""
     if not Worker.objects.filter(pk=worker).update(heartbeat_at=Now()):
         Worker.objects.filter(heartbeat_at__lt=from_now(-FORGOTTEN_SECONDS)).delete()
         Worker.objects.create(pk=worker, role=role, started_at=Now(), heartbeat_at=Now())

@@ -71,8 +71,10 @@ def job_commit_shard(*, claim: Claim, shard_no: int, storage_key: str, rows: Sha
 
 
 def job_blame_shards(*, claim: Claim, shard_nos: Sequence[int]) -> JobShard | None:
-    """Call this when a child process has died while it was running these shards.
+    """Records that a child process died while it was running these shards.
 
+    If there are several shards, each will be run alone. A single shard is halved when it has crashed `MAX_CRASHES`
+    child processes.
     Returns: a shard whose only row has crashed the worker repeatedly; the caller commits an error line for it.
     Raises: LeaseLost.
     """

@@ -8,9 +8,9 @@
 
 A queued job is claimed before it is cancelled or failed, because its partial results are assembled under a lease.
 
-Transactions lock rows in one order, so that two of them never wait for each other: organization, pipeline, job
-(`job_lock`), shards, then the batch or other row that the job works for. Only a claim, which skips locked jobs, locks a
-job before its organization.
+Transactions lock rows in one order, so that they cannot deadlock: organization, pipeline, job (`job_lock`), shards, and
+last the batch or other row that the job works for. Only a claim, which skips locked jobs, locks a job before its
+organization.
 """
 
 from collections.abc import Mapping
@@ -81,7 +81,10 @@ def transition(claim: Claim, to: Job.Status, *, event: str, data: Mapping[str, A
 
 
 def event_add(*, job_id: str, type: str, data: Mapping[str, Any]) -> None:  # noqa: A002  # the column's name
-    """Call this in the transaction of the reported UPDATE, after the UPDATE: the row lock prevents races in `seq`."""
+    """Writes a `JobEvent` and, for a published type, the public events.
+
+    Call this in the transaction of the reported UPDATE, after the UPDATE: the row lock prevents races in `seq`.
+    """
     assert transaction.get_connection().in_atomic_block, "an event is written with its change or not at all"
     last = JobEvent.objects.filter(job_id=job_id).aggregate(last=Max("seq"))["last"] or 0
     JobEvent.objects.create(job_id=job_id, seq=last + 1, type=type, data=dict(data))

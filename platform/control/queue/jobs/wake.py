@@ -43,7 +43,7 @@ def wake_on_commit(job_id: str) -> None:
 
 
 def wake(job_id: str) -> None:
-    """Does not raise if the broker is down, and takes about two seconds at most."""
+    """Sends a wake-up for the job. Does not raise if the broker is down, and takes about two seconds at most."""
     global _redis_retry_at
     url = get_config().redis_url
     if url is None or time.monotonic() < _redis_retry_at:

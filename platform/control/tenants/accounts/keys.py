@@ -1,6 +1,6 @@
 """The format of an API key: `sk_live_`, an id of 8 characters, a secret of 30 characters, a checksum of 6 characters.
 
-The checksum (CRC-32 in base 62) lets secret scanners, and us, detect mistyped or invented keys without the database.
+The checksum (CRC-32 in base 62) lets secret scanners and this service detect mistyped or invented keys without a query.
 The secret has 30 * log2(62) = 178 random bits, so a plain SHA-256 of it is as safe as a slow hash.
 """
 

@@ -1,4 +1,4 @@
-"""Organizations, users, members, projects and API keys. Organizations own all objects; a key acts for one of them."""
+"""Organizations, users, members, projects and API keys. An organization owns its objects; an API key acts for it."""
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractUser
@@ -96,5 +96,5 @@ class ApiKey(models.Model):
 
     @property
     def granted_scopes(self) -> list[str]:
-        """The key's scopes, as far as its member's present role has them."""
+        """The key's scopes. If the key has a member, only the scopes that the member's present role includes."""
         return list(self.scopes) if self.member is None else scopes_within(self.scopes, ROLE_SCOPES[self.member.role])

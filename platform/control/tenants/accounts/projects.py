@@ -37,7 +37,7 @@ class ProjectObject(models.Model):
 
 
 def visible(organization: Organization, *, also_of_no_project: bool = False) -> Q:
-    """Matches the rows that the caller sees. Every selector for customers filters by it.
+    """Returns a condition that matches the rows that the caller sees. Every selector for customers filters by it.
 
     Args: also_of_no_project: whether keys of projects also see the rows that belong to no project.
     """

@@ -50,7 +50,7 @@ def api_key_get(organization: Organization, key_id: str) -> ApiKey:
 
 
 def members_list(organization: Organization) -> QuerySet[Member]:
-    """The organization's members, whom a project's key may not see."""
+    """Returns the organization's members. If the caller's key belongs to a project, it sees no members."""
     members = Member.objects.filter(organization=organization).select_related("user")
     return members if current_project() is None else members.none()
 
@@ -61,7 +61,7 @@ def member_get(organization: Organization, member_id: str) -> Member:
 
 
 def projects_list(organization: Organization) -> QuerySet[Project]:
-    """The organization's projects, of which a project's key sees only its own."""
+    """Returns the organization's projects. If the caller's key belongs to a project, it sees only this project."""
     projects, own = Project.objects.filter(organization=organization), current_project()
     return projects if own is None else projects.filter(pk=own)
 

@@ -1,7 +1,8 @@
-"""Invitations of members: a link that is valid for a week and sets the password of a new user once.
+"""Invitations of members. A new user gets a link that is valid for a week and can be used once, to set a password.
 
-The link holds a digest of the user's unusable password, which is random. When a password is set, or another invitation
-is sent, the stored value changes and the earlier links are void. Removing the member makes them void, too.
+Until then, the user's password field holds a random value that is not a usable password. The link contains a digest of
+this value. When the user sets a password, or the invitation is sent again, the value changes, and earlier links are
+void. Removing the member makes the links void, too.
 """
 
 import datetime as dt

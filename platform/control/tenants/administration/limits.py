@@ -23,6 +23,6 @@ class LimitValues(TypedDict):
 @audited("limits.set")
 @transaction.atomic
 def limits_set(*, organization: Organization, values: LimitValues) -> Limits:
-    """The limits apply from the next request and the next claim of a job; running jobs are not stopped."""
+    """Replaces the limits. They apply from the next request and the next claim of a job; running jobs continue."""
     limits, _ = Limits.objects.update_or_create(organization=organization, defaults=dict(values))
     return limits

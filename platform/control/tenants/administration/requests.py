@@ -1,4 +1,4 @@
-"""Executes validated requests for API keys."""
+"""Executes validated requests for API keys, and declares the console's forms for members."""
 
 import datetime as dt
 

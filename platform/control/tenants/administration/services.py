@@ -28,7 +28,7 @@ def organization_create(*, name: str) -> Organization:
 
 @audited("organization.two_factor")
 def organization_two_factor_set(*, organization: Organization, required: bool) -> Organization:
-    """Sets whether members need a second factor. Members without one are asked for it at their next request."""
+    """Sets whether members need a second factor. At their next request, members without one are asked to set one up."""
     Organization.objects.filter(pk=organization.pk).update(requires_two_factor=required)
     organization.refresh_from_db()
     return organization
@@ -71,7 +71,7 @@ def member_invite_again(*, member: Member) -> Member:
     if member.has_joined:
         raise ApiError(409, f"{member.user} has signed in already.", "member_joined", "member_id")
     if not member.user.has_usable_password():
-        member.user.set_unusable_password()  # another random value, of which the links depend
+        member.user.set_unusable_password()  # draws another random value, which makes earlier links void
         member.user.save(update_fields=["password"])
     invitation_send(member)
     return member
@@ -100,7 +100,10 @@ def member_remove(*, member: Member) -> None:
 
 
 def _refuse_last_owner(member: Member) -> None:
-    """Call this in the transaction of the change: the lock prevents the last two owners from leaving at once."""
+    """Refuses a change that concerns the organization's only owner. Raises: ApiError: 409.
+
+    Call this in the transaction of the change: the lock prevents the last two owners from leaving at once.
+    """
     Organization.objects.select_for_update().get(pk=member.organization_id)
     owners = Member.objects.filter(organization=member.organization_id, role=Member.Role.OWNER)
     if owners.filter(pk=member.pk).exists() and not owners.exclude(pk=member.pk).exists():
@@ -156,8 +159,10 @@ def api_key_create(
     """Returns the key's row and its text. The text is shown once: only a hash of its secret is stored.
 
     Args:
-        scopes: None means all scopes of the member's role, or only inference if the key is restricted to deployments.
-        member: the member whose role limits the key, and with whom it is removed. None: a key of the organization.
+        scopes: None means only inference if the key is restricted to deployments. Otherwise None means all scopes of
+            the member's role or, without a member, all scopes.
+        member: the member whose role limits the key. The key is removed with the member. None: a key of the
+            organization.
         deployment_ids: the organization's deployments that the key may use; None means all.
     Raises: ApiError: 400: a restricted key has a scope that is not about deployments; 403: the member's
         role lacks a scope; 409: the project is archived.

@@ -11,8 +11,9 @@ from control.tenants.authentication.api_keys import authenticate_request, enter_
 
 
 async def authenticate(request: HttpRequest, scope: str, call: Callable[..., Awaitable[Any]]) -> ApiKey:
-    """Args: call: calls a function with its arguments in a thread that may use the database.
+    """Authenticates a request and sets its organization as the tenant of the current context.
 
+    Args: call: calls a function with its arguments in a thread that may use the database.
     Raises: ApiError: 401, 403 or 429.
     """
 
@@ -24,7 +25,7 @@ async def authenticate(request: HttpRequest, scope: str, call: Callable[..., Awa
     try:
         key: ApiKey = await call(read_key)
     finally:
-        # copied here even if the request is refused, because the call ran in a copy of this context
+        # `read_key` has set the tenant in a copy of this context only. Refused requests need the tenant here, too.
         if found := request.META.get(KEY_META):
             enter_organization(found)
     return key

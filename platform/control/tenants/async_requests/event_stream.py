@@ -9,8 +9,10 @@ from control.core.api.operation import EVENTS
 
 
 class EventStream(StreamingHttpResponse):
-    """Gives access to the generator of the events, so that the handler can end it at once. Django wraps the generator
-    in other generators; ending one of those would leave ours to the garbage collector.
+    """A stream whose generator of events the handler can end at once.
+
+    Django wraps the generator in other generators. If the handler ended one of the wrappers, the garbage collector
+    would have to end the generator itself.
     """
 
     def __init__(self, events: AsyncGenerator[bytes], *, at_shutdown: bytes = b"", **values: Any) -> None:

@@ -51,7 +51,7 @@ class UnreadRequest(ASGIRequest):
         self.is_gone = False  # whether the caller has disconnected
 
     async def read_body(self, limit: int, add: Callable[[int], None]) -> bytes:
-        """Calls `add` with the length of each part, which may raise.
+        """Returns the body. Calls `add` with the length of each part that arrives; `add` may raise to refuse the body.
 
         Raises: ApiError: 408, the body did not arrive within `BODY_SECONDS`; 413, it has more than `limit` bytes.
         RequestAborted: the caller has disconnected.
@@ -90,7 +90,7 @@ class UnreadHandler:
     """The ASGI application for one view."""
 
     def __init__(self, view: View, render_error: RenderError = lambda error, path: error_response(error)) -> None:
-        """`render_error`: builds the response for an error, from the path of the request."""
+        """Args: render_error: builds the response for an error; its second argument is the path of the request."""
         self._view = view
         self._render_error = render_error
         self._security, self._frames = SecurityMiddleware(_no_view), XFrameOptionsMiddleware(_no_view)
@@ -172,7 +172,7 @@ async def _send(response: HttpResponseBase, send: Send) -> None:
 
 
 async def _send_stream(request: UnreadRequest, response: EventStream, send: Send) -> None:
-    """At a shutdown, the server cancels this task."""
+    """Sends the events. When the server shuts down, it cancels this task, which then sends `at_shutdown` at the end."""
     try:
         async with aclosing(response.events):
             # The generator is started before anything else is awaited. If this task were cancelled before the start,
@@ -210,5 +210,5 @@ def _no_view(request: HttpRequest) -> HttpResponse:
 
 @lru_cache(maxsize=16)
 def _match(path: str) -> ResolverMatch:
-    """The route in Django's URL table, by which metrics and logs name the request."""
+    """Returns the route in Django's URL table, by which metrics and logs name the request."""
     return resolve(path)

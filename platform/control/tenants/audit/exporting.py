@@ -45,7 +45,7 @@ class MonthExport:
         self._last_id = ""
 
     def read(self) -> bytes:
-        """The next lines; empty after the receipt."""
+        """Returns the next lines; after the receipt, returns no bytes."""
         if self.record is not None:
             return b""
         scope = across_tenants(Across.COMMAND) if self._organization is None else as_tenant(self._organization.pk, None)

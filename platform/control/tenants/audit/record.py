@@ -83,7 +83,7 @@ def _recorded(service: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[st
 
 
 def audit_record(action: str, of: models.Model) -> None:
-    """Writes the event if `action` is that of the outermost service. Call this in the transaction of the change."""
+    """Writes the event if the outermost audited service has this `action`. Call this in the change's transaction."""
     assert transaction.get_connection().in_atomic_block, "an event is written with its change or not at all"
     if _action.get() == action:
         _write(action, _Subject.of(of))

@@ -27,7 +27,7 @@ PATH = "/v1/events"
 
 
 def is_feed(scope: Mapping[str, Any]) -> bool:
-    """Whether the request is one for a stream. `views.EventsView` serves the others."""
+    """Returns whether the request asks for a stream of events. `views.EventsView` serves the other requests."""
     accepted = (value for name, value in scope["headers"] if name == b"accept")
     return scope["path"] == PATH and scope["method"] == "GET" and any(EVENTS.encode() in value for value in accepted)
 
@@ -35,9 +35,9 @@ def is_feed(scope: Mapping[str, Any]) -> bool:
 class RefusedKeys:
     """Keys that were refused because their organization has too many streams.
 
-    The clients of an organization may ask again and again. A request with such a key is refused without a query, so
-    that it does not delay other callers of the database. A key is remembered longer than the `Retry-After` of its
-    refusal, so that a client that obeys the header is refused in this way, too.
+    The clients of an organization may ask again and again. A request with a key that was refused recently is refused
+    without a query, so that it does not delay other callers of the database. A key is remembered for longer than its
+    refusal's `Retry-After`, so that even a client that obeys the header is refused without a query.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RefusedKeys:
 
 
 def _digest(request: HttpRequest) -> bytes:
-    """A digest of the headers from which `authenticate` reads the key."""
+    """Returns a digest of the headers from which `authenticate` reads the key."""
     credentials = [request.headers.get(name, "") for name in ("Authorization", "x-api-key")]
     return hashlib.sha256(repr(credentials).encode()).digest()
 
@@ -105,14 +105,14 @@ class Feed:
         """Lets each organization have one poll at a time, because a poll may wait for its organization's lock in the
         database.
 
-        Otherwise ten feeds of one organization could occupy all threads, which the gateway uses too.
+        Otherwise the feeds of one organization could occupy all database threads, which the gateway uses too.
         """
         turn = self._turns.setdefault(organization_id, asyncio.Lock())
 
         async def call(function: Callable[..., Any], *args: Any) -> Any:
             await turn.acquire()
             polling = asyncio.create_task(self._threads.run(function, *args))
-            polling.add_done_callback(lambda _: turn.release())  # also if the client disconnects before
+            polling.add_done_callback(lambda _: turn.release())  # even if the client disconnects during the poll
             return await asyncio.shield(polling)
 
         return call

@@ -30,7 +30,7 @@ def event_record(
     type: str,  # noqa: A002  # the column's name
     object_id: str,
 ) -> Event:
-    """Call this in the transaction of the reported change, after the statement that locked the object's row.
+    """Writes an event. Call this in the transaction of the reported change, after locking the object's row.
 
     Effects: the same transaction adds a delivery for each webhook endpoint that is subscribed to the type.
     Args: project_id: the project of the object.
@@ -42,7 +42,10 @@ def event_record(
 
 
 def events_number(organization: Organization) -> None:
-    """Numbers committed events. Those of one object were written in order, under the lock of the object's row.
+    """Numbers committed events, in the order in which they were written.
+
+    The events of one object were written in the order of its changes, because each writer held a lock on the object's
+    row.
 
     The first reader after a long time may find very many events, so each transaction numbers a limited number of them:
     other writers need the organization's lock too.

@@ -1,6 +1,8 @@
-"""The feed as server-sent events. A client that lost the connection resumes after the last event's id.
+"""The feed as server-sent events. A client that lost the connection resumes after the last event that it received.
 
-retry: 2000
+A stream consists of these messages:
+
+retry: 2000                the client waits so many milliseconds before it reconnects
 
 id: evt_…                  the client sends it back as Last-Event-ID
 event: batch.completed
@@ -60,9 +62,9 @@ def refuse_too_many(organization_id: str) -> None:
 async def stream(
     subscription: Subscription, pace: Pace | None = None, *, call: Call | None = None
 ) -> AsyncGenerator[bytes]:
-    """Yields messages until `pace.max_seconds` have passed, the key is no longer valid or the database is away.
+    """Yields messages until `pace.max_seconds` have passed, the key is no longer valid or the database is unreachable.
 
-    Args: call: calls a function with its arguments in a thread that may use the database; None: in a thread of Django.
+    Args: call: calls a function with its arguments in a thread that may use the database. None: `sync_to_async`.
     """
     call = call or sync_to_async(_call_and_close)
     pace = pace or Pace()

@@ -1,4 +1,4 @@
-"""Parses what a request for events selects."""
+"""Parses which events a request selects: by type, by object, and from which event on."""
 
 from dataclasses import dataclass
 from typing import Any

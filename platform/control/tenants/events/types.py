@@ -1,7 +1,7 @@
 """The names of all event types, which the apps declare in their modules `event_types`.
 
-Where OpenAI has no name for an event, its name is the object's type and new status. The names are public and therefore
-written out: renaming a status in a model must not rename an event. A test compares them with the models.
+If OpenAI has no name for an event, the event is named after the object's type and new status. The names are public and
+therefore written out: renaming a status in a model must not rename an event. A test compares the names with the models.
 """
 
 from importlib import import_module

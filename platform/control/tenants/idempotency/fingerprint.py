@@ -20,7 +20,7 @@ def fingerprint(request: Request) -> str:
 
 
 def is_dry_run(request: Request) -> bool:
-    """Whether the request only asks for a plan: it changes nothing, so its key stays free for the real request."""
+    """Returns whether the request only asks for a plan. Its Idempotency-Key then stays free for the real request."""
     try:
         data = request.data
     except UnsupportedMediaType:

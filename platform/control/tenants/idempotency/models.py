@@ -7,7 +7,10 @@ from control.tenants.accounts.projects import ProjectObject
 
 
 class IdempotencyKey(ProjectObject):
-    """While `status` is null, the claim with `fence` is valid until `locked_until` on the database's clock."""
+    """A key and its state. `fence` is the number of the latest claim.
+
+    While `status` is null, the latest claim is valid until `locked_until` on the database's clock.
+    """
 
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     route = models.CharField(max_length=300, help_text="Method and path of the request.")

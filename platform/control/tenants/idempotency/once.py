@@ -33,7 +33,7 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')  # a string of RFC 8941, as in 
 
 class IdempotentView(Protocol):
     organization: Organization
-    not_replayed: tuple[str, ...]  # keys of the response that are never stored, because they hold secrets
+    not_replayed: tuple[str, ...]  # members of the response that are never stored, because they hold secrets
 
 
 Post = Callable[..., HttpResponseBase]

@@ -98,14 +98,17 @@ def _claim_free(row: QuerySet[IdempotencyKey], fingerprint: str) -> Claim | None
 
 
 def key_store(*, claim: Claim, status: int, body: str) -> None:
-    """Call this in the transaction of the view's work. Raises: ApiError: 409, the key was claimed again meanwhile."""
+    """Stores the response. Call this in the transaction of the view's work.
+
+    Raises: ApiError: 409, another request has claimed the key meanwhile.
+    """
     assert transaction.get_connection().in_atomic_block, "the response is stored with the work or not at all"
     if not _claimed_row(claim).update(status=status, body=body):
         raise _in_use()
 
 
 def key_release(*, claim: Claim) -> None:
-    """Frees the key, because the request changed nothing."""
+    """Frees the key of a request that changed nothing."""
     _claimed_row(claim).delete()
 
 

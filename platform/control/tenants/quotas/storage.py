@@ -3,9 +3,10 @@
 A counter (`StoredBytes`) is changed in the transaction that adds or deletes the row of an object. Bytes outside of the
 database are counted before they are stored:
 
-    storage_reserve     locks the organization, checks the limit, counts the bytes, names their storage key
-    put_file            if the process dies from here on, `reservations_expire` deletes the object and uncounts it
-    reservation_commit  in the transaction that adds the row of the object
+    storage_reserve     locks the organization, checks the limit, counts the bytes and records their storage key
+    put_file            stores the bytes; if the process dies from here on, `reservations_expire` deletes the object and
+                        subtracts its bytes
+    reservation_commit  deletes the reservation in the transaction that adds the row of the object
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from control.tenants.quotas.models import StorageReservation, StoredBytes, Store
 from control.tenants.quotas.quota import organization_lock, quota_of
 
 RESERVED_SECONDS = 24 * 3600.0  # an object that takes longer to store is refused
-_MARGIN_SECONDS = 3600.0  # longer than any transaction that commits a reservation is open
+_MARGIN_SECONDS = 3600.0  # longer than the longest transaction that commits a reservation
 EXPIRE_LIMIT = 100
 
 
@@ -48,16 +49,16 @@ def storage_check(organization_id: str, *, num_bytes: int, replacing: int = 0) -
 
 
 def storage_take(organization_id: str, part: StoredPart, num_bytes: int, *, replacing: int = 0) -> None:
-    """Counts bytes if they fit. Call this in the transaction that adds their row. Raises: as `storage_check`."""
+    """Counts bytes if they fit. Call this in the transaction that adds the object's row. Raises: as `storage_check`."""
     organization_lock(organization_id)
     storage_check(organization_id, num_bytes=num_bytes, replacing=replacing)
     storage_count(organization_id, part, num_bytes)
 
 
 def storage_count(organization_id: str, part: StoredPart, num_bytes: int) -> None:
-    """Counts bytes without a check, or uncounts deleted ones if `num_bytes` is negative.
+    """Adds bytes to the counter without a check. For deleted bytes, `num_bytes` is negative.
 
-    The counter's row is the last that a transaction locks, so that transactions do not wait for each other in a circle.
+    A transaction locks the counter's row last, so that transactions cannot deadlock.
     """
     counter = StoredBytes.objects.filter(pk=organization_id)
     change = {_column(part): F(_column(part)) + num_bytes}
@@ -67,11 +68,13 @@ def storage_count(organization_id: str, part: StoredPart, num_bytes: int) -> Non
 
 
 def storage_reserve(organization_id: str, part: StoredPart, *, key: str, num_bytes: int, replacing: int = 0) -> None:
-    """Call this before the bytes are stored, outside of a transaction, in a `delete_stored_on_error` block.
+    """Counts the bytes of an object and reserves its storage key.
+
+    Call this before the bytes are stored, outside of a transaction, in a `delete_stored_on_error` block.
 
     Args:
-        key: of the object, or of the folder of objects.
-        replacing: the number of counted bytes that are deleted when these are stored.
+        key: the storage key of the object, or the prefix of a folder of objects.
+        replacing: the number of counted bytes that are deleted when the new bytes are stored.
     Raises: as `storage_check`.
     """
     with transaction.atomic():
@@ -83,7 +86,7 @@ def storage_reserve(organization_id: str, part: StoredPart, *, key: str, num_byt
 
 
 def reservation_commit(key: str) -> None:
-    """Call this in the transaction that adds the object's row. Raises: ReservationExpired."""
+    """Deletes the reservation. Call this in the transaction that adds the object's row. Raises: ReservationExpired."""
     valid = StorageReservation.objects.filter(pk=key, created_at__gt=from_now(-RESERVED_SECONDS))
     if not valid.delete()[0]:
         raise ReservationExpired(key)
@@ -116,7 +119,7 @@ def storage_recount(organization_id: str, rows: Mapping[StoredPart, QuerySet[Any
 
 
 def _give_up(key: str) -> None:
-    """Deletes the object before its row, so that a crash in between only repeats the deletion."""
+    """Deletes a reserved object, then its reservation. After a crash in between, the deletion is only repeated."""
     reservation = StorageReservation.objects.filter(pk=key).first()
     if reservation is None:
         return

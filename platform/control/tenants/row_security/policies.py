@@ -88,7 +88,7 @@ def _enforce(cursor: CursorWrapper, table: TenantTable) -> None:
         [fingerprint, f'"{table.name}"'],
     )
     if cursor.fetchone()[0]:
-        return  # each statement below would block all readers for a moment
+        return  # nothing has changed, and each statement below would block all readers for a moment
     cursor.execute(f'ALTER TABLE "{table.name}" ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY')
     for name, rule in table.policies.items():
         cursor.execute(f'DROP POLICY IF EXISTS "{name}" ON "{table.name}"')
@@ -97,9 +97,9 @@ def _enforce(cursor: CursorWrapper, table: TenantTable) -> None:
 
 
 def _grant(cursor: CursorWrapper, existing: set[str]) -> None:
-    """Grants the application's role access to rows, but no changes of tables.
+    """Grants the application's role access to rows, but no right to change tables.
 
-    The role does not exist if the service connects as the tables' owner.
+    Does nothing if there is no such role, because the service connects as the tables' owner.
     """
     role = get_config().database_role
     cursor.execute("SELECT count(*) FROM pg_roles WHERE rolname = %s AND rolname <> current_user", [role])

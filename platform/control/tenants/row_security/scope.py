@@ -52,7 +52,10 @@ def current_project() -> str | None:
 
 @contextmanager
 def as_tenant(organization_id: str, project_id: str | None) -> Iterator[None]:
-    """Args: project_id: the project whose rows the code selects and creates; None: those of the organization."""
+    """Sets the tenant during the block.
+
+    Args: project_id: the project whose rows the code selects and creates; None: the rows of the whole organization.
+    """
     assert organization_id not in ("", ALL_TENANTS), "a tenant is an organization's id"
     with _tenant_set_to(organization_id, project_id):
         yield

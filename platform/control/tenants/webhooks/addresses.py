@@ -1,7 +1,7 @@
 """Checks that the addresses of webhooks are on the public internet.
 
-`ipaddress.is_global` is not enough (Python 3.11): it is true for multicast, for 6to4 relays and for IPv6 ranges that
-embed an IPv4 address, even a private one: behind NAT64, 64:ff9b::a9fe:a9fe is 169.254.169.254.
+`ipaddress.is_global` is not enough (Python 3.11). It is true for multicast, for 6to4 relays and for IPv6 ranges that
+embed an IPv4 address, which can be private. For example, behind NAT64, 64:ff9b::a9fe:a9fe is 169.254.169.254.
 """
 
 import re

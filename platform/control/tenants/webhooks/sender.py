@@ -5,8 +5,8 @@
      └──── pause ────┴─ else ──> failed after the last attempt of the schedule
 
 A claim is a compare-and-swap and expires: if a sender dies, another one sends the delivery again with the same
-`webhook-id` (at-least-once delivery). Of the pending deliveries for one object to one endpoint, only the oldest can be
-due. The others wait for it, so that they arrive in order.
+`webhook-id` (at-least-once delivery). If several deliveries about one object to one endpoint are pending, only the
+oldest can be due. The newer ones wait, so that they arrive in order.
 """
 
 import datetime as dt
@@ -92,8 +92,7 @@ class Turn:
 
 
 def endpoints_due(now: dt.datetime) -> list[Turn]:
-    """Returns the endpoints with due deliveries. The query is by endpoint, because one endpoint may have many
-    deliveries."""
+    """Returns the endpoints with due deliveries. The query reads endpoints, because deliveries may be very many."""
     pending = WebhookDelivery.objects.filter(
         endpoint=OuterRef("pk"), status=Status.PENDING, next_attempt_at__lte=now
     ).filter(Q(claimed_until=None) | Q(claimed_until__lte=now))

@@ -1,8 +1,9 @@
 """Sends one POST request to a customer's URL.
 
-The host name is resolved once, all of its addresses are checked, and the connection uses one of them, so a name that
-resolves differently a moment later (DNS rebinding) has no effect. Redirects, proxies and persistent connections are not
-used, the whole exchange has one deadline, and only the status and `Retry-After` of the response are used.
+The host name is resolved once, all of its addresses are checked, and the connection uses a checked address. A name that
+resolves differently a moment later (DNS rebinding) therefore has no effect. Redirects, proxies and persistent
+connections are not used. The whole exchange has one deadline. Only the status and `Retry-After` of the response are
+used.
 """
 
 import socket
@@ -27,7 +28,10 @@ class AddressRefused(httpcore2.ConnectError):
 
 @dataclass(frozen=True, slots=True)
 class ReceiverResponse:
-    """Without a response, `status` is None and `error` is a code, which never changes and is shown to customers."""
+    """What the receiver responded. Without a response, `status` is None and `error` is a code.
+
+    The codes never change, because customers see them.
+    """
 
     status: int | None
     retry_after: str | None = None

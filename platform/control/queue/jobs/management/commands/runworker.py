@@ -1,4 +1,4 @@
-"""`manage.py runworker` runs a worker without Redis, which polls the job table.
+"""`manage.py runworker` runs a worker that polls the job table and needs no Redis.
 
 The control plane never imports `workers.supervisor`, so this process replaces itself with the worker.
 """

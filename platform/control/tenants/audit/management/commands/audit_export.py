@@ -47,7 +47,7 @@ def _write(export: MonthExport, path: Path) -> None:
 
 
 def _record_drop(export_id: str) -> None:
-    """Writes the event itself, because `audited` services record only requests."""
+    """Writes the audit event of the deletion, because `audited` services write events for requests only."""
     AuditEvent.objects.create(
         actor_type=AuditEvent.Actor.USER,
         actor_id="manage.py",

@@ -188,8 +188,9 @@ ALWAYS void sweep_pairs(const int rows, const int parts, const struct tile *t, i
 /* The version for processors without VDPBF16PS. It reads pairs of k and computes in float32. */
 ALWAYS void tile_pairs(const int rows, const struct tile *t, const int format, const int dtype) {
     vf acc[MAX_ROWS][PARTS];
-    if (rows == 1) { /* each weight is used once, so that no register has to keep it */
-        sweep_pairs(1, PARTS, t, 0, 0, format, dtype, STEPS, acc);
+    if (rows == 1 || (rows <= SWEEP_ROWS && format == BF16)) {
+        /* Few rows wait for the memory, which is read fastest in one sweep. */
+        sweep_pairs(rows, PARTS, t, 0, 0, format, dtype, STEPS, acc);
     } else {
         const int first = rows <= SWEEP_ROWS ? rows : (rows + 1) / 2;
         const int64_t every = STEPS * (PARTS / SWEEP_PARTS) * (rows > first ? 2 : 1);

@@ -300,7 +300,7 @@ def _laid_out(weight: Tensor, view: Callable[[slice], Tensor]) -> Tensor:
 
 
 def _stored_int8(weight: Tensor) -> Tensor:
-    """Converts int8 to the bytes that the compiled kernels read: cpu/linear.c has two formats, one for each processor."""
+    """Converts int8 to the bytes that cpu/linear.c reads: one of two formats, depending on the processor."""
     kernels = library()
     assert kernels is not None  # otherwise no weight is packed
     if ctypes.c_int32.in_dll(kernels, "slipstream_int8_signed").value:

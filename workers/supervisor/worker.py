@@ -30,7 +30,7 @@ from control.queue.jobs.models import Job
 from control.queue.jobs.selectors import jobs_to_cancel
 from control.queue.jobs.services import job_claim, job_claim_next, reconcile, worker_beat, worker_leave
 from control.queue.jobs.state import Claim
-from control.serving.captures.services import captures_prune
+from control.serving.captures.services import captures_prune, captures_seal
 from control.serving.rollouts.services import rollouts_reconcile
 from control.tenants.events.services import events_prune
 from control.tenants.idempotency.services import keys_purge
@@ -75,6 +75,7 @@ CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
     "expire uploads": (6, uploads_expire),
     "expire storage reservations": (60, reservations_expire),
     "delete idempotency keys": (6, keys_purge),
+    "encrypt captured requests": (12, captures_seal),
     "delete captured requests": (12, captures_prune),
     "delete old events": (60, events_prune),
     "recount stored bytes": (720, stored_bytes_recount),

@@ -120,7 +120,7 @@ def freeze(stack: LiveStack, worker: subprocess.Popen[bytes]) -> None:
         worker.send_signal(signal.SIGCONT)
         return False
 
-    stack.wait_until(is_frozen_without_a_lock, 20)
+    stack.wait_until(is_frozen_without_a_lock, 120)  # on a busy machine the lock is rarely free
 
 
 def is_writable(stack: LiveStack) -> bool:

@@ -37,6 +37,7 @@ log = structlog.get_logger(__name__)
 MAX_HOURS = 30 * 24
 MAX_BODY_BYTES = 256 * 1024  # longer requests are not kept
 DELETE_LIMIT = 500  # rows that one transaction deletes
+SEAL_LIMIT = 1_000  # rows that one call encrypts
 MAX_REQUESTS = 20_000  # the most requests that are kept for one deployment: the newest
 MAX_FILE_BYTES = MAX_TEXT_BYTES
 _READ_ROWS = 16
@@ -169,6 +170,14 @@ def _in_order(ids: Sequence[int]) -> Iterator[CapturedRequest]:
         some = ids[start : start + _READ_ROWS]
         rows = CapturedRequest.objects.in_bulk(some)
         yield from (rows[pk] for pk in some if pk in rows)  # a missing row has been pruned meanwhile
+
+
+def captures_seal() -> None:
+    """Encrypts the bodies that processes of an earlier release have stored, which run beside this one in an upgrade."""
+    plain = CapturedRequest.objects.filter(body__isnull=False).order_by("pk")
+    for request in list(plain[:SEAL_LIMIT]):
+        sealed = Sealer.of(request.organization_id).seal(request.body, deployment_id=request.deployment_id)
+        CapturedRequest.objects.filter(pk=request.pk).update(sealed=sealed, body=None)
 
 
 def captures_prune() -> None:

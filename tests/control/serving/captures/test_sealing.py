@@ -10,7 +10,8 @@ from pytest_django import Settings
 
 from control.serving.captures.models import CapturedRequest, CaptureKey
 from control.serving.captures.sealing import Sealer
-from control.serving.captures.services import capture_set
+from control.serving.captures.selectors import requests_kept
+from control.serving.captures.services import capture_set, captures_seal
 from control.serving.deployments.models import Deployment
 from control.tenants.accounts.models import Organization
 from tests.control.serving.captures.test_captures import capture_request, rows_of
@@ -29,6 +30,21 @@ def test_the_database_has_no_word_of_a_captured_request(client: Client, deployme
     assert b"messages" not in stored
     file = client.post(f"/v1/deployments/{deployment.pk}/capture/file").json()
     assert rows_of(file["id"])[0]["body"]["messages"][0]["content"] == "the quick brown fox"
+
+
+def test_a_request_that_an_earlier_release_stores_during_an_upgrade_is_encrypted(
+    client: Client, deployment: Deployment
+) -> None:
+    capture = capture_set(deployment=deployment, hours=24)
+    own = {"deployment": deployment, "organization": deployment.organization, "endpoint": "/v1/completions"}
+    CapturedRequest.objects.create(**own, body={"prompt": "quick"})
+    assert not requests_kept(capture).exists()
+
+    captures_seal()
+
+    assert CapturedRequest.objects.get().body is None
+    file = client.post(f"/v1/deployments/{deployment.pk}/capture/file").json()
+    assert rows_of(file["id"])[0]["body"]["prompt"] == "quick"
 
 
 def test_a_request_cannot_be_opened_with_the_key_of_another_organization_or_as_that_of_another_deployment(

@@ -1,4 +1,4 @@
-"""An upgrade encrypts the requests that earlier releases have captured (migrations 0004 to 0006)."""
+"""An upgrade encrypts the requests that earlier releases have captured (migrations 0004 and 0005)."""
 
 import json
 import sqlite3

@@ -20,6 +20,7 @@ from control.data.files.services import files_expire
 from control.data.uploads.models import Upload
 from control.data.uploads.services import part_add, upload_create, uploads_expire
 from control.serving.captures.models import CapturedRequest
+from control.serving.captures.sealing import Sealer
 from control.serving.captures.selectors import captures_since
 from control.serving.captures.services import captures_prune, request_capture
 from control.serving.deployments.models import Deployment
@@ -106,7 +107,8 @@ def test_each_kind_of_stored_object_counts_exactly_while_it_is_stored(
 
     capture(client, deployment)
     assert request_capture(deployment_id=deployment.pk, endpoint="/v1/completions", body={"prompt": "p"})
-    assert usage_of(client) == parts(files=6, captures=len('{"prompt": "p"}'))
+    sealed = bytes(CapturedRequest.objects.get().sealed)
+    assert usage_of(client) == parts(files=6, captures=len(sealed))
     client.delete(f"/v1/deployments/{deployment.pk}/capture")
     assert usage_of(client) == parts(files=6)
 
@@ -173,13 +175,11 @@ def test_an_expired_upload_and_an_expired_file_free_their_bytes_once(
 def test_at_the_limit_a_capture_stops_with_a_reason_until_it_is_set_again(
     client: Client, organization: Organization, deployment: Deployment
 ) -> None:
-    set_limit(organization, 100)
+    body = {"prompt": "x" * 20}
+    size = len(Sealer.of(organization.pk).seal(body, deployment_id=deployment.pk))
+    set_limit(organization, 2 * size + 1)
     assert capture(client, deployment).json()["stopped"] is None
-    kept = [
-        request_capture(deployment_id=deployment.pk, endpoint="/v1/completions", body={"prompt": "x" * 20})
-        for _ in range(50)
-    ]
-    size = len('{"prompt": ""}') + 20
+    kept = [request_capture(deployment_id=deployment.pk, endpoint="/v1/completions", body=body) for _ in range(50)]
 
     assert (kept.count(True), kept[:2]) == (2, [True, True])
     assert usage_of(client)["captures_bytes"] == 2 * size
@@ -200,7 +200,7 @@ def test_pruning_any_number_of_captured_requests_frees_their_bytes(
         "deployment": deployment,
         "organization": organization,
         "endpoint": "/v1/completions",
-        "body": {},
+        "sealed": b"",
     }
     CapturedRequest.objects.bulk_create(CapturedRequest(**row, size_bytes=2) for _ in range(1_200))
     CapturedRequest.objects.update(created_at=timezone.now() - timedelta(hours=25))

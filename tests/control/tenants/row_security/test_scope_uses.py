@@ -14,7 +14,6 @@ ALLOWED = {
     ("control.workflows.pipelines.migrations.0006_fill_projects", "COMMAND"),
     ("control.serving.captures.management.commands.capture_keys_reencrypt", "COMMAND"),
     ("control.serving.captures.migrations.0005_seal_stored_requests", "COMMAND"),
-    ("control.serving.captures.migrations.0006_drop_plain_requests", "COMMAND"),
     ("control.serving.deployments.management.commands.supervise_deployments", "SUPERVISION"),
     ("control.models.catalog.management.commands.price_set", "COMMAND"),
     ("control.operations.embedded.management.commands.base_model_register", "COMMAND"),

@@ -21,12 +21,12 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='capture',
             name='redact',
-            field=models.JSONField(blank=True, default=list, help_text='Kinds of personal data that are replaced.'),
+            field=models.JSONField(blank=True, db_default=models.Value([], models.JSONField()), default=list, help_text='Kinds of personal data that are replaced.'),
         ),
         migrations.AddField(
             model_name='capture',
             name='redact_patterns',
-            field=models.JSONField(blank=True, default=list, help_text='Patterns of RE2 that are replaced.'),
+            field=models.JSONField(blank=True, db_default=models.Value([], models.JSONField()), default=list, help_text='Patterns of RE2 that are replaced.'),
         ),
         migrations.AddField(
             model_name='capture',
@@ -36,6 +36,15 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='capturedrequest',
             name='sealed',
-            field=models.BinaryField(default=b'', help_text='The encrypted body of the request, see `sealing`.'),
+            field=models.BinaryField(db_default=b'', help_text='The encrypted body of the request, see `sealing`.'),
+        ),
+        migrations.AlterField(
+            model_name='capturedrequest',
+            name='body',
+            field=models.JSONField(help_text='A body that a process of an earlier release has stored and that is not encrypted yet.', null=True),
+        ),
+        migrations.AddIndex(
+            model_name='capturedrequest',
+            index=models.Index(condition=models.Q(('body__isnull', False)), fields=['id'], name='captured_request_plain'),
         ),
     ]

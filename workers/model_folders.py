@@ -39,7 +39,7 @@ QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization"
 MODELOPT_FILE = "hf_quant_config.json"
 QUANTIZATION_FILES = frozenset({MODELOPT_FILE, "quantize_config.json", "quant_config.json"})
 READABLE_QUANTIZATION = ("fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq", "mxfp4")  # engine/models/quantized
-QUANTIZED_CHECKPOINT = "quantized_checkpoint"  # the code of the error
+QUANTIZED_CHECKPOINT = "quantized_checkpoint"  # the error code for a folder with unreadable quantization
 MAX_JSON_BYTES = 64 << 20
 _TOKENIZER_NAMES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt"),
@@ -72,7 +72,7 @@ def quantization_method(values: Any) -> str | None:
 
 
 def unreadable_quantization(config: dict[str, Any], file_names: Iterable[str]) -> str | None:
-    """Returns why the weights are quantized in a way that the engine does not read, or None.
+    """Returns an error message if the engine cannot read the way in which the weights are quantized, otherwise None.
 
     config: the contents of config.json. file_names: the names of the folder's files. The engine checks the details of a
     readable method when it loads the model.
@@ -82,7 +82,7 @@ def unreadable_quantization(config: dict[str, Any], file_names: Iterable[str]) -
     if method is not None and not readable:
         return quantized_message(method, "config.json")
     for name in sorted(QUANTIZATION_FILES.intersection(file_names)):
-        # Tools also write the contents of the other files into config.json.
+        # AutoGPTQ and AutoAWQ also write the contents of their file into config.json; ModelOpt does not.
         if not readable or name == MODELOPT_FILE:
             return quantized_message("unknown", name)
     return None

@@ -92,7 +92,7 @@ def _refuse_ended(batch: Batch) -> None:
 
 
 def _refuse_overdue(batch: Batch) -> None:
-    """Raises AttemptFailed if the batch expired in the queue. `end` then assembles the finished rows."""
+    """Raises AttemptFailed if the batch expired in the queue. `BatchHandler.end` then assembles the finished rows."""
     seconds = _seconds_left(batch)
     if seconds is not None and seconds <= 0 and shards_uncommitted(batch.job_id).exists():
         raise _expired()

@@ -10,7 +10,7 @@ from django.db.backends.signals import connection_created
 
 from control.core.settings.config import get_config
 
-NUM_LEASES = 2  # the limit, as a number of lease periods; transactions are far shorter
+NUM_LEASES = 2  # the limit as a number of lease periods; normal transactions are far shorter
 
 
 def transactions_limit() -> None:

@@ -27,7 +27,8 @@ _OTHER_FILES = (  # files of a model's folder that are copied from the target
 
 
 class DraftModel(nn.Module):
-    """
+    """The trained module of a draft model.
+
     layers: the model that `AutoModel` loads; it includes the embedding and the final norm, but no lm_head.
     draft_vocab: [Vd] int64, ascending token ids.
     """

@@ -1,7 +1,8 @@
 """The target's last layers, with a LoRA adapter of peft on each of their linear layers.
 
-The layers below them do not change, so their output, the input of the first adapted layer, is computed once. The layers
-are modules of `transformers`. Tests compare the engine's layers with them, both with and without adapters.
+The layers before the adapted layers do not change, so the input of the first adapted layer is computed only once. The
+adapted layers are modules of `transformers`. Tests compare the engine's layers with these modules, both with and
+without adapters.
 """
 
 import re

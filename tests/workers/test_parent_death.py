@@ -73,7 +73,9 @@ def test_the_children_of_a_kept_command_die_when_its_owner_closes_the_lifeline()
     wait_until_ended(grandchild)
 
 
-def test_a_kept_command_that_does_not_exist_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_keeper_exits_with_127_and_an_error_message_if_its_command_does_not_exist(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     lifeline, owned_end = os.pipe()
     keeper = subprocess.run(
         kept_command(["/nonexistent/command"], lifeline=lifeline),

@@ -27,7 +27,7 @@ class KeptStates:
     def of(self, model: Model, token_ids: Sequence[int], tap_layers: Sequence[int]) -> Hidden:
         """Returns the same as `Model.hidden_states`, from the conversation's file if this file has all layers.
 
-        Effects: if it has not, computes the hidden states and writes the file, completely or not at all.
+        Effects: if the file lacks a layer, computes the hidden states and writes the file, completely or not at all.
         """
         path = self._folder / f"{hashlib.sha256(repr(tuple(token_ids)).encode()).hexdigest()}.safetensors"
         stored = load_file(path, device=str(model.device)) if path.exists() else {}

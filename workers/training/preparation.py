@@ -111,8 +111,8 @@ class Preparation:
     def reporter(self, *, before: int) -> Callable[[int], None]:
         """Returns a function that emits the progress over the training and the validation conversations.
 
-        Training conversations are processed first. The function's argument is the number of conversations processed in
-        the current part; `before` is the number of conversations in the part before it.
+        The function's argument is the number of training or of validation conversations processed so far. `before` is 0
+        for training conversations; for validation conversations, it is the number of training conversations.
         """
         total = len(self.conversations)
         return lambda done: self.emit(Progress(done=before + done, total=total, unit="hidden states"))

@@ -1,4 +1,4 @@
-"""The perplexity that the check of a registered model measures tells a trained model from damaged weights."""
+"""The check of a registered model measures a perplexity that tells a trained model from damaged weights."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ from workers.inference.perplexity import TEXT, run_model_check, text_perplexity
 
 
 def check(folder: Path) -> str | None:
-    """Returns why the check refuses the model, or None."""
+    """Returns the reason for which the check refuses the model; None: the model is accepted."""
     result = run_model_check(ModelCheckSpec(job_id="job_1", model_dir=str(folder), device="cpu")).result
     return implausibility(**result, max_bits_per_byte=Config().max_model_bits_per_byte)
 
@@ -84,7 +84,7 @@ def test_a_text_of_fewer_than_two_tokens_has_no_finite_perplexity(tmp_path: Path
     assert text_perplexity(load_model(make_tiny_model(tmp_path), device="cpu"), token_ids) == math.inf
 
 
-def test_a_model_that_cannot_be_loaded_is_the_customers_error(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_a_user_config_error(tmp_path: Path) -> None:
     with pytest.raises(UserConfigError):
         run_model_check(ModelCheckSpec(job_id="job_1", model_dir=str(tmp_path)))
 

@@ -65,7 +65,7 @@ def measured(
     concurrency: int = 1,
     spoil: Callable[[int], bool] = lambda position: False,
 ) -> Measurement:
-    """Measures the rows with a drafter that knows the answers, except for their tokens at positions to `spoil`.
+    """Measures the rows with a drafter that knows the answers, except the tokens at positions where `spoil` is true.
 
     Each reading of the clock is one second after the previous one.
     """
@@ -92,10 +92,10 @@ def measured(
 def test_acceptance_and_speed_are_attributed_to_the_phase_in_which_a_pass_begins(
     model: Model, tokenizer: Tokenizer
 ) -> None:
-    """The answer has 24 tokens: 10 tokens of the trace, the end marker, and 13 tokens after the marker.
+    """The answer has 24 tokens: 10 tokens of the reasoning trace, the end marker, and 13 tokens after the marker.
 
-    The prefill samples token 0. No draft within the trace is right, so tokens 1 to 10, the last of which is the marker,
-    take one pass each. (The drafts of the last three passes have only 2, 1 and 0 tokens, because the budget allows no
+    The prefill samples token 0. No draft within the trace is right, so tokens 1 to 10 take one pass each. Token 10 is
+    the marker. (The drafts of the last three passes have only 2, 1 and 0 tokens, because the budget allows no
     more.) After the marker all drafts are right, and a pass adds 4 tokens: 13 tokens take 3 passes, and a fourth pass
     for the last token. Plain decoding takes one pass per token. Each pass takes one second.
     """
@@ -167,7 +167,8 @@ def test_passes_are_attributed_to_the_context_at_which_they_begin(model: Model, 
         (1, 4, 4.0), (4, 16, 4.0)
     ]  # fmt: skip
     assert [entry["decode_speedup"] for entry in (below, above)] == [4.0, 4.0]
-    assert sum(s.tokens for s in found.plain.segments if s.context_from == 0) == 3  # those that begin at 509 to 511
+    # In plain decoding, each of the passes that begin at 509, 510 and 511 adds one token.
+    assert sum(s.tokens for s in found.plain.segments if s.context_from == 0) == 3
 
 
 def test_a_model_without_think_markers_has_one_phase(tiny_model: Path) -> None:

@@ -67,10 +67,11 @@ class BatchSpec:
     Each shard file is written under a temporary name, synced and renamed before its event is printed. Each line is
     {"row", "custom_id", "ok", "output": <OpenAI batch output row>, "prompt_token_ids", "completion_token_ids",
     "finish_reason", "cut"}; the last four fields exist only if `ok` is true. The id of an output row is
-    `batch_req_<the job id after its last underscore>_<row>`. `cut` is null if the answer ended
-    before the length limit of its row. Otherwise it is {"within": "trace" or "answer", "continued": bool}: `within`
-    says whether the limit fell into the reasoning trace or the answer, `continued` whether the answer went on past the
-    limit.
+    `batch_req_<the job id after its last underscore>_<row>`.
+
+    `cut` is null if the answer ended before the length limit of its row. Otherwise it is
+    {"within": "trace" or "answer", "continued": bool}: `within` says whether the limit fell into the reasoning trace or
+    the answer, `continued` whether the answer went on past the limit.
     """
 
     kind: str = "batch"
@@ -87,8 +88,8 @@ class BatchSpec:
     weights: str = "auto"  # auto, bf16, int8, int4 or fp8, as EngineConfig
     kv_dtype: str = "auto"
     max_context: int | None = None  # tokens of a prompt and its answer; None: as many as the model allows
-    memory_bytes: int | None = None  # bytes that the engine may use; at most one of this and `memory_share` is given
-    memory_share: float | None = None  # the same limit as a share of the device's memory
+    memory_bytes: int | None = None  # bytes of the device's memory that the engine may use
+    memory_share: float | None = None  # share of the device's memory that the engine may use, instead of `memory_bytes`
     draft_budget: int | None = None  # draft nodes per sequence and step; None: the engine chooses from measured costs
     device: str = "auto"
     continue_cut_answers: bool = False  # whether answers go on past the length limits of their rows

@@ -1,7 +1,8 @@
-"""Starts commands that must not outlive the process that started them, even if that process is killed with SIGKILL.
+"""Runs commands that gain no privileges and, in two of three modes, do not outlive the process that started them.
 
-There are three modes. All run this file as a script, which is why it imports the standard library only. In each mode,
-the command can gain no privileges by exec (PR_SET_NO_NEW_PRIVS), and runs as another user if `uid` is given.
+In these two modes, the command ends even if that process is killed with SIGKILL. All modes run this file as a script,
+which is why it imports the standard library only. In each mode, the command can gain no privileges by exec
+(PR_SET_NO_NEW_PRIVS), and runs as another user if `uid` is given.
 
 `unprivileged`: the script only gives up privileges, and then becomes the command by exec. The command may outlive its
 parent.

@@ -145,8 +145,9 @@ def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
 
 
 def plan_rows(sizes: ModelSizes, wanted: Wanted) -> Plan:
-    """Returns the plan with the most rows, at most `wanted.concurrency`. The KV cache of the plan holds 2,048 tokens of
-    each row, or the whole context of each row if the model's context is shorter.
+    """Returns the plan for the largest number of rows that fits, at most `wanted.concurrency`.
+
+    The KV cache of the plan holds 2,048 tokens of each row, or each row's whole context if the context is shorter.
     """
     best = plan(sizes, replace(wanted, concurrency=1))
     row_tokens = min(_ROW_TOKENS, best.context)

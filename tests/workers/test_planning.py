@@ -159,7 +159,7 @@ DEEPSEEK_V3: dict[str, Any] = {
 MIXTRAL, DEEPSEEK = ModelSizes.of(MIXTRAL_8X7B), ModelSizes.of(DEEPSEEK_V3)
 
 
-def test_mixtures_have_the_published_numbers_of_weights() -> None:
+def test_mixture_of_experts_models_are_planned_with_the_published_numbers_of_weights() -> None:
     """Norms and biases are left out of the plan; neither model was run."""
     assert weight_bytes(MIXTRAL, "auto", device="cuda") == pytest.approx(2 * 46.70e9, rel=0.001)
     assert weight_bytes(DEEPSEEK, "auto", device="cuda") == pytest.approx(2 * 671.03e9, rel=0.001)
@@ -279,7 +279,7 @@ def test_models_of_transformers_are_not_planned_without_their_files(model_type: 
 
 
 @pytest.mark.parametrize("name", ["num_local_experts", "num_experts_per_tok"])
-def test_a_mixture_without_a_needed_size_is_refused(name: str) -> None:
+def test_a_mixture_of_experts_without_a_needed_size_is_refused(name: str) -> None:
     with pytest.raises(UnknownSizes, match=f"positive whole number {name}"):
         ModelSizes.of({**MIXTRAL_8X7B, name: None})
 
@@ -297,7 +297,7 @@ def test_the_weights_and_the_kv_cache_of_a_rank_shrink_with_the_number_of_ranks(
     assert kv_slot_bytes(SMALL, 2) == 2 * kv_slot_bytes(SMALL) // 3  # 3 KV heads, of which rank 0 has 2
 
 
-def test_a_model_that_does_not_fit_one_rank_fits_two() -> None:
+def test_a_model_that_does_not_fit_one_rank_fits_two_ranks() -> None:
     wanted = Wanted(device="cpu", memory_bytes=50 * 10**9, context=4096)
     with pytest.raises(DoesNotFit):
         plan(LARGE, wanted)

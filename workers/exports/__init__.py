@@ -1,1 +1,1 @@
-"""Exports speculators to the formats of other engines, and imports them. The API uses it: standard library only."""
+"""Exports speculators to the formats of other engines, and imports them. Standard library only, for use by the API."""

@@ -1,7 +1,7 @@
 """Answers the same prompts with three engines, the arms of an evaluation, and measures the time of each.
 
-The arms are plain decoding, suffix decoding alone, which needs no training, and the speculator. Prompts are answered in
-chunks. All arms answer each chunk, and their order changes from one chunk to the next (A B C, C B A, B C A, ...), so
+The arms are plain decoding, the speculator, and suffix decoding alone (which needs no training). Prompts are answered
+in chunks. All arms answer each chunk, and their order changes from one chunk to the next (A B C, C B A, B C A, ...), so
 that a change of the machine's speed affects all of them.
 """
 

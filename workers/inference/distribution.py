@@ -27,7 +27,7 @@ from workers.inference.rows import RowRequest
 
 NUM_PROMPTS, NUM_SAMPLES, NUM_TOKENS = 2, 100, 3
 TEMPERATURE = 1.0
-_LEAST_COUNT = 10  # rare tokens occur less often in both arms together; from 10 on, 5 are expected per arm
+_LEAST_COUNT = 10  # tokens that occur less often in both arms together are rare; from 10 on, 5 are expected per arm
 _NUM_GROUPS = 8  # groups of rare tokens
 
 

@@ -182,7 +182,8 @@ def tokens_by_row(answers: Iterable[RowAnswer]) -> dict[int, tuple[int, ...]]:
 def _first_divergences(
     measurements: Sequence[Measurement], reference: Mapping[int, tuple[int, ...]]
 ) -> dict[int, tuple[str, int]]:
-    """Returns, by row number, the custom_id and the position of the first different token. Equal rows are left out."""
+    """Returns, by row number, the custom_id and the position of the first different token. Rows without one are left
+    out."""
     earliest: dict[int, tuple[str, int]] = {}
     for measurement in measurements:
         for answer in chain.from_iterable(arm.answers for arm in measurement.arms.values()):

@@ -107,7 +107,8 @@ def prepare_row(
 
     Args:
         grammars: the grammar compiler of the engine that will answer.
-        seed_key: the job id. The seed of a body without `seed` is derived from it and the row's number, so that a
+        seed_key: the job id. The seed of a body without `seed` is derived from the job id and the row's number, so that
+        a
             second attempt gives the same answer.
         max_tokens: an upper limit for the row's own max_tokens.
     """

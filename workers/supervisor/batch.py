@@ -80,7 +80,8 @@ class BatchHandler:
 def _refuse_ended(batch: Batch) -> None:
     """Raises Interruption if the batch has already ended.
 
-    A batch can end before its job: an earlier attempt died between the two updates, or the customer cancelled it.
+    A batch can end before its job: an earlier attempt died after it had ended the batch, or the customer cancelled the
+    batch.
     """
     match batch.status:
         case Batch.Status.CANCELLING | Batch.Status.CANCELLED:

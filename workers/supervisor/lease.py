@@ -55,7 +55,8 @@ class Lease:
                             self.cancel_requested.set()
                     renewed_at = time.monotonic()
                 except LeaseLost:
-                    # The lease is also lost if the attempt has just ended, because its last write releases the lease.
+                    # `job_renew` also raises if the attempt has just ended, because the last write of an attempt
+                    # releases the lease.
                     if not self._closed.is_set():
                         self.lost.set()
                     return

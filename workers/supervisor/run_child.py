@@ -51,7 +51,7 @@ def run_child(
     rows_total: int | None = None,
     seconds_left: float | None = None,
 ) -> Finished:
-    """Returns the child's event `finished`.
+    """Runs a child process and returns its event `finished`.
 
     Args:
         on_result: commits a shard or a checkpoint.

@@ -14,7 +14,7 @@ NUM_LEASES = 2  # the limit as a number of lease periods; normal transactions ar
 
 
 def transactions_limit() -> None:
-    """Must be called before the process uses the database for the first time."""
+    """Sets the limit for the database connections of this process. Must be called before the first connection."""
     connection_created.connect(_limit, dispatch_uid=__name__)
 
 

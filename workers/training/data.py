@@ -168,8 +168,8 @@ def most_frequent_tokens(
         counts: [V] int64.
         size: the maximum number of tokens.
         always: end-of-sequence tokens, which are included even if their count is 0.
-        fill: further scores, [V] each. The first one ranks tokens of equal count, the second one those of equal count
-            and first score, and so on.
+        fill: further scores, [V] each. The first score ranks tokens of equal count, the second score ranks tokens of
+            equal count and equal first score, and so on.
 
     Returns:
         [Vd] int64, ascending. Vd can be less than `size`, because tokens without a positive score are omitted.

@@ -31,7 +31,7 @@ class Preparation:
 
     cache: the folder for hidden states that are stored in files; created when it is needed.
     initial: the folder of a speculator of the same kind, from which training continues.
-    kept: hidden states of earlier runs, and the folder to which new ones are added.
+    kept: the folder with hidden states of earlier runs, to which new hidden states are added.
     """
 
     model_dir: Path

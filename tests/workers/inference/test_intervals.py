@@ -25,7 +25,7 @@ def test_the_interval_contains_the_known_ratio_in_about_95_percent_of_samples() 
     assert 0.90 <= covered / runs <= 0.98
 
 
-def test_one_prompt_has_no_interval() -> None:
+def test_a_ratio_over_one_prompt_has_no_interval() -> None:
     assert ratio_interval([3.0], [2.0]) is None
 
 

@@ -62,7 +62,7 @@ def test_weights_that_are_not_finite_are_implausible(trained: Path, tmp_path: Pa
     assert "not a finite number" in (check(change_weights(trained, tmp_path / "m", math.nan)) or "")
 
 
-def test_the_perplexity_is_that_of_transformers(trained: Path) -> None:
+def test_the_perplexity_equals_the_perplexity_that_transformers_computes(trained: Path) -> None:
     ids = Tokenizer.load(trained).encode(TEXT)
     reference = transformers.AutoModelForCausalLM.from_pretrained(trained)
     with torch.no_grad():

@@ -130,7 +130,7 @@ def test_acceptance_and_speed_are_attributed_to_the_phase_in_which_a_pass_begins
     }
 
 
-def test_the_sums_over_segments_are_the_statistics_of_the_answers(model: Model, tokenizer: Tokenizer) -> None:
+def test_the_sums_over_segments_equal_the_statistics_of_the_answers(model: Model, tokenizer: Tokenizer) -> None:
     rows = [
         prepared(tokenizer, 0, max_tokens=30, **TRACE),
         prepared(tokenizer, 1, "x" * 490, max_tokens=60, temperature=0.8, logit_bias={BEGIN: -100}),

@@ -74,7 +74,7 @@ def test_a_batch_can_be_cancelled_while_one_of_its_shards_is_committed(
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
-def test_a_worker_claims_the_next_organizations_job_if_the_only_job_of_the_first_is_locked(
+def test_a_worker_claims_the_next_organizations_job_if_the_first_organizations_only_job_is_locked(
     stack: LiveStack,
 ) -> None:
     first, second = (job_submit(organization=make_organization(), kind=Job.Kind.BATCH, params={}) for _ in range(2))

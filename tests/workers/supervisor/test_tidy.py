@@ -114,7 +114,7 @@ def test_objects_that_a_killed_attempt_stored_after_the_end_of_its_job_are_delet
     assert stored(job) == set()
 
 
-def test_jobs_are_tidied_in_rounds_of_limited_size(organization: Organization) -> None:
+def test_jobs_tidy_handles_at_most_20_jobs_per_call(organization: Organization) -> None:
     for _ in range(45):
         end(make_job(organization))
 

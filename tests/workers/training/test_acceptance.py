@@ -36,7 +36,7 @@ def test_the_last_token_of_an_answer_does_not_count_as_accepted() -> None:
     assert (acceptance.num_passes, acceptance.num_accepted) == (1, 1)
 
 
-def test_an_answer_of_one_token_needs_no_pass() -> None:
+def test_an_answer_of_one_token_needs_no_verify_pass() -> None:
     acceptance = Acceptance()
     replay_answer([50], lambda _: EMPTY_DRAFT, into=acceptance)
     assert (acceptance.num_passes, acceptance.length) == (0, 1.0)

@@ -3,7 +3,7 @@
 lm_head has the target's rows for the draft vocabulary. Its other rows are zero, so the tokens of these rows get the
 logit 0, in training and when served, and are almost never drafted. The embedding and lm_head are not trained.
 
-The layers are modules of `transformers`. Tests compare the engine's layers with them.
+The layers are modules of `transformers`. Tests compare the engine's layers with these modules.
 """
 
 import shutil

@@ -92,7 +92,7 @@ def _read(folder: Path) -> "tuple[LoraConfig, dict[str, Tensor]]":
     try:
         config = LoraConfig.from_pretrained(str(folder), inference_mode=False)
         config.base_model_name_or_path = None  # peft warns if this name is not the name of the loaded model
-        config.layers_to_transform = None  # all layers are adapted, because the others were removed
+        config.layers_to_transform = None  # all remaining layers are adapted
         return config, load_file(folder / _WEIGHTS_FILE)
     except (OSError, ValueError, TypeError) as error:
         raise SpeculatorNotLoadable(f"{folder.name} has no adapter that can be loaded: {error!r}") from error

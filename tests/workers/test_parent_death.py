@@ -1,7 +1,7 @@
 """A command ends when its owner, the process that started it, ends, even if the owner is killed.
 
-`dying_with_parent` asks the kernel for this. `kept_command` starts the command below a keeper process, which kills it
-and its children when the owner's end of a pipe, the lifeline, is closed.
+`dying_with_parent` asks the kernel for this. `kept_command` starts the command below a keeper process, which kills the
+command and its children when the owner's end of a pipe, the lifeline, is closed.
 """
 
 import os

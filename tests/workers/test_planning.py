@@ -290,7 +290,7 @@ def test_a_sliding_window_limits_the_context() -> None:
 
 def test_the_weights_and_the_kv_cache_of_a_rank_shrink_with_the_number_of_ranks() -> None:
     whole, half, eighth = (weight_bytes(LARGE, "auto", device="cpu", tensor_parallel=degree) for degree in (1, 2, 8))
-    tables = LARGE.table_bytes  # one process also keeps an unpacked LM head and the whole embedding
+    tables = LARGE.table_bytes  # a process without ranks also keeps an unpacked LM head and the whole embedding
     assert half == (whole - tables // 2) // 2
     assert eighth == (whole - tables // 2) // 8
     assert kv_slot_bytes(LARGE, 8) * 8 == kv_slot_bytes(LARGE)

@@ -125,7 +125,7 @@ def test_the_report_and_the_evidence_say_whether_the_engine_is_exact(
     evidence = json.loads(Path(finished.artifacts["evidence"]).read_text())
     for stated in (finished.result, evidence):
         assert (stated["exact"], stated["exact_reason"]) == (False, "the product down gives a row other bits")
-    assert (finished.result["outputs_equal"], evidence["result"]) == (3, "equal")  # the measured result is stated too
+    assert (finished.result["outputs_equal"], evidence["result"]) == (3, "equal")  # the answers were equal nevertheless
 
 
 def test_grammars_of_held_out_prompts_end_with_the_end_token_of_the_engine(tmp_path: Path, tiny_model: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_report_with_an_adapter_also_compares_with_the_model_without_the_adapt
 
     assert (report["equal_to"], report["outputs_equal"]) == ("model_and_adapter", 2)
     assert report["outputs_equal_to_model"] == 1
-    assert report["tokens_equal_to_model"] == 0.5  # two tokens of the first answer and one of the second, of six
+    assert report["tokens_equal_to_model"] == 0.5  # of 6 tokens, 2 of the first answer and 1 of the second
     plain = report_of(Measurement(1, answers, answers, answers))
     assert (plain["equal_to"], plain["outputs_equal_to_model"], plain["tokens_equal_to_model"]) == ("model", 2, 1.0)
 

@@ -39,5 +39,5 @@ def test_the_interval_in_a_report_treats_all_repeats_of_a_prompt_as_one_sample(t
 
     (lower, upper) = report["acceptance_length_interval"]
     assert 1.1 <= lower < report["acceptance_length"] == 1.5 < upper <= 1.9
-    assert repeated["acceptance_length_interval"] == [lower, upper]  # repeats are no further prompts
+    assert repeated["acceptance_length_interval"] == [lower, upper]  # repeats add no samples
     assert report["concurrencies"][0]["acceptance_length_suffix_interval"] == pytest.approx([lower, upper])

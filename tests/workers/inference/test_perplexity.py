@@ -93,9 +93,9 @@ def test_a_model_that_cannot_be_loaded_is_a_user_config_error(tmp_path: Path) ->
     ("perplexity", "num_tokens", "is_plausible"),
     [
         (15.0, 170, True),  # a good model, 4.5 bytes per token
-        (49_152.0, 170, False),  # as good as guessing among 49,152 tokens
+        (49_152.0, 170, False),  # guesses among 49,152 tokens
         (2.5, 770, True),  # a good model that reads bytes
-        (256.0, 770, False),  # guesses bytes
+        (256.0, 770, False),  # guesses among 256 bytes
         (None, 170, False),
         (1.0, MIN_TOKENS - 1, False),  # the tokenizer makes too few tokens for a judgement
         (1.0, MIN_TOKENS, True),

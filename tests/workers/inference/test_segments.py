@@ -49,7 +49,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 
 def prepared(tokenizer: Tokenizer, number: int = 0, content: str = "hi", **body: Any) -> RowRequest:
-    values = json.loads(json.dumps(chat_row("x", content, **body)["body"]))  # names of JSON objects are strings
+    values = json.loads(json.dumps(chat_row("x", content, **body)["body"]))  # makes the ids in logit_bias strings
     row = InputRow(number, f"row-{number}", "/v1/chat/completions", values)
     grammars = GrammarCompiler(tokenizer, tokenizer.eos_token_ids)
     request = prepare_row(row, tokenizer=tokenizer, grammars=grammars, max_seq_len=2048, seed_key="job")
@@ -95,9 +95,10 @@ def test_acceptance_and_speed_are_attributed_to_the_phase_in_which_a_pass_begins
     """The answer has 24 tokens: 10 tokens of the reasoning trace, the end marker, and 13 tokens after the marker.
 
     The prefill samples token 0. No draft within the trace is right, so tokens 1 to 10 take one pass each. Token 10 is
-    the marker. (The drafts of the last three passes have only 2, 1 and 0 tokens, because the budget allows no
-    more.) After the marker all drafts are right, and a pass adds 4 tokens: 13 tokens take 3 passes, and a fourth pass
-    for the last token. Plain decoding takes one pass per token. Each pass takes one second.
+    the marker. (The drafts of the last three passes have only 2, 1 and 0 tokens, because the
+    `thinking_token_budget` allows no more.) After the marker all drafts are right, and a pass adds 4 tokens: 13 tokens
+    take 3 passes, and a fourth pass for the last token. Plain decoding takes one pass per token. Each pass takes one
+    second.
     """
     row = prepared(tokenizer, max_tokens=24, **TRACE)
 

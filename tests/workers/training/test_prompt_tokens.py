@@ -53,7 +53,7 @@ def test_with_prompt_tokens_the_served_acceptance_equals_the_simulated_acceptanc
     accepted, passes = (sum(s.num_accepted_draft_tokens for s in served), sum(s.num_spec_steps for s in served))
     assert 1.0 + accepted / passes == pytest.approx(report["acceptance_length"], rel=0.01)
 
-    without = trained(tmp_path / "without", tiny_model, tokens, kind, prompt_tokens=False)  # the same weights
+    without = trained(tmp_path / "without", tiny_model, tokens, kind, prompt_tokens=False)  # gives the same weights
     stored = json.loads((without / "report.json").read_text())["acceptance_length"]
     assert report["acceptance_length"] > 1.03 * stored
 

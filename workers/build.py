@@ -14,7 +14,8 @@ _GIT_SECONDS = 10
 
 
 def build_identity() -> dict[str, Any]:
-    """Returns JSON. `commit` is None without a repository; `code_sha256` covers uncommitted changes too."""
+    """Returns the identity as JSON. `commit` is None if there is no git repository; `code_sha256` also covers
+    uncommitted changes."""
     return {
         "commit": _commit(),
         "code_sha256": _code_sha256(),
@@ -42,7 +43,8 @@ def _version(package: str) -> str | None:
 
 
 def _code_sha256() -> str:
-    """Returns the SHA-256 over the sources that determine the result."""
+    """Returns the SHA-256 over the names and contents of the files in `_SOURCES`, which determine the results of
+    jobs."""
     digest = hashlib.sha256()
     for folder, patterns in _SOURCES.items():
         paths = {path for pattern in patterns for path in (_ROOT / folder).rglob(pattern)}

@@ -1,9 +1,9 @@
-"""The worker over Redis: `celery -A workers.celery_app worker`.
+"""The Celery app of a job worker that gets its messages through Redis: `celery -A workers.celery_app worker`.
 
 A message contains a job id, but means only that some job is due: the database decides which job is next
-(`control.queue.jobs.fair`). Messages may therefore be lost, and are acknowledged before the task runs. Measured with
-late acknowledgement: Celery's Redis transport lost a message for good when a worker died between two Redis commands,
-ran one long task five times, and restarted a crashing task 173 times in 25 s.
+(`control.queue.jobs.fair`). Messages may therefore be lost, and are acknowledged before the task runs. When late
+acknowledgement was tested, Celery's Redis transport lost a message for good because a worker died between two Redis
+commands, ran one long task five times, and restarted a crashing task 173 times in 25 s.
 
 The pool is `solo`: the task runs in the process that receives Celery's signals. If that process is killed, the child
 process of the job dies with it. Run one worker process per GPU.
@@ -48,9 +48,9 @@ app.conf.update(
 
 
 class _Process:
-    """Holds the worker of this process, which is created once Celery is ready."""
+    """Holds this process's worker. The worker is created once Celery is ready."""
 
-    worker: Any = None  # a JobWorker; its module needs Django's models, which are not loaded yet
+    worker: Any = None  # a JobWorker, whose module can only be imported after Django's models
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]  # Celery has no types

@@ -67,8 +67,11 @@ class BatchSpec:
     Each shard file is written under a temporary name, synced and renamed before its event is printed. Each line is
     {"row", "custom_id", "ok", "output": <OpenAI batch output row>, "prompt_token_ids", "completion_token_ids",
     "finish_reason", "cut"}; the last four fields exist only if `ok` is true. The id of an output row is
-    `batch_req_<the job id after its last underscore>_<row>`. `cut` says how the answer met the length limit of its row:
-    {"within": "trace" or "answer", "continued": bool}, or null if it ended before.
+    `batch_req_<the job id after its last underscore>_<row>`.
+
+    `cut` is null if the answer ended before the length limit of its row. Otherwise it is
+    {"within": "trace" or "answer", "continued": bool}: `within` says whether the limit fell into the reasoning trace or
+    the answer, `continued` whether the answer went on past the limit.
     """
 
     kind: str = "batch"
@@ -85,20 +88,20 @@ class BatchSpec:
     weights: str = "auto"  # auto, bf16, int8, int4 or fp8, as EngineConfig
     kv_dtype: str = "auto"
     max_context: int | None = None  # tokens of a prompt and its answer; None: as many as the model allows
-    memory_bytes: int | None = None  # bytes that the engine may use; at most one of this and `memory_share` is given
-    memory_share: float | None = None  # the same limit as a share of the device's memory
-    draft_budget: int | None = None  # nodes per sequence and step; None: decided from measured costs
+    memory_bytes: int | None = None  # bytes of the device's memory that the engine may use
+    memory_share: float | None = None  # share of the device's memory that the engine may use, instead of `memory_bytes`
+    draft_budget: int | None = None  # draft nodes per sequence and step; None: the engine chooses from measured costs
     device: str = "auto"
     continue_cut_answers: bool = False  # whether answers go on past the length limits of their rows
-    max_continued_tokens: int | None = None  # limit of a whole continued answer; None: what the context has room for
+    max_continued_tokens: int | None = None  # limit for a whole continued answer; None: the context's length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
     """A job that trains a speculator on answers. It resumes from `checkpoint_dir` if this folder has a checkpoint.
 
-    `tokens_paths` hold lines {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}, and
-    "cut" as in `BatchSpec` if there is one.
+    The files `tokens_paths` hold lines {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}.
+    A line may also have "cut", as in `BatchSpec`.
     `hyperparameters` are defined by the method (see workers/hyperparameters); unknown keys are an error.
     `initial_speculator_dir` holds a speculator of the same method, from which training continues.
     """
@@ -141,7 +144,7 @@ class EvaluationSpec:
     price_per_gpu_hour: float | None = None  # USD
     training_seconds: float | None = None  # worker time that the training took, for the break-even point
     dtype: str = "auto"
-    # The options with which the speculator will be served; they are those of `BatchSpec`.
+    # The options with which the speculator will be served. They mean the same as in `BatchSpec`.
     max_concurrency: int | None = None  # higher concurrencies are refused; None: the highest of `concurrencies`
     weights: str = "auto"
     kv_dtype: str = "auto"
@@ -154,7 +157,8 @@ class EvaluationSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCheckSpec:
-    """A job that loads a model and measures its perplexity on a fixed text. The files have been checked before."""
+    """A job that loads a model and measures its perplexity on a fixed text. The supervisor has checked the files
+    before."""
 
     kind: str = "model_check"
     job_id: str
@@ -218,7 +222,7 @@ class Failed:
     failure_class: str
     code: str
     message: str
-    num_rows: int | None = None  # if the memory did not suffice: the rows that the batch answered at once
+    num_rows: int | None = None  # rows that the batch answered at once, if they did not fit into the memory
 
 
 Event = Progress | Metrics | ShardDone | Checkpoint | Finished | Failed
@@ -250,7 +254,7 @@ def file_sha256(path: Path) -> str:
 
 
 def fingerprint(folder: Path, files: Iterable[Path], *, digest: Callable[[Path], str] = file_sha256) -> str:
-    """Returns a SHA-256 over the contents of the files and their names relative to `folder`.
+    """Returns a SHA-256 over the files' contents and their paths relative to `folder`.
 
     The revision of a model is the fingerprint of its `config.json`, followed by its `*.safetensors` sorted by name.
 
@@ -264,7 +268,7 @@ def fingerprint(folder: Path, files: Iterable[Path], *, digest: Callable[[Path],
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Returns all files in the folder and its subfolders, sorted: `fingerprint` depends on their order."""
+    """Returns all files in the folder and its subfolders, sorted, because `fingerprint` depends on their order."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 

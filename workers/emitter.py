@@ -12,8 +12,11 @@ Emit = Callable[[Event], None]
 
 
 class EventWriter:
-    """Writes events to `stream`. A progress event is dropped if it comes too soon after the previous one and is not the
-    last."""
+    """Writes events to `stream`.
+
+    A progress event that comes less than `PROGRESS_INTERVAL_SECONDS` after the previous one is dropped, unless it
+    reports that all work is done.
+    """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream

@@ -48,7 +48,7 @@ class TooManyRows(JobError):
 
 @contextmanager
 def rows_at_once(num_rows: int) -> Iterator[None]:
-    """Raises: TooManyRows: the memory did not suffice in the block."""
+    """Turns an out-of-memory error in the `with` block, which answers `num_rows` rows at once, into `TooManyRows`."""
     try:
         yield
     except Exception as error:

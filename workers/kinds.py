@@ -5,7 +5,7 @@ The parts of a kind are found from its name:
     engine/kinds.py                    the drafter, its graph decoding and the trainer
     workers/hyperparameters/NAME.py    the class NameHyperparameters
     workers/exports/kinds/NAME.py      KIND: how an artifact of this kind is recognised, checked and written
-    workers/exports/FORMAT.py          KINDS: the kinds that this format can hold; `speculators` derives them from KIND
+    workers/exports/FORMAT.py          KINDS: the kinds that this format can hold; speculators.py derives them from KIND
 """
 
 TRAINED_KINDS = ("medusa", "turbo_lora", "eagle3", "mtp", "block", "draft_model")

@@ -1,6 +1,8 @@
 """Logging of a child process: one line per log event on standard error, in the supervisor's format, with the job's ids.
 
-SLIPSTREAM_CHILD_LOG={"json": true, "ids": {"organization_id": …, "job_id": …, "fence": …, "request_id": …}}
+The supervisor passes the format and the ids in an environment variable:
+
+    SLIPSTREAM_CHILD_LOG={"json": true, "ids": {"organization_id": …, "job_id": …, "fence": …, "request_id": …}}
 """
 
 import json
@@ -16,7 +18,7 @@ VARIABLE = "SLIPSTREAM_CHILD_LOG"
 
 
 def configure_logging(stream: TextIO) -> None:
-    """Effects: the root logger writes to `stream`. Without the variable, it writes text without ids."""
+    """Effects: the root logger writes to `stream`. Without the environment variable, lines are text without ids."""
     settings: dict[str, Any] = json.loads(os.environ.get(VARIABLE) or "{}")
     ids = settings.get("ids", {})
 

@@ -1,4 +1,4 @@
-"""The rules for folders that come from outside, whether they hold a model or a speculator. Standard library only.
+"""The rules for folders of models and speculators that come from outside the service. Standard library only.
 
 An accepted folder contains no code: its files are JSON, text and safetensors, and no configuration may make a loader
 import Python files. A checkpoint that is quantized with a method which the engine does not read is refused, because the
@@ -35,11 +35,11 @@ CONFIG_NAMES = ("config.json", "adapter_config.json", "tokenizer_config.json", "
 CODE_KEYS = frozenset({"auto_map", "custom_pipelines", "custom_generate", "trust_remote_code"})
 # The values of these keys describe how the weights of a checkpoint are quantized.
 QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
-# Quantization tools write these files beside config.json: ModelOpt the first one, AutoGPTQ and AutoAWQ the others.
+# Quantization tools write these files beside config.json. AutoGPTQ and AutoAWQ write the last two.
 MODELOPT_FILE = "hf_quant_config.json"
 QUANTIZATION_FILES = frozenset({MODELOPT_FILE, "quantize_config.json", "quant_config.json"})
 READABLE_QUANTIZATION = ("fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq", "mxfp4")  # engine/models/quantized
-QUANTIZED_CHECKPOINT = "quantized_checkpoint"  # the code of the error
+QUANTIZED_CHECKPOINT = "quantized_checkpoint"  # the error code for a folder with unreadable quantization
 MAX_JSON_BYTES = 64 << 20
 _TOKENIZER_NAMES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt"),
@@ -72,7 +72,7 @@ def quantization_method(values: Any) -> str | None:
 
 
 def unreadable_quantization(config: dict[str, Any], file_names: Iterable[str]) -> str | None:
-    """Returns why the weights are quantized in a way that the engine does not read, or None.
+    """Returns an error message if the engine cannot read the way in which the weights are quantized, otherwise None.
 
     config: the contents of config.json. file_names: the names of the folder's files. The engine checks the details of a
     readable method when it loads the model.
@@ -82,7 +82,7 @@ def unreadable_quantization(config: dict[str, Any], file_names: Iterable[str]) -
     if method is not None and not readable:
         return quantized_message(method, "config.json")
     for name in sorted(QUANTIZATION_FILES.intersection(file_names)):
-        # Tools also write the contents of the other files into config.json.
+        # AutoGPTQ and AutoAWQ also write the contents of their file into config.json; ModelOpt does not.
         if not readable or name == MODELOPT_FILE:
             return quantized_message("unknown", name)
     return None
@@ -102,7 +102,8 @@ def texts_sha256(folder: Path) -> dict[str, str]:
 
 
 def changed_texts(before: Mapping[str, str] | None, now: Mapping[str, str] | None) -> str | None:
-    """Names what differs between two results of `texts_sha256`, as part of a sentence; None: no known file differs."""
+    """Returns what differs between two results of `texts_sha256`, such as "tokenizer and chat template"; None: nothing
+    that is known differs."""
     names = {"tokenizer_sha256": "tokenizer", "chat_template_sha256": "chat template"}
     before, now = before or {}, now or {}
     changed = [name for key, name in names.items() if key in before and key in now and before[key] != now[key]]

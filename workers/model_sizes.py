@@ -1,10 +1,9 @@
 """The sizes of a model from which the memory of an engine is planned (workers/planning.py). Standard library only.
 
-Models that the engine computes with its own layers are described by config.json. The weights of the others, which run
-through transformers, are counted in their files (workers/stored_weights.py).
+If the engine has its own layers for a model, config.json gives all sizes. The other models run through transformers;
+their weights are counted in their files (workers/stored_weights.py).
 
-Letters: H hidden size, D elements per attention head, R rank of a latent, N elements of a head's query without and P
-with rotary embedding.
+H is the hidden size.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +31,7 @@ class UnknownSizes(ValueError):
 
 
 class Product(NamedTuple):
-    """`num_weights` weights [outputs, inputs] of one shape."""
+    """Matrix products with `num_weights` different weights, which all have the shape [outputs, inputs]."""
 
     outputs: int
     inputs: int
@@ -66,10 +65,10 @@ class LatentSizes:
 class ModelSizes:
     """Sizes of a decoder.
 
-    kept_format: `int8`, `int4` or `fp8`, if all products of the layers are stored so that the engine keeps this format;
-        None: the weights are computed in the model's dtype.
+    kept_format: `int8`, `int4` or `fp8`, if the files store the weights of all layers in this format and the engine can
+        keep it; None: the engine converts quantized weights to the model's dtype.
     num_parameters: number of parameters of a model that runs through transformers; None: the engine has its own layers
-    for the model.
+        for the model.
     """
 
     vocab_size: int
@@ -89,11 +88,12 @@ class ModelSizes:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], stored: Mapping[str, StoredTensor] | None = None) -> Self:
-        """
+        """Reads the sizes from a model's configuration and files.
+
         Args:
             config: config.json.
-            stored: the tensors of the model's files; None: quantized weights are planned in the model's dtype, and only
-                models of the engine's own types are planned.
+            stored: the tensors of the model's files. None: quantized weights are planned in the model's dtype, and
+                models that run through transformers cannot be planned.
         Raises: UnknownSizes: the message names what is missing.
         """
         model_type = config.get("model_type")
@@ -143,16 +143,17 @@ class ModelSizes:
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the embedding and of an unpacked LM head, which is the same tensor if the head is tied."""
+        """The bytes of the embedding and of an unpacked LM head. A tied head is the same tensor as the embedding."""
         return (1 if self.has_tied_head else 2) * self.vocab_size * self.hidden_size * self.dtype_bytes
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """The numbers of inputs of the layers' products, which int4 divides into groups."""
+        """The input sizes that occur among the layers' products. int4 quantization divides these inputs into groups."""
         return tuple(sorted({product.inputs for product in self.products() if not product.is_router}))
 
     def products(self, tensor_parallel: int = 1) -> tuple[Product, ...]:
-        """Returns the weights of all layers, as rank 0 fuses them. The model must not run through transformers."""
+        """Returns the products of all layers on rank 0, with fused projections. The engine must have its own layers for
+        the model."""
         count = self.num_layers if self.experts is None else self.experts.num_dense_layers
         mixed = self.num_layers - count
         return (
@@ -162,7 +163,8 @@ class ModelSizes:
         )
 
     def mtp_products(self) -> tuple[Product, ...]:
-        """Returns the weights of DeepSeek's MTP module, which is never cut: a layer, and a matrix before it."""
+        """Returns the products of DeepSeek's MTP module: a layer, and a matrix before it. Tensor parallelism does not
+        divide this module."""
         merge = Product(self.hidden_size, 2 * self.hidden_size, 1)
         return (*self._attention(1, 1), *self._mixture(1, 1), merge)
 
@@ -200,8 +202,8 @@ class ModelSizes:
 def share(size: int, unit: int, rank: int, degree: int) -> range:
     """Returns the part of `size` outputs that `rank` of `degree` ranks computes.
 
-    Units of `unit` outputs are divided evenly. The first ranks get one more if some are left over, so rank 0 always has
-    the most.
+    The outputs are divided in units of `unit` outputs. If the number of units is no multiple of `degree`, the first
+    ranks get one unit more, so rank 0 always has the most.
     """
     each, left = divmod(-(-size // unit), degree)
     first = rank * each + min(rank, left)
@@ -209,7 +211,7 @@ def share(size: int, unit: int, rank: int, degree: int) -> range:
 
 
 def _max_positions(config: Mapping[str, Any]) -> int:
-    """Returns the longest context; models of the engine's own types attend within their sliding window only."""
+    """Returns the longest context in tokens: the sliding window, if a model of the engine's own types has one."""
     longest = _size(config, "max_position_embeddings")
     if config.get("model_type") in ("mistral", "mixtral") or config.get("use_sliding_window"):
         return min(longest, config.get("sliding_window") or longest)
@@ -248,7 +250,7 @@ def _latent(config: Mapping[str, Any]) -> LatentSizes:
 
 
 def _inner_size(config: Mapping[str, Any], hidden_size: int) -> int:
-    """Returns the activations of a token in the widest MLP of a model that runs through transformers."""
+    """Returns the number of activations per token in the widest MLP of a model that runs through transformers."""
     names = ("intermediate_size", "num_experts_per_tok", "moe_intermediate_size")
     dense, num_chosen, expert = (value if type(value := config.get(name)) is int else 0 for name in names)
     dense = dense or 4 * hidden_size

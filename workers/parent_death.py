@@ -1,9 +1,11 @@
-"""Starts commands that must not outlive the process that started them, even if that process is killed with SIGKILL.
+"""Runs commands that gain no privileges and, in two of three modes, do not outlive the process that started them.
 
-There are three modes. All run this file as a script, which is why it imports the standard library only. In each mode,
-the command can gain no privileges by exec (PR_SET_NO_NEW_PRIVS), and runs as another user if `uid` is given.
+In these two modes, the command ends even if that process is killed with SIGKILL. All modes run this file as a script,
+which is why it imports the standard library only. In each mode, the command can gain no privileges by exec
+(PR_SET_NO_NEW_PRIVS), and runs as another user if `uid` is given.
 
-`unprivileged`: the script only does this, and then becomes the command by exec. The command may outlive its parent.
+`unprivileged`: the script only gives up privileges, and then becomes the command by exec. The command may outlive its
+parent.
 
 `dying_with_parent`: the script asks the kernel to send it SIGKILL when its parent dies (PR_SET_PDEATHSIG, a setting
 that survives exec), and then becomes the command by exec. The kernel's "parent" is the thread that started the script,
@@ -36,17 +38,18 @@ _SAME_USER = "same-user"
 
 
 def unprivileged(command: Sequence[str], *, uid: int | None = None) -> list[str]:
-    """Returns a command line that runs `command` through this script."""
+    """Returns a command line that runs `command` through this script in the mode `unprivileged`."""
     return [*_script(_UNPRIVILEGED, uid), *command]
 
 
 def dying_with_parent(command: Sequence[str], *, uid: int | None = None) -> list[str]:
-    """Returns a command line that runs `command` through this script. Start it from a thread that outlives it."""
+    """Returns a command line that runs `command` in the mode `dying_with_parent`. The thread that starts it must
+    outlive the command."""
     return [*_script(_DYING, uid), str(os.getpid()), *command]
 
 
 def kept_command(command: Sequence[str], *, lifeline: int, adopt: bool = True, uid: int | None = None) -> list[str]:
-    """Returns a command line that runs `command` under a keeper, which keeps the user of its parent.
+    """Returns a command line that runs `command` under a keeper. The keeper runs as the user of its parent.
 
     The caller starts it in a new session, with the file descriptor `lifeline` in `pass_fds`.
     """
@@ -85,7 +88,8 @@ def _become(parent_pid: int, command: list[str], uid: int | None) -> int:
 
 
 def _drop_privileges(uid: int | None) -> None:
-    """Must be called before `_die_with_parent`, because the kernel forgets that setting when the user changes."""
+    """Forbids new privileges and changes the user. Must be called before `_die_with_parent`, because the kernel forgets
+    the signal that is set there when the user changes."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if uid is not None:
         os.setgroups([])
@@ -113,7 +117,8 @@ def _keep(lifeline: int, command: list[str], *, adopt: bool, uid: int | None) ->
         child = subprocess.Popen(
             command,
             pass_fds=(lifeline,),  # the command may start keepers on the same lifeline
-            # In case the keeper itself is killed. preexec_fn is safe here, because this process has only one thread.
+            # `prepare` makes the command die even if the keeper itself is killed. preexec_fn is safe here, because this
+            # process has only one thread.
             preexec_fn=prepare,
         )
     except OSError as error:

@@ -23,13 +23,13 @@ _MIB = 1 << 20
 _BLOCK = 32  # the CPU's kernels pad the outputs of a weight to a multiple of this number
 _INT4_SIXTEENTHS = 9  # sixteenths of a byte per weight: 4 bits, and a scale of 16 bits for each group of 32
 _FLOAT32_BYTES = 4
-_PREFILL_ROWS = 512  # rows of a pass that read prompts
-# A process of the engine without a model: measured on Linux with torch 2.13. The value for CUDA is an estimate.
+_PREFILL_ROWS = 512  # rows of a pass that prefill prompts
+# Memory of an engine's process without a model, measured on Linux with torch 2.13; the value for CUDA is an estimate.
 _RUNTIME_BYTES = {"cpu": 520 * _MIB, "cuda": 1024 * _MIB}
 _GRAPH_BYTES = {"cpu": 0, "cuda": 512 * _MIB}  # bytes for captured graphs; an estimate
 
 
-_ROW_TOKENS = 2048  # number of tokens with which a row of a batch is planned, unless the context is shorter
+_ROW_TOKENS = 2048  # tokens that a plan reserves for each row of a batch, unless the context is shorter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +42,12 @@ class Wanted:
     context: tokens of the longest prompt and answer together; None: as long as the model allows and as fits.
     concurrency: maximum number of sequences that decode at once.
     draft_nodes: maximum number of draft nodes per sequence.
-    speculator_bytes: size of the speculator's weights.
-    drafter_slot_bytes: memory that the drafter's keys and values take per position.
+    speculator_bytes: size of the speculator's weights in bytes.
+    drafter_slot_bytes: bytes of the drafter's keys and values per position.
+    adapter_bytes: size of the LoRA adapters' weights.
     tensor_parallel: number of ranks. The plan is that of rank 0, and `memory_bytes` is the memory of one rank.
     num_engines: number of engines that share the weights; each has a KV cache and a work space.
-    has_mtp_module: DeepSeek's MTP module drafts, which is planned as a part of the speculator.
+    has_mtp_module: whether DeepSeek's MTP module is the drafter. It is planned as a part of the speculator.
     """
 
     device: str
@@ -87,12 +88,15 @@ class Plan:
     concurrency: int
 
     def num_sequences(self, length: int) -> int:
-        """The number of sequences of `length` tokens that can decode at once."""
+        """Returns the number of sequences of `length` tokens that can decode at once."""
         return min(self.concurrency, self.kv_slots // length)
 
 
 class DoesNotFit(Exception):
-    """The message lists the bytes of each part; `parts.kv_cache` is what one sequence needs."""
+    """The model does not fit into the memory. The message lists the size of each part.
+
+    parts: the memory that is needed, with a KV cache for one sequence.
+    """
 
     def __init__(self, parts: Parts, *, memory_bytes: int, context: int) -> None:
         listed = ", ".join(f"{name.replace('_', ' ')} {value / 1e9:.2f} GB" for name, value in asdict(parts).items())
@@ -104,8 +108,11 @@ class DoesNotFit(Exception):
 
 
 def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
-    """Raises: DoesNotFit: not even one sequence of the wanted context fits or, if no context is wanted, not even one
-    token."""
+    """Plans the memory of an engine.
+
+    Raises: DoesNotFit: not even one sequence of the wanted context fits. If no context is wanted, not even one token
+    fits.
+    """
     longest = min(wanted.context or sizes.max_positions, sizes.max_positions)
     if wanted.weights == "bf16":
         sizes = replace(sizes, dtype_bytes=2)
@@ -138,8 +145,9 @@ def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
 
 
 def plan_rows(sizes: ModelSizes, wanted: Wanted) -> Plan:
-    """Returns the plan with the most rows, at most `wanted.concurrency`. The KV cache of the plan holds 2,048 tokens of
-    each row, or the whole context of each row if the model's context is shorter.
+    """Returns the plan for the largest number of rows that fits, at most `wanted.concurrency`.
+
+    The KV cache of the plan holds 2,048 tokens of each row, or each row's whole context if the context is shorter.
     """
     best = plan(sizes, replace(wanted, concurrency=1))
     row_tokens = min(_ROW_TOKENS, best.context)
@@ -159,18 +167,19 @@ def plan_rows(sizes: ModelSizes, wanted: Wanted) -> Plan:
 
 
 def kv_slot_bytes(sizes: ModelSizes, tensor_parallel: int = 1) -> int:
-    """Bytes of the keys and values of one position in all layers, on rank 0."""
+    """Returns the bytes of one position's keys and values in all layers, on rank 0."""
     if sizes.latent is not None:
         return sizes.num_layers * _latent_bytes(sizes, sizes.latent)
     return 2 * sizes.num_layers * -(-sizes.num_kv_heads // tensor_parallel) * sizes.head_dim * sizes.dtype_bytes
 
 
 def weight_bytes(sizes: ModelSizes, weights: str, *, device: str, tensor_parallel: int = 1) -> int:
-    """Bytes of the weights as the engine keeps them; biases and norms of the engine's own models are left out.
+    """Returns the bytes of the weights in the format in which the engine keeps them, on rank 0, which has the most.
 
-    tensor_parallel: number of ranks; the result is then the bytes of rank 0, which has the most.
+    Biases and norms are left out for models that the engine computes with its own layers.
+    tensor_parallel: number of ranks.
     """
-    is_packed = device == "cpu"  # a packed weight is a copy; on CUDA a weight in the model's dtype stays as it is
+    is_packed = device == "cpu"  # packing copies a weight; CUDA kernels use a weight in the model's dtype as it is
     if sizes.num_parameters is not None:  # models of transformers
         head_copy = sizes.vocab_size * sizes.hidden_size if is_packed else 0
         return (sizes.num_parameters + head_copy) * sizes.dtype_bytes
@@ -183,19 +192,19 @@ def weight_bytes(sizes: ModelSizes, weights: str, *, device: str, tensor_paralle
     if is_widened and not is_packed:
         head_copy = 0
     tables = sizes.table_bytes
-    if tensor_parallel > 1:  # the ranks keep columns of the embedding, and no unpacked head
+    if tensor_parallel > 1:  # each rank keeps some columns of the embedding, and no unpacked LM head
         columns = len(share(sizes.hidden_size, OUTPUT_UNIT, 0, tensor_parallel))
         tables = sizes.vocab_size * columns * sizes.dtype_bytes
     return layers + tables + head_copy
 
 
 def mtp_bytes(sizes: ModelSizes, device: str) -> int:
-    """Bytes of DeepSeek's MTP module, which is on rank 0 only; 0 for models of other types."""
+    """Returns the bytes of DeepSeek's MTP module, which is on rank 0 only; 0 for models of other types."""
     return 0 if sizes.latent is None else _products_bytes(sizes, sizes.mtp_products(), "auto", device)
 
 
 def _latent_bytes(sizes: ModelSizes, latent: LatentSizes) -> int:
-    """Bytes of a position in the cache of one layer."""
+    """Returns the bytes of a position in one layer's KV cache."""
     return (latent.rank + latent.rope_dim) * sizes.dtype_bytes
 
 
@@ -204,7 +213,10 @@ def _is_kept(stored: str | None, device: str) -> bool:
 
 
 def _products_bytes(sizes: ModelSizes, products: Iterable[Product], stored: str, device: str) -> int:
-    """stored: `int8`, `int4` or `fp8`; others: the model's dtype, in which routers always are."""
+    """Returns the bytes of the weights of the products.
+
+    stored: `int8`, `int4` or `fp8`; any other value means the model's dtype. Routers are never stored in these formats.
+    """
     return sum(_product_bytes(sizes, product, stored, device) * product.num_weights for product in products)
 
 
@@ -222,7 +234,7 @@ def _product_bytes(sizes: ModelSizes, product: Product, stored: str, device: str
 
 
 def _work_space(sizes: ModelSizes, concurrency: int, draft_nodes: int, context: int) -> int:
-    """Bytes of a pass's activations and logits in float32, of the slot tables, and of the rotary tables."""
+    """Returns the bytes of a pass's activations and logits in float32, of the slot tables, and of the rotary tables."""
     decoding_rows = concurrency * (1 + draft_nodes)
     inner, experts, latent = sizes.intermediate_size, sizes.experts, sizes.latent
     if experts is not None:

@@ -1,7 +1,7 @@
-"""What the safetensors files of a model hold, as far as an engine's memory depends on it. Standard library only.
+"""Reads from a model's safetensors files what an engine's memory depends on: the formats and numbers of the weights.
 
-Only headers are read, and additionally the bytes of int8 weights, because the engine's kernels do not support the value
--128.
+Standard library only. The headers of the files are read, and the contents of scales, zero points and int8 weights: the
+engine converts int8 weights with the value -128, because its kernels do not support this value.
 
 Source: https://github.com/huggingface/safetensors, "Format".
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 _GROUP = 32  # columns with a common scale in the engine's int4 kernel
 _ROUTERS = ("mlp.gate", "block_sparse_moe.gate")
-# suffixes of tensors that the readers of engine/models/quantized consume together with the values of a weight
+# suffixes of tensors that the readers in engine/models/quantized read together with the values of a weight
 _VALUES = ("weight", "qweight", "weight_packed")
 _CONSUMED = (
     *("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_shape", "weight_zero_point"),
@@ -28,7 +28,7 @@ _LOWEST = {"I8": b"\x80", "I32": b"\0"}  # the byte of -128; packed numbers are 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor in the bytes `start` to `end` of a file. dtype: safetensors' name."""
+    """A tensor in the bytes `start` to `end` of a file. dtype: the name in the file's header, such as F16."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -77,8 +77,10 @@ def _tensors(path: Path) -> Iterable[tuple[str, StoredTensor]]:
 
 
 def kept_format(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> str | None:
-    """Returns the format in which the engine can keep all products of the layers, as engine/models/quantized/kept.py
-    decides from the values: `int8`, `int4` or `fp8`; None: at least one is widened, or their formats differ.
+    """Returns the format in which the engine keeps the weights of all layers: `int8`, `int4` or `fp8`.
+
+    None: the engine converts at least one weight to the model's dtype, or the formats of the weights differ.
+    engine/models/quantized/kept.py makes the same decision from the loaded values.
 
     config: config.json.
     """
@@ -118,15 +120,16 @@ def _format(
 
 
 def _fit_float16(scales: StoredTensor) -> bool:
-    """Whether float16 numbers represent the scales exactly, relative to a power of two."""
+    """Whether the scales' mantissas fit into float16 numbers."""
     if scales.dtype != "F32":
         return scales.dtype in ("F16", "BF16")
     content = scales.read()
-    return not any(content[::4]) and not content[1::4].translate(None, bytes(range(0, 256, 32)))  # 13 bits are zero
+    # whether the low 13 bits are 0
+    return not any(content[::4]) and not content[1::4].translate(None, bytes(range(0, 256, 32)))
 
 
 def _bits(described: Mapping[str, Any], values: StoredTensor) -> int | None:
-    """Returns the number of bits of a number in a tensor of integers; None: it is unknown, or differs between the
+    """Returns how many bits a number takes in a tensor of packed integers; None: unknown, or different between
     layers."""
     if values.dtype == "I8":
         return 8
@@ -147,7 +150,8 @@ def _is_per_output(scales: StoredTensor, outputs: int) -> bool:
 
 
 def _is_plain(described: Mapping[str, Any], stored: Mapping[str, StoredTensor], module: str, bits: int) -> bool:
-    """Whether the zero points are in the middle of the numbers, and the columns are in the order of their groups."""
+    """Whether all zero points are the middle of the numbers' range, and the columns are in the order of their
+    groups."""
     if any(f"{module}.{suffix}" in stored for suffix in ("weight_zero_point", "weight_g_idx")):
         return False
     is_gptq, zeros = described.get("quant_method") == "gptq", stored.get(f"{module}.qzeros")
@@ -156,13 +160,13 @@ def _is_plain(described: Mapping[str, Any], stored: Mapping[str, StoredTensor], 
     if zeros is None or not (is_gptq or described.get("zero_point", True)):
         return True
     versions = (described.get("checkpoint_format"), described.get("format"))
-    middle = 2 ** (bits - 1) - (is_gptq and "gptq_v2" not in versions)  # the first format stores zero points minus one
+    middle = 2 ** (bits - 1) - (is_gptq and "gptq_v2" not in versions)  # version 1 stores zero points minus one
     content = zeros.read()
     return content.count(sum(middle << shift for shift in range(0, 8, bits))) == len(content)
 
 
 def num_parameters(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> int:
-    """Returns the number of weights after widening.
+    """Returns the number of parameters after quantized weights have been converted to the model's dtype.
 
     config: config.json.
     """

@@ -46,7 +46,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def model_with_another_end_token(model: Path, folder: Path) -> Path:
-    """Copies the model. The tokenizer of the copy names another end token, `<|endoftext|>`, than its configuration."""
+    """Copies the model. In the copy, the tokenizer's end token (`<|endoftext|>`) differs from that of config.json."""
     shutil.copytree(model, folder)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<|endoftext|>"}))

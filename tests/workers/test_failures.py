@@ -1,4 +1,4 @@
-"""The failure classes, which decide whether a job is tried again."""
+"""The child process reports each error with a failure class, which decides whether the job is tried again."""
 
 import errno
 
@@ -34,6 +34,6 @@ def test_the_message_of_an_unexpected_error_names_the_exception_class() -> None:
     assert failed_event(ZeroDivisionError("division by zero")).message == "ZeroDivisionError: division by zero"
 
 
-def test_a_message_is_not_empty_and_has_at_most_2000_characters() -> None:
+def test_the_message_of_a_failed_event_is_not_empty_and_has_at_most_2000_characters() -> None:
     assert failed_event(MemoryError()).message == "MemoryError"
     assert len(failed_event(UserConfigError("x", "y" * 10_000)).message) == 2000

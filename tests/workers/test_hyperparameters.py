@@ -9,7 +9,7 @@ from workers.kinds import TRAINED_KINDS
 
 
 @pytest.mark.parametrize("kind", TRAINED_KINDS)
-def test_omitted_hyperparameters_have_defaults_and_as_values_can_be_read_back(kind: str) -> None:
+def test_omitted_hyperparameters_have_defaults_and_the_result_of_as_values_can_be_read_back(kind: str) -> None:
     found = read_hyperparameters(kind, {"max_steps": 7, "learning_rate": 1})
     assert (found.loop.max_steps, found.loop.learning_rate, found.loop.max_seconds) == (7, 1, None)
     assert read_hyperparameters(kind, as_values(found)) == found

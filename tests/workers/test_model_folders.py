@@ -1,4 +1,4 @@
-"""No configuration may make a loader import code, and a quantization that is not read is found."""
+"""Configurations that make a loader import code are found, and quantizations that the engine cannot read."""
 
 from typing import Any
 
@@ -66,13 +66,13 @@ def test_a_configuration_with_empty_quantization_keys_is_not_quantized() -> None
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_a_quantization_is_readable_only_if_config_json_describes_it_at_the_top(name: str) -> None:
+def test_a_quantization_is_readable_only_if_the_top_level_of_config_json_names_a_readable_method(name: str) -> None:
     values, _ = QUANTIZED[name]
 
     assert (unreadable_quantization(values, []) is None) == (name in ("fp8", "compressed-tensors", "awq", "gptq"))
 
 
-def test_the_file_of_modelopt_is_refused_beside_a_readable_description() -> None:
+def test_the_file_of_modelopt_is_refused_even_if_config_json_describes_a_readable_quantization() -> None:
     values, _ = QUANTIZED["fp8"]
 
     assert unreadable_quantization(values, ["quant_config.json"]) is None

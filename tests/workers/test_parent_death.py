@@ -1,7 +1,7 @@
 """A command ends when its owner, the process that started it, ends, even if the owner is killed.
 
-`dying_with_parent` asks the kernel for this. `kept_command` starts the command below a keeper process, which kills it
-and its children when the owner's end of a pipe, the lifeline, is closed.
+`dying_with_parent` asks the kernel for this. `kept_command` starts the command below a keeper process, which kills the
+command and its children when the owner's end of a pipe, the lifeline, is closed.
 """
 
 import os
@@ -73,7 +73,9 @@ def test_the_children_of_a_kept_command_die_when_its_owner_closes_the_lifeline()
     wait_until_ended(grandchild)
 
 
-def test_a_kept_command_that_does_not_exist_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_keeper_exits_with_127_and_an_error_message_if_its_command_does_not_exist(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     lifeline, owned_end = os.pipe()
     keeper = subprocess.run(
         kept_command(["/nonexistent/command"], lifeline=lifeline),

@@ -1,4 +1,4 @@
-"""Plans of an engine's memory: which models fit, which do not, and that no plan exceeds its memory."""
+"""Plans of an engine's memory: which models fit, and that no plan exceeds the given memory."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -49,14 +49,14 @@ def test_the_bytes_of_a_position_and_of_the_weights_follow_from_the_published_si
     assert weight_bytes(LARGE, "auto", device="cuda") == pytest.approx(2 * num_parameters, rel=0.001)
 
 
-def test_a_32b_model_in_bf16_answers_reasoning_traces_on_one_80_gb_gpu() -> None:
+def test_a_32b_model_in_bf16_has_room_for_long_reasoning_traces_on_one_80_gb_gpu() -> None:
     planned = plan(LARGE, Wanted(device="cuda", memory_bytes=GPU_80_GB))
 
     assert planned.context > 28_000
     assert planned.num_sequences(4096) == 7
 
 
-def test_int8_weights_leave_a_32b_model_its_whole_context_on_one_80_gb_gpu() -> None:
+def test_a_32b_model_in_int8_has_room_for_its_whole_context_on_one_80_gb_gpu() -> None:
     planned = plan(LARGE, Wanted(device="cuda", memory_bytes=GPU_80_GB, weights="int8"))
 
     assert planned.context == 131_072
@@ -64,7 +64,7 @@ def test_int8_weights_leave_a_32b_model_its_whole_context_on_one_80_gb_gpu() -> 
 
 
 def _with_float8_layers(**changes: Any) -> ModelSizes:
-    """Sizes of the model with layers in float8, scaled per output, as compressed-tensors stores them."""
+    """Returns the sizes of a model whose layers are in float8 with a scale per output, as in compressed-tensors."""
     tensors = {"weight": ("F8_E4M3", (64, 32)), "weight_scale": ("BF16", (64, 1)), **changes}
     stored = {
         f"model.layers.0.{module}.{name}": StoredTensor(dtype=dtype, shape=shape, file=Path("/"), start=0, end=0)
@@ -75,7 +75,7 @@ def _with_float8_layers(**changes: Any) -> ModelSizes:
     return ModelSizes.of({**QWEN_32B, "quantization_config": {"quant_method": "compressed-tensors"}}, stored)
 
 
-def test_layers_stored_in_float8_are_planned_in_float8_on_cuda_alone() -> None:
+def test_layers_stored_in_float8_are_planned_in_float8_only_on_cuda() -> None:
     sizes = _with_float8_layers()
     layers = sum(product.outputs * product.inputs * product.num_weights for product in LARGE.products())
     scales = 4 * sum(product.outputs * product.num_weights for product in LARGE.products())
@@ -96,14 +96,14 @@ def test_layers_stored_in_float8_are_planned_in_float8_on_cuda_alone() -> None:
     ],
     ids=["blocks", "another dtype", "not quantized", "scales of the inputs"],
 )
-def test_checkpoints_that_may_be_widened_are_planned_in_the_dtype_of_the_model(changes: dict[str, Any]) -> None:
+def test_checkpoints_that_the_engine_may_convert_are_planned_in_the_dtype_of_the_model(changes: dict[str, Any]) -> None:
     sizes = _with_float8_layers(**changes)
 
     assert weight_bytes(sizes, "auto", device="cuda") == weight_bytes(LARGE, "auto", device="cuda")
 
 
 @pytest.mark.parametrize("described", [None, [], {"config_groups": {"g": None}}, {"config_groups": 1, "bits": "many"}])
-def test_an_inconsistent_description_of_the_quantization_is_planned_with_widened_weights(described: Any) -> None:
+def test_weights_with_an_inconsistent_quantization_config_are_planned_in_the_dtype_of_the_model(described: Any) -> None:
     names = {"weight_packed": "I32", "weight_scale": "F16"}
     stored = {
         f"model.layers.0.mlp.down_proj.{name}": StoredTensor(dtype=dtype, shape=(64, 2), file=Path("/"), start=0, end=0)
@@ -159,7 +159,7 @@ DEEPSEEK_V3: dict[str, Any] = {
 MIXTRAL, DEEPSEEK = ModelSizes.of(MIXTRAL_8X7B), ModelSizes.of(DEEPSEEK_V3)
 
 
-def test_mixtures_have_the_published_numbers_of_weights() -> None:
+def test_mixture_of_experts_models_are_planned_with_the_published_numbers_of_weights() -> None:
     """Norms and biases are left out of the plan; neither model was run."""
     assert weight_bytes(MIXTRAL, "auto", device="cuda") == pytest.approx(2 * 46.70e9, rel=0.001)
     assert weight_bytes(DEEPSEEK, "auto", device="cuda") == pytest.approx(2 * 671.03e9, rel=0.001)
@@ -228,7 +228,7 @@ def test_the_memory_of_a_speculator_and_of_adapters_is_taken_from_the_kv_cache()
     more_memory=st.integers(0, 10**10),
     factor=st.integers(2, 10),
 )
-def test_a_plan_keeps_to_its_memory_and_is_monotone(
+def test_a_plan_fits_its_memory_and_more_memory_gives_more_positions(
     sizes: ModelSizes, wanted: Wanted, more_memory: int, factor: int
 ) -> None:
     planned = _plan_or_refusal(sizes, wanted)
@@ -279,7 +279,7 @@ def test_models_of_transformers_are_not_planned_without_their_files(model_type: 
 
 
 @pytest.mark.parametrize("name", ["num_local_experts", "num_experts_per_tok"])
-def test_a_mixture_without_a_needed_size_is_refused(name: str) -> None:
+def test_a_mixture_of_experts_without_a_needed_size_is_refused(name: str) -> None:
     with pytest.raises(UnknownSizes, match=f"positive whole number {name}"):
         ModelSizes.of({**MIXTRAL_8X7B, name: None})
 
@@ -288,16 +288,16 @@ def test_a_sliding_window_limits_the_context() -> None:
     assert ModelSizes.of({**SMOLLM2, "model_type": "mistral", "sliding_window": 4096}).max_positions == 4096
 
 
-def test_the_weights_and_the_cache_of_a_rank_fall_with_the_number_of_ranks() -> None:
+def test_the_weights_and_the_kv_cache_of_a_rank_shrink_with_the_number_of_ranks() -> None:
     whole, half, eighth = (weight_bytes(LARGE, "auto", device="cpu", tensor_parallel=degree) for degree in (1, 2, 8))
-    tables = LARGE.table_bytes  # one process also keeps an unpacked LM head and the whole embedding
+    tables = LARGE.table_bytes  # a process without ranks also keeps an unpacked LM head and the whole embedding
     assert half == (whole - tables // 2) // 2
     assert eighth == (whole - tables // 2) // 8
     assert kv_slot_bytes(LARGE, 8) * 8 == kv_slot_bytes(LARGE)
     assert kv_slot_bytes(SMALL, 2) == 2 * kv_slot_bytes(SMALL) // 3  # 3 KV heads, of which rank 0 has 2
 
 
-def test_a_model_that_does_not_fit_one_rank_fits_two() -> None:
+def test_a_model_that_does_not_fit_one_rank_fits_two_ranks() -> None:
     wanted = Wanted(device="cpu", memory_bytes=50 * 10**9, context=4096)
     with pytest.raises(DoesNotFit):
         plan(LARGE, wanted)
@@ -309,7 +309,7 @@ def test_a_model_that_does_not_fit_one_rank_fits_two() -> None:
 
 
 @pytest.mark.parametrize("value", [[64, 128], "many", None, {}])
-def test_sizes_of_other_forms_are_replaced_by_the_usual_width(value: Any) -> None:
+def test_an_intermediate_size_that_is_not_an_integer_is_replaced_by_four_times_the_hidden_size(value: Any) -> None:
     config = {**SMOLLM2, "model_type": "gpt_neox", "intermediate_size": value, "moe_intermediate_size": value}
 
     assert ModelSizes.of(config, {}).intermediate_size == 4 * 576

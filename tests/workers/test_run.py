@@ -48,7 +48,7 @@ def test_a_model_that_cannot_be_loaded_is_a_user_config_failure_with_exit_status
     (failed,) = events
     assert isinstance(failed, Failed)
     assert (failed.failure_class, failed.code) == ("user_config", "model_not_loadable")
-    assert "Traceback" in stderr  # operators find it in the log of the job
+    assert "Traceback" in stderr  # operators find the traceback in the job's log
 
 
 def test_a_spec_of_an_unknown_kind_gives_a_failed_event_with_the_code_invalid_spec(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Speculators in the formats of other engines, export and import. Standard library only: the API uses it."""
+"""Exports speculators to the formats of other engines, and imports them. Standard library only, for use by the API."""

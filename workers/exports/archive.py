@@ -19,7 +19,7 @@ _ARCHIVE_ERRORS = (
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Packs the files of a folder. Equal files give equal archives, since they are sorted and have no times."""
+    """Packs the files of a folder. Equal files give equal archives, since entries are sorted and have no timestamps."""
     with zipfile.ZipFile(archive, "x", zipfile.ZIP_STORED) as out:
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
             entry = zipfile.ZipInfo(path.name)

@@ -24,7 +24,8 @@ WEIGHTS_FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """
+    """A speculator in this project's own format.
+
     config: the contents of config.json.
     tensors: the tensors of all files, by name. Names of LoRA tensors begin with `base_model.`.
     """
@@ -46,12 +47,12 @@ class Artifact:
 
     @property
     def heads(self) -> dict[str, Any]:
-        """Returns the sizes of Medusa heads; only for medusa and turbo_lora."""
+        """Returns the sizes of the Medusa heads; only for the kinds medusa and turbo_lora."""
         return section(self.config, "slipstream")
 
     @property
     def draft_vocab(self) -> list[int]:
-        """Returns the token ids of the draft vocabulary; only for medusa and turbo_lora."""
+        """Returns the token ids of the draft vocabulary; only for the kinds medusa and turbo_lora."""
         return self.tensors["draft_vocab"].integers()
 
     def check(self, target: Target) -> None:

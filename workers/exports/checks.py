@@ -20,7 +20,7 @@ def check_sizes(target: Target, *, hidden: int, vocab: int) -> None:
 def check_taps(taps: object, target: Target) -> None:
     """Checks the list of the target's layers whose inputs the drafter reads.
 
-    Raises: ExchangeError: a number is not in 0 .. num_layers, where num_layers is the output of the last layer.
+    Raises: ExchangeError: a number is not in 0..num_layers. The number num_layers stands for the last layer's output.
     """
     if (
         not isinstance(taps, list)

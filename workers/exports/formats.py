@@ -1,4 +1,4 @@
-"""The formats and the kinds of speculators that each supports. Exports an artifact to a format, or imports from it."""
+"""The formats of other engines: the kinds of speculators that each supports, and the export to and import from each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from workers.exports.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """
+    """A format of another engine.
+
     kinds: the kinds of speculators that the format supports.
     export: writes an artifact into a folder, in this format.
     read: reads a folder in this format, and returns it as an artifact.

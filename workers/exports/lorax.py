@@ -26,7 +26,7 @@ KINDS = ("medusa", "turbo_lora")
 
 
 def export(artifact: Artifact, target: Target, folder: Path) -> None:
-    """Raises: ExchangeError: the format of Medusa heads in LoRAX, version 2, does not support these heads."""
+    """Raises: ExchangeError: version 2 of LoRAX's format for Medusa heads does not support these heads."""
     check(artifact.heads)
     values = {
         "base_model_name_or_path": target.name,
@@ -44,7 +44,7 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
 def check(heads: Mapping[str, Any]) -> None:
     """Raises: ExchangeError: the format does not support the heads.
 
-    heads: num_heads, num_layers and so on, of trained heads or of hyperparameters.
+    heads: the sizes of trained heads (num_heads, num_layers and so on), or the hyperparameters before training.
     """
     medusa.check(heads, "LoRAX's Medusa format, version 2,")
     if heads["num_layers"] != 1:

@@ -51,7 +51,10 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
 
 
 def check(heads: Mapping[str, Any], form: str = "vLLM's Medusa") -> None:
-    """heads: the sizes of the heads, or their hyperparameters before training. Raises: ExchangeError."""
+    """Raises: ExchangeError: the format `form` does not support the heads.
+
+    heads: the sizes of trained heads, or the hyperparameters before training.
+    """
     if heads.get("token_input"):
         raise unsupported(f"{form} heads read the hidden state alone; train with token_input false to export them")
     if not heads.get("tied", True):

@@ -5,9 +5,9 @@
              can only be imported, because ours have a draft vocabulary, which the format does not support
 
 A tap is an intermediate hidden state of the target that the drafter reads: the output of one layer, which is the input
-of the next. SpecForge numbers a tap by the first of these layers, our artifacts by the second. vLLM reads the numbers
-of this format as if they were ours. An export therefore omits the default taps (the inputs of the layers 2, L / 2 and L
-- 3 of L layers), which are the same in all engines.
+of the next. SpecForge numbers a tap by the layer that outputs it, our artifacts by the layer that reads it. vLLM reads
+SpecForge's numbers as if they were ours. An export therefore omits the default taps (the inputs of the layers 2, L / 2
+and L - 3 of L layers), which are the same in all engines.
 
 Source: https://github.com/sgl-project/SpecForge (configs/); SGLang, models/llama_eagle3.py.
 """
@@ -124,7 +124,7 @@ def _read_block(values: dict[str, Any], folder: Path) -> Artifact:
 
 
 def _input_layers(output_layers: object) -> list[int] | None:
-    """Converts taps from numbers of layers that output them to numbers of layers that read them, which are one larger.
+    """Converts the numbers of taps: from layers that output them (SpecForge) to layers that read them, one higher.
 
     Raises: ExchangeError.
     """

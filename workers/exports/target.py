@@ -1,4 +1,4 @@
-"""The target model of a speculator, as far as imports and exports need it: its name, its sizes and its lm_head."""
+"""The name, the sizes and the lm_head of a speculator's target model, which imports and exports need."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ _HEADS = ("lm_head.weight", "model.embed_tokens.weight")  # models with a tied l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """name: the model's path or repository id in the other engine."""
+    """A target model. name: the model's path or repository id in the other engine."""
 
     name: str
     folder: Path

@@ -25,7 +25,7 @@ FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A tensor. Its bytes are in `data`; if `path` is given, they are instead the spans of that file, concatenated."""
+    """A tensor. Its bytes are in `data` or, if `path` is given, in the spans of that file, which are concatenated."""
 
     dtype: str
     shape: tuple[int, ...]

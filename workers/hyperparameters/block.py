@@ -10,8 +10,8 @@ from workers.hyperparameters.loop import LoopParameters
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockHyperparameters:
     block_size: int = 5  # input tokens of a block: the anchor (the last token of the sequence) and mask tokens
-    # True: each row of a block predicts the next token, as in DSpark. False: the mask tokens' rows predict the tokens
-    # that they replace, and the anchor's row predicts nothing, as in DFlash.
+    # True: each row of a block predicts the next token, as in DSpark. False: the row of each mask token predicts the
+    # token at its own position, and the anchor's row predicts nothing, as in DFlash.
     sample_from_anchor: bool = True
     causal: bool = False  # whether attention within the block is causal, as in JetSpec
     num_layers: int = 2
@@ -19,7 +19,7 @@ class BlockHyperparameters:
     intermediate_size: int = 0  # size of the layers' MLPs; 0: as in the target
     markov_rank: int = 64  # 0: no Markov head
     confidence: bool = True  # a head that predicts the probability that a draft token is accepted
-    draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill`
+    draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill` in loop.py
     anchors: int = 32  # maximum number of random anchors, and therefore of blocks, per conversation and epoch
     soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label
     decay: float = 4.0  # the loss at depth d has weight exp(-d / decay)

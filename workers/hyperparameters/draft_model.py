@@ -9,8 +9,8 @@ from workers.hyperparameters.loop import LoopParameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModelHyperparameters:
-    num_layers: int = 0  # how many of the target's layers the draft model has, evenly spread; 0: an eighth of them
-    draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill`
+    num_layers: int = 0  # number of the target's layers that are kept, evenly spread; 0: an eighth of them
+    draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill` in loop.py
     soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label
     # Acceptance length, measured as in mtp.py: 1.80 with batch_rows 4 and learning_rate 5e-4, 1.93 with 2 and 1e-3.
     loop: LoopParameters = field(default_factory=partial(LoopParameters, batch_rows=2))

@@ -33,10 +33,10 @@ def require_one_of(record: object, allowed: Sequence[str], name: str) -> None:
 
 
 def check_types(values: Mapping[str, Any], *records: type) -> None:
-    """Raises: HyperparameterError: the type of a value is not that of the field with the same name in one of the
-    `records`.
+    """Checks that each value has the type of the field with the same name.
 
     records: dataclasses, which together have a field for each of the `values`.
+    Raises: HyperparameterError.
     """
     types = {f.name: f.type for record in records for f in fields(record)}
     for name, value in values.items():

@@ -11,8 +11,8 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParameters:
     epochs: int = 8
-    max_steps: int | None = None  # ends training even if epochs remain
-    # Ends training after this time. The learning rate then depends on the clock, so no two runs are equal.
+    max_steps: int | None = None  # training ends after this many steps even if epochs remain
+    # Training ends after this time. The learning rate then depends on the clock, so no two runs are equal.
     max_seconds: float | None = None
     batch_rows: int = 4  # number of conversations in a batch, or of answer tokens for medusa
     accumulate: int = 1  # batches that make up a step
@@ -27,9 +27,9 @@ class LoopParameters:
     draft_budget: int = 15  # maximum number of draft tokens per simulated pass; with the root, they fill a tile of 16
     cache_memory_bytes: int = 4 << 30  # the target's hidden states are stored in files if they need more bytes
     precision: str = "auto"  # precision of matrix products; auto: bfloat16 on CUDA and with AVX512-BF16, else float32
-    # Whether the draft vocabulary is filled up to `draft_vocab_size` with tokens that do not occur in the answers: with
-    # those of the prompts, then with the likeliest according to the target. Steps then take longer, and acceptance was
-    # not higher (benchmarks/results/training/vocabulary.md).
+    # The draft vocabulary contains the tokens of the answers. True: it is filled up to `draft_vocab_size`, first with
+    # tokens of the prompts, then with tokens that the target finds likely. Training steps then take longer, and
+    # acceptance was not higher (benchmarks/results/training/vocabulary.md).
     draft_vocab_fill: bool = False
     export_as: str | None = None  # the export format that the speculator must support (docs/exports.md)
 

@@ -11,7 +11,7 @@ from workers.hyperparameters.loop import LoopParameters
 class MtpHyperparameters:
     steps: int = 4  # number of draft depths that are trained; drafts are never deeper
     intermediate_size: int = 0  # size of the layer's MLP; 0: as in the target
-    draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill`
+    draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill` in loop.py
     soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label
     step_decay: float = 0.9  # the loss of step s has weight step_decay ** s
     # Acceptance length for SmolLM2-135M after two processor minutes of training on 300 answers to GSM8K questions, with

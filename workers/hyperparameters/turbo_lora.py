@@ -15,7 +15,7 @@ class TurboLoraHyperparameters:
     num_heads: int = 4
     num_layers: int = 1  # residual blocks per head
     token_input: bool = True  # whether heads read the last token in addition to the hidden state
-    draft_vocab_size: int = 8192  # maximum of the heads; see `draft_vocab_fill`
+    draft_vocab_size: int = 8192  # maximum for the heads; see `draft_vocab_fill` in loop.py
     soft_target_weight: float = 0.9  # weight of the adapted model's distribution in the heads' loss
     depth_decay: float = 0.8  # the loss of head i has weight depth_decay ** i
     heads_weight: float = 0.2  # weight of the heads' loss; the adapter's loss has weight 1

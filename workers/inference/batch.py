@@ -63,8 +63,9 @@ def run_batch(spec: BatchSpec, emit: Emit) -> Finished:
 
 
 def engine_config(spec: BatchSpec) -> EngineConfig:
-    """Returns the engine's options. The KV cache is as large as fits; so is the number of rows if `max_batch_size` is
-    None.
+    """Returns the engine's options. The KV cache is as large as the memory allows.
+
+    If `max_batch_size` is None, the number of rows that are answered at once is also as large as the memory allows.
 
     Raises: ModelTooLarge: the model and one row do not fit. ModelNotLoadable: config.json cannot be read.
     """
@@ -97,9 +98,10 @@ def answer_shards(
     fingerprint: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Finished:
-    """
+    """Answers the rows of the spec's shards, and emits an event after each complete shard and after each step.
+
     Args:
-        max_rows: the number of rows that the engine holds at once.
+        max_rows: maximum number of rows that the engine answers at once.
         fingerprint: `system_fingerprint` of the answers.
         clock: returns Unix seconds for the field `created` of the answers.
     """
@@ -131,7 +133,7 @@ def answer_shards(
 def _prepared(
     spec: BatchSpec, shards: Sequence["_Shard"], tokenizer: Tokenizer, engine: RowEngine, max_seq_len: int
 ) -> Iterator[RowRequest | RowError]:
-    """Yields the rows of these shards in file order, parsed and tokenized."""
+    """Yields the rows of the given shards in file order, parsed and tokenized."""
     ranges = [shard.range for shard in shards]
     last = max((r.row_to for r in ranges), default=0)
     with closing(compiler_for(engine, tokenizer)) as grammars:

@@ -1,7 +1,7 @@
 """Answers the same prompts with three engines, the arms of an evaluation, and measures the time of each.
 
-The arms are plain decoding, suffix decoding alone, which needs no training, and the speculator. Prompts are answered in
-chunks. All arms answer each chunk, and their order changes from one chunk to the next (A B C, C B A, B C A, ...), so
+The arms are plain decoding, the speculator, and suffix decoding alone (which needs no training). Prompts are answered
+in chunks. All arms answer each chunk, and their order changes from one chunk to the next (A B C, C B A, B C A, ...), so
 that a change of the machine's speed affects all of them.
 """
 
@@ -73,7 +73,7 @@ class Measurement:
 
 
 def warm_up(arms: Arms, rows: Sequence[RowRequest], *, tokenizer: Tokenizer) -> None:
-    """Answers two rows with each engine, because the first passes allocate memory and load pages, which takes time."""
+    """Answers two rows with each engine: the first passes are slower, because they allocate memory and load pages."""
     short_rows = [
         replace(row, request=replace(row.request, sampling=replace(row.request.sampling, max_tokens=_WARMUP_TOKENS)))
         for row in rows[:2]
@@ -93,7 +93,10 @@ def measure(
     on_answer: Callable[[], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
-    """Raises: InvalidInputError: a row cannot be answered, for example because the model's logits are not finite."""
+    """Answers all rows `repeats` times with each arm, and returns the answers and times.
+
+    Raises: InvalidInputError: a row cannot be answered, for example because the model's logits are not finite.
+    """
     totals = {name: ArmTotals() for name in ARMS}
     engines = {name: SegmentedEngine(arms.of(name), timed=concurrency == 1, clock=clock) for name in totals}
     before = {name: dict(arms.of(name).phase_seconds) for name in totals}

@@ -1,12 +1,12 @@
-"""A test of the distribution of sampled answers: chi-square of the tokens of many seeds, plain against speculative.
+"""A chi-square test of whether speculation changes the distribution of sampled answers.
 
-For the same request and seed, speculation returns the same tokens, which `outputs_equal` counts. This test asks for
-something else: whether answers with speculation are samples from the same distribution. The arms therefore get
-different seeds, and the counts of the tokens at each position of the answers are compared. The first token of an answer
-comes from the prefill pass, the others from passes that verify drafts.
+For the same request and seed, speculation returns the same tokens; `outputs_equal` in the report counts such answers.
+This test asks instead whether answers with and without speculation are samples from the same distribution. The plain
+and the speculative arm therefore get different seeds, and their counts of the tokens at each position are compared. The
+first token of an answer comes from the prefill pass, the later tokens from passes that verify drafts.
 
 Each position of each prompt is one test of homogeneity. The reported p-value is the smallest, multiplied by the number
-of tests (Bonferroni), so a correct implementation has a p-value below x in at most a share x of evaluations.
+of tests (Bonferroni), so a correct implementation has a p-value below 0.05 in at most 5 % of evaluations.
 
 Source: Pearson's chi-square test of homogeneity; tokens with a small expected count are combined, as Cochran 1954
 recommends.
@@ -27,8 +27,8 @@ from workers.inference.rows import RowRequest
 
 NUM_PROMPTS, NUM_SAMPLES, NUM_TOKENS = 2, 100, 3
 TEMPERATURE = 1.0
-_LEAST_COUNT = 10  # of a token in both arms together, so that the expected count in each is at least 5
-_NUM_GROUPS = 8  # of rare tokens
+_LEAST_COUNT = 10  # tokens that occur less often in both arms together are rare; from 10 on, 5 are expected per arm
+_NUM_GROUPS = 8  # groups of rare tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def answer_rows(
             if output.failure is not None and answer.finish_reason is FinishReason.FAILED:
                 yield RowError(answer.request.row, _failure_of_row(output.failure))
                 continue
-            if output.finish_reason is None:  # a stop string ended the answer, which the engine does not look for
+            if output.finish_reason is None:  # a stop string ended the answer; the engine does not know stop strings
                 engine.cancel(output.request_id)
                 cancelled.add(output.request_id)
             yield answer

@@ -29,7 +29,7 @@ class Economics:
         return round(self.training_seconds / SECONDS_PER_HOUR * self.price_per_gpu_hour, 6)
 
     def figures(self, *, plain: float, speculative: float, tokens_per_answer: float) -> dict[str, Any]:
-        """Args: plain, speculative: tokens per second, above 0."""
+        """Returns the costs and break-even points. Args: plain, speculative: tokens per second, above 0."""
         tokens = None
         if self.training_seconds is not None:
             tokens = break_even_tokens(self.training_seconds, plain, speculative)

@@ -108,7 +108,7 @@ def engine_config(spec: EvaluationSpec) -> EngineConfig:
 
 
 def _options(engine: Engine) -> dict[str, str | int | None]:
-    """Returns the options with which all arms ran, as in a deployment's `engine`."""
+    """Returns the options with which all arms ran, in the form of a deployment's field `engine`."""
     config = engine.config
     return {
         "max_concurrency": config.max_batch_size,
@@ -141,11 +141,12 @@ def load_arms(spec: EvaluationSpec) -> Arms:
 def _answers_without_adapter(
     spec: EvaluationSpec, arms: Arms, rows: Sequence[RowRequest], tokenizer: Tokenizer
 ) -> dict[int, tuple[int, ...]] | None:
-    """Returns the answers of the model that the customer named, by row; None if the plain arm has given them."""
+    """Returns the named model's answers without the speculator's adapter, by row. None: the speculator has no adapter,
+    so the plain arm's answers are these answers."""
     adapters = arms.plain.adapters
     if (adapter := adapters.default) is None:
         return None
-    adapters.default = None  # another engine would need memory for another KV cache
+    adapters.default = None  # not a fourth engine, which would need memory for its own KV cache
     try:
         found = answer_rows(arms.plain, rows, tokenizer=tokenizer, concurrency=max(spec.concurrencies))
         return tokens_by_row(answer for answer in found if isinstance(answer, RowAnswer))
@@ -206,7 +207,7 @@ class ProgressReporter:
     """Emits progress: completed answers, the latest figures, and the estimated remaining time.
 
     The estimate assumes that every remaining answer takes as long as the answers at the current concurrency. It is too
-    long until the higher concurrencies, which are faster, are measured.
+    long while lower concurrencies are measured, because higher concurrencies are faster.
     """
 
     def __init__(self, emit: Emit, *, total: int, done: int = 0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,7 +1,7 @@
-"""Evidence: the part of a certificate that describes the run, and whether the answers of all arms were equal.
+"""Evidence: the part of a certificate that describes an evaluation, and whether the answers of all arms were equal.
 
-The signer adds the organization that owns the speculator. Evidence holds only strings, integers, booleans and null:
-unlike floats, these have only one spelling in JSON. The signed bytes must be reproducible.
+The service that signs the certificate adds the organization that owns the speculator. Evidence holds only strings,
+integers, booleans and null. Unlike floats, these have only one spelling in JSON, so the signed bytes are reproducible.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ from workers.inference.rows import RowRequest
 from workers.kinds import MODEL_AND_ADAPTER
 
 # EQUAL_WITH_ADAPTER: the answers equal those of the model with the speculator's own adapter, but not those of the
-# named model.
+# model without it.
 EQUAL, EQUAL_WITH_ADAPTER, DIFFERENT = "equal", "equal_with_adapter", "different"
 
 
 def evidence(
     spec: EvaluationSpec, rows: Sequence[RowRequest], measurements: Sequence[Measurement], report: dict[str, Any]
 ) -> dict[str, Any]:
-    """Args: report: the report of these measurements."""
+    """Returns the contents of evidence.json. Args: report: the report of the measurements."""
     lowest = min(measurements, key=lambda m: m.concurrency)
     speculator = None if spec.speculator_dir is None else Path(spec.speculator_dir)
     held_out, equal = report["prompts_held_out"], report["outputs_equal"]
@@ -79,7 +79,8 @@ def _result(report: dict[str, Any]) -> str:
 
 
 def answers_sha256(arm: ArmTotals) -> str:
-    """Returns a SHA-256 over one line per prompt, in file order: its custom_id and its first answer's token ids."""
+    """Returns a SHA-256 over one line per prompt, in file order: the custom_id and the token ids of the first
+    answer."""
     ids = {answer.request.row.number: answer.request.row.custom_id for answer in arm.answers}
     digest = hashlib.sha256()
     for number, tokens in sorted(tokens_by_row(arm.answers).items()):

@@ -1,8 +1,8 @@
 """Confidence intervals by the bootstrap over prompts.
 
-Prompts are the independent samples: the passes of one answer are alike. Whole prompts are therefore drawn with
-replacement, and the estimator is the ratio of the sums over the drawn prompts, as in the figure itself. The interval
-lies between the percentiles of the resampled ratios.
+Prompts are the independent samples, because the passes of one answer are alike. Whole prompts are therefore drawn with
+replacement. Each draw gives a ratio of sums over the drawn prompts, in the way that the reported figure is a ratio of
+sums over all prompts. The bounds of the interval are percentiles of these ratios.
 
 Source: the percentile interval, Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
 """
@@ -17,9 +17,9 @@ _SEED = 0
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the bounds of the interval for sum(numerators) / sum(denominators); None: fewer than two prompts.
+    """Returns the bounds of the 95 % interval for sum(numerators) / sum(denominators); None: fewer than two prompts.
 
-    Args: numerators, denominators: a number for each prompt; denominators are above 0.
+    Args: numerators, denominators: one number per prompt; denominators are above 0.
     """
     size = len(numerators)
     if size < 2:

@@ -9,7 +9,7 @@ from workers.failures import UserConfigError
 
 @contextmanager
 def loading_failures() -> Iterator[None]:
-    """Raises: UserConfigError: its code is `speculator_not_loadable` or that of the ModelNotLoadable error."""
+    """Raises: UserConfigError: with the code `speculator_not_loadable`, or the code of the ModelNotLoadable error."""
     try:
         yield
     except SpeculatorNotLoadable as error:

@@ -1,4 +1,4 @@
-"""Detects answers that repeat the same tokens endlessly: these are easy to draft and inflate acceptance figures."""
+"""Detects answers that repeat the same tokens endlessly. Loops are easy to draft and inflate acceptance figures."""
 
 from collections.abc import Sequence
 

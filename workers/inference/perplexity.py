@@ -39,7 +39,7 @@ def run_model_check(spec: ModelCheckSpec) -> Finished:
     result = {
         "perplexity": perplexity if math.isfinite(perplexity) else None,
         "num_tokens": len(read) - 1,  # number of predicted tokens: the first one is not predicted
-        # The digest of the tokens that were read; a model with a short context reads only the beginning of the text.
+        # Bytes of text that were read, estimated from tokens: a model with a short context reads only the beginning.
         "num_bytes": len(TEXT.encode()) * len(read) // max(1, len(ids)),
     }
     return Finished(result=result, artifacts={})
@@ -47,7 +47,7 @@ def run_model_check(spec: ModelCheckSpec) -> Finished:
 
 @torch.inference_mode()
 def text_perplexity(model: Model, token_ids: list[int]) -> float:
-    """Returns infinity if there are fewer than two tokens, or if the model's predictions are not finite."""
+    """Returns the perplexity; infinity if there are fewer than two tokens, or if the predictions are not finite."""
     if len(token_ids) < 2:
         return math.inf
     ids = torch.tensor(token_ids, dtype=torch.int64, device=model.device)

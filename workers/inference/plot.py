@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from workers.kinds import MODEL
 
 _PLAIN, _SUFFIX, _SPECULATIVE = "#9aa0a6", "#f9ab00", "#1a73e8"
-_WIDTH = 0.27  # width of a bar; the groups of bars of two neighbouring concurrencies are 1 apart
+_WIDTH = 0.27  # width of a bar; the bars of one concurrency form a group, and groups are 1 apart
 
 
 def plot_report(report: dict[str, Any], path: Path) -> None:

@@ -25,14 +25,14 @@ DEFINITIONS = {
     "equal_to": "What outputs_equal compares with: model, or model_and_adapter if the speculator has its own adapter.",
     "outputs_equal_to_model": "Prompts for which all runs gave the token ids of the named model, without any adapter.",
     "tokens_equal_to_model": "Share of the named model's tokens that come before the first difference of their answer.",
-    "first_divergences": "For each other prompt: position of the first token that differs, counted from 0.",
+    "first_divergences": "For each prompt not in outputs_equal: position of the first different token, from 0.",
     "distribution_test": "Tokens of `samples` seeds each, plain against speculative: p-value of a chi-square test.",
     "engine": "The options of all arms. kv_tokens: positions in the KV cache; draft_budget: null if it is measured.",
     "acceptance_length": "Tokens per verify pass, including the target's own: 1 + accepted draft tokens / passes.",
     "acceptance_rate_per_position": "Position i, from 1: share of verify passes that accepted i or more draft tokens.",
     "tokens_per_second_plain": "Answer tokens / wall-clock seconds, including the prefill, with no drafter.",
     "tokens_per_second_suffix": "The same with suffix decoding alone, without training; runs of the arms alternate.",
-    "tokens_per_second_speculative": "The same with the drafter; same engine, weights, concurrency; alternating runs.",
+    "tokens_per_second_speculative": "The same with the drafter; engine, weights and concurrency are the same.",
     "speedup": "tokens_per_second_speculative / tokens_per_second_plain, at the lowest concurrency measured.",
     "speedup_suffix": "tokens_per_second_suffix / tokens_per_second_plain: what is gained without any training.",
     "speedup_over_suffix": "tokens_per_second_speculative / tokens_per_second_suffix: what training adds.",
@@ -43,8 +43,8 @@ DEFINITIONS = {
     "looping_answers": "Answers that repeat the same 1 to 32 tokens at least 4 times over 24 tokens or more.",
     "acceptance_length_without_loops": "acceptance_length over the answers that do not loop; null if all do.",
     "acceptance_rate_per_position_without_loops": "acceptance_rate_per_position over the same answers.",
-    "by_phase": "Passes that begin within the trace of a reasoning model (thinking), and all others (answering).",
-    "by_context": "Passes by the tokens of prompt and answer before them, context_from or more, below context_to.",
+    "by_phase": "Passes that begin within a reasoning trace (thinking), and all other passes (answering).",
+    "by_context": "Passes by the number of tokens before them: context_from or more, fewer than context_to.",
     "decode_tokens_per_second_plain": "Tokens / seconds of steps, without prefills; null unless concurrency 1 was run.",
     "decode_tokens_per_second_speculative": "The same with the drafter, at concurrency 1.",
     "training_seconds": "Worker time for answering the training prompts and for training; null if not known.",
@@ -78,7 +78,8 @@ def evaluation_report(
     Args:
         measurements: at least one; all of the same prompts.
         engine: the options with which all arms ran.
-        model_answers: the named model's answers by row, if all arms use an adapter; None: the plain arm's answers.
+        model_answers: the named model's answers without an adapter, by row, if all arms use an adapter. None: no arm
+            uses an adapter, so the plain arm's answers are the model's.
     """
     lowest = min(measurements, key=lambda m: m.concurrency)
     reference = tokens_by_row(lowest.plain.answers)
@@ -160,7 +161,7 @@ def _compared(measurement: Measurement) -> dict[str, Any]:
 
 
 def _acceptance_interval(answers: Iterable[RowAnswer]) -> list[float] | None:
-    """Returns the interval of the acceptance length; repeated answers to a prompt are one sample."""
+    """Returns the confidence interval of the acceptance length; all answers to a prompt form one sample."""
     sums: dict[int, tuple[int, int]] = {}
     for answer in answers:
         stats, (accepted, passes) = answer.speculation, sums.get(answer.request.row.number, (0, 0))
@@ -181,7 +182,8 @@ def tokens_by_row(answers: Iterable[RowAnswer]) -> dict[int, tuple[int, ...]]:
 def _first_divergences(
     measurements: Sequence[Measurement], reference: Mapping[int, tuple[int, ...]]
 ) -> dict[int, tuple[str, int]]:
-    """Returns custom_id and earliest position of a different token, by row number, of the rows that differ."""
+    """Returns, by row number, the custom_id and the position of the first different token. Rows without one are left
+    out."""
     earliest: dict[int, tuple[str, int]] = {}
     for measurement in measurements:
         for answer in chain.from_iterable(arm.answers for arm in measurement.arms.values()):
@@ -202,7 +204,7 @@ def _share_before(divergences: Mapping[int, tuple[str, int]], reference: Mapping
 
 
 def _figures_without(looping: set[int], answers: Iterable[RowAnswer]) -> dict[str, Any]:
-    """Returns the figures of the answers that do not loop, which are None if all loop."""
+    """Returns the acceptance figures over the answers that do not loop. The figures are None if all answers loop."""
     kept = [answer.speculation for answer in answers if answer.request.row.number not in looping]
     stats = merged_stats(kept) if kept else None
     return {

@@ -57,12 +57,12 @@ class RowRequest:
     def continued(self, *, max_tokens: int | None, max_seq_len: int) -> "RowRequest":
         """Returns the request for an answer that goes on past the row's limit.
 
-        Only the end of an answer depends on the limit. So the answer up to the row's limit stays the same, and the rest
-        is that of one longer request: no state is restored and no token is computed twice.
+        The tokens of an answer do not depend on its length limit. One request with a higher limit therefore gives the
+        same tokens up to the row's own limit, and then more: no state is restored and no token is computed twice.
 
         Args:
-            max_tokens: a limit for the whole answer, which has no effect below the row's own limit. None: the room in
-            the context.
+            max_tokens: a limit for the whole answer, which has no effect if it is below the row's own limit. None: the
+                answer may fill the context.
         """
         room = max_seq_len - len(self.request.prompt_token_ids)
         limit = max(self.length_limit, room if max_tokens is None else min(max_tokens, room))
@@ -106,8 +106,9 @@ def prepare_row(
     """Parses a row's body.
 
     Args:
-        grammars: the compiler of the engine that will answer.
-        seed_key: the job id. The seed of a body without `seed` is derived from it and the row's number, so that a
+        grammars: the grammar compiler of the engine that will answer.
+        seed_key: the job id. The seed of a body without `seed` is derived from the job id and the row's number, so that
+        a
             second attempt gives the same answer.
         max_tokens: an upper limit for the row's own max_tokens.
     """
@@ -175,7 +176,7 @@ class RowAnswer:
 
     @property
     def cut(self) -> dict[str, Any] | None:
-        """How a complete answer met the length limit of its row (see `BatchSpec`); None: the answer ended before the
+        """Where the length limit of the row cut a complete answer (see `BatchSpec`); None: the answer ended before the
         limit."""
         limit, thinking = self.request.length_limit, self.request.request.sampling.thinking
         if self.num_tokens < limit or (self.num_tokens == limit and self.finish_reason is not FinishReason.LENGTH):

@@ -1,8 +1,9 @@
 """Attributes verify passes to segments of answers: the phase and the context at which a pass begins.
 
-The phase is that of the token which follows the pass's last committed one: thinking, within the trace of a reasoning
-model, or answering, which includes all tokens of models without think markers. The context is the number of tokens of
-the prompt and the answer before the pass. A pass that crosses a boundary belongs to the segment in which it begins.
+A pass is in the phase `thinking` if the first token that it commits belongs to a reasoning trace, otherwise in the
+phase `answering`. All passes of models without think markers are in the phase `answering`. The context is the number of
+tokens of the prompt and the answer before the pass. A pass that crosses a boundary belongs to the segment in which it
+begins.
 """
 
 import time
@@ -27,24 +28,25 @@ class Segment:
     drafted: int = 0
     accepted: int = 0
     tokens: int = 0
-    # number of tokens of passes with a single sequence; only the time of such a pass belongs to one answer
+    # number of tokens of passes with a single sequence: only the time of such passes belongs to a single answer
     timed_tokens: int = 0
-    seconds: float = 0.0  # duration of the same passes
+    seconds: float = 0.0  # duration of the passes with a single sequence
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where the answer to one request is."""
+    """The context and the phase that the answer to one request has reached."""
 
     num_tokens: int  # of prompt and answer so far
     phases: Phases | None  # None: the model has no think markers, or the request is a text completion
 
 
 class SegmentedEngine:
-    """A `RowEngine` that passes all calls to another one and adds up its verify passes by segment."""
+    """A `RowEngine` that passes all calls to the given engine and sums up the engine's verify passes by segment."""
 
     def __init__(self, engine: RowEngine, *, timed: bool, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Args: timed: whether passes with one sequence are timed; at concurrency 1 these are all passes."""
+        """Args: timed: whether passes with a single sequence are timed. At concurrency 1, every pass has a single
+        sequence."""
         self._engine = engine
         self._timed = timed
         self._clock = clock

@@ -58,7 +58,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The parameters of a handler."""
+    """The input of a handler: one attempt at a claimed job."""
 
     claim: Claim
     job: Job

@@ -80,7 +80,8 @@ class BatchHandler:
 def _refuse_ended(batch: Batch) -> None:
     """Raises Interruption if the batch has already ended.
 
-    A batch can end before its job: an earlier attempt died between the two updates, or the customer cancelled it.
+    A batch can end before its job: an earlier attempt died after it had ended the batch, or the customer cancelled the
+    batch.
     """
     match batch.status:
         case Batch.Status.CANCELLING | Batch.Status.CANCELLED:
@@ -92,7 +93,7 @@ def _refuse_ended(batch: Batch) -> None:
 
 
 def _refuse_overdue(batch: Batch) -> None:
-    """Raises AttemptFailed if the batch expired in the queue. `end` then assembles the finished rows."""
+    """Raises AttemptFailed if the batch expired in the queue. `BatchHandler.end` then assembles the finished rows."""
     seconds = _seconds_left(batch)
     if seconds is not None and seconds <= 0 and shards_uncommitted(batch.job_id).exists():
         raise _expired()

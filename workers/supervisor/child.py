@@ -120,12 +120,12 @@ class ChildProcess:
 def _give_access(folder: Path, spec: Spec, user: EngineUser) -> None:
     """Lets the child read its inputs and write its results.
 
-    The folder itself stays root's, because the child could otherwise put a link where root writes the next spec or
+    Root stays the owner of the folder itself. Otherwise, the child could put a link where root writes the next spec or
     input.
     """
     paths = (getattr(spec, name, None) for name in ("output_dir", "checkpoint_dir"))  # not every spec has both
     outputs = [Path(path) for path in paths if path is not None]
-    # only before the first child starts
+    # Inputs are made readable only before the first child starts.
     if not any(output.exists() and output.stat().st_uid == user.uid for output in outputs):
         make_readable(folder, user)
     (folder / "spec.json").chmod(0o644)

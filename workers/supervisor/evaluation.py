@@ -24,7 +24,8 @@ _PLOTS = {"plot": "report.png", "drawing": "report.svg"}
 
 
 class EvaluationHandler:
-    """`params`: rows_key, drafter, concurrencies, max_tokens, repeats, price_per_gpu_hour, engine, training_seconds."""
+    """Handles evaluation jobs. `params`: rows_key, drafter, concurrencies, max_tokens, repeats, price_per_gpu_hour,
+    engine, training_seconds."""
 
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
         evaluation = Evaluation.objects.select_related("speculator__base_model", "prompts_file").get(

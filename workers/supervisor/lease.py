@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 
 class Lease:
-    """A context manager. Its thread sets `lost` and `cancel_requested`, which are never cleared."""
+    """A context manager that renews a claim. Its thread sets `lost` and `cancel_requested`, which are never cleared."""
 
     def __init__(self, claim: Claim) -> None:
         config = get_config()
@@ -39,7 +39,8 @@ class Lease:
         self._thread.join()
 
     def check(self) -> None:
-        """Must be called before every write that does not compare the claim's fence itself. Raises: LeaseLost."""
+        """Renews the claim. Must be called before every write that does not itself compare the fence. Raises:
+        LeaseLost."""
         if self.lost.is_set():
             raise LeaseLost(f"job {self.claim.job_id} is no longer held with fence {self.claim.fence}")
         job_renew(claim=self.claim)
@@ -54,7 +55,8 @@ class Lease:
                             self.cancel_requested.set()
                     renewed_at = time.monotonic()
                 except LeaseLost:
-                    # The lease is also lost if the attempt has just ended, because its last write releases the lease.
+                    # `job_renew` also raises if the attempt has just ended, because the last write of an attempt
+                    # releases the lease.
                     if not self._closed.is_set():
                         self.lost.set()
                     return

@@ -51,7 +51,7 @@ def run_child(
     rows_total: int | None = None,
     seconds_left: float | None = None,
 ) -> Finished:
-    """Returns the child's event `finished`.
+    """Runs a child process and returns its event `finished`.
 
     Args:
         on_result: commits a shard or a checkpoint.
@@ -79,7 +79,8 @@ def run_child(
 
 @contextmanager
 def model_used(spec: Spec) -> Iterator[list[int]]:
-    """Yields file descriptors that keep this machine's copy of the model while a process has them open.
+    """Yields file descriptors that protect this machine's copy of the model from deletion while a process has them
+    open.
 
     Raises: AttemptFailed: the copy was deleted after it was staged.
     """
@@ -196,7 +197,8 @@ class _Watch:
 
 
 def attempt_failed(event: Failed) -> AttemptFailed:
-    """Returns the failure that the child reports. A model that took over its process can send any values."""
+    """Returns the failure that the child reports. Its values are checked, because a model that has taken over the child
+    process can send any values."""
     try:
         failure_class = FailureClass(event.failure_class)
     except ValueError:

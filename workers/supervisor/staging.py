@@ -14,7 +14,10 @@ from workers.supervisor.outcomes import AttemptFailed
 
 
 def stage_file(key: str, path: Path) -> Path:
-    """Raises: AttemptFailed: the object was deleted, so another attempt would fail too."""
+    """Copies an object from storage to `path`.
+
+    Raises: AttemptFailed: the object was deleted, so another attempt would fail too.
+    """
     try:
         get_storage().get_file(key, path)
     except ObjectMissing as error:
@@ -23,7 +26,10 @@ def stage_file(key: str, path: Path) -> Path:
 
 
 def stage_folder(prefix: str, path: Path) -> Path:
-    """Raises: AttemptFailed: the folder was deleted, so another attempt would fail too."""
+    """Copies a folder from storage to `path`.
+
+    Raises: AttemptFailed: the folder was deleted, so another attempt would fail too.
+    """
     try:
         get_storage().get_folder(prefix, path)
     except ObjectMissing as error:
@@ -32,7 +38,7 @@ def stage_folder(prefix: str, path: Path) -> Path:
 
 
 def model_dir(base_model: BaseModel) -> str:
-    """Raises: AttemptFailed: this machine does not have the folder of the model and cannot fetch it."""
+    """Returns the model's folder. Raises: AttemptFailed: this machine neither has the folder nor can fetch it."""
     try:
         folder = model_folder(base_model)
     except UnusableModel as error:

@@ -1,8 +1,7 @@
-"""Deletes the objects that the attempts at a job stored below `jobs/ID`, once the job has ended, except for the job's
-result.
+"""Deletes the objects below the storage prefix `jobs/ID` once the job has ended, except for the job's result.
 
-A killed attempt, or an attempt that has lost its lease, may store objects after the job has ended and was tidied.
-`job_untidy` then marks the job, so that it is tidied once more.
+A killed attempt, or an attempt that has lost its lease, may store objects after `jobs_tidy` has deleted the others.
+`job_untidy` then marks the job, so that `jobs_tidy` handles it once more.
 """
 
 from control.core.storage.backends import get_storage
@@ -15,7 +14,7 @@ JOBS_A_ROUND = 20
 
 
 def jobs_tidy() -> int:
-    """Returns: the number of jobs whose objects were deleted.
+    """Deletes the objects of up to `JOBS_A_ROUND` ended jobs, and returns the number of these jobs.
 
     The job's row is changed after its objects are deleted, so a crash between the two steps only repeats the deletion.
     """
@@ -43,7 +42,8 @@ def _delete_work(job: Job) -> None:
 
 
 def _result_prefix(job: Job) -> str:
-    """Returns the prefix of the storage keys that another row uses as the job's result; "" if there is none."""
+    """Returns the storage prefix of the job's result, to which a speculator or an evaluation refers; "" if none
+    does."""
     match job.kind:
         case Job.Kind.TRAINING:
             speculators = Speculator.objects.filter(pk=job.params.get("speculator_id"))

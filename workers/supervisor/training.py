@@ -25,7 +25,8 @@ from workers.supervisor.staging import (
 
 
 class TrainingHandler:
-    """`params`: speculator_id, tokens_key, method, hyperparameters, seed, initial_speculator_id, drop_cut_answers."""
+    """Handles training jobs. `params`: speculator_id, tokens_key, method, hyperparameters, seed, initial_speculator_id,
+    drop_cut_answers."""
 
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
         speculator = _speculator(attempt)

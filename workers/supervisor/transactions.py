@@ -10,11 +10,11 @@ from django.db.backends.signals import connection_created
 
 from control.core.settings.config import get_config
 
-NUM_LEASES = 2  # the limit, as a number of lease periods; transactions are far shorter
+NUM_LEASES = 2  # the limit as a number of lease periods; normal transactions are far shorter
 
 
 def transactions_limit() -> None:
-    """Must be called before the process uses the database for the first time."""
+    """Sets the limit for the database connections of this process. Must be called before the first connection."""
     connection_created.connect(_limit, dispatch_uid=__name__)
 
 

@@ -1,7 +1,8 @@
 """The thread of a worker that sends webhooks. All workers share the outbox; a worker claims each delivery it sends.
 
-Endpoints with due deliveries take turns: first those of the organization with the fewest deliveries in flight, then
-those that were served longest ago. Dead endpoints of one organization therefore do not delay the others.
+Endpoints with due deliveries take turns. The next endpoint is one whose organization has the fewest deliveries in
+flight, and among several such endpoints the one that was served longest ago. Dead endpoints of one organization
+therefore do not delay the deliveries of other organizations.
 """
 
 import threading
@@ -22,7 +23,7 @@ POLL_SECONDS = 1.0
 MIN_ROUND_SECONDS = 0.05  # between two queries for due deliveries, even if many are due
 MAX_IN_FLIGHT = 16
 MAX_PER_ORGANIZATION = 4  # a dead receiver occupies a thread until the deadline; other organizations need threads too
-MAX_PER_ENDPOINT = 2  # a slow endpoint must not delay the deliveries of others
+MAX_PER_ENDPOINT = 2  # a slow endpoint must not delay the deliveries of other endpoints
 
 
 class WebhookSender(threading.Thread):
@@ -46,7 +47,8 @@ class WebhookSender(threading.Thread):
         connection.close()
 
     def _wait(self) -> None:
-        """Waits for the poll interval, or until a delivery ends, because the object's next event may then be sent."""
+        """Waits for the poll interval, or until a delivery ends: the next event about the same object may then be
+        sent."""
         if self._in_flight:
             wait([future for _, future in self._in_flight.values()], POLL_SECONDS, FIRST_COMPLETED)
         else:
@@ -64,7 +66,7 @@ class WebhookSender(threading.Thread):
                 turns.remove(turn)  # all due deliveries of the endpoint are in flight
 
     def _next(self, turns: Sequence[Turn]) -> Turn | None:
-        """Returns the endpoint whose turn is next; None if all of them have as many deliveries in flight as allowed."""
+        """Returns the endpoint whose turn is next; None if all have the maximum number in flight."""
         busy = Counter[str]()
         for turn, _ in self._in_flight.values():
             busy.update((turn.organization_id, turn.endpoint_id))

@@ -62,8 +62,9 @@ HANDLERS: dict[str, Handler] = {
     Job.Kind.MODEL_CHECK: ModelCheckHandler(),
 }
 
-# Tasks of the installation: one worker claims each task and runs it. The number is the task's period, as a multiple of
-# `reconcile_seconds`: 1 for tasks for which customers wait, more for the deletion of old data.
+# Recurring tasks of the whole installation. A task that is due is claimed and run by one worker. The number is the
+# task's period, as a multiple of `reconcile_seconds`: 1 for tasks for which customers wait, more for the deletion of
+# old data.
 CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
     "repeat wake-ups": (1, reconcile),
     "advance pipelines": (1, pipelines_reconcile),
@@ -83,7 +84,11 @@ CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
 
 
 class JobWorker:
-    """The only worker of its process. After `stop` is set, the running attempt drains and no further job is claimed."""
+    """The only worker of its process.
+
+    After `stop` is set, the worker claims no further job, and the running attempt ends after its current shard or
+    checkpoint, at the latest after `drain_seconds`.
+    """
 
     def __init__(self) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"

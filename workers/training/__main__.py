@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _spec(args: argparse.Namespace, tokens: Path) -> TrainingSpec:
     return TrainingSpec(
-        job_id=args.folder.resolve().name,  # trackers show it as the name of the run
+        job_id=args.folder.resolve().name,  # trackers show the job id as the name of the run
         model_dir=str(args.model),
         target_revision=args.revision,
         method=args.method,

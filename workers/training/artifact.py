@@ -1,4 +1,4 @@
-"""Writes the artifact of a training job: a folder with the trained speculator and the record of its training.
+"""Writes the artifact of a training job: a folder with the trained speculator and a description of its training.
 
 The folder has config.json, the weights, report.json, plots/ and tensorboard/. provenance.json lists all these files
 with their hashes, and records the command, the versions and the hash of the training data.
@@ -69,7 +69,7 @@ def write_artifact(
     """Writes the artifact to `folder`.
 
     Args:
-        fingerprint: `system_fingerprint` of the target as it was trained for.
+        fingerprint: `system_fingerprint` of the target for which the speculator was trained.
         save: writes the speculator's config and weights into the given folder.
 
     Effects: the folder is written completely or not at all; an older artifact there is replaced.

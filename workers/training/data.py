@@ -4,7 +4,7 @@ A conversation is a prompt of P tokens and an answer of N tokens c[0..N-1]. The 
 hidden state h[j] at absolute position P - 1 + j (0 <= j < N). A drafter that reads h[j] also knows c[j], and drafts
 c[j + 1], c[j + 2], ... Row j of a conversation therefore has the label c[j + 1 + depth] at each depth. The tokens of a
 prompt are never labels. An answer that was cut by the length limit has no end-of-sequence token, so its end is not
-learned; such answers are counted, or dropped.
+learned. Such answers are counted or, with `drop_cut_answers`, left out.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class Conversation:
     prompt_token_ids: tuple[int, ...]
     completion_token_ids: tuple[int, ...]
     cut_by_length: bool
-    cut_in_trace: bool = False  # whether the limit was within the trace of a reasoning model
+    cut_in_trace: bool = False  # whether the limit fell into the reasoning trace
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -62,7 +62,8 @@ class Corpus:
 
 
 def read_corpus(paths: Sequence[Path], *, validation_fraction: float, drop_cut_answers: bool = False) -> Corpus:
-    """
+    """Reads conversations from the files, and splits them into training and validation.
+
     Args:
         drop_cut_answers: whether to leave out answers that the length limit ended.
 
@@ -167,8 +168,8 @@ def most_frequent_tokens(
         counts: [V] int64.
         size: the maximum number of tokens.
         always: end-of-sequence tokens, which are included even if their count is 0.
-        fill: further scores, [V] each. The first one ranks tokens of equal count, the second one those of equal count
-            and first score, and so on.
+        fill: further scores, [V] each. The first score ranks tokens of equal count, the second score ranks tokens of
+            equal count and equal first score, and so on.
 
     Returns:
         [Vd] int64, ascending. Vd can be less than `size`, because tokens without a positive score are omitted.

@@ -1,8 +1,8 @@
 """Computes the target's hidden states for all conversations once, before training, and keeps them in memory or a file.
 
-Running the target takes far longer than a training step, which needs the same hidden states in every epoch. A hidden
-state has H elements of the model's dtype (1,152 bytes for SmolLM2-135M), so a thousand answers of 150 tokens take 170
-MB.
+Training needs the same hidden states in every epoch, and running the target takes far longer than a training step. A
+hidden state has H elements of the model's dtype (1,152 bytes for SmolLM2-135M), so a thousand answers of 150 tokens
+take 170 MB.
 
 A tap is an intermediate hidden state: the residual stream at the input of one of the target's layers. A conversation
 has a prompt of P tokens and an answer c[0 .. N - 1]. Shape letters: R rows, A rows of answers only, C conversations,
@@ -60,10 +60,10 @@ def compute_hidden_rows(
     """Runs the target over each conversation.
 
     Args:
-        file: is mapped into memory and stores the rows; None: the rows are stored in memory.
+        file: stores the rows, and is mapped into memory. None: the rows are stored in memory only.
         on_done: called after each conversation with the number of conversations processed so far.
-        kept: hidden states of earlier runs, which are not computed again; new ones are added.
-        processes: each process runs the target over its share of the conversations and receives the other rows.
+        kept: hidden states of earlier runs, which are not computed again. The new hidden states are added to it.
+        processes: each process runs the target over some of the conversations, and receives the rows of the others.
     """
     lengths = [len(c.completion_token_ids) for c in conversations]
     starts = [0]
@@ -126,7 +126,7 @@ def compute_tap_rows(
     kept: KeptStates | None = None,
     processes: Processes = ALONE,
 ) -> TapRows:
-    """Works like `compute_hidden_rows`, and also computes taps. `file` stores only the taps, which need most memory.
+    """Works like `compute_hidden_rows`, and also computes taps. Only the taps, which need most memory, are in `file`.
 
     tap_layers: numbers as in `Model.hidden_states`; may be empty, see `TapRows.taps`.
     """

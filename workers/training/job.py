@@ -37,9 +37,9 @@ def run_training(
     kept: KeptStates | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Finished:
-    """Trains a speculator. Only the process of rank 0 writes the artifact; the others return an empty `Finished`.
+    """Trains a speculator. Only the process of rank 0 writes the artifact; other processes return an empty `Finished`.
 
-    clock: returns seconds; measures the time that the hyperparameter `max_seconds` limits.
+    clock: returns seconds. The hyperparameter `max_seconds` limits the time by this clock.
     """
     parameters = _read_parameters(spec)
     loop = parameters.loop

@@ -1,7 +1,8 @@
 """Stores hidden states in files, so that later runs on the same answers need not run the target again.
 
-A folder must be used with only one model, device and dtype. It has one file per conversation, named by the hash of its
-tokens. If a run needs a layer that the file does not have, the file is computed again with all old and new layers.
+A folder must be used with only one model, device and dtype. It has one file per conversation, named by the hash of the
+conversation's tokens. If a run needs a layer that the file lacks, the file is computed again with all old and new
+layers.
 """
 
 import hashlib
@@ -24,9 +25,9 @@ class KeptStates:
         folder.mkdir(parents=True, exist_ok=True)
 
     def of(self, model: Model, token_ids: Sequence[int], tap_layers: Sequence[int]) -> Hidden:
-        """Returns the same as `Model.hidden_states`, from the conversation's file if it has all layers.
+        """Returns the same as `Model.hidden_states`, from the conversation's file if this file has all layers.
 
-        Effects: otherwise computes the hidden states and writes the file, completely or not at all.
+        Effects: if the file lacks a layer, computes the hidden states and writes the file, completely or not at all.
         """
         path = self._folder / f"{hashlib.sha256(repr(tuple(token_ids)).encode()).hexdigest()}.safetensors"
         stored = load_file(path, device=str(model.device)) if path.exists() else {}

@@ -32,7 +32,7 @@ from workers.training.optimizers import (
 )
 from workers.training.processes import ALONE, Processes
 
-_FINAL_LEARNING_RATE = 0.05  # as a share of the highest learning rate
+_FINAL_LEARNING_RATE = 0.05  # relative to the highest learning rate
 _LIVE_EVERY = 10  # between evaluations, the training loss is emitted every 10 steps
 
 
@@ -66,7 +66,7 @@ class Method(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
-    total: Tensor  # scalar, differentiable; the mean over tokens
+    total: Tensor  # scalar, differentiable; mean over tokens
     nats: float  # sum of the cross entropy over tokens and depths
     num_tokens: int  # number of terms of `nats`: a token counts once per depth
 
@@ -79,7 +79,7 @@ class Progression:
     elapsed_seconds: float = 0.0
     best_step: int = 0
     best: Validation | None = None  # the evaluation at `best_step`
-    num_worse: int = 0  # evaluations since the best one
+    num_worse: int = 0  # number of evaluations since the best evaluation
     history: tuple[dict[str, float], ...] = ()  # one entry per evaluation
     stopped: str = ""  # why training ended: steps, seconds or patience; "" while training runs
 
@@ -90,7 +90,7 @@ class Progression:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of `train`. When it returns, `method.module` has the best weights."""
+    """The result of `train`. When `train` returns, `method.module` has the best weights."""
 
     progression: Progression
     validation: Validation  # of the best weights
@@ -139,8 +139,8 @@ class _Run:
         self._best = _copies(self._owned)
         self._progress = Progression()
         self._started = clock()
-        self._window = _Window(self._started)  # since the last evaluation
-        self._live = _Window(self._started)  # since the last event with the training loss
+        self._window = _Window(self._started)  # sums since the last evaluation
+        self._live = _Window(self._started)  # sums since the last event with the training loss
 
     def run(self) -> Outcome:
         if (snapshot := load_newest_checkpoint(self._folder)) is not None:
@@ -231,7 +231,8 @@ class _Run:
         self._window, self._live = _Window(self._clock()), _Window(self._clock())
 
     def _figures(self, result: Validation) -> dict[str, float]:
-        """Returns the figures for the history, which a resumed run repeats exactly; without `loss` before any step."""
+        """Returns an entry of the history, which a resumed run repeats exactly. Before the first step, it has no
+        `loss`."""
         figures = {
             "validation_loss": result.loss,
             "acceptance_length": result.acceptance_length,

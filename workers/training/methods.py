@@ -20,7 +20,7 @@ class SpeculatorMethod(Method, Protocol):
 
     @property
     def cached_bytes(self) -> int:
-        """Returns the size of the target's hidden states that the method keeps in memory or in a file."""
+        """Returns the bytes of the target's hidden states that the method keeps in memory or in a file."""
         ...
 
     def save(self, folder: Path, *, base_model: str) -> None:

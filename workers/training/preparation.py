@@ -19,7 +19,7 @@ from workers.training.hidden_states import TapRows, compute_hidden_rows, compute
 from workers.training.kept_states import KeptStates
 from workers.training.processes import ALONE, Processes
 
-_MASS_CONVERSATIONS = 32
+_MASS_CONVERSATIONS = 32  # maximum number of conversations from which the probability mass of tokens is estimated
 _MASS_ROWS = 256  # positions whose probabilities are in memory at once
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -27,10 +27,11 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """
+    """What a training method is made from.
+
     cache: the folder for hidden states that are stored in files; created when it is needed.
     initial: the folder of a speculator of the same kind, from which training continues.
-    kept: hidden states of earlier runs, and the folder to which new ones are added.
+    kept: the folder with hidden states of earlier runs, to which new hidden states are added.
     """
 
     model_dir: Path
@@ -48,7 +49,7 @@ class Preparation:
         return (*self.corpus.train, *self.corpus.validation)
 
     def draft_vocab(self, size: int, loop: LoopParameters) -> Tensor:
-        """Returns [Vd] int64, at most `size` tokens: those of the answers, and further ones if `loop` asks for them.
+        """Returns [Vd] int64, at most `size` tokens: those of the answers, and more if `loop.draft_vocab_fill`.
 
         Only training conversations are counted. As in serving, validation answers can have tokens that are never
         drafted.
@@ -108,16 +109,17 @@ class Preparation:
         return rows(corpus.train, "train", 0), rows(corpus.validation, "validation", len(corpus.train))
 
     def reporter(self, *, before: int) -> Callable[[int], None]:
-        """Returns a function that emits the progress over the conversations of both parts.
+        """Returns a function that emits the progress over the training and the validation conversations.
 
-        Its argument is the number of conversations processed in this part, after `before` ones in the other part.
+        The function's argument is the number of training or of validation conversations processed so far. `before` is 0
+        for training conversations; for validation conversations, it is the number of training conversations.
         """
         total = len(self.conversations)
         return lambda done: self.emit(Progress(done=before + done, total=total, unit="hidden states"))
 
 
 def in_bfloat16(precision: str, device: torch.device) -> bool:
-    """Tells whether matrix products use bfloat16. precision: the hyperparameter of `LoopParameters`."""
+    """Tells whether matrix products use bfloat16. precision: the hyperparameter `LoopParameters.precision`."""
     if precision != "auto":
         return precision == "bfloat16"
     return device.type == "cuda" or bool(torch.cpu.get_capabilities().get("avx512_bf16"))

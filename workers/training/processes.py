@@ -2,8 +2,8 @@
 
 Before training, each process runs the target over a share of the conversations. In every step, each process computes
 the loss of a share of the batch, and the gradients are summed. Then each process updates a share of the parameters and
-broadcasts them. It has the optimizer state and the best weights of only this share, because they need the most memory
-after the target.
+broadcasts them. A process keeps the optimizer state and the best weights of only its share, because these tensors need
+the most memory after the target.
 
     torchrun --nproc-per-node 2 -m workers.training MODEL PROMPTS.jsonl FOLDER
 
@@ -22,7 +22,7 @@ from datetime import timedelta
 import torch
 from torch import Tensor, distributed, nn
 
-_LONGEST_WAIT = timedelta(days=2)  # the other processes wait while rank 0 answers all prompts
+_LONGEST_WAIT = timedelta(days=2)  # other processes wait while rank 0 answers all prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ def provenance(
     """Returns the contents of provenance.json.
 
     Args:
-        target_texts: of `engine.target_texts.target_texts`.
-        system_fingerprint: of the target; see engine/fingerprint.py.
+        target_texts: the result of `engine.target_texts.target_texts`.
+        system_fingerprint: the target's fingerprint; see engine/fingerprint.py.
         initial: folder of the speculator from which training continued; None for a new speculator.
         command: the parameters of the job, without local paths.
         folder: the artifact's folder, without provenance.json.

@@ -1,8 +1,8 @@
 """Measures a drafter's acceptance length at temperature 0 by decoding stored answers with it, as the engine would.
 
 The target is not run, because its taps (intermediate hidden states) for these answers are stored. In every pass, the
-drafter proposes drafts for all conversations, the longest prefix of the answer that was drafted is accepted, and the
-drafter observes the pass. The last token of an answer is always counted as sampled by the target.
+drafter proposes a draft for each conversation. The longest prefix of the remaining answer that is in the draft is
+accepted, and the drafter observes the pass. The last token of an answer always counts as sampled by the target.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class _Conversation:
     def decode(self, count: int) -> Kept:
         """Appends the next `count` tokens. Returns the positions that this pass computed, and their rows in the taps.
 
-        All positions are then computed except that of the last token, which is the input of the next pass.
+        After this pass, only the last token's position is not computed. This token is the input of the next pass.
         """
         sequence, start = self.sequence, self.sequence.num_computed
         sequence.tokens += self.ids[len(sequence.tokens) : len(sequence.tokens) + count]
@@ -84,7 +84,7 @@ def _start(drafter: Drafter, rows: TapRows, target: Model) -> list[_Conversation
 
 
 def _observe(drafter: Drafter, rows: TapRows, kept: list[Kept]) -> None:
-    """Lets the drafter observe a pass. The pass has only the rows in `kept`, so they are numbered from 0 again."""
+    """Lets the drafter observe a pass. The pass has only the rows in `kept`, so these rows are renumbered from 0."""
     selected = torch.tensor([row for part in kept for row in part.rows], device=rows.taps.device)
     renumbered, first = [], 0
     for part in kept:

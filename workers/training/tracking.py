@@ -26,9 +26,9 @@ from workers.contracts import Event, Metrics
 from workers.emitter import Emit
 
 TRACKERS_VARIABLE = "SLIPSTREAM_TRACKERS"
-FOLDERS = ("tensorboard", "mlflow", "wandb")  # the trackers' folders in the folder of the run
+FOLDERS = ("tensorboard", "mlflow", "wandb")  # names of the trackers' folders in the run's folder
 _FLUSH_SECONDS = 10  # maximum delay until TensorBoard shows a value
-_LAST_SECONDS = 20.0  # maximum time at the end of a run in which the trackers can finish
+_LAST_SECONDS = 20.0  # maximum time that a run waits at its end for the trackers to finish
 _MAX_QUEUED = 1000  # maximum number of metrics events in the queue of a tracker
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Tracker(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
     name: str
-    folder: Path  # trackers create their folders in it
+    folder: Path  # trackers create their own folders in this folder
     parameters: Mapping[str, Any]
 
 
@@ -158,7 +158,7 @@ class Wandb:
             name=run.name,
             id=run.name,
             resume="allow",  # a killed run resumes under its name
-            dir=str(folder),  # in which wandb creates the folder `wandb`
+            dir=str(folder),  # wandb creates the folder `wandb` in this folder
             config=dict(run.parameters),
             mode=os.environ.get("WANDB_MODE", "offline"),
         )

@@ -1,4 +1,5 @@
-"""Fixtures: a target, a function that exports a new speculator for it, and a function that imports a folder."""
+"""Fixtures: a target model, a function that exports a new speculator for the target, and a function that imports
+one."""
 
 from collections.abc import Callable
 from pathlib import Path

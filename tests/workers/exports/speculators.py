@@ -1,4 +1,4 @@
-"""Writes small speculators for the target of tests.tiny_model. They have the same files as trained speculators."""
+"""Writes small speculators for the model of tests.tiny_model, with the same files as trained speculators."""
 
 import json
 import shutil

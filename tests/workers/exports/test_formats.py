@@ -25,7 +25,7 @@ from workers.exports.target import Target
 from workers.kinds import TRAINED_KINDS
 
 PAIRS = [(kind, form) for kind in TRAINED_KINDS for form in formats_of(kind)]
-# The fixture `exported` writes a speculator to the folder "own", and `import_folder` imports one into "imported".
+# The fixture `exported` writes its speculator to the folder "own", and `import_folder` imports to "imported".
 
 
 # Round trips
@@ -245,7 +245,7 @@ def test_the_command_exports_imports_and_reports_refusals(
     assert main(["export", str(own), there, "--format", "specforge", "--model", str(model_dir)]) == 0
     assert main(["import", there, back, "--format", "specforge", "--model", str(model_dir)]) == 0
     assert "kind eagle3" in capsys.readouterr().out
-    # refused: the folder exists, and then: the format does not support the kind
+    # The first of these exports is refused because its folder exists, the second because of the speculator's kind.
     assert main(["export", str(own), there, "--format", "specforge", "--model", str(model_dir)]) == 2
     assert main(["export", str(own), f"{there}2", "--format", "lorax", "--model", str(model_dir)]) == 2
     assert "not as lorax" in capsys.readouterr().err

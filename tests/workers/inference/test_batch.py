@@ -118,7 +118,7 @@ def test_the_completion_token_ids_decode_to_the_text_of_the_answer(tmp_path: Pat
         (chat_row("bad", "x" * 5000), "messages"),
     ],
 )
-def test_a_row_that_cannot_be_answered_is_an_error_row_and_the_others_are_answered(
+def test_a_row_that_cannot_be_answered_is_an_error_row_and_other_rows_are_answered(
     tmp_path: Path, tiny_model: Path, row: dict[str, Any], param: str
 ) -> None:
     lines, emit = run(make_spec(tmp_path, tiny_model, [*chat_rows(2), row]))
@@ -131,7 +131,7 @@ def test_a_row_that_cannot_be_answered_is_an_error_row_and_the_others_are_answer
     assert (shard.completed, shard.failed) == (2, 1)
 
 
-def test_a_row_whose_limit_exceeds_the_context_is_an_error_row(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_row_whose_max_tokens_exceeds_the_context_is_an_error_row(tmp_path: Path, tiny_model: Path) -> None:
     rows = [chat_row(f"row-{n}", "hi", max_tokens=limit) for n, limit in enumerate((100_000, None, 2))]
 
     lines, _ = run(make_spec(tmp_path, tiny_model, rows))
@@ -229,7 +229,7 @@ def test_rows_of_later_shards_fill_the_batch_while_a_slow_row_runs(tmp_path: Pat
     assert [event.shard_no for event in emit.of("shard")] == [1, 0, 2]  # the slow row delays only its own shard
 
 
-def test_a_row_with_non_finite_logits_gets_an_error_and_the_others_their_answers(
+def test_a_row_with_non_finite_logits_gets_an_error_and_other_rows_get_answers(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     tokenizer, engine = Tokenizer.load(tiny_model), load_engine(tiny_model)
@@ -247,7 +247,7 @@ def test_a_row_with_non_finite_logits_gets_an_error_and_the_others_their_answers
     assert (response["status_code"], response["body"]["error"]["code"]) == (500, "non_finite_logits")
 
 
-def test_a_grammar_ends_with_the_end_token_of_the_engine_and_not_with_another_of_the_tokenizer(
+def test_a_grammar_ends_with_the_end_token_of_the_engine_if_the_tokenizer_names_another_one(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     folder = model_with_another_end_token(tiny_model, tmp_path / "model")
@@ -262,7 +262,9 @@ def test_a_grammar_ends_with_the_end_token_of_the_engine_and_not_with_another_of
     assert line["completion_token_ids"] == [*tokenizer.encode("ab"), *engine.eos_token_ids]
 
 
-def test_a_row_for_which_the_chat_template_takes_too_much_memory_fails_alone(tmp_path: Path, tiny_model: Path) -> None:
+def test_if_the_chat_template_takes_too_much_memory_for_a_row_only_this_row_fails(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     source = "{{ 'x' * 10 ** 10 if 'bomb' in messages[0].content else messages[0].content }}"
     (folder / "chat_template.jinja").write_text(source)

@@ -1,4 +1,4 @@
-"""The chi-square test of sampled tokens, plain against speculative."""
+"""Tests of the chi-square test that compares tokens sampled with and without speculation."""
 
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +16,7 @@ from workers.inference.comparison import Arms
 from workers.inference.distribution import compare_distributions, homogeneity
 
 
-def test_the_p_value_is_that_of_the_textbook() -> None:
+def test_the_p_value_of_two_counts_equals_the_value_computed_by_hand() -> None:
     # (10 - 15)^2 / 15 * 4 = 6.667, with one degree of freedom
     assert homogeneity(Counter({1: 10, 2: 20}), Counter({1: 20, 2: 10})) == pytest.approx(0.00982, abs=1e-5)
 
@@ -50,7 +50,7 @@ def arms(tiny_model: Path) -> Arms:
     return Arms(plain=plain, suffix=suffix, speculative=speculative)
 
 
-def test_speculative_samples_have_the_distribution_of_plain_ones(arms: Arms, tiny_model: Path) -> None:
+def test_speculative_samples_have_the_distribution_of_plain_samples(arms: Arms, tiny_model: Path) -> None:
     tokenizer = Tokenizer.load(tiny_model)
     found = compare_distributions(arms, [prepared(number, f"Question {number}", tokenizer) for number in range(3)])
 
@@ -59,7 +59,7 @@ def test_speculative_samples_have_the_distribution_of_plain_ones(arms: Arms, tin
     assert found.p_value > 1e-6
 
 
-def test_an_arm_that_samples_at_another_temperature_is_found(
+def test_the_p_value_is_tiny_if_the_speculative_arm_samples_at_another_temperature(
     arms: Arms, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add = arms.speculative.add

@@ -1,4 +1,4 @@
-"""Batches and evaluations run with the options of a served engine, in the memory that was planned."""
+"""Batches and evaluations run with the engine options of their specs, within the planned memory."""
 
 import json
 import re
@@ -23,7 +23,9 @@ from workers.model_sizes import ModelSizes
 from workers.planning import Wanted, kv_slot_bytes, plan
 
 
-def test_a_batch_without_a_size_has_as_many_rows_as_its_memory_holds(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_batch_without_max_batch_size_answers_as_many_rows_at_once_as_fit_into_memory(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     spec = replace(batch_spec(tmp_path, tiny_model, chat_rows(1)), max_batch_size=None, device="cpu")
     sizes = ModelSizes.of(read_config(tiny_model))
     five_rows = plan(sizes, Wanted(device="cpu", memory_bytes=10**9, concurrency=5)).parts
@@ -78,7 +80,9 @@ def test_the_engine_never_holds_more_rows_than_were_planned(
     assert most == 3
 
 
-def test_a_model_that_does_not_fit_fails_for_good_with_the_bytes_of_each_part(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_model_that_does_not_fit_is_a_user_config_error_that_lists_the_size_of_each_part(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     spec = replace(batch_spec(tmp_path, tiny_model, chat_rows(1)), max_batch_size=None, memory_bytes=10**8)
 
     with pytest.raises(UserConfigError) as refused:
@@ -98,7 +102,7 @@ def test_a_model_that_does_not_fit_fails_for_good_with_the_bytes_of_each_part(tm
         ({"kv_dtype": "fp8"}, "kv_dtype_not_supported"),
     ],
 )
-def test_options_that_this_device_or_model_does_not_have_are_refused(
+def test_options_that_this_device_or_model_does_not_support_are_refused(
     tmp_path: Path, tiny_model: Path, option: dict[str, Any], code: str
 ) -> None:
     spec = replace(batch_spec(tmp_path, tiny_model, chat_rows(1)), device="cpu", **option)
@@ -109,7 +113,7 @@ def test_options_that_this_device_or_model_does_not_have_are_refused(
     assert refused.value.code == code
 
 
-def test_all_arms_run_with_the_options_that_will_be_served_and_the_report_and_the_evidence_name_them(
+def test_all_arms_run_with_the_options_of_the_spec_which_the_report_and_the_evidence_list(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     options: dict[str, Any] = {
@@ -146,7 +150,7 @@ def test_the_memory_of_an_evaluation_holds_the_caches_of_all_arms(tmp_path: Path
         evaluation.engine_config(replace(spec, memory_bytes=3 * 10**8))
 
 
-def test_a_concurrency_above_that_of_the_engine_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_concurrency_above_max_concurrency_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     spec = replace(evaluation_spec(tmp_path, tiny_model, chat_rows(1)), max_concurrency=3)
 
     with pytest.raises(UserConfigError, match="at most 3, the max_concurrency of the engine, got 4") as refused:

@@ -109,7 +109,7 @@ def test_the_evidence_describes_the_run_and_its_result(tmp_path: Path, tiny_mode
     assert found["prompts"] == {"sha256": digest, "count": 6}
     assert found["answers"]["plain_sha256"] == found["answers"]["speculative_sha256"]
     assert found["sampling"] == {"greedy": 3, "sampled": 2, "max_tokens": 12, "seed_key": "job_0123"}
-    assert found["model_sha256"] == inspect_folder(tiny_model).revision  # as the catalog identifies these weights
+    assert found["model_sha256"] == inspect_folder(tiny_model).revision  # the catalog's revision of the model
     assert found["speculator_sha256"] is None
     assert found["build"]["versions"]["torch"] == torch.__version__
 
@@ -125,7 +125,7 @@ def test_the_report_and_the_evidence_say_whether_the_engine_is_exact(
     evidence = json.loads(Path(finished.artifacts["evidence"]).read_text())
     for stated in (finished.result, evidence):
         assert (stated["exact"], stated["exact_reason"]) == (False, "the product down gives a row other bits")
-    assert (finished.result["outputs_equal"], evidence["result"]) == (3, "equal")  # what was measured is stated too
+    assert (finished.result["outputs_equal"], evidence["result"]) == (3, "equal")  # the answers were equal nevertheless
 
 
 def test_grammars_of_held_out_prompts_end_with_the_end_token_of_the_engine(tmp_path: Path, tiny_model: Path) -> None:
@@ -179,9 +179,9 @@ class Interrupted(Exception):
 
 
 def interrupted(spec: EvaluationSpec, folder: Path) -> EvaluationSpec:
-    """Interrupts a run after its first checkpoint, which it copies to `folder`.
+    """Runs an evaluation until its first checkpoint, and copies this checkpoint to `folder`.
 
-    Returns the spec with which a worker would continue the run.
+    Returns the spec with which a worker would continue the evaluation.
     """
 
     def emit(event: Event) -> None:
@@ -195,7 +195,8 @@ def interrupted(spec: EvaluationSpec, folder: Path) -> EvaluationSpec:
 
 
 def test_an_interrupted_evaluation_resumes_after_the_measured_concurrency(tmp_path: Path, tiny_model: Path) -> None:
-    # The draft budget is fixed, because an adaptive one depends on measured times, so that acceptance would differ.
+    # The draft budget is fixed: an adaptive budget depends on measured times, so two runs would accept different
+    # tokens.
     spec = replace(make_spec(tmp_path, tiny_model, chat_rows(3)), draft_budget=8)
     spec = interrupted(spec, tmp_path / "staged")
     (measured,) = json.loads((tmp_path / "staged" / "measurements.json").read_text())["measurements"]
@@ -224,7 +225,7 @@ def test_a_resumed_evaluation_repeats_measurements_that_another_build_made(
     assert [event.done for event in emit.of("progress")] == list(range(1, 19))
 
 
-def test_refused_rows_are_counted_and_the_others_are_measured(tmp_path: Path, tiny_model: Path) -> None:
+def test_refused_rows_are_counted_and_other_rows_are_measured(tmp_path: Path, tiny_model: Path) -> None:
     rows = [*chat_rows(2), chat_row("bad", "x", temperature=9)]
     report = run_evaluation(make_spec(tmp_path, tiny_model, rows), Recorder()).result
     assert (report["prompts_held_out"], report["rows_refused"]) == (2, 1)
@@ -311,7 +312,7 @@ def test_a_plain_answer_that_changes_with_concurrency_counts_as_different(factor
     assert report["outputs_equal"] == 0
 
 
-def test_a_report_with_an_adapter_also_compares_with_the_model_itself(factory: AnswerFactory) -> None:
+def test_a_report_with_an_adapter_also_compares_with_the_model_without_the_adapter(factory: AnswerFactory) -> None:
     answers = factory.totals(factory.answer(0, [70, 71]), factory.answer(1, [70, 71, 72, 73]), seconds=1.0)
     of_the_model = {0: (70, 71), 1: (70, 99, 72, 73)}
 
@@ -319,7 +320,7 @@ def test_a_report_with_an_adapter_also_compares_with_the_model_itself(factory: A
 
     assert (report["equal_to"], report["outputs_equal"]) == ("model_and_adapter", 2)
     assert report["outputs_equal_to_model"] == 1
-    assert report["tokens_equal_to_model"] == 0.5  # two tokens of the first answer and one of the second, of six
+    assert report["tokens_equal_to_model"] == 0.5  # of 6 tokens, 2 of the first answer and 1 of the second
     plain = report_of(Measurement(1, answers, answers, answers))
     assert (plain["equal_to"], plain["outputs_equal_to_model"], plain["tokens_equal_to_model"]) == ("model", 2, 1.0)
 

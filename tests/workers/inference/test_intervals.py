@@ -1,4 +1,4 @@
-"""Bootstrap intervals over prompts."""
+"""Tests of the bootstrap confidence intervals over prompts."""
 
 from pathlib import Path
 
@@ -25,11 +25,11 @@ def test_the_interval_contains_the_known_ratio_in_about_95_percent_of_samples() 
     assert 0.90 <= covered / runs <= 0.98
 
 
-def test_one_prompt_has_no_interval() -> None:
+def test_a_ratio_over_one_prompt_has_no_interval() -> None:
     assert ratio_interval([3.0], [2.0]) is None
 
 
-def test_the_report_draws_prompts_and_counts_the_repeats_of_one_prompt_once(tiny_model: Path) -> None:
+def test_the_interval_in_a_report_treats_all_repeats_of_a_prompt_as_one_sample(tiny_model: Path) -> None:
     factory = AnswerFactory(Tokenizer.load(tiny_model))
     low = [factory.answer(number, [70, 71], passes=10, accepted=1) for number in range(4)]
     high = [factory.answer(number, [70, 71], passes=10, accepted=9) for number in range(4, 8)]
@@ -39,5 +39,5 @@ def test_the_report_draws_prompts_and_counts_the_repeats_of_one_prompt_once(tiny
 
     (lower, upper) = report["acceptance_length_interval"]
     assert 1.1 <= lower < report["acceptance_length"] == 1.5 < upper <= 1.9
-    assert repeated["acceptance_length_interval"] == [lower, upper]  # repeats are no further prompts
+    assert repeated["acceptance_length_interval"] == [lower, upper]  # repeats add no samples
     assert report["concurrencies"][0]["acceptance_length_suffix_interval"] == pytest.approx([lower, upper])

@@ -1,4 +1,4 @@
-"""Which answers count as looping: those in which some tokens are repeated at least 4 times and over 24 tokens."""
+"""An answer is looping if a run of tokens is repeated at least 4 times in a row, over at least 24 tokens."""
 
 import random
 

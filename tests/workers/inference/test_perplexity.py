@@ -1,4 +1,4 @@
-"""The perplexity that the check of a registered model measures tells a trained model from damaged weights."""
+"""The check of a registered model measures a perplexity that tells a trained model from damaged weights."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ from workers.inference.perplexity import TEXT, run_model_check, text_perplexity
 
 
 def check(folder: Path) -> str | None:
-    """Returns why the check refuses the model, or None."""
+    """Returns the reason for which the check refuses the model; None: the model is accepted."""
     result = run_model_check(ModelCheckSpec(job_id="job_1", model_dir=str(folder), device="cpu")).result
     return implausibility(**result, max_bits_per_byte=Config().max_model_bits_per_byte)
 
@@ -62,7 +62,7 @@ def test_weights_that_are_not_finite_are_implausible(trained: Path, tmp_path: Pa
     assert "not a finite number" in (check(change_weights(trained, tmp_path / "m", math.nan)) or "")
 
 
-def test_the_perplexity_is_that_of_transformers(trained: Path) -> None:
+def test_the_perplexity_equals_the_perplexity_that_transformers_computes(trained: Path) -> None:
     ids = Tokenizer.load(trained).encode(TEXT)
     reference = transformers.AutoModelForCausalLM.from_pretrained(trained)
     with torch.no_grad():
@@ -84,7 +84,7 @@ def test_a_text_of_fewer_than_two_tokens_has_no_finite_perplexity(tmp_path: Path
     assert text_perplexity(load_model(make_tiny_model(tmp_path), device="cpu"), token_ids) == math.inf
 
 
-def test_a_model_that_cannot_be_loaded_is_the_customers_error(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_a_user_config_error(tmp_path: Path) -> None:
     with pytest.raises(UserConfigError):
         run_model_check(ModelCheckSpec(job_id="job_1", model_dir=str(tmp_path)))
 
@@ -93,9 +93,9 @@ def test_a_model_that_cannot_be_loaded_is_the_customers_error(tmp_path: Path) ->
     ("perplexity", "num_tokens", "is_plausible"),
     [
         (15.0, 170, True),  # a good model, 4.5 bytes per token
-        (49_152.0, 170, False),  # as good as guessing among 49,152 tokens
+        (49_152.0, 170, False),  # guesses among 49,152 tokens
         (2.5, 770, True),  # a good model that reads bytes
-        (256.0, 770, False),  # guesses bytes
+        (256.0, 770, False),  # guesses among 256 bytes
         (None, 170, False),
         (1.0, MIN_TOKENS - 1, False),  # the tokenizer makes too few tokens for a judgement
         (1.0, MIN_TOKENS, True),

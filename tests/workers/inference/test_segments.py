@@ -49,7 +49,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 
 def prepared(tokenizer: Tokenizer, number: int = 0, content: str = "hi", **body: Any) -> RowRequest:
-    values = json.loads(json.dumps(chat_row("x", content, **body)["body"]))  # names of JSON objects are strings
+    values = json.loads(json.dumps(chat_row("x", content, **body)["body"]))  # makes the ids in logit_bias strings
     row = InputRow(number, f"row-{number}", "/v1/chat/completions", values)
     grammars = GrammarCompiler(tokenizer, tokenizer.eos_token_ids)
     request = prepare_row(row, tokenizer=tokenizer, grammars=grammars, max_seq_len=2048, seed_key="job")
@@ -65,7 +65,7 @@ def measured(
     concurrency: int = 1,
     spoil: Callable[[int], bool] = lambda position: False,
 ) -> Measurement:
-    """Measures the rows with a drafter that knows the answers, except for their tokens at positions to `spoil`.
+    """Measures the rows with a drafter that knows the answers, except the tokens at positions where `spoil` is true.
 
     Each reading of the clock is one second after the previous one.
     """
@@ -92,12 +92,13 @@ def measured(
 def test_acceptance_and_speed_are_attributed_to_the_phase_in_which_a_pass_begins(
     model: Model, tokenizer: Tokenizer
 ) -> None:
-    """The answer has 24 tokens: 10 tokens of the trace, the end marker, and 13 tokens after the marker.
+    """The answer has 24 tokens: 10 tokens of the reasoning trace, the end marker, and 13 tokens after the marker.
 
-    The prefill samples token 0. No draft within the trace is right, so tokens 1 to 10, the last of which is the marker,
-    take one pass each. (The drafts of the last three passes have only 2, 1 and 0 tokens, because the budget allows no
-    more.) After the marker all drafts are right, and a pass adds 4 tokens: 13 tokens take 3 passes, and a fourth pass
-    for the last token. Plain decoding takes one pass per token. Each pass takes one second.
+    The prefill samples token 0. No draft within the trace is right, so tokens 1 to 10 take one pass each. Token 10 is
+    the marker. (The drafts of the last three passes have only 2, 1 and 0 tokens, because the
+    `thinking_token_budget` allows no more.) After the marker all drafts are right, and a pass adds 4 tokens: 13 tokens
+    take 3 passes, and a fourth pass for the last token. Plain decoding takes one pass per token. Each pass takes one
+    second.
     """
     row = prepared(tokenizer, max_tokens=24, **TRACE)
 
@@ -130,7 +131,7 @@ def test_acceptance_and_speed_are_attributed_to_the_phase_in_which_a_pass_begins
     }
 
 
-def test_the_sums_over_segments_are_the_statistics_of_the_answers(model: Model, tokenizer: Tokenizer) -> None:
+def test_the_sums_over_segments_equal_the_statistics_of_the_answers(model: Model, tokenizer: Tokenizer) -> None:
     rows = [
         prepared(tokenizer, 0, max_tokens=30, **TRACE),
         prepared(tokenizer, 1, "x" * 490, max_tokens=60, temperature=0.8, logit_bias={BEGIN: -100}),
@@ -167,7 +168,8 @@ def test_passes_are_attributed_to_the_context_at_which_they_begin(model: Model, 
         (1, 4, 4.0), (4, 16, 4.0)
     ]  # fmt: skip
     assert [entry["decode_speedup"] for entry in (below, above)] == [4.0, 4.0]
-    assert sum(s.tokens for s in found.plain.segments if s.context_from == 0) == 3  # those that begin at 509 to 511
+    # In plain decoding, each of the passes that begin at 509, 510 and 511 adds one token.
+    assert sum(s.tokens for s in found.plain.segments if s.context_from == 0) == 3
 
 
 def test_a_model_without_think_markers_has_one_phase(tiny_model: Path) -> None:

@@ -1,4 +1,4 @@
-"""Answers that reach the length limits of their rows: where the limit was, and how they continue. Real tiny engines."""
+"""Answers that reach their rows' length limits: where the limit cut them, and how they continue. The engine is real."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -89,7 +89,7 @@ def test_a_continued_answer_equals_the_answer_to_one_longer_request(
     assert sum(line["cut"] is not None for line in continued) >= 5
 
 
-def test_a_cut_answer_records_whether_the_limit_was_within_the_trace_or_in_the_answer(
+def test_a_cut_answer_records_whether_the_limit_fell_into_the_reasoning_trace_or_the_answer(
     tmp_path: Path, model: Path
 ) -> None:
     budgets: dict[str, dict[str, Any]] = {  # 8 tokens, after a prompt that has opened the trace
@@ -108,7 +108,9 @@ def test_a_cut_answer_records_whether_the_limit_was_within_the_trace_or_in_the_a
     assert lines[1]["completion_token_ids"].index(END) == 3
 
 
-def test_an_answer_continues_at_most_to_the_stated_limit_or_the_end_of_the_context(tmp_path: Path, model: Path) -> None:
+def test_an_answer_continues_at_most_to_max_continued_tokens_or_the_end_of_the_context(
+    tmp_path: Path, model: Path
+) -> None:
     endless = {"logit_bias": dict.fromkeys((0, 1, 2, 256, 257, 258), -100), "ignore_eos": True}
     rows = [chat_row("a", "hi", max_tokens=3, **endless), chat_row("b", "hi", max_tokens=12, **endless)]
 

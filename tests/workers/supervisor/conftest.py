@@ -71,7 +71,8 @@ def stack(
 
 @pytest.fixture(params=["pretended child", pytest.param("real child", marks=pytest.mark.wide)])
 def each_child(request: pytest.FixtureRequest, stack: LiveStack) -> LiveStack:
-    """The stack with pretended child processes; in `make test-wide`, with real ones, which run a tiny model."""
+    """Returns the stack: with fake child processes and, in `make test-wide`, also with real ones that run a tiny
+    model."""
     if request.param == "real child":
         stack.child_program = REAL_CHILD
         stack.base_model.path = str(request.getfixturevalue("tiny_model"))

@@ -1,4 +1,4 @@
-"""Settings of real supervisors of deployments whose engines are pretended."""
+"""Django settings of real deployment supervisors that start fake engines."""
 
 import sys
 from pathlib import Path

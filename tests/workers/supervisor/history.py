@@ -75,7 +75,7 @@ def _check_commits(events: Sequence[JobEvent], shards: Sequence[JobShard]) -> No
     commits = [event.data for event in events if event.type == "shard_committed"]
     by_shard = {data["shard_no"]: data for data in commits}
     assert len(by_shard) == len(commits), "a shard was committed twice"
-    copied = {shard.pk for shard in shards if "/copied-" in shard.storage_key}  # when the batch was validated
+    copied = {shard.pk for shard in shards if "/copied-" in shard.storage_key}  # copied from an older batch
     committed = {shard.shard_no: shard for shard in shards if shard.storage_key and shard.pk not in copied}
     assert committed.keys() == by_shard.keys(), "a shard has no event, or an event has no committed shard"
     for shard_no, shard in committed.items():

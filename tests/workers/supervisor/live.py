@@ -49,7 +49,8 @@ class LiveStack:
         redis_url: str = "",
         drain_seconds: float = 10.0,
     ) -> subprocess.Popen[bytes]:
-        """Starts a worker, by default the polling one. Its jobs run `child_program` with the options `child`."""
+        """Starts a worker, by default one that polls for jobs. Its jobs run `child_program` with the options
+        `child`."""
         child_command = shlex.join((sys.executable, str(child_program or self.child_program)))
         environment = {
             **self.environment,
@@ -74,7 +75,7 @@ class LiveStack:
         return self.child_program == REAL_CHILD
 
     def allow(self, num_rows: int) -> Path:
-        """Lets children with the option `--limit`, whose file is returned, answer the first `num_rows` rows only."""
+        """Lets children with the option `--limit FILE` answer only the first `num_rows` rows. Returns FILE."""
         path = self.data_dir / "allowed"
         path.touch()
         os.truncate(path, num_rows)

@@ -1,5 +1,5 @@
-"""A fake child with two additional faults. If the first row has the content "die at once", it dies before its first
-event; if it has "kill the supervisor", it kills its supervisor.
+"""A fake child with two additional faults. If the first row has the content "die at once", the child dies before its
+first event. If it has the content "kill the supervisor", the child kills its supervisor.
 """
 
 import json

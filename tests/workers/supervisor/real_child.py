@@ -1,8 +1,8 @@
 """The program `workers.run` with the delays and crashes that tests need: `python real_child.py [OPTIONS] SPEC.json`.
 
 A row with the content "crash" kills the process when the engine would get it. If the first row has the content "die at
-once", the process dies while it loads the model. With `--limit`, the process holds few rows at once, and reports the
-number of rows that it has begun before it waits for permission to begin another one.
+once", the process dies while it loads the model. With `--limit`, the process answers few rows at once. Before
+it waits for permission to begin another row, it reports the number of rows that it has begun.
 """
 
 import argparse

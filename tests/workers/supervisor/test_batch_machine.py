@@ -249,7 +249,7 @@ def test_a_finalizing_batch_ends_if_its_job_is_cancelled_after_the_worker_died(m
     assert (instance.api_batch()["status"], instance.job().status) == ("cancelled", "cancelled")
 
 
-def test_a_batch_that_is_cancelled_when_its_cap_is_reached_ends(machine: type[BatchMachine]) -> None:
+def test_a_batch_ends_if_it_is_cancelled_when_its_cap_is_reached(machine: type[BatchMachine]) -> None:
     instance = machine()
     instance.create()
 
@@ -260,12 +260,12 @@ def test_a_batch_that_is_cancelled_when_its_cap_is_reached_ends(machine: type[Ba
     assert instance.api_batch()["request_counts"]["completed"] == 4  # shards 0 and 1, of two rows each
 
 
-def test_a_batch_ends_with_its_other_rows_if_a_shard_is_lost_in_storage(machine: type[BatchMachine]) -> None:
+def test_a_batch_ends_and_keeps_its_other_rows_if_storage_loses_a_shard(machine: type[BatchMachine]) -> None:
     instance = machine()
     instance.create()
     instance.claim_and_attempt(fault="drain", at_shard=2)
     get_storage().delete(JobShard.objects.exclude(storage_key="").earliest("shard_no").storage_key)
-    for _ in range(1 + MAX_STALLED_ATTEMPTS):  # the first answers the remaining rows, the others make no progress
+    for _ in range(1 + MAX_STALLED_ATTEMPTS):  # only the first attempt makes progress, with the remaining rows
         instance.time_passes()
         instance.claim_and_attempt(fault="none", at_shard=0)
 

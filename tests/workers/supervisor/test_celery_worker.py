@@ -78,7 +78,7 @@ def test_each_job_runs_once_if_wake_ups_are_lost_repeated_and_reordered(
 
 
 def shuffle(queue: redis.Redis, num_jobs: int) -> None:
-    """Replaces the messages of the queue: each is now there zero, one or five times, in random order."""
+    """Rewrites the queue: each message then occurs zero, one or five times, in random order."""
     draw = random.Random(num_jobs)
     messages = cast(list[bytes], queue.lrange(wake.QUEUE, 0, -1))
     assert len(messages) == num_jobs

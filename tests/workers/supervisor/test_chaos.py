@@ -40,7 +40,7 @@ def make_long_batch(stack: LiveStack) -> tuple[Batch, list[str], str]:
 def random_moments(stack: LiveStack, job_id: str, count: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Yields, `count` times at a random moment, the worker that has claimed the job and the fence of its claim.
 
-    A moment is never in an attempt that follows two attempts without progress, because a third one would fail the job.
+    No moment is in an attempt that follows two attempts without progress: a third such attempt would fail the job.
     """
     draw = random.Random(count)
     for number in range(1, count + 1):
@@ -109,7 +109,7 @@ def test_a_batch_has_each_row_once_after_workers_are_killed_at_random_moments(
 def freeze(stack: LiveStack, worker: subprocess.Popen[bytes]) -> None:
     """Freezes the worker at a moment when it writes nothing. Its child continues and fills the pipe with shards.
 
-    SQLite has one lock for all writers, and a frozen process that held or awaited it would delay all other processes.
+    SQLite has one lock for all writers, and a frozen process that held or awaited this lock would delay all others.
     """
 
     def is_frozen_without_a_lock() -> bool:

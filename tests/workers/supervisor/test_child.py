@@ -106,7 +106,9 @@ def is_running(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("sent", "kept"), [(5, 5), (1, 1), (0, None), (-3, None), (10**30, None), (5.0, None), ("many", None)]
 )
-def test_the_number_of_rows_of_a_failed_child_is_kept_if_a_batch_can_have_it(sent: Any, kept: int | None) -> None:
+def test_the_number_of_rows_that_a_failed_child_reports_is_kept_only_if_it_is_possible(
+    sent: Any, kept: int | None
+) -> None:
     event = Failed(failure_class="out_of_memory", code="out_of_memory", message="Too big.", num_rows=sent)
     failure = attempt_failed(event).failure
     assert (failure.failure_class, failure.num_rows) == (FailureClass.OUT_OF_MEMORY, kept)
@@ -127,7 +129,7 @@ def test_next_event_raises_queue_empty_after_the_timeout(run_script: RunScript) 
     child.stop(0)
 
 
-def test_a_child_keeps_the_copy_of_its_model_until_it_ends(
+def test_the_copy_of_a_model_is_not_deleted_while_a_child_uses_it(
     run_script: RunScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = get_config().model_copy(update={"data_dir": tmp_path, "max_model_copies_bytes": 0})

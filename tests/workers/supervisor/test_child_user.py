@@ -30,13 +30,13 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that every user may pass through, unlike pytest's own."""
+    """A folder that every user may enter. Other users may not enter the folder of pytest's `tmp_path`."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
 
 
-def test_a_child_keeps_the_home_of_its_user_until_it_ends(
+def test_the_home_of_a_childs_user_is_not_deleted_before_the_child_ends(
     settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_homes, "MEASURE_SECONDS", -60.0)
@@ -53,7 +53,7 @@ def test_a_child_keeps_the_home_of_its_user_until_it_ends(
         "import os, tempfile\n"
         f"print({events[0]!r}, flush=True)\n"
         f"while not os.path.exists({str(folder / 'checked')!r}): pass\n"
-        "tempfile.TemporaryFile().close()\n"  # in the home
+        "tempfile.TemporaryFile().close()\n"  # in the user's home
         f"print({events[1]!r}, flush=True)\n"
     )
     script.chmod(0o644)

@@ -1,8 +1,8 @@
 """No query of a chore reads a large table from end to end, so the cost of a query does not grow with the accumulated
 rows.
 
-Each query is explained by the database. PostgreSQL plans by the contents of the tables, so they have 10,000 rows of
-objects that have ended. SQLite plans without looking at them.
+The database explains its plan for each query. PostgreSQL's plans depend on the contents of the tables, so the test adds
+10,000 rows of ended objects to each large table. SQLite's plans do not depend on the contents.
 """
 
 import datetime as dt
@@ -85,7 +85,7 @@ def analyse() -> None:
 
 
 def partial_indexes() -> set[str]:
-    """Names of the indexes that hold only some rows of their tables, so that reading such an index whole is cheap."""
+    """Returns the names of indexes over only some rows of their tables, which are cheap to read from end to end."""
     options = [model._meta for model in apps.get_models()]
     indexes = [index for option in options for index in (*option.indexes, *option.constraints)]
     return {index.name for index in indexes if getattr(index, "condition", None) is not None}
@@ -98,7 +98,7 @@ def record(statements: list[Statement], execute: Any, sql: str, params: Any, man
 
 
 def whole_reads(sql: str, params: Any) -> list[str]:
-    """The steps of the query's plan that read a large table, or an index of all its rows, from end to end."""
+    """Returns the steps of the query's plan that read a large table, or an index of all its rows, from end to end."""
     explain = "EXPLAIN QUERY PLAN " if connection.vendor == "sqlite" else "EXPLAIN (FORMAT JSON) "
     with connection.cursor() as cursor:
         cursor.execute(explain + sql, params)  # SQLite's plan does not depend on the values of parameters
@@ -114,7 +114,7 @@ def whole_reads(sql: str, params: Any) -> list[str]:
 
 
 def is_whole_read_of_sqlite(step: str, sql: str) -> bool:
-    """`step` is such as "SCAN U0 USING INDEX batch_untidy" or "SEARCH jobs_job USING INDEX job_turn (status=?)"."""
+    """step: for example "SCAN U0 USING INDEX batch_untidy" or "SEARCH jobs_job USING INDEX job_turn (status=?)"."""
     aliases = {alias: table for table, alias in re.findall(r'"(\w+)" ([UTV]\d+)\b', sql)}
     read = re.match(r"SCAN (\w+)(?:.* INDEX (\w+))?", step)
     return read is not None and aliases.get(read[1], read[1]) in LARGE_TABLES and read[2] not in partial_indexes()

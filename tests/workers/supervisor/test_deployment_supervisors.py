@@ -30,7 +30,7 @@ def start_supervisor(stack: LiveStack) -> subprocess.Popen[bytes]:
 
 
 def processes_of_replicas() -> dict[str, set[int]]:
-    """Maps the name of each of our replicas' processes to its sessions on this machine. A double start has two."""
+    """Maps the name of each running replica to the sessions of its processes. A replica that runs twice has two."""
     ours = set(Deployment.objects.values_list("pk", flat=True))
     sessions: defaultdict[str, set[int]] = defaultdict(set)
     for pid, name in endpoint_processes().items():
@@ -42,7 +42,8 @@ def processes_of_replicas() -> dict[str, set[int]]:
     return dict(sessions)
 
 
-def rows() -> dict[str, set[int]]:
+def recorded_processes() -> dict[str, set[int]]:
+    """Maps the name of each replica in the database to the process id that its row has."""
     replicas = Replica.objects.exclude(pid=None)
     return {f"{row.deployment_id}-{row.number}-{row.generation}": {row.pid or 0} for row in replicas}
 
@@ -52,14 +53,15 @@ def holds_nothing(pid: int) -> bool:
     return not Replica.objects.filter(supervisor__contains=f":{pid}:").exists()
 
 
-def all_ready_and_equal_to_the_world() -> bool:
+def all_ready_and_as_recorded() -> bool:
+    """Whether all deployments are ready and exactly the processes run that the database records."""
     states = set(Deployment.objects.values_list("state", flat=True))
-    return states == {Deployment.State.READY} and rows() == processes_of_replicas()
+    return states == {Deployment.State.READY} and recorded_processes() == processes_of_replicas()
 
 
 @pytest.mark.wide
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the processes of a machine are listed in /proc")
-def test_killed_supervisors_and_engines_leave_no_orphan_and_no_double(stack: LiveStack) -> None:
+def test_killed_supervisors_and_engines_leave_no_orphaned_and_no_duplicate_engine(stack: LiveStack) -> None:
     chance = random.Random(SEED)
     deployments = [
         deployment_create(organization=stack.organization, name=f"endpoint-{number}", base_model=stack.base_model)
@@ -67,9 +69,9 @@ def test_killed_supervisors_and_engines_leave_no_orphan_and_no_double(stack: Liv
     ]
     supervisors = [start_supervisor(stack) for _ in range(3)]
     try:
-        stack.wait_until(all_ready_and_equal_to_the_world, SECONDS)
+        stack.wait_until(all_ready_and_as_recorded, SECONDS)
         for _ in range(NUM_KILLS):
-            untouched = rows()
+            untouched = recorded_processes()
             victim = chance.choice(supervisors)
             supervisors.remove(victim)
             kill_9(victim)
@@ -78,11 +80,11 @@ def test_killed_supervisors_and_engines_leave_no_orphan_and_no_double(stack: Liv
             os.killpg(engine, signal.SIGKILL)
             supervisors.append(start_supervisor(stack))
             stack.wait_until(partial(holds_nothing, victim.pid), SECONDS)
-            stack.wait_until(all_ready_and_equal_to_the_world, SECONDS)
-            assert rows().items() >= untouched.items(), "an engine that was not killed has been replaced"
+            stack.wait_until(all_ready_and_as_recorded, SECONDS)
+            assert recorded_processes().items() >= untouched.items(), "an engine that was not killed has been replaced"
         for deployment in deployments:
             deployment_stop(deployment=deployment)
-        stack.wait_until(lambda: not processes_of_replicas() and not rows(), SECONDS)
+        stack.wait_until(lambda: not processes_of_replicas() and not recorded_processes(), SECONDS)
         assert set(Deployment.objects.values_list("state", flat=True)) == {Deployment.State.STOPPED}
     finally:
         stack.close()

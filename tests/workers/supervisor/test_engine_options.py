@@ -1,4 +1,4 @@
-"""Options of the engine on their way from a request to the specs of the worker's child processes."""
+"""The engine options of a request reach the specs of the worker's child processes."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Readers of the feed of events while transactions of other processes commit, on both databases."""
+"""Readers of the event feed miss no event, in whatever order other transactions commit, on both databases."""
 
 import threading
 from random import Random
@@ -23,7 +23,7 @@ def record(organization: Organization, object_id: str) -> Event:
 
 
 def read_after(organization: Organization, seq: int) -> list[tuple[int, str]]:
-    """Reads as a poll of the feed does."""
+    """Returns number and object of the events after `seq`, which it reads as a poll of the feed does."""
     events_number(organization)
     events = events_list(organization).filter(seq__gt=seq).order_by("seq")
     return [(event.seq or 0, event.object_id) for event in events]

@@ -167,7 +167,8 @@ def a_row_is_in_both_files(job: Job) -> None:
     Batch.objects.filter(pk=batch.pk).update(error_file=batch.output_file)
 
 
-# A part of the check's message -> the fault. If two faults give the same message, their parts of it differ.
+# Part of the check's message -> function that damages the history. If two functions lead to the same message, their
+# keys are different parts of this message.
 FAULTS: dict[str, Callable[[Job], None]] = {
     "an event is missing": an_event_is_missing,
     "the final events do not match": the_job_ends_twice,

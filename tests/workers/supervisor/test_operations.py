@@ -58,7 +58,7 @@ def test_no_job_is_lost_or_retried_while_workers_are_restarted_one_after_the_oth
         assert num_events(batch.job_id, "retried") == 0, "a restart counted as a failed attempt of the job"
         assert num_events(batch.job_id, "claimed") == num_events(batch.job_id, "released") + 1
     num_released = JobEvent.objects.filter(type="released").count()
-    # Not all: a worker that got SIGTERM during the last shard of a job completes the job instead.
+    # Not every worker releases a job: a worker that gets SIGTERM during a job's last shard completes the job instead.
     assert num_released >= NUM_RESTARTS // 2, "too few restarted workers released the job that they were working on"
 
 

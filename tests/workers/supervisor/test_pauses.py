@@ -24,7 +24,7 @@ def test_paused_training_stops_within_seconds_and_resumes_from_its_checkpoint(st
     fine_tuning_job_pause(job=job)
 
     stack.wait_until(lambda: children_of(stack.data_dir) == [], MAX_SECONDS_TO_STOP)
-    checkpoint_key = training.get().checkpoint_key  # its last part is the step
+    checkpoint_key = training.get().checkpoint_key  # the last part of the key has the step
     assert training.get().status == Job.Status.PAUSED
     fine_tuning_job_resume(job=job)
 

@@ -52,7 +52,7 @@ def test_a_worker_runs_a_pipeline_from_prompts_to_an_endpoint(stack: LiveStack) 
 
 
 def test_a_pipeline_fails_with_model_changed_if_the_evaluated_weights_have_another_revision(stack: LiveStack) -> None:
-    # The fake child always reports the same revision in its evidence, so it differs from this one.
+    # The evidence of the fake child always has the same revision, which differs from this one.
     BaseModel.objects.filter(pk=stack.base_model.pk).update(revision="9" * 64)
     stack.base_model.refresh_from_db()
     pipeline = make_pipeline(stack.organization, base_model=stack.base_model)

@@ -46,7 +46,7 @@ def busy_seconds(job_id: str) -> float:
     [("pretended child", 16), pytest.param("real child", 2, marks=pytest.mark.wide)],
     indirect=["each_child"],
 )
-def test_a_job_that_kills_every_child_fails_after_three_attempts_and_hardly_delays_others(
+def test_a_job_that_kills_every_child_fails_after_three_attempts_and_hardly_delays_other_jobs(
     each_child: LiveStack, num_others: int
 ) -> None:
     stack = each_child

@@ -55,7 +55,8 @@ def test_a_batch_completes_after_restarts_of_the_database_and_the_death_of_a_wor
 
 
 def test_another_worker_takes_over_from_a_worker_frozen_in_a_transaction(stack: LiveStack) -> None:
-    """The frozen transaction has locked the job's row. To make it wait there, the test locks a table it needs."""
+    """The frozen transaction has locked the job's row. The test locks a table that the transaction needs next, so that
+    the transaction waits at this point."""
     stack.environment |= {"SLIPSTREAM_LEASE_SECONDS": "1", "SLIPSTREAM_RENEW_SECONDS": "0.25"}
     url = postgres_server().url(str(connection.settings_dict["NAME"]), "postgres")
     waits_for_table = "wait_event_type = 'Lock' AND query LIKE 'INSERT INTO \"jobs_jobevent\"%'"

@@ -47,7 +47,7 @@ def test_if_several_workers_claim_a_job_at_once_exactly_one_gets_it(stack: LiveS
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
-def test_a_batch_can_be_cancelled_while_a_shard_of_it_is_committed(
+def test_a_batch_can_be_cancelled_while_one_of_its_shards_is_committed(
     stack: LiveStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit has locked the job and is about to lock the batch when the cancellation begins."""
@@ -74,7 +74,7 @@ def test_a_batch_can_be_cancelled_while_a_shard_of_it_is_committed(
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
-def test_a_worker_claims_the_job_of_the_next_organization_if_the_first_ones_only_job_is_locked(
+def test_a_worker_claims_the_next_organizations_job_if_the_first_organizations_only_job_is_locked(
     stack: LiveStack,
 ) -> None:
     first, second = (job_submit(organization=make_organization(), kind=Job.Kind.BATCH, params={}) for _ in range(2))
@@ -97,7 +97,7 @@ def test_a_worker_claims_the_job_of_the_next_organization_if_the_first_ones_only
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite", needs_postgres("postgresql")])
-def test_of_several_concurrent_resumptions_of_a_batch_one_is_accepted(stack: LiveStack) -> None:
+def test_of_several_concurrent_resumptions_of_a_batch_exactly_one_is_accepted(stack: LiveStack) -> None:
     batch = stack.make_batch(["a", "b"])
     batch_validate(batch=batch)
     batch_assemble(batch=batch, final="failed")

@@ -29,7 +29,7 @@ def test_a_resumed_batch_whose_worker_is_killed_has_each_row_once_and_charges_on
 
     new = batch_resume(batch=old)
     allow(allowed, 40)
-    stack.wait_for_committed_shards(new.job_id, 6)  # one shard is copied, so five of the new rows' shards are done
+    stack.wait_for_committed_shards(new.job_id, 6)  # one shard is a copy from the old batch, five have new rows
     kill_9(first)
     allow(allowed, NUM_ROWS)
     stack.start_worker(child=child)

@@ -19,7 +19,7 @@ from tests.workers.supervisor.test_batch_promises import counts_of
 from tests.workers.supervisor.test_worker_process import errors_of, expected_output, output_of
 
 CONTENTS = [f"prompt {number}" for number in range(40)]
-ROW_NANOUSD = 3  # the fake child counts two prompt tokens and one completion token per row, and each costs 1
+ROW_NANOUSD = 3  # the fake child counts 2 prompt tokens and 1 completion token per row; each costs 1 nano-USD
 SHARD_NANOUSD = 4 * ROW_NANOUSD  # the stack's shards have four rows
 WHOLE_NANOUSD = len(CONTENTS) * ROW_NANOUSD
 

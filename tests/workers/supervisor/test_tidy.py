@@ -66,7 +66,7 @@ def test_a_job_that_can_continue_keeps_its_checkpoint(
     assert stored(job) == {"checkpoints/00000001.1/model.safetensors"}
 
 
-def test_the_jobs_speculator_stays_and_the_speculators_of_attempts_that_lost_are_deleted(
+def test_a_jobs_speculator_is_kept_and_speculators_of_attempts_that_lost_the_job_are_deleted(
     organization: Organization, content: Path
 ) -> None:
     speculator = make_speculator(make_base_model(), organization)
@@ -81,7 +81,9 @@ def test_the_jobs_speculator_stays_and_the_speculators_of_attempts_that_lost_are
     assert stored(job) == {"speculator.12/config.json"}
 
 
-def test_the_plots_of_an_evaluation_stay_and_its_rows_are_deleted(organization: Organization, content: Path) -> None:
+def test_the_plots_of_an_evaluation_are_kept_and_its_rows_are_deleted(
+    organization: Organization, content: Path
+) -> None:
     job = make_job(organization, kind=Job.Kind.EVALUATION)
     evaluation = make_speculator(make_base_model(), organization).evaluations.create(
         organization=organization, job=job, plots_prefix=f"jobs/{job.pk}/evaluation.3"
@@ -112,7 +114,7 @@ def test_objects_that_a_killed_attempt_stored_after_the_end_of_its_job_are_delet
     assert stored(job) == set()
 
 
-def test_jobs_are_tidied_in_rounds_of_limited_size(organization: Organization) -> None:
+def test_jobs_tidy_handles_at_most_20_jobs_per_call(organization: Organization) -> None:
     for _ in range(45):
         end(make_job(organization))
 

@@ -1,4 +1,4 @@
-"""The options for cut answers on their way from a pipeline to the specs of the worker's child processes."""
+"""A pipeline's options for cut answers reach the specs of the worker's child processes."""
 
 import threading
 from pathlib import Path

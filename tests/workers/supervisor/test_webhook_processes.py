@@ -1,6 +1,6 @@
 """W1 of docs/reliability.md with real workers: no event is lost if a receiver is down or sending workers are killed.
 
-Retry delays and the claims of dead senders last minutes. Instead of waiting, the tests change their times in the
+Retry delays and the claims of dead senders last minutes. Instead of waiting, the tests change the stored times in the
 database.
 """
 

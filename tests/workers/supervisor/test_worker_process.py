@@ -228,7 +228,7 @@ def test_a_worker_finishes_its_shard_and_releases_the_job_after_sigterm(each_chi
     committed = num_committed(batch.job_id)
 
     worker.send_signal(signal.SIGTERM)
-    stack.allow(36)  # of 40 rows: the running shard can be finished, and the batch cannot
+    stack.allow(36)  # of 40 rows: the child can finish the running shard, but not the batch
 
     assert worker.wait(timeout=120) == 0
     assert num_committed(batch.job_id) > committed

@@ -1,4 +1,4 @@
-"""`python wrong_clock.py SECONDS` runs the polling worker with a clock that is wrong by SECONDS."""
+"""`python wrong_clock.py SECONDS` runs a worker that polls for jobs, with a clock that is wrong by SECONDS."""
 
 import datetime as dt
 import runpy

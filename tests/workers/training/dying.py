@@ -1,4 +1,4 @@
-"""Runs a training job that kills its process with SIGKILL after N steps.
+"""Runs a training job that kills its own process with SIGKILL after N steps:
 
 python -m tests.workers.training.dying SPEC.json N
 """

@@ -1,4 +1,4 @@
-"""Tests of the acceptance length simulated on stored answers. test_job.py compares it with that of a served model."""
+"""Tests of the acceptance length simulated on stored answers. test_job.py compares it with the served acceptance."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_any_branch_of_a_tree_can_be_accepted() -> None:
     assert [accepted_tokens(tree, answer) for answer in ((7, 8), (1, 2), (1, 8), (7, 3), (3, 8))] == [2, 2, 2, 1, 0]
 
 
-def test_replay_starts_the_next_pass_after_the_accepted_tokens_and_the_sampled_one() -> None:
+def test_replay_starts_the_next_pass_after_the_accepted_tokens_and_the_sampled_token() -> None:
     completion = [50, 51, 52, 53, 54, 55]
     # Drafts by row. In row 0, both draft tokens are accepted and 53 is sampled. In row 3, the draft is rejected.
     drafts: dict[int, Draft] = {0: chain((51, 52), (0.9, 0.8)), 3: chain((99,), (0.9,)), 4: EMPTY_DRAFT}
@@ -36,7 +36,7 @@ def test_the_last_token_of_an_answer_does_not_count_as_accepted() -> None:
     assert (acceptance.num_passes, acceptance.num_accepted) == (1, 1)
 
 
-def test_an_answer_of_one_token_needs_no_pass() -> None:
+def test_an_answer_of_one_token_needs_no_verify_pass() -> None:
     acceptance = Acceptance()
     replay_answer([50], lambda _: EMPTY_DRAFT, into=acceptance)
     assert (acceptance.num_passes, acceptance.length) == (0, 1.0)

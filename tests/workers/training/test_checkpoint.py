@@ -1,4 +1,4 @@
-"""Checkpoints of training are read back unchanged. Damaged or incomplete ones are refused."""
+"""Checkpoints of training are read back unchanged. Damaged or incomplete checkpoints are refused."""
 
 from pathlib import Path
 

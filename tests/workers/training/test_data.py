@@ -25,7 +25,7 @@ def conversation(custom_id: str, completion: tuple[int, ...] = (5, 6, 7)) -> Con
     )
 
 
-def test_the_labels_of_a_row_are_the_tokens_after_the_one_that_the_target_samples_there() -> None:
+def test_the_labels_of_a_row_are_the_tokens_after_the_token_that_the_target_samples_there() -> None:
     labels = depth_labels(torch.tensor([10, 11, 12, 13]), num_depths=2)
     assert labels.tolist() == [[11, 12], [12, 13], [13, IGNORED], [IGNORED, IGNORED]]
 
@@ -59,11 +59,12 @@ def test_a_corpus_counts_cut_answers_and_leaves_out_answers_of_one_token(tmp_pat
     assert corpus.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_cut_answers_are_dropped_on_request_and_counted_by_where_they_were_cut(tmp_path: Path) -> None:
+def test_cut_answers_are_counted_by_where_they_were_cut_and_dropped_with_drop_cut_answers(tmp_path: Path) -> None:
     rows = token_rows([[5, 6, 7]] * 14)  # their finish reason is "length"
     for row in rows[:9]:
         row["finish_reason"] = "stop"
-    rows[0]["cut"] = {"within": "trace", "continued": True}  # it ended after its continuation
+    # The finish reason "stop" says that this answer ended by itself after its continuation.
+    rows[0]["cut"] = {"within": "trace", "continued": True}
     rows[9]["cut"] = rows[10]["cut"] = {"within": "trace", "continued": False}
     rows[11]["cut"] = {"within": "answer", "continued": True}
     path = write_lines(tmp_path / "tokens.jsonl", rows)
@@ -94,11 +95,8 @@ def test_too_few_answers_are_refused(tmp_path: Path) -> None:
 def test_the_draft_vocabulary_has_the_most_frequent_tokens_in_order_of_their_ids() -> None:
     counts = token_counts([(3, 3, 9, 9, 9, 4, 7)], vocab_size=12)
     assert most_frequent_tokens(counts, size=2).tolist() == [3, 9]
-    assert most_frequent_tokens(counts, size=3).tolist() == [
-        3,
-        4,
-        9,
-    ]  # of 4 and 7, which are equally frequent, the smaller
+    # Tokens 4 and 7 are equally frequent, so the smaller id wins.
+    assert most_frequent_tokens(counts, size=3).tolist() == [3, 4, 9]
     assert most_frequent_tokens(counts, size=100).tolist() == [3, 4, 7, 9]  # without tokens that do not occur
 
 
@@ -107,7 +105,7 @@ def test_end_tokens_are_in_the_draft_vocabulary_even_if_they_do_not_occur() -> N
     assert most_frequent_tokens(counts, size=2, always=(2,)).tolist() == [2, 3]
 
 
-def test_a_draft_vocabulary_is_filled_by_further_scores_in_the_order_of_their_priority() -> None:
+def test_a_draft_vocabulary_is_filled_with_tokens_of_prompts_and_then_with_likely_tokens() -> None:
     answers, prompts = token_counts([(3, 3, 9)], vocab_size=12), token_counts([(9, 5, 7, 7)], vocab_size=12)
     mass = torch.tensor([0.0, 0.1, 0.4, 0, 0, 0, 0.3, 0, 0, 0, 0, 0])
     assert most_frequent_tokens(answers, size=4, fill=(prompts, mass)).tolist() == [3, 5, 7, 9]

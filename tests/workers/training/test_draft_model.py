@@ -47,7 +47,7 @@ def test_the_head_used_in_training_gives_the_probabilities_of_the_served_head(
     features = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
     served = load_model(tmp_path, dtype="float32").logits(features).log_softmax(-1)
     head = head_for_training(target.lm_head, draft_vocab)
-    # The head has a column of biases, so the features get a 1. Its last row is for all tokens without a row.
+    # The head has a column of biases, so a 1 is appended to the features. The head's last row is for all other tokens.
     trained = functional.linear(functional.pad(features, (0, 1), value=1.0), head).log_softmax(-1)
     torch.testing.assert_close(trained[:, :-1], served[:, draft_vocab], rtol=1e-4, atol=1e-5)
     assert torch.equal(DraftModel.load(tmp_path).draft_vocab, draft_vocab)

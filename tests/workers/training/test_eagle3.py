@@ -93,7 +93,7 @@ def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model) -
     assert anchor == batch.labels.shape[0] == 6
 
 
-def test_the_label_of_a_step_is_the_token_after_the_one_that_the_step_reads(target: Model) -> None:
+def test_the_label_of_a_step_is_the_token_after_the_token_that_the_step_reads(target: Model) -> None:
     rows = compute_tap_rows(target, [conversation((5, 6), (7, 8, 9, 10))], tap_layers=(1,), file=None)
     draft_index = torch.arange(260)  # 259 token ids, and a last entry for labels past the answer's end
     draft_index[[9, 259]] = IGNORED  # token 9 is not in the draft vocabulary

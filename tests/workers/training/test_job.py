@@ -1,4 +1,4 @@
-"""Tests of the training job: the artifact, the acceptance length in simulation and in serving, and resuming."""
+"""Tests of the training job: the artifact, the simulated and the served acceptance length, and resuming."""
 
 import hashlib
 import json
@@ -112,7 +112,9 @@ def test_training_increases_the_acceptance_length(trained: Finished) -> None:
     assert report["acceptance_length"] > report["history"][0]["acceptance_length"] + 0.1
 
 
-def test_the_served_acceptance_equals_the_simulated_one(trained: Finished, tiny_model: Path, tokens: Path) -> None:
+def test_the_served_acceptance_equals_the_simulated_acceptance(
+    trained: Finished, tiny_model: Path, tokens: Path
+) -> None:
     folder = Path(trained.artifacts["speculator"])
     config = EngineConfig(draft_budget=BUDGET)
     served = generate(load_engine(tiny_model, drafter="medusa", speculator_dir=folder, config=config), requests())

@@ -82,7 +82,7 @@ def test_training_increases_the_acceptance_length(trained: Finished) -> None:
     assert report["acceptance_length"] > report["history"][0]["acceptance_length"] + 0.2
 
 
-def test_the_served_acceptance_equals_the_simulated_one(
+def test_the_served_acceptance_equals_the_simulated_acceptance(
     trained: Finished, kind: str, tiny_model: Path, tokens: Path
 ) -> None:
     """The comparison uses the validation conversations, whose ids are in the report."""

@@ -183,7 +183,7 @@ def test_restarting_a_finished_run_does_not_train_further(tmp_path: Path) -> Non
     assert emit.of("metrics") == []
 
 
-def test_the_result_has_the_weights_of_the_best_evaluation_instead_of_the_last(tmp_path: Path) -> None:
+def test_the_result_has_the_weights_of_the_best_evaluation_not_of_the_last_one(tmp_path: Path) -> None:
     lengths = [1.0, 1.5, 2.5, 2.0, 2.2, 2.1, 2.4, 1.0]  # of the evaluations at steps 0, 5, 10, ...
     method = Regression(lambda n: lengths[min(n, 7)])
     outcome = train(method, CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder())

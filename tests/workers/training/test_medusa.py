@@ -20,7 +20,7 @@ def test_labels_are_draft_vocabulary_indices_and_never_tokens_of_the_next_answer
     assert found.labels.tolist() == [[2, 1], [1, IGNORED], [2, 2], [2, IGNORED]]
 
 
-def test_the_shifted_index_names_the_rows_from_which_the_target_sampled_the_labels() -> None:
+def test_shifted_index_returns_the_rows_from_which_the_target_sampled_the_labels() -> None:
     assert shifted_index(torch.tensor([0, 5]), num_heads=3, num_rows=7).tolist() == [[1, 2, 3], [6, 6, 6]]
 
 

@@ -59,7 +59,7 @@ def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model, l
 
 
 def last_output(module: Mtp, hidden: torch.Tensor, tokens: list[int], target: Model) -> torch.Tensor:
-    """Runs the module on T positions, each with the token after it, and returns the last output [H].
+    """Runs the module on T positions, each with the token of the next position, and returns the last output [H].
 
     hidden: [T, H], the hidden states of the positions.
     """

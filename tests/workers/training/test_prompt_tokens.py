@@ -1,4 +1,4 @@
-"""Tests of training with a small draft vocabulary, which misses many tokens that stand in the prompts."""
+"""Tests of training with a small draft vocabulary, which lacks many tokens of the prompts."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def trained(folder: Path, model: Path, tokens: Path, kind: str, **hyperparameter
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
-def test_the_served_acceptance_equals_the_simulated_one_with_prompt_tokens(
+def test_with_prompt_tokens_the_served_acceptance_equals_the_simulated_acceptance(
     tmp_path: Path, tiny_model: Path, kind: str
 ) -> None:
     asked = requests(tiny_model)
@@ -53,12 +53,12 @@ def test_the_served_acceptance_equals_the_simulated_one_with_prompt_tokens(
     accepted, passes = (sum(s.num_accepted_draft_tokens for s in served), sum(s.num_spec_steps for s in served))
     assert 1.0 + accepted / passes == pytest.approx(report["acceptance_length"], rel=0.01)
 
-    without = trained(tmp_path / "without", tiny_model, tokens, kind, prompt_tokens=False)  # the same weights
+    without = trained(tmp_path / "without", tiny_model, tokens, kind, prompt_tokens=False)  # gives the same weights
     stored = json.loads((without / "report.json").read_text())["acceptance_length"]
     assert report["acceptance_length"] > 1.03 * stored
 
 
-def test_a_filled_draft_vocabulary_has_the_tokens_of_the_prompts_and_likely_ones(
+def test_a_filled_draft_vocabulary_has_the_tokens_of_the_answers_the_prompts_and_likely_tokens(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     asked = requests(tiny_model)

@@ -65,7 +65,7 @@ def test_every_tracker_gets_all_metrics_in_order_and_is_closed(tmp_path: Path) -
         assert tracker.is_closed
 
 
-def test_a_tracker_that_raises_gets_no_more_metrics_and_the_others_continue(
+def test_a_tracker_that_raises_gets_no_more_metrics_and_other_trackers_continue(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -116,7 +116,7 @@ def test_a_tracker_that_falls_behind_does_not_delay_the_run(tmp_path: Path, capl
     assert caplog.text.count("cannot keep up") == 1
 
 
-def test_the_environment_selects_the_trackers(
+def test_an_environment_variable_selects_the_trackers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("SLIPSTREAM_TRACKERS", raising=False)

@@ -74,7 +74,8 @@ def preparation(model: Path, initial: Path | None = None) -> Preparation:
 
 
 def test_the_adapted_layers_give_the_output_of_the_whole_adapted_model(speculator: Path, tiny_model: Path) -> None:
-    """`AdaptedLayers` has only the last layers, which read the output of the lower ones. peft runs the whole model."""
+    """`AdaptedLayers` has only the last layers, and reads the output of the layers before. peft runs the whole
+    model."""
     target = load_model(tiny_model, dtype="float32")
     tokens = torch.tensor([5, 6, 4, 7, 8])
     whole = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), speculator)

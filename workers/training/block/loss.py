@@ -5,8 +5,8 @@
     loss         = sum_d exp(-d / decay) * (token_d + confidence_weight * confidence_d)
 
 p_d and q_d are the drafter's and the target's distribution over the draft vocabulary at depth d. c_d is the probability
-of acceptance that the confidence head predicts; sum_v min(p_d, q_d) is the true one when tokens are sampled. w is
-`soft_target_weight`. Shape letters: A blocks, D depths, Vd draft vocabulary.
+of acceptance that the confidence head predicts; sum_v min(p_d, q_d) is the true probability if tokens are sampled. w
+is `soft_target_weight`. Shape letters: A blocks, D depths, Vd draft vocabulary.
 
 Source: DFlash, arXiv:2602.06036 (decay); DSpark, arXiv:2607.05147 (confidence).
 """

@@ -58,7 +58,7 @@ class BlockMethod:
         target = preparation.target
         if preparation.initial is not None:
             module = BlockModel.load(preparation.initial)
-            BlockDrafter(module, target)  # raises if it does not fit the target
+            BlockDrafter(module, target)  # raises if the module does not fit the target
         else:
             vocab = preparation.draft_vocab(parameters.draft_vocab_size, parameters.loop)
             config = make_config(preparation, parameters, draft_vocab_size=vocab.shape[0])

@@ -1,4 +1,4 @@
-"""Batches of whole conversations for a draft model. Unlike other drafters, it reads no hidden states of the target.
+"""Batches of whole conversations for a draft model, which reads only tokens, no hidden states of the target.
 
 A conversation is a prompt of P tokens and an answer c[0], c[1], ... The draft model reads c[j] at position P + j and
 predicts c[j + 1]. It never drafts c[0], which the target samples in the prefill.
@@ -18,7 +18,8 @@ from workers.training.hidden_states import TapRows
 
 @dataclass(frozen=True, slots=True)
 class DraftModelBatch:
-    """
+    """The input of the draft model and what it should predict.
+
     tokens: [B, L] int64, the tokens at positions 0 .. L - 1; 0 past a conversation's end.
     flat_index: [A] int64. Indices in `tokens.flatten()` of the positions that predict a token.
     labels: [A] int64. Index of the predicted token in the draft vocabulary; `IGNORED` for tokens that are not in it.

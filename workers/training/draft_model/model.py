@@ -3,7 +3,7 @@
 lm_head has the target's rows for the draft vocabulary. Its other rows are zero, so the tokens of these rows get the
 logit 0, in training and when served, and are almost never drafted. The embedding and lm_head are not trained.
 
-The layers are modules of `transformers`. Tests compare the engine's layers with them.
+The layers are modules of `transformers`. Tests compare the engine's layers with these modules.
 """
 
 import shutil
@@ -27,7 +27,8 @@ _OTHER_FILES = (  # files of a model's folder that are copied from the target
 
 
 class DraftModel(nn.Module):
-    """
+    """The trained module of a draft model.
+
     layers: the model that `AutoModel` loads; it includes the embedding and the final norm, but no lm_head.
     draft_vocab: [Vd] int64, ascending token ids.
     """

@@ -22,7 +22,8 @@ from workers.training.hidden_states import TapRows
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Batch:
-    """
+    """The inputs and labels of all unroll steps for B conversations.
+
     taps: [R, T, Ht] float32.
     tokens: [R] int64. The token after each position.
     positions: [R] int64.

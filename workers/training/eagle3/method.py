@@ -50,7 +50,7 @@ class Eagle3Method:
         target = preparation.target
         if preparation.initial is not None:
             module = Eagle3.load(preparation.initial)
-            Eagle3Drafter(module, target)  # raises if it does not fit the target
+            Eagle3Drafter(module, target)  # raises if the module does not fit the target
         else:
             vocab = preparation.draft_vocab(parameters.draft_vocab_size, parameters.loop)
             config = _config(preparation, parameters, draft_vocab_size=vocab.shape[0])

@@ -30,7 +30,8 @@ class Unrolled(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrolledLoss:
-    """
+    """Computes the loss of a drafter that is unrolled.
+
     unroll: runs the drafter over a batch.
     lm_head: [Vd, H]. The drafter's lm_head; gets a gradient if it requires one.
     target_head: [Vd, Ht] float32. The target's lm_head rows of the draft vocabulary.

@@ -22,7 +22,7 @@ def simulate_heads(drafter: MedusaDrafter, rows: HiddenRows, *, budget: int) -> 
         )
         replay_answer(
             rows.completions[start:end].tolist(),
-            # Default arguments bind the candidates of this answer; a closure would see those of the last answer.
+            # Default arguments bind the candidates of this answer; a closure would see the last answer's.
             lambda row, t=tokens, p=probabilities: grow_tree(t[row], p[row], budget),  # type: ignore[misc]
             into=acceptance,
         )

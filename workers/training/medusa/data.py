@@ -1,6 +1,6 @@
 """Training rows of Medusa heads. A row has a hidden state of the target, and a label for each head.
 
-If token c[j] was sampled from the hidden state, then head k (from 0) predicts c[j + 1 + k].
+If answer token c[j] was sampled from the hidden state, then head k (counted from 0) predicts c[j + 1 + k].
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,9 @@
 """The loss of Medusa heads, in nats per token of each depth.
 
-    loss = sum_k depth_decay**k * loss_k        loss_k: `step_loss` of the logits of head k, see eagle3/loss.py
+    loss = sum_k depth_decay**k * loss_k
+
+loss_k is `step_loss` (eagle3/loss.py) of the logits of head k. Shape letters: B rows, K heads, H hidden size, Vd draft
+vocabulary, R rows of the target's probabilities.
 
 Source: Cai et al. 2024, arXiv:2401.10774 (decay, self-distillation).
 """

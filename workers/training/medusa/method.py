@@ -100,7 +100,8 @@ class MedusaMethod:
         return validation_of(self.simulate(self._validation), self._validation_sums())
 
     def simulate(self, rows: HiddenRows) -> Acceptance:
-        """Simulates serving these conversations at temperature 0, with at most `draft_budget` draft nodes per pass."""
+        """Simulates serving the conversations of `rows` at temperature 0, with at most `draft_budget` nodes per
+        pass."""
         drafter = MedusaDrafter(as_stored(self.heads), self._decoder)
         return simulate_heads(drafter, rows, budget=self._parameters.loop.draft_budget)
 
@@ -138,9 +139,9 @@ class MedusaMethod:
 
     @torch.no_grad()
     def _target(self, source: HiddenRows, index: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Returns the target's probabilities [R, Vd], and for each label the row of the probabilities, [B, K].
+        """Returns the target's probabilities [R, Vd], and for each label its row in the probabilities, [B, K].
 
-        Each distinct hidden state has one of the R rows. If no soft targets are needed, the probabilities are None.
+        There is one row per distinct hidden state. If no soft targets are needed, the probabilities are None.
         """
         shifted = shifted_index(index, num_heads=self.heads.config.num_heads, num_rows=source.hidden.shape[0])
         if self._parameters.soft_target_weight == 0.0 or not self.heads.training:

@@ -27,7 +27,8 @@ class MtpMethod:
     def __init__(
         self, target: Model, parameters: MtpHyperparameters, module: Mtp, *, train: TapRows, validation: TapRows
     ) -> None:
-        """train, validation: rows without tap layers, whose only tap is therefore the final hidden state."""
+        """train, validation: rows that were computed without tap layers, so their only tap is the final hidden
+        state."""
         self._target, self._parameters = target, parameters
         device, size = target.device, target.config.vocab_size
         self.mtp = module.to(device)

@@ -1,4 +1,5 @@
-"""The module that training starts from: one that was trained earlier, the one in the model's files, or a new one."""
+"""The MTP module that training starts from: an earlier trained module, the module in the model's files, or a new
+one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ _MODULE_PREFIXES = ("model.mtp_layers.", "mtp_layers.")  # how names of the modu
 
 
 def existing_module(preparation: Preparation, parameters: MtpHyperparameters) -> Mtp | None:
-    """Returns the module in `preparation.initial`, else the one in the model's files, in float32; None without either.
+    """Returns the module in `preparation.initial`, else that in the model's files, in float32. None: there is neither.
 
     Raises: SpeculatorNotLoadable: the module cannot be read, or does not fit the target.
     """
@@ -41,7 +42,7 @@ def existing_module(preparation: Preparation, parameters: MtpHyperparameters) ->
             raise SpeculatorNotLoadable(f"the MTP module in the model's files cannot be loaded: {error}") from error
     else:
         return None
-    DensePrediction(module, preparation.target)  # raises if it does not fit the target
+    DensePrediction(module, preparation.target)  # raises if the module does not fit the target
     return module
 
 
@@ -66,7 +67,7 @@ def new_module(preparation: Preparation, parameters: MtpHyperparameters, hidden:
 
 
 def published_tensors(model_dir: Path) -> dict[str, Tensor] | None:
-    """Returns the prediction module's tensors in the model's files, with names mtp_layers.*; None if there are none."""
+    """Returns the MTP module's tensors in the model's files, with names mtp_layers.*; None if there are none."""
     tensors = {}
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, framework="pt") as source:

@@ -1,8 +1,8 @@
 """Unrolls a multi-token-prediction module in training as in serving: every step reads the output of the step before.
 
 Step 0 reads the target's final hidden state at every position and computes keys and values that later steps attend to.
-Step s > 0 adds one position after each anchor, whose input is the output of the previous step. Shape letters are those
-of workers/training/eagle3/unroll.py.
+Step s > 0 adds one position after each anchor. The input of this position is the output of the previous step. Shape
+letters are those of workers/training/eagle3/unroll.py.
 
 Source: FastMTP, arXiv:2509.18362 (weights shared by all steps).
 """

@@ -21,7 +21,8 @@ from workers.training.hidden_states import HiddenRows
 class _HiddenStateRecorder(NoDrafter):
     """A drafter that drafts nothing, and records hidden states when it observes a pass.
 
-    hidden: request id -> number n of tokens -> the hidden state from which the token after the first n was sampled.
+    hidden: request id -> number n of tokens -> the hidden state from which the token after the first n tokens was
+        sampled.
     """
 
     name = "listener"
@@ -39,8 +40,8 @@ class _HiddenStateRecorder(NoDrafter):
 def generate_answers(target: Model, adapter: Path, conversations: Sequence[Conversation]) -> HiddenRows:
     """Answers each conversation's prompt at temperature 0. An answer has at most as many tokens as the stored one.
 
-    Returns: rows of the new answers. In place of the last hidden state of an answer there are zeros: the engine's
-        drafters do not observe the last pass, and no draft starts there.
+    Returns: rows of the new answers. An answer's last hidden state is replaced by zeros: the engine's drafters do not
+        observe the last pass of an answer, and no draft starts after its last token.
     """
     recorder = _HiddenStateRecorder()
     engine = Engine(target, recorder, EngineConfig(draft_budget=1))

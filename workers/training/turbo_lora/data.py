@@ -2,7 +2,7 @@
 
 A conversation is a prompt of P tokens and an answer c[0 .. N - 1]. Row j of the answer is position P - 1 + j. Its label
 is c[j], which is sampled from the final hidden state at this position. No row has a label after c[N - 1], so the model
-does not learn to end an answer where the length limit has cut it.
+does not learn to end an answer at the point where the length limit has cut it.
 """
 
 from collections.abc import Sequence

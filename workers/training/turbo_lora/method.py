@@ -2,8 +2,9 @@
 
     loss = mean over j of -log p(c[j]) + heads_weight * loss of the heads on the adapted model's hidden states
 
-Acceptance is simulated on new answers, because the answers of the adapted model differ from the stored ones. For each
-validation, the engine generates them with the adapter. It does so without drafts, which would not change the answers.
+c[j] is token j of an answer, and p is the distribution of the adapted model. Acceptance is simulated on new answers,
+because the answers of the adapted model differ from the stored answers. The engine generates the new answers before
+each validation, with the adapter and without drafts, which would not change the answers.
 """
 
 import tempfile

@@ -1,7 +1,8 @@
 """The target's last layers, with a LoRA adapter of peft on each of their linear layers.
 
-The layers below them do not change, so their output, the input of the first adapted layer, is computed once. The layers
-are modules of `transformers`. Tests compare the engine's layers with them, both with and without adapters.
+The layers before the adapted layers do not change, so the input of the first adapted layer is computed only once. The
+adapted layers are modules of `transformers`. Tests compare the engine's layers with these modules, both with and
+without adapters.
 """
 
 import re
@@ -91,7 +92,7 @@ def _read(folder: Path) -> "tuple[LoraConfig, dict[str, Tensor]]":
     try:
         config = LoraConfig.from_pretrained(str(folder), inference_mode=False)
         config.base_model_name_or_path = None  # peft warns if this name is not the name of the loaded model
-        config.layers_to_transform = None  # all layers are adapted, because the others were removed
+        config.layers_to_transform = None  # all remaining layers are adapted
         return config, load_file(folder / _WEIGHTS_FILE)
     except (OSError, ValueError, TypeError) as error:
         raise SpeculatorNotLoadable(f"{folder.name} has no adapter that can be loaded: {error!r}") from error

@@ -176,6 +176,7 @@ def captures_seal() -> None:
     """Encrypts the bodies that processes of an earlier release have stored, which run beside this one in an upgrade."""
     plain = CapturedRequest.objects.filter(body__isnull=False).order_by("pk")
     for request in list(plain[:SEAL_LIMIT]):
+        assert request.body is not None
         sealed = Sealer.of(request.organization_id).seal(request.body, deployment_id=request.deployment_id)
         CapturedRequest.objects.filter(pk=request.pk).update(sealed=sealed, body=None)
 

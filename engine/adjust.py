@@ -135,8 +135,9 @@ def _copy(logits: Tensor) -> Tensor:
 
 
 def _exclude(logits: Tensor, allowed: NDArray[np.bool_]) -> None:
-    """Sets the logits of other tokens to -inf. The length of `allowed` may differ from V, because the vocabulary of the
-    tokenizer and that of the model may differ in size.
+    """Sets the logits of tokens that are not allowed to -inf.
+
+    The length of `allowed` may differ from V, because tokenizer and model may have vocabularies of different sizes.
     """
     excluded = np.ones(len(logits), np.bool_)
     np.logical_not(allowed[: len(logits)], out=excluded[: len(allowed)])

@@ -1,4 +1,4 @@
-"""The memory of a device: of a GPU, or of the machine as far as the limits of this process's control groups allow."""
+"""The memory of a device: that of a GPU, or that of the machine within the limits of this process's control groups."""
 
 import os
 from collections.abc import Iterator

@@ -93,7 +93,7 @@ class Drafting:
             self.drafter.observe(merged)
 
     def _limited(self, sequence: Sequence, draft: Draft, max_nodes: int) -> Draft:
-        """Keeps at most `max_nodes` nodes, without those of unknown tokens or beyond the request's token limit."""
+        """Removes nodes with unknown tokens and nodes beyond the request's token limit. Keeps at most `max_nodes`."""
         max_depth = sequence.num_remaining - 1
         kept: list[int] = []
         for node, depth in enumerate(draft.depths()):

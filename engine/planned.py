@@ -95,7 +95,7 @@ def _limit(device: torch.device, memory_bytes: int | None, memory_share: float |
 def _sizes(config: EngineConfig, model_dir: Path) -> ModelSizes | None:
     try:
         sizes = ModelSizes.of(read_config(model_dir), read_stored(model_dir))
-    except (OSError, ValueError):  # also UnknownSizes; loading says what is wrong with a damaged file
+    except (OSError, ValueError):  # also UnknownSizes. If a file is damaged, loading the model reports what is wrong
         return None
     return sizes if config.dtype == "auto" else replace(sizes, dtype_bytes=4 if config.dtype == "float32" else 2)
 
@@ -126,7 +126,11 @@ def _wanted(
 
 
 def _speculator_bytes(folder: Path, sizes: ModelSizes, config: EngineConfig) -> int:
-    """Includes the target's tables, of which a rank has parts only, because most speculators share them."""
+    """Returns the bytes of the drafter's weights.
+
+    Most drafters use the target's whole embedding and output head. With tensor parallelism a rank has only parts of
+    these tables, so they are counted in addition.
+    """
     return _weight_bytes(folder) + (sizes.table_bytes if config.tensor_parallel > 1 else 0)
 
 

@@ -1,8 +1,8 @@
 """Follows a predicted answer, which a client sends because it knows most of the text, as when a file is edited.
 
 While the answer agrees with the prediction, the predicted tokens that follow are drafted. After a difference, drafting
-continues where the last two tokens of the answer occur in the rest of the prediction, at the nearest such place. What
-is followed depends on the tokens only, so the counts are the same however the steps group them.
+continues where the last two tokens of the answer occur in the rest of the prediction, at the nearest such place. The
+place in the prediction depends on the answer's tokens only, so the counts do not depend on how many tokens a step adds.
 
 Source: OpenAI's predicted outputs.
 """

@@ -1,4 +1,4 @@
-"""A test of row invariance on the machine at hand: that a row has the same bits whatever the other rows of a pass are.
+"""Tests on the machine at hand that a row has the same bits whatever the other rows of its pass are.
 
 Speculation leaves the output unchanged only if this holds (docs/design.md, "Equal logits"). The test suite proves it on
 the machines that run the suite. This module tests it at start-up on the device that will serve, with the model's own

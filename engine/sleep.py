@@ -80,7 +80,8 @@ class Sleeper:
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (it stays open until the engine wakes)
         try:
             cache = self._engine.cache
-            # Not their storages, which may also hold small weights. From now on these pages read as zeros.
+            # Only the pages of the tensors themselves, because their storages may also hold small weights. These pages
+            # read as zeros from now on.
             _give_back(
                 _whole_pages(_extent(values) for values in (*cache.keys, *cache.values) if values.is_contiguous())
             )
@@ -129,7 +130,7 @@ def _storages(tensors: Iterable[Tensor]) -> Iterator[Range]:
 
 
 def _whole_pages(ranges: Iterable[Range]) -> list[Range]:
-    """Returns the pages that lie wholly in one of the ranges and are private, writable memory of no file, in order."""
+    """Returns the whole pages in the ranges that are private, writable and not mapped from a file, ascending."""
     merged: list[Range] = []
     for start, end in sorted(set(ranges)):  # storages overlap where one was made from another's memory
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
@@ -161,7 +162,7 @@ def _without_files(ranges: list[Range]) -> list[Range]:
 
 
 def _give_back(ranges: Iterable[Range]) -> None:
-    """The pages then read as zeros."""
+    """Gives the pages back to the system. They read as zeros afterwards."""
     libc = ctypes.CDLL(None, use_errno=True)
     for start, end in ranges:
         if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED):

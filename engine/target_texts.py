@@ -1,7 +1,8 @@
 """Refuses a speculator that was trained with another tokenizer or chat template than the model has now.
 
-Token ids of another tokenizer mean other texts, and under another template the answers that the speculator was trained
-for are not those that are given. The training records the digests in the speculator's provenance.json.
+With another tokenizer the same token ids stand for other texts, and with another template the model gives other answers
+than those from which the speculator has learnt. The training records the digests of both in the speculator's
+provenance.json.
 """
 
 import json

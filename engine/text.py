@@ -116,7 +116,7 @@ class _Window:
     def __init__(self, tokenizer: Detokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []  # ids in the window
-        self._num_settled_ids = 0  # so many ids, at the window's start, belong to earlier pieces
+        self._num_settled_ids = 0  # number of ids at the window's start whose text was returned in earlier pieces
         self._num_returned = 0  # number of characters of the window that were returned
         self.num_characters = 0  # number of characters that were returned in total
 

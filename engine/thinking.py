@@ -179,7 +179,10 @@ class ThinkingConstraint:
             self._grammar.accept(token)
 
     def allowed_nodes(self, tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
-        """Within a trace, applies only the budget; verification drops the other nodes that are not allowed."""
+        """Returns the nodes that may be verified.
+
+        Within a trace, only the budget removes nodes here. Verification rejects other tokens that are not allowed.
+        """
         if self._phases.phase is Phase.ANSWERING and self._grammar is not None:
             return self._grammar.allowed_nodes(tokens, parents)
         num_left = {-1: self._phases.num_left}  # after each kept node

@@ -15,7 +15,8 @@ def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
     """Raises an `InvalidRequest` of the block with the caller's names.
 
     Args:
-        names: the caller's name by the name in the chat completion; the longest name that is a prefix counts.
+        names: maps names of members of the chat completion to the caller's names. An error's member is renamed by the
+            longest of these names that is a prefix of its own.
     """
     try:
         yield

@@ -14,7 +14,7 @@ from engine.models.dense import Decoder
 
 
 def uses_graph_decoding(model: Model, config: EngineConfig) -> bool:
-    """Whether the config asks for graph decoding and the model is a dense decoder.
+    """Returns whether the config asks for graph decoding and the model is a dense decoder.
 
     Other models can't be captured in graphs, because routed experts and the models of transformers need the host during
     a forward pass.

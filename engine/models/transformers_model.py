@@ -43,8 +43,9 @@ class _PassThrough(nn.Module):
 
 
 class TransformersModel:
-    """model: of transformers, with attention and linear layers replaced (engine/models/transformers_rows.py).
+    """Implements `Model` with a model of transformers.
 
+    model: its attention and linear layers have been replaced (engine/models/transformers_rows.py).
     linears: for each layer, the (outputs, inputs) of the modules that can have LoRA updates, by name.
     """
 
@@ -134,7 +135,7 @@ def _layers(decoder: nn.Module, config: ModelConfig) -> nn.ModuleList:
 
 
 def _place_linears(layer: nn.Module, index: int, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
-    """Tells the linear modules of attention and MLP their places. Returns their (outputs, inputs) by name."""
+    """Sets `place` in the linear modules of attention and MLP. Returns their (outputs, inputs) by name."""
     shapes = {}
     for block in ("self_attn", "mlp"):
         for name, module in getattr(layer, block, nn.Module()).named_children():

@@ -1,7 +1,9 @@
-"""AWQ with 4 bits in the layout `gemm` of AutoAWQ: weight[n, k] = (q[k, n] - zero[g, n]) scale[g, n].
+"""Reads AWQ checkpoints with 4 bits in the layout `gemm` of AutoAWQ.
+
+    weight[n, k] = (q[k, n] - zero[g, n]) scale[g, n]        q: stored 4-bit numbers; g: the group of input k
 
 `qweight` [K, N / 8] and `qzeros` [G, N / 8] pack eight outputs into an int32, in the order 0, 2, 4, 6, 1, 3, 5, 7 from
-the lowest bits on. `scales` is [G, N].
+the lowest bits on. `scales` is [G, N]. Shape letters: N outputs, K inputs, G groups of inputs.
 
 Source: AutoAWQ, awq/utils/packing_utils.py.
 """

@@ -1,8 +1,8 @@
-"""MXFP4 weights of experts, as gpt-oss publishes them: 4-bit floats (E2M1) in blocks of 32 that share a power of two.
+"""Reads experts' weights in MXFP4, as gpt-oss has them: 4-bit floats (E2M1) in blocks of 32 that share a power of two.
 
 `NAME_blocks` [E, N, K / 32, 16] uint8 has two numbers in each byte, the first one in the low half. `NAME_scales`
-[E, N, K / 32] uint8 has the exponents, increased by 127. Both stand for the transposed weights `NAME` [E, K, N] of the
-bf16 checkpoint. bfloat16 can represent all values, so widening loses nothing.
+[E, N, K / 32] uint8 has the exponents, increased by 127. Together they encode the tensor `NAME` [E, K, N] of the bf16
+checkpoint, whose last two dimensions are swapped. bfloat16 can represent all values, so converting to it loses nothing.
 
 E experts, N outputs, K inputs.
 
@@ -27,7 +27,10 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
 class Mxfp4Format:
-    """Only experts are quantized, which `Mxfp4Tensors` widens; weights of modules are not."""
+    """The format in which only experts are quantized.
+
+    `Mxfp4Tensors` widens the experts, so `read` never finds a quantized weight.
+    """
 
     name = "mxfp4"
     stored_as = "weight"

@@ -84,7 +84,8 @@ def check_shape(name: str, tensor: Tensor, *shape: int) -> Tensor:
 def unpack(packed: Tensor, bits: int, order: Sequence[int] | None = None) -> Tensor:
     """Splits each int32 of the last dimension into 32 / bits unsigned numbers, the lowest bits first.
 
-    order: the place of each of these numbers among the numbers of its int32; None: their order.
+    order: for each number of an int32, its index in the result among the numbers of this int32; None: they stay in
+        the order of their bits.
 
     Returns int16.
     """

@@ -5,9 +5,10 @@
  *   bfloat16  [ceil(N / 32), K / 2, 32, 2]   (adjacent pairs of k, as VDPBF16PS requires)
  *   int8      the layout of bfloat16, with one byte per weight: a sign bit and a magnitude. The magnitude is the index
  *             into a table of bfloat16 numbers, which represent all int8 numbers exactly
- *   int4      [ceil(N / 32), K / 32, 576]   (a group of 32 values of k: 32 float16 scales, one per output; then 256
- *             bytes for outputs 0 to 15 and 256 for outputs 16 to 31, in the order of `unpack_int4`). The sum of a group
- *             is multiplied by its scale and then added to the sum of the groups before it
+ *   int4      [ceil(N / 32), K / 32, 576]   (576 bytes for a group of 32 values of k: 32 float16 scales, one per
+ *             output; then 256 bytes for the outputs 0 to 15 and 256 bytes for the outputs 16 to 31, in the order of
+ *             `unpack_int4`). The sum of a group is multiplied by its scale and then added to the sum of the groups
+ *             before it
  *
  * A block is read from memory once and used for all rows, in tiles of at most 8 rows. The number of rows in a tile
  * never changes the order of additions. The arithmetic is so fast (one VDPBF16PS per cycle on Zen 4) that memory limits
@@ -35,7 +36,7 @@
 
 #define GROUP 32                                 /* values of k with one scale in int4 */
 #define HALF (NB / 2)                            /* outputs that are stored together in int4 */
-#define HALF_BYTES (GROUP * HALF / 2)            /* of the outputs of a half, in a group */
+#define HALF_BYTES (GROUP * HALF / 2)            /* bytes of the weights of HALF outputs in one group */
 #define GROUP_BYTES (2 * NB + 2 * HALF_BYTES)
 #define MAX_GROUPS 4                             /* groups of int4 that are computed at the same time */
 
@@ -171,7 +172,8 @@ ALWAYS void load_pair(const void *w, int64_t k, const int format, const struct t
 #endif
 }
 
-/* On entry, the lanes of a are the outputs 0-3, 8-11, 16-19 and 24-27 of the block, and the lanes of b the others. */
+/* Sorts the lanes of two vectors by output. On entry, the lanes of a are the outputs 0-3, 8-11, 16-19 and 24-27 of the
+ * block, and the lanes of b are its other outputs. */
 ALWAYS void in_order(__m512 *a, __m512 *b) {
     __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
@@ -233,8 +235,9 @@ ALWAYS void tile_int8_bf16(const int rows, const struct tile *t) {
 
 ALWAYS void tile_int8_f32(const int rows, const struct tile *t) { tile_pairs(rows, t, INT8, F32); }
 
-/* Bytes 64 j + 4 o + 2 p and the next hold four weights of output o, the first in the lowest bits: for
- * k = 8 j + 2 n + p, with n = 0 to 3. A weight is stored as a number from 0 to 15, which stands for -8 to 7. */
+/* Unpacks one group of weights of 16 outputs. The bytes 64 j + 4 o + 2 p and 64 j + 4 o + 2 p + 1 hold four weights of
+ * output o: those of k = 8 j + 2 n + p for n = 0 to 3, the weight of n = 0 in the lowest bits. A weight is stored as a
+ * number from 0 to 15, which stands for -8 to 7. */
 static inline void unpack_int4(const uint8_t *bytes, float weights[GROUP][HALF]) {
     for (int i = 0; i < HALF_BYTES; i++) {
         int k = i / 64 * 8 + i % 2 * 4 + i / 2 % 2, output = i % 64 / 4;

@@ -27,7 +27,7 @@ class KVCache:
         device: torch.device,
         num_padding_slots: int = 0,
     ) -> None:
-        """`num_padding_slots`: slots after the first `num_slots` that are never allocated to a sequence."""
+        """`num_padding_slots`: number of slots after the first `num_slots`, which are never allocated to a sequence."""
         layout = config.cache_layout
         shape = (config.num_layers, num_slots + num_padding_slots, layout.num_heads)
         keys = empty((*shape, layout.key_width), dtype, device)

@@ -3,8 +3,8 @@
     launch n+1 ─▶ read n ─▶ commit n ─▶ launch n+2 ─▶ read n+1 ...
 
 The device holds the state of each sequence (engine/graph_decoding/batch_slots.py), so the host passes only the list of
-sequences and free cache slots: for each sequence, one for the last token and one for each draft node, since the host
-does not know yet which nodes will be accepted. The host reads the accepted nodes one step late. It then commits the
+sequences and free cache slots. Each sequence gets one slot for its last token and one for each draft node, because the
+host does not know yet which nodes will be accepted. The host reads the accepted nodes one step late. It then commits the
 tokens, frees the slots of rejected nodes, and applies stop tokens and limits. If a sequence has ended, steps that were
 launched in the meantime still contain it. The host drops their results for this sequence and frees its slots. This is
 safe because the device executes in order: a step that reuses a cache slot or batch slot runs after these steps.
@@ -146,7 +146,7 @@ class GraphDecoder:
         return outputs
 
     def _launch(self) -> bool:
-        """Returns whether a graph step was launched."""
+        """Launches a graph step if any sequence can continue. Returns whether a step was launched."""
         started = time.perf_counter()
         sequences, num_nodes = self._schedule()
         if not sequences or not self._stacks_are_ready(sequences):
@@ -178,7 +178,7 @@ class GraphDecoder:
         return True
 
     def _host_drafts(self, sequences: Many[Sequence]) -> list[Draft]:
-        """Returns one draft per sequence: its request's prediction, otherwise the drafter's."""
+        """Returns one draft per sequence: from the request's prediction if it has one, otherwise from the drafter."""
         room = self._scheduler.pool.num_available - len(sequences)
         drafts = given_drafts(sequences, room)
         longest = self._largest_node_count(len(sequences))
@@ -315,7 +315,7 @@ class GraphDecoder:
     def _assign_slots(part: _Part, outcome: Outcome) -> None:
         """Adds the step's cache slots to the sequence; the device has written the kept slots to the slot table."""
         sequence = part.sequence
-        # If the scheduler has replaced slots by those of a shared block, `_load` writes them to the table again.
+        # If the scheduler has replaced slots by those of a shared block, `_load` writes the new slots to the table.
         if sequence.num_tabled == len(sequence.slots):
             sequence.num_tabled += 1 + len(outcome.path)
         sequence.slots.append(part.slots[0])

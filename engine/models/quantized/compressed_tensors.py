@@ -48,7 +48,7 @@ class CompressedTensorsFormat:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> "CompressedTensorsFormat":
-        """Raises: QuantizedCheckpoint."""
+        """values: quantization settings of config.json. Raises: QuantizedCheckpoint: they are not supported."""
         groups = values.get("config_groups")
         weights = [_weights_of(group) for group in groups.values()] if isinstance(groups, dict) else []
         formats = {values.get("format"), *(w["format"] for w in weights if w.get("format"))}
@@ -66,7 +66,7 @@ class CompressedTensorsFormat:
         return cls(bits, sizes, next(iter(blocks), _BLOCK), f"compressed-tensors {' and '.join(kinds)}")
 
     def read(self, tensors: Tensors, module: str) -> QuantizedWeight | None:
-        """Raises: ScalesMissing, QuantizedWeightsInvalid."""
+        """Returns None if the weight of this module is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
         packed = f"{module}.weight_packed" in tensors.names
         if packed:
             values, bits = self._unpacked(tensors, module)

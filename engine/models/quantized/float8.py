@@ -29,14 +29,14 @@ class Float8Format:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> "Float8Format":
-        """values: quantization_config of config.json. Raises: QuantizedCheckpoint."""
+        """values: quantization settings of config.json. Raises: QuantizedCheckpoint: they are not supported."""
         if values.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
             raise QuantizedCheckpoint(f"fp8 weights must be e4m3, got {values['fmt']!r}: upload the bf16 checkpoint")
         block = values.get("weight_block_size")
         return cls(block_of(block), name=f"fp8 blocks {block[0]}x{block[1]}") if block else cls()
 
     def read(self, tensors: Tensors, module: str) -> QuantizedWeight | None:
-        """Raises: ScalesMissing, QuantizedWeightsInvalid."""
+        """Returns None if the weight of this module is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
         values = tensors.tensor(f"{module}.weight")
         if values.dtype != torch.float8_e4m3fn:
             return None

@@ -39,7 +39,7 @@ class GptqFormat:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> "GptqFormat":
-        """Raises: QuantizedCheckpoint."""
+        """values: quantization settings of config.json. Raises: QuantizedCheckpoint: they are not supported."""
         bits, stored = values.get("bits"), values.get("checkpoint_format") or values.get("format") or "gptq"
         if bits not in (2, 4, 8) or stored not in _ZERO_OFFSETS:
             message = f"GPTQ checkpoints must have 2, 4 or 8 bits in the format {' or '.join(_ZERO_OFFSETS)}"
@@ -48,7 +48,7 @@ class GptqFormat:
         return cls(bits, group_size, zero_offset=_ZERO_OFFSETS[stored], in_order=not values.get("desc_act"))
 
     def read(self, tensors: Tensors, module: str) -> QuantizedWeight | None:
-        """Raises: ScalesMissing, QuantizedWeightsInvalid."""
+        """Returns None if the weight of this module is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
         if f"{module}.qweight" not in tensors.names:
             return None
         packed = check_packed(f"{module}.qweight", tensors.tensor(f"{module}.qweight"))

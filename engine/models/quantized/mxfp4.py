@@ -22,7 +22,7 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _NUMBERS = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))  # the highest of the four bits is the sign
 _BLOCK_BYTES = 16
 _EXPONENT_BIAS = 127
-_NAN = 255  # as a scale
+_NAN = 255  # the scale that stands for NaN
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
 

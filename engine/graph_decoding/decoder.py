@@ -4,10 +4,10 @@
 
 The device holds the state of each sequence (engine/graph_decoding/batch_slots.py), so the host passes only the list of
 sequences and free cache slots. Each sequence gets one slot for its last token and one for each draft node, because the
-host does not know yet which nodes will be accepted. The host reads the accepted nodes one step late. It then commits the
-tokens, frees the slots of rejected nodes, and applies stop tokens and limits. If a sequence has ended, steps that were
-launched in the meantime still contain it. The host drops their results for this sequence and frees its slots. This is
-safe because the device executes in order: a step that reuses a cache slot or batch slot runs after these steps.
+host does not know yet which nodes will be accepted. The host reads the accepted nodes one step late. It then commits
+the tokens, frees the slots of rejected nodes, and applies stop tokens and limits. If a sequence has ended, steps that
+were launched in the meantime still contain it. The host drops their results for this sequence and frees its slots. This
+is safe because the device executes in order: a step that reuses a cache slot or batch slot runs after these steps.
 
 If the device cannot sample a sequence's tokens (`GraphDecoder.decodes`), the sequence decodes in synchronous passes of
 the engine, between two launches. These passes need cache slots, too. The scheduler may preempt any running sequence,

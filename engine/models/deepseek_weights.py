@@ -158,7 +158,10 @@ class DeepseekReader:
 def load_deepseek_weights(
     model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> DeepseekWeights:
-    """Reads all weights of a model. Raises: ModelNotLoadable: a file or tensor is missing, damaged or misshapen."""
+    """Reads all weights of a folder.
+
+    Raises: ModelNotLoadable: a file or tensor is missing, damaged or has a wrong shape.
+    """
     with open_weights(model_dir) as source:
         reader, size = DeepseekReader(source, config, dtype, device), (config.vocab_size, config.hidden_size)
         embedding = unmapped(reader.tensor("model.embed_tokens.weight", *size))

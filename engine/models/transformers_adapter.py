@@ -30,7 +30,7 @@ from workers.model_folders import QUANTIZATION_KEYS
 
 
 def load_transformers_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") -> TransformersModel:
-    """Reads only safetensors from the folder and runs only code of transformers.
+    """Loads the model. Reads only safetensors from the folder, and runs only code of transformers.
 
     Raises: ModelNotLoadable: the model needs a feature that is not supported; the message names it.
     """

@@ -23,7 +23,10 @@ _ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")  # angles change if a text 
 
 
 def read_foreign_config(model_dir: Path) -> PretrainedConfig:
-    """Raises: ModelNotLoadable: the model is not a causal decoder of transformers, or its folder contains code."""
+    """Reads config.json.
+
+    Raises: ModelNotLoadable: the model is not a causal decoder of transformers, or config.json refers to code.
+    """
     values = read_config(model_dir)
     model_type = values.get("model_type")
     if "auto_map" in values:

@@ -1,7 +1,8 @@
 """Runs causal models of `transformers` that have no decoder in this package. They are slower but equally exact.
 
-There is no list of accepted model families. A model is served only if it passes two tests on a short text: its logits
-equal those of transformers, and the bits of a row do not depend on other rows (engine/models/transformers_proof.py).
+There is no list of accepted model families. A model is served only if it passes tests on a short text, for example that
+its logits equal those of transformers and that a row's bits do not depend on other rows
+(engine/models/transformers_proof.py).
 """
 
 import copy
@@ -56,7 +57,7 @@ class TransformersModel:
         self.weights = weights
         self.dtype = dtype
         self.device = weights.embedding.device
-        self.num_windowed_layers = 0  # of the last pass
+        self.num_windowed_layers = 0  # layers that used a sliding window in the last pass
         self._decoder = model.get_decoder()
         self._head = _without_decoder(model, self._decoder)
         layers = _layers(self._decoder, config)
@@ -126,7 +127,7 @@ def _shallow_copy(module: nn.Module) -> nn.Module:
 
 
 def _layers(decoder: nn.Module, config: ModelConfig) -> nn.ModuleList:
-    """Raises: ModelNotLoadable: no list of layers is found."""
+    """Returns the decoder's list of layers. Raises: ModelNotLoadable: none is found."""
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList))
     layers = next((modules for modules in lists if len(modules) == config.num_layers), None)
     if layers is None:

@@ -11,8 +11,8 @@ whose result for a row could depend on other rows, are replaced and process only
     F.linear       torch's F.linear on 16 rows at a time                         (for routers, which call it directly)
 
 The other operations of a decoder process each element or each row separately. Their results still depend on the number
-of rows, because torch uses vector instructions for groups of elements and other instructions for the rest, and because
-it splits work between threads at any element (in float32, 4 % of the results of silu differ). So rows are padded to a
+of rows: torch uses vector instructions for groups of elements and other instructions for the remaining elements, and
+splits work between threads at any element. (In float32, 4 % of the results of silu differ.) So rows are padded to a
 multiple of 64, twice the number of elements in the widest vector, and a forward pass uses one thread.
 
 Other shape letters: H the hidden size, K the experts per token, Hq and Hkv the numbers of query and key-value heads,

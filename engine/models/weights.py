@@ -120,7 +120,10 @@ def open_weights(model_dir: Path) -> Iterator[WeightSource]:
 def load_weights(
     model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, weights: str = "auto"
 ) -> DecoderWeights:
-    """Reads all weights of a folder. Raises: ModelNotLoadable: a file or tensor is missing, damaged or misshapen."""
+    """Reads all weights of a folder.
+
+    Raises: ModelNotLoadable: a file or tensor is missing, damaged or has a wrong shape.
+    """
     with open_weights(model_dir) as source:
         return build_weights(source, config, dtype, device, weights=weights)
 

@@ -53,7 +53,7 @@ class Experts:
 
     experts: the weights of each expert. On CUDA they are views of `gate_up` and `down`.
     gate: None for SwiGLU.
-    structure: the arguments of the C kernel; None if there is none for these experts.
+    structure: the arguments of the C kernel; None if the C kernel does not support these experts.
     """
 
     def __init__(self, experts: Sequence[Expert], gate: ClampedGate | None = None) -> None:

@@ -35,7 +35,7 @@ struct growth {
     const int32_t *slot_tables, *tails; /* the slots of the root's context: entries of a table, then tails */
     const int64_t *table_rows, *prefix_lens, *tail_lens; /* by tree */
     int64_t table_stride, tail_stride;
-    const int64_t *lengths; /* tokens of each sequence; the position of the next token */
+    const int64_t *lengths; /* by tree: the sequence's number of tokens, which is the position of the next token */
     int64_t max_position, first_scratch;
     const struct sampling *sampling; /* by tree */
     const struct extra *extras;      /* by tree */

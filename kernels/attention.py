@@ -35,12 +35,13 @@ class AttentionRows:
     paths: [M, P] int32. Slots of the row's path, in position order; entries beyond `path_lens` are ignored.
     path_lens: [M] int64. Number of keys on the path.
     max_seqs: the rows belong to at most this number of sequences; None: S.
-    max_keys: no row attends to more keys; None: L.
+    max_keys: each row attends to at most this number of keys; None: L.
 
-    On CUDA, the two bounds determine how many programs are launched, since the host does not read the tensors. A graph
-    keeps the bounds of its capture. A smaller bound makes a pass faster and changes no bits.
+    On CUDA, these two bounds determine how many thread blocks are launched, because the host does not read the tensors.
+    A CUDA graph keeps the bounds of its capture. A smaller bound makes a pass faster and changes no bits.
 
-    tiles: what the first layer on CUDA computes from `seqs` for all layers of a pass, by the number of rows of a tile.
+    tiles: on CUDA, the tensors that the first layer of a pass computes from `seqs` for all layers; the keys of the dict
+        are numbers of rows per tile.
     """
 
     slot_tables: Tensor
@@ -103,7 +104,7 @@ def last_keys(rows: AttentionRows, window: int) -> AttentionRows:
 
 
 def has_compiled_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
-    """Tells whether cpu/attention.c supports this shape."""
+    """Returns whether cpu/attention.c supports this shape."""
     return head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM
 
 

@@ -57,7 +57,7 @@ class LayerWeights:
 
     @property
     def mlp(self) -> Expert:
-        """Only for a dense layer."""
+        """Returns the MLP of a dense layer."""
         assert self.gate_up is not None  # the constructor of DecoderLayers has checked this
         assert self.down is not None
         return Expert(self.gate_up, self.down)
@@ -89,8 +89,8 @@ class DecoderRows:
     """M rows of one pass.
 
     positions: [M] int64.
-    slots: [M] int64. The entry of the KV cache that each row writes; no two rows may have the same.
-    attention: the keys that each row attends to, which include the row's key.
+    slots: [M] int64. The entry of the KV cache that each row writes; no two rows may have the same slot.
+    attention: the keys that each row attends to, which include the row's own key.
     """
 
     positions: Tensor
@@ -136,7 +136,7 @@ class _Pass(ctypes.Structure):
 
 
 class _Caches:
-    """Addresses of the layers' KV caches. They are stored between passes, because the caches are rarely replaced."""
+    """Addresses of the layers' KV caches. The addresses are kept between passes, because caches are rarely replaced."""
 
     def __init__(self, shape: DecoderShape, num_layers: int) -> None:
         self._shape = shape

@@ -1,9 +1,9 @@
-"""Observes passes and grows the draft trees of the EAGLE-3 drafter on the CPU, in one call of cpu/eagle3.c each.
+"""The EAGLE-3 drafter on the CPU: one call of cpu/eagle3.c observes a pass of the target, another grows draft trees.
 
 There is no reference here: engine/drafters/eagle3.py does the same with single operations where this module cannot be
 used.
 
-Shape letters: B trees, N budget, H hidden size, Vd and V draft vocabulary and vocabulary of the target.
+Shape letters: B trees, N budget, H hidden size, V size of the target's vocabulary, Vd size of the draft vocabulary.
 """
 
 import ctypes
@@ -24,11 +24,13 @@ MAX_CANDIDATES = 16  # cpu/candidates.h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far trees grow.
+    """Limits of the growth of trees.
 
-    width: nodes of a tree that are run per level. num_candidates: children that a node may get. least_gain: a level is
-    run only if it is expected to add this many accepted tokens per tree. least_survival: less likely nodes are dropped.
-    first_scratch: the first of `B width (max_depth - 1)` slots of the cache for the nodes' keys and values.
+    width: maximum number of nodes of a tree on which the layer runs per level.
+    num_candidates: maximum number of children of a node.
+    least_gain: the layer runs on a level only if the level is expected to add this many accepted tokens per tree.
+    least_survival: nodes with a smaller survival are dropped.
+    first_scratch: the first of `B width (max_depth - 1)` cache slots for the nodes' keys and values.
     """
 
     budget: int
@@ -45,9 +47,11 @@ class Limits:
 class Root:
     """A sequence for which a tree is grown.
 
-    length: its number of tokens. The context of the first level are `prefix_len` slots of row `table_row` of the slot
-    table, and then `tail`. top_k: 0 for all tokens. extra: further rows of lm_head [E, H], and their tokens [E] int64,
-    which only this tree may propose.
+    length: the number of tokens of the sequence.
+    table_row, prefix_len, tail: the context of the first level consists of the first `prefix_len` slots of row
+        `table_row` of the slot table, and then of the slots `tail`.
+    top_k: 0 for all tokens.
+    extra: additional rows of lm_head [E, H], and their tokens [E] int64, which only this tree may propose.
     """
 
     length: int
@@ -64,10 +68,11 @@ class Root:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """How the target's taps become the layer's input.
+    """The weights that turn the target's taps into the layer's input.
 
-    product: [H, K], where K is the size of all taps of a position. norms: [K] float32, the weights of the norms before
-    the product, or None. num_norms: the number of equal parts of the K numbers that are normalized apart.
+    product: [H, K], where K is the size of all taps of a position.
+    norms: [K] float32, the weights of the norms before the product, or None.
+    num_norms: the K numbers are divided into this many equal parts, each of which is normalized.
     """
 
     product: LinearWeight
@@ -79,8 +84,10 @@ class Fusion:
 class ObservedRow:
     """A position that a pass of the target has computed.
 
-    pass_row: its row in the pass. token: the token after the position. The row attends to `prefix_len` slots of row
-    `table_row` of the slot table, and then to `tail`, of which the last is its own `slot`.
+    pass_row: the position's row in the pass.
+    token: the token after the position.
+    table_row, prefix_len, tail: the position attends to the first `prefix_len` slots of row `table_row` of the slot
+        table, and then to the slots `tail`, of which the last is its own `slot`.
     """
 
     pass_row: int
@@ -185,7 +192,8 @@ class TreeGrower:
         """Runs the layer on M rows and writes their keys and values.
 
         taps: [rows of the pass, T, Ht] in the layers' dtype. cache, slot_tables: as in `grow`.
-        Returns: [M, H] in the layers' dtype, which lm_head reads, and [M, H] float32, which the next positions read.
+        Returns: `read`, [M, H] in the layers' dtype, the inputs of lm_head; and `fed_back`, [M, H] float32, the inputs
+            of the layer at the next positions.
         Raises: ValueError: shapes or dtypes do not fit. MemoryError.
         """
         taps = taps.flatten(1).contiguous()
@@ -231,9 +239,11 @@ class TreeGrower:
         cache: tuple[Tensor, Tensor],
         slot_tables: Tensor,
     ) -> list[Tree]:
-        """
+        """Grows a tree for each of the B roots.
+
         Args:
-            read: [B, H] in the layers' dtype, the inputs of lm_head at the roots. fed_back: [B, H] float32.
+            read: [B, H] in the layers' dtype, the inputs of lm_head at the roots.
+            fed_back: [B, H] float32, the inputs of the layer at the roots.
             cache: keys and values [slots, Hkv, D]. slot_tables: int32, as in `AttentionRows`.
         Raises: ValueError: shapes, dtypes or limits do not fit. MemoryError.
         """

@@ -1,4 +1,4 @@
-"""The weighted sum of experts, of which each row has chosen some.
+"""Mixtures of experts: computes, for each row, the weighted sum of the experts that the row has chosen.
 
     out[m] = sum_k weights[m, k] expert_{chosen[m, k]}(x[m])
     expert(x) = down(gate(gate_up(x)))
@@ -51,9 +51,9 @@ class Stack:
 class Experts:
     """E experts of the same shapes and formats.
 
-    experts: the weights of each. On CUDA they are views of `gate_up` and `down`.
+    experts: the weights of each expert. On CUDA they are views of `gate_up` and `down`.
     gate: None for SwiGLU.
-    structure: the arguments of the C kernel; None if there is none for these experts.
+    structure: the arguments of the C kernel; None if the C kernel does not support these experts.
     """
 
     def __init__(self, experts: Sequence[Expert], gate: ClampedGate | None = None) -> None:
@@ -79,11 +79,11 @@ class Experts:
 
 
 def add_experts(products: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Adds the products of experts with the bits of the compiled `mix_experts`; on the CPU only.
+    """Adds the products of experts with the same bits as the compiled `mix_experts`; on the CPU only.
 
     Args:
-        products: [M, K, H] float32, of the experts that each row has chosen.
-        chosen: [M, K] int64, distinct in a row. weights: [M, K] float32.
+        products: [M, K, H] float32, the outputs of the experts that each row has chosen.
+        chosen: [M, K] int64, different experts in each row. weights: [M, K] float32.
 
     Returns: [M, H] float32.
     Raises: ValueError: shapes or dtypes do not fit, or the kernels are not compiled.
@@ -135,8 +135,11 @@ def mix_experts_reference(x: Tensor, chosen: Tensor, weights: Tensor, experts: E
 
 
 def _in_rows(x: Tensor, gate: ClampedGate, dtype: torch.dtype) -> Tensor:
-    """Calls `clamped_gate` for each row, because torch rounds the last elements of a tensor, which do not fill a vector
-    register, differently from the others."""
+    """Calls `clamped_gate` for each row, so that a row has the same bits in any batch.
+
+    In a larger tensor, torch rounds the last elements, which do not fill a vector register, differently from the
+    elements before them.
+    """
     return torch.cat([clamped_gate(row, gate, dtype) for row in x.split(1)])
 
 
@@ -147,7 +150,7 @@ def mix_experts(
 
     Args:
         x: [M, H] in the experts' dtype.
-        chosen: [M, K] int64, distinct in a row. weights: [M, K] float32.
+        chosen: [M, K] int64, different experts in each row. weights: [M, K] float32.
 
     Returns: [M, H] float32, added to `add_to` in place if given.
     Raises: ValueError: shapes or dtypes do not fit. MemoryError: there is no memory for intermediate results.

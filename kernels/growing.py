@@ -24,7 +24,8 @@ _LEAST_SURVIVAL = 0.01  # candidates with a smaller survival are dropped
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """
+    """All candidates of B trees that are growing.
+
     tokens: [B, C] int64.
     parents: [B, C] int64. Index of the parent in the pool; -1 if the parent is the last token of the sequence.
     survival: [B, C] float32; 0 for empty entries.
@@ -61,7 +62,7 @@ class Pool:
         return first + self.survival[:, first : first + count].topk(width, dim=1).indices
 
     def trees(self, budget: int) -> Trees:
-        """Returns the trees of the `budget` likeliest candidates. Among equally likely ones, the first added win.
+        """Returns trees of the `budget` likeliest candidates. Of equally likely candidates, earlier ones are preferred.
 
         Nodes have the order of the pool, so parents come before their children.
         """

@@ -49,7 +49,7 @@ class LinearWeight:
 
     @property
     def format_name(self) -> str:
-        """The dtype of the weights, for people."""
+        """Returns the name of the format of the weights, as reports show it."""
         if self.int4:
             return "int4"
         stored = torch.int8 if self.scales is not None and self.packed else self.data.dtype
@@ -57,7 +57,7 @@ class LinearWeight:
 
     @property
     def format(self) -> int:
-        """The C kernels' number for the format of `data`."""
+        """Returns the number that the C kernels use for the format of `data`."""
         if self.int4:
             return _INT4_CODE
         return _INT8_CODE if self.scales is not None else DTYPE_CODES[self.dtype]
@@ -97,8 +97,10 @@ def pack_int8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 
 
 def pack_draft(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-    """Packs a drafter's weight [N, K]: bfloat16 as int8 on the CPU, where a product of few rows takes about as long as
-    reading its weight. The error changes which tokens are drafted, never an answer.
+    """Packs a drafter's weight [N, K]. On the CPU, a bfloat16 weight is quantized to int8.
+
+    A product of few rows takes about as long as reading its weight, so int8 is faster. The rounding error can change
+    which tokens are drafted, but never an answer.
 
     Raises: ValueError: neither float32 nor bfloat16, or an odd K in bfloat16.
     """
@@ -125,7 +127,7 @@ def pack_scaled(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor
     """Packs a weight that is already quantized: weight[n, k] = values[n, k] scales[n].
 
     Args:
-        values: [N, K] int8 from -127 on, or float8_e4m3fn.
+        values: [N, K] int8 in -127 .. 127, or float8_e4m3fn.
         scales: [N] float32.
         dtype: the dtype of x.
 
@@ -143,7 +145,7 @@ def pack_scaled(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor
 def pack_int4(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """Quantizes a weight [N, K] on the CPU to int4 in groups of 32 columns.
 
-    The weight of a group with the largest absolute value becomes -8, so scales may be negative.
+    In each group, the weight with the largest absolute value becomes -8, so scales may be negative.
 
     Raises: ValueError: neither float32 nor bfloat16, not on the CPU, or K is not a multiple of 32.
     """
@@ -216,7 +218,8 @@ def _in_int4_groups(values: Tensor, halves: Tensor) -> Tensor:
     def convert(part: slice) -> Tensor:
         shifted = _padded((values[part] - _INT4_MIN).to(torch.uint8))  # [blocks, 32, K]
         blocks, _, K = shifted.shape
-        # Outputs are (half, o) and columns (group, j, n, p) in the terms of unpack_int4, where n is (byte, high).
+        # In the terms of `unpack_int4` (cpu/linear.c), the dimensions of an output are (half, o), and those of a column
+        # are (group, j, n, p). n consists of two bits: the byte, and whether the weight is in the byte's high half.
         parts = shifted.view(blocks, 2, 16, K // INT4_GROUP, 4, 2, 2, 2).permute(0, 3, 1, 4, 2, 7, 5, 6)
         pairs = (parts[..., 0] | parts[..., 1] << 4).reshape(blocks, K // INT4_GROUP, -1)
         scales = _padded(halves[part]).permute(0, 2, 1).contiguous().view(torch.uint8)  # [blocks, K / 32, 64]
@@ -258,7 +261,7 @@ def _padded(weight: Tensor) -> Tensor:
 def _in_pairs(weight: Tensor, convert: Callable[[Tensor], Tensor] = lambda rows: rows) -> Tensor:
     """[N, K] -> [ceil(N / 32), K / 2, 32, 2]: adjacent pairs of k, as cpu/linear.c reads them.
 
-    convert: changes the format of some of the outputs.
+    convert: changes the format of the weights of a slice of outputs.
     """
 
     def view(part: slice) -> Tensor:
@@ -311,7 +314,7 @@ def _stored_int8(weight: Tensor) -> Tensor:
 def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None) -> Tensor:
     """x [M, K], weight [N, K] in the dtype of x, int8 or float8_e4m3fn, bias and scales [N] float32 -> [M, N] float32.
 
-    It always processes 16 rows at a time, so that a row has the same bits in any batch.
+    The reference always processes 16 rows at a time, so that a row has the same bits in any batch.
     """
     M = x.shape[0]
     padded = functional.pad(x, (0, 0, 0, -M % _ROW_TILE))
@@ -332,8 +335,8 @@ def _reference(x: Tensor, weight: LinearWeight) -> Tensor:
 def linear(x: Tensor, weight: LinearWeight, *, add_to: Tensor | None = None, one_sum: bool = False) -> Tensor:
     """x [M, K] contiguous in the weight's dtype -> [M, N] float32, added to `add_to` in place if given.
 
-    one_sum: whether CUDA computes each output as one sum over K even if N is so small that it would otherwise add the
-        sums of several parts of K. Logits then have the same bits as in the kernels of `kernels.lm_head`.
+    one_sum: whether CUDA computes each output as one sum over K. Otherwise, if N is small, CUDA adds the sums of
+        several parts of K. With one sum, logits have the same bits as in the kernels of `kernels.lm_head`.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

@@ -130,7 +130,7 @@ def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, *, 
     Args:
         x: [M, K] contiguous. out: [M, N] float32.
         adapters: [M] int64, -1 for rows without an adapter.
-        num_runs: see `StackedRows`. None: the rows of each adapter form one run, as do the rows without an adapter.
+        num_runs: as in `StackedRows`. None: the rows of each adapter form one run, and so do those without an adapter.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

@@ -69,7 +69,7 @@ def loss_rows_reference(kind: Loss, logits: Tensor, target: Tensor, scale: Tenso
 
 
 def loss_rows(kind: Loss, logits: Tensor, target: Tensor, scale: Tensor) -> Tensor:
-    """Does the same as `loss_rows_reference`, with a kernel on CUDA."""
+    """Does the same as `loss_rows_reference`; on CUDA, with a kernel."""
     if logits.is_cuda:
         from kernels.cuda.losses import loss_rows as launch  # imported here, because triton requires CUDA
 

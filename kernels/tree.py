@@ -33,7 +33,8 @@ class Trees:
 
     tokens, parents: [B, N] int64.
     survival: [B, N] float32. Estimated probability that a node is accepted.
-    counts: [B] int64. Number of nodes of each tree. Entries beyond it have the parent -2 and are otherwise undefined.
+    counts: [B] int64. Number of nodes of each tree. In the other tensors, entries beyond this number have the parent -2
+        and are otherwise undefined.
     """
 
     tokens: Tensor
@@ -59,12 +60,12 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """The slots of the nodes, and where `accept_trees` writes those of accepted nodes.
+    """The slots of the nodes, and the slot tables to which `accept_trees` writes the slots of accepted nodes.
 
-    slot_tables: [S, L] int32, for S sequences of at most L positions; is changed.
+    slot_tables: [S, L] int32, for S sequences of at most L positions. `accept_trees` writes to it.
     table_rows: [B] int64. Each tree's row of `slot_tables`.
     positions: [B] int64. Position of the root's children.
-    node_slots: [B, N] int32.
+    node_slots: [B, N] int32. The slot of each node.
     """
 
     slot_tables: Tensor

@@ -1,8 +1,9 @@
 """Computes the input rows of a verify pass on the device, from the draft trees and the lengths of the sequences.
 
-A pass has B (1 + N) rows: for each of B sequences, its last token and then the N nodes of its tree. The position of a
-node is that of the last token plus the node's depth. A node attends to the committed positions, to its ancestors from
-the top down, and to itself.
+A pass has B (1 + N) rows: for each of B sequences, its last token and then the N nodes of its tree. If a tree has fewer
+nodes, its last rows are rows without a node, whose results are ignored. The position of a node is that of the last
+token plus the node's depth. A node attends to the committed positions, to its ancestors from the top down, and to
+itself.
 
 All values are integers, so kernel and reference agree exactly.
 """
@@ -25,7 +26,7 @@ class Roots:
     slot_tables: [S, L] int32, for S sequences of at most L positions. The slot of the last token is written to it.
     table_rows, lengths, tokens: [B] int64. Row of `slot_tables`, number of tokens, last token.
     slots: [B, 1 + N] int32. Slots of the last token and of each node. Rows without a node may have the same slot.
-    max_keys: no length plus depth of a tree exceeds this number; None: L.
+    max_keys: upper bound of the length of a sequence plus the depth of its tree; None: L.
     """
 
     slot_tables: Tensor

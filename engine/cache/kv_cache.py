@@ -2,8 +2,8 @@
 
 Keys and values are only read through the tables. An accepted draft node is kept by writing its slot to the table, and
 a prefix is shared by writing its slots to several tables, so keys and values are never copied. engine/cache/slots.py
-allocates the slots. The keys and values of a layer are [slots, heads, width]; heads and widths are in the model's
-`cache_layout`.
+allocates the slots. The keys of a layer, and also its values, have the shape [slots, heads, width]. The number of heads
+and the widths are in the model's `cache_layout`.
 """
 
 from collections.abc import Sequence as Many
@@ -27,7 +27,7 @@ class KVCache:
         device: torch.device,
         num_padding_slots: int = 0,
     ) -> None:
-        """`num_padding_slots`: slots after the first `num_slots` that are never allocated to a sequence."""
+        """`num_padding_slots`: number of slots after the first `num_slots`, which are never allocated to a sequence."""
         layout = config.cache_layout
         shape = (config.num_layers, num_slots + num_padding_slots, layout.num_heads)
         keys = empty((*shape, layout.key_width), dtype, device)
@@ -41,6 +41,7 @@ class KVCache:
 
     @staticmethod
     def slot_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+        """Returns the bytes that the keys and values of one slot take in all layers."""
         return config.num_layers * config.cache_layout.num_elements * dtype.itemsize
 
     def write_tables(self, rows: Many[int], positions: Many[int], slots: Many[int]) -> None:

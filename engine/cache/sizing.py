@@ -18,9 +18,10 @@ def make_cache(
     drafter_slot_bytes: int,
     graph_decoding: bool,
 ) -> KVCache:
-    """
+    """Allocates the KV cache of an engine.
+
     Args:
-        max_draft_nodes: maximum number of nodes per sequence.
+        max_draft_nodes: maximum number of draft nodes per sequence in one step.
         drafter_slot_bytes: memory that the drafter's own keys and values take for each slot.
 
     Raises: KvDtypeNotSupported.
@@ -29,7 +30,8 @@ def make_cache(
     if config.kv_dtype not in ("auto", dtype):
         message = f"attention reads a KV cache in the model's dtype only, which is {dtype}"
         raise KvDtypeNotSupported(f"{message}: kv_dtype must be auto or {dtype}, got {config.kv_dtype!r}")
-    # In graph decoding a sequence uses the slots of two graph steps at once, each with a slot for the last token.
+    # Graph decoding launches a graph step before it has read the previous one, so a sequence uses the slots of two
+    # steps at once: in each step, one for the last token and one for each draft node.
     draft_slots = 2 * (1 + max_draft_nodes) if graph_decoding else max_draft_nodes
     usable_slots = config.max_batch_size * (max_seq_len + draft_slots)
     slot_bytes = KVCache.slot_bytes(model.config, model.dtype) + drafter_slot_bytes

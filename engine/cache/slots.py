@@ -1,11 +1,11 @@
 """Allocates the slots of the KV cache, each for one token. A slot is free, used by sequences, or in a cached prefix.
 
-Sixteen positions of one text form a block. The key of a block is its tokens and the previous block (for the first
-block, the adapter). So equal prefixes are found by comparing one block at a time, and different texts never share a
-block. All sequences with the same block use the same slots. A sequence holds a block while it uses the block's slots. A
-block that no sequence holds stays cached until its slots are needed; the least recently used block is evicted first.
-Sharing changes no bit, because the key and value of a position depend only on the adapter and the tokens up to the
-position (kernels/decoder.py).
+Sixteen consecutive positions of a text form a block. A block is identified by its tokens and the previous block (the
+first block of a text: by its tokens and the adapter). A cached prefix is therefore found by looking up one block after
+the other, and different texts never share a block. All sequences with the same block use the same slots. A sequence
+holds a block while it uses the block's slots. A block that no sequence holds stays cached until its slots are needed;
+the least recently used block is evicted first. Sharing changes no bit, because the key and value of a position depend
+only on the adapter and the tokens up to the position (kernels/decoder.py).
 
 Source: hash-chained blocks as in vLLM's prefix caching; pages of one token as in SGLang.
 """
@@ -19,7 +19,11 @@ BLOCK = 16
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """slots: of the 16 positions. key: the previous block (or the adapter), and the block's tokens."""
+    """A block of 16 positions.
+
+    slots: the cache slots of the positions.
+    key: the previous block (for the first block, the adapter or None), and the block's tokens.
+    """
 
     slots: tuple[int, ...]
     key: tuple[Hashable, tuple[int, ...]]
@@ -51,11 +55,11 @@ class SlotPool:
 
         Args:
             root: the adapter, or None.
-            found: the result of an earlier call for the same tokens; the call updates and returns it. Only blocks
-                that were evicted or cached since are looked up.
+            found: the list that an earlier call for the same tokens returned. This call updates the list and returns
+                it, and looks up only the blocks after the last one in the list that is still cached.
         """
         blocks: list[Block] = [] if found is None else found
-        while blocks and not self._is_cached(blocks[-1]):  # of one text, the last blocks are evicted first
+        while blocks and not self._is_cached(blocks[-1]):  # the last blocks of a text are evicted first
             blocks.pop()
         before = blocks[-1] if blocks else root
         for start in range(BLOCK * len(blocks), len(tokens) - BLOCK, BLOCK):
@@ -68,7 +72,7 @@ class SlotPool:
 
     def num_available_after_holding(self, blocks: Sequence[Block]) -> int:
         """Returns what `num_available` would be after `hold(blocks)`; `blocks`: the first blocks of one text."""
-        # A sequence that holds a block also holds those before it, so the blocks that no sequence holds are the last.
+        # A sequence that holds a block also holds all blocks before it. So the held blocks come first in `blocks`.
         num_held = bisect.bisect_left(blocks, True, key=lambda block: block.num_users == 0)
         return self.num_available - BLOCK * (len(blocks) - num_held)
 
@@ -98,7 +102,10 @@ class SlotPool:
         return cached
 
     def forget_prefixes(self) -> None:
-        """Makes all cached blocks unavailable to later sequences. Blocks that sequences hold are freed with them."""
+        """Makes all cached blocks unavailable to later sequences.
+
+        A block that sequences still hold is freed when the last of them releases it.
+        """
         for block in list(self._idle):
             self._evict(block)
         self._blocks.clear()

@@ -31,7 +31,7 @@ class BatchSlotState:
     tokens: [B] int64. Last token of each sequence.
     ends: [B] int64. Maximum number of tokens of each sequence.
     adapters: [B] int64. Index of each sequence's adapter in the LoRA stacks, -1 for none.
-    max_keys: no row of the step attends to more keys.
+    max_keys: upper bound of the number of keys that a row of the step attends to.
     sampling: sampling parameters for each sequence's next token.
     """
 
@@ -44,7 +44,7 @@ class BatchSlotState:
     sampling: RowSampling
 
     def sampling_below(self, depths: Tensor) -> RowSampling:
-        """Returns the sampling parameters of B * n tokens.
+        """Returns the sampling parameters of B * n tokens at the given depths.
 
         depths: [n] or [B, n] int64. Depth 0 is the sequence's next token, depth d the token d positions later.
         """
@@ -90,7 +90,7 @@ class BatchSlots:
         self._device.put(self._integers[row], torch.tensor((length, 0, length, -1, 0, 0), dtype=torch.int64))
 
     def state(self, rows: Tensor, max_keys: int) -> BatchSlotState:
-        """Reads the state of batch slots. rows: [B] int64; max_keys as in `BatchSlotState`."""
+        """Returns the state of some batch slots. `rows` [B] int64 and `max_keys` as in `BatchSlotState`."""
         lengths, tokens, ends, adapters, seeds, top_ks = self._integers[rows].T.contiguous().unbind()
         temperatures, top_ps, min_ps = self._floats[rows].T.contiguous().unbind()
         sampling = RowSampling(
@@ -103,7 +103,8 @@ class BatchSlots:
 
         counts: [B] int64. Number of accepted nodes. tokens: [B] int64. The new last tokens.
 
-        A sequence at its end stays there until the host removes it. The host drops the results of steps until then.
+        A sequence at its end stays in its batch slot until the host removes it. Until then, the host drops the results
+        that steps return for the sequence.
         """
         lengths = torch.minimum(state.lengths + counts + 1, state.ends)
         self._integers[:, :2].index_copy_(0, state.rows, torch.stack((lengths, tokens), dim=1))

@@ -3,14 +3,15 @@
     launch n+1 ─▶ read n ─▶ commit n ─▶ launch n+2 ─▶ read n+1 ...
 
 The device holds the state of each sequence (engine/graph_decoding/batch_slots.py), so the host passes only the list of
-sequences and free cache slots: for each sequence, one for the last token and one for each draft node, since the host
-does not know yet which nodes will be accepted. The host reads the accepted nodes one step late. It then commits the
-tokens, frees the slots of rejected nodes, and applies stop tokens and limits. If a sequence has ended, steps that were
-launched in the meantime still contain it. The host drops their results for this sequence and frees its slots. This is
-safe because the device executes in order: a step that reuses a cache slot or batch slot runs after these steps.
+sequences and free cache slots. Each sequence gets one slot for its last token and one for each draft node, because the
+host does not know yet which nodes will be accepted. The host reads the accepted nodes one step late. It then commits
+the tokens, frees the slots of rejected nodes, and applies stop tokens and limits. If a sequence has ended, steps that
+were launched in the meantime still contain it. The host drops their results for this sequence and frees its slots. This
+is safe because the device executes in order: a step that reuses a cache slot or batch slot runs after these steps.
 
-A sequence whose tokens the device cannot sample decodes in passes of the engine, between two launches. Such passes need
-cache slots, too. The scheduler may preempt any running sequence, but only while no graph step is in flight.
+If the device cannot sample a sequence's tokens (`GraphDecoder.decodes`), the sequence decodes in synchronous passes of
+the engine, between two launches. These passes need cache slots, too. The scheduler may preempt any running sequence,
+but only while no graph step is in flight.
 
 The output equals that of decoding without graphs, because tokens depend neither on drafts nor on other sequences in the
 batch.
@@ -37,8 +38,9 @@ from engine.request import StepOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
-# With the last token's row 1, 4, 8, 16, 32, 64 or 128 rows, which fill tiles of 16 rows well. Trees of more than 31
-# nodes are only for steps of few sequences, which have at most 128 rows in all.
+# The allowed numbers of draft nodes per sequence. Together with the last token, a sequence then has 1, 4, 8, 16, 32, 64
+# or 128 rows, which fill tiles of 16 rows well. Trees of more than 31 nodes are used only in steps of few sequences,
+# which have at most 128 rows in all.
 _NODE_COUNTS = (0, 3, 7, 15, 31, 63, 127)
 _MANY_NODES, _MAX_ROWS_OF_MANY_NODES = 31, 128
 
@@ -118,7 +120,7 @@ class GraphDecoder:
         return bool(self._in_flight)
 
     def decodes(self, sequence: Sequence) -> bool:
-        """Whether the sequence decodes in graph steps, because the device can sample its tokens without the host."""
+        """Returns whether the sequence decodes in graph steps: the device can sample its tokens without the host."""
         if sequence.request.sampling.num_logprobs is not None or sequence.request.expected_token_ids:
             return False
         return (sequence.root is None or self._stacks is not None) and not needs_adjusting(sequence)
@@ -144,7 +146,7 @@ class GraphDecoder:
         return outputs
 
     def _launch(self) -> bool:
-        """Returns whether a graph step was launched."""
+        """Launches a graph step if any sequence can continue. Returns whether a step was launched."""
         started = time.perf_counter()
         sequences, num_nodes = self._schedule()
         if not sequences or not self._stacks_are_ready(sequences):
@@ -176,7 +178,7 @@ class GraphDecoder:
         return True
 
     def _host_drafts(self, sequences: Many[Sequence]) -> list[Draft]:
-        """Returns one draft per sequence: its request's prediction, otherwise the drafter's."""
+        """Returns one draft per sequence: from the request's prediction if it has one, otherwise from the drafter."""
         room = self._scheduler.pool.num_available - len(sequences)
         drafts = given_drafts(sequences, room)
         longest = self._largest_node_count(len(sequences))
@@ -208,9 +210,9 @@ class GraphDecoder:
         return sequences, num_nodes
 
     def _max_keys(self, sequences: Many[Sequence]) -> int:
-        """Returns an upper bound of the number of keys of a row of the next step.
+        """Returns an upper bound of the number of keys that a row of the next step attends to.
 
-        A path of the next step has at most MAX_DEPTH nodes. A step in flight adds at most one token more to a sequence.
+        The next step and each step in flight lengthen a sequence by at most MAX_DEPTH draft nodes and one token.
         """
         return max(len(sequence.tokens) for sequence in sequences) + (len(self._in_flight) + 1) * (1 + MAX_DEPTH)
 
@@ -233,8 +235,9 @@ class GraphDecoder:
         return self._node_count(self._drafting.budget.nodes_to_request(len(sequences)), len(sequences))
 
     def _stacks_are_ready(self, sequences: Many[Sequence]) -> bool:
-        """Loads the adapters of `sequences` into the LoRA stacks. Returns False if this has to wait, because steps in
-        flight still use the stacks' present indices.
+        """Loads the adapters of `sequences` into the LoRA stacks.
+
+        Returns False if the stacks cannot be rebuilt yet, because steps in flight still use their present indices.
         """
         roots = [sequence.root for sequence in sequences]
         if self._stacks is None or (self._stacks.has(roots) and self._stacks.version == self._stacks_version):
@@ -296,7 +299,7 @@ class GraphDecoder:
                 self._loaded.discard(sequence)
             else:
                 kept.append(Kept(sequence, position, (first_row, *(first_row + 1 + node for node in path))))
-        if flight.num_nodes and flight.drafts is None and drafts:  # only records the gain, as all nodes were verified
+        if flight.num_nodes and flight.drafts is None and drafts:  # all nodes were verified: only records the gain
             self._drafting.budget.admit([d for d, _ in drafts], [position for _, position in drafts], draft_seconds)
         self._drafting.budget.record_pass(size, verify_seconds)
         if launched.hidden is not None:
@@ -312,7 +315,7 @@ class GraphDecoder:
     def _assign_slots(part: _Part, outcome: Outcome) -> None:
         """Adds the step's cache slots to the sequence; the device has written the kept slots to the slot table."""
         sequence = part.sequence
-        # If the scheduler has replaced slots by those of a shared block, `_load` writes them to the table again.
+        # If the scheduler has replaced slots by those of a shared block, `_load` writes the new slots to the table.
         if sequence.num_tabled == len(sequence.slots):
             sequence.num_tabled += 1 + len(outcome.path)
         sequence.slots.append(part.slots[0])

@@ -4,10 +4,11 @@
     verify   lay out the rows, run one forward pass, sample tokens, accept nodes, write the cache slots of accepted
              nodes to the slot tables, advance the batch slots, and let the drafter observe the pass
 
-The programs are captured, with their own buffers, for several batch shapes (B sequences, N draft nodes per sequence)
-and for short and for long contexts, because a graph launches attention programs for the longest context that it allows.
-A smaller batch is padded with a batch slot that belongs to no sequence. Neither changes a bit of the sequences, because
-their rows do not depend on other sequences, and programs beyond a row's keys add nothing to it.
+The programs are captured, with their own buffers, for several batch shapes (B sequences, N draft nodes per sequence).
+They are captured separately for short and for long contexts, because a graph always launches attention kernels with
+enough thread blocks for the longest context that it allows. A smaller batch is padded with a batch slot that belongs to
+no sequence. Neither the padding nor the allowed context changes a bit of the result: a row does not depend on other
+sequences, and thread blocks beyond a row's keys add nothing to it.
 
 A batch slot holds the decoding state of one sequence on the device, a cache slot the keys and values of one token. The
 slot table of a sequence maps its positions to cache slots.
@@ -64,7 +65,7 @@ class Outcome:
     @classmethod
     def of(cls, result: Tensor, num_nodes: int) -> list["Outcome"]:
         """Unpacks the result of a step. result: [B, 3 + 5 N] int64, the output of `_packed`, copied to the host."""
-        width = result.shape[1] - num_nodes  # number of integer columns; the others are the bits of float64 survivals
+        width = result.shape[1] - num_nodes  # number of integer columns; the rest are the bits of float64 survivals
         integers, survival = result[:, :width], result[:, width:].contiguous().view(torch.float64)
         outcomes = []
         for (accepted, drafted, *rest), survivals in zip(integers.tolist(), survival.tolist(), strict=True):
@@ -154,7 +155,7 @@ class Runner:
         Args:
             rows: the batch slots of the sequences, at least one.
             slots: for each sequence, a cache slot for its last token and one for each draft node.
-            max_keys: no row of the step, of the target or of the drafter, attends to more keys.
+            max_keys: upper bound of the number of keys that a row of the target or of the drafter attends to.
             drafts: trees of at most `num_nodes` nodes made on the host; None: the device drafts.
             filtered: whether any sequence uses top-k, top-p or min-p.
             adapted: whether any sequence uses a LoRA adapter. Its weights must be in the stacks.
@@ -189,7 +190,7 @@ class Runner:
         return self._buffers[key]
 
     def _hidden_buffers(self, num_rows: int) -> Hidden:
-        """Buffers for the hidden states that a drafter on the host reads."""
+        """Returns new buffers for the hidden states that a drafter on the host reads."""
         width, dtype, device = self._model.config.hidden_size, self._model.dtype, self._model.device
         final = torch.zeros(num_rows, width, dtype=dtype, device=device)
         taps = torch.zeros(num_rows, len(self._taps), width, dtype=dtype, device=device) if self._taps else None

@@ -39,7 +39,7 @@ class DeviceTokenSampler:
 
     def sample(self, hidden: Tensor, rows: RowSampling, *, filtered: bool) -> Tensor:
         tokens = sample_rows(hidden, self._head, SampledRows(rows.temperatures, rows.seeds, rows.positions))
-        # The logits are not stored, so the hidden states are checked, of which the logits are a linear function.
+        # The logits are not stored. They are a linear function of the hidden states, so these are checked instead.
         tokens = torch.where(hidden.isfinite().all(-1), tokens, NO_TOKEN)
         if not filtered:
             return tokens
@@ -50,7 +50,7 @@ class DeviceTokenSampler:
 
 
 class HostTokenSampler:
-    """Samples row by row, as engine/verify.py does."""
+    """Samples row by row on the CPU, as engine/verify.py does."""
 
     def __init__(self, model: Decoder) -> None:
         self._model = model

@@ -14,7 +14,7 @@ from engine.models.dense import Decoder
 
 
 def uses_graph_decoding(model: Model, config: EngineConfig) -> bool:
-    """Whether the config asks for graph decoding and the model is a dense decoder.
+    """Returns whether the config asks for graph decoding and the model is a dense decoder.
 
     Other models can't be captured in graphs, because routed experts and the models of transformers need the host during
     a forward pass.
@@ -27,7 +27,7 @@ class GraphDecodingSetup:
     """Holds the batch slots and the device of an engine, and builds a runner for each drafter."""
 
     def __init__(self, model: Model, cache: KVCache, stacks: LoraStacks | None) -> None:
-        assert isinstance(model, Decoder)  # uses_graph_decoding
+        assert isinstance(model, Decoder)  # `uses_graph_decoding` has checked this
         self.device: Device = device_of(model.device)
         self.batch_slots = BatchSlots(cache, self.device)
         self._model = model

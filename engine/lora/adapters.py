@@ -1,7 +1,8 @@
-"""LoRA adapters of the target. They are loaded by name. A request uses at most one adapter, and a pass may use several.
+"""Loads LoRA adapters of the target. A request uses at most one adapter, but one pass may use several.
 
-The module reads the files of peft: `adapter_config.json` and `adapter_model.safetensors`. Only plain LoRA on the linear
-layers of the decoder is supported. Adapters with other changes (DoRA, biases, embeddings, whole modules) are refused.
+The module reads the two files that peft writes: `adapter_config.json` and `adapter_model.safetensors`. Only plain LoRA
+on the linear layers of the decoder is supported. Adapters with other changes (DoRA, biases, embeddings, whole modules)
+are refused.
 """
 
 import json
@@ -31,10 +32,14 @@ _Parts = dict[tuple[int, str, str], Tensor]  # by layer, module and side, in flo
 
 
 class LoraAdapter:
-    """Compared by identity: an adapter that is loaded again is a different object, with separate cached prefixes."""
+    """A LoRA adapter that has been read.
+
+    Adapters are compared by identity. An adapter that is loaded again is a different object, so that it does not use
+    the prefixes that were cached with the earlier one.
+    """
 
     def __init__(self, name: str, layers: tuple[LoraLayer, ...], sha256: str) -> None:
-        """`sha256`: of the configuration and the weights."""
+        """`sha256`: the hash of the configuration and the weights."""
         self.name = name
         self.layers = layers
         self.sha256 = sha256
@@ -53,17 +58,17 @@ class Adapters:
         return tuple(self._loaded)
 
     def get(self, name: str) -> LoraAdapter:
-        """Raises: ValueError: no such adapter."""
+        """Returns a loaded adapter. Raises: ValueError: no adapter with this name is loaded."""
         if name not in self._loaded:
             raise ValueError(f"adapter {name!r} is not loaded; there are: {', '.join(self._loaded) or 'none'}")
         return self._loaded[name]
 
     def is_current(self, adapter: LoraAdapter) -> bool:
-        """Whether new requests can still use this adapter."""
+        """Returns whether new requests can still use this adapter."""
         return adapter is self.default or self._loaded.get(adapter.name) is adapter
 
     def read(self, name: str, folder: Path) -> LoraAdapter:
-        """Reads and packs an adapter without making it available, so it may run in another thread than the engine's.
+        """Reads and packs an adapter without making it available. Another thread than the engine's may call this.
 
         Raises: AdapterNotLoadable.
         """
@@ -92,7 +97,10 @@ class Adapters:
         self.put(self.read(name, folder))
 
     def unload(self, name: str) -> None:
-        """Running requests keep the adapter. Raises: ValueError: no such adapter."""
+        """Makes an adapter unavailable to new requests; running requests keep it.
+
+        Raises: ValueError: no adapter with this name is loaded.
+        """
         del self._loaded[self.get(name).name]
 
 
@@ -126,7 +134,10 @@ def _parts(tensors: dict[str, Tensor], num_layers: int, device: torch.device) ->
 def _single_layers(
     parts: _Parts, scale: "_Scale", linears: Sequence[Mapping[str, tuple[int, int]]], dtype: torch.dtype
 ) -> tuple[LoraLayer, ...]:
-    """linears: for each layer, the (outputs, inputs) of the modules that can have updates, by name."""
+    """Returns the updates of a model of `transformers`, whose linear modules are not fused.
+
+    linears: for each layer, the (outputs, inputs) of the modules that can have updates, by name.
+    """
     for layer, module, _ in parts:
         if module not in linears[layer]:
             served = ", ".join(sorted(linears[layer])) or "no module"
@@ -201,10 +212,13 @@ def _fused(
     scale: _Scale,
     dtype: torch.dtype,
 ) -> LoraWeight | None:
-    """Merges the updates of the modules that `build_weights` fuses: A is concatenated, B is block diagonal.
+    """Merges the updates of the modules that `build_weights` (engine/models/weights.py) fuses into one product.
 
-    columns: number of inputs, K.
-    modules: number of outputs of each fused module; their sum is N. The rank R is the sum of the updates' ranks.
+    The matrices A are concatenated to [R, K], and the matrices B form a block-diagonal matrix [N, R]. R is the sum of
+    the ranks.
+
+    columns: K, the number of inputs.
+    modules: the number of outputs of each module; their sum is N.
     """
     present = {module: rows for module, rows in modules.items() if (layer, module, "A") in parts}
     if not present:
@@ -225,7 +239,7 @@ def _fused(
 
 
 def _checked_rank(layer: int, module: str, columns: int, rows: int, parts: _Parts) -> int:
-    """Raises: AdapterNotLoadable: A and B don't fit the module or each other."""
+    """Returns the rank of a module's update. Raises: AdapterNotLoadable: A and B don't fit the module or each other."""
     down, up = parts[layer, module, "A"], parts[layer, module, "B"]
     rank = down.shape[0]
     if tuple(down.shape) != (rank, columns) or tuple(up.shape) != (rows, rank):

@@ -1,7 +1,7 @@
 """Stacks the weights of the LoRA adapters in use, as the input of `kernels.lora.stacked_lora` on CUDA.
 
-When a row first needs an adapter, the stacks are rebuilt: with this adapter, and without adapters that are no longer
-available. CUDA graphs captured with the old stacks become invalid, so `version` increases.
+When a row first needs an adapter, the stacks are rebuilt with this adapter and without adapters that are no longer
+available. CUDA graphs that were captured with the old stacks are then invalid; `version` increases to show this.
 """
 
 from collections.abc import Hashable, Iterable
@@ -18,7 +18,10 @@ _PRODUCTS = ("qkv", "output", "gate_up", "down")
 
 
 def stacks_for(adapters: Adapters, device: torch.device) -> "LoraStacks | None":
-    """Returns None on devices other than CUDA, which compute each run of rows with one adapter separately."""
+    """Returns the stacks for a CUDA device; None for other devices, where each run of rows is computed separately.
+
+    A run consists of consecutive rows with the same adapter.
+    """
     return LoraStacks(adapters, device) if device.type == "cuda" else None
 
 
@@ -31,7 +34,10 @@ class LoraStacks:
         self.version = 0
 
     def rows(self, roots: Many[Hashable]) -> StackedRows | None:
-        """`roots`: the adapter of each row, or None. Returns None if no row has an adapter."""
+        """Returns the rows' adapters and the stacks, which are rebuilt if an adapter is missing in them.
+
+        `roots`: the adapter of each row, or None. Returns None if no row has an adapter.
+        """
         if not any(isinstance(root, LoraAdapter) for root in roots):
             return None
         if not self.has(roots):

@@ -6,7 +6,7 @@ plain decoding and of drafts; they differ only in the keys that a row attends to
 A tap is an intermediate hidden state that a pass returns for drafters: the residual stream at the input of a layer,
 or, for the index `num_layers`, at the output of the last layer before the final norm.
 
-Shape letters: M rows, H the hidden size, V the vocabulary size, T the number of tapped layers or of a text's tokens.
+Shape letters: M rows, H the hidden size, V the vocabulary size. T is the number of taps, or of the tokens of a text.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ class SharedWeights(Protocol):
 
 
 class Model(Protocol):
-    """A causal model over rows.
+    """A causal model that computes rows.
 
     The bits of a row's hidden state, keys and values do not depend on the other rows of the pass.
     """

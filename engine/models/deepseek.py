@@ -4,8 +4,8 @@ As in the dense decoder, only attention combines rows, and a row attends only to
 residual stream is float32; the inputs of linear layers are in the weights' dtype. The cache stores one latent per
 position (kernels/mla.py).
 
-Shape letters: M rows, H the hidden size, Hq the number of heads; per head N elements of a query without and P with
-rotary embedding; R the rank of the latent.
+Shape letters: M rows, H the hidden size, Hq the number of heads, R the rank of the latent. A head's query has N
+elements without and P elements with rotary embedding, and a head's value has Dv elements.
 
 Source: DeepSeek-V3, arXiv:2412.19437.
 """
@@ -34,7 +34,7 @@ _LATENT_EPS = 1e-6  # for the norms inside attention, which do not use the model
 
 
 class DeepseekLayers:
-    """Runs layers, whose weights are passed to `run`. The MTP module uses this class for its layer, too."""
+    """Runs layers with the weights that the caller passes to `run`. The MTP module also uses this class."""
 
     def __init__(self, config: ModelConfig, tables: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
         latent = config.latent
@@ -69,7 +69,10 @@ class DeepseekLayers:
             self._mlp(layer.mlp, normed, residual)
 
     def attend(self, weights: LatentWeights, x: Tensor, rows: DecoderRows, keys: Tensor) -> Tensor:
-        """x [M, H] in the model's dtype -> [M, heads of `weights` * Dv] in it. Writes the latents as `run` does."""
+        """Returns the attended values [M, heads of `weights` * Dv] of x [M, H], both in the model's dtype.
+
+        Writes the latents to `keys`, as `run` does.
+        """
         M, shape = x.shape[0], self._shape
         latent_write(
             linear(x, weights.latent), weights.latent_norm, shape, self.rotation, rows.positions, rows.slots, keys
@@ -87,7 +90,10 @@ class DeepseekLayers:
 
 
 class Deepseek:
-    """folder: the model's folder, from which the MTP module can be loaded (engine/models/deepseek_mtp.py)."""
+    """A model of the type DeepSeek-V3.
+
+    folder: the model's folder, from which the MTP module can be loaded (engine/models/deepseek_mtp.py).
+    """
 
     def __init__(
         self,

@@ -22,7 +22,10 @@ from kernels.moe import Routing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentWeights:
-    """query_down and query_norm are None if one matrix computes the queries from the hidden state."""
+    """The weights of latent attention.
+
+    query_down and query_norm are None if one matrix computes the queries from the hidden state.
+    """
 
     query_down: LinearWeight | None  # [Rq, H]
     query_norm: Tensor | None  # [Rq] float32
@@ -69,7 +72,7 @@ class DeepseekReader:
         device: torch.device,
         outputs: Callable[[str, int], slice] = all_outputs,
     ) -> None:
-        """`outputs` as in DecoderReader."""
+        """`outputs`: as in `DecoderReader` (engine/models/weights.py)."""
         assert config.latent is not None  # deepseek_v3 configs always have both
         assert config.experts is not None
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
@@ -155,12 +158,16 @@ class DeepseekReader:
 def load_deepseek_weights(
     model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> DeepseekWeights:
-    """Raises: ModelNotLoadable: a file or tensor is missing, damaged or has a wrong shape."""
+    """Reads all weights of a folder.
+
+    Raises: ModelNotLoadable: a file or tensor is missing, damaged or has a wrong shape.
+    """
     with open_weights(model_dir) as source:
         reader, size = DeepseekReader(source, config, dtype, device), (config.vocab_size, config.hidden_size)
         embedding = unmapped(reader.tensor("model.embed_tokens.weight", *size))
         lm_head = embedding if config.tie_word_embeddings else unmapped(reader.tensor("lm_head.weight", *size))
-        lm_head_packed = pack(lm_head)  # before the layers, because its intermediate results are larger than theirs
+        # The head is packed before the layers are read, because its intermediate results are larger than theirs.
+        lm_head_packed = pack(lm_head)
         return DeepseekWeights(
             embedding=embedding,
             layers=tuple(map(reader.layer, trimmed(config.num_layers))),

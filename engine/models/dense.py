@@ -1,7 +1,7 @@
-"""The dense decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3), run over rows (engine/models/base.py).
+"""The decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3), which computes rows (engine/models/base.py).
 
 In a pass (kernels/decoder.py) only attention combines rows, and a row attends only to the keys of its own sequence. So
-a row's bits depend only on the tokens before it.
+a row's bits depend only on the tokens up to its position.
 """
 
 from collections.abc import Sequence

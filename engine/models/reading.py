@@ -49,7 +49,7 @@ def read_in_chunks(
     """Returns the hidden states [T, H] of a text, and the cache with its keys and values, position p in slot p.
 
     Args:
-        chunks: numbers of positions of one pass each; the rest of the text is not read.
+        chunks: the number of positions that each pass reads. If their sum is below T, the rest of the text is not read.
         num_other_rows: every pass also has this many rows of another text.
         as_tree: the positions of a chunk form a path of draft nodes; otherwise they are committed positions.
     """

@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.errors import ModelNotLoadable
 
-_SCALINGS = ("linear", "llama3", "yarn")  # their frequencies do not depend on the sequence's length
+_SCALINGS = ("linear", "llama3", "yarn")  # rope types whose frequencies do not depend on the sequence's length
 
 
 def rotary_tables(model_dir: Path, head_dim: int, max_positions: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Loads a model of `transformers` from a folder and makes it run over rows."""
+"""Loads a model of `transformers` from a folder, and adapts it so that it computes rows (engine/models/base.py)."""
 
 import threading
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from workers.model_folders import QUANTIZATION_KEYS
 
 
 def load_transformers_model(model_dir: Path, *, dtype: str = "auto", device: str = "auto") -> TransformersModel:
-    """Reads only safetensors from the folder and runs only code of transformers.
+    """Loads the model. Reads only safetensors from the folder, and runs only code of transformers.
 
     Raises: ModelNotLoadable: the model needs a feature that is not supported; the message names it.
     """
@@ -71,7 +71,7 @@ def _load(model_dir: Path, config: PretrainedConfig, dtype: torch.dtype, device:
         read = partial(_widened, source, dtype) if quantized else source.stored
         tensors = {name: _Unread(read, name, lock) for name in source.names()}
         model, info = model_class.from_pretrained(None, config=config, state_dict=tensors, **options)
-    # AWQ moves factors into activations of some models; without them, the model would be a different one.
+    # For some models, AWQ stores factors of activations in extra tensors. Without these, the results would be wrong.
     if quantized and (unused := sorted(info["unexpected_keys"])):
         raise QuantizedWeightsInvalid(f"the model has no place for {len(unused)} tensors, such as {unused[0]}")
     if missing := sorted(info["missing_keys"]):
@@ -82,7 +82,7 @@ def _load(model_dir: Path, config: PretrainedConfig, dtype: torch.dtype, device:
 
 
 def _copy_out(model: PreTrainedModel) -> None:
-    """Copies the parameters that are not packed later out of the files, whose pages would otherwise stay mapped."""
+    """Copies all parameters that are not packed later, because the pages of the files would otherwise stay mapped."""
     head = model.get_output_embeddings()
     packed = {
         parameter
@@ -97,7 +97,7 @@ def _copy_out(model: PreTrainedModel) -> None:
 
 
 class _Unread:
-    """A tensor that is read when transformers indexes it, like a slice of safetensors, in one of several threads."""
+    """A tensor that is read only when transformers indexes it, like a slice of safetensors. Several threads do so."""
 
     def __init__(self, read: Callable[[str], Tensor], name: str, lock: threading.Lock) -> None:
         self._read, self._name, self._lock = read, name, lock
@@ -108,14 +108,20 @@ class _Unread:
 
 
 def _widened(source: WeightSource, dtype: torch.dtype, name: str) -> Tensor:
-    """Returns the tensor outside of the heap, which otherwise keeps the memory of the intermediate results."""
+    """Returns the tensor in `dtype`, in memory outside of the heap.
+
+    On the heap, the tensor would prevent glibc from returning the memory of the intermediate results.
+    """
     tensor = unmapped(source.tensor(name).to(dtype))
     trim_heap()
     return tensor
 
 
 def _shows_all_windows(model: TransformersModel, config: PretrainedConfig) -> bool:
-    """Whether the wrapper has seen the sliding windows of the configuration, which some models apply in other ways."""
+    """Returns whether as many layers ran with a sliding window as the configuration says.
+
+    Some models apply their windows in a way that the wrapper does not see.
+    """
     expected = num_windowed_layers(config)
     return model.num_windowed_layers == expected if expected is not None else model.num_windowed_layers > 0
 

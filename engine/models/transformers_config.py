@@ -23,7 +23,10 @@ _ROPE_TYPES_UP_TO_A_LENGTH = ("dynamic", "longrope")  # angles change if a text 
 
 
 def read_foreign_config(model_dir: Path) -> PretrainedConfig:
-    """Raises: ModelNotLoadable: the model is not a causal decoder of transformers, or its folder contains code."""
+    """Reads config.json.
+
+    Raises: ModelNotLoadable: the model is not a causal decoder of transformers, or config.json refers to code.
+    """
     values = read_config(model_dir)
     model_type = values.get("model_type")
     if "auto_map" in values:
@@ -40,7 +43,10 @@ def read_foreign_config(model_dir: Path) -> PretrainedConfig:
 
 
 def num_windowed_layers(config: PretrainedConfig) -> int | None:
-    """Returns how many layers have a sliding window according to the configuration; None: a window, but not which."""
+    """Returns how many layers have a sliding window according to the configuration.
+
+    Returns None if the configuration sets a window but does not say for which layers.
+    """
     kinds: list[str] | None = getattr(config, "layer_types", None)
     if kinds:
         return kinds.count(_SLIDING)
@@ -48,9 +54,9 @@ def num_windowed_layers(config: PretrainedConfig) -> int | None:
 
 
 def context_limit(config: PretrainedConfig, *, within_windows: bool = False) -> int:
-    """Returns the maximum length of a text at which the position encoding is the original one and chunks are complete.
+    """Returns the maximum length of a text with the original position encoding and within one attention chunk.
 
-    within_windows: the text must also fit into the sliding windows, so that attention is full.
+    within_windows: the text must also fit into the sliding windows, so that every token attends to all earlier ones.
 
     Raises: ModelNotLoadable: the config has no maximum length, or layers store other state than keys and values.
     """

@@ -1,7 +1,8 @@
 """Runs causal models of `transformers` that have no decoder in this package. They are slower but equally exact.
 
-There is no list of accepted model families. A model is served only if it passes two tests on a short text: its logits
-equal those of transformers, and the bits of a row do not depend on other rows (engine/models/transformers_proof.py).
+There is no list of accepted model families. A model is served only if it passes tests on a short text, for example that
+its logits equal those of transformers and that a row's bits do not depend on other rows
+(engine/models/transformers_proof.py).
 """
 
 import copy
@@ -43,8 +44,9 @@ class _PassThrough(nn.Module):
 
 
 class TransformersModel:
-    """model: of transformers, with attention and linear layers replaced (engine/models/transformers_rows.py).
+    """Implements `Model` with a model of transformers.
 
+    model: its attention and linear layers have been replaced (engine/models/transformers_rows.py).
     linears: for each layer, the (outputs, inputs) of the modules that can have LoRA updates, by name.
     """
 
@@ -55,7 +57,7 @@ class TransformersModel:
         self.weights = weights
         self.dtype = dtype
         self.device = weights.embedding.device
-        self.num_windowed_layers = 0  # of the last pass
+        self.num_windowed_layers = 0  # layers that used a sliding window in the last pass
         self._decoder = model.get_decoder()
         self._head = _without_decoder(model, self._decoder)
         layers = _layers(self._decoder, config)
@@ -125,7 +127,7 @@ def _shallow_copy(module: nn.Module) -> nn.Module:
 
 
 def _layers(decoder: nn.Module, config: ModelConfig) -> nn.ModuleList:
-    """Raises: ModelNotLoadable: no list of layers is found."""
+    """Returns the decoder's list of layers. Raises: ModelNotLoadable: none is found."""
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList))
     layers = next((modules for modules in lists if len(modules) == config.num_layers), None)
     if layers is None:
@@ -134,7 +136,7 @@ def _layers(decoder: nn.Module, config: ModelConfig) -> nn.ModuleList:
 
 
 def _place_linears(layer: nn.Module, index: int, dtype: torch.dtype) -> dict[str, tuple[int, int]]:
-    """Tells the linear modules of attention and MLP their places. Returns their (outputs, inputs) by name."""
+    """Sets `place` in the linear modules of attention and MLP. Returns their (outputs, inputs) by name."""
     shapes = {}
     for block in ("self_attn", "mlp"):
         for name, module in getattr(layer, block, nn.Module()).named_children():

@@ -36,7 +36,7 @@ def probe_tokens(vocab_size: int, max_positions: int) -> Tensor:
 
 
 def prove(model: TransformersModel, expected: Tensor) -> None:
-    """Runs all tests.
+    """Runs the tests of this module on a model.
 
     expected: [T, V] float32, logits of transformers for `probe_tokens`; V is the vocabulary size.
     Raises: ModelNotLoadable: a test fails.
@@ -77,7 +77,7 @@ class _KernelProductsOnly(TorchDispatchMode):
 
 
 def _called_from_kernels() -> bool:
-    """Whether the call comes from the reference implementations in kernels/."""
+    """Returns whether the call comes from the reference implementations in kernels/."""
     frame = sys._getframe(2)  # the caller of __torch_dispatch__
     while frame.f_back is not None:
         if frame.f_globals.get("__name__", "").startswith("kernels."):

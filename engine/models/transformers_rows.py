@@ -1,4 +1,4 @@
-"""Makes a model of `transformers` run over rows, each with the same bits as if it ran alone.
+"""Makes a model of `transformers` compute rows, each with the same bits as if it was the only row of the pass.
 
 To transformers, a pass is one sequence [1, P]: M rows, padded to P, a multiple of 64. Attention and matrix products,
 whose result for a row could depend on other rows, are replaced and process only the M rows:
@@ -11,8 +11,8 @@ whose result for a row could depend on other rows, are replaced and process only
     F.linear       torch's F.linear on 16 rows at a time                         (for routers, which call it directly)
 
 The other operations of a decoder process each element or each row separately. Their results still depend on the number
-of rows, because torch uses vector instructions for groups of elements and other instructions for the rest, and because
-it splits work between threads at any element (in float32, 4 % of the results of silu differ). So rows are padded to a
+of rows: torch uses vector instructions for groups of elements and other instructions for the remaining elements, and
+splits work between threads at any element. (In float32, 4 % of the results of silu differ.) So rows are padded to a
 multiple of 64, twice the number of elements in the widest vector, and a forward pass uses one thread.
 
 Other shape letters: H the hidden size, K the experts per token, Hq and Hkv the numbers of query and key-value heads,
@@ -81,7 +81,7 @@ class RowPass:
 
 
 CURRENT: ContextVar[RowPass | None] = ContextVar("CURRENT", default=None)
-_NUM_ROWS: ContextVar[tuple[int, int]] = ContextVar("_NUM_ROWS", default=(-1, -1))  # without and with padding
+_NUM_ROWS: ContextVar[tuple[int, int]] = ContextVar("_NUM_ROWS", default=(-1, -1))  # (without padding, with padding)
 
 
 def padded_rows(num_rows: int) -> int:
@@ -125,7 +125,7 @@ class RowLinear(nn.Module):
     """Replaces an nn.Linear or a Conv1D.
 
     dtype: dtype of the output; None: the dtype of the input.
-    place: the layer's index and the module's name, under which LoRA updates are found; None: it has none.
+    place: the layer's index and the module's name, under which LoRA updates are found; None: no LoRA updates.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> None:
@@ -244,7 +244,7 @@ def register() -> None:
 
 
 def is_replaced(module: nn.Module) -> bool:
-    """Whether `replace_products` replaces the module, or packs its experts."""
+    """Returns whether `replace_products` replaces the module, or packs its experts."""
     return type(module) in (nn.Linear, Conv1D) or isinstance(getattr(module, "gate_up_proj", None), nn.Parameter)
 
 
@@ -282,7 +282,7 @@ def _pack_experts(module: nn.Module) -> None:
 
 
 def _pack_clamped_experts(module: nn.Module) -> None:
-    """Packs experts like those of gpt-oss, whose weights are transposed and whose gates alternate with the ups."""
+    """Packs experts like those of gpt-oss, whose weights are transposed and whose gate and up columns alternate."""
     tensors = (getattr(module, name).detach() for name in _GPT_OSS_WEIGHTS)
     packed = [
         Expert(

@@ -29,7 +29,7 @@ from kernels.rope import HeadNorms
 _PACKS = {"auto": pack, "bf16": pack, "int8": pack_int8, "int4": pack_int4, "fp8": pack_fp8}
 HEAD_PACKS = {**_PACKS, "int4": pack_int8}
 _MAX_MAPPED_BYTES = 8 << 20  # files are opened again after this many bytes were read, which frees the pages read before
-# the module with the experts, and their gate, up and down projections
+# by model type: the names of the module with the experts, and of the experts' gate, up and down projections
 _EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", ("w1", "w3", "w2")),
     "qwen3_moe": ("mlp", ("gate_proj", "up_proj", "down_proj")),
@@ -75,7 +75,10 @@ class _Files:
         return self._file_names.keys()
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor is in the mapped file, whose pages stay in memory as long as a tensor or an open file uses it."""
+        """Returns a tensor that uses the mapped file as its memory.
+
+        The pages of the file stay in memory as long as a tensor uses the mapping or the file is open.
+        """
         if name not in self._file_names:
             raise ModelNotLoadable(f"{self._folder} holds no tensor {name}")
         file = self._file_names[name]
@@ -117,7 +120,10 @@ def open_weights(model_dir: Path) -> Iterator[WeightSource]:
 def load_weights(
     model_dir: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, *, weights: str = "auto"
 ) -> DecoderWeights:
-    """Raises: ModelNotLoadable: a file or tensor is missing, damaged or has a wrong shape."""
+    """Reads all weights of a folder.
+
+    Raises: ModelNotLoadable: a file or tensor is missing, damaged or has a wrong shape.
+    """
     with open_weights(model_dir) as source:
         return build_weights(source, config, dtype, device, weights=weights)
 
@@ -147,7 +153,7 @@ def build_weights(
 
 
 def trimmed(num_layers: int) -> Iterator[int]:
-    """Yields the indices of the layers, and returns the memory that was freed while each of them was read."""
+    """Yields the indices of the layers. After each layer, returns freed memory to the operating system."""
     for index in range(num_layers):
         yield index
         trim_heap()  # otherwise glibc keeps freed memory, in 1B models about a fifth of each layer's size
@@ -169,7 +175,7 @@ class DecoderReader:
         weights: str,
         outputs: Callable[[str, int], slice] = all_outputs,
     ) -> None:
-        """outputs: returns the outputs to keep of a tensor, by its name and the number of its outputs."""
+        """outputs: from a tensor's name and its number of outputs, returns the slice of outputs to keep."""
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
         self._weights = weights
         self._outputs = outputs
@@ -241,7 +247,7 @@ class DecoderReader:
 
 
 def unmapped(weight: Tensor) -> Tensor:
-    """Copies a weight out of the file, whose pages would otherwise stay mapped as long as the weight exists."""
+    """Returns a copy of a weight. Without it, the pages of the file would stay mapped as long as the weight exists."""
     if weight.device.type != "cpu":
         return weight
     copy = empty(tuple(weight.shape), weight.dtype)

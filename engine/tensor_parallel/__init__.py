@@ -1,1 +1,1 @@
-"""One model on several processes, with the bits of one process."""
+"""Tensor parallelism: one model runs on several processes, with the same bits as on one process."""

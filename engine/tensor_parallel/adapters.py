@@ -1,6 +1,9 @@
-"""LoRA adapters of a group: rank 0 sends each adapter once, and every rank keeps its outputs of the second product.
+"""LoRA adapters in tensor parallelism: rank 0 sends each adapter once to the other ranks.
 
-The first product (`LoraWeight.down`) is small, so every rank computes all of it.
+The first product of an update (`LoraWeight.down`) is small, so every rank stores and computes all of it. Of the second
+product (`LoraWeight.up`), a rank keeps only the outputs that it computes.
+
+Shape letters: R the rank of an update, K its inputs, N its outputs.
 """
 
 import json
@@ -23,7 +26,10 @@ _ALIGNMENT = 8  # bytes
 
 
 class KeptAdapters:
-    """The adapters that a rank has received. All ranks forget the same ones, as they use them in the same order."""
+    """The adapters that a rank has received.
+
+    All ranks use the adapters in the same order. So if a rank forgets an adapter, all ranks do.
+    """
 
     def __init__(self, cut: Cut) -> None:
         self._cut = cut
@@ -35,7 +41,10 @@ class KeptAdapters:
         self._layers[number] = tuple(self._own_part(layer) for layer in layers)
 
     def runs(self, runs: Sequence[tuple[int, int, int]]) -> tuple[list[LoraRun], list[int]]:
-        """Returns the runs of a pass (`PassMessage`), and the numbers of the adapters that are forgotten."""
+        """Returns the runs of a pass with their adapters, and the numbers of the adapters that are now forgotten.
+
+        runs: as in `PassMessage`.
+        """
         numbers = {number for number, _, _ in runs}
         for number in sorted(numbers):
             self._layers.move_to_end(number)
@@ -65,7 +74,7 @@ class SentAdapters:
         self._next = 0
 
     def number_of(self, layers: tuple[LoraLayer, ...]) -> int:
-        """Sends the adapter if the ranks do not have it."""
+        """Returns the number of the adapter, after sending the adapter to the other ranks if they do not have it."""
         if id(layers) not in self._numbers:
             content = _encoded(self._next, layers)
             send(self._group, Kind.ADAPTER, content)

@@ -1,10 +1,11 @@
 """Decides which outputs of each product a rank computes.
 
-Every product is cut by its outputs and never by its inputs, so each output is summed by one rank in the order of one
-process, and gathering the outputs gives the same bits at every degree. Summing partial results over ranks would not.
+Every product is cut by its outputs and never by its inputs. So one rank sums each output, in the same order as a single
+process, and the gathered outputs have the same bits at every degree. A sum of partial results of several ranks would
+have other bits.
 
-A rank has whole KV heads with their query heads. If there are more ranks than KV heads, several ranks share a KV head,
-which each of them stores, and divide its query heads.
+A rank has whole KV heads with their query heads. If there are more ranks than KV heads, several ranks share a KV head:
+each of them stores its keys and values, and they divide its query heads among them.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ _HIDDEN = frozenset({"o_proj", "down_proj", "w2"})
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The part of `rank` in a model that is cut into `degree` parts."""
+    """The outputs that belong to `rank` if a model is cut into `degree` parts."""
 
     config: ModelConfig
     rank: int

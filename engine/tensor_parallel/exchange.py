@@ -1,4 +1,4 @@
-"""The gathers of a pass. They put the ranks' columns of a tensor side by side on every rank.
+"""Gathers the ranks' columns of a tensor during a forward pass, so that every rank has all of them side by side.
 
 Shape letters: M rows, H the hidden size, V the vocabulary size.
 """
@@ -18,7 +18,7 @@ Updates = Sequence[tuple[LoraRun, LoraWeight | None]]
 
 
 class Exchange:
-    """Every rank calls the same methods in the same order."""
+    """The gather operations of one rank. All ranks must call the same methods in the same order."""
 
     def __init__(self, cut: Cut, group: Group) -> None:
         self._group = group
@@ -47,7 +47,10 @@ class Exchange:
         return x[:, self._own].clone(memory_format=torch.contiguous_format)
 
     def added(self, residual: Tensor, x: Tensor, weight: LinearWeight, updates: Updates = ()) -> Tensor:
-        """Returns residual [M, H] plus the product of x with the weight; each rank adds in its own columns."""
+        """Returns residual [M, H] plus the product of x with the weight.
+
+        Each rank computes the sum for its own columns, which are then gathered.
+        """
         own = self.own_columns(residual)
         linear(x, weight, add_to=own)
         lora(x, own, updates)

@@ -1,5 +1,7 @@
-"""The work of the ranks from 1 on: each takes part in every operation that rank 0 announces, until the parent process
-ends the rank."""
+"""The main loop of the ranks from 1 on. Such a rank takes part in every operation that rank 0 announces.
+
+The loop ends when the parent process ends the rank, or when the group is lost.
+"""
 
 import logging
 import os
@@ -19,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 def follow(shard: Shard) -> NoReturn:
-    """Does not return; ends the process with LOST_GROUP when the group is lost."""
+    """Runs the loop. Does not return; ends the process with the status LOST_GROUP when the group is lost."""
     follower = _Follower(shard)
     while True:
         try:
             kind, content = receive(shard.group)
-        # this happens at every normal end: rank 0 has ended, and the parent process ends this one next
+        # This also happens when the server is stopped: rank 0 has ended, and the parent process ends this rank next.
         except RuntimeError as error:
             logger.warning("rank %d ends without its group: %s", shard.group.rank, error)
             os._exit(LOST_GROUP)  # an exit through Python could wait for threads of the lost group
@@ -42,7 +44,7 @@ class _Follower:
         self._adapters = KeptAdapters(shard.cut)
 
     def take_part(self, kind: Kind, content: Tensor) -> None:
-        """Does what a message of rank 0 asks for."""
+        """Executes this rank's part of the operation that a message of rank 0 announces."""
         if kind == Kind.PASS:
             self._forward(PassMessage.of_vector(content))
         elif kind == Kind.LOGITS:
@@ -66,7 +68,7 @@ class _Follower:
         )
 
     def _make_cache(self, message: PassMessage) -> KVCache:
-        """Makes the cache of this rank's heads; its slot table stays empty, because rows come with their slots."""
+        """Makes the KV cache of this rank's heads. Its slot table stays empty, because messages contain the slots."""
         shard = self._shard
         return KVCache(
             replace(shard.config, num_layers=len(message.layers), num_cached_kv_heads=len(shard.cut.kv_heads)),

@@ -1,4 +1,6 @@
-"""The processes of a group and what they exchange. All ranks call the same methods in the same order.
+"""The group of processes (ranks) that run one model, and its collective operations.
+
+All ranks must call the same methods in the same order.
 
 Tensors are exchanged as bytes, so no exchange can change a number.
 """
@@ -39,7 +41,7 @@ class Group:
         return _side_by_side(received, widths)
 
     def gather_to_first(self, part: Tensor, widths: Sequence[int]) -> Tensor | None:
-        """Returns what `gather` does, on rank 0 only; None on the others."""
+        """Returns the result of `gather` on rank 0, and None on the other ranks."""
         sent = _padded(part, max(widths))
         if self.rank != 0:
             dist.gather(_bytes(sent), None, dst=0)

@@ -1,8 +1,8 @@
 """One rank's part of the layers, dense or with a mixture of experts (kernels/decoder.py), or with latent attention.
 
 Each layer gathers four times: the attended values, the attention's output, the activations and the output of the MLP.
-Each rank normalizes all columns after the gather. The kernels are those of the unsharded pass, and one of them computes
-an output with the same bits whichever other outputs it computes.
+After a gather, each rank normalizes all columns. The kernels are those of the unsharded pass. A kernel computes an
+output with the same bits, whichever other outputs it computes in the same call.
 
 Shape letters: M rows, H the hidden size, D the elements of a head.
 """
@@ -30,7 +30,7 @@ from kernels.swiglu import swiglu
 
 
 class Layers(Protocol):
-    """Every rank calls `run` with the same arguments."""
+    """One rank's part of the layers. All ranks must call `run` with the same arguments, except for their own caches."""
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Normalizes x [M, H] float32. Returns [M, H] in the model's dtype."""
@@ -38,9 +38,9 @@ class Layers(Protocol):
     def run(
         self, index: int, residual: Tensor, rows: DecoderRows, keys: Tensor, values: Tensor, runs: Sequence[LoraRun]
     ) -> Tensor:
-        """Returns residual [M, H] float32 with the output of the layer `index`.
+        """Returns residual [M, H] float32 plus the output of the layer `index`.
 
-        keys, values: the rank's cache of the layer, to which the rows' entries are written.
+        keys, values: the rank's cache of the layer. The call writes the keys and values of the rows to it.
         """
 
 
@@ -55,7 +55,7 @@ class DenseLayers:
         dtype: torch.dtype,
         exchange: Exchange,
     ) -> None:
-        """tables: rotary, [positions, D / 2]."""
+        """tables: rotary cosines and sines, [positions, D / 2] each."""
         self._config, self._layers, self._dtype, self._exchange = config, layers, dtype, exchange
         self._cosines, self._sines = (table.contiguous() for table in tables)
 
@@ -94,7 +94,7 @@ class DenseLayers:
 
 
 class LatentLayers:
-    """The layers of DeepSeek-V3. Every rank computes and stores all latents, and the queries of its heads."""
+    """The layers of DeepSeek-V3. Every rank computes and stores all latents, but only the queries of its own heads."""
 
     def __init__(
         self,

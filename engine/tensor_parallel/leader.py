@@ -1,7 +1,7 @@
 """The model on rank 0: the engine calls it like any other model, and it tells the other ranks to take part.
 
-Rank 0 alone schedules, budgets, drafts, verifies and samples. Drafters that share the target's embedding or LM head
-read these complete, on rank 0 only, when they ask for them for the first time.
+Only rank 0 schedules, budgets, drafts, verifies and samples. If a drafter shares the target's embedding or LM head,
+rank 0 reads the complete matrix from the model's folder when the drafter first uses it.
 """
 
 import itertools
@@ -59,7 +59,7 @@ class LeaderWeights:
 
 
 class _Caches:
-    """Numbers the caches, so that the other ranks can make theirs and drop them."""
+    """Numbers the KV caches of rank 0. By these numbers, the other ranks create and drop their own KV caches."""
 
     def __init__(self) -> None:
         self._ids: weakref.WeakKeyDictionary[KVCache, int] = weakref.WeakKeyDictionary()
@@ -79,7 +79,7 @@ class _Caches:
 
 
 class ShardedModel:
-    """A model on all ranks of a group (`Model`). Only one thread may call its methods.
+    """Implements `Model` on all ranks of a group. Only one thread may call its methods.
 
     folder: the model's folder, from which DeepSeek's MTP module can be loaded.
     """
@@ -112,7 +112,7 @@ class ShardedModel:
 
     @property
     def layers(self) -> DeepseekLayers:
-        """Runs layers on rank 0 alone, for the MTP module of DeepSeek-V3."""
+        """Returns an object that runs layers on rank 0 alone, for the MTP module of DeepSeek-V3."""
         return DeepseekLayers(self.config, self._shard.tables, self.dtype)
 
     @torch.inference_mode()
@@ -162,9 +162,9 @@ class ShardedModel:
 
 @contextmanager
 def _ending_the_rank_on_failure() -> Iterator[None]:
-    """Ends this process if an exchange fails: the ranks are then at different places, and no later pass can be right.
+    """Ends this process if an exchange fails. The ranks are then out of step, so no later pass would be correct.
 
-    The parent process then ends the others.
+    The parent process then ends the other ranks.
     """
     try:
         yield

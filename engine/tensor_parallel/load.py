@@ -51,7 +51,7 @@ def check_tensor_parallel(model_dir: Path, config: EngineConfig) -> None:
 
 
 def load_shard(model_dir: Path, config: EngineConfig, group: Group) -> Shard:
-    """Raises: ModelNotLoadable."""
+    """Loads the part of the model that belongs to the rank of `group`. Raises: ModelNotLoadable."""
     model = ModelConfig.from_folder(model_dir)
     cut = Cut(model, group.rank, group.degree)
     dtype = resolve_dtype(config.dtype, model.dtype)

@@ -19,17 +19,19 @@ from kernels.decoder import DecoderRows
 class Kind(IntEnum):
     PASS = 0  # content: `PassMessage`
     LOGITS = 1  # content: hidden states, as bytes
-    ADAPTER = 2  # content: `encoded_adapter`
+    ADAPTER = 2  # content: a LoRA adapter (`_encoded` in engine/tensor_parallel/adapters.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassMessage:
     """A forward pass.
 
-    cache_id, num_slots: a cache is made when its number is sent for the first time.
+    cache_id: the number of the KV cache. When a rank gets a number for the first time, it creates a cache.
+    num_slots: the number of slots of this cache.
     dropped_caches: numbers of caches that are not needed any more.
     layers: indices of the layers to run.
-    runs: LoRA adapter, first row and number of rows, of consecutive rows with the same adapter.
+    runs: for each run of consecutive rows with the same LoRA adapter, the adapter's number, the first row and the
+        number of rows.
     """
 
     cache_id: int
@@ -79,7 +81,7 @@ class PassMessage:
 
 
 def send(group: Group, kind: Kind, content: Tensor) -> None:
-    """content: a vector, int64 for `PASS` and bytes otherwise."""
+    """Sends a message from rank 0 to the other ranks. content: a vector, int64 for `PASS` and bytes otherwise."""
     group.broadcast(torch.tensor([kind, content.numel()]))
     group.broadcast(content)
 
@@ -92,7 +94,7 @@ def receive(group: Group) -> tuple[Kind, Tensor]:
 
 
 def _own_tables(rows: AttentionRows) -> AttentionRows:
-    """Returns the same rows with the part of the slot tables that they read."""
+    """Returns the same rows with smaller slot tables, which contain only the part that the rows read."""
     used, seqs = rows.seqs.unique(return_inverse=True)
     width = max(1, int(rows.prefix_lens.max()))
     return AttentionRows(rows.slot_tables[used, :width], seqs, rows.prefix_lens, rows.paths, rows.path_lens)

@@ -1,7 +1,7 @@
-"""A mixture of experts whose experts are cut by their outputs (kernels/experts.py).
+"""A mixture of experts (kernels/experts.py) in tensor parallelism. Every rank has a part of each expert's outputs.
 
-Every rank has a part of every expert. It computes its columns of the activations of all chosen experts, gathers them
-once for all pairs of a row and an expert, and adds up its own columns of the result.
+A rank computes its columns of the activations of all chosen experts. One gather then gives every rank all columns for
+all pairs of a row and an expert. From these, the rank computes its own columns of the result.
 """
 
 import torch

@@ -1,9 +1,9 @@
 """`python -m engine.tensor_parallel.parent DEGREE MODULE ARGUMENT...` runs `python -m MODULE ARGUMENT...` as a group.
 
-The parent process starts one process per rank, and ends the group when a rank ends: ranks wait for each other without a
-time limit, so the others would wait forever. If rank 0 ends by itself, the parent exits with its status. If another
-rank ends, or rank 0 is killed, the parent prints {"event": "failed", "code": "rank_lost", "message"} and exits with
-status 1. Only rank 0 writes to standard output, and signals go to rank 0. Standard library only.
+The parent process starts one process per rank. When a rank ends, the parent ends the whole group, because the other
+ranks would wait for the missing rank forever. If rank 0 ends by itself, the parent exits with the status of rank 0. If
+another rank ends, or rank 0 is killed, the parent prints {"event": "failed", "code": "rank_lost", "message"} and exits
+with status 1. Only rank 0 writes to standard output, and the parent forwards signals to rank 0. Standard library only.
 """
 
 import json
@@ -22,7 +22,7 @@ PARENT_MODULE = "engine.tensor_parallel.parent"
 RANK_VARIABLE = "SLIPSTREAM_ENGINE_RANK"
 RENDEZVOUS_VARIABLE = "SLIPSTREAM_ENGINE_RENDEZVOUS"  # a folder in which the ranks find each other
 LOST_GROUP = 70  # exit status of a rank that ends because another rank has ended
-_CAUSE_SECONDS = 3.0  # time to wait, after a rank has ended with LOST_GROUP, for the rank that caused it
+_CAUSE_SECONDS = 3.0  # after a rank has ended with LOST_GROUP, the time to wait for the end of the rank that caused it
 
 
 def in_group() -> bool:
@@ -78,7 +78,13 @@ def _watch(rank: int, process: "subprocess.Popen[bytes]", ended: "queue.SimpleQu
 
 
 def first_to_end(status_of: Callable[[int], int | None], ended: "queue.SimpleQueue[int]") -> int:
-    """Returns the rank that is the cause of the group's end. ended: ranks, in the order of their ends."""
+    """Waits until a rank ends, and returns the rank that caused the end of the group.
+
+    A rank with the status LOST_GROUP is not the cause, unless no other rank ends within `_CAUSE_SECONDS`.
+
+    status_of: returns the exit status of a rank that has ended.
+    ended: receives the ranks in the order in which they end.
+    """
     first = rank = ended.get()
     try:
         while status_of(rank) == LOST_GROUP:

@@ -23,8 +23,8 @@ from kernels.lora import LoraRun
 class ShardWeights:
     """The weights of one rank; norms, routers and the products that compute latents are complete.
 
-    embedding: [V, columns of the rank], of all tokens.
-    lm_head_packed: the rank's part of the vocabulary.
+    embedding: [V, columns of the rank]; the columns that belong to the rank, for all tokens.
+    lm_head_packed: the rows of the LM head for the rank's part of the vocabulary.
     """
 
     embedding: Tensor
@@ -34,7 +34,7 @@ class ShardWeights:
 
 
 class Shard:
-    """Every rank calls the same methods with the same arguments."""
+    """One rank's part of a model. All ranks must call the same methods with the same arguments."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Shard:
         cut: Cut,
         group: Group,
     ) -> None:
-        """config: of the whole model. tables: rotary tables."""
+        """config: the configuration of the whole model. tables: rotary cosines and sines."""
         self.config = config
         self.weights = weights
         self.tables = tables
@@ -68,9 +68,10 @@ class Shard:
         tap_layers: Sequence[int],
         runs: Sequence[LoraRun],
     ) -> Hidden:
-        """Writes the keys and values of the rank's heads to the cache.
+        """Returns the hidden states of the rows, and writes the keys and values of the rank's heads to the cache.
 
-        layers: indices of the layers to run; `cache` has one for each. The other arguments are those of `decoder`.
+        layers: indices of the layers to run. `cache` has keys and values for each of these layers, in this order.
+        The other arguments are those of `decoder` (kernels/decoder.py).
         """
         residual = self._exchange.hidden(self.weights.embedding[token_ids]).float()  # [M, H]
         taps: dict[int, Tensor] = {}

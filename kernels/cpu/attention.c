@@ -2,16 +2,16 @@
  *
  * A row at position p attends to the p + 1 keys at the positions 0 .. p. The slots of the first `prefix_lens[m]` keys
  * are in the sequence's slot table; those of the others are in the row's path of draft nodes. The online softmax uses
- * blocks of BLOCK positions from position 0. A key's position therefore determines its block and its vector lane, and so
+ * blocks of BLOCK positions from position 0. A key's position therefore determines its block, its vector lane and so
  * the order of additions, whether the key is committed or belongs to a draft. The order does not depend on the batch.
  *
  * The positions are divided into spans, whose sums are computed apart and then added in their order, so that several
  * threads can share the keys of one row.
  *
- * A tile is a few rows of one sequence. It reads the blocks of positions that all of its rows attend to once. For this,
- * a block is prepared so that each step of a sum is one multiplication by a number of the query: the keys are
- * transposed, and a vector contains one element of LANES keys. On processors with AVX512-BF16, a step multiplies and
- * adds pairs of bfloat16 numbers, and queries and softmax weights are rounded to bfloat16 first.
+ * A tile is a few rows of one sequence. If all rows of a tile attend to a block of positions, the tile reads this block
+ * only once. A block is prepared so that each step of a sum is one multiplication by a number of the query: the keys
+ * are transposed, so that a vector contains one element of LANES keys. On processors with AVX512-BF16, a step
+ * multiplies and adds pairs of bfloat16 numbers, and queries and softmax weights are rounded to bfloat16 first.
  */
 #include <math.h>
 
@@ -21,7 +21,7 @@
 #define PARTS 2 /* vectors that together have one lane for each position of a block */
 #define BLOCK (PARTS * LANES)
 #define MAX_D 576 /* width of DeepSeek-V3's latent together with its rotary part */
-#define CHAINS 2 /* sums per score: a step has to wait for the previous step of its sum */
+#define CHAINS 2 /* partial sums per score, because a step has to wait for the previous step of the same sum */
 #if defined(__AVX512F__)
 #define WIDTH 4   /* queries processed together: their sums must fit into the registers */
 #define VECTORS 4 /* vectors of values processed together */
@@ -42,8 +42,8 @@ struct keys {
     int64_t prefix_len, total, Hkv, head; /* total: prefix and path together; head: index of the KV head */
 };
 
-/* A block of keys and values as the factors of each step. With pairs, a factor has two bfloat16 numbers: of two
- * neighbouring elements of a key, or of the values of two neighbouring positions. */
+/* A block of keys and values, stored as the factors that `step` reads. With pairs (AVX512-BF16), a factor holds two
+ * bfloat16 numbers: two neighbouring elements of a key, or one element of the values of two neighbouring positions. */
 struct block {
     vf keys[MAX_D][PARTS];              /* [D or D / 2]; lane j of part i: position LANES * i + j of the block */
     vf values[BLOCK * MAX_D / LANES];   /* [BLOCK or BLOCK / 2, D / LANES] */
@@ -66,7 +66,7 @@ ALWAYS vf step(vf sum, float factor, vf data, const int pairs) {
     return vf_fma(vf_set(factor), data, sum);
 }
 
-/* Stores a vector's numbers as factors: as they are, or rounded to bfloat16 in pairs. Returns what was stored. */
+/* Stores a vector's numbers as factors, unchanged or (with pairs) rounded to bfloat16. Returns the stored numbers. */
 ALWAYS vf store_factors(float *p, vf numbers, const int pairs) {
 #if HAS_PAIRS
     if (pairs) {
@@ -90,8 +90,8 @@ ALWAYS vf load_factors(const void *cache, int64_t offset, int64_t n, const int d
     return load_values(cache, offset + n, dtype);
 }
 
-/* Computes the offsets of the keys `from` .. `to` - 1 of the block at `start`, as far as they exist. Prefetches the keys
- * and values, because hardware prefetchers cannot predict slots. */
+/* Computes the offsets of the keys `from` .. `to` - 1 of the block at `start`, as far as these keys exist. Prefetches
+ * the keys and values, because hardware prefetchers cannot predict slots. */
 ALWAYS void locate(const struct keys *keys, int64_t start, int64_t from, int64_t to, int64_t D, int dtype,
                    int64_t offsets[BLOCK]) {
     int64_t size = dtype == BF16 ? 2 : 4;
@@ -141,7 +141,7 @@ ALWAYS void prepare_values(const struct keys *keys, const int64_t *offsets, cons
         }
 }
 
-/* The scores of one query, and later the factors of the values. */
+/* The scores of one query in a block. `update_softmax` replaces them by the factors of the values. */
 struct scores {
     vf parts[PARTS];
 };
@@ -163,7 +163,7 @@ ALWAYS void compute_scores(const struct block *block, const float *queries, stru
         for (int part = 0; part < PARTS; part++) scores[g].parts[part] = sums[g][part][0] + sums[g][part][1];
 }
 
-/* Replaces a query's scores by the factors of the values, and adds them to the query's weight. */
+/* Replaces a query's scores by the factors of the values, exp(score - max), and adds these to the query's weight. */
 ALWAYS void update_softmax(const struct block *block, struct state *state, int64_t query, struct scores *scores,
                            const int64_t D, const int pairs) {
     vf *parts = scores->parts;
@@ -235,8 +235,9 @@ ALWAYS void add_block(const struct block *block, struct state *state, int64_t fi
     }
 }
 
-/* Continues the softmax of `count` queries from `first` on with the blocks of positions from `start` to `end`. The next
- * block is prefetched in two parts, because processors drop prefetches if too many are waiting (measured: Zen 5). */
+/* Adds the blocks of positions from `start` to `end` to the softmax of `count` queries, the first of which is `first`.
+ * The next block is prefetched in two parts, because processors drop prefetches if too many are waiting (measured on
+ * Zen 5). */
 ALWAYS void attend_blocks(const struct keys *keys, int64_t start, int64_t end, struct state *state, int64_t first,
                           int64_t count, const int64_t D, const int dtype, const int pairs) {
     struct block block;
@@ -254,14 +255,15 @@ ALWAYS void attend_blocks(const struct keys *keys, int64_t start, int64_t end, s
     }
 }
 
-/* A span's part of the result of one query: the D sums, then their largest score and their weight. */
+/* Stores the partial result of one span for one query: the D sums, then the largest score and the weight. */
 ALWAYS void store_partial(const struct state *state, int64_t query, float *partial, const int64_t D) {
     memcpy(partial, state->sums + query * D, D * sizeof(float));
     partial[D] = state->max[query];
     partial[D + 1] = vf_sum(state->weights[query]);
 }
 
-/* Adds the part of the next span to that of the spans before it. It is not inlined, so that all callers round alike. */
+/* Adds the partial result of the next span to the sum of the spans before it. This function is not inlined, so that all
+ * callers round alike. */
 static __attribute__((noinline)) void add_partial(float *sum, const float *next, int64_t D) {
     float max = sum[D] > next[D] ? sum[D] : next[D];
     vf old = vf_exp(vf_set(sum[D] - max)), new = vf_exp(vf_set(next[D] - max));
@@ -323,8 +325,9 @@ ALWAYS void attend_span(const struct attention *a, const struct attention_rows *
     }
 }
 
-/* partials: as of `attention_span`, for the span `span`; or null: all spans are computed and joined. For common shapes,
- * D, dtype and pairs are constants after inlining. */
+/* Computes the attention of a tile for heads that share a KV head. If `partials` is null, all spans are computed and
+ * joined. Otherwise only the span `span` is computed and stored in `partials` (see `attention_span` in ops.h). For
+ * common shapes, D, dtype and pairs are constants after inlining. */
 ALWAYS void attend(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
                    int64_t first_head, int64_t heads, int64_t span, float *partials, const int64_t D, const int dtype,
                    const int pairs) {

@@ -1,12 +1,12 @@
-/* Divides attention into tasks. A tile of many rows reads the keys once for all of them, but there must be a few tasks
- * for each thread. If a pass has few tiles with long contexts, each task computes one span (see attention.c) of a tile,
- * and the thread that finishes the last span of a tile joins them.
+/* Divides attention into tasks. A tile of many rows is efficient because it reads the keys once for all of them, but
+ * there must be a few tasks for each thread. If a pass has few tiles with long contexts, each task computes one span
+ * (see attention.c) of a tile, and the thread that finishes the last span of a tile joins the spans.
  */
 #include <stdlib.h>
 
 #include "ops.h"
 
-#define TASKS 2 /* wanted for each thread */
+#define TASKS 2 /* the desired number of tasks per thread */
 
 static int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -81,7 +81,7 @@ void attention_task(const struct attention *a, const struct attention_rows *rows
     attention_span(a, rows, tile, head, span, partials);
     counter *finished = plan->finished + t * a->Hkv + head;
     if (atomic_fetch_add_explicit(finished, 1, memory_order_acq_rel) + 1 < tile->spans) return;
-    atomic_store_explicit(finished, 0, memory_order_relaxed); /* for the next layer, after a barrier */
+    atomic_store_explicit(finished, 0, memory_order_relaxed); /* reset for the next layer, which follows a barrier */
     attention_join(a, rows, tile, head, partials);
 }
 

@@ -1,4 +1,4 @@
-/* What a drafter proposes for one token, as in engine/drafters/choice.py. */
+/* Ranks the tokens that a drafter proposes for one position, as engine/drafters/choice.py does. */
 #pragma once
 #include <stdint.h>
 

@@ -1,9 +1,9 @@
-/* Shared by the CPU kernels: vectors, bf16 conversion, exp.
+/* Functions that all CPU kernels share: vectors, bf16 conversion, exp.
  *
  * Row invariance: a row has the same bits in a batch, a chain or a tree as in a pass without other rows. For this, the
- * order of additions never depends on the number of rows, sequences or threads. Every change must keep this: do not
- * let the shape of a tile change the order of additions, and split a sum over threads only at fixed places (the spans of
- * attention.c).
+ * order of additions never depends on the number of rows, sequences or threads. Every change must keep this property:
+ * do not let the shape of a tile change the order of additions, and split a sum over threads only at fixed places (the
+ * spans of attention.c).
  */
 #pragma once
 #include <stdint.h>
@@ -44,7 +44,8 @@ ALWAYS vu vu_broadcast(const void *p) {
 #endif
 }
 
-/* a * b + c. With an operator for each, the compiler decides in each variant of a loop whether to round the product. */
+/* Computes a * b + c in one instruction if possible. With two operators, the compiler would decide for each variant of
+ * a loop whether the product is rounded. */
 ALWAYS vf vf_fma(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);

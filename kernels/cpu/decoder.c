@@ -18,7 +18,7 @@
 
 #define OWN_NORM_ROWS 8
 
-/* The counters of a layer: one for each product, and these. */
+/* Indices of a layer's counters. The first PRODUCTS counters belong to the products. */
 enum { INPUT_NORM = PRODUCTS, ROPE, ATTENTION, POST_NORM, ROUTE, COUNTERS };
 
 struct run {

@@ -1,6 +1,8 @@
-/* Observes a pass of the target for the EAGLE-3 drafter, and grows the drafter's trees, in one call each:
- * engine/drafters/eagle3.py has the method, and engine/drafters/growing_tree.py the tree. If Python made the calls of a level, they would take longer than its
- * products: after a pass of the target, little of what they need is left in the processor's caches. */
+/* Two calls for the EAGLE-3 drafter: slipstream_eagle3_observe reads a pass of the target, and slipstream_eagle3 grows
+ * the drafter's trees. engine/drafters/eagle3.py explains the method, and engine/drafters/growing_tree.py the trees.
+ *
+ * If Python called each operation of a level, the calls would take longer than the level's matrix products: after a
+ * pass of the target, little of Python's code and data is left in the processor's caches. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -17,12 +19,13 @@ struct eagle3 {
     int64_t feeds_normed;          /* whether the next position reads the layer's output after the final norm */
 };
 
-/* Further rows of lm_head, which only one tree may propose; N is 0 if there are none. */
+/* Additional rows of lm_head, whose tokens only one tree may propose; N is 0 if there are none. */
 struct extra {
     struct linear head;    /* [N, H] */
     const int64_t *tokens; /* [N], ids of the target's tokens */
 };
 
+/* The arguments and results of a call that grows trees. */
 struct growth {
     int64_t num_trees, budget, max_depth, width, num_candidates;
     float least_gain, least_survival;
@@ -32,7 +35,7 @@ struct growth {
     const int32_t *slot_tables, *tails; /* the slots of the root's context: entries of a table, then tails */
     const int64_t *table_rows, *prefix_lens, *tail_lens; /* by tree */
     int64_t table_stride, tail_stride;
-    const int64_t *lengths; /* tokens of each sequence; the position of the next token */
+    const int64_t *lengths; /* by tree: the sequence's number of tokens, which is the position of the next token */
     int64_t max_position, first_scratch;
     const struct sampling *sampling; /* by tree */
     const struct extra *extras;      /* by tree */
@@ -41,18 +44,18 @@ struct growth {
     int64_t *counts;                 /* number of nodes of each tree */
 };
 
-/* How the taps of the target become the states that the layer reads. */
+/* The weights that turn the target's taps into the states that the layer reads. */
 struct fusion {
     struct linear product; /* [H, K], K numbers of all taps of a position */
     const float *norms;    /* [K], or null */
-    int64_t num_norms;     /* the number of equal parts of the K numbers that are normalized apart */
+    int64_t num_norms;     /* the K numbers are divided into this many equal parts, each of which is normalized */
 };
 
-/* The rows of the target's pass that the engine keeps. The columns have one entry for each of them. */
+/* The M rows of the target's pass that the engine keeps. */
 struct observation {
     int64_t M;
     const void *taps;                                     /* [rows of the pass, K] in the decoder's dtype */
-    const int64_t *pass_rows, *tokens, *positions, *slots; /* tokens: those after the rows' positions */
+    const int64_t *pass_rows, *tokens, *positions, *slots; /* [M] each; tokens: those after the rows' positions */
     struct attention_rows rows;
     void *keys, *values; /* the drafter's caches */
     void *read;          /* [M, H] in the decoder's dtype, a result */
@@ -79,6 +82,7 @@ struct level {
 
 static int64_t item_size(const struct decoder *d) { return d->dtype == BF16 ? 2 : 4; }
 
+/* Adds candidates as children of `parent` to the tree, except those with a survival below `least`. */
 static void offer(struct tree *tree, int64_t parent, const int64_t *tokens, const float *probabilities, int64_t count,
                   float least) {
     float before = parent < 0 ? 1.0f : tree->survival[parent];
@@ -91,8 +95,8 @@ static void offer(struct tree *tree, int64_t parent, const int64_t *tokens, cons
     }
 }
 
-/* Writes the `wanted` likeliest nodes from `first` on to `chosen`, likeliest first; of equal ones the earlier. Returns
- * their number. */
+/* Finds the `wanted` likeliest of the nodes from `first` on. Writes them to `chosen`, likeliest first; of two equally
+ * likely nodes, the earlier is first. Returns their number. */
 static int64_t likeliest(const struct tree *tree, int64_t first, int64_t wanted, int64_t *chosen) {
     int64_t num = 0;
     for (int64_t node = first; node < tree->count; node++) {
@@ -122,7 +126,8 @@ static void write_draft(const struct growth *g, int64_t index, const struct tree
     g->counts[index] = count;
 }
 
-/* Replaces the level by the nodes that are run next. Returns the expected number of accepted tokens among them. */
+/* Fills `level` with the nodes on which the layer runs next. Returns the expected number of accepted tokens among
+ * them. */
 static float next_level(const struct growth *g, const struct tree *trees, struct level *level, const struct level *old,
                         int64_t *free_slot, int64_t depth, int64_t *chosen) {
     int64_t stride = g->tail_stride + g->max_depth;
@@ -161,8 +166,9 @@ struct buffers {
     char *read, *prefix;                               /* [R, H] in the decoder's dtype */
 };
 
-/* Computes the logits of a tree's extra rows for `count` rows of the level, from `first` on. Inserts them into the rows'
- * candidates, whose columns are already tokens, and adds them to the rows' masses. */
+/* Computes the logits of a tree's additional lm_head rows for `count` rows of the level, from `first` on. Inserts these
+ * logits into the rows' candidates, whose columns have already been replaced by tokens, and adds them to the rows' log
+ * masses. */
 static void insert_extra(const struct eagle3 *e, const struct growth *g, const struct buffers *b,
                          const struct extra *extra, const char *read, int64_t first, int64_t count) {
     const struct linear *head = &extra->head;
@@ -217,8 +223,8 @@ static void embed(const struct eagle3 *e, int64_t token, void *out) {
     rms_norm_row(row, e->token_norm, out, d->H, d->eps, d->dtype);
 }
 
-/* Runs the layer. The residual of `pass` has the states that the layer reads, and gets those that the next positions
- * read. */
+/* Runs the layer. Before the call, the residual of `pass` holds the states that the layer reads. After the call, it
+ * holds the states that the next positions read. */
 static int run_layer(const struct eagle3 *e, const struct decoder_pass *pass) {
     if (slipstream_decoder(e->decoder, pass)) return -1;
     if (e->feeds_normed)
@@ -227,7 +233,8 @@ static int run_layer(const struct eagle3 *e, const struct decoder_pass *pass) {
     return 0;
 }
 
-/* Runs the layer on the rows of the level. `fed_back` has the states of their parents, and gets theirs. */
+/* Runs the layer on the rows of the level. In `fed_back`, replaces the states of the rows' parents by those of the
+ * rows. */
 static int run_level(const struct eagle3 *e, const struct growth *g, const struct buffers *b,
                      const struct level *level, float *fed_back) {
     int64_t row_bytes = e->decoder->H * item_size(e->decoder), M = level->count;
@@ -266,7 +273,7 @@ static void *take(char *memory, int64_t *used, int64_t bytes) {
     return at;
 }
 
-/* Returns the bytes of all buffers, and assigns them parts of `memory` if it is not null. */
+/* Returns the number of bytes that all buffers take. If `memory` is not null, assigns each buffer its part of it. */
 static int64_t lay_out(const struct eagle3 *e, const struct growth *g, struct buffers *b, char *memory) {
     int64_t B = g->num_trees, R = B * g->width, k = g->num_candidates, H = e->decoder->H, used = 0;
     int64_t nodes = k * (1 + (g->max_depth - 1) * g->width), row_bytes = R * H * item_size(e->decoder);
@@ -319,7 +326,7 @@ int slipstream_eagle3(const struct eagle3 *e, const struct growth *g) {
     return failed;
 }
 
-/* Writes the taps of a row of the pass as the product reads them. */
+/* Writes the taps of a row of the pass, normalized if the fusion has norms, as the input of the fusion's product. */
 static void gather_taps(const struct eagle3 *e, const struct fusion *f, const void *taps, int64_t pass_row, char *out) {
     int64_t K = f->product.K, size = item_size(e->decoder);
     if (f->norms == NULL) {
@@ -333,7 +340,7 @@ static void gather_taps(const struct eagle3 *e, const struct fusion *f, const vo
         rms_norm_row(row + at, f->norms + at, out + at * size, part, e->decoder->eps, e->decoder->dtype);
 }
 
-/* Runs the layer on the rows that the engine keeps. Returns 0, or -1 if there is not enough memory. */
+/* Runs the layer on the rows of a pass that the engine keeps. Returns 0, or -1 if there is not enough memory. */
 int slipstream_eagle3_observe(const struct eagle3 *e, const struct fusion *f, const struct observation *o) {
     const struct decoder *d = e->decoder;
     const struct linear *fc = &f->product;

@@ -108,7 +108,7 @@ static void sort_pairs(const struct mixing *m) {
             m->rows[place] = row;
         }
     }
-    memmove(first + 1, first, E * sizeof *first); /* each is now the end of its expert's places */
+    memmove(first + 1, first, E * sizeof *first); /* the loop above has moved each entry to its expert's end */
     first[0] = 0;
 }
 
@@ -130,7 +130,8 @@ static void prepare(const struct mixing *m) {
     team_barrier();
 }
 
-/* Computes one product of every active expert. An item is a block of outputs, or a block of gates with its ups. */
+/* Computes one product of every active expert. An item is a block of outputs, or a block of gates together with the
+ * block of ups that belongs to it. */
 static void products_phase(const struct mixing *m, int phase) {
     const struct experts *e = m->experts;
     int64_t size = bytes_of(e->dtype), blocks = phase == GATE_UP ? e->I / LINEAR_BLOCK : (e->H - 1) / LINEAR_BLOCK + 1;
@@ -179,7 +180,8 @@ static void mixing_team(void *context) {
     team_barrier();
 }
 
-/* The parts of a mixture's memory: logits [M, E], chosen [M, K], weights [M, K], and then the buffers of its experts. */
+/* Computes the sizes of the parts of a mixture's memory: logits [M, E], chosen [M, K], weights [M, K], and then the
+ * buffers of its experts. */
 static void divide_mixture(const struct mixture *x, int64_t M, int64_t bytes[4]) {
     struct mixing m = {.experts = &x->experts, .M = M, .K = x->K};
     bytes[0] = aligned(M * x->experts.E * 4), bytes[1] = aligned(M * x->K * 8), bytes[2] = aligned(M * x->K * 4);
@@ -216,8 +218,8 @@ void mixture_team(const struct mixture *mixture, const void *x, float *out, int6
     mixing_team(&m);
 }
 
-/* x [M, H] in the experts' dtype, chosen [M, K] distinct in a row, weights [M, K], out [M, H]. Returns 0, or -1 if there
- * is not enough memory. */
+/* x [M, H] in the experts' dtype, chosen [M, K] with different experts in each row, weights [M, K], out [M, H]. Returns
+ * 0, or -1 if there is not enough memory. */
 int slipstream_experts(const struct experts *e, const void *x, const int64_t *chosen, const float *weights, float *out,
                        int64_t M, int64_t K, int output) {
     struct mixing m = {.experts = e, .x = x, .chosen = chosen, .weights = weights, .out = out, .M = M, .K = K,

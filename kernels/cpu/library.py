@@ -1,9 +1,9 @@
 """Compiles the C kernels on first use and loads them.
 
-The shared library is stored in a cache folder. Its name is a hash of its sources, the compiler and the processor, so an
-old build or that of another machine is never loaded. Without a C compiler `library()` returns None, and every operation
-uses its reference in PyTorch. The reference is slower and rounds differently, but also gives a row the same bits in any
-batch.
+The shared library is stored in a cache folder. Its name is a hash of its sources, the compiler and the processor, so a
+library that was built from old sources or on another machine is never loaded. Without a C compiler `library()` returns
+None, and every operation uses its reference in PyTorch. The reference is slower and rounds differently, but also gives
+a row the same bits in any batch.
 """
 
 import ctypes
@@ -69,7 +69,7 @@ def processor() -> str:
 
 
 def cache_folder(name: str) -> Path:
-    """Returns the folder of the user's cache for files of this kind, which may not exist yet."""
+    """Returns the folder `name` in the part of the user's cache that belongs to Slipstream. It may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slipstream" / name
 
 

@@ -7,9 +7,10 @@
  *             is the index into a table of bfloat16 numbers (they represent all int8 numbers exactly). Otherwise it is
  *             the two's complement, which takes the fewest instructions to convert to float32. `slipstream_int8_signed`
  *             tells Python which of the two this library reads
- *   int4      [ceil(N / 32), K / 32, 576]   (a group of 32 values of k: 32 float16 scales, one per output; then 256
- *             bytes for outputs 0 to 15 and 256 for outputs 16 to 31, see `int4_weights`). The sum of a group
- *             is multiplied by its scale and then added to the sum of the groups before it
+ *   int4      [ceil(N / 32), K / 32, 576]   (576 bytes for a group of 32 values of k: 32 float16 scales, one per
+ *             output; then 256 bytes for the outputs 0 to 15 and 256 bytes for the outputs 16 to 31, in the order that
+ *             `int4_weights` describes). The sum of a group is multiplied by its scale and then added to the sum of the
+ *             groups before it
  *
  * A block is read from memory once and used for all rows, in tiles of at most 8 rows. The number of rows in a tile
  * never changes the order of additions. The arithmetic is so fast (one VDPBF16PS per cycle on Zen 4) that memory limits

@@ -37,13 +37,13 @@ void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t r
 void linear_block(const struct linear *l, int64_t block, const void *x, float *out, int64_t M, int dtype,
                   enum output output, struct ahead *ahead);
 
-/* x [M, K] contiguous, with an even K unless x and the weight are float32. out [M, N] float32. scales and bias may be
- * null. `dtype` is the dtype of x; `format` is the format of the weight, which is int8, int4 or the dtype of x; `output`
- * is an `enum output`. */
+/* Computes a linear layer (linear.c). x [M, K] contiguous; K must be even unless x and the weight are float32. out
+ * [M, N] float32. scales and bias may be null. `dtype` is the dtype of x; `format` is the format of the weight, which
+ * is int8, int4 or the dtype of x; `output` is an `enum output`. */
 void slipstream_linear(const void *x, const void *weight, const float *scales, const float *bias, float *out, int64_t M,
                        int64_t N, int64_t K, int dtype, int format, int output);
-/* The `count` largest logits [M, V] of each row, descending, and their columns, [M, count] each; of equal ones the lower
- * column first. log_masses: [M], log sum exp of all logits of a row. */
+/* Finds the `count` largest logits of each row of [M, V]. values, columns: [M, count], descending; of two equal logits,
+ * the one in the lower column is first. log_masses: [M], log sum exp of all logits of a row. */
 void slipstream_top_k(const float *logits, float *values, int64_t *columns, float *log_masses, int64_t M, int64_t V,
                       int64_t count);
 
@@ -103,7 +103,7 @@ struct attention {
     int dtype;
     const float *sinks; /* [Hq], or null */
 };
-#define MAX_QUERIES 32 /* of a tile: its rows times the heads that share a KV head */
+#define MAX_QUERIES 32 /* maximum number of queries of a tile: its rows times the heads that share a KV head */
 /* Some rows of one sequence. A span is SPAN consecutive positions, counted from position 0. */
 struct query_tile {
     int64_t m, count, spans; /* the first row, the number of rows, the number of spans of the longest row */
@@ -113,14 +113,14 @@ struct query_tile {
 /* Computes the attention of a tile's rows to the KV head `head`. */
 void attention_tile(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
                     int64_t head);
-/* Computes the part of one span. partials: [count, Hq, spans, D + 2], all of the tile. */
+/* Computes the partial results of one span. partials: [count, Hq, spans, D + 2], those of all spans of the tile. */
 void attention_span(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
                     int64_t head, int64_t span, float *partials);
-/* Computes the attention from the parts of all spans, with the bits of `attention_tile`. */
+/* Computes the attention from the partial results of all spans, with the same bits as `attention_tile`. */
 void attention_join(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
                     int64_t head, float *partials);
 
-/* The tasks of an attention. The plan does not change the bits of the results. */
+/* The division of a pass's attention into tasks. The plan does not change the bits of the results. */
 struct attention_plan {
     struct query_tile *tiles;
     int64_t num_tiles, num_tasks;

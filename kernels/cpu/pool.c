@@ -1,4 +1,4 @@
-/* See pool.h. */
+/* The implementation of the team of threads that pool.h describes. */
 #define _GNU_SOURCE
 #include "pool.h"
 

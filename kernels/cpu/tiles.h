@@ -21,7 +21,7 @@
 
 #define GROUP 32                                 /* values of k with one scale in int4 */
 #define HALF (NB / 2)                            /* outputs that are stored together in int4 */
-#define HALF_BYTES (GROUP * HALF / 2)            /* of the outputs of a half, in a group */
+#define HALF_BYTES (GROUP * HALF / 2)            /* bytes of the weights of HALF outputs in one group */
 #define GROUP_BYTES (2 * NB + 2 * HALF_BYTES)
 #define MAX_GROUPS 4                             /* groups of int4 that are computed at the same time */
 

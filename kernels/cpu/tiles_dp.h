@@ -34,7 +34,8 @@ ALWAYS void load_pair(const void *w, int64_t k, const int format, const struct t
 #endif
 }
 
-/* On entry, the lanes of a are the outputs 0-3, 8-11, 16-19 and 24-27 of the block, and the lanes of b the others. */
+/* Sorts the lanes of two vectors by output. On entry, the lanes of a are the outputs 0-3, 8-11, 16-19 and 24-27 of the
+ * block, and the lanes of b are its other outputs. */
 ALWAYS void in_order(__m512 *a, __m512 *b) {
     __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));

@@ -1,1 +1,1 @@
-"""Triton kernels and their launchers, one file per operation; maths and references are in kernels/."""
+"""Triton kernels and their launchers, one file per operation. The formulas and references are in kernels/."""

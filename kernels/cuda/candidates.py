@@ -1,4 +1,4 @@
-"""Ranks a drafter's candidates on CUDA. One program per row finds a candidate's rank by counting the better ones."""
+"""Ranks a drafter's candidates on CUDA. One program per row computes each rank as the number of better candidates."""
 
 import torch
 import triton

@@ -2,8 +2,8 @@
 
 A matrix product is computed in splits along K, and the next operation adds the splits when it reads the product. If
 `gate_up` has one split, its kernel also computes SwiGLU, which saves a launch. The results have the same bits as those
-of `kernels.decoder.decoder_reference`, which calls one operation after the other. That function is used for passes with
-LoRA adapters, so their rows without an adapter have the same bits as here.
+of `kernels.decoder.decoder_reference`, which calls one operation after the other. Passes with LoRA adapters use that
+function. A row without an adapter therefore has the same bits in a pass with adapters and in a pass without.
 """
 
 from collections.abc import Sequence

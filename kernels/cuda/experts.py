@@ -1,10 +1,11 @@
 """Mixtures of experts on CUDA, without host synchronization.
 
 The pairs of a row and an expert are sorted by expert on the device, and each expert's pairs are divided into tiles of
-16. A product is computed for one tile, block of outputs and split of K per program, with the same instruction as in
-cuda/linear.py. A pair's bits therefore do not depend on its place.
+16. A program computes a product for one tile, one block of outputs and one split of the summed axis, with the same
+instruction as in cuda/linear.py. The bits of a pair therefore do not depend on its place, the index after sorting.
 
-Shape letters: M rows, K experts per row, P = M K pairs, E experts, H the hidden size, I the intermediate size.
+Shape letters: M rows, K experts per row, P = M K pairs, E experts, H the hidden size, I the intermediate size. In
+products, K is the length of the summed axis and N the number of outputs.
 """
 
 import torch
@@ -163,7 +164,7 @@ def route_softmax(logits: Tensor, num_chosen: int, normalized: bool) -> tuple[Te
 
 
 def _product(x: Tensor, stack: Stack, experts: Tensor, tiles: Tensor) -> Tensor:
-    """x [P, K], sorted by expert -> [splits, P, N] float32, the splits of each pair's product."""
+    """Returns the splits of each pair's product, [splits, P, N] float32. x: [P, K], sorted by expert."""
     (P, K), N = x.shape, stack.data.shape[1]
     splits = num_splits(N, K)
     split = -(-K // (splits * _BLOCK_K)) * _BLOCK_K

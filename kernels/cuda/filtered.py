@@ -1,4 +1,4 @@
-"""Sampling with filters on CUDA. Each row of logits is sorted, then one program per row reads it in descending order.
+"""Sampling with top-k, top-p and min-p on CUDA. Each row of logits is sorted; one program reads it in descending order.
 
 The program adds probability masses in float64, block by block, always in this order. Which tokens are kept therefore
 depends only on the row's logits and filters.

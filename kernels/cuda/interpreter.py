@@ -1,8 +1,9 @@
 """Sets up Triton's interpreter, which runs the kernels with numpy in tests and rehearsals on machines without a GPU.
 
-The interpreter computes `tl.dot` with BLAS, which can round a row differently depending on its index in a tile
-(OpenBLAS does so with its Haswell kernels). Tensor cores do not, and tests check that a row has the same bits in any
-batch. `dot` therefore replaces this product. It gives a row the same bits at any index, on every CPU.
+The interpreter computes `tl.dot` with BLAS, which can round a row differently depending on the row's index in a tile
+(OpenBLAS does so with its Haswell kernels). Tensor cores round all rows alike, and tests check that a row has the same
+bits in any batch. The function `dot` of this file therefore replaces the interpreter's product. It gives a row the same
+bits at any index, on every CPU.
 """
 
 import importlib

@@ -47,9 +47,9 @@ def product_tiles(
 ):
     """Computes tiles [columns, rows] of the product, summed over k = `begin` .. `begin` + SPLIT - 1.
 
-    `rows` are the rows of the first of TILES tiles; those of the other tiles follow. With BLOCKS > 1, the weight
-    consists of that many parts of N columns each, and `columns` are computed in each part. The result is a tuple, whose
-    item `tile * BLOCKS + block` is a tile of a part.
+    `rows` are the rows of the first of TILES tiles; the rows of the other tiles follow them. With BLOCKS > 1, the
+    weight consists of that many parts of N columns each, and `columns` are computed in each part. The result is a
+    tuple, whose item `tile * BLOCKS + block` is a tile of a part.
     """
     weights = weight_ptr + columns[:, None] * K
     part = tl.cast(N, tl.int64) * K  # numbers of a part of the weight

@@ -1,4 +1,4 @@
-"""Adds LoRA updates of several adapters in two launches: one for the product with `down`, and one for that with `up`.
+"""Adds LoRA updates of several adapters in two launches: first the product with `down`, then the product with `up`.
 
 A tile has at most 16 adjacent rows with the same adapter, so the adapter's weights are loaded only once for these rows.
 Tiles of rows without an adapter are skipped. The product with `down` is computed in splits of K.

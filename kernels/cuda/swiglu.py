@@ -1,8 +1,8 @@
 """SwiGLU on CUDA: out[m, i] = silu(x[m, i]) x[m, I + i], where x is a product.
 
-If the product has one split, one kernel computes it and SwiGLU: a program has the same columns of the gate and of the
-other half, so x is not stored. Otherwise a second kernel adds the splits. Both compute a number with the same
-operations, so it has the same bits.
+If the product has only one split, one kernel computes both the product and SwiGLU. Each of its programs computes the
+same columns of both halves of x, so x is never stored. Otherwise a second kernel adds the splits and computes SwiGLU.
+Both ways compute a number with the same operations, so they give the same bits.
 """
 
 import torch

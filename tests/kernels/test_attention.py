@@ -107,7 +107,7 @@ def test_the_result_of_a_row_does_not_depend_on_the_other_rows(implementation: s
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("Hq", "D"), [(9, 64), (3, 128), (36, 64), (9, 96), (9, 48)])
-def test_rows_that_share_a_long_prefix_have_the_bits_of_single_rows(dtype: torch.dtype, Hq: int, D: int) -> None:
+def test_rows_that_share_a_long_prefix_have_the_same_bits_as_single_rows(dtype: torch.dtype, Hq: int, D: int) -> None:
     k, v = make_caches(160, 3, D, dtype)
     table = torch.randperm(160, generator=torch.Generator().manual_seed(6)).to(torch.int32).view(1, -1)
     q = torch.randn(13, Hq, D, generator=torch.Generator().manual_seed(7))
@@ -123,7 +123,7 @@ def test_rows_that_share_a_long_prefix_have_the_bits_of_single_rows(dtype: torch
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("Hq", "D"), [(9, 64), (36, 48)])
 def test_a_row_with_several_spans_of_keys_has_the_same_bits_in_any_pass(dtype: torch.dtype, Hq: int, D: int) -> None:
-    """Few rows of long contexts are computed span by span by several threads, and many rows by a thread for each."""
+    """In a pass of few rows, several threads share the spans of a row. In a pass of many rows, one thread has all."""
     k, v = make_caches(2100, 3, D, dtype)
     table = torch.randperm(2100, generator=torch.Generator().manual_seed(8)).to(torch.int32).view(1, -1)
     prefixes = [1, 1022, 1023, 1024, 1025, 2046, 2047, 2048, 2049, 2090] * 12
@@ -144,7 +144,9 @@ def test_a_row_with_several_spans_of_keys_has_the_same_bits_in_any_pass(dtype: t
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sinks_take_part_in_the_softmax_of_each_row_alone(implementation: str, dtype: torch.dtype) -> None:
+def test_sinks_take_part_in_the_softmax_of_each_row_independently_of_other_rows(
+    implementation: str, dtype: torch.dtype
+) -> None:
     k, v = make_caches(1100, 3, 64, dtype)
     table = torch.randperm(1100, generator=torch.Generator().manual_seed(1)).to(torch.int32).view(1, -1)
     q = torch.randn(5, 9, 64, generator=torch.Generator().manual_seed(2))
@@ -160,14 +162,14 @@ def test_sinks_take_part_in_the_softmax_of_each_row_alone(implementation: str, d
         assert torch.equal(single[0], out[row]), row
 
 
-def test_sinks_of_another_number_of_heads_are_refused() -> None:
+def test_sinks_for_a_wrong_number_of_heads_are_refused() -> None:
     k, v = make_caches(8, 3, 16, torch.float32)
     rows = make_rows(torch.zeros(1, 8, dtype=torch.int32), [1], [[]])
     with pytest.raises(ValueError, match=r"sinks must be .*\[9\]"):
         attention(torch.ones(1, 9, 16), k, v, rows, torch.zeros(3))
 
 
-def test_a_number_of_query_heads_that_the_kv_heads_do_not_divide_is_refused() -> None:
+def test_query_heads_that_are_not_a_multiple_of_the_kv_heads_are_refused() -> None:
     k, v = make_caches(8, 3, 16, torch.float32)
     rows = make_rows(torch.zeros(1, 8, dtype=torch.int32), [1], [[]])
     with pytest.raises(ValueError, match=r"q must be float32 \[1, n \* 3, 16\].*got torch.float32 \[1, 4, 16\]"):
@@ -175,7 +177,7 @@ def test_a_number_of_query_heads_that_the_kv_heads_do_not_divide_is_refused() ->
 
 
 @pytest.mark.parametrize("window", [1, 15, 16, 17, 33, 100])
-def test_a_window_leaves_the_last_keys_of_each_row_in_the_same_order(window: int) -> None:
+def test_a_window_keeps_only_the_last_keys_of_each_row_in_their_order(window: int) -> None:
     rows = make_rows_with_paths()
     windowed = last_keys(rows, window)
     for row in range(rows.seqs.shape[0]):

@@ -1,4 +1,4 @@
-"""The bits of an output do not depend on which other outputs are computed, so tensor parallelism may divide them.
+"""The bits of an output do not depend on which other outputs are computed, so ranks may divide the outputs of a model.
 
 Shape letters: x [M, K], weight [N, K], Hq query heads and Hkv KV heads of dimension D.
 """
@@ -38,7 +38,7 @@ def compiled() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pack_weight", PACKS)
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_a_product_of_some_outputs_has_the_bits_of_the_whole_product(
+def test_a_product_of_some_outputs_has_the_same_bits_as_the_whole_product(
     dtype: torch.dtype, pack_weight: Callable[..., LinearWeight], with_bias: bool
 ) -> None:
     weight, bias = make(200, 288, seed=1).to(dtype), make(200, seed=2) if with_bias else None
@@ -55,7 +55,7 @@ def test_a_product_of_some_outputs_has_the_bits_of_the_whole_product(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_swiglu_of_some_columns_has_the_bits_of_all_columns(dtype: torch.dtype) -> None:
+def test_swiglu_of_some_columns_gives_the_same_bits_as_swiglu_of_all_columns(dtype: torch.dtype) -> None:
     gate, up = make(5, 200, seed=1), make(5, 200, seed=2)
     whole = swiglu(torch.cat((gate, up), dim=1), dtype)
     for cut in CUTS:
@@ -65,7 +65,7 @@ def test_swiglu_of_some_columns_has_the_bits_of_all_columns(dtype: torch.dtype) 
 
 
 def _rows(num_positions: int) -> AttentionRows:
-    """Rows of one sequence that attend to 1, 7, 13, ... keys, and two rows with a path of drafted tokens."""
+    """Returns rows of one sequence that attend to 1, 7, 13, ... keys, and two rows with a path of drafted tokens."""
     lengths = [*range(1, num_positions, 6), num_positions, num_positions]
     drafted = [0] * (len(lengths) - 2) + [1, 2]
     return AttentionRows(
@@ -79,7 +79,9 @@ def _rows(num_positions: int) -> AttentionRows:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("Hq", "Hkv"), [(9, 3), (8, 2), (8, 8), (16, 1)])
-def test_attention_of_some_heads_has_the_bits_of_all_heads(dtype: torch.dtype, Hq: int, Hkv: int) -> None:
+def test_attention_of_some_heads_gives_the_same_bits_as_attention_of_all_heads(
+    dtype: torch.dtype, Hq: int, Hkv: int
+) -> None:
     num_positions, D = 1100, 32  # more than one span of 1,024 positions
     rows = _rows(num_positions)
     q = make(rows.seqs.shape[0], Hq, D, seed=1)
@@ -95,7 +97,7 @@ def test_attention_of_some_heads_has_the_bits_of_all_heads(dtype: torch.dtype, H
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rotation_and_cache_writes_of_some_heads_have_the_bits_of_all_heads(dtype: torch.dtype) -> None:
+def test_rope_write_of_some_heads_gives_the_same_bits_as_rope_write_of_all_heads(dtype: torch.dtype) -> None:
     M, Hq, Hkv, D = 5, 6, 3, 32
     norms = HeadNorms(make(D, seed=5), make(D, seed=6), 1e-6)
     tables, positions, slots = (make(9, D // 2, seed=7), make(9, D // 2, seed=8)), torch.arange(M) + 3, torch.arange(M)
@@ -114,7 +116,7 @@ def test_rotation_and_cache_writes_of_some_heads_have_the_bits_of_all_heads(dtyp
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_experts_that_are_cut_by_their_outputs_have_the_bits_of_whole_experts(dtype: torch.dtype) -> None:
+def test_experts_that_are_cut_by_their_outputs_give_the_same_bits_as_whole_experts(dtype: torch.dtype) -> None:
     M, E, K, H, intermediate = 9, 6, 4, 80, 96
     weights = [(make(2 * intermediate, H, seed=e), make(H, intermediate, seed=20 + e)) for e in range(E)]
     experts = Experts([Expert(pack(gate_up.to(dtype)), pack(down.to(dtype))) for gate_up, down in weights])
@@ -135,8 +137,8 @@ def test_experts_that_are_cut_by_their_outputs_have_the_bits_of_whole_experts(dt
         assert torch.equal(add_experts(products, chosen, shares), whole[:, first:last]), (first, last)
 
 
-def test_a_norm_of_some_columns_does_not_have_the_bits_of_all_columns() -> None:
-    """The counter-example: a norm adds over all columns, so every rank computes norms after the gather."""
+def test_a_norm_of_some_columns_does_not_give_the_same_bits_as_a_norm_of_all_columns() -> None:
+    """A counter-example: a norm adds all columns of a row, so in tensor parallelism each rank normalizes whole rows."""
     x, weight = make(4, 200, seed=1), make(200, seed=2)
     whole = rms_norm(x, weight, 1e-6, torch.float32)
     assert not torch.equal(rms_norm(x[:, :96].contiguous(), weight[:96], 1e-6, torch.float32), whole[:, :96])

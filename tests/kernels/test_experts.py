@@ -1,7 +1,7 @@
-"""The grouped product of experts equals the weighted sum of each row's experts, with the same bits in any batch.
+"""`mix_experts` returns the weighted sum of each row's experts, with the same bits in any batch.
 
-M rows of the hidden size H choose K of E experts, which have the intermediate size INNER. The C kernel needs an INNER
-that is a multiple of 32; other sizes use the reference.
+M rows of the hidden size H choose K of E experts, which have the intermediate size `inner`. The C kernel needs an
+`inner` that is a multiple of 32; other sizes use the reference.
 """
 
 import pytest

@@ -42,7 +42,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", [*PACKS, pack_fp8])
 @pytest.mark.parametrize("num_outputs", [31, 64, 65, 100])
-def test_a_weight_that_is_packed_in_pieces_has_the_bytes_of_one_that_is_packed_at_once(
+def test_packing_a_weight_in_pieces_gives_the_same_bytes_as_packing_it_at_once(
     implementation: str,
     dtype: torch.dtype,
     form: Callable[[Tensor], LinearWeight],
@@ -129,13 +129,14 @@ def test_the_rounding_error_of_an_int4_weight_is_at_most_one_scale(implementatio
     w = torch.cat((make((40, 64), torch.float32, 2), torch.zeros(1, 64)))  # the last output has only zero weights
     restored = linear(torch.eye(64), pack_int4(w)).T  # the product with the identity is the weight
     scales = w.view(41, 2, 32).abs().amax(2).repeat_interleave(32, 1) / 8
-    # Half a scale, or a whole one for the largest weights of the other sign than the scale's, and rounding to float16.
+    # The error is at most half a scale, plus the rounding of scales to float16. It is at most a whole scale for weights
+    # that are rounded to 7 although they would need an 8.
     assert bool(((restored - w).abs() <= scales * 1.01).all())
     assert ((restored - w).abs() <= scales * 0.51).float().mean() > 0.97
     assert bool((restored[40] == 0).all())
 
 
-def test_int4_weights_that_are_not_represented_exactly_are_refused() -> None:
+def test_int4_weights_that_the_kernel_cannot_represent_exactly_are_refused() -> None:
     values, scales = torch.zeros(4, 64, dtype=torch.int8), torch.ones(4, 2)
     with pytest.raises(ValueError, match="multiple of 32 columns, got 62"):
         pack_int4(torch.ones(4, 62))
@@ -159,7 +160,9 @@ def test_a_float8_weight_keeps_four_significant_bits() -> None:
     assert bool((restored[40] == 0).all())
 
 
-def test_a_drafters_bfloat16_weight_is_int8_where_there_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafters_bfloat16_weight_is_packed_as_int8_if_the_kernels_are_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     weight = make((33, 64), torch.bfloat16, 1)
     assert pack_draft(weight).format_name == "int8"
     assert pack_draft(weight.float()).format_name == "float32"
@@ -220,6 +223,6 @@ def test_a_wrong_shape_or_dtype_is_refused() -> None:
         pack(torch.ones(4, 8, dtype=torch.float16))
 
 
-def test_the_reference_removes_the_rows_that_fill_a_tile() -> None:
+def test_the_reference_does_not_return_the_rows_that_pad_a_tile() -> None:
     x, w = make((3, 16), torch.float32, 1), make((5, 16), torch.float32, 2)
     assert linear_reference(x, w).shape == (3, 5)

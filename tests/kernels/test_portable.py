@@ -23,7 +23,7 @@ def run_kernel_tests() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         test_attention.test_attention_agrees_with_the_formula("compiled", dtype, 9, 3, 64)
         test_attention.test_keys_in_the_slot_table_and_keys_on_the_path_give_the_same_bits("compiled", dtype)
-        test_attention.test_rows_that_share_a_long_prefix_have_the_bits_of_single_rows(dtype, 9, 64)
+        test_attention.test_rows_that_share_a_long_prefix_have_the_same_bits_as_single_rows(dtype, 9, 64)
         test_linear.test_the_product_agrees_with_float64("compiled", dtype, 17, 100, 130, True)
         test_linear.test_the_product_with_int8_weights_uses_the_rounded_weights("compiled", dtype, 17, 100, 130, True)
         test_linear.test_the_product_with_int4_weights_uses_the_values_and_scales_of_each_group(

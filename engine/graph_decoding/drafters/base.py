@@ -22,14 +22,15 @@ from kernels.tree import Accepted, Trees
 class Kept:
     """Kept rows of a pass: for each of B sequences, the row of its last token and those of the accepted nodes.
 
-    Each sequence has n entries. If it has fewer kept rows, the other entries repeat the last token's row, with the
-    padding slot.
+    Each sequence has n entries. If a sequence has fewer than n kept rows, the unused entries repeat the row of its last
+    token, but with the padding slot.
 
     rows: [B, n] int64. Index of the row in the pass.
     positions: [B, n] int64. Position in the sequence.
     tokens: [B, n] int64. The token after the position.
     slots: [B, n] int64. Cache slot of the position.
-    num_keys: [B, n] int64. Number of positions that the row attends to, including its own; the slot tables have all.
+    num_keys: [B, n] int64. Number of positions that the row attends to, including its own. The slot table contains
+        all of them.
     last: [B] int64. Index of the last used entry.
     """
 
@@ -94,4 +95,4 @@ class GraphDrafter(Protocol):
         """Returns a tree of at most `budget` nodes for each batch slot, empty if the slot has no drafter state."""
 
     def observe(self, verified: Verified) -> None:
-        """Called in every graph step, even if nothing was drafted."""
+        """Updates the drafter's state from a verified pass. Called in every graph step, even if nothing was drafted."""

@@ -1,10 +1,12 @@
 """The block drafter on the device: one pass proposes candidates for every depth, and a tree is grown from them.
 
-With a Markov head, a candidate's score depends on its parent. All pairs of candidates of two adjacent depths are then
-scored at once. The tree grows level by level. The children of a node are found by the index that the node's token has
-among the candidates of its depth.
+With a Markov head, a candidate's score depends on its parent. All pairs of a parent and a candidate of the next depth
+are then scored at once, and the tree grows level by level. The children of a node are looked up by the index of the
+node's token among the candidates of its depth. The anchor is the last token of a sequence, which is the root of its
+tree.
 
-Shape letters: B sequences, H hidden size, P paired candidates per depth, k children of a node, W nodes of a level.
+Shape letters: B sequences, H hidden size, P candidates per depth whose pairs are scored, k children of a node, W nodes
+of a level.
 """
 
 import torch
@@ -28,7 +30,7 @@ _WIDTH = 8  # nodes of a level that may have children
 
 
 class BlockGraphDrafter:
-    """This drafter has no state in batch slots; its keys and values are stored by the target's cache slots."""
+    """This drafter has no state in batch slots. It stores its keys and values under the target's cache slots."""
 
     def __init__(self, drafter: BlockDrafter, target: Decoder, batch_slots: BatchSlots) -> None:
         self.max_depth = drafter.max_depth
@@ -63,7 +65,10 @@ class BlockGraphDrafter:
         return self._conditional(predicting, state, budget)
 
     def _rows(self, attention: LayerAttention, state: BatchSlotState, anchors: Tensor) -> AttentionRows:
-        """Returns rows that attend to their own block and to the contexts before the anchor, within a window if set."""
+        """Returns rows that attend to their own block and to the target's positions before the anchor.
+
+        If the attention has a window, the rows attend only to the positions in the window.
+        """
         B, size, device = anchors.shape[0], self._drafter.config.block_size, anchors.device
         tables, seqs, prefix_lens, max_keys = self._batch_slots.slot_tables, state.rows, anchors, state.max_keys
         if attention.window is not None:  # a slot table for each sequence, with only the window's positions

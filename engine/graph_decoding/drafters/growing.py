@@ -1,7 +1,7 @@
 """EAGLE-3 and multi-token prediction on the device, which draft a tree level by level.
 
-    observe   runs the module on the kept rows, with keys and values in the target's cache slots, and stores the output
-              of each sequence's last row in the batch slot
+    observe   runs the module on the kept rows (those of the last token and the accepted nodes), with keys and values in
+              the target's cache slots, and stores the output of each sequence's last row in the batch slot
     draft     proposes candidates from that output, runs the likeliest of them as the next level, and repeats to a fixed
               depth
 
@@ -32,7 +32,7 @@ from kernels.tree import Trees
 
 
 class Levels(Protocol):
-    """A module that drafts level by level.
+    """The interface of a module that drafts level by level.
 
     For each row, `run` returns two vectors: the output, which the head reads, and the feedback, which is the module's
     input at the next level.
@@ -55,8 +55,9 @@ class Levels(Protocol):
         """
 
     def host_state(self, sequence: Sequence) -> tuple[Tensor, Tensor] | None:
-        """Returns output and feedback, [H] each, from which the drafter on the host would start the next draft; None if
-        it has not observed the pass before the last token.
+        """Returns the output and the feedback, [H] each, from which the drafter on the host would start its next draft.
+
+        Returns None if that drafter has not observed the pass before the sequence's last token.
         """
 
 

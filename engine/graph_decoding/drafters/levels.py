@@ -1,4 +1,4 @@
-"""Adapts the modules of drafters that run level by level to `engine.graph_decoding.drafters.growing`."""
+"""Adapts the modules of EAGLE-3 and multi-token prediction to the interface `Levels` of growing.py."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,11 @@ from kernels.decoder import DecoderRows
 
 
 class Eagle3Levels:
-    """At kept positions, the module's input is g, computed from the target's taps; at draft nodes, its own output."""
+    """EAGLE-3's layer.
+
+    At kept positions, the layer's input is computed from the target's taps. At draft nodes, it is the layer's own
+    output.
+    """
 
     def __init__(self, drafter: Eagle3Drafter) -> None:
         self._drafter = drafter
@@ -42,7 +46,10 @@ class Eagle3Levels:
 
 
 class MtpLevels:
-    """At kept positions, the module's input is the target's hidden state; at draft nodes, its own output."""
+    """A prediction module.
+
+    At kept positions, the module's input is the target's hidden state. At draft nodes, it is the module's own output.
+    """
 
     def __init__(self, drafter: MtpDrafter, module: DensePrediction, target: Decoder) -> None:
         self._drafter = drafter

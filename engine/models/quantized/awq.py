@@ -1,7 +1,9 @@
-"""AWQ with 4 bits in the layout `gemm` of AutoAWQ: weight[n, k] = (q[k, n] - zero[g, n]) scale[g, n].
+"""Reads AWQ checkpoints with 4 bits in the layout `gemm` of AutoAWQ.
+
+    weight[n, k] = (q[k, n] - zero[g, n]) scale[g, n]        q: stored 4-bit numbers; g: the group of input k
 
 `qweight` [K, N / 8] and `qzeros` [G, N / 8] pack eight outputs into an int32, in the order 0, 2, 4, 6, 1, 3, 5, 7 from
-the lowest bits on. `scales` is [G, N].
+the lowest bits on. `scales` is [G, N]. Shape letters: N outputs, K inputs, G groups of inputs.
 
 Source: AutoAWQ, awq/utils/packing_utils.py.
 """
@@ -34,7 +36,7 @@ class AwqFormat:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> "AwqFormat":
-        """Raises: QuantizedCheckpoint."""
+        """values: quantization settings of config.json. Raises: QuantizedCheckpoint: they are not supported."""
         bits, version = values.get("bits", values.get("w_bit", 4)), str(values.get("version", "gemm")).lower()
         if bits != 4 or version != "gemm":
             message = f"AWQ checkpoints must have 4 bits in the layout gemm, got {bits!r} bits in {version!r}"
@@ -43,7 +45,7 @@ class AwqFormat:
         return cls(checked_group_size(size), zero_point=bool(values.get("zero_point", True)))
 
     def read(self, tensors: Tensors, module: str) -> QuantizedWeight | None:
-        """Raises: ScalesMissing, QuantizedWeightsInvalid."""
+        """Returns None if the module's weight is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
         if f"{module}.qweight" not in tensors.names:
             return None
         values = unpack(check_packed(f"{module}.qweight", tensors.tensor(f"{module}.qweight")), 4, _ORDER)  # [K, N]
@@ -63,7 +65,7 @@ class AwqFormat:
 
 
 def checked_group_size(value: Any) -> int:
-    """Raises: QuantizedCheckpoint: `value` is neither -1 (one group) nor a positive number."""
+    """Returns `value`. Raises: QuantizedCheckpoint: it is neither -1 (one group) nor a positive number."""
     if type(value) is int and (value == -1 or value > 0):
         return value
     raise QuantizedCheckpoint(f"group_size must be -1 or a positive number, got {value!r}: correct config.json")

@@ -1,12 +1,13 @@
-"""Checkpoints of compressed-tensors with int4, int8 or float8 weights: weight = (q - zero) scale.
+"""Reads checkpoints of compressed-tensors with int4, int8 or float8 weights: weight = (q - zero) scale.
 
-    pack-quantized              weight_packed [N, K bits / 32] int32, the lowest bits first, of q + 2 ** (bits - 1);
-                                weight_shape holds N and K
-    int-quantized, float-quantized, naive-quantized       weight [N, K] int8 or float8_e4m3fn
+    pack-quantized              weight_packed [N, K bits / 32] int32 packs the numbers q + 2 ** (bits - 1), the lowest
+                                bits first; weight_shape holds N and K
+    int-quantized, float-quantized, naive-quantized       weight [N, K] int8 or float8_e4m3fn is q
 
 weight_scale is one number, [N, 1], [N, G], or one number for each block. Without weight_zero_point, zero is 0. Packed
 weights have packed zero points [N bits / 32, G]. weight_g_idx [K] assigns columns to groups in any order. Scales of
-activations are ignored, because activations are not quantized here.
+activations are ignored, because activations are not quantized here. Shape letters: N outputs, K inputs (columns), G
+groups of columns.
 
 Source: https://github.com/vllm-project/compressed-tensors, format of `pack_quantized` and `naive_quantized`.
 """
@@ -47,7 +48,7 @@ class CompressedTensorsFormat:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> "CompressedTensorsFormat":
-        """Raises: QuantizedCheckpoint."""
+        """values: quantization settings of config.json. Raises: QuantizedCheckpoint: they are not supported."""
         groups = values.get("config_groups")
         weights = [_weights_of(group) for group in groups.values()] if isinstance(groups, dict) else []
         formats = {values.get("format"), *(w["format"] for w in weights if w.get("format"))}
@@ -65,7 +66,7 @@ class CompressedTensorsFormat:
         return cls(bits, sizes, next(iter(blocks), _BLOCK), f"compressed-tensors {' and '.join(kinds)}")
 
     def read(self, tensors: Tensors, module: str) -> QuantizedWeight | None:
-        """Raises: ScalesMissing, QuantizedWeightsInvalid."""
+        """Returns None if the module's weight is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
         packed = f"{module}.weight_packed" in tensors.names
         if packed:
             values, bits = self._unpacked(tensors, module)
@@ -114,7 +115,7 @@ class CompressedTensorsFormat:
 
 
 def _weights_of(group: Any) -> dict[str, Any]:
-    """Returns how the weights of an entry of config_groups are quantized. Raises: QuantizedCheckpoint."""
+    """Returns the settings with which an entry of config_groups quantizes weights. Raises: QuantizedCheckpoint."""
     weights = group.get("weights") if isinstance(group, dict) else None
     if not isinstance(weights, dict):
         _refuse("config_groups must say how weights are quantized")

@@ -1,7 +1,7 @@
-"""float8_e4m3fn weights with one scale per tensor, per output, or per block, as DeepSeek publishes them.
+"""Reads float8_e4m3fn weights with one scale per tensor, per output, or per block (DeepSeek publishes blocks).
 
 `module.weight` holds the values. `module.weight_scale_inv` or `module.weight_scale` holds the scales, which are factors
-in both cases: a scalar, [N] or [N, 1], or one factor for each block.
+in both cases: a scalar, [N] or [N, 1] for N outputs, or one factor for each block.
 
 Sources: DeepSeek-V3's README_WEIGHTS.md; the configuration of `fp8` and `fbgemm_fp8` in transformers.
 """
@@ -19,7 +19,7 @@ _SCALES = ("weight_scale_inv", "weight_scale")
 
 
 class Float8Format:
-    """block: (outputs, columns) of a block; used if the scales have the shape of blocks."""
+    """block: numbers of outputs and columns of a block; used only if a weight has one scale per block."""
 
     stored_as = "weight"
     suffixes = frozenset({"weight_scale_inv", "weight_scale", "input_scale", "activation_scale"})
@@ -29,14 +29,14 @@ class Float8Format:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> "Float8Format":
-        """values: quantization_config of config.json. Raises: QuantizedCheckpoint."""
+        """values: quantization settings of config.json. Raises: QuantizedCheckpoint: they are not supported."""
         if values.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
             raise QuantizedCheckpoint(f"fp8 weights must be e4m3, got {values['fmt']!r}: upload the bf16 checkpoint")
         block = values.get("weight_block_size")
         return cls(block_of(block), name=f"fp8 blocks {block[0]}x{block[1]}") if block else cls()
 
     def read(self, tensors: Tensors, module: str) -> QuantizedWeight | None:
-        """Raises: ScalesMissing, QuantizedWeightsInvalid."""
+        """Returns None if the module's weight is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
         values = tensors.tensor(f"{module}.weight")
         if values.dtype != torch.float8_e4m3fn:
             return None
@@ -44,14 +44,17 @@ class Float8Format:
 
 
 def block_of(values: Any) -> tuple[int, int]:
-    """Raises: QuantizedCheckpoint."""
+    """Returns the size of a block, as config.json gives it. Raises: QuantizedCheckpoint: it is not two numbers."""
     if isinstance(values, list) and len(values) == 2 and all(type(size) is int and size > 0 for size in values):
         return values[0], values[1]
     raise QuantizedCheckpoint(f"a block must be two positive numbers, got {values!r}: correct config.json")
 
 
 def with_float_scales(module: str, values: Tensor, scales: Tensor, block: tuple[int, int]) -> QuantizedWeight:
-    """Decides from the shape of `scales` what each of them is for. Raises: QuantizedWeightsInvalid."""
+    """Returns a float8 weight. The shape of `scales` tells whether there is one per tensor, per output or per block.
+
+    Raises: QuantizedWeightsInvalid.
+    """
     if values.dim() != 2:
         raise QuantizedWeightsInvalid(f"{module}.weight must be a matrix, got {list(values.shape)}")
     rows, columns = values.shape

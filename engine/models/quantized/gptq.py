@@ -1,8 +1,9 @@
-"""GPTQ with 2, 4 or 8 bits: weight[n, k] = (q[k, n] - zero[g, n]) scale[g, n], where g = g_idx[k].
+"""Reads GPTQ checkpoints with 2, 4 or 8 bits: weight[n, k] = (q[k, n] - zero[g, n]) scale[g, n], where g = g_idx[k].
 
 `qweight` [K bits / 32, N] packs inputs and `qzeros` [G, N bits / 32] packs outputs, the lowest bits first. `scales` is
-[G, N]. With `desc_act`, `g_idx` [K] assigns columns to groups in any order. Files in the format `gptq` store zero
-points minus one, files in the format `gptq_v2` store them as they are.
+[G, N]. With `desc_act`, `g_idx` [K] assigns columns to groups in any order. Files in the format `gptq` store each zero
+point minus one, files in the format `gptq_v2` store the zero point itself. Shape letters: N outputs, K inputs
+(columns), G groups of columns.
 
 Source: GPTQModel and AutoGPTQ, documentation of `checkpoint_format`.
 """
@@ -38,7 +39,7 @@ class GptqFormat:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> "GptqFormat":
-        """Raises: QuantizedCheckpoint."""
+        """values: quantization settings of config.json. Raises: QuantizedCheckpoint: they are not supported."""
         bits, stored = values.get("bits"), values.get("checkpoint_format") or values.get("format") or "gptq"
         if bits not in (2, 4, 8) or stored not in _ZERO_OFFSETS:
             message = f"GPTQ checkpoints must have 2, 4 or 8 bits in the format {' or '.join(_ZERO_OFFSETS)}"
@@ -47,7 +48,7 @@ class GptqFormat:
         return cls(bits, group_size, zero_offset=_ZERO_OFFSETS[stored], in_order=not values.get("desc_act"))
 
     def read(self, tensors: Tensors, module: str) -> QuantizedWeight | None:
-        """Raises: ScalesMissing, QuantizedWeightsInvalid."""
+        """Returns None if the module's weight is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
         if f"{module}.qweight" not in tensors.names:
             return None
         packed = check_packed(f"{module}.qweight", tensors.tensor(f"{module}.qweight"))
@@ -81,7 +82,7 @@ class GptqFormat:
         if name not in tensors.names:
             raise ScalesMissing(f"the folder holds no {name}: the upload is incomplete")
         zeros = check_shape(name, unpack(check_packed(name, tensors.tensor(name)), self._bits), count, rows)
-        # A zero point of 0 cannot be stored minus one; tools have written it in ways that contradict each other.
+        # The format gptq stores zero points minus one, so it cannot store 0. Tools write 0 in contradictory ways.
         if self._zero_offset and int(zeros.max()) == 2**self._bits - 1:
             message = f"{name} holds a zero point that the format gptq cannot represent"
             raise QuantizedWeightsInvalid(f"{message}: save the model as gptq_v2")

@@ -1,4 +1,4 @@
-"""Keeps quantized weights in their format if a kernel multiplies with it on this device; others are widened."""
+"""Packs quantized weights in the format in which they are stored, if the device has a kernel for this format."""
 
 from collections.abc import Sequence
 
@@ -17,8 +17,10 @@ def pack_as_stored(
     bias: Tensor | None,
     outputs: Sequence[slice],
 ) -> LinearWeight | None:
-    """Stacks the `outputs` of each part. Returns None if no kernel has the format of the parts; they must then be
-    widened."""
+    """Stacks the `outputs` of each part into one weight.
+
+    Returns None if no kernel supports the format of the parts. The caller must then convert them to `dtype`.
+    """
     kept = [part.of_outputs(rows) for part, rows in zip(parts, outputs, strict=True)]
     grouped = device.type == "cpu" and library() is not None and all(_in_groups(part) for part in parts)
     if grouped and all(fits_int4(part.values, _grouped(part)) for part in parts):
@@ -38,7 +40,7 @@ def _values(parts: Sequence[QuantizedWeight]) -> Tensor:
 
 
 def _grouped(part: QuantizedWeight) -> Tensor:
-    """Returns a scale for each group of 32 columns."""
+    """Returns the scales, repeated so that there is one for each 32 columns (the groups of the int4 kernel)."""
     return part.scales.repeat_interleave(part.group_size // INT4_GROUP, 1)
 
 

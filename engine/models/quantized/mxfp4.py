@@ -1,8 +1,8 @@
-"""MXFP4 weights of experts, as gpt-oss publishes them: 4-bit floats (E2M1) in blocks of 32 that share a power of two.
+"""Reads experts' weights in MXFP4, as gpt-oss has them: 4-bit floats (E2M1) in blocks of 32 that share a power of two.
 
 `NAME_blocks` [E, N, K / 32, 16] uint8 has two numbers in each byte, the first one in the low half. `NAME_scales`
-[E, N, K / 32] uint8 has the exponents, increased by 127. Both stand for the transposed weights `NAME` [E, K, N] of the
-bf16 checkpoint. bfloat16 can represent all values, so widening loses nothing.
+[E, N, K / 32] uint8 has the exponents, increased by 127. Together they encode the tensor `NAME` [E, K, N] of the bf16
+checkpoint, whose last two dimensions are swapped. bfloat16 can represent all values, so converting to it loses nothing.
 
 E experts, N outputs, K inputs.
 
@@ -22,12 +22,15 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _NUMBERS = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))  # the highest of the four bits is the sign
 _BLOCK_BYTES = 16
 _EXPONENT_BIAS = 127
-_NAN = 255  # as a scale
+_NAN = 255  # the scale that stands for NaN
 _BLOCKS, _SCALES = "_blocks", "_scales"
 
 
 class Mxfp4Format:
-    """Only experts are quantized, which `Mxfp4Tensors` widens; weights of modules are not."""
+    """The format in which only experts are quantized.
+
+    `Mxfp4Tensors` widens the experts, so `read` never finds a quantized weight.
+    """
 
     name = "mxfp4"
     stored_as = "weight"

@@ -12,14 +12,14 @@ from kernels.decoder import LayerWeights
 
 @dataclass(frozen=True, slots=True)
 class WeightsReport:
-    format: str  # of the checkpoint
-    kernel: str  # of the products of the layers
+    format: str  # in which the checkpoint stores the weights
+    kernel: str  # format of the weights that the kernels of the layers' matrix products read
 
     def as_json(self) -> dict[str, str]:
         return asdict(self)
 
 
-UNKNOWN = WeightsReport("unknown", "unknown")  # of an engine that was not loaded from a folder
+UNKNOWN = WeightsReport("unknown", "unknown")  # for an engine that was not loaded from a folder
 
 
 def report_weights(model_dir: Path, model: Model) -> WeightsReport:

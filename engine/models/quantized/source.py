@@ -18,7 +18,11 @@ from workers.model_folders import QUANTIZATION_FILES, QUANTIZATION_KEYS, unreada
 
 
 class Format(Protocol):
-    """stored_as: the suffix of the values of a quantized weight; suffixes: those of its other tensors."""
+    """Reads the weights of one quantization format.
+
+    stored_as: name suffix of the tensor that holds a quantized weight's values.
+    suffixes: name suffixes of the weight's other tensors, such as scales.
+    """
 
     @property
     def name(self) -> str: ...
@@ -46,7 +50,7 @@ _FORMATS: dict[str, Callable[[dict[str, Any]], Format]] = {
 def format_of(model_dir: Path) -> Format | None:
     """Returns None if config.json describes no quantization.
 
-    Raises: ModelNotLoadable: config.json is not readable. QuantizedCheckpoint: the quantization is not read.
+    Raises: ModelNotLoadable: config.json is not readable. QuantizedCheckpoint: the quantization is not supported.
     """
     values = read_config(model_dir)
     files = [name for name in QUANTIZATION_FILES if (model_dir / name).exists()]
@@ -60,7 +64,7 @@ class WeightSource:
     """Returns tensors by the names that they have in an unquantized checkpoint."""
 
     def __init__(self, tensors: Tensors, form: Format | None) -> None:
-        """form: None: the checkpoint is not quantized, except that float8 weights may have DeepSeek's block scales."""
+        """form: None: config.json describes no quantization. float8 weights may then have DeepSeek's block scales."""
         self._tensors = Mxfp4Tensors(tensors) if isinstance(form, Mxfp4Format) else tensors
         self._format = form or Float8Format()
 

@@ -73,7 +73,7 @@ def read_scales(tensors: Tensors, module: str, suffixes: Sequence[str]) -> Tenso
 
 
 def check_shape(name: str, tensor: Tensor, *shape: int) -> Tensor:
-    """Raises: QuantizedWeightsInvalid."""
+    """Returns the tensor. Raises: QuantizedWeightsInvalid: it has another shape."""
     if tuple(tensor.shape) != shape:
         raise QuantizedWeightsInvalid(
             f"{name} must be {list(shape)}, got {list(tensor.shape)}: config.json describes another quantization"
@@ -84,7 +84,8 @@ def check_shape(name: str, tensor: Tensor, *shape: int) -> Tensor:
 def unpack(packed: Tensor, bits: int, order: Sequence[int] | None = None) -> Tensor:
     """Splits each int32 of the last dimension into 32 / bits unsigned numbers, the lowest bits first.
 
-    order: the place of each of these numbers among the numbers of its int32; None: their order.
+    order: for each number of an int32, its index in the result among the numbers of this int32; None: they stay in
+        the order of their bits.
 
     Returns int16.
     """
@@ -96,7 +97,7 @@ def unpack(packed: Tensor, bits: int, order: Sequence[int] | None = None) -> Ten
 
 
 def check_packed(name: str, tensor: Tensor) -> Tensor:
-    """Raises: QuantizedWeightsInvalid: the tensor is not an int32 matrix."""
+    """Returns the tensor. Raises: QuantizedWeightsInvalid: it is not an int32 matrix."""
     if tensor.dtype != torch.int32 or tensor.dim() != 2:
         raise QuantizedWeightsInvalid(f"{name} must be an int32 matrix, got {tensor.dtype} {list(tensor.shape)}")
     return tensor

@@ -1,5 +1,8 @@
-"""Without a GPU, the kernels run in Triton's interpreter (kernels/cuda/interpreter.py). Without triton, these tests are
-not collected. With a GPU, all tests that launch kernels are marked `gpu`, also those of integers, which need no dtype.
+"""Configures the tests of the Triton kernels.
+
+Without a GPU, the kernels run in Triton's interpreter (kernels/cuda/interpreter.py). Without triton, pytest does not
+collect these tests. With a GPU, all tests that launch kernels are marked `gpu`, also those that have no parameter in
+bfloat16 (tests/kernels/cuda/device.py).
 """
 
 import importlib.util

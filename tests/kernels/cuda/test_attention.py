@@ -116,7 +116,7 @@ def test_the_result_of_a_row_does_not_depend_on_rows_of_the_same_or_another_sequ
         assert torch.equal(partial, whole[part]), part
 
 
-def test_bounds_of_the_rows_reduce_the_programs_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_seqs_and_max_keys_reduce_the_launched_programs_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     k, v = make(2600, 1, 16, seed=1), make(2600, 1, 16, seed=2)
     q = make(16, 4, 16, seed=3)
     tables = torch.arange(2600, dtype=torch.int32).expand(17, 2600).contiguous()  # as in a server for 16 sequences
@@ -134,7 +134,8 @@ def test_bounds_of_the_rows_reduce_the_programs_and_change_no_bit(monkeypatch: p
     bounded = attention(q, k, v, replace(rows, max_seqs=1, max_keys=1200))
 
     assert torch.equal(bounded, without)
-    # 16 rows of 4 heads are a tile; prefixes of 2,496 and of 1,088 positions have 9 and 5 splits.
+    # Without the bounds, each of the 16 rows could belong to another sequence, so 16 groups of rows are launched. With
+    # max_seqs=1, the 16 rows form one group. Prefixes of 2,496 and of 1,088 positions have 9 and 5 splits.
     assert grids == [(16, 1, 9), (1, 1, 5)]
 
 

@@ -1,4 +1,4 @@
-"""The CUDA kernel ranks candidates like its reference, and the reference like the drafters on the host."""
+"""The CUDA kernel ranks candidates like its reference, and the reference ranks them like the drafters on the host."""
 
 import pytest
 import torch

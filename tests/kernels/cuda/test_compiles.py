@@ -1,7 +1,6 @@
-"""Tests of the compiled kernels, which Triton's interpreter does not produce.
+"""Compiles the CUDA kernels for an H100 and tests the compiled code, which Triton's interpreter does not produce.
 
-The kernels compile for an H100 and fit into its shared memory. Each uses the same matrix instruction for any number of
-rows.
+The kernels fit into the shared memory of an H100. Each kernel uses the same matrix instruction for any number of rows.
 """
 
 import json

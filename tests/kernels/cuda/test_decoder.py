@@ -56,7 +56,7 @@ def use_cuda_kernels_in_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_device_record(value: Any) -> Any:
-    """Returns a copy of a record whose tensors are on the device."""
+    """Returns a copy of a tensor or of a dataclass object, with all tensors on the device."""
     if isinstance(value, Tensor):
         return value.to(DEVICE)
     if is_dataclass(value) and not isinstance(value, type):

@@ -1,6 +1,6 @@
 """Mixtures of experts on CUDA agree with the reference, and rows do not affect each other.
 
-M rows of the hidden size H choose K of E experts, which have the intermediate size INNER.
+M rows of the hidden size H choose K of E experts, which have the intermediate size `inner`.
 """
 
 import pytest
@@ -25,7 +25,7 @@ def weight(data: Tensor, scales: Tensor | None, bias: Tensor | None) -> LinearWe
 
 
 def make_experts(H: int, inner: int, gate: ClampedGate | None = None, *, form: str = "plain") -> Experts:
-    """Makes experts with stacked weights, as `Experts` makes them on CUDA; also in the interpreter."""
+    """Makes experts with stacked weights. Without a GPU, `Experts` would not stack them."""
 
     def stack(N: int, K: int, seed: int) -> Stack:
         data = make(E, N, K, seed=seed) * 0.2
@@ -61,7 +61,7 @@ def test_the_result_agrees_with_the_reference(
     x, chosen, weights = make_rows(M, H, K)
     expected = mix_experts_reference(x, chosen, weights, experts)
     out = mix_experts(x, chosen, weights, experts)
-    # sums of H and then of INNER products in another order
+    # sums of H and then of `inner` products in another order
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     residual = make(M, H, seed=10)
     summed = mix_experts(x, chosen, weights, experts, residual.clone())
@@ -79,13 +79,13 @@ def test_the_result_of_a_row_does_not_depend_on_the_other_rows() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize(("num_experts", "num_chosen"), [(8, 2), (60, 4), (5, 5), (33, 3)])
-def test_experts_are_chosen_as_by_the_reference(
+def test_the_kernel_chooses_the_same_experts_as_the_reference(
     dtype: torch.dtype, normalized: bool, num_experts: int, num_chosen: int
 ) -> None:
     logits = make(7, num_experts, seed=1, dtype=dtype).float()
     chosen, weights = route_softmax(logits, num_chosen, normalized)
     expected = route_softmax_reference(logits, num_chosen, normalized)
-    if dtype == torch.float32:  # in bfloat16 logits may be equal, so that another expert may be chosen
+    if dtype == torch.float32:  # in bfloat16, logits may be equal, and the kernel may choose another of the equal ones
         assert torch.equal(chosen, expected[0])
     torch.testing.assert_close(weights, expected[1], rtol=1e-5, atol=1e-6)  # rounding of exponentials and sums
     single = route_softmax(logits[3:4].contiguous(), num_chosen, normalized)

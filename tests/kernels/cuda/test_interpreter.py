@@ -1,6 +1,6 @@
 """Tests of `dot`, which replaces the matrix product of Triton's interpreter (kernels/cuda/interpreter.py).
 
-It agrees with float64, and a row's bits do not depend on the row's index in a tile.
+The result of `dot` agrees with float64, and a row's bits do not depend on the row's index in a tile.
 """
 
 import numpy as np

@@ -10,7 +10,7 @@ from kernels.cuda.linear import add_up, linear, linear_parts, num_splits
 from tests.kernels.cuda.device import DEVICE, DTYPES, make
 
 # (M, N, K) on both sides of block sizes: a tile of 16 rows and 8 such tiles for M, a block of 64 for N and K, and 512
-# for K, from which it is split.
+# for K, because a product with K >= 512 is computed in splits.
 SHAPES = [(1, 63, 16), (15, 64, 63), (16, 65, 64), (17, 100, 65), (127, 64, 192), (129, 66, 511), (33, 1, 513)]
 
 

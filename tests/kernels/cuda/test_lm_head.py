@@ -96,7 +96,7 @@ def test_with_a_reduced_vocabulary_noise_depends_on_the_token_id_and_not_on_the_
     assert torch.equal(sampled, sample_rows_reference(x.float(), Head(data=weight.float(), vocab=vocab), rows))
 
 
-def test_of_tokens_with_equal_logits_the_lowest_id_is_chosen() -> None:
+def test_the_lowest_id_is_chosen_among_tokens_with_equal_logits() -> None:
     weight = torch.zeros(200, 16, device=DEVICE)
     weight[[70, 71, 150]] = 1.0  # these three tokens have the highest logit, all others a lower one
     x = torch.ones(2, 16, device=DEVICE)
@@ -141,8 +141,8 @@ def test_the_tokens_of_a_row_do_not_depend_on_the_other_rows(dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_logits_of_the_head_have_the_bits_of_the_product_with_one_sum(dtype: torch.dtype) -> None:
-    """A vocabulary this small has four splits of K otherwise."""
+def test_the_logits_of_the_head_have_the_same_bits_as_a_product_with_one_sum(dtype: torch.dtype) -> None:
+    """Without `one_sum`, the product with a vocabulary this small is computed in four splits of K."""
     x, weight = make(5, 1024, seed=1, dtype=dtype), make(130, 1024, seed=2, dtype=dtype)
     assert num_splits(*weight.shape) == 4
     logits = linear(x, weight, None, None, one_sum=True)

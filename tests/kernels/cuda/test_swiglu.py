@@ -1,4 +1,4 @@
-"""SwiGLU of a product in one kernel gives the bits of the two kernels that it replaces, for any number of rows."""
+"""The kernel that computes a product and SwiGLU gives the same bits as the two kernels that it replaces."""
 
 import pytest
 import torch
@@ -13,7 +13,10 @@ SHAPES = [(1, 1, 16), (15, 63, 64), (16, 64, 63), (17, 65, 65), (127, 64, 130), 
 
 
 def make_weight(N: int, K: int, dtype: torch.dtype, kind: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
-    """Returns a weight, so small that exp(-gate) is finite, and its scales. kind: the dtype of a quantized weight."""
+    """Returns a weight and its scales. The weight is so small that exp(-gate) is finite.
+
+    kind: the dtype of a quantized weight; None: the weight is not quantized and has no scales.
+    """
     weight = make(N, K, seed=2, dtype=dtype)
     if kind is None:
         return weight / 8, None
@@ -25,7 +28,7 @@ def make_weight(N: int, K: int, dtype: torch.dtype, kind: torch.dtype | None) ->
     ("M", "width", "K", "kind"),
     [*((*shape, None) for shape in SHAPES), (17, 65, 65, torch.int8), (17, 65, 65, torch.float8_e4m3fn)],
 )
-def test_one_kernel_gives_the_bits_of_the_product_and_swiglu_one_by_one(
+def test_one_kernel_gives_the_same_bits_as_separate_kernels_for_the_product_and_swiglu(
     dtype: torch.dtype, M: int, width: int, K: int, kind: torch.dtype | None
 ) -> None:
     x, bias = make(M, K, seed=1, dtype=dtype), make(2 * width, seed=4)

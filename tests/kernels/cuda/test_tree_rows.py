@@ -57,7 +57,7 @@ def test_the_kernel_lays_out_rows_as_its_reference_does(B: int, N: int, depth: i
         assert torch.equal(actual, expected)
 
 
-def test_the_reference_lays_out_rows_as_the_draft_on_the_host() -> None:
+def test_the_reference_lays_out_rows_as_the_engine_does_on_the_host() -> None:
     trees, roots = make_trees(3, 15, depth=5)
     rows = tree_rows_reference(trees, roots, depth=5, last_position=1000)
     attention = rows.rows.attention

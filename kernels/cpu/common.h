@@ -31,7 +31,17 @@ enum dtype { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3 /* the last two only for weig
 
 static inline vf vf_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 static inline void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
-static inline vf vf_set(float x) { return (vf){} + x; }
+
+/* Copies a number to all lanes. `(vf){} + x` would be an addition, because it changes -0. */
+static inline vf vf_set(float x) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_set1_ps(x);
+#elif defined(__AVX__)
+    return (vf)_mm256_set1_ps(x);
+#else
+    return (vf){x, x, x, x};
+#endif
+}
 
 /* Copies four bytes of memory to all lanes. */
 ALWAYS vu vu_broadcast(const void *p) {
@@ -151,6 +161,21 @@ ALWAYS void vf_transpose(vf v[LANES]) {
         v[4 + k] = (vf)_mm512_shuffle_f32x4(ab_odd, cd_odd, 0x88);
         v[8 + k] = (vf)_mm512_shuffle_f32x4(ab_even, cd_even, 0xdd);
         v[12 + k] = (vf)_mm512_shuffle_f32x4(ab_odd, cd_odd, 0xdd);
+    }
+#elif defined(__AVX__)
+    __m256d quads[LANES]; /* quads[4 * i + k]: for the vectors 4 * i .. 4 * i + 3, the lanes k and k + 4 */
+    for (int i = 0; i < LANES; i += 4) {
+        __m256 a = (__m256)v[i], b = (__m256)v[i + 1], c = (__m256)v[i + 2], d = (__m256)v[i + 3];
+        __m256d ab_low = (__m256d)_mm256_unpacklo_ps(a, b), ab_high = (__m256d)_mm256_unpackhi_ps(a, b);
+        __m256d cd_low = (__m256d)_mm256_unpacklo_ps(c, d), cd_high = (__m256d)_mm256_unpackhi_ps(c, d);
+        quads[i] = _mm256_unpacklo_pd(ab_low, cd_low);
+        quads[i + 1] = _mm256_unpackhi_pd(ab_low, cd_low);
+        quads[i + 2] = _mm256_unpacklo_pd(ab_high, cd_high);
+        quads[i + 3] = _mm256_unpackhi_pd(ab_high, cd_high);
+    }
+    for (int k = 0; k < 4; k++) {
+        v[k] = (vf)_mm256_permute2f128_pd(quads[k], quads[4 + k], 0x20);
+        v[4 + k] = (vf)_mm256_permute2f128_pd(quads[k], quads[4 + k], 0x31);
     }
 #else
     quad old[LANES][LANES / 4], columns[4];

@@ -86,7 +86,7 @@ def test_an_own_model_hides_a_shared_model_of_the_same_name(db: None) -> None:
     assert base_model_get(other, "tiny") == shared
 
 
-def test_versions_of_a_name_are_counted_within_an_organization(db: None) -> None:
+def test_versions_of_speculators_are_counted_for_each_name_and_organization(db: None) -> None:
     first, second = make_organization(), make_organization()
 
     made = [make_speculator(first), make_speculator(first), make_speculator(first, "other"), make_speculator(second)]

@@ -30,8 +30,8 @@ OPERATION_PARAMS = [
 ]
 DOCUMENT_PATH = "/v1/openapi.json"
 NEEDS_ENGINE = tuple(f"POST {path}" for path in OPERATIONS)
-# The document names no error codes for these operations. Those of the gateway's operations are listed in docs/errors.md,
-# and `projects.create` has no error code of its own.
+# The document names no error codes for these operations. Those of the gateway's operations are in docs/errors.md, and
+# `projects.create` has no error code of its own.
 WITHOUT_NAMED_ERRORS = frozenset(operation.id for operation in OPERATIONS.values()) | {"projects.create"}
 # Lists that may be empty although `World.ids_of_all_objects` has created an object of each kind.
 MAY_BE_EMPTY = (

@@ -1,4 +1,4 @@
-"""Captured requests are encrypted with a key of their organization. A sample of them can be kept."""
+"""Captured requests are encrypted with a key of their organization. A capture may keep only a sample of requests."""
 
 import pytest
 from cryptography.exceptions import InvalidTag
@@ -67,14 +67,14 @@ def test_after_reencryption_the_old_secret_key_is_not_needed(organization: Organ
         Sealer.of(organization.pk)
 
 
-def test_an_organization_has_one_key(organization: Organization) -> None:
+def test_an_organization_has_only_one_capture_key(organization: Organization) -> None:
     Sealer.of(organization.pk)
     Sealer.of(organization.pk)
 
     assert CaptureKey.objects.count() == 1
 
 
-def test_a_sample_of_the_requests_is_kept(
+def test_only_the_requested_sample_of_requests_is_captured(
     client: Client, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = f"/v1/deployments/{deployment.pk}/capture"
@@ -87,7 +87,7 @@ def test_a_sample_of_the_requests_is_kept(
 
 
 @pytest.mark.parametrize("percent", [0, -1, 100.5, "half"])
-def test_a_sample_is_more_than_nothing_and_at_most_everything(
+def test_a_sample_of_0_percent_or_of_more_than_100_percent_is_refused(
     client: Client, deployment: Deployment, percent: object
 ) -> None:
     path = f"/v1/deployments/{deployment.pk}/capture"

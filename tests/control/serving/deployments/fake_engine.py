@@ -11,9 +11,9 @@ The file `behaviour` in the model folder says how the process behaves:
     sleepless   cannot sleep
     narrow      refuses requests while one runs, as an engine does whose queue is full
 
-It sleeps and wakes as an engine does, and writes a line into the file `wakes` of the model folder when it wakes. The
-requests /sleep and /wake wait while the file `hold` is in the model folder, before anything is decided; meanwhile the
-file `held` is there. The route /age makes the engine idle for longer than it is.
+The fake engine sleeps and wakes as an engine does. Each time it wakes, it appends a line to the file `wakes` in the
+model folder. While a file `hold` is in the model folder, requests to /sleep and /wake wait before they have any effect,
+and the fake engine creates a file `held` there. The route /age makes the engine report a longer idle time.
 
 The content of the last message says how a request ends:
     die         the process ends after two and a half events
@@ -46,7 +46,8 @@ def usage(num_tokens: int) -> dict[str, Any]:
     return {"prompt_tokens": 7, "completion_tokens": num_tokens, "prompt_tokens_details": details}
 
 
-# Routes whose usage comes in comments: the usage of an answer with 2 tokens, and the events of a stream.
+# Two routes send the usage in comments of their streams. For each of them: the usage of an answer with 2 tokens
+# (USAGES), and the types of the events of a stream (EVENTS).
 USAGES = {
     "/v1/responses": {"input_tokens": 7, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}},
     "/v1/messages": {"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": 4},
@@ -72,7 +73,7 @@ class Use:
 
     @contextlib.contextmanager
     def one_more(self) -> Iterator[bool]:
-        """Yields whether the engine is awake."""
+        """Counts a request as open while it runs. Yields whether the engine is awake."""
         with self.lock:
             is_awake = not self.is_asleep
             self.num_open += is_awake

@@ -60,7 +60,7 @@ def test_each_organizations_requests_are_counted_for_it(
     assert sums() == {(organization.pk, 2, 10), (other_organization.pk, 1, 5)}
 
 
-def test_usage_that_the_database_cannot_store_does_not_lose_that_of_other_organizations(
+def test_one_organizations_usage_that_the_database_cannot_store_does_not_lose_usage_of_others(
     organization: Organization, other_organization: Organization
 ) -> None:
     first, second = sorted([organization, other_organization], key=lambda one: one.pk)  # the order of writing
@@ -79,7 +79,7 @@ def test_a_reservation_is_released_with_the_usage(organization: Organization) ->
     assert not SpendReservation.objects.exists()
 
 
-def test_requests_are_kept_while_the_database_is_unreachable(
+def test_usage_is_kept_for_another_attempt_while_the_database_is_unreachable(
     organization: Organization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> NoReturn:
@@ -111,7 +111,7 @@ def test_a_commit_with_an_unknown_outcome_is_not_repeated(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_organizations_error_does_not_keep_others_from_being_counted() -> None:
+def test_usage_of_a_deleted_organization_does_not_keep_usage_of_others_from_being_written() -> None:
     organization, deleted = make_organization(), make_organization()
     request = ended(deleted)
     deleted.delete()

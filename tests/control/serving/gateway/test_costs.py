@@ -1,4 +1,4 @@
-"""The cost that a request reserves under spend caps is at least what it can cost."""
+"""The amount that a request reserves under spend caps is at least what the request can cost."""
 
 import json
 import unicodedata
@@ -92,7 +92,7 @@ def messages_with(contents: st.SearchStrategy[Any]) -> st.SearchStrategy[list[An
 
 def rendered_bytes(template: str, body: dict[str, Any]) -> int:
     """The most tokens that the prompt can have: the bytes of its normalised text, and a begin-of-sequence token."""
-    environment = Environment()  # the result is a prompt
+    environment = Environment()  # no autoescaping, because the result is a prompt and not HTML
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     variables = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True, "tools": [], **body}
     text = environment.from_string(template).render(**variables)
@@ -132,7 +132,7 @@ def test_a_short_chat_reserves_little_of_a_large_context() -> None:
     assert reserved_tokens(CHATML, body, escaped=False) < 500
 
 
-@pytest.mark.parametrize("text", ["\U0001d160" * 100, "שׁ" * 100])  # NFC triples the former
+@pytest.mark.parametrize("text", ["\U0001d160" * 100, "שׁ" * 100])  # NFC makes the first text three times as long
 def test_characters_that_normalisation_makes_longer_count_as_longer(text: str) -> None:
     body = {"messages": [{"role": "user", "content": text}]}
 

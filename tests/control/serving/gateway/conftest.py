@@ -73,9 +73,9 @@ def real_deployment(supervisor: Supervisor, caller: Organization, settings: Sett
     return deployment
 
 
-@pytest.fixture(params=["pretended engine", pytest.param("real engine", marks=pytest.mark.wide)])
+@pytest.fixture(params=["fake engine", pytest.param("real engine", marks=pytest.mark.wide)])
 def each_deployment(request: pytest.FixtureRequest) -> Deployment:
-    """A ready deployment `fast` with a fake engine (parameter "pretended engine"), in `make test-wide` also a real one."""
+    """A ready deployment `fast` with a fake engine, and in `make test-wide` also one with a real engine."""
     is_real = request.param == "real engine"
     deployment: Deployment = request.getfixturevalue("real_deployment" if is_real else "deployment")
     return deployment

@@ -86,7 +86,9 @@ def test_with_the_option_continuous_usage_stats_all_chunks_have_usage(client: ht
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("content", ["die", "linger"])
-def test_a_stream_that_either_side_cuts_off_is_counted_up_to_that_point(client: httpx2.Client, content: str) -> None:
+def test_a_stream_that_the_engine_or_the_caller_cuts_off_is_counted_up_to_that_point(
+    client: httpx2.Client, content: str
+) -> None:
     with client.stream("POST", "/chat/completions", json=chat(content, stream=True)) as answer:
         seen = ""
         for text in answer.iter_text():

@@ -51,7 +51,7 @@ def test_the_roles_have_the_scopes_that_the_documentation_lists(
 
 @pytest.mark.parametrize("role", Role.values)
 @pytest.mark.parametrize(("route", "method"), OPERATIONS)
-def test_on_every_route_a_key_can_do_what_its_members_role_allows(
+def test_on_every_route_a_members_key_can_do_exactly_what_the_role_allows(
     route: Route, method: str, role: str, organization: Organization
 ) -> None:
     """The key has all scopes. Only the role limits the key; the role was changed after the key had been created."""

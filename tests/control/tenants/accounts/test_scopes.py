@@ -9,7 +9,7 @@ from control.tenants.authentication.views import OrganizationView
 from tests.control.factories import make_key
 from tests.control.routes import Route, api_routes
 
-# Views that are functions cannot declare a scope.
+# The scopes of views that are functions, which cannot declare a scope themselves.
 SCOPE_OF_FUNCTION = {"generate": INFERENCE}
 ROUTES = api_routes()
 OPERATIONS = [pytest.param(route, method, id=f"{method} {route.path}") for route in ROUTES for method in route.methods]
@@ -75,7 +75,7 @@ def test_a_view_without_a_declared_scope_needs_the_scope_of_administrators() -> 
         ("files:read", [], False),
     ],
 )
-def test_a_scope_is_granted_by_the_same_scope_and_by_both_wildcards(
+def test_a_scope_is_granted_by_the_same_scope_and_by_the_wildcards_of_its_resource_and_of_everything(
     needed: str, scopes_of_key: list[str], granted: bool
 ) -> None:
     assert is_granted(needed, scopes_of_key) is granted

@@ -42,6 +42,7 @@ def usage_of(client: Client) -> dict[str, int]:
 
 
 def parts(**values: int) -> dict[str, int]:
+    """Returns the expected usage, where `values` maps kinds of stored objects to their bytes."""
     all_parts = {f"{part}_bytes": values.get(part, 0) for part in StoredPart}
     return {"used_bytes": sum(values.values()), **all_parts}
 
@@ -145,7 +146,7 @@ def test_a_hundred_concurrent_parts_do_not_exceed_the_limit(stack: LiveStack) ->
     assert not StorageReservation.objects.exists()
 
 
-def test_a_full_organization_can_complete_its_upload_because_the_file_replaces_the_parts(
+def test_an_organization_at_its_limit_can_complete_an_upload_because_the_file_replaces_the_parts(
     client: Client, organization: Organization
 ) -> None:
     set_limit(organization, 6)
@@ -214,7 +215,7 @@ def test_pruning_any_number_of_captured_requests_frees_their_bytes(
     assert CapturedRequest.objects.count() == 1
 
 
-def test_a_check_reads_no_table_of_objects(organization: Organization) -> None:
+def test_a_check_of_the_storage_limit_does_not_sum_up_stored_objects(organization: Organization) -> None:
     """The cost of the check therefore does not grow with the number of files."""
     with CaptureQueriesContext(connection) as queries:
         make_file(organization, b"x")
@@ -223,7 +224,7 @@ def test_a_check_reads_no_table_of_objects(organization: Organization) -> None:
 
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["before storing", "after storing"])
-def test_bytes_of_a_process_that_dies_before_the_file_is_added_are_deleted_and_uncounted(
+def test_bytes_of_a_process_that_dies_before_the_file_is_added_are_deleted_and_no_longer_counted(
     client: Client, organization: Organization, monkeypatch: pytest.MonkeyPatch, is_stored: bool
 ) -> None:
     put_file = FolderStorage.put_file
@@ -266,7 +267,7 @@ def test_a_refused_request_frees_its_bytes_at_once(client: Client, organization:
     assert not StorageReservation.objects.exists()
 
 
-def test_a_recount_corrects_a_wrong_counter_and_keeps_other_organizations_apart(client: Client) -> None:
+def test_a_recount_corrects_wrong_counters_and_counts_each_organization_separately(client: Client) -> None:
     other = make_organization()
     make_file(other, b"x" * 10)
     StoredBytes.objects.update(files_bytes=-5, captures_bytes=3)

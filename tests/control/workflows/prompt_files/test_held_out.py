@@ -50,7 +50,7 @@ def test_the_same_rows_are_held_out_whatever_their_order(organization: Organizat
     assert sorted(ids_of(first)) == sorted(ids_of(second))
 
 
-def test_invalid_lines_remain_and_keep_their_line_numbers(organization: Organization) -> None:
+def test_invalid_lines_stay_in_the_training_part_and_keep_their_line_numbers(organization: Organization) -> None:
     good = [json.dumps(row) for row in rows(30)]
     text = "\n".join([*good[:10], "{not json", *good[10:], good[0]])  # one custom_id appears twice
     rest, held_out = split_prompts(make_file(organization, text), held_out=12)

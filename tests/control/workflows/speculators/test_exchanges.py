@@ -173,7 +173,7 @@ def damaged(archive: bytes) -> bytes:
     return archive[:begin] + b"\xff" * 8 + archive[begin + 8 :]
 
 
-# The archive, and the text that the error message contains; `|` separates alternatives.
+# Each value is an archive, and a text that the error message must contain; `|` separates alternative texts.
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "no zip": (b"PK\x03\x04 and nothing more", "no readable zip"),
     "a damaged zip": (damaged(zipped(**{"config.json": b"abcdefgh" * 100})), "no readable zip"),
@@ -257,7 +257,7 @@ def test_a_failed_import_leaves_no_stored_objects(
     assert sorted((get_config().storage_dir / organization.pk).rglob("model.safetensors")) == before
 
 
-# Deletion. Each of these functions puts the speculator to a use during which it cannot be deleted.
+# Each of these functions puts the speculator to a use during which it cannot be deleted.
 
 
 def _deploy(speculator: Speculator) -> None:

@@ -1,4 +1,4 @@
-"""Device time costs the hourly price that its kind of device has at the time, and counts towards spend caps."""
+"""Device time is charged at the hourly price that its kind of device then has, and counts towards spend caps."""
 
 import datetime as dt
 from typing import Any
@@ -111,7 +111,9 @@ def test_device_time_counts_once_towards_the_caps_of_the_organization_and_the_pr
     assert client_of(organization).get(f"/v1/spend_caps/{of_project.pk}").json()["spent"]["value"] == 6
 
 
-def test_the_ledger_is_listed_newest_first_by_pages_and_filtered(client: Client, organization: Organization) -> None:
+def test_the_ledger_is_listed_newest_first_in_pages_and_can_be_filtered(
+    client: Client, organization: Organization
+) -> None:
     call_command("device_price_set", "cuda", "3")
     for number in range(5):
         use_device(organization, sequence=str(number))

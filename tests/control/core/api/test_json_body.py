@@ -58,7 +58,7 @@ def test_a_json_body_over_the_size_limit_is_refused_before_it_is_parsed(
         ("1e999", "invalid_json", None),
     ],
 )
-def test_a_pipeline_with_values_that_cannot_be_stored_is_refused_and_the_list_still_works(
+def test_a_pipeline_with_values_that_cannot_be_stored_is_refused_and_pipelines_can_still_be_listed(
     client: Client, organization: Organization, value: str, code: str, param: str | None
 ) -> None:
     prompts = make_file(organization, [chat_row(f"row-{n}") for n in range(10)])

@@ -34,7 +34,7 @@ from control.core.settings.config import Config, get_config
 from workers.parent_death import dying_with_parent, kept_command, unprivileged
 
 ROOT = Path(__file__).resolve().parents[4]
-# Every user can run this interpreter, whereas that of a virtual environment may lie in root's home.
+# Every user can run this interpreter, but perhaps not that of a virtual environment, which may lie in root's home.
 PYTHON = "/usr/bin/python3"
 needs_root = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or not Path(PYTHON).exists(),
@@ -125,7 +125,7 @@ def test_without_a_range_of_user_ids_processes_keep_the_user_of_their_parent() -
 
 
 @needs_root
-def test_each_organization_keeps_its_own_user_even_if_many_ask_at_once(config: Config) -> None:
+def test_each_organization_keeps_its_own_user_even_if_many_threads_ask_for_users_at_once(config: Config) -> None:
     names = [f"org_{i % 10}" for i in range(100)]
     with ThreadPoolExecutor(16) as pool:
         uids = list(pool.map(lambda name: user_of(config, name).uid, names))

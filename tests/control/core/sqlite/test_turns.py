@@ -68,7 +68,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def in_line(pool: ThreadPoolExecutor, path: Path, function: Callable[[], None]) -> "Future[None]":
-    """Calls the function, a write, in a thread. Returns when the write waits for its turn."""
+    """Calls `function`, which writes, in a thread of `pool`. Returns when this writer waits for its turn."""
 
     def call() -> None:
         try:
@@ -162,7 +162,7 @@ def test_the_turn_passes_on_although_a_forked_process_has_copies_of_the_open_fil
         turn.give_back()
 
 
-def test_a_write_behind_a_writer_frozen_in_its_transaction_fails_with_sqlites_error(
+def test_a_write_that_waits_for_a_writer_frozen_in_its_transaction_fails_with_sqlites_error(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connection.settings_dict["OPTIONS"], "timeout", 0.2)
@@ -175,7 +175,7 @@ def test_a_write_behind_a_writer_frozen_in_its_transaction_fails_with_sqlites_er
                 writing("late")
 
 
-def test_writers_behind_a_writer_frozen_before_its_transaction_continue_after_a_time_limit(
+def test_writers_that_wait_for_a_writer_frozen_before_its_transaction_continue_after_a_time_limit(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "MAX_WAIT_SECONDS", 0.2)

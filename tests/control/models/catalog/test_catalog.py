@@ -95,7 +95,9 @@ def test_versions_of_speculators_are_counted_for_each_name_and_organization(db: 
     assert made[0].target_revision == made[0].base_model.revision
 
 
-def test_a_speculator_keeps_the_digests_of_the_texts_that_it_was_trained_with(tmp_path: Path, db: None) -> None:
+def test_a_speculator_keeps_the_digests_of_the_tokenizer_and_the_chat_template_that_it_was_trained_with(
+    tmp_path: Path, db: None
+) -> None:
     folder = make_folder(tmp_path / "model")
     model = base_model_register(name="tiny", path=folder)
     trained = speculator_create(organization=make_organization(), base_model=model, name="s", kind="medusa")

@@ -330,7 +330,7 @@ def test_models_in_use_and_shared_models_cannot_be_deleted(
     register(client, roots / organization.pk / "m", name="own", status=409)
 
 
-def test_an_error_of_an_unknown_shape_is_returned_unchanged(client: Client, organization: Organization) -> None:
+def test_a_stored_error_of_an_unknown_shape_is_returned_unchanged(client: Client, organization: Organization) -> None:
     model = make_base_model(organization=organization)
     BaseModel.objects.update(status=BaseModel.Status.REFUSED, error={"reason": "no weights"})
 

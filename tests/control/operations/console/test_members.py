@@ -102,7 +102,7 @@ def test_the_table_of_roles_covers_every_page() -> None:
     assert tables == OPENS["owner"] | STAFF_PAGES
 
 
-def test_the_response_to_the_id_of_a_foreign_row_equals_that_to_an_unknown_id() -> None:
+def test_responses_to_ids_of_foreign_rows_and_to_unknown_ids_are_equal() -> None:
     own, foreign = filled(make_organization()), filled(make_organization())
     client, num_checked = sign_in(own.organization, "owner"), 0
     for page in pages(of_rows=True):

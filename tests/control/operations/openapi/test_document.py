@@ -172,7 +172,8 @@ def test_responses_match_the_document(route: Route, method: str, client: Client,
 
 @pytest.mark.parametrize("path", ["deployments", "batches", "distillations", "evaluations", "pipelines"])
 def test_a_plan_and_the_created_object_are_both_documented(path: str) -> None:
-    """A plan has status 200. A new batch has it too, as in OpenAI's API, so one status may have two schemas."""
+    """A plan has status 200. A new batch has status 200 as well, as in OpenAI's API. One status may therefore have two
+    schemas."""
     document = generate()
     responses = document["paths"][f"/v1/{path}"]["post"]["responses"]
     schemas = [

@@ -1,4 +1,4 @@
-"""Promise S26 of docs/reliability.md: the link of an invitation is for one use, one member and one week."""
+"""Promise S26 of docs/reliability.md: the link of an invitation is valid for one use, one member and one week."""
 
 import datetime as dt
 import time

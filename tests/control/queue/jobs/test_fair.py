@@ -150,7 +150,7 @@ def test_the_work_of_a_claim_does_not_grow_with_the_queue_of_another_organizatio
         submit(organization=loud)
         Job.objects.bulk_create(Job(organization=loud, kind=Job.Kind.BATCH) for _ in range(num_queued - 1))
         submit(organization=quiet)
-        return max(num_steps(lambda: finish(claim_next(), 10.0)) for _ in range(2))  # one of each organization
+        return max(num_steps(lambda: finish(claim_next(), 10.0)) for _ in range(2))  # one claim for each organization
 
     before = work_of_claims(20)
     assert work_of_claims(2_000) <= 1.5 * before

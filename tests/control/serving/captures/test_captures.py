@@ -79,7 +79,9 @@ def test_hours_outside_of_one_hour_to_30_days_are_refused(
     assert (response.status_code, response.json()["error"]["param"]) == (400, "hours")
 
 
-def test_distinct_captured_requests_become_rows_for_the_base_model(client: Client, deployment: Deployment) -> None:
+def test_distinct_captured_requests_become_batch_rows_for_the_base_model(
+    client: Client, deployment: Deployment
+) -> None:
     capture_set(deployment=deployment, hours=24)
     capture_request(deployment, "one", temperature=0.5, stream=True, user="u-1", n=3)
     capture_request(deployment, "two")

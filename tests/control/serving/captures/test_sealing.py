@@ -17,7 +17,7 @@ from tests.control.serving.captures.test_captures import capture_request, rows_o
 from tests.control.serving.captures.test_captures import deployment as deployment
 
 
-def test_the_database_has_no_word_of_a_captured_request(client: Client, deployment: Deployment) -> None:
+def test_the_database_stores_no_readable_text_of_a_captured_request(client: Client, deployment: Deployment) -> None:
     capture_set(deployment=deployment, hours=24)
     assert capture_request(deployment, "the quick brown fox", user="u-1")
 
@@ -31,7 +31,7 @@ def test_the_database_has_no_word_of_a_captured_request(client: Client, deployme
     assert rows_of(file["id"])[0]["body"]["messages"][0]["content"] == "the quick brown fox"
 
 
-def test_a_request_cannot_be_opened_with_the_key_of_another_organization_or_as_that_of_another_deployment(
+def test_a_sealed_request_cannot_be_opened_with_another_organizations_key_or_for_another_deployment(
     organization: Organization, other_organization: Organization
 ) -> None:
     mine, other = Sealer.of(organization.pk), Sealer.of(other_organization.pk)
@@ -45,7 +45,7 @@ def test_a_request_cannot_be_opened_with_the_key_of_another_organization_or_as_t
     assert mine.seal({"prompt": "p"}, deployment_id="dep_1") != sealed
 
 
-def test_the_same_request_is_stored_in_different_bytes(deployment: Deployment) -> None:
+def test_two_equal_requests_are_stored_as_different_bytes(deployment: Deployment) -> None:
     capture_set(deployment=deployment, hours=24)
     capture_request(deployment, "same")
     capture_request(deployment, "same")

@@ -7,9 +7,9 @@ The file `behaviour` in the model folder says how the process behaves:
     crash       ends at once
     mute        never becomes healthy
     stubborn    ignores SIGTERM
-    draining    is healthy, but refuses requests as an engine does that is about to stop
+    draining    is healthy, but refuses requests, like an engine that is about to stop
     sleepless   cannot sleep
-    narrow      refuses requests while one runs, as an engine does whose queue is full
+    narrow      refuses requests while another request runs, like an engine whose queue is full
 
 The fake engine sleeps and wakes as an engine does. Each time it wakes, it appends a line to the file `wakes` in the
 model folder. While a file `hold` is in the model folder, requests to /sleep and /wake wait before they have any effect,
@@ -59,7 +59,7 @@ EVENTS = {
 
 
 class Use:
-    """Whether the engine sleeps, and how much it is used."""
+    """Whether the fake engine sleeps, how many requests are open, and when it was last used."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -91,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
     options: dict[str, Any]
     behaviour: str
     use = Use()
-    num_reads = 0  # of /metrics; reported there as the number of requests, so that the counter rises with each read
+    num_reads = 0  # of /metrics, which reports this number as its counter of requests
 
     def do_GET(self) -> None:
         if not self._authorized():

@@ -193,7 +193,7 @@ def test_a_failed_creation_leaves_the_callers_transaction_usable(db: None, organ
 
 
 @pytest.mark.parametrize("error", [{"code": "crashed", "exit_code": 1}, "crashed", []])
-def test_an_error_of_an_unknown_shape_is_returned_unchanged(
+def test_a_stored_error_of_an_unknown_shape_is_returned_unchanged(
     client: Client, organization: Organization, error: object
 ) -> None:
     deployment = make_deployment(make_base_model(), organization)

@@ -1,4 +1,4 @@
-"""The copies of a deployment's speculator and adapters are deleted when it has ended."""
+"""The copies of a deployment's speculator and adapters are deleted after the deployment has ended."""
 
 from dataclasses import replace
 from pathlib import Path

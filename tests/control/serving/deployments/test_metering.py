@@ -26,7 +26,7 @@ from tests.control.serving.deployments.support import (
 
 
 def launched(organization: Organization, *, seconds_ago: float) -> Replica:
-    """A replica whose process was launched, and metered for the last time, so many seconds ago."""
+    """Makes a replica whose process was launched, and metered for the last time, `seconds_ago`."""
     made = make_replica(make_deployment(make_base_model(), organization))
     assert observations.replica_launched(replica=made, pid=4_000_000, process_started="1", port=1, token="t")
     Replica.objects.filter(pk=made.pk).update(metered_until=timezone.now() - timedelta(seconds=seconds_ago))
@@ -106,7 +106,9 @@ def test_an_endpoint_that_stops_is_recorded_until_its_end_and_a_second_report_of
     assert reloaded(replica).metered_until is None
 
 
-def test_a_process_launched_by_a_release_that_did_not_meter_is_metered_from_now_on(organization: Organization) -> None:
+def test_a_process_launched_by_an_earlier_release_without_metering_is_metered_from_now_on(
+    organization: Organization,
+) -> None:
     replica = launched(organization, seconds_ago=0)
     Replica.objects.filter(pk=replica.pk).update(metered_until=None)
     replica.refresh_from_db(fields=["metered_until"])

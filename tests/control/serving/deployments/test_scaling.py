@@ -1,4 +1,4 @@
-"""How the supervisors put idle endpoints to sleep, wake them and charge for them."""
+"""Supervisors put idle endpoints to sleep, wake them, and do not charge for the time in which they sleep."""
 
 import datetime as dt
 from pathlib import Path

@@ -42,7 +42,9 @@ def sums() -> set[tuple[str, int, int]]:
     return set(UsageRecord.objects.values_list("organization_id", "requests", "input_tokens"))
 
 
-def test_requests_that_ended_together_are_written_by_as_many_queries_as_one(organization: Organization) -> None:
+def test_the_usage_of_many_requests_is_written_with_as_many_queries_as_that_of_one_request(
+    organization: Organization,
+) -> None:
     with CaptureQueriesContext(connection) as one:
         write([ended(organization)])
     with CaptureQueriesContext(connection) as many:
@@ -60,7 +62,7 @@ def test_each_organizations_requests_are_counted_for_it(
     assert sums() == {(organization.pk, 2, 10), (other_organization.pk, 1, 5)}
 
 
-def test_one_organizations_usage_that_the_database_cannot_store_does_not_lose_usage_of_others(
+def test_if_the_database_cannot_store_the_usage_of_one_organization_the_usage_of_others_is_not_lost(
     organization: Organization, other_organization: Organization
 ) -> None:
     first, second = sorted([organization, other_organization], key=lambda one: one.pk)  # the order of writing

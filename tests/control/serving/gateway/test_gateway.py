@@ -85,7 +85,7 @@ def test_a_request_is_passed_to_the_engine_unchanged(client: httpx2.Client, path
     assert response.headers["x-request-id"]
 
 
-def test_the_engine_learns_the_project_of_a_key_and_a_client_cannot_choose_it(
+def test_the_gateway_and_not_the_client_tells_the_engine_the_project_of_a_key(
     base_url: str, deployment: Deployment, caller: Organization
 ) -> None:
     project, other = (Project.objects.create(organization=caller, name=name) for name in ("own", "other"))

@@ -82,7 +82,7 @@ def test_a_stream_is_counted_up_to_the_point_at_which_the_caller_disconnects(cli
 
 
 @pytest.mark.usefixtures("deployment")
-def test_refusals_have_anthropics_shape_and_are_not_counted(client: httpx2.Client) -> None:
+def test_refusals_have_the_format_of_anthropics_errors_and_are_not_counted(client: httpx2.Client) -> None:
     unknown = client.post("/messages", json=body() | {"model": "other"})
     stranger = client.post("/messages", json=body(), headers={"x-api-key": "no"})
     malformed = client.post("/messages", content=b"{")
@@ -111,7 +111,7 @@ def test_refusals_have_anthropics_shape_and_are_not_counted(client: httpx2.Clien
     ],
     ids=["outage", "defect", "host"],
 )
-def test_failures_of_the_gateway_itself_have_anthropics_shape(
+def test_failures_of_the_gateway_itself_have_the_format_of_anthropics_errors(
     client: httpx2.Client,
     monkeypatch: pytest.MonkeyPatch,
     path: str,

@@ -116,7 +116,7 @@ def test_a_request_without_a_stream_is_sent_unchanged() -> None:
     )
 
 
-def test_usage_is_requested_of_a_stream_and_other_options_are_kept() -> None:
+def test_the_gateway_requests_usage_from_the_engine_for_a_stream_and_keeps_other_options() -> None:
     body = chat("x", stream=True, stream_options={"include_obfuscation": False}, seed=2**60)
 
     sent = json.loads(metered_request(body) or b"")

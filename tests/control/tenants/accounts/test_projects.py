@@ -55,7 +55,8 @@ ONLY_FOR_ORGANIZATION_KEYS = {
     "PATCH /v1/projects/{project_id}",
     "POST /v1/projects/{project_id}/archive",
 }
-# Maps tables and apps whose rows belong to an organization but have no column `project` to the reason.
+# The keys are tables and apps whose rows belong to an organization but have no column `project`. The values are the
+# reasons.
 WITHOUT_PROJECT = {
     "accounts.Member": "of the whole organization",
     "accounts.Project": "a project's key sees its own",
@@ -293,7 +294,7 @@ def test_a_key_can_be_restricted_only_to_deployments_of_its_project(
     assert (response.status_code, error_code(response)) == (404, "deployment_not_found")
 
 
-def test_the_migration_assigns_objects_that_keys_of_projects_created_to_these_projects(
+def test_the_migration_assigns_each_object_to_the_project_of_the_key_that_created_it(
     organization: Organization, project: Project, project_client: Client, client: Client
 ) -> None:
     make_base_model("m")

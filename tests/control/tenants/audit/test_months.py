@@ -94,7 +94,7 @@ def test_a_month_that_was_not_exported_is_not_dropped(
     assert events_left() == {mine, foreign}
 
 
-def test_an_export_that_was_read_only_in_part_does_not_allow_to_drop_the_month(
+def test_an_export_that_was_read_only_in_part_does_not_permit_dropping_the_month(
     client: Client, organization: Organization
 ) -> None:
     make_event(organization, FIRST)

@@ -1,8 +1,8 @@
 """Example objects of one organization, and valid request bodies, for the tests that cover all routes.
 
-The test folder of each resource declares its examples in a file `examples.py`. It has one function per object, which
-takes the world and returns the object. `IDS` maps each parameter of a path to the id of an example. `BODIES` maps each
-operation that takes a body to a valid body. The tests fail for a route that lacks an entry.
+The test folder of each resource declares its examples in a file `examples.py`. This file has one function per object,
+which takes the world and returns the object. Its `IDS` maps each parameter of a path to the id of an example, and its
+`BODIES` each operation that takes a body to a valid body. The tests fail for a route that lacks an entry.
 """
 
 from collections.abc import Callable, Mapping

@@ -181,7 +181,9 @@ def test_a_pipeline_without_engine_options_passes_no_options_to_its_stages(db: N
 
 
 @pytest.mark.parametrize("path", ["/v1/deployments", "/v1/evaluations"])
-def test_a_plan_refuses_a_speculator_that_is_not_ready_like_a_creation(client: Client, world: World, path: str) -> None:
+def test_a_plan_and_a_creation_refuse_a_speculator_that_is_not_ready_with_the_same_error(
+    client: Client, world: World, path: str
+) -> None:
     """A speculator that is not ready has no files. Its storage prefix is empty, and an empty prefix matches the files
     of all organizations."""
     give_sizes(world)

@@ -332,7 +332,7 @@ def test_the_price_follows_the_base_model_and_not_the_endpoints_name(
 
 
 @pytest.mark.usefixtures("deployment")
-def test_an_endpoint_whose_model_has_no_price_is_refused_where_prices_are_in_use(client: httpx2.Client) -> None:
+def test_once_there_is_a_price_an_endpoint_whose_model_has_none_is_refused(client: httpx2.Client) -> None:
     price_set(base_model_id=make_base_model("fast").pk, input_nanousd=1, output_nanousd=1)
 
     response = post(client, chat("hello"))

@@ -28,7 +28,7 @@ def full_organization() -> Iterator[str]:
     del _num_open["org_full"]
 
 
-def test_a_refused_key_is_not_authenticated_again_while_its_organization_is_full(
+def test_a_refused_key_is_not_authenticated_again_while_its_organization_has_too_many_streams(
     full_organization: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authenticated = []

@@ -81,7 +81,7 @@ def test_an_idempotency_key_is_valid_for_one_body_and_separate_for_each_route_an
     assert foreign_batch.json()["id"] != made["id"]
 
 
-def test_requests_whose_fields_differ_only_in_order_are_the_same_request(client: Client, file: File) -> None:
+def test_requests_whose_fields_differ_only_in_order_are_treated_as_equal(client: Client, file: File) -> None:
     first = create_batch(client, file, metadata={"a": "1", "b": "2"})
     second = create_batch(client, file, metadata={"b": "2", "a": "1"})
 

@@ -112,7 +112,9 @@ def test_each_kind_of_stored_object_counts_exactly_while_it_is_stored(
     assert usage_of(client) == parts(files=6)
 
 
-def test_of_two_uploads_only_one_gets_the_last_bytes(client: Client, organization: Organization) -> None:
+def test_of_two_uploads_only_one_gets_the_last_bytes_below_the_limit(
+    client: Client, organization: Organization
+) -> None:
     set_limit(organization, 10)
     first, second = (begin_upload(client, 6).json()["id"] for _ in range(2))
 
@@ -126,7 +128,7 @@ def test_of_two_uploads_only_one_gets_the_last_bytes(client: Client, organizatio
 
 
 @both_databases
-def test_a_hundred_concurrent_parts_do_not_exceed_the_limit(stack: LiveStack) -> None:
+def test_a_hundred_concurrent_upload_parts_do_not_exceed_the_limit(stack: LiveStack) -> None:
     organization = with_limits(stack.organization, storage_bytes=55)
     upload = upload_create(
         organization=organization, filename="f", purpose="batch", mime_type="text/plain", size_bytes=50
@@ -171,7 +173,7 @@ def test_an_expired_upload_and_an_expired_file_free_their_bytes_once(
     assert usage_of(client) == parts()
 
 
-def test_at_the_limit_a_capture_stops_with_a_reason_until_it_is_set_again(
+def test_at_the_storage_limit_a_capture_stops_and_states_the_reason_until_it_is_set_again(
     client: Client, organization: Organization, deployment: Deployment
 ) -> None:
     set_limit(organization, 100)
@@ -253,7 +255,7 @@ def test_bytes_of_a_process_that_dies_before_the_file_is_added_are_deleted_and_n
     assert get_storage().sizes(f"{organization.pk}/files") == {}
 
 
-def test_a_refused_request_frees_its_bytes_at_once(client: Client, organization: Organization) -> None:
+def test_a_refused_request_frees_its_reserved_bytes_at_once(client: Client, organization: Organization) -> None:
     make_base_model("tiny")
     config, weights = make_adapter_files(organization)
     body = {"name": "a", "model": "tiny", "config_file": config.pk, "weights_file": weights.pk}

@@ -50,7 +50,7 @@ def visible_jobs() -> set[str]:
     return set(Job.objects.values_list("pk", flat=True))
 
 
-def test_every_table_that_leads_to_an_organization_has_a_forced_policy(postgres: str) -> None:
+def test_every_table_whose_foreign_keys_lead_to_an_organization_has_a_forced_policy(postgres: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(_TABLES_OF_TENANTS)
         policies = {name: (is_forced, count) for name, is_forced, count in cursor.fetchall()}

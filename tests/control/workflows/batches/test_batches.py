@@ -314,7 +314,7 @@ def test_the_first_shards_are_small_so_that_progress_is_committed_early(
     assert list(shards) == [(0, 4), (4, 12), (12, 28), (28, 44), (44, 50)]
 
 
-def test_answers_cut_off_at_a_token_limit_are_counted_and_store_where_they_were_cut_off(
+def test_answers_cut_off_at_a_token_limit_are_counted_and_the_place_of_each_cut_is_stored(
     client: Client, organization: Organization, tmp_path: Path
 ) -> None:
     def cut(row: int, within: str, *, continued: bool = False, finish_reason: str = "length") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Promise E52 of docs/reliability.md: files are read by child processes with limits, which end with their parents."""
+"""Promise E52 of docs/reliability.md: child processes with limits read files, and end when their parents end."""
 
 import os
 import signal
@@ -81,7 +81,7 @@ def test_a_child_that_dies_for_another_reason_is_reported_with_the_reason(one_pa
         run_in_child(BytesIO(LARGE), one_pass, **LIMITS)
 
 
-def test_a_child_ends_when_its_source_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_ends_when_its_file_cannot_be_read_further(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     class Recorded(subprocess.Popen):  # type: ignore[type-arg]  # generic only in its stubs

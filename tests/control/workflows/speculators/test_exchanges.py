@@ -122,7 +122,7 @@ def test_an_imported_speculator_can_be_deployed(
     post(client, "/v1/deployments", {"name": "fast", "model": "m", "speculator_id": body["id"]})
 
 
-def test_a_second_import_under_the_same_name_is_the_next_version(
+def test_a_second_import_under_the_same_name_creates_the_next_version(
     client: Client, organization: Organization, speculator: Speculator
 ) -> None:
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})

@@ -167,7 +167,9 @@ def test_a_user_id_that_its_organization_has_not_used_for_a_day_is_released_and_
     assert engine_user(config, "org_new") == idle
     assert trespass(idle, reads=reads).values["read"] == []
     assert not idle.home.exists()
-    assert list(idle.home.parent.glob(f".{idle.uid}.*")), "the old home is left to the limit of homes"
+    assert list(idle.home.parent.glob(f".{idle.uid}.*")), (
+        "the old home is renamed, and deleted later with other homes over the limit"
+    )
     with pytest.raises(NoFreeUser):
         engine_user(config, "org_4")
 

@@ -155,7 +155,9 @@ def test_an_engine_that_locks_its_inherited_lock_file_keeps_its_copy_and_delays_
     set_used(folder, 9_000)
     model_copies_limit(config)
     assert not folder.exists()
-    assert [path.name for path in folder.parent.iterdir()] == [".limit"], "files of ended uses are deleted"
+    assert [path.name for path in folder.parent.iterdir()] == [".limit"], (
+        "lock files must be deleted when they are no longer used"
+    )
 
 
 def test_no_other_user_can_open_the_lock_files(config: Config) -> None:

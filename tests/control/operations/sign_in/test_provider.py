@@ -148,7 +148,7 @@ def test_a_token_for_another_service_is_refused(provider: Provider) -> None:
     provider.audience = "another service"
 
     assert not is_signed_in(come_back(provider))
-    assert provider.token_requests, "the code was exchanged"
+    assert provider.token_requests, "the code must have been exchanged for a token"
 
 
 def test_a_callback_that_this_browser_did_not_ask_for_is_refused(provider: Provider) -> None:

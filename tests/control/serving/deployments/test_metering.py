@@ -60,7 +60,7 @@ def test_of_two_supervisors_that_read_the_same_row_one_records_the_interval(orga
     endpoint_meter(replica=same_row)
 
     (line,) = LedgerLine.objects.filter(subject=Subject.ENDPOINT_TIME, object_id=replica.deployment_id)
-    assert reloaded(replica).metered_until == line.ended_at, "a period is not recorded"
+    assert reloaded(replica).metered_until == line.ended_at, "the recorded time has a gap"
 
 
 def test_a_supervisor_with_an_old_row_does_not_meter_a_process_that_has_ended(organization: Organization) -> None:

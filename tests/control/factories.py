@@ -30,7 +30,7 @@ def make_key(organization: Organization | None = None, **values: Any) -> tuple[A
 
 
 def client_of(organization: Organization, *, project: Project | None = None) -> Client:
-    """Returns Django's test client with a key of the organization or project. A view's exception becomes a 500."""
+    """Returns Django's test client with a key of the organization or project. An exception becomes status 500."""
     _, token = make_key(organization, project=project)
     return Client(raise_request_exception=False, headers={"Authorization": f"Bearer {token}"})
 

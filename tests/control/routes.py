@@ -21,7 +21,7 @@ class Route:
     methods: tuple[str, ...]
 
     def kind_of(self, parameter: str) -> str:
-        """Returns the parameter's name in `World.id_of`, which is `fine_tuning_job_id` for that of fine-tuning jobs."""
+        """Returns the name in `World.id_of`: `fine_tuning_job_id` for a `job_id` of fine tuning, else `parameter`."""
         return f"fine_tuning_{parameter}" if self.path.startswith("/v1/fine_tuning/") else parameter
 
     @property

@@ -1,6 +1,6 @@
 """Promise E52 of docs/reliability.md: a child process, and not the server process, reads the rows of a large file.
 
-A pass is a function that reads all rows once. In a child process, it returns and writes the same as in this process.
+A pass is a function that reads a file once. In a child process, it returns and writes the same as in this process.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Passes (functions that read all rows of a file) that behave badly, for tests of the limits of child processes."""
+"""Passes (functions that read a file once) that behave badly, for tests of the limits of child processes."""
 
 import os
 import signal

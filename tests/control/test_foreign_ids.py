@@ -95,7 +95,7 @@ def response_and_queries(request_of: Callable[[str], Any], object_id: str) -> tu
     ("route", "method"),
     [pytest.param(*operation, id=f"{operation[1]} {operation[0].path}") for operation in OPERATIONS],
 )
-def test_every_operation_has_a_body_and_ids_for_the_generated_tests(
+def test_every_operation_has_the_example_body_and_ids_that_the_generated_tests_need(
     route: Route, method: str, own_world: World
 ) -> None:
     assert method not in METHODS_WITH_BODY or f"{method} {route.path}" in example_bodies()

@@ -64,7 +64,7 @@ def test_the_migration_assigns_prices_to_shared_base_models_and_prints_the_unass
     assert price_of(shared.pk).input_nanousd == len("shared")
 
 
-def test_a_price_set_by_base_model_replaces_the_unassigned_price_of_its_name(db: None) -> None:
+def test_a_price_set_by_base_model_replaces_the_unassigned_price_of_the_models_name(db: None) -> None:
     model = make_base_model("own", make_organization())
     Price.objects.create(model="own", input_nanousd=1, output_nanousd=1)
     Price.objects.create(model="endpoint", input_nanousd=1, output_nanousd=1)

@@ -78,7 +78,7 @@ def test_weight_formats_that_the_engine_lacks_for_a_model_are_refused(
     assert "Llama's family, Mixtral and Qwen3-MoE only" in message
 
 
-def test_the_mtp_module_is_planned_if_it_drafts(model: BaseModel, settings: Settings) -> None:
+def test_memory_for_the_mtp_module_is_planned_if_the_module_drafts(model: BaseModel, settings: Settings) -> None:
     model.sizes, model.model_type = asdict(ModelSizes.of(DEEPSEEK_V3)), "deepseek_v3"
     use(settings, device="cpu")
     workload = Workload(purpose=Purpose.ENDPOINT, base_model=model)
@@ -128,7 +128,7 @@ def test_contradictory_drafting_options_are_refused_with_a_specific_code(
         ({"weights": "bf16", "kv_dtype": "bf16"}, False),
     ],
 )
-def test_consistent_drafting_options_are_planned(
+def test_consistent_drafting_options_are_accepted(
     model: BaseModel, speculator: Speculator, settings: Settings, options: dict[str, Any], with_speculator: bool
 ) -> None:
     use(settings, device="cpu")

@@ -88,7 +88,7 @@ def test_the_error_for_a_context_that_does_not_fit_states_the_needed_memory(
     assert not Deployment.objects.exists()
 
 
-def test_the_weights_of_a_speculator_are_planned(
+def test_memory_for_the_weights_of_a_speculator_is_planned(
     client: Client, model: BaseModel, organization: Organization, tmp_path: Path
 ) -> None:
     speculator = make_speculator(model, organization)

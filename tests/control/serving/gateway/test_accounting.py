@@ -73,7 +73,7 @@ def test_if_the_database_cannot_store_the_usage_of_one_organization_the_usage_of
     assert sums() == {(second.pk, 1, 5)}
 
 
-def test_a_reservation_is_released_with_the_usage(organization: Organization) -> None:
+def test_writing_the_usage_of_a_request_releases_its_reservation(organization: Organization) -> None:
     reservation_id = spend_reserve(caller=Caller(organization_id=organization.pk), nanousd=1)
 
     write([ended(organization, reservation_id=reservation_id)])

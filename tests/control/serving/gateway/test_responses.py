@@ -137,6 +137,6 @@ def test_the_cost_that_a_response_reserves_covers_its_items_and_its_max_output_t
     assert CompletionRequest.of({"model": "m", "input": "x"}, num_bytes=1).max_tokens is None
 
 
-def test_a_comment_is_split_from_its_event() -> None:
+def test_a_usage_comment_is_split_from_its_event() -> None:
     assert without_comment(b': {"usage":1}\nevent: x\ndata: {}') == (b'{"usage":1}', b"event: x\ndata: {}")
     assert without_comment(b'data: {"a": ": "}') == (b"", b'data: {"a": ": "}')

@@ -67,7 +67,9 @@ def test_on_every_route_a_members_key_can_do_exactly_what_the_role_allows(
     assert is_refused is not is_granted(needed, ROLE_SCOPES[role])
 
 
-def test_a_changed_role_limits_existing_keys_at_once_and_a_removed_member_has_none(organization: Organization) -> None:
+def test_a_changed_role_limits_existing_keys_at_once_and_the_keys_of_a_removed_member_are_refused(
+    organization: Organization,
+) -> None:
     make_member(organization, "owner", "another@example.com")
     member = make_member(organization, "owner")
     _, client = key_of(member)

@@ -48,7 +48,7 @@ def test_a_key_with_all_scopes_except_the_needed_one_is_refused(
 
 
 @pytest.mark.parametrize(("route", "method"), OPERATIONS)
-def test_the_needed_scope_is_sufficient(route: Route, method: str, organization: Organization) -> None:
+def test_a_key_with_only_the_needed_scope_is_accepted(route: Route, method: str, organization: Organization) -> None:
     needed = scope_needed(declared_scope(route) or ADMIN, method)
 
     response = client_with(organization, needed).generic(method, route.path.format_map(UnknownIds()))

@@ -118,7 +118,7 @@ def test_only_the_new_rows_of_a_resumed_batch_are_charged(db: None, tmp_path: Pa
     assert new.usage == {"input_tokens": 9, "output_tokens": 6, "total_tokens": 15}  # of the rows 2, 3 and 6
 
 
-def test_a_resumed_batch_runs_a_row_that_crashed_its_worker_again(db: None, tmp_path: Path) -> None:
+def test_a_row_that_crashed_its_worker_is_run_again_in_the_resumed_batch(db: None, tmp_path: Path) -> None:
     old = make_batch(num_rows=2)
     batch_validate(batch=old)
     error = {"code": "row_crashed_worker", "message": "It crashed."}
@@ -186,7 +186,7 @@ def test_a_batch_whose_files_are_deleted_cannot_be_resumed(
 
 
 @pytest.mark.parametrize("which", ["output", "errors", "tokens"])
-def test_results_that_are_deleted_before_they_are_copied_fail_the_new_batch(
+def test_the_new_batch_fails_if_results_are_deleted_before_they_are_copied(
     db: None, tmp_path: Path, which: str
 ) -> None:
     old = make_ended_batch(tmp_path)

@@ -61,7 +61,7 @@ def test_invalid_lines_stay_in_the_training_part_and_keep_their_line_numbers(org
 
 
 @pytest.mark.parametrize(("num_rows", "requested"), [(0, None), (1, None), (32, 32)])
-def test_too_few_rows_are_refused(organization: Organization, num_rows: int, requested: int | None) -> None:
+def test_a_file_with_too_few_rows_is_refused(organization: Organization, num_rows: int, requested: int | None) -> None:
     content = "".join(json.dumps(row) + "\n" for row in rows(num_rows)) or "\n"
     with pytest.raises(ApiError) as refusal:
         split_prompts(make_file(organization, content), held_out=requested)

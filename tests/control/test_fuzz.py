@@ -54,7 +54,7 @@ REFERENCES = {
 
 
 class Fuzzer:
-    """Sends cases. `num_responses` counts the responses by status."""
+    """Sends cases and checks their responses. `num_responses` counts the responses by status."""
 
     def __init__(self, organization: Organization) -> None:
         _, token = make_key(organization)
@@ -65,7 +65,10 @@ class Fuzzer:
         self.num_responses: Counter[int] = Counter()
 
     def send(self, case: Case[Any]) -> None:
-        """Raises: the errors of the checks, which show the request as a curl command."""
+        """Sends the case, checks the response, and rolls back the changes.
+
+        Raises: the errors of the checks, which show the request as a curl command.
+        """
         if self._random.random() < SHARE_WITH_EXISTING_IDS:
             self._insert_existing_ids(case)
         with transaction.atomic():

@@ -55,7 +55,7 @@ def code_of(secret: str) -> str:
 
 
 def new_factor(client: Client) -> str:
-    """Sets up an authenticator app for the signed-in user, who enters the password again. Returns: its secret."""
+    """Sets up an authenticator app for the signed-in user, who enters the password again. Returns: the app's secret."""
     assert client.post(reverse("account_reauthenticate"), {"password": PASSWORD}).status_code == 302
     response = client.get(reverse("mfa_activate_totp"))
     assert response.status_code == 200, response.headers

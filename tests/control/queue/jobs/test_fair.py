@@ -38,8 +38,8 @@ class Simulation:
 
     def __init__(self, num_workers: int) -> None:
         self.free_at = [0.0] * num_workers  # for each worker, the second at which it can claim its next job
-        self.running: dict[int, Claim] = {}  # by worker
-        self.ended_at: dict[str, float] = {}  # by the id of the job
+        self.running: dict[int, Claim] = {}  # the current claim of each worker
+        self.ended_at: dict[str, float] = {}  # maps the id of a job to the second of its end
 
     def submit(self, organization: Organization, count: int, seconds: float) -> list[str]:
         params = {"seconds": seconds}

@@ -13,7 +13,7 @@ METHODS_WITH_BODY = ("POST", "PUT", "PATCH")
 
 
 def path_of(route: Route, world: World, **values: str) -> str:
-    """The route's path with ids from `values` or, for other parameters, the ids of the world's objects."""
+    """Returns the route's path. A parameter that `values` lacks gets the id of an object of `world`."""
     return route.path.format_map({name: world.id_of(route.kind_of(name)) for name in route.parameters} | values)
 
 

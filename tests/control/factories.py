@@ -30,7 +30,7 @@ def make_key(organization: Organization | None = None, **values: Any) -> tuple[A
 
 
 def client_of(organization: Organization, *, project: Project | None = None) -> Client:
-    """Django's test client with a key of the organization or project. It returns a 500 instead of raising."""
+    """Returns Django's test client with a key of the organization or project. An exception becomes status 500."""
     _, token = make_key(organization, project=project)
     return Client(raise_request_exception=False, headers={"Authorization": f"Bearer {token}"})
 
@@ -63,7 +63,7 @@ def make_base_model(name: str | None = None, organization: Organization | None =
 
 
 def add_usage(caller: Caller, **values: Any) -> int:
-    """Counts tokens of an endpoint, each call as another part of its usage. Returns: the cost in nanodollars."""
+    """Records usage of an endpoint, by default with a new sequence number. Returns: the cost in nanodollars."""
     defaults: dict[str, Any] = {"model": "m", "base_model_id": "", "tokens": Tokens(), "num_requests": 1}
     part = {"is_batch": False, "object_id": "object", "sequence": str(next(_number))}
     return usage_add(**{"caller": caller, **defaults, **part, **values})

@@ -2,8 +2,8 @@
 
     python -m tests.control.record_examples [--model FOLDER] [PATHS OF TESTS]
 
-The command runs the tests, and keeps of each operation one request with its successful response, and every error code
-that it returned. With `--model` it also asks the engine's own server for the responses of the gateway's operations.
+The command runs the tests. For each operation, it keeps one request with its successful response, and every error code
+that the operation returned. With `--model`, the responses of the gateway's operations come from the engine's server.
 """
 
 import argparse
@@ -23,21 +23,21 @@ from control.operations.openapi.examples import FILE_NAME
 from tests.source_tree import ROOT
 
 GATEWAY = ROOT / "platform" / "control" / "serving" / "gateway"
-MAX_CHARS = 2_500  # of a recorded response
+MAX_CHARS = 2_500  # longer examples (request and response together) are not recorded
 _SECRET = re.compile(r"(sk_live_|whsec_)[\w+/=-]+")
 _MACHINE_PATH = re.compile(r"(/tmp|/root|/home|/work|pytest)")
 
 
 class Recorder:
-    """A plugin of pytest."""
+    """A pytest plugin that records requests and responses of the API's views."""
 
     def __init__(self) -> None:
         self.examples: dict[str, dict[str, Any]] = {}
         self.errors: defaultdict[str, set[tuple[int, str]]] = defaultdict(set)
-        self.folders: dict[str, Path] = {}  # of the operations' views
+        self.folders: dict[str, Path] = {}  # maps an operation's id to the folder of its view
 
     def pytest_collection_finish(self) -> None:
-        """Django is configured by now."""
+        """Makes every view report its responses. Views can be imported only here, after Django was configured."""
         from control.tenants.authentication.views import OrganizationView
 
         dispatch = OrganizationView.dispatch
@@ -78,8 +78,8 @@ class Recorder:
         print(f"{path.relative_to(ROOT)}: {len(recorded)} operations")
 
     def _keep(self, operation: str, request: Any, response: Any) -> None:
-        """Keeps the longest response that is not too long, because it shows the most members."""
-        has_json_body = type(request) is dict  # a form has a subclass of it
+        """Keeps the longest example of at most `MAX_CHARS` characters, because it shows the most members."""
+        has_json_body = type(request) is dict  # the data of a form is an instance of a subclass of dict
         example = {"request": request, "response": response} if has_json_body else {"response": response}
         text = json.dumps(example, default=str)
         old = json.dumps(self.examples.get(operation, ""))
@@ -126,7 +126,7 @@ def _answer(http: Any, path: str, body: dict[str, Any]) -> Any:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a chat model")
-    parser.add_argument("tests", nargs="*", help="default: those of control plane and client; with --model, none")
+    parser.add_argument("tests", nargs="*", help="default: tests of control plane and SDK; with --model, none")
     arguments = parser.parse_args()
     recorder = Recorder()
     tests = arguments.tests or ([] if arguments.model else ["tests/control", "tests/sdk"])

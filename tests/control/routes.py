@@ -1,4 +1,4 @@
-"""Every route of the API, read from the URL table, for generated tests."""
+"""Lists all routes of the API, read from the URL table, for tests that are generated for every route."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Route:
     methods: tuple[str, ...]
 
     def kind_of(self, parameter: str) -> str:
-        """The parameter's name in `World.id_of`: the `job_id` of a fine-tuning path is called `fine_tuning_job_id`."""
+        """Returns the name in `World.id_of`: `fine_tuning_job_id` for a `job_id` of fine tuning, else `parameter`."""
         return f"fine_tuning_{parameter}" if self.path.startswith("/v1/fine_tuning/") else parameter
 
     @property

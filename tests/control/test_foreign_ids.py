@@ -1,9 +1,10 @@
 """Promises S1 and S18 of docs/reliability.md: a foreign id is refused like an id that does not exist.
 
 An id is foreign if its object belongs to another organization or, for the key of a project, to another project of the
-organization. This holds for the ids in paths and bodies of all operations. The texts of the two responses are equal.
-Their times are similar, because both requests send the same queries to the database. The tests are generated from the
-URL table, and fail for a new operation without an entry in tests/control/world.py.
+organization. The tests compare the response to a foreign id with the response to an id that does not exist: their texts
+are equal, and both requests send the same queries to the database, so that their times are similar. The tests cover ids
+in the paths and bodies of all operations. They are generated from the URL table, and fail for a new operation that
+lacks an example in the files `examples.py` (see tests/control/world.py).
 """
 
 import re
@@ -41,7 +42,7 @@ _VALUE = re.compile(r"""'(?:[^']|'')*'|\b\d+\b|"s\d+_x\d+\"""")  # strings, numb
 
 @pytest.fixture(params=["another organization", "another project"])
 def worlds(request: pytest.FixtureRequest, organization: Organization) -> tuple[World, World]:
-    """The objects of the caller, and those that it may not see."""
+    """The caller's objects, and the objects that the caller may not see."""
     if request.param == "another organization":
         return World(organization), World(make_organization())
     own, other = (project_create(organization=organization, name=name) for name in ("own", "other"))
@@ -94,7 +95,7 @@ def response_and_queries(request_of: Callable[[str], Any], object_id: str) -> tu
     ("route", "method"),
     [pytest.param(*operation, id=f"{operation[1]} {operation[0].path}") for operation in OPERATIONS],
 )
-def test_every_operation_has_a_body_and_ids_for_the_generated_tests(
+def test_every_operation_has_the_example_body_and_ids_that_the_generated_tests_need(
     route: Route, method: str, own_world: World
 ) -> None:
     assert method not in METHODS_WITH_BODY or f"{method} {route.path}" in example_bodies()
@@ -152,7 +153,7 @@ def test_lists_show_no_foreign_objects(route: Route, client: Client, own_world: 
 
 
 @pytest.mark.parametrize("route", LISTS)
-def test_a_page_cannot_start_after_a_foreign_row(
+def test_a_list_that_starts_after_a_foreign_id_does_not_reveal_its_owner(
     route: Route, client: Client, own_world: World, foreign_world: World
 ) -> None:
     own_world.ids_of_all_objects()

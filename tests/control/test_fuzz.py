@@ -43,8 +43,8 @@ CHECKS = [
 ]
 CASES, SOAK_CASES = 2_000, 10_000
 SHARE_WITH_EXISTING_IDS = 0.75  # the share of cases that name existing objects
-# Maps a member of a body that names an object to the parameter of `World.id_of` for that object's id. The id
-# `counted_dataset_id` is added by `Fuzzer`, because quotes need a dataset with token counts.
+# The keys are members of request bodies that name an object. The value is the parameter for which `World.id_of` returns
+# the id of such an object. `Fuzzer` adds the parameter `counted_dataset_id`, because quotes need token counts.
 REFERENCES = {
     "file_id": "file_id", "input_file_id": "file_id", "prompts_file": "file_id", "held_out_file": "file_id",
     "training_file": "file_id", "validation_file": "file_id", "model": "name", "dataset_id": "counted_dataset_id",
@@ -54,7 +54,7 @@ REFERENCES = {
 
 
 class Fuzzer:
-    """Sends cases. `num_responses` counts the responses by status."""
+    """Sends cases and checks their responses. `num_responses` counts the responses by status."""
 
     def __init__(self, organization: Organization) -> None:
         _, token = make_key(organization)
@@ -65,7 +65,10 @@ class Fuzzer:
         self.num_responses: Counter[int] = Counter()
 
     def send(self, case: Case[Any]) -> None:
-        """Raises: the errors of the checks, which show the request as a curl command."""
+        """Sends the case, checks the response, and rolls back the changes.
+
+        Raises: the errors of the checks, which show the request as a curl command.
+        """
         if self._random.random() < SHARE_WITH_EXISTING_IDS:
             self._insert_existing_ids(case)
         with transaction.atomic():

@@ -61,7 +61,7 @@ def client_and_paths(stack: LiveStack) -> Iterator[tuple[httpx2.Client, list[str
 
 
 @pytest.mark.soak
-def test_at_fifty_reads_per_second_95_percent_take_at_most_a_tenth_of_a_second(
+def test_at_fifty_reads_per_second_95_percent_of_responses_take_at_most_a_tenth_of_a_second(
     client_and_paths: tuple[httpx2.Client, list[str]],
 ) -> None:
     """The limit holds on an otherwise idle machine."""

@@ -20,7 +20,8 @@ PROJECT_MODELS = [model for model in apps.get_models() if model.__module__.start
 # The names of all columns, which the tests try to write.
 FIELDS = sorted({field.attname for model in PROJECT_MODELS for field in model._meta.concrete_fields}
                 | {field.name for model in PROJECT_MODELS for field in model._meta.concrete_fields})  # fmt: skip
-# The gateway sends the bodies of its routes to the engine, which refuses unknown members.
+# All operations that take a body, except those of the gateway, which passes bodies on to the engine. The engine refuses
+# unknown members.
 WRITES = [
     (route, method)
     for route in api_routes()

@@ -1,4 +1,4 @@
-"""Where prices are in use, no work is started for a base model without a price, whatever the endpoint's name is."""
+"""Once an installation has a price, no work is started for a base model without a price."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ STARTING = {
 
 
 @pytest.mark.parametrize("path", STARTING)
-def test_where_prices_are_in_use_a_model_without_a_price_is_refused(
+def test_once_there_is_a_price_a_model_without_a_price_is_refused(
     path: str, client: Client, organization: Organization
 ) -> None:
     world = World(organization)

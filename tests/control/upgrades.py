@@ -1,4 +1,4 @@
-"""Databases of earlier releases, which tests migrate."""
+"""Helpers for tests that migrate a database of an earlier release."""
 
 import os
 import sqlite3
@@ -21,7 +21,7 @@ def migrate(data_dir: Path, *target: str) -> None:
 
 
 def add_row(database: sqlite3.Connection, table: str, **values: object) -> None:
-    """Adds a row; required columns without a value or default get one of their type."""
+    """Adds a row. A required column that has neither a value nor a default gets a placeholder of its type."""
     row = {
         name: 0 if kind.startswith(("integer", "smallint", "bool")) else "2026-11-23 00:00:00"
         for _, name, kind, not_null, default, _ in database.execute(f"PRAGMA table_info({table})")

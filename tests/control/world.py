@@ -1,8 +1,8 @@
 """Example objects of one organization, and valid request bodies, for the tests that cover all routes.
 
-They are declared in `examples.py` of each resource's test folder: one function per object, which takes the world;
-`IDS`, which maps each parameter of a path to the id of an example; and `BODIES`, which has an entry for each operation
-that takes a body. The tests fail for a route that lacks an entry.
+The test folder of each resource declares its examples in a file `examples.py`. This file has one function per object,
+which takes the world and returns the object. Its `IDS` maps each parameter of a path to the id of an example, and its
+`BODIES` each operation that takes a body to a valid body. The tests fail for a route that lacks an entry.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +55,8 @@ class World:
 @dataclass(frozen=True, slots=True)
 class Body:
     make: Callable[[World], dict[str, Any]]
-    # Maps each member of the body that names an object to the parameter of `World.id_of` for the object's id.
+    # The keys are the members of the body that name an object. The value is the parameter for which `World.id_of`
+    # returns the id of such an object.
     references: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -80,13 +81,13 @@ def example_modules() -> tuple[ModuleType, ...]:
 
 
 def _declares(module: ModuleType, name: str) -> bool:
-    """Imported functions do not count."""
+    """Tells whether the module itself defines the function `name`; an imported function does not count."""
     return getattr(vars(module).get(name), "__module__", None) == module.__name__
 
 
 @cache
 def _merged(table: str) -> dict[str, Any]:
-    """Returns the union of the tables of this name."""
+    """Returns the union of the dictionaries called `table` (`IDS` or `BODIES`) of all files `examples.py`."""
     entries = [entry for module in example_modules() for entry in vars(module).get(table, {}).items()]
     assert len(entries) == len(dict(entries)), f"two files examples.py have the same key in {table}"
     return dict(entries)

@@ -1,4 +1,4 @@
-"""Options of the engine and `validate_only` of every resource that starts an engine."""
+"""Engine options and `validate_only` in the requests that create resources with an engine."""
 
 import json
 from dataclasses import asdict
@@ -59,7 +59,7 @@ def give_sizes(world: World) -> None:
 
 
 def all_rows() -> str:
-    """Every row of every table of the project, except for the columns that count any request."""
+    """Returns every row of every table of the project, without the column that every request may change."""
     models = [model for model in apps.get_models() if model.__module__.startswith("control.")]
     rows = {model.__name__: list(model._default_manager.values()) for model in models}
     for key in rows["ApiKey"]:
@@ -75,7 +75,7 @@ def plans_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_plan_changes_no_row_and_leaves_its_idempotency_key_free(client: Client, world: World, path: str) -> None:
+def test_a_plan_changes_no_row_and_does_not_use_up_its_idempotency_key(client: Client, world: World, path: str) -> None:
     give_sizes(world)
     body = body_of(world, path, engine={**OPTIONS, "memory_share": None})
     send(client, path, {})  # the first request records that the API key is used
@@ -96,7 +96,7 @@ def test_a_plan_changes_no_row_and_leaves_its_idempotency_key_free(client: Clien
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_model_that_does_not_fit_is_refused_with_the_bytes_of_each_part(
+def test_the_error_for_a_model_that_does_not_fit_states_the_bytes_of_each_part(
     client: Client, world: World, settings: Settings, path: str
 ) -> None:
     give_sizes(world)
@@ -139,7 +139,7 @@ def test_a_plan_refuses_the_object_of_another_organization_like_one_that_does_no
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_request_keeps_its_options_and_its_object_shows_them(client: Client, world: World, path: str) -> None:
+def test_the_engine_options_of_a_request_are_stored_and_shown(client: Client, world: World, path: str) -> None:
     made = send(client, path, body_of(world, path, engine=OPTIONS)).json()
 
     assert made["engine"] == OPTIONS
@@ -147,13 +147,13 @@ def test_a_request_keeps_its_options_and_its_object_shows_them(client: Client, w
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_an_object_without_options_shows_the_defaults(client: Client, world: World, path: str) -> None:
+def test_an_object_without_engine_options_shows_the_defaults(client: Client, world: World, path: str) -> None:
     made = send(client, path, body_of(world, path)).json()
 
     assert (made["engine"]["weights"], made["engine"]["max_concurrency"]) == ("auto", None)
 
 
-def test_a_pipeline_passes_its_options_to_its_stages_also_after_it_was_resumed(db: None) -> None:
+def test_a_pipeline_passes_its_engine_options_to_its_stages_even_after_it_was_resumed(db: None) -> None:
     options = {**OPTIONS, "drafting": "speculator"}
     pipeline = make_pipeline(engine=options)
     assert pipeline.batch is not None
@@ -181,7 +181,7 @@ def test_a_pipeline_without_engine_options_passes_no_options_to_its_stages(db: N
 
 
 @pytest.mark.parametrize("path", ["/v1/deployments", "/v1/evaluations"])
-def test_a_plan_refuses_a_speculator_that_is_not_ready_as_creation_does(
+def test_a_plan_and_a_creation_refuse_a_speculator_that_is_not_ready_with_the_same_error(
     client: Client, world: World, path: str
 ) -> None:
     """A speculator that is not ready has no files. Its storage prefix is empty, and an empty prefix matches the files
@@ -214,7 +214,7 @@ def test_a_plan_refuses_a_speculator_that_is_not_ready_as_creation_does(
     ],
 )
 @pytest.mark.parametrize("validate_only", [True, False])
-def test_options_that_contradict_the_request_are_refused(
+def test_engine_options_that_contradict_the_request_are_refused(
     client: Client, world: World, path: str, values: dict[str, Any], code: str, param: str, validate_only: bool
 ) -> None:
     body = body_of(world, path)

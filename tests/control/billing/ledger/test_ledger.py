@@ -1,4 +1,4 @@
-"""The usage ledger has each amount of tokens and device time exactly once, even if a process is killed, is late or
+"""The usage ledger records all tokens and all device time exactly once, even if a process is killed, is late or
 repeats a request."""
 
 import datetime as dt
@@ -73,7 +73,7 @@ def test_tokens_of_a_shard_are_recorded_once_with_the_price_of_their_base_model(
     assert (line.price_nanousd, line.price_percent, line.cost_nanousd) == (3, 50, 11 * 3 // 2)
 
 
-def test_a_repeated_call_for_the_same_part_changes_neither_ledger_nor_usage(organization: Organization) -> None:
+def test_a_repeated_call_for_the_same_part_of_usage_changes_nothing(organization: Organization) -> None:
     price_set(base_model_id="", input_nanousd=1, output_nanousd=1)
     caller = Caller(organization_id=organization.pk)
     costs = [add_usage(caller, sequence="flush-1", tokens=Tokens(input=10, output=5)) for _ in range(3)]
@@ -98,7 +98,7 @@ def test_the_ledger_and_the_usage_records_have_the_same_sums(organization: Organ
     assert sum(total.cost_nanousd for total in totals) == usage["cost"]
 
 
-def test_each_line_belongs_to_one_period_and_one_organization(
+def test_each_ledger_line_belongs_to_one_period_and_one_organization(
     organization: Organization, other_organization: Organization
 ) -> None:
     caller = Caller(organization_id=organization.pk)
@@ -180,7 +180,7 @@ def test_a_pause_of_a_job_whose_worker_was_killed_charges_until_the_last_renewal
     assert seconds_of(job) == [pytest.approx(0, abs=2)]
 
 
-def test_a_line_is_charged_to_the_project_and_key_of_the_job(organization: Organization) -> None:
+def test_a_ledger_line_names_the_project_and_key_of_the_job(organization: Organization) -> None:
     project = project_create(organization=organization, name="p")
     key, _ = make_key(organization, project=project)
     with on_account_of(Caller.of(key)):
@@ -196,7 +196,9 @@ def test_a_line_is_charged_to_the_project_and_key_of_the_job(organization: Organ
     [lambda lines: lines.update(count=0), lambda lines: lines.delete()],
     ids=["update", "delete"],
 )
-def test_the_database_refuses_to_alter_a_line(organization: Organization, change: Callable[[object], object]) -> None:
+def test_the_database_refuses_to_change_or_delete_a_ledger_line(
+    organization: Organization, change: Callable[[object], object]
+) -> None:
     add_usage(Caller(organization_id=organization.pk), tokens=Tokens(input=1))
 
     with pytest.raises(DatabaseError), transaction.atomic():
@@ -206,7 +208,7 @@ def test_the_database_refuses_to_alter_a_line(organization: Organization, change
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_many_threads_that_record_the_same_part_one_succeeds() -> None:
+def test_of_many_threads_that_record_the_same_part_of_usage_one_succeeds() -> None:
     caller = Caller(organization_id=make_organization().pk)
     price_set(base_model_id="", input_nanousd=1, output_nanousd=1)
     costs: list[int] = []

@@ -1,4 +1,4 @@
-"""Creates quotes that are not based on a pilot, so that no batch has to run."""
+"""Creates quotes that are based on history instead of a pilot batch, so that no batch has to run."""
 
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization

@@ -42,7 +42,9 @@ def refusal(organization: Organization, dollars: int, project_id: str = "") -> A
     return refused.value
 
 
-def test_a_request_that_fits_only_without_the_requests_in_progress_is_told_to_retry(organization: Organization) -> None:
+def test_a_request_that_fits_under_the_cap_only_after_others_have_ended_is_told_to_retry(
+    organization: Organization,
+) -> None:
     make_cap(organization, 10)
     spend(organization, 2)
     reserve(organization, 5)
@@ -85,7 +87,7 @@ def test_a_reservation_reads_the_months_counter_and_no_usage_record(organization
     assert not [sql for sql in statements if UsageRecord._meta.db_table in sql]
 
 
-def test_a_released_reservation_makes_room(organization: Organization) -> None:
+def test_the_amount_of_a_released_reservation_can_be_reserved_again(organization: Organization) -> None:
     make_cap(organization, 10)
     held = reserve(organization, 10)
     refusal(organization, 1)
@@ -126,7 +128,7 @@ def test_a_projects_cap_counts_only_the_reservations_of_that_project(organizatio
     reserve(organization, 100)
 
 
-def test_reservations_of_another_organization_do_not_count(
+def test_reservations_of_another_organization_do_not_count_towards_a_cap(
     organization: Organization, other_organization: Organization
 ) -> None:
     make_cap(organization, 5)

@@ -1,4 +1,4 @@
-"""Device time is priced by kind of device and hour when it is recorded, and counts in costs and towards spend caps."""
+"""Device time is charged at the hourly price that its kind of device then has, and counts towards spend caps."""
 
 import datetime as dt
 from typing import Any
@@ -44,7 +44,7 @@ def costs_of(client: Client, **params: str) -> list[dict[str, Any]]:
     return [result for bucket in page["data"] for result in bucket["results"]]
 
 
-def test_each_line_keeps_the_price_of_its_kind_of_device_at_its_time(organization: Organization) -> None:
+def test_each_ledger_line_keeps_the_device_price_of_the_time_when_it_was_recorded(organization: Organization) -> None:
     use_device(organization, sequence="1")
     call_command("device_price_set", "cuda", "2.50")
     use_device(organization, sequence="2", hours=0.5)
@@ -65,7 +65,7 @@ def test_an_impossible_price_is_refused(db: None, usd: str) -> None:
         call_command("device_price_set", "--", "cuda", usd)
 
 
-def test_costs_and_the_total_contain_device_time(client: Client, organization: Organization) -> None:
+def test_costs_and_the_total_cost_contain_device_time(client: Client, organization: Organization) -> None:
     call_command("device_price_set", "cuda", "3")
     price_set(base_model_id="", input_nanousd=DOLLAR, output_nanousd=0)
     project = project_create(organization=organization, name="p").pk
@@ -111,7 +111,9 @@ def test_device_time_counts_once_towards_the_caps_of_the_organization_and_the_pr
     assert client_of(organization).get(f"/v1/spend_caps/{of_project.pk}").json()["spent"]["value"] == 6
 
 
-def test_the_ledger_is_listed_newest_first_by_pages_and_filtered(client: Client, organization: Organization) -> None:
+def test_the_ledger_is_listed_newest_first_in_pages_and_can_be_filtered(
+    client: Client, organization: Organization
+) -> None:
     call_command("device_price_set", "cuda", "3")
     for number in range(5):
         use_device(organization, sequence=str(number))
@@ -139,7 +141,7 @@ def test_the_ledger_is_listed_newest_first_by_pages_and_filtered(client: Client,
     assert client.get("/v1/usage/ledger", {"start_time": tomorrow}).json()["data"] == []
 
 
-def test_a_page_cannot_start_after_a_line_of_another_organization(
+def test_a_ledger_page_cannot_start_after_a_line_of_another_organization(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
     use_device(organization, sequence="1")

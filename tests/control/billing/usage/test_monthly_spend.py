@@ -1,4 +1,4 @@
-"""The amounts spent in a month are counters, which always equal the sums of the usage records."""
+"""Counters store the amount spent in each month. They always equal the sums of the usage records."""
 
 import datetime as dt
 import importlib
@@ -87,7 +87,7 @@ def test_usage_written_together_has_the_same_records_and_counters_as_usage_writt
     assert {row[1:4:2] for row in counters()} == {("", cost), ("p", cost // 2)}
 
 
-def test_the_number_of_queries_of_a_cap_does_not_grow_with_the_usage_records() -> None:
+def test_the_number_of_queries_of_a_cap_check_does_not_grow_with_the_usage_records() -> None:
     organization = make_organization()
     SpendCap.objects.create(organization=organization, nanousd=USD)
     rows = (
@@ -119,7 +119,7 @@ def test_the_migration_fills_the_counters_from_the_usage_records() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_writers_lose_no_amount() -> None:
+def test_counters_are_correct_after_concurrent_writes_of_usage() -> None:
     price_set(base_model_id="", input_nanousd=USD, output_nanousd=USD)
     organization = make_organization()
 

@@ -61,7 +61,7 @@ def test_usage_within_one_minute_is_summed(organization: Organization) -> None:
     assert list(rows) == [(NOON, 30, 3, 3), (NOON + MINUTE, 1, 0, 1)]
 
 
-# The default of 60 minutes, and the 24 hours from noon to noon, which belong to two days.
+# A page has 60 buckets of a minute by default. The 24 hours from noon to noon belong to two days.
 @pytest.mark.parametrize(("width", "num_buckets", "index_with_usage"), [("1m", 60, 0), ("1h", 24, 0), ("1d", 2, 0)])
 def test_buckets_without_usage_are_listed_too(
     client: Client, organization: Organization, width: str, num_buckets: int, index_with_usage: int

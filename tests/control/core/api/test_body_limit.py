@@ -86,5 +86,5 @@ def test_a_body_of_unknown_length_is_read_only_up_to_the_limit_for_unknown_calle
     assert (status, num_read) == (401, UNKNOWN_CALLER_BYTES // 1024 + 1)
 
 
-def test_a_small_body_of_an_unknown_caller_is_left_to_the_view() -> None:
+def test_a_small_body_of_an_unknown_caller_is_passed_to_the_view() -> None:
     assert call("/v1/files", [b"x" * UNKNOWN_CALLER_BYTES], authenticate=_reject)[0] == 200

@@ -1,4 +1,7 @@
-"""HTML pages forbid inline scripts and other origins. `test_browser.py` of the console tests this in a browser."""
+"""HTML pages forbid inline scripts and other origins.
+
+tests/control/operations/console/test_browser.py tests in a browser that the policy is enforced.
+"""
 
 import pytest
 from django.test import Client
@@ -15,5 +18,5 @@ def test_html_pages_have_a_content_security_policy_without_inline_scripts() -> N
 
 
 @pytest.mark.django_db
-def test_json_responses_have_no_policy() -> None:
+def test_json_responses_have_no_content_security_policy() -> None:
     assert "Content-Security-Policy" not in Client().get("/v1/models").headers

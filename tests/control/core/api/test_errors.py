@@ -117,7 +117,7 @@ def test_an_invalid_api_key_has_status_401(db: None, header: str | None) -> None
     assert error_of(response)["type"] == "authentication_error"
 
 
-def test_every_response_has_a_request_id_and_a_valid_id_of_the_caller_is_kept(db: None) -> None:
+def test_every_response_has_a_request_id_and_keeps_a_valid_id_from_the_request(db: None) -> None:
     _, token = make_key()
     client = Client(headers={"Authorization": f"Bearer {token}"})
 

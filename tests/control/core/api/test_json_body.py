@@ -38,7 +38,7 @@ def test_malformed_or_extreme_json_is_refused(client: Client, path: str, body: b
 
 
 @pytest.mark.parametrize("path", ["/v1/batches", "/v1/pipelines", "/v1/deployments"])
-def test_a_body_that_would_occupy_the_interpreter_is_refused_before_it_is_parsed(
+def test_a_json_body_over_the_size_limit_is_refused_before_it_is_parsed(
     client: Client, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr("control.core.api.strict_json.loads", lambda raw: pytest.fail("was parsed"))
@@ -58,7 +58,7 @@ def test_a_body_that_would_occupy_the_interpreter_is_refused_before_it_is_parsed
         ("1e999", "invalid_json", None),
     ],
 )
-def test_a_pipeline_with_values_that_cannot_be_stored_is_refused_and_the_list_still_works(
+def test_a_pipeline_with_values_that_cannot_be_stored_is_refused_and_pipelines_can_still_be_listed(
     client: Client, organization: Organization, value: str, code: str, param: str | None
 ) -> None:
     prompts = make_file(organization, [chat_row(f"row-{n}") for n in range(10)])

@@ -1,4 +1,4 @@
-"""Homes of engine users are limited in total, and none that a process uses is deleted."""
+"""The home folders of engine users are limited in total size, and a home that a process uses is never deleted."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """Every call measures the homes, and three of 1 MiB fit."""
+    """A configuration under which every call measures the homes, and three homes of 1 MiB fit into the limit."""
     monkeypatch.setattr(engine_homes, "MEASURE_SECONDS", -60.0)
     limits = {"data_dir": tmp_path, "engine_uids": "61000-61009", "max_engine_homes_bytes": 3 * MIB + MIB // 2}
     return get_config().model_copy(update=limits)
@@ -65,7 +65,7 @@ def test_the_least_recently_used_homes_are_deleted_until_the_rest_fits(config: C
         assert (users[5_000].home / "tmp").stat().st_mode & 0o777 == 0o700
 
 
-def test_no_engine_can_open_the_locks(config: Config) -> None:
+def test_no_engine_can_open_the_locks_of_the_homes(config: Config) -> None:
     user = make_home(config, "org_1", used_seconds_ago=0)
 
     assert lock_of(user).parent.stat().st_mode & 0o077 == 0
@@ -101,7 +101,7 @@ def test_a_home_is_kept_while_a_process_that_inherited_its_lock_lives(config: Co
     assert not used.home.exists()
 
 
-def test_a_home_that_is_hard_to_delete_is_deleted(config: Config, tmp_path: Path) -> None:
+def test_a_home_with_deeply_nested_folders_and_links_is_deleted(config: Config, tmp_path: Path) -> None:
     """The deletion also copes with folders that are nested beyond Python's recursion limit, and it does not follow
     links."""
     user = make_home(config, "org_1", used_seconds_ago=9_000)
@@ -153,7 +153,7 @@ def test_the_remains_of_an_interrupted_deletion_are_deleted_even_if_the_homes_fi
     assert list(user.home.parent.iterdir()) == []
 
 
-def test_homes_that_are_used_and_deleted_at_the_same_time_always_exist_during_their_use(config: Config) -> None:
+def test_a_home_exists_during_each_use_even_if_another_thread_keeps_deleting_homes(config: Config) -> None:
     """Each thread opens its own files, as a process does, so that their locks exclude each other."""
     config = config.model_copy(update={"max_engine_homes_bytes": 0})
     user = make_home(config, "org_1", used_seconds_ago=0)

@@ -34,7 +34,7 @@ from control.core.settings.config import Config, get_config
 from workers.parent_death import dying_with_parent, kept_command, unprivileged
 
 ROOT = Path(__file__).resolve().parents[4]
-# Every user can run this interpreter, whereas that of a virtual environment may lie in root's home.
+# Every user can run this interpreter, but perhaps not that of a virtual environment, which may lie in root's home.
 PYTHON = "/usr/bin/python3"
 needs_root = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or not Path(PYTHON).exists(),
@@ -58,6 +58,7 @@ print(json.dumps({
     "written": [path for path in writes if can(lambda: open(path, "w").close())],
 }))
 """
+# A program that has a password in its environment and, if `hides` is true, hides its environment and memory.
 HOLD_A_PASSWORD = """
 import sys, time
 sys.path.insert(0, {root!r})
@@ -71,7 +72,7 @@ time.sleep(60)
 
 @dataclass(frozen=True)
 class Report:
-    """What a process as in `TRESPASS` could do."""
+    """The output of the program `TRESPASS`: which files it could read and write, and as which user it ran."""
 
     values: dict[str, Any]
 
@@ -100,7 +101,7 @@ def config() -> Iterator[Config]:
 
 
 def user_of(config: Config, organization_id: str) -> EngineUser:
-    """Returns the user of the organization, whose home exists."""
+    """Returns the engine user of the organization, after creating the user's home."""
     user = engine_user(config, organization_id)
     assert user is not None
     use_home(user).close()
@@ -108,23 +109,23 @@ def user_of(config: Config, organization_id: str) -> EngineUser:
 
 
 @pytest.mark.parametrize("value", ["abc", "1-", "20-10", "0-100", "999-2000", "-5", "70000-60000"])
-def test_a_range_that_is_invalid_or_contains_system_users_is_refused(value: str) -> None:
+def test_a_range_of_user_ids_that_is_invalid_or_contains_system_users_is_refused(value: str) -> None:
     with pytest.raises(ImproperlyConfigured, match="must be FIRST-LAST"):
         uid_range(get_config().model_copy(update={"engine_uids": value}))
 
 
-def test_a_range_is_refused_if_this_process_cannot_change_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_of_user_ids_is_refused_if_this_process_cannot_change_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 10001)
     with pytest.raises(ImproperlyConfigured, match="run as root"):
         uid_range(get_config().model_copy(update={"engine_uids": "61000-61009"}))
 
 
-def test_without_a_range_processes_keep_the_user_of_their_parent() -> None:
+def test_without_a_range_of_user_ids_processes_keep_the_user_of_their_parent() -> None:
     assert engine_user(get_config(), "org_1") is None
 
 
 @needs_root
-def test_each_organization_keeps_its_own_user_even_if_many_ask_at_once(config: Config) -> None:
+def test_each_organization_keeps_its_own_user_even_if_many_threads_ask_for_users_at_once(config: Config) -> None:
     names = [f"org_{i % 10}" for i in range(100)]
     with ThreadPoolExecutor(16) as pool:
         uids = list(pool.map(lambda name: user_of(config, name).uid, names))
@@ -141,7 +142,7 @@ def set_used(user: EngineUser, seconds_ago: float) -> None:
 
 
 @needs_root
-def test_an_id_that_its_organization_has_not_used_for_a_day_is_released_and_its_files_are_closed(
+def test_a_user_id_that_its_organization_has_not_used_for_a_day_is_released_and_loses_access_to_files(
     config: Config,
 ) -> None:
     users = {number: user_of(config, f"org_{number}") for number in range(10)}
@@ -166,13 +167,17 @@ def test_an_id_that_its_organization_has_not_used_for_a_day_is_released_and_its_
     assert engine_user(config, "org_new") == idle
     assert trespass(idle, reads=reads).values["read"] == []
     assert not idle.home.exists()
-    assert list(idle.home.parent.glob(f".{idle.uid}.*")), "the old home is left to the limit of homes"
+    assert list(idle.home.parent.glob(f".{idle.uid}.*")), (
+        "the old home is renamed, and deleted later with other homes over the limit"
+    )
     with pytest.raises(NoFreeUser):
         engine_user(config, "org_4")
 
 
 @needs_root
-def test_an_id_with_a_process_is_not_released_although_the_process_has_unlocked_its_home(config: Config) -> None:
+def test_a_user_id_of_a_running_process_is_not_released_although_the_process_has_unlocked_its_home(
+    config: Config,
+) -> None:
     users = {number: user_of(config, f"org_{number}") for number in range(10)}
     sleeper = subprocess.Popen(
         unprivileged([PYTHON, "-c", "print(1, flush=True); import time; time.sleep(60)"], uid=users[4].uid),
@@ -194,7 +199,7 @@ def test_an_id_with_a_process_is_not_released_although_the_process_has_unlocked_
 
 
 @needs_root
-def test_a_file_that_disappears_while_the_data_folder_is_closed_to_other_users_causes_no_error(config: Config) -> None:
+def test_a_file_that_disappears_while_the_data_folder_is_made_private_causes_no_error(config: Config) -> None:
     user_of(config, "org_1")
     stop = Event()
 
@@ -268,7 +273,7 @@ def test_an_engine_reaches_only_the_files_of_its_organization(config: Config) ->
     make_readable(folders["deployments/a"], first)
     make_readable(folders["work/a"], first)
     make_writable(folders["work/a"] / "output", first)
-    engine_user(config, "org_1")  # called at each launch; hides files that were added since from other users
+    engine_user(config, "org_1")  # as at each launch: hides newly added files from other users
     reads = [str(folder / "file") for folder in folders.values()]
     reads += [str(data_dir), str(data_dir / "models"), str(data_dir / "secret_key"), str(first.home)]
     writes = [str(folders["work/a"] / "output" / "result"), str(folders["work/a"] / "spec.json"), str(first.home / "x")]
@@ -305,7 +310,7 @@ def test_the_same_user_cannot_read_the_environment_of_a_process_that_hides_it(co
 
 
 @needs_root
-def test_an_engine_cannot_kill_its_keeper_and_dies_with_it(config: Config) -> None:
+def test_an_engine_cannot_kill_its_keeper_process_and_dies_with_it(config: Config) -> None:
     user = user_of(config, "org_1")
     program = (
         "import os, sys, time\n"

@@ -68,7 +68,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def in_line(pool: ThreadPoolExecutor, path: Path, function: Callable[[], None]) -> "Future[None]":
-    """Calls the function, a write, in a thread. Returns when the write waits for its turn."""
+    """Calls `function`, which writes, in a thread of `pool`. Returns when this writer waits for its turn."""
 
     def call() -> None:
         try:
@@ -84,7 +84,10 @@ def in_line(pool: ThreadPoolExecutor, path: Path, function: Callable[[], None]) 
 
 @contextmanager
 def process(path: Path, code: str) -> Iterator["subprocess.Popen[str]"]:
-    """Runs code with `turn`, a turn of this database; after the code, the process waits. Yields when it has run."""
+    """Runs `code` in a new process, whose variable `turn` is a `Turn` of this database.
+
+    Yields the process when the code has run. The process then sleeps until it is killed.
+    """
     script = (
         f"import os, sys, time\nfrom pathlib import Path\nfrom control.core.sqlite.turns import Turn\n"
         f"turn = Turn(Path({str(turns_path(path))!r}), max_wait_seconds={PATIENCE_SECONDS})\n"
@@ -107,8 +110,8 @@ def process(path: Path, code: str) -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.mark.parametrize("writing", [write, write_in_transaction], ids=["single statement", "transaction"])
 def test_a_writer_that_waits_comes_before_all_that_ask_later(path: Path, writing: Callable[[str], None]) -> None:
-    """After each commit, the holder of the turn asks to write again at once; it may write again only after the writers
-    that wait already."""
+    """After each commit, the holder of the turn asks to write again at once. It may write again only after the writers
+    that are already waiting."""
     with ThreadPoolExecutor(4) as pool:
         waiting = []
         with transaction.atomic():
@@ -124,7 +127,7 @@ def test_a_writer_that_waits_comes_before_all_that_ask_later(path: Path, writing
 
 
 def test_no_writer_gets_a_second_turn_while_another_waits_for_its_first(path: Path) -> None:
-    """Counts the turns of seven busy writers between the request and the turn of an eighth."""
+    """An eighth writer gets its turn after one turn of each of the seven busy writers that asked before it."""
 
     def write_often() -> None:
         for _ in range(50):
@@ -159,7 +162,7 @@ def test_the_turn_passes_on_although_a_forked_process_has_copies_of_the_open_fil
         turn.give_back()
 
 
-def test_a_write_behind_a_writer_frozen_in_its_transaction_fails_with_sqlites_error(
+def test_a_write_that_waits_for_a_writer_frozen_in_its_transaction_fails_with_sqlites_error(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(connection.settings_dict["OPTIONS"], "timeout", 0.2)
@@ -172,7 +175,7 @@ def test_a_write_behind_a_writer_frozen_in_its_transaction_fails_with_sqlites_er
                 writing("late")
 
 
-def test_writers_behind_a_frozen_waiting_writer_continue_after_a_time_limit(
+def test_writers_that_wait_for_a_writer_frozen_before_its_transaction_continue_after_a_time_limit(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "MAX_WAIT_SECONDS", 0.2)
@@ -184,7 +187,7 @@ def test_writers_behind_a_frozen_waiting_writer_continue_after_a_time_limit(
     assert written() == ["one", "two"]
 
 
-def test_the_turn_ends_with_the_outermost_transaction_however_it_ends(path: Path) -> None:
+def test_the_turn_ends_with_the_outermost_transaction_even_if_that_fails(path: Path) -> None:
     turn = Turn(turns_path(path), max_wait_seconds=0.0)
     with transaction.atomic():
         with transaction.atomic():
@@ -206,7 +209,7 @@ def test_the_turn_ends_with_the_outermost_transaction_however_it_ends(path: Path
     turn.give_back()
 
 
-def test_reads_wait_for_no_turn(path: Path) -> None:
+def test_reads_do_not_wait_for_a_turn(path: Path) -> None:
     turn = Turn(turns_path(path), max_wait_seconds=0.0)
     assert turn.take()
     assert written() == []
@@ -214,7 +217,7 @@ def test_reads_wait_for_no_turn(path: Path) -> None:
     turn.give_back()
 
 
-def test_a_database_in_memory_and_a_missing_folder_have_no_turns(path: Path) -> None:
+def test_databases_in_memory_or_in_a_missing_folder_have_no_turns(path: Path) -> None:
     assert not Turn(path.parent / "missing" / "turns", max_wait_seconds=0.0).take()
     memory = base.DatabaseWrapper({**connection.settings_dict, "NAME": ":memory:"}, "memory")
     memory.inc_thread_sharing()

@@ -1,4 +1,4 @@
-"""Temporary files of killed processes are deleted, and those that may be in use are kept."""
+"""Temporary files of killed processes are deleted, and temporary files that may be in use are kept."""
 
 import os
 import signal

@@ -74,7 +74,7 @@ def test_staged_files_of_a_killed_server_are_deleted_after_a_day() -> None:
 
     assert staging_purge() == 1
 
-    names = staged_names()  # also those of tests that kill a process
+    names = staged_names()  # may include files of other tests, which kill a process
     assert current.name in names
     assert abandoned.name not in names
     current.unlink()

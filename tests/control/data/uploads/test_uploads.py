@@ -1,4 +1,4 @@
-"""Files are uploaded in parts.
+"""The routes of /v1/uploads, with which a client uploads a file in parts.
 
 Stored bytes are deleted by `on_commit` callbacks, which run only inside of `django_capture_on_commit_callbacks`.
 """

@@ -1,4 +1,4 @@
-"""Copies of models are limited in total; no copy in use is deleted, and no partial copy is used."""
+"""The local copies of models are limited in total size. No copy in use is deleted, and no partial copy is used."""
 
 import os
 import signal
@@ -130,7 +130,7 @@ sys.stdin.read()
 
 @contextmanager
 def hostile_engine(fd: int) -> Iterator[None]:
-    """A process that has inherited an open file and has locked it."""
+    """Starts a process that inherits the open file `fd` and locks it. Yields when the file is locked."""
     command = [sys.executable, "-c", HOSTILE_ENGINE, str(fd)]
     with subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
         try:
@@ -141,7 +141,7 @@ def hostile_engine(fd: int) -> Iterator[None]:
             engine.kill()
 
 
-def test_an_engine_that_locks_the_file_it_inherits_keeps_its_copy_and_delays_no_other_use(config: Config) -> None:
+def test_an_engine_that_locks_its_inherited_lock_file_keeps_its_copy_and_delays_no_other_use(config: Config) -> None:
     config = config.model_copy(update={"max_model_copies_bytes": 0})
     folder, unused = (make_copy(config, name, used_seconds_ago=9_000) for name in ("shared", "unused"))
     use = use_copy(folder)
@@ -155,10 +155,12 @@ def test_an_engine_that_locks_the_file_it_inherits_keeps_its_copy_and_delays_no_
     set_used(folder, 9_000)
     model_copies_limit(config)
     assert not folder.exists()
-    assert [path.name for path in folder.parent.iterdir()] == [".limit"], "files of ended uses are deleted"
+    assert [path.name for path in folder.parent.iterdir()] == [".limit"], (
+        "lock files must be deleted when they are no longer used"
+    )
 
 
-def test_no_other_user_can_open_the_files_that_are_locked(config: Config) -> None:
+def test_no_other_user_can_open_the_lock_files(config: Config) -> None:
     folder = make_copy(config, "model", used_seconds_ago=0)
     lock = Path(f"{folder}.lock")
     lock.chmod(0o644)  # as an earlier release created it
@@ -169,7 +171,7 @@ def test_no_other_user_can_open_the_files_that_are_locked(config: Config) -> Non
         assert all(path.stat().st_mode & 0o077 == 0 for path in files)
 
 
-def test_a_deletion_that_is_interrupted_leaves_no_folder_that_is_used_again(
+def test_the_remains_of_an_interrupted_deletion_are_deleted_once_no_copy_is_in_use(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_copy(config, "model", used_seconds_ago=9_000)

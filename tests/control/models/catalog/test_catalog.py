@@ -86,7 +86,7 @@ def test_an_own_model_hides_a_shared_model_of_the_same_name(db: None) -> None:
     assert base_model_get(other, "tiny") == shared
 
 
-def test_versions_of_a_name_are_counted_within_an_organization(db: None) -> None:
+def test_versions_of_speculators_are_counted_for_each_name_and_organization(db: None) -> None:
     first, second = make_organization(), make_organization()
 
     made = [make_speculator(first), make_speculator(first), make_speculator(first, "other"), make_speculator(second)]
@@ -95,7 +95,9 @@ def test_versions_of_a_name_are_counted_within_an_organization(db: None) -> None
     assert made[0].target_revision == made[0].base_model.revision
 
 
-def test_a_speculator_keeps_the_digests_of_the_texts_that_it_was_trained_with(tmp_path: Path, db: None) -> None:
+def test_a_speculator_keeps_the_digests_of_the_tokenizer_and_the_chat_template_that_it_was_trained_with(
+    tmp_path: Path, db: None
+) -> None:
     folder = make_folder(tmp_path / "model")
     model = base_model_register(name="tiny", path=folder)
     trained = speculator_create(organization=make_organization(), base_model=model, name="s", kind="medusa")

@@ -19,7 +19,7 @@ def safetensors(header: dict[str, Any] | bytes, data_bytes: int) -> bytes:
 
 
 def make_folder(path: Path) -> Path:
-    """The smallest folder that passes: one tensor of zeros."""
+    """Makes the smallest folder that is accepted. Its weights are one tensor of zeros."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     (path / "tokenizer.json").write_text("{}")
@@ -82,7 +82,7 @@ def test_a_folder_with_a_missing_invalid_or_forbidden_file_is_refused(
 
 @pytest.mark.parametrize("method", ["fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq"])
 @pytest.mark.parametrize("file", ["quantize_config.json", "quant_config.json"])
-def test_a_checkpoint_of_a_readable_quantization_passes(tmp_path: Path, method: str, file: str) -> None:
+def test_a_checkpoint_of_a_supported_quantization_passes(tmp_path: Path, method: str, file: str) -> None:
     folder = make_folder(tmp_path / "model")
     config = {"model_type": "llama", "quantization_config": {"quant_method": method}}
     (folder / "config.json").write_text(json.dumps(config))
@@ -92,7 +92,9 @@ def test_a_checkpoint_of_a_readable_quantization_passes(tmp_path: Path, method: 
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "modelopt", "hqq"])
-def test_a_checkpoint_of_another_quantization_is_refused_and_its_method_is_named(tmp_path: Path, method: str) -> None:
+def test_a_checkpoint_of_an_unsupported_quantization_is_refused_and_its_method_is_named(
+    tmp_path: Path, method: str
+) -> None:
     folder = make_folder(tmp_path / "model")
     config = {"model_type": "llama", "quantization_config": {"quant_method": method}}
     (folder / "config.json").write_text(json.dumps(config))
@@ -103,7 +105,9 @@ def test_a_checkpoint_of_another_quantization_is_refused_and_its_method_is_named
 
 
 @pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "quant_config.json"])
-def test_the_file_of_a_quantization_tool_is_refused_if_the_config_describes_none(tmp_path: Path, name: str) -> None:
+def test_the_file_of_a_quantization_tool_is_refused_if_the_config_describes_no_quantization(
+    tmp_path: Path, name: str
+) -> None:
     folder = make_folder(tmp_path / "model")
     (folder / name).write_text("{}")
 

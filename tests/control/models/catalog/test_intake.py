@@ -47,7 +47,10 @@ def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def child_result(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Replaces the child process, because these folders hold no real weights. A test may change the result."""
+    """Replaces the child process that measures perplexity, because the tests' folders hold no real weights.
+
+    Returns: the result of the replacement, which a test may change.
+    """
     result = {"perplexity": 12.5, "num_tokens": 170, "num_bytes": 770}
     finished = Finished(result=result, artifacts={})
     monkeypatch.setattr(model_check, "run_child", lambda *arguments, **options: finished)
@@ -156,7 +159,7 @@ def test_a_folder_with_code_is_refused_with_a_reason(client: Client, organizatio
     register(client, folder)
 
 
-def test_a_model_with_an_implausible_perplexity_is_refused_with_the_number(
+def test_a_model_with_an_implausible_perplexity_is_refused_and_the_error_states_it(
     client: Client, organization: Organization, roots: Path, child_result: dict[str, Any]
 ) -> None:
     child_result["perplexity"] = 49_152.0
@@ -293,7 +296,7 @@ def test_a_model_whose_check_is_cancelled_is_refused(client: Client, organizatio
         "s3://models/other/m", "s3://models/{own}/../other", "s3://models/{own}x", "s3://other/{own}", "http://models/",
     ],
 )  # fmt: skip
-def test_a_source_outside_of_the_roots_is_refused(
+def test_a_source_outside_of_the_model_roots_is_refused(
     client: Client, organization: Organization, roots: Path, source: str
 ) -> None:
     source_path = source.format(root=roots, own=organization.pk)
@@ -304,7 +307,7 @@ def test_a_source_outside_of_the_roots_is_refused(
     assert not BaseModel.objects.exists()
 
 
-def test_a_link_out_of_the_root_is_refused(
+def test_a_link_that_leads_out_of_the_model_roots_is_refused(
     client: Client, organization: Organization, roots: Path, tmp_path: Path
 ) -> None:
     (roots / organization.pk).mkdir()
@@ -327,7 +330,7 @@ def test_models_in_use_and_shared_models_cannot_be_deleted(
     register(client, roots / organization.pk / "m", name="own", status=409)
 
 
-def test_an_error_of_an_unknown_shape_is_returned_unchanged(client: Client, organization: Organization) -> None:
+def test_a_stored_error_of_an_unknown_shape_is_returned_unchanged(client: Client, organization: Organization) -> None:
     model = make_base_model(organization=organization)
     BaseModel.objects.update(status=BaseModel.Status.REFUSED, error={"reason": "no weights"})
 

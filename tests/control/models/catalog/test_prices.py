@@ -1,4 +1,4 @@
-"""Operators set prices by base model. Prices that earlier releases stored by name are assigned to base models."""
+"""Operators set prices by base model. A migration assigns prices that earlier releases stored by name."""
 
 from importlib import import_module
 
@@ -24,7 +24,7 @@ def test_operators_set_prices_in_dollars_per_million_tokens(db: None) -> None:
             call_command("price_set", "m", "0.1", bad)
 
 
-def test_a_price_needs_an_existing_base_model(db: None) -> None:
+def test_a_price_cannot_be_set_by_the_name_of_an_organizations_own_model(db: None) -> None:
     make_base_model("own", make_organization())
 
     with pytest.raises(CommandError):
@@ -44,7 +44,7 @@ def test_a_removed_price_no_longer_applies(db: None) -> None:
         call_command("price_remove", model.pk)
 
 
-def test_the_migration_assigns_prices_to_shared_base_models_and_prints_the_others(
+def test_the_migration_assigns_prices_to_shared_base_models_and_prints_the_unassigned_prices(
     db: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shared = make_base_model("shared")
@@ -64,7 +64,7 @@ def test_the_migration_assigns_prices_to_shared_base_models_and_prints_the_other
     assert price_of(shared.pk).input_nanousd == len("shared")
 
 
-def test_a_price_set_by_base_model_replaces_the_unassigned_price_of_its_name(db: None) -> None:
+def test_a_price_set_by_base_model_replaces_the_unassigned_price_of_the_models_name(db: None) -> None:
     model = make_base_model("own", make_organization())
     Price.objects.create(model="own", input_nanousd=1, output_nanousd=1)
     Price.objects.create(model="endpoint", input_nanousd=1, output_nanousd=1)

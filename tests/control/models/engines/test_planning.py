@@ -1,4 +1,4 @@
-"""The plan of an engine: options that contradict each other, kinds of devices, and sizes that are not known."""
+"""Plans of an engine's memory: contradictory options, several kinds of devices, and models of unknown sizes."""
 
 from dataclasses import asdict
 from typing import Any, Literal
@@ -65,7 +65,7 @@ def test_a_model_is_planned_for_each_kind_of_device(model: BaseModel, settings: 
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_formats_that_the_engine_lacks_for_a_model_are_refused(
+def test_weight_formats_that_the_engine_lacks_for_a_model_are_refused(
     model: BaseModel, settings: Settings, weights: Literal["int8", "int4"]
 ) -> None:
     model.sizes, model.model_type = asdict(ModelSizes.of(DEEPSEEK_V3)), "deepseek_v3"
@@ -78,7 +78,7 @@ def test_formats_that_the_engine_lacks_for_a_model_are_refused(
     assert "Llama's family, Mixtral and Qwen3-MoE only" in message
 
 
-def test_the_mtp_module_is_planned_if_it_drafts(model: BaseModel, settings: Settings) -> None:
+def test_memory_for_the_mtp_module_is_planned_if_the_module_drafts(model: BaseModel, settings: Settings) -> None:
     model.sizes, model.model_type = asdict(ModelSizes.of(DEEPSEEK_V3)), "deepseek_v3"
     use(settings, device="cpu")
     workload = Workload(purpose=Purpose.ENDPOINT, base_model=model)
@@ -128,7 +128,7 @@ def test_contradictory_drafting_options_are_refused_with_a_specific_code(
         ({"weights": "bf16", "kv_dtype": "bf16"}, False),
     ],
 )
-def test_consistent_drafting_options_are_planned(
+def test_consistent_drafting_options_are_accepted(
     model: BaseModel, speculator: Speculator, settings: Settings, options: dict[str, Any], with_speculator: bool
 ) -> None:
     use(settings, device="cpu")
@@ -141,7 +141,7 @@ def test_consistent_drafting_options_are_planned(
     assert answer.devices[0].fits is True
 
 
-def test_native_mtp_is_for_models_with_the_module(model: BaseModel) -> None:
+def test_native_mtp_is_accepted_for_deepseek_v3_even_if_the_models_sizes_are_unknown(model: BaseModel) -> None:
     model.model_type, model.sizes = "deepseek_v3", None
 
     answer = engine_plan(EngineOptions(drafting="native_mtp"), Workload(purpose=Purpose.ENDPOINT, base_model=model))
@@ -150,7 +150,7 @@ def test_native_mtp_is_for_models_with_the_module(model: BaseModel) -> None:
 
 
 def plan_on_two_kinds(model: BaseModel, settings: Settings, **options: Any) -> EnginePlan:
-    """Returns the plan where this machine is a CPU, and a GPU has 2 GB."""
+    """Returns the plan for two kinds of devices: a CPU with 8 GB, as on this machine, and a GPU with 2 GB."""
     use(settings, device="cpu", device_memory_bytes={"cuda": 2 * GB, "cpu": 8 * GB})
     device_price_set(device_kind="cuda", hour_nanousd=3 * GB)
     return engine_plan(EngineOptions(**options), Workload(purpose=Purpose.ENDPOINT, base_model=model))
@@ -169,13 +169,15 @@ def test_each_kind_of_device_has_its_plan_and_its_price(model: BaseModel, settin
     assert cuda.memory_bytes == GB
 
 
-def test_a_gpu_is_filled_without_a_share(model: BaseModel, settings: Settings) -> None:
+def test_without_memory_share_the_plan_uses_95_percent_of_a_gpu(model: BaseModel, settings: Settings) -> None:
     _, cuda = plan_on_two_kinds(model, settings, max_context=512, max_concurrency=1, draft_budget=0).devices
 
     assert cuda.memory_bytes == int(0.95 * 2 * GB)
 
 
-def test_a_format_that_one_kind_of_device_supports_is_accepted(model: BaseModel, settings: Settings) -> None:
+def test_a_weight_format_that_only_one_kind_of_device_supports_is_accepted(
+    model: BaseModel, settings: Settings
+) -> None:
     cpu, cuda = plan_on_two_kinds(
         model, settings, weights="fp8", max_context=512, max_concurrency=1, draft_budget=0
     ).devices
@@ -185,7 +187,7 @@ def test_a_format_that_one_kind_of_device_supports_is_accepted(model: BaseModel,
     assert cuda.fits is True
 
 
-def test_a_share_of_a_memory_that_the_operators_have_not_stated_is_unknown(
+def test_if_the_devices_memory_is_unknown_a_plan_with_memory_share_does_not_say_whether_the_model_fits(
     model: BaseModel, settings: Settings
 ) -> None:
     use(settings, device="cpu")
@@ -196,7 +198,7 @@ def test_a_share_of_a_memory_that_the_operators_have_not_stated_is_unknown(
     assert (cpu.fits, cpu.reason.code) == (None, "device_memory_unknown")
 
 
-def test_a_plan_for_a_model_of_unknown_sizes_has_the_reason(model: BaseModel) -> None:
+def test_a_plan_that_lacks_the_model_or_its_sizes_gives_the_reason(model: BaseModel) -> None:
     model.sizes = None
     unknown = engine_plan(EngineOptions(), Workload(purpose=Purpose.BATCH, base_model=model)).devices
     unnamed = engine_plan(EngineOptions(), Workload(purpose=Purpose.BATCH, base_model=None)).devices
@@ -205,7 +207,7 @@ def test_a_plan_for_a_model_of_unknown_sizes_has_the_reason(model: BaseModel) ->
     assert [device.reason and device.reason.code for device in unnamed] == ["model_unknown"]
 
 
-def test_a_batch_has_as_many_rows_as_fit_and_an_evaluation_a_cache_for_each_engine(
+def test_a_batch_runs_as_many_rows_as_fit_and_an_evaluation_has_a_kv_cache_for_each_engine(
     model: BaseModel, settings: Settings
 ) -> None:
     use(settings, device="cpu", device_memory_bytes={"cpu": 4 * GB})
@@ -233,7 +235,7 @@ def test_measured_concurrencies_above_max_concurrency_are_refused(model: BaseMod
     assert engine_plan(EngineOptions(max_concurrency=16), workload).devices[0].fits is True
 
 
-def test_the_plan_warns_of_a_capped_context_and_of_options_that_the_report_was_not_measured_with(
+def test_the_plan_warns_of_a_capped_context_and_of_options_that_differ_from_the_speculators_report(
     model: BaseModel, speculator: Speculator
 ) -> None:
     speculator.report = {"weights": "auto", "engine": {"weights": "auto", "draft_budget": None}}

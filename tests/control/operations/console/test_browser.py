@@ -154,7 +154,9 @@ def messages_of(browser: Chrome) -> list[object]:
     return list(browser.get_log("browser"))  # type: ignore[no-untyped-call]  # selenium's
 
 
-def test_every_page_fits_its_width_and_logs_no_error(browser: Chrome, live_server: LiveServer, claim: Claim) -> None:
+def test_every_page_fits_into_the_viewport_and_logs_no_error(
+    browser: Chrome, live_server: LiveServer, claim: Claim
+) -> None:
     sign_in(browser, live_server, operator_client())
     problems = {}
     for name, path in page_paths(claim).items():
@@ -184,8 +186,8 @@ def test_a_jobs_page_follows_its_progress_without_a_reload(
 
 
 def test_a_page_loads_and_sends_nothing_to_other_origins(browser: Chrome, live_server: LiveServer) -> None:
-    """The other origin is the same server under another host name, so only the page's policy can block requests to
-    it."""
+    """The other origin is the same server under another host name. Only the page's content security policy can block
+    requests to it."""
     sign_in(browser, live_server, operator_client())
     browser.get(f"{live_server.url}{reverse('admin:index')}")
     messages_of(browser)

@@ -64,7 +64,7 @@ def test_every_page_opens(operator: Client) -> None:
     page(operator, reverse("admin:index"))
 
 
-def test_the_overview_shows_counts(operator: Client) -> None:
+def test_the_overview_counts_jobs_and_workers(operator: Client) -> None:
     make_job(status=Job.Status.RUNNING)
     make_job(status=Job.Status.FAILED)
     for name in ("jobs-1", "jobs-2"):
@@ -91,7 +91,7 @@ def test_rows_that_only_services_may_change_cannot_be_edited_or_deleted(operator
         assert model is User or isinstance(admin, RowsAdmin)
 
 
-def test_a_new_keys_secret_is_shown_once(operator: Client) -> None:
+def test_the_secret_of_a_new_api_key_is_shown_once(operator: Client) -> None:
     organization = make_organization()
 
     response = operator.post(
@@ -177,7 +177,7 @@ def test_a_button_pressed_from_another_site_does_nothing(operator: Client) -> No
     assert deployment.desired_state == Deployment.Desired.RUNNING
 
 
-def test_buttons_need_the_permission(onlooker: Client) -> None:
+def test_a_button_is_refused_without_the_permission(onlooker: Client) -> None:
     deployment = make_deployment(make_base_model())
 
     assert press(onlooker, "deployments_deployment", deployment.pk, "stop") == 403

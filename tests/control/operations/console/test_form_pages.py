@@ -31,7 +31,7 @@ from tests.control.world import World
 from tests.tiny_model import make_tiny_model
 from tests.workers.exports.speculators import write_speculator
 
-# By the name of the table in the URL of an add form: the audit action of the form, and valid values for its fields.
+# Maps a table's name in the URL of its add form to the form's audit action and to valid values for the form's fields.
 FORMS: dict[str, tuple[str, Callable[[World], dict[str, Any]]]] = {
     "deployments_deployment": (
         "deployment.create",
@@ -162,10 +162,10 @@ def test_the_values_of_a_form_are_stored(operator: Client, world: World) -> None
         ("pipelines_pipeline", "engine"),
     ],
 )
-def test_a_form_takes_options_of_the_engine_and_shows_an_invalid_one_at_its_field(
+def test_a_form_takes_engine_options_and_shows_an_error_beside_an_invalid_option(
     operator: Client, world: World, model: str, stored_in: str
 ) -> None:
-    """The form of a deployment has a field for each option; the others have one field with a JSON object."""
+    """The form of a deployment has a field for each option. Every other form has one field with a JSON object."""
     path = add_path(model, world.organization)
     form = operator.get(path).context["form"]
     if model == "deployments_deployment":
@@ -195,7 +195,7 @@ def test_a_form_takes_options_of_the_engine_and_shows_an_invalid_one_at_its_fiel
         ({"prompts_file": ""}, "prompts_file", "a pipeline takes prompts_file or distillation_id"),
     ],
 )
-def test_the_form_shows_the_error_message_of_the_api_at_its_field(
+def test_a_form_shows_the_apis_error_message_beside_the_field_that_caused_it(
     operator: Client, world: World, values: dict[str, str], field: str, message: str
 ) -> None:
     form_values = FORMS["pipelines_pipeline"][1](world) | values if values else {}

@@ -1,4 +1,4 @@
-"""The page of a job refreshes itself, shows charts and a log, and is not sent again while nothing has changed."""
+"""The console's page of a job shows charts and a log, refreshes itself, and is sent again only after a change."""
 
 import re
 
@@ -47,7 +47,7 @@ def test_loss_and_acceptance_are_drawn_from_the_checkpoints(operator: Client, cl
     assert 'points="6.0,6.0 160.0,78.0 314.0,114.0"' in text
 
 
-def test_a_repeated_step_is_drawn_once(operator: Client, claim: Claim) -> None:
+def test_a_step_with_two_checkpoints_is_drawn_once(operator: Client, claim: Claim) -> None:
     for loss in (2.0, 1.0):
         job_metrics(claim=claim, metrics={"loss": loss})
         job_commit_checkpoint(claim=claim, storage_prefix="c", step=10)
@@ -98,7 +98,7 @@ def test_a_cancellation_is_audited_with_the_operators_name_and_hides_the_button(
     assert not re.search(r'href="[^"]*/cancel/?"', page(operator, change_path("jobs_job", claim.job_id)))
 
 
-def test_the_number_of_queries_of_the_list_does_not_depend_on_the_number_of_jobs(operator: Client) -> None:
+def test_the_number_of_queries_of_the_job_list_does_not_depend_on_the_number_of_jobs(operator: Client) -> None:
     organizations = [make_organization() for _ in range(20)]
     Job.objects.bulk_create(Job(organization=organizations[i % 20], kind="batch") for i in range(300))
     make_job()

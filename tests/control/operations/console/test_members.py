@@ -1,6 +1,7 @@
-"""Promise S25 of docs/reliability.md: members of an organization see and change only its objects, by their role.
+"""Promise S25 of docs/reliability.md: members see and change only objects of their organization, as their role allows.
 
-The tests go through every URL of the console, read from the URL table. A new page without an example object fails.
+The tests go through every URL of the console, read from the URL table. They fail for a new page that has no example
+object.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.django_db
 UNKNOWN = "nothing-of-this-name"
 STAFF_PAGES = {"tenancy_limits", "accounts_user"}
 READS = {"changelist", "change", "history"}
-# The pages that each role may open, and those on which it may create or change something.
+# Names of tables, grouped by the roles that may use them. OPENS has the tables whose pages a role may open, and CHANGES
+# the tables in which the role may create or change rows.
 WORK = {
     *("jobs_job", "files_file", "batches_batch", "pipelines_pipeline", "evaluations_evaluation", "catalog_basemodel"),
     *("distillations_distillation", "datasets_dataset", "adapters_adapter", "catalog_speculator", "quotes_quote"),
@@ -54,7 +56,7 @@ def sign_in(organization: Organization, role: str, name: str = "") -> Client:
 
 
 def filled(organization: Organization) -> World:
-    """An organization with at least one object of each kind."""
+    """Creates at least one object of each kind in the organization, and returns these objects."""
     world = World(organization)
     world.ids_of_all_objects()
     AuditEvent.objects.create(
@@ -79,7 +81,7 @@ class Page:
 
 
 def pages(*, of_rows: bool) -> Iterator[Page]:
-    """Every URL that an admin class has, by whether it takes the id of a row."""
+    """Yields all pages whose URL takes the id of a row, or, with `of_rows=False`, all other pages."""
     for model, page in admin.site._registry.items():
         for pattern in page.get_urls():
             name = (pattern.name or "").removeprefix(f"{model._meta.app_label}_{model._meta.model_name}_")
@@ -100,7 +102,7 @@ def test_the_table_of_roles_covers_every_page() -> None:
     assert tables == OPENS["owner"] | STAFF_PAGES
 
 
-def test_a_foreign_row_is_not_found_and_tells_nothing_from_an_unknown_one() -> None:
+def test_responses_to_ids_of_foreign_rows_and_to_unknown_ids_are_equal() -> None:
     own, foreign = filled(make_organization()), filled(make_organization())
     client, num_checked = sign_in(own.organization, "owner"), 0
     for page in pages(of_rows=True):
@@ -123,7 +125,7 @@ def test_a_foreign_row_is_not_found_and_tells_nothing_from_an_unknown_one() -> N
     assert num_checked >= len(OPENS["owner"])
 
 
-def test_no_list_names_anything_of_another_organization() -> None:
+def test_no_page_shows_names_or_ids_of_another_organization() -> None:
     own, foreign = filled(make_organization("Ours")), filled(make_organization("Theirs-4711"))
     Organization.objects.filter(pk=foreign.organization.pk).update(name="Theirs-4711")
     client = sign_in(own.organization, "owner")
@@ -159,7 +161,7 @@ def test_pages_of_the_whole_service_are_closed_to_members() -> None:
         pytest.param("owner", marks=pytest.mark.wide),
     ],
 )
-def test_each_role_opens_and_changes_what_the_table_says(role: str) -> None:
+def test_each_role_opens_and_changes_only_the_pages_listed_for_it(role: str) -> None:
     world = filled(make_organization())
     client = sign_in(world.organization, role)
     for page in pages(of_rows=False):
@@ -190,7 +192,7 @@ def test_a_form_cannot_name_another_organization_or_its_objects() -> None:
         before = num_rows_of(foreign.organization)
         assert client.post(path, {**values, "organization": foreign.organization.pk}).status_code == 200
         assert num_rows_of(foreign.organization) == before
-    # the organization in the query of a form of the API is ignored
+    # Forms that are generated from requests of the API ignore an organization in the query.
     client.post(f"{reverse('admin:accounts_member_add')}?organization={foreign.organization.pk}",
                 {"email": "new@example.com", "role": "owner"})  # fmt: skip
     assert Member.objects.get(user__username="new@example.com").organization == own
@@ -231,10 +233,10 @@ def test_only_an_organization_of_the_user_can_be_chosen() -> None:
     text = client.get("/admin/accounts/organization/").content.decode()
     assert change_path("accounts_organization", second.pk) in text
     assert change_path("accounts_organization", first.pk) not in text
-    assert client.get(reverse("admin:accounts_member_changelist")).status_code == 403  # by the role in the second
+    assert client.get(reverse("admin:accounts_member_changelist")).status_code == 403  # read_only in "Second"
 
 
-def test_a_user_with_permissions_of_django_is_limited_to_the_role_like_every_member() -> None:
+def test_a_member_who_is_a_django_superuser_is_limited_to_the_role_like_every_member() -> None:
     client = sign_in(make_organization(), "read_only")
     User.objects.update(is_superuser=True)
 
@@ -243,7 +245,7 @@ def test_a_user_with_permissions_of_django_is_limited_to_the_role_like_every_mem
     assert client.get(reverse("queue")).status_code == 403
 
 
-def test_an_owner_requires_a_second_factor_before_members_see_anything() -> None:
+def test_if_an_owner_requires_a_second_factor_members_must_set_it_up_before_they_see_a_page() -> None:
     organization = make_organization()
     owner, viewer = sign_in(organization, "owner"), sign_in(organization, "read_only")
 

@@ -135,7 +135,7 @@ def test_a_project_is_created_and_archived(operator: Client, world: World) -> No
     assert (project.name, project.archived_at is None) == ("research", False)
 
 
-def test_a_rotated_key_is_shown_once(operator: Client) -> None:
+def test_the_secret_of_a_rotated_key_is_shown_once(operator: Client) -> None:
     key, old = make_key()
     path = reverse("admin:accounts_apikey_rotate", args=[quote(key.pk)])
 

@@ -80,7 +80,7 @@ def test_a_form_sets_limits_and_the_audit_event_names_the_operator(operator: Cli
     )
 
 
-def test_a_delivery_is_replayed_and_the_audit_event_names_the_operator(operator: Client) -> None:
+def test_a_webhook_delivery_is_replayed_and_the_audit_event_names_the_operator(operator: Client) -> None:
     delivery = make_delivery()
     WebhookDelivery.objects.update(status=WebhookDelivery.Status.FAILED, attempt=9)
     assert change_path("webhooks_webhookdelivery", delivery.pk) in page(
@@ -95,7 +95,7 @@ def test_a_delivery_is_replayed_and_the_audit_event_names_the_operator(operator:
     assert (event.action, event.object_id, event.actor_id) == ("webhook_delivery.replay", delivery.pk, "operator")
 
 
-def test_a_button_enables_a_disabled_endpoint(operator: Client) -> None:
+def test_a_button_enables_a_disabled_webhook_endpoint(operator: Client) -> None:
     endpoint = make_delivery().endpoint
     WebhookEndpoint.objects.update(disabled=WebhookEndpoint.Disabled.FAILING)
 
@@ -105,7 +105,7 @@ def test_a_button_enables_a_disabled_endpoint(operator: Client) -> None:
     assert AuditEvent.objects.get().action == "webhook_endpoint.update"
 
 
-def test_the_page_of_an_endpoint_does_not_show_its_secret(operator: Client) -> None:
+def test_the_page_of_a_webhook_endpoint_does_not_show_its_secret(operator: Client) -> None:
     endpoint, secret = endpoint_create(organization=make_organization(), url="https://93.184.216.34/", events=["*"])
 
     assert secret.removeprefix("whsec_") not in page(operator, change_path("webhooks_webhookendpoint", endpoint.pk))

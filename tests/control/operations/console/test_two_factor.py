@@ -110,7 +110,7 @@ def test_a_sign_in_without_both_factors_is_refused(results: dict[str, object], c
     assert results[case] == [200, 302]  # the sign-in page again, and a redirect from the overview to the sign-in page
 
 
-def test_members_sign_in_with_allauth_and_need_no_code_of_staff(results: dict[str, object]) -> None:
+def test_members_sign_in_with_allauth_and_without_the_code_that_staff_need(results: dict[str, object]) -> None:
     assert results["member with a wrong password"] == [200, 302]
     assert results["member"] == [302, 200]
     assert results["cookie of a member"] == [True, True, True]

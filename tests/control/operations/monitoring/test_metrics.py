@@ -160,7 +160,7 @@ def test_an_engines_samples_are_labelled_with_its_deployment_and_organization(
         ("right", {"Authorization": "Bearer right"}, "10.0.0.7", 200),
     ],
 )
-def test_metrics_need_a_local_address_or_the_token(
+def test_metrics_need_the_token_or_if_none_is_set_a_local_address(
     settings: Settings, token: str | None, headers: dict[str, str], address: str, status: int
 ) -> None:
     secret = None if token is None else SecretStr(token)

@@ -30,9 +30,10 @@ OPERATION_PARAMS = [
 ]
 DOCUMENT_PATH = "/v1/openapi.json"
 NEEDS_ENGINE = tuple(f"POST {path}" for path in OPERATIONS)
-# The codes of the gateway's operations are those of docs/errors.md; `projects.create` has no code of its own.
+# The document names no error codes for these operations. Those of the gateway's operations are in docs/errors.md, and
+# `projects.create` has no error code of its own.
 WITHOUT_NAMED_ERRORS = frozenset(operation.id for operation in OPERATIONS.values()) | {"projects.create"}
-# Lists that are empty although `World.ids_of_all_objects` has created an object of each kind.
+# Lists that may be empty although `World.ids_of_all_objects` has created an object of each kind.
 MAY_BE_EMPTY = (
     "GET /v1/audit_events",
     "GET /v1/uploads/{upload_id}/parts",
@@ -82,7 +83,7 @@ def test_operations_have_unique_ids_and_document_their_errors() -> None:
     assert all(operation["security"] == [{"key": []}, {"x-api-key": []}] for operation in documented)
 
 
-def test_the_document_needs_no_key(db: None) -> None:
+def test_the_document_is_served_without_an_api_key(db: None) -> None:
     response = Client().get(DOCUMENT_PATH)
 
     assert response.status_code == 200
@@ -92,7 +93,7 @@ def test_the_document_needs_no_key(db: None) -> None:
 def test_every_operation_has_a_summary_of_its_own_an_example_and_named_errors() -> None:
     documented = operations(generate())
     summaries = [operation["summary"] for operation in documented]
-    without_errors = [operation["operationId"] for operation in documented if not codes_of(operation)]
+    without_errors = [operation["operationId"] for operation in documented if not statuses_with_codes(operation)]
 
     assert len(summaries) == len(set(summaries))
     assert all(summary[0].isupper() and not summary.endswith(".") for summary in summaries)
@@ -100,8 +101,8 @@ def test_every_operation_has_a_summary_of_its_own_an_example_and_named_errors() 
     assert set(without_errors) <= WITHOUT_NAMED_ERRORS
 
 
-def codes_of(operation: dict[str, Any]) -> set[str]:
-    """The statuses of refusals whose codes the document names."""
+def statuses_with_codes(operation: dict[str, Any]) -> set[str]:
+    """Returns the 4xx statuses for which the document names the error codes."""
     return {status for status in operation["responses"] if status.startswith("4") and status != "4XX"}
 
 
@@ -171,7 +172,8 @@ def test_responses_match_the_document(route: Route, method: str, client: Client,
 
 @pytest.mark.parametrize("path", ["deployments", "batches", "distillations", "evaluations", "pipelines"])
 def test_a_plan_and_the_created_object_are_both_documented(path: str) -> None:
-    """Batches are created with status 200, as OpenAI does it, which is also the status of plans."""
+    """A plan has status 200. A new batch has status 200 as well, as in OpenAI's API. One status may therefore have two
+    schemas."""
     document = generate()
     responses = document["paths"][f"/v1/{path}"]["post"]["responses"]
     schemas = [
@@ -191,7 +193,7 @@ def _alternatives(document: dict[str, Any], reference: dict[str, str]) -> list[s
     return [name] if either is None else [part["$ref"].rpartition("/")[2] for part in either]
 
 
-def test_operations_with_a_body_declare_it() -> None:
+def test_exactly_the_operations_that_take_a_body_declare_one() -> None:
     for name, body in example_bodies().items():
         method, path = name.split(" ")
         assert ("requestBody" in generate()["paths"][path][method.lower()]) == (body is not NO_BODY), name

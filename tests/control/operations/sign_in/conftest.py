@@ -7,7 +7,7 @@ from django.core.cache import cache
 
 @pytest.fixture(autouse=True)
 def _forget_attempts() -> Iterator[None]:
-    """Attempts to sign in are counted in the cache, which outlives a test."""
+    """Deletes the counts of attempts to sign in, which are in the cache and would outlive a test."""
     cache.clear()
     yield
     cache.clear()

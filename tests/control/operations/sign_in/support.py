@@ -1,4 +1,4 @@
-"""Members who sign in with a password, and the mails that they receive."""
+"""Helpers that create members, sign them in with a password, and read the mails that they receive."""
 
 import re
 import time
@@ -32,7 +32,7 @@ def is_signed_in(client: Client) -> bool:
 
 
 def mails_after(capture: Capture, act: Callable[[], Any], *, num: int) -> list[Any]:
-    """Calls `act`, commits, and returns the mails that another thread sends within ten seconds."""
+    """Calls `act`, commits, and returns the `num` mails that another thread then sends within ten seconds."""
     mail.outbox.clear()
     with capture(execute=True) as committed:
         act()
@@ -55,7 +55,7 @@ def code_of(secret: str) -> str:
 
 
 def new_factor(client: Client) -> str:
-    """Sets up an authenticator app for the signed-in user, who enters the password again. Returns: its secret."""
+    """Sets up an authenticator app for the signed-in user, who enters the password again. Returns: the app's secret."""
     assert client.post(reverse("account_reauthenticate"), {"password": PASSWORD}).status_code == 302
     response = client.get(reverse("mfa_activate_totp"))
     assert response.status_code == 200, response.headers

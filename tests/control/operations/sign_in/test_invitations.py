@@ -1,4 +1,4 @@
-"""Promise S26 of docs/reliability.md: the link of an invitation is for one use, one member and one week."""
+"""Promise S26 of docs/reliability.md: the link of an invitation is valid for one use, one member and one week."""
 
 import datetime as dt
 import time
@@ -43,7 +43,7 @@ def invite(capture: Capture, organization: Organization | None = None, email: st
     return link_in(message)
 
 
-def test_the_api_invites_and_the_receiver_chooses_a_password_and_signs_in(client: Client, capture: Capture) -> None:
+def test_a_member_invited_through_the_api_chooses_a_password_and_signs_in(client: Client, capture: Capture) -> None:
     responses: list[Any] = []
     post = lambda: responses.append(  # noqa: E731
         client.post("/v1/members", {"email": "Ana@example.com", "role": "read_only"}, "application/json")
@@ -77,7 +77,7 @@ def test_the_api_sends_an_invitation_again_until_the_member_has_signed_in(
     assert (response.status_code, response.json()["error"]["code"]) == (409, "member_joined")
 
 
-def test_a_link_works_once(capture: Capture) -> None:
+def test_an_invitation_link_works_once(capture: Capture) -> None:
     link = invite(capture)
     assert Client().post(link, CHOICE).status_code == 302
 
@@ -89,7 +89,7 @@ def test_a_link_works_once(capture: Capture) -> None:
     assert User.objects.get().check_password(PASSWORD)
 
 
-def test_a_link_expires_after_a_week(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invitation_link_expires_after_a_week(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     link, real = invite(capture), time.time
     week = dt.timedelta(days=7).total_seconds()
 
@@ -99,7 +99,7 @@ def test_a_link_expires_after_a_week(capture: Capture, monkeypatch: pytest.Monke
     assert Client().post(link, CHOICE).status_code == 410
 
 
-def test_another_invitation_and_a_removal_make_a_link_void(capture: Capture) -> None:
+def test_a_new_invitation_and_the_members_removal_make_an_invitation_link_void(capture: Capture) -> None:
     first = invite(capture)
     member = Member.objects.get()
 
@@ -115,7 +115,7 @@ def test_another_invitation_and_a_removal_make_a_link_void(capture: Capture) -> 
 @pytest.mark.parametrize(
     "token", ["x", "x:y:z", pytest.param(signing.dumps(["member_x", "y"], salt="other"), id="another-salt")]
 )
-def test_an_invented_link_is_refused(token: str) -> None:
+def test_an_invented_invitation_link_is_refused(token: str) -> None:
     assert Client().get(reverse("invitation", args=[token])).status_code == 410
 
 

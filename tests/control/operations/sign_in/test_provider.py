@@ -30,7 +30,7 @@ CALLBACK = reverse("openid_connect_callback", args=["sso"])
 
 @dataclass
 class Provider:
-    """What the provider says of the person who signs in there."""
+    """The responses of the fake provider. `claims` describes the person who signs in there."""
 
     issuer: str = ""
     claims: dict[str, Any] = field(default_factory=dict)
@@ -148,7 +148,7 @@ def test_a_token_for_another_service_is_refused(provider: Provider) -> None:
     provider.audience = "another service"
 
     assert not is_signed_in(come_back(provider))
-    assert provider.token_requests, "the code was exchanged"
+    assert provider.token_requests, "the code must have been exchanged for a token"
 
 
 def test_a_callback_that_this_browser_did_not_ask_for_is_refused(provider: Provider) -> None:
@@ -162,14 +162,14 @@ def test_a_callback_that_this_browser_did_not_ask_for_is_refused(provider: Provi
     assert provider.token_requests == []
 
 
-def test_the_second_factor_is_asked_for_after_the_provider_too(provider: Provider) -> None:
+def test_a_second_factor_is_asked_for_even_after_a_sign_in_through_the_provider(provider: Provider) -> None:
     make_member(make_organization())
     new_factor(sign_in()[0])
 
     assert not is_signed_in(come_back(provider))
 
 
-def test_the_sign_in_page_offers_the_provider_and_lets_its_form_lead_there(provider: Provider) -> None:
+def test_the_sign_in_page_offers_the_provider_and_its_policy_lets_the_form_redirect_there(provider: Provider) -> None:
     page = Client().get(reverse("account_login"))
 
     assert "Sign in with single sign-on" in page.content.decode()
@@ -177,7 +177,7 @@ def test_the_sign_in_page_offers_the_provider_and_lets_its_form_lead_there(provi
     assert Client(enforce_csrf_checks=True).post(LOGIN).status_code == 403
 
 
-def test_incomplete_settings_are_refused() -> None:
+def test_incomplete_provider_settings_and_an_unknown_mail_scheme_are_refused() -> None:
     with pytest.raises(ValueError, match="oidc_client_secret"):
         Config.model_validate({"oidc_issuer": "https://id.example.com", "oidc_client_id": "x"})
     unknown_scheme = Config.model_validate({"smtp_url": "http://localhost"})

@@ -1,4 +1,4 @@
-"""Promise S26 of docs/reliability.md: sign-in of members with a password and a second factor, and resets."""
+"""Promise S26 of docs/reliability.md: sign-in of members with a password and a second factor, and password resets."""
 
 from typing import Any
 
@@ -45,8 +45,8 @@ def test_a_member_signs_in_and_out() -> None:
     assert not is_signed_in(client)
 
 
-def test_every_refusal_looks_the_same() -> None:
-    """Whether an address has an account, is of staff, or was removed, must not be visible."""
+def test_every_refused_sign_in_gets_the_same_response() -> None:
+    """The response must not reveal whether an address has an account, belongs to staff, or was removed."""
     organization = make_organization()
     make_member(organization)
     make_member(organization, "removed@example.com")
@@ -67,7 +67,7 @@ def test_every_refusal_looks_the_same() -> None:
     assert len(refusals) == 1, refusals
 
 
-def test_after_five_wrong_passwords_the_address_has_to_wait() -> None:
+def test_after_five_wrong_passwords_further_sign_ins_of_the_address_are_refused() -> None:
     make_member(make_organization())
     for _ in range(5):
         sign_in(password="wrong password")
@@ -93,7 +93,7 @@ def test_nobody_creates_an_account_without_an_invitation() -> None:
     assert not User.objects.exists()
 
 
-def test_a_reset_sends_a_link_that_works_once_and_ends_other_sessions(
+def test_a_password_reset_sends_a_link_that_works_once_and_ends_other_sessions(
     django_capture_on_commit_callbacks: Capture,
 ) -> None:
     make_member(make_organization())
@@ -115,7 +115,7 @@ def test_a_reset_sends_a_link_that_works_once_and_ends_other_sessions(
     assert second.context["token_fail"]
 
 
-def test_a_reset_answers_the_same_for_every_address_and_mails_only_members(
+def test_a_password_reset_has_the_same_response_for_every_address_and_mails_only_members(
     django_capture_on_commit_callbacks: Capture,
 ) -> None:
     make_member(make_organization())
@@ -132,7 +132,7 @@ def test_a_reset_answers_the_same_for_every_address_and_mails_only_members(
     assert len(answers) == 1
 
 
-def test_a_link_of_a_reset_names_the_configured_address_and_not_the_host_of_the_request(
+def test_a_password_reset_link_names_the_configured_address_and_not_the_host_of_the_request(
     django_capture_on_commit_callbacks: Capture,
 ) -> None:
     make_member(make_organization())
@@ -163,7 +163,7 @@ def test_with_a_second_factor_a_password_alone_does_not_sign_in() -> None:
     assert is_signed_in(client)
 
 
-def test_a_recovery_code_works_once_in_place_of_the_app() -> None:
+def test_a_recovery_code_works_once_in_place_of_the_authenticator_app() -> None:
     member = make_member(make_organization())
     new_factor(sign_in()[0])
     code = (
@@ -176,7 +176,7 @@ def test_a_recovery_code_works_once_in_place_of_the_app() -> None:
         assert is_signed_in(client) == works
 
 
-def test_a_required_second_factor_cannot_be_removed_and_kept_away() -> None:
+def test_a_member_who_removes_a_required_second_factor_must_set_it_up_again() -> None:
     organization = make_organization()
     organization.requires_two_factor = True
     organization.save()
@@ -191,7 +191,7 @@ def test_a_required_second_factor_cannot_be_removed_and_kept_away() -> None:
     assert client.get(reverse("admin:index")).headers["Location"] == reverse("mfa_activate_totp")
 
 
-def test_the_pages_of_the_sign_in_load_nothing_from_elsewhere_and_run_no_inline_script() -> None:
+def test_the_sign_in_pages_load_nothing_from_other_origins_and_run_no_inline_script() -> None:
     make_member(make_organization())
     client, _ = sign_in()
     new_factor(client)

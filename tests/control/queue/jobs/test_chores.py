@@ -37,7 +37,7 @@ def test_a_worker_without_due_chores_asks_the_database_only_a_few_times(
         assert list(chores_claim(CADENCES)) == []
 
 
-def test_chores_behind_a_slow_one_are_left_to_other_workers() -> None:
+def test_chores_that_are_due_after_a_slow_chore_are_left_to_other_workers() -> None:
     slow_worker, other_worker = chores_claim(CADENCES), chores_claim(CADENCES)
 
     assert next(slow_worker) == "often"

@@ -174,7 +174,7 @@ def test_the_ninth_claim_is_marked_as_exhausted_if_all_earlier_attempts_lost_the
 
 
 def test_a_job_survives_lost_attempts_that_alternate_with_two_crashes_of_its_code() -> None:
-    """Each kind of failure has its own limit, so preempted machines use up none of the attempts of the other kind."""
+    """Lost attempts and crashes have separate limits, so preempted machines use up none of the attempts for crashes."""
     job, killed = submit(), Failure(failure_class=FailureClass.INFRA, code=KILLED, message="SIGKILL")
     for failure in (killed, INFRA, killed, killed, INFRA, killed):
         assert not job_fail(claim=claim(job), failure=failure)

@@ -20,7 +20,7 @@ def failure(failure_class: FailureClass) -> Failure:
         (FailureClass.BUG, 3),
     ],
 )
-def test_each_failure_class_has_its_number_of_attempts(failure_class: FailureClass, max_attempts: int) -> None:
+def test_each_failure_class_allows_a_fixed_number_of_attempts(failure_class: FailureClass, max_attempts: int) -> None:
     original = failure(failure_class)
     final_failures = [final_failure(original, earlier=n, stalled_attempts=0) for n in range(max_attempts)]
     assert final_failures == [None] * (max_attempts - 1) + [original]

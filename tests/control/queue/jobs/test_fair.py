@@ -37,9 +37,9 @@ class Simulation:
     """Simulates workers that are never idle while a job is due. The duration of a job is one of its parameters."""
 
     def __init__(self, num_workers: int) -> None:
-        self.free_at = [0.0] * num_workers  # for each worker, when it can claim its next job
-        self.running: dict[int, Claim] = {}  # by worker
-        self.ended_at: dict[str, float] = {}  # by the id of the job
+        self.free_at = [0.0] * num_workers  # for each worker, the second at which it can claim its next job
+        self.running: dict[int, Claim] = {}  # the current claim of each worker
+        self.ended_at: dict[str, float] = {}  # maps the id of a job to the second of its end
 
     def submit(self, organization: Organization, count: int, seconds: float) -> list[str]:
         params = {"seconds": seconds}
@@ -115,7 +115,7 @@ def test_an_organization_gains_no_advantage_from_time_without_jobs() -> None:
     assert Counter(turn.organization_id for turn in turns) == {busy.pk: 3, returning.pk: 3}
 
 
-def test_worker_time_used_alone_does_not_put_an_organization_behind_the_queue_of_another() -> None:
+def test_worker_time_used_while_no_other_organization_had_jobs_does_not_count_against_an_organization() -> None:
     first, later = make_organization(), make_organization()
     submit(organization=first)
     finish(claim_next(), 100_000.0)  # no other organization has a job at this time
@@ -132,7 +132,7 @@ def test_worker_time_used_alone_does_not_put_an_organization_behind_the_queue_of
 
 
 def num_steps(function: Callable[[], object]) -> int:
-    """Returns the number of instructions of SQLite's virtual machine that the function's statements take, in tens."""
+    """Returns a tenth of the number of instructions that SQLite's virtual machine runs for the function."""
     steps = itertools.count()
     connection.connection.set_progress_handler(lambda: next(steps) < 0, 10)
     try:
@@ -150,7 +150,7 @@ def test_the_work_of_a_claim_does_not_grow_with_the_queue_of_another_organizatio
         submit(organization=loud)
         Job.objects.bulk_create(Job(organization=loud, kind=Job.Kind.BATCH) for _ in range(num_queued - 1))
         submit(organization=quiet)
-        return max(num_steps(lambda: finish(claim_next(), 10.0)) for _ in range(2))  # one of each organization
+        return max(num_steps(lambda: finish(claim_next(), 10.0)) for _ in range(2))  # one claim for each organization
 
     before = work_of_claims(20)
     assert work_of_claims(2_000) <= 1.5 * before
@@ -182,7 +182,7 @@ def test_worker_time_is_charged_however_an_attempt_ends(ending: str) -> None:
     assert 48 < Share.objects.get(pk=job.organization_id).used_seconds < 60  # the job was claimed 50 s ago
 
 
-def test_jobs_of_later_stages_and_older_jobs_are_claimed_first() -> None:
+def test_jobs_of_later_pipeline_stages_and_older_jobs_are_claimed_first() -> None:
     organization = make_organization()
     batches = [submit(organization=organization, kind="batch") for _ in range(2)]
     evaluation = submit(organization=organization, kind="evaluation")

@@ -1,4 +1,5 @@
-"""Workers claim jobs, die or continue with an outdated claim, and customers pause and cancel jobs, in any order."""
+"""A job stays consistent if workers claim it, die or use outdated claims, and customers pause or cancel it, in any
+order. Hypothesis generates the sequences of these events."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,9 @@ def _pause(*, claim: Claim) -> None:
 
 
 class JobMachine(RuleBasedStateMachine):
-    """`claims` contains all claims, because workers with outdated claims keep trying to write.
+    """One job, and the events that can happen to it.
+
+    `claims` contains all claims, because workers with outdated claims keep trying to write.
 
     `committed_keys` maps the number of each committed shard to its storage key.
     """
@@ -51,7 +54,7 @@ class JobMachine(RuleBasedStateMachine):
         JobMachine.num_started += 1
         if JobMachine.num_started % 200 == 0:
             self.progress(f"{JobMachine.num_started} sequences have started")
-        self.job = submit()  # of an organization of its own, whose limit of queued jobs no other sequence uses up
+        self.job = submit()  # of a new organization, so that the sequences together do not reach a limit of queued jobs
         add_shards(self.job, 4, 4, 4)
         self.claims: list[Claim] = []
         self.committed_keys: dict[int, str] = {}

@@ -79,7 +79,9 @@ def test_hours_outside_of_one_hour_to_30_days_are_refused(
     assert (response.status_code, response.json()["error"]["param"]) == (400, "hours")
 
 
-def test_distinct_captured_requests_become_rows_for_the_base_model(client: Client, deployment: Deployment) -> None:
+def test_distinct_captured_requests_become_batch_rows_for_the_base_model(
+    client: Client, deployment: Deployment
+) -> None:
     capture_set(deployment=deployment, hours=24)
     capture_request(deployment, "one", temperature=0.5, stream=True, user="u-1", n=3)
     capture_request(deployment, "two")
@@ -112,7 +114,7 @@ def test_a_file_of_captured_requests_is_written_without_loading_them_all(
         tracemalloc.stop()
 
     assert file["bytes"] > 200 * 200_000
-    assert peak_bytes < 20 << 20, "40 MB of requests, 16 of which are in memory at a time, twice"
+    assert peak_bytes < 20 << 20, "of 200 requests of 0.2 MB, two copies of 16 requests may be in memory at a time"
 
 
 def test_a_file_has_the_newest_captured_requests_that_fit_into_its_size_limit(

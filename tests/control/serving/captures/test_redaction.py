@@ -31,7 +31,7 @@ ALL_KINDS = ("email", "ip_address", "credit_card")
         ("credit_card", "378282246310005"),
     ],
 )
-def test_personal_data_of_a_kind_is_replaced(kind: str, personal: str) -> None:
+def test_personal_data_of_each_chosen_kind_is_replaced(kind: str, personal: str) -> None:
     redaction = Redaction([kind], [])
     for before, after in (("", ""), ("I am ", "."), ("[", "]:8080 and 12"), ("«", "»")):
         assert redaction.apply(before + personal + after) == before + REPLACEMENT + after
@@ -51,7 +51,7 @@ def test_personal_data_of_a_kind_is_replaced(kind: str, personal: str) -> None:
         "1/3 of 4:5",
     ],
 )
-def test_other_text_is_left_alone(text: str) -> None:
+def test_text_that_only_resembles_personal_data_is_not_changed(text: str) -> None:
     assert Redaction(ALL_KINDS, []).apply(text) == text
 
 
@@ -87,7 +87,7 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def test_a_kept_request_has_no_personal_data(client: Client, deployment: Deployment) -> None:
+def test_a_captured_request_has_no_personal_data(client: Client, deployment: Deployment) -> None:
     path = f"/v1/deployments/{deployment.pk}/capture"
     body = {"hours": 24, "redact": ["email"], "redact_patterns": [r"CUST-\d+"]}
     made = client.post(path, body, content_type="application/json").json()
@@ -99,7 +99,7 @@ def test_a_kept_request_has_no_personal_data(client: Client, deployment: Deploym
     assert rows[0]["body"]["messages"] == [{"role": "user", "content": f"I am {REPLACEMENT}, mail me at {REPLACEMENT}"}]
 
 
-def test_token_ids_are_not_kept_if_texts_are_redacted(deployment: Deployment) -> None:
+def test_requests_with_token_ids_are_not_captured_if_texts_are_redacted(deployment: Deployment) -> None:
     def capture(prompt: object) -> bool:
         return request_capture(deployment_id=deployment.pk, endpoint="/v1/completions", body={"prompt": prompt})
 
@@ -127,7 +127,7 @@ def test_a_pattern_that_is_invalid_empty_or_complex_is_refused(
 
 
 def test_the_time_of_a_redaction_is_linear_in_the_text() -> None:
-    """A backtracking engine would need 2 ** 40 steps for this pattern, which needs the processor for ever."""
+    """For this pattern, a backtracking regex engine would need a number of steps that is exponential in the text."""
     redaction = Redaction([], [r"(x+x+)+y"])
 
     started = time.process_time()
@@ -136,14 +136,14 @@ def test_the_time_of_a_redaction_is_linear_in_the_text() -> None:
     assert time.process_time() - started < 5.0
 
 
-def test_complex_patterns_are_refused_together() -> None:
+def test_patterns_that_are_too_complex_together_are_refused() -> None:
     one = r"[a-z]{100}!"
     Redaction([], [one])
     with pytest.raises(InvalidPattern, match="too complex"):
         Redaction([], [one] * 4)
 
 
-def test_members_whose_values_are_words_of_the_api_are_kept() -> None:
+def test_roles_and_types_of_messages_and_tools_are_not_redacted() -> None:
     redaction = Redaction([], ["user|function"])
     body = {"messages": [{"role": "user", "content": "user"}], "tools": [{"type": "function"}]}
     redacted = redaction.apply(body)

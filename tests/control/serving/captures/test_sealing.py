@@ -1,4 +1,4 @@
-"""Captured requests are encrypted with a key of their organization. A sample of them can be kept."""
+"""Captured requests are encrypted with a key of their organization. A capture may keep only a sample of requests."""
 
 import pytest
 from cryptography.exceptions import InvalidTag
@@ -18,7 +18,7 @@ from tests.control.serving.captures.test_captures import capture_request, rows_o
 from tests.control.serving.captures.test_captures import deployment as deployment
 
 
-def test_the_database_has_no_word_of_a_captured_request(client: Client, deployment: Deployment) -> None:
+def test_the_database_stores_no_readable_text_of_a_captured_request(client: Client, deployment: Deployment) -> None:
     capture_set(deployment=deployment, hours=24)
     assert capture_request(deployment, "the quick brown fox", user="u-1")
 
@@ -47,7 +47,7 @@ def test_a_request_that_an_earlier_release_stores_during_an_upgrade_is_encrypted
     assert rows_of(file["id"])[0]["body"]["prompt"] == "quick"
 
 
-def test_a_request_cannot_be_opened_with_the_key_of_another_organization_or_as_that_of_another_deployment(
+def test_a_sealed_request_cannot_be_opened_with_another_organizations_key_or_for_another_deployment(
     organization: Organization, other_organization: Organization
 ) -> None:
     mine, other = Sealer.of(organization.pk), Sealer.of(other_organization.pk)
@@ -61,7 +61,7 @@ def test_a_request_cannot_be_opened_with_the_key_of_another_organization_or_as_t
     assert mine.seal({"prompt": "p"}, deployment_id="dep_1") != sealed
 
 
-def test_the_same_request_is_stored_in_different_bytes(deployment: Deployment) -> None:
+def test_two_equal_requests_are_stored_as_different_bytes(deployment: Deployment) -> None:
     capture_set(deployment=deployment, hours=24)
     capture_request(deployment, "same")
     capture_request(deployment, "same")
@@ -83,14 +83,14 @@ def test_after_reencryption_the_old_secret_key_is_not_needed(organization: Organ
         Sealer.of(organization.pk)
 
 
-def test_an_organization_has_one_key(organization: Organization) -> None:
+def test_an_organization_has_only_one_capture_key(organization: Organization) -> None:
     Sealer.of(organization.pk)
     Sealer.of(organization.pk)
 
     assert CaptureKey.objects.count() == 1
 
 
-def test_a_sample_of_the_requests_is_kept(
+def test_only_the_requested_sample_of_requests_is_captured(
     client: Client, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = f"/v1/deployments/{deployment.pk}/capture"
@@ -103,7 +103,7 @@ def test_a_sample_of_the_requests_is_kept(
 
 
 @pytest.mark.parametrize("percent", [0, -1, 100.5, "half"])
-def test_a_sample_is_more_than_nothing_and_at_most_everything(
+def test_a_sample_of_0_percent_or_of_more_than_100_percent_is_refused(
     client: Client, deployment: Deployment, percent: object
 ) -> None:
     path = f"/v1/deployments/{deployment.pk}/capture"

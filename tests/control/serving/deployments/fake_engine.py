@@ -7,13 +7,13 @@ The file `behaviour` in the model folder says how the process behaves:
     crash       ends at once
     mute        never becomes healthy
     stubborn    ignores SIGTERM
-    draining    is healthy, but refuses requests as an engine does that is about to stop
+    draining    is healthy, but refuses requests, like an engine that is about to stop
     sleepless   cannot sleep
-    narrow      refuses requests while one runs, as an engine does whose queue is full
+    narrow      refuses requests while another request runs, like an engine whose queue is full
 
-It sleeps and wakes as an engine does, and writes a line into the file `wakes` of the model folder when it wakes. The
-requests /sleep and /wake wait while the file `hold` is in the model folder, before anything is decided; meanwhile the
-file `held` is there. The route /age makes the engine idle for longer than it is.
+The fake engine sleeps and wakes as an engine does. Each time it wakes, it appends a line to the file `wakes` in the
+model folder. While a file `hold` is in the model folder, requests to /sleep and /wake wait before they have any effect,
+and the fake engine creates a file `held` there. The route /age makes the engine report a longer idle time.
 
 The content of the last message says how a request ends:
     die         the process ends after two and a half events
@@ -46,7 +46,8 @@ def usage(num_tokens: int) -> dict[str, Any]:
     return {"prompt_tokens": 7, "completion_tokens": num_tokens, "prompt_tokens_details": details}
 
 
-# Routes whose usage comes in comments: the usage of an answer with 2 tokens, and the events of a stream.
+# Two routes send the usage in comments of their streams. For each of them: the usage of an answer with 2 tokens
+# (USAGES), and the types of the events of a stream (EVENTS).
 USAGES = {
     "/v1/responses": {"input_tokens": 7, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}},
     "/v1/messages": {"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": 4},
@@ -58,7 +59,7 @@ EVENTS = {
 
 
 class Use:
-    """Whether the engine sleeps, and how much it is used."""
+    """Whether the fake engine sleeps, how many requests are open, and when it was last used."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -72,7 +73,7 @@ class Use:
 
     @contextlib.contextmanager
     def one_more(self) -> Iterator[bool]:
-        """Yields whether the engine is awake."""
+        """Counts a request as open while it runs. Yields whether the engine is awake."""
         with self.lock:
             is_awake = not self.is_asleep
             self.num_open += is_awake
@@ -90,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
     options: dict[str, Any]
     behaviour: str
     use = Use()
-    num_reads = 0  # of /metrics; reported there as the number of requests, so that the counter rises with each read
+    num_reads = 0  # of /metrics, which reports this number as its counter of requests
 
     def do_GET(self) -> None:
         if not self._authorized():

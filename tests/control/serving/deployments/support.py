@@ -91,7 +91,7 @@ def make_replica(deployment: Deployment, **values: object) -> Replica:
 
 
 def age_engines(deployment: Deployment, seconds: float = 3600.0) -> None:
-    """Makes fake engines, and the rows of their replicas, say that nobody has used them for some time."""
+    """Makes the deployment's fake engines, and the rows of its replicas, look unused for `seconds`."""
     for replica in Replica.objects.filter(deployment=deployment, port__isnull=False):
         url = f"http://{replica.host}:{replica.port}/age?seconds={seconds}"
         httpx2.post(url, headers={"Authorization": f"Bearer {replica.operator_token}"}, trust_env=False)
@@ -99,7 +99,8 @@ def age_engines(deployment: Deployment, seconds: float = 3600.0) -> None:
 
 
 def tick_until_asleep(supervisor: Supervisor, deployment: Deployment) -> None:
-    """Ages the engines at every tick, because a health check that is under way may still report a recent use."""
+    """Ticks until the deployment sleeps. Ages the engines each time, because a health check that has already begun
+    may still report a recent use."""
 
     def is_asleep() -> bool:
         age_engines(deployment)

@@ -77,7 +77,7 @@ def test_a_deployment_serves_only_adapters_of_its_model(client: Client, organiza
     assert not Deployment.objects.filter(name="b").exists()
 
 
-def test_a_patch_of_a_deployment_may_change_only_its_adapters(
+def test_a_patch_that_names_only_adapters_changes_only_the_deployments_adapters(
     client: Client, organization: Organization, django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
 ) -> None:
     make_base_model("m")

@@ -193,7 +193,7 @@ def test_a_failed_creation_leaves_the_callers_transaction_usable(db: None, organ
 
 
 @pytest.mark.parametrize("error", [{"code": "crashed", "exit_code": 1}, "crashed", []])
-def test_an_error_of_an_unknown_shape_is_returned_unchanged(
+def test_a_stored_error_of_an_unknown_shape_is_returned_unchanged(
     client: Client, organization: Organization, error: object
 ) -> None:
     deployment = make_deployment(make_base_model(), organization)
@@ -208,7 +208,7 @@ def test_an_error_of_an_unknown_shape_is_returned_unchanged(
     [("medusa", "turbo_lora"), ("turbo_lora", "eagle3"), ("turbo_lora", "turbo_lora"), ("turbo_lora", None),
      (None, "turbo_lora")],
 )  # fmt: skip
-def test_an_update_that_changes_answers_needs_permission(
+def test_an_update_that_changes_answers_needs_allow_output_change(
     client: Client, organization: Organization, old_kind: str | None, new_kind: str | None
 ) -> None:
     model = make_base_model()
@@ -229,7 +229,7 @@ def test_an_update_that_changes_answers_needs_permission(
 
 
 @pytest.mark.parametrize("new_kind", ["eagle3", None])
-def test_an_update_that_keeps_answers_needs_no_permission(
+def test_an_update_that_keeps_answers_does_not_need_allow_output_change(
     client: Client, organization: Organization, new_kind: str | None
 ) -> None:
     model = make_base_model()

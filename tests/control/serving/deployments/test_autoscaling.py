@@ -1,4 +1,4 @@
-"""The number of replicas follows the requests that their engines count."""
+"""The autoscaler sets the number of a deployment's replicas from the number of open requests of their engines."""
 
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ OPTIONS = ScalingOptions(
 
 
 class Scaled:
-    """A deployment whose only replica has `num_open` requests, and a clock."""
+    """A deployment with one replica, an autoscaler and a fake clock. Tests set the replica's number of requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, options: ScalingOptions) -> None:
         self.deployment = make_deployment(make_base_model())
@@ -44,7 +44,7 @@ class Scaled:
         monkeypatch.setattr("control.serving.deployments.autoscaling.time.monotonic", lambda: self.now)
 
     def after(self, seconds: float, *, num_open: int) -> int:
-        """Returns the number of replicas after some seconds with so many requests."""
+        """Lets `seconds` pass with `num_open` open requests. Returns: the number of replicas that is then desired."""
         Replica.objects.filter(deployment=self.deployment, number=0).update(num_open=num_open)
         for elapsed in (0.0, seconds):
             self.now += elapsed
@@ -63,11 +63,11 @@ def test_replicas_are_added_when_they_have_been_needed_for_some_time(scaled: Sca
     assert numbers == [1, 3, 5]
 
 
-def test_a_short_burst_starts_nothing(scaled: Scaled) -> None:
+def test_a_burst_shorter_than_the_scale_up_time_starts_no_replica(scaled: Scaled) -> None:
     assert [scaled.after(UP_SECONDS - 1, num_open=num_open) for num_open in (20, 1, 20, 1)] == [1] * 4
 
 
-def test_replicas_end_after_the_cool_down_and_as_many_stay_as_were_needed_in_that_time(scaled: Scaled) -> None:
+def test_after_the_cool_down_as_many_replicas_remain_as_were_needed_during_the_cool_down(scaled: Scaled) -> None:
     scaled.after(UP_SECONDS, num_open=20)
     numbers = [
         scaled.after(DOWN_SECONDS - 50, num_open=1),
@@ -79,7 +79,7 @@ def test_replicas_end_after_the_cool_down_and_as_many_stay_as_were_needed_in_tha
     assert numbers == [5, 5, 2, 1]
 
 
-def test_more_traffic_begins_the_cool_down_again(scaled: Scaled) -> None:
+def test_more_traffic_restarts_the_cool_down(scaled: Scaled) -> None:
     scaled.after(UP_SECONDS, num_open=20)
     numbers = [scaled.after(DOWN_SECONDS - 1, num_open=1), scaled.after(1, num_open=20), scaled.after(9, num_open=1)]
 
@@ -112,7 +112,7 @@ def test_a_deployment_that_does_not_run_is_not_scaled(scaled: Scaled, state: Sta
     target=st.none() | st.integers(1, 100),
     at_once=st.integers(1, 100),
 )
-def test_the_number_suffices_for_the_requests_or_is_the_maximum(
+def test_the_number_of_replicas_suffices_for_the_requests_or_is_the_maximum(
     num_open: int, limits: tuple[int, int], target: int | None, at_once: int
 ) -> None:
     minimum, maximum = sorted(limits)
@@ -148,7 +148,9 @@ def test_a_deployment_grows_while_its_engines_are_busy_and_shrinks_when_they_are
 
 
 @pytest.mark.django_db
-def test_limits_of_replicas_are_checked_and_bound_the_number(client: Client, organization: Organization) -> None:
+def test_the_number_of_replicas_stays_within_limits_that_the_api_validates(
+    client: Client, organization: Organization
+) -> None:
     body = {"name": "fast", "model": make_base_model().name, "scaling": {"max_replicas": 4, "min_replicas": 2}}
     created = client.post("/v1/deployments", body, content_type="application/json").json()
     path = f"/v1/deployments/{created['id']}"

@@ -26,11 +26,11 @@ def use_devices(supervisor: Supervisor, **values: str) -> None:
 
 
 def seen_by(supervisor: Supervisor, deployment: Deployment) -> str:
-    """What the deployment's latest process has printed."""
+    """Returns the last line that the deployment's engine has printed."""
     return log_path(supervisor.config, deployment.pk).read_text().splitlines()[-1]
 
 
-def test_engines_of_two_organizations_see_one_device_each_and_a_third_one_none(
+def test_with_two_devices_two_engines_see_one_device_each_and_a_third_engine_is_not_started(
     supervisor: Supervisor, no_backoff: None
 ) -> None:
     use_devices(supervisor, device="cuda", endpoint_devices="3, GPU-a")
@@ -70,7 +70,7 @@ def test_a_device_stays_assigned_under_the_next_supervisor_and_is_free_once_the_
     assert device_for_engine(supervisor.config, ending=[]) == "5"
 
 
-def test_the_device_of_a_killed_process_is_not_free_before_its_end(supervisor: Supervisor) -> None:
+def test_the_device_of_a_killed_process_is_not_free_before_the_process_has_ended(supervisor: Supervisor) -> None:
     use_devices(supervisor, device="cuda", endpoint_devices="0,1")
     supervisor.timings = dataclasses.replace(TIMINGS, startup_seconds=0.0)
     deployment = make_deployment(make_served_model(supervisor.config.data_dir / "model", "mute"))
@@ -96,7 +96,9 @@ def test_an_engine_on_the_cpu_sees_no_device(
 
 
 @pytest.mark.django_db
-def test_without_the_setting_the_devices_are_those_of_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_endpoint_devices_engines_get_the_devices_that_the_supervisor_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
     config = get_config().model_copy(update={"device": "auto"})
 

@@ -1,4 +1,4 @@
-"""The supervisor starts each organization's engines as a user of their own."""
+"""The supervisor starts the engines of each organization as a separate user of the operating system."""
 
 import dataclasses
 import os

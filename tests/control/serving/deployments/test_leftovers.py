@@ -1,4 +1,4 @@
-"""The copies of a deployment's speculator and adapters are deleted when it has ended."""
+"""The copies of a deployment's speculator and adapters are deleted after the deployment has ended."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_the_files_of_ended_deployments_are_deleted_and_copied_again_for_a_resta
     for deployment in (ended, running):
         tick_until_state(supervisor, deployment, State.READY)
     root = supervisor.config.data_dir / "deployments"
-    (root / ".dep_killed.1a2b" / "spc_1").mkdir(parents=True)  # of a supervisor that was killed while it deleted
+    (root / ".dep_killed.1a2b" / "spc_1").mkdir(parents=True)  # left by a supervisor that was killed during a deletion
     assert (root / ended.pk / speculator.pk / "config.json").exists()
 
     deployment_stop(deployment=ended)

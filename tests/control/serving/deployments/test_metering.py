@@ -1,5 +1,5 @@
-"""The ledger has the device time of an endpoint exactly once, even if supervisors are killed, run at the same time, or
-find that a process has gone."""
+"""The ledger records the device time of an endpoint exactly once, even if supervisors are killed, run at the same time,
+or find that a process has ended."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -26,14 +26,14 @@ from tests.control.serving.deployments.support import (
 
 
 def launched(organization: Organization, *, seconds_ago: float) -> Replica:
-    """A replica whose process was launched, and metered for the last time, so many seconds ago."""
+    """Makes a replica whose process was launched, and metered for the last time, `seconds_ago`."""
     made = make_replica(make_deployment(make_base_model(), organization))
     assert observations.replica_launched(replica=made, pid=4_000_000, process_started="1", port=1, token="t")
     Replica.objects.filter(pk=made.pk).update(metered_until=timezone.now() - timedelta(seconds=seconds_ago))
-    return again(made)
+    return reloaded(made)
 
 
-def again(replica: Replica) -> Replica:
+def reloaded(replica: Replica) -> Replica:
     return Replica.objects.select_related("deployment").get(pk=replica.pk)
 
 
@@ -42,7 +42,7 @@ def recorded_seconds(deployment_id: str) -> list[float]:
     return [line.count / 1000 for line in lines]
 
 
-def test_a_running_process_is_recorded_once_per_interval(organization: Organization) -> None:
+def test_the_device_time_of_a_running_process_is_recorded_once_per_interval(organization: Organization) -> None:
     replica = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
 
     for _ in range(3):
@@ -54,27 +54,29 @@ def test_a_running_process_is_recorded_once_per_interval(organization: Organizat
 
 def test_of_two_supervisors_that_read_the_same_row_one_records_the_interval(organization: Organization) -> None:
     replica = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
-    same_row = again(replica)
+    same_row = reloaded(replica)
 
     endpoint_meter(replica=replica)
     endpoint_meter(replica=same_row)
 
     (line,) = LedgerLine.objects.filter(subject=Subject.ENDPOINT_TIME, object_id=replica.deployment_id)
-    assert again(replica).metered_until == line.ended_at, "a period is not recorded"
+    assert reloaded(replica).metered_until == line.ended_at, "the recorded time has a gap"
 
 
 def test_a_supervisor_with_an_old_row_does_not_meter_a_process_that_has_ended(organization: Organization) -> None:
     replica = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
-    old_row = again(replica)
+    old_row = reloaded(replica)
     observations.replica_crashed(replica=replica, code="engine_exited", message="")
 
     endpoint_meter(replica=old_row)
 
-    assert again(replica).metered_until is None
+    assert reloaded(replica).metered_until is None
     assert recorded_seconds(replica.deployment_id) == [INTERVAL.total_seconds()]
 
 
-def test_a_process_that_outlives_its_supervisor_is_recorded_without_a_gap(organization: Organization) -> None:
+def test_the_device_time_of_a_process_that_outlives_its_supervisor_is_recorded_without_a_gap(
+    organization: Organization,
+) -> None:
     replica = launched(organization, seconds_ago=3600)  # no supervisor has run for an hour
 
     endpoint_meter(replica=replica)
@@ -92,19 +94,21 @@ def test_a_process_that_died_without_a_supervisor_is_charged_for_at_most_one_int
     assert recorded_seconds(replica.deployment_id) == [INTERVAL.total_seconds()]
 
 
-def test_an_endpoint_that_stops_is_recorded_until_its_end_and_a_second_observation_adds_nothing(
+def test_an_endpoint_that_stops_is_recorded_until_its_end_and_a_second_report_of_its_end_adds_nothing(
     organization: Organization,
 ) -> None:
     replica = launched(organization, seconds_ago=10)
-    late = again(replica)
+    late = reloaded(replica)
     observations.replica_crashed(replica=replica, code="engine_exited", message="")
     observations.replica_ended(replica=late)
 
     assert recorded_seconds(replica.deployment_id) == [pytest.approx(10, abs=2)]
-    assert again(replica).metered_until is None
+    assert reloaded(replica).metered_until is None
 
 
-def test_a_process_launched_by_a_release_that_did_not_meter_is_metered_from_now_on(organization: Organization) -> None:
+def test_a_process_launched_by_an_earlier_release_without_metering_is_metered_from_now_on(
+    organization: Organization,
+) -> None:
     replica = launched(organization, seconds_ago=0)
     Replica.objects.filter(pk=replica.pk).update(metered_until=None)
     replica.refresh_from_db(fields=["metered_until"])

@@ -81,7 +81,8 @@ def test_metrics_are_computed_for_each_minute(client: Client, deployment: Deploy
 
     first, second = metrics(client, deployment, f"start_time={int(noon.timestamp())}&limit=2")
 
-    # 40 tokens in the 20 seconds between the samples; 15 of 30 drafted tokens accepted in 10 drafts
+    # In the 20 seconds between the samples, 40 tokens were generated, and 15 of 30 drafted tokens were accepted in 10
+    # drafts.
     assert (first["generation_tokens"], first["tokens_per_second"], first["num_requests"]) == (40, 2.0, 4)
     assert (first["acceptance_length"], first["acceptance_rate"]) == (2.5, 0.5)
     assert (first["latency_seconds"], first["time_to_first_token_seconds"]) == (0.5, 0.25)
@@ -90,7 +91,7 @@ def test_metrics_are_computed_for_each_minute(client: Client, deployment: Deploy
     assert [row["num_requests"] for row in metrics(client, deployment, "bucket_width=1h") if row["num_requests"]] == [4]
 
 
-def test_counters_that_restart_at_zero_do_not_distort_the_difference(deployment: Deployment) -> None:
+def test_counters_that_restart_at_zero_with_a_new_process_do_not_distort_the_difference(deployment: Deployment) -> None:
     begin = timezone.now() - dt.timedelta(minutes=10)
     sample(deployment, begin, requests=100)
     sample(deployment, begin + dt.timedelta(minutes=1), requests=103)
@@ -98,7 +99,7 @@ def test_counters_that_restart_at_zero_do_not_distort_the_difference(deployment:
     sample(deployment, begin + dt.timedelta(minutes=2), requests=1)
     sample(deployment, begin + dt.timedelta(minutes=3), requests=6)
 
-    assert figures_since(deployment, begin).num_requests == 3 + 5  # of the first process, and of the process "one"
+    assert figures_since(deployment, begin).num_requests == 3 + 5  # requests to the first process, and to "one"
 
 
 def test_samples_are_kept_for_a_week(deployment: Deployment) -> None:

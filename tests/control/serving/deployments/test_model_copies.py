@@ -47,7 +47,7 @@ def test_the_model_of_a_running_engine_is_kept_until_the_engine_has_ended(superv
     wait_until(is_deleted)
 
 
-def test_a_model_that_is_deleted_before_the_launch_is_reported(supervisor: Supervisor) -> None:
+def test_a_launch_fails_if_the_copy_of_the_model_has_been_deleted(supervisor: Supervisor) -> None:
     model = make_base_model()
     model.source = "s3://models/llama"
     model.save()

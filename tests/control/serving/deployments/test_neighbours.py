@@ -107,7 +107,7 @@ def test_during_eight_slow_downloads_health_checks_go_on_and_no_healthy_endpoint
 def test_slow_downloads_of_one_organization_do_not_delay_the_endpoint_of_another(
     supervisor: Supervisor, storage: SlowStorage, tmp_path: Path
 ) -> None:
-    make_slow_deployments(tmp_path, num=16, num_organizations=1)  # the default limit of an organization
+    make_slow_deployments(tmp_path, num=16, num_organizations=1)  # as many as an organization may have by default
     supervisor.tick()
     organization = make_organization()
     model = make_served_model(tmp_path / "model", organization=organization)
@@ -138,7 +138,7 @@ def test_a_free_staging_thread_goes_to_the_organization_that_has_waited_longest(
     assert order.index("small") < NUM_THREADS + 3 * MAX_PER_ORGANIZATION
 
 
-def test_a_cancelled_copy_is_not_made_and_an_error_reaches_the_caller() -> None:
+def test_a_cancelled_copy_is_not_made_and_the_error_of_a_copy_reaches_the_caller() -> None:
     pool, release = StagingPool(), threading.Event()
 
     def wait() -> None:
@@ -191,7 +191,8 @@ def test_an_engine_that_is_not_used_is_checked_less_often(
 
 
 def test_time_that_a_check_waits_for_a_thread_does_not_count_as_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hanging engines may keep all threads for checks busy for longer than the time after which engines are killed."""
+    """Hanging engines may occupy all threads of the health checks for a long time. A healthy engine must not be killed
+    because its check waits for a thread."""
     now = [0.0]
     monkeypatch.setattr("control.serving.deployments.health.time.monotonic", lambda: now[0])
     monkeypatch.setattr(health, "probe", lambda *_: Check(started=now[0], ended=now[0] + 5.0, is_healthy=False))
@@ -212,7 +213,7 @@ def test_time_that_a_check_waits_for_a_thread_does_not_count_as_unhealthy(monkey
 def test_health_checks_create_no_clients(
     supervisor: Supervisor, tmp_path: Path, probed_ports: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Creating a client takes 18 ms of a processor, which a check every second of each endpoint would multiply."""
+    """Creating a client takes 18 ms of processor time, and every endpoint is checked once per second."""
     created: list[httpx2.Client] = []
     create = httpx2.Client.__init__
 

@@ -75,7 +75,7 @@ def test_validate_only_answers_with_the_plan_and_creates_nothing(
 
 
 @pytest.mark.parametrize("validate_only", [True, False])
-def test_a_context_that_does_not_fit_is_refused_with_the_bytes(
+def test_the_error_for_a_context_that_does_not_fit_states_the_needed_memory(
     client: Client, model: BaseModel, settings: Settings, validate_only: bool
 ) -> None:
     use(settings, endpoint_memory_bytes=10**9)
@@ -88,7 +88,7 @@ def test_a_context_that_does_not_fit_is_refused_with_the_bytes(
     assert not Deployment.objects.exists()
 
 
-def test_the_weights_of_a_speculator_are_planned(
+def test_memory_for_the_weights_of_a_speculator_is_planned(
     client: Client, model: BaseModel, organization: Organization, tmp_path: Path
 ) -> None:
     speculator = make_speculator(model, organization)
@@ -145,10 +145,12 @@ def test_the_engine_gets_the_options_of_its_deployment(
         "--draft-budget": "6",
     }
     assert {name: words[name] for name in expected} == expected
-    assert "--memory-share" not in words  # the engine takes one limit
+    assert "--memory-share" not in words  # the engine accepts only one of the two memory options
 
 
-def test_without_a_bound_the_engine_gets_the_share_itself(client: Client, tmp_path: Path) -> None:
+def test_without_a_memory_limit_of_the_operators_the_engine_gets_the_memory_share_itself(
+    client: Client, tmp_path: Path
+) -> None:
     base_model_register(name="tiny", path=make_tiny_model(tmp_path / "tiny"))
 
     status, _ = post(client, name="a", model="tiny", engine={"memory_share": 0.25})
@@ -158,7 +160,9 @@ def test_without_a_bound_the_engine_gets_the_share_itself(client: Client, tmp_pa
     assert "--memory-bytes" not in words_of_command()
 
 
-def test_the_engine_of_a_deployment_of_an_earlier_release_runs_as_before(client: Client, tmp_path: Path) -> None:
+def test_a_deployment_stored_by_an_earlier_release_starts_its_engine_with_the_same_options(
+    client: Client, tmp_path: Path
+) -> None:
     base_model_register(name="tiny", path=make_tiny_model(tmp_path / "tiny"))
     post(client, name="a", model="tiny")
     before = words_of_command()
@@ -201,7 +205,7 @@ def test_a_canary_gets_the_engine_options_of_its_deployment(model: BaseModel, or
         ({"draft_budget": True}, "engine.draft_budget"),
     ],
 )
-def test_an_unknown_or_impossible_option_is_refused_by_name(
+def test_the_error_for_an_unknown_or_impossible_option_names_it(
     client: Client, model: BaseModel, options: dict[str, Any], param: str
 ) -> None:
     status, body = post(client, name="a", model=model.name, engine=options)
@@ -228,7 +232,9 @@ def test_a_canary_and_a_new_speculator_must_agree_with_the_drafting_of_the_deplo
     assert Deployment.objects.get().speculator is None
 
 
-def test_a_plan_leaves_the_idempotency_key_free_and_is_answered_again(client: Client, model: BaseModel) -> None:
+def test_a_plan_does_not_use_up_its_idempotency_key_and_can_be_requested_again(
+    client: Client, model: BaseModel
+) -> None:
     key = {"Idempotency-Key": "k"}
     wanted = {"name": "a", "model": model.name}
 
@@ -246,8 +252,8 @@ def test_a_plan_leaves_the_idempotency_key_free_and_is_answered_again(client: Cl
 
 
 @pytest.mark.parametrize("value", ["true", 1, "yes"])
-def test_validate_only_is_true_or_false(client: Client, model: BaseModel, value: Any) -> None:
-    """If some code took another value for true, a plan could occupy an idempotency key."""
+def test_validate_only_accepts_only_true_and_false(client: Client, model: BaseModel, value: Any) -> None:
+    """If only a part of the code took such a value for true, a plan could use up an idempotency key."""
     status, body = post(client, name="a", model=model.name, validate_only=value)
 
     assert (status, body["error"]["param"]) == (400, "validate_only")

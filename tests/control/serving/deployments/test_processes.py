@@ -9,7 +9,7 @@ from control.serving.deployments.processes import ProcessIdentity
 
 
 @pytest.mark.parametrize("pid", [0, 1])
-def test_a_row_that_names_the_first_process_signals_nobody(monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
+def test_no_signal_is_sent_to_process_id_0_or_1(monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
     """killpg(0) would signal the supervisor's own group, killpg(1) every process of the machine."""
     signalled: list[tuple[int, signal.Signals]] = []
     for name in ("kill", "killpg"):

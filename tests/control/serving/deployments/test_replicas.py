@@ -53,11 +53,11 @@ def ready_deployment(supervisor: Supervisor, folder: Path) -> Deployment:
 
 
 def expire_leases(supervisor: Supervisor) -> None:
-    """What happens when a supervisor was killed and its leases have expired."""
+    """Makes the supervisor's leases expire, as if it had been killed."""
     Replica.objects.filter(supervisor=supervisor.id).update(lease_until="2000-01-01T00:00:00Z")
 
 
-def test_a_deployment_is_scaled_up_and_down_without_a_restart_of_the_others(
+def test_a_deployment_is_scaled_up_and_down_without_a_restart_of_the_remaining_replica(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
     deployment = ready_deployment(supervisor, tmp_path)
@@ -94,7 +94,7 @@ def test_replicas_are_replaced_one_after_another(supervisor: Supervisor, tmp_pat
 
 
 @pytest.mark.usefixtures("no_backoff")
-def test_a_generation_that_does_not_start_leaves_the_other_replicas_as_they_are(
+def test_if_a_replica_of_a_new_generation_does_not_start_the_other_replicas_are_not_replaced(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model"))
@@ -162,7 +162,7 @@ def test_processes_of_another_node_are_left_alone_until_the_lease_of_the_node_ex
     assert error is not None
     assert error["code"] == "node_lost"
     tick_until(elsewhere, lambda: replica_of(deployment).node == "elsewhere")
-    supervisor.kill_strays()  # the first machine is back; its process is in no row any more
+    supervisor.kill_strays()  # the first machine is back, and no row records its process any more
     tick_until(elsewhere, lambda: not process.is_alive())
     children = [watched.process for watched in elsewhere._watched.values() if watched.process]
     elsewhere.stop()
@@ -198,7 +198,7 @@ def test_a_claim_takes_a_part_of_the_replicas_so_that_supervisors_share_them(
     assert numbers == [2, 1, 0]
 
 
-def test_a_supervisor_of_many_settled_deployments_reads_them_with_as_many_queries_as_a_few(
+def test_the_number_of_queries_of_a_tick_does_not_depend_on_the_number_of_settled_deployments(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ProcessIdentity, "is_alive", lambda _: True)

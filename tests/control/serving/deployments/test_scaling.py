@@ -1,4 +1,4 @@
-"""How the supervisors put idle endpoints to sleep, wake them and charge for them."""
+"""Supervisors put idle endpoints to sleep, wake them, and do not charge for the time in which they sleep."""
 
 import datetime as dt
 from pathlib import Path
@@ -43,7 +43,7 @@ def sleeping_deployment(supervisor: Supervisor, folder: Path, behaviour: str = "
     return deployment
 
 
-def test_an_idle_deployment_sleeps_and_says_so(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_an_idle_deployment_is_put_to_sleep_and_an_event_reports_it(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = sleeping_deployment(supervisor, tmp_path)
 
     assert identity_of(deployment).is_alive()
@@ -51,7 +51,7 @@ def test_an_idle_deployment_sleeps_and_says_so(supervisor: Supervisor, tmp_path:
     assert types == ["deployment.provisioning", "deployment.ready", "deployment.sleeping"]
 
 
-def test_a_deployment_that_is_not_idle_for_so_long_or_has_no_limit_stays_awake(
+def test_a_deployment_stays_awake_if_it_was_idle_for_less_than_its_limit_or_has_no_limit(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
     deployment = make_deployment(make_served_model(tmp_path / "model"))
@@ -67,7 +67,7 @@ def test_a_deployment_that_is_not_idle_for_so_long_or_has_no_limit_stays_awake(
     assert (without_limit, replica_of(deployment).state) == (Replica.State.READY, Replica.State.READY)
 
 
-def test_without_the_limit_a_sleeping_deployment_wakes(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_sleeping_deployment_wakes_when_its_idle_limit_is_removed(supervisor: Supervisor, tmp_path: Path) -> None:
     deployment = sleeping_deployment(supervisor, tmp_path)
 
     deployment_scaling_set(deployment=deployment, scaling=ScalingOptions())
@@ -76,7 +76,7 @@ def test_without_the_limit_a_sleeping_deployment_wakes(supervisor: Supervisor, t
     assert num_wakes(tmp_path / "model") == 1
 
 
-def test_an_engine_that_cannot_sleep_is_asked_once(
+def test_an_engine_that_cannot_sleep_is_asked_to_sleep_only_once(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("control.serving.deployments.sleeping.RETRY_SECONDS", 0.0)

@@ -345,4 +345,6 @@ def test_the_engine_gets_no_secret_of_the_control_plane(
     assert "MAIL_PASSWORD" not in environment
     replica = replica_of(deployment)
     assert replica.token
-    assert replica.token not in Path(f"/proc/{replica.pid}/cmdline").read_text(), "arguments are no secret"
+    assert replica.token not in Path(f"/proc/{replica.pid}/cmdline").read_text(), (
+        "every user can read the arguments of a process"
+    )

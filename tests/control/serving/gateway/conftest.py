@@ -73,9 +73,9 @@ def real_deployment(supervisor: Supervisor, caller: Organization, settings: Sett
     return deployment
 
 
-@pytest.fixture(params=["pretended engine", pytest.param("real engine", marks=pytest.mark.wide)])
+@pytest.fixture(params=["fake engine", pytest.param("real engine", marks=pytest.mark.wide)])
 def each_deployment(request: pytest.FixtureRequest) -> Deployment:
-    """A ready deployment `fast` with a pretended engine, and in `make test-wide` with a real one."""
+    """A ready deployment `fast` with a fake engine, and in `make test-wide` also one with a real engine."""
     is_real = request.param == "real engine"
     deployment: Deployment = request.getfixturevalue("real_deployment" if is_real else "deployment")
     return deployment
@@ -83,7 +83,9 @@ def each_deployment(request: pytest.FixtureRequest) -> Deployment:
 
 @contextmanager
 def running_server() -> Iterator[str]:
-    """Runs the application in a thread, whose end is the orderly shutdown of a server. Yields the address of the API.
+    """Runs the application in a server in a thread, and shuts the server down in an orderly way at the end.
+
+    Yields: the address of the API.
 
     The server's threads share the test's connection, in which the SQLite database lives.
     """

@@ -42,7 +42,9 @@ def sums() -> set[tuple[str, int, int]]:
     return set(UsageRecord.objects.values_list("organization_id", "requests", "input_tokens"))
 
 
-def test_requests_that_ended_together_are_written_by_as_many_queries_as_one(organization: Organization) -> None:
+def test_the_usage_of_many_requests_is_written_with_as_many_queries_as_that_of_one_request(
+    organization: Organization,
+) -> None:
     with CaptureQueriesContext(connection) as one:
         write([ended(organization)])
     with CaptureQueriesContext(connection) as many:
@@ -60,7 +62,7 @@ def test_each_organizations_requests_are_counted_for_it(
     assert sums() == {(organization.pk, 2, 10), (other_organization.pk, 1, 5)}
 
 
-def test_usage_that_the_database_cannot_store_does_not_lose_that_of_other_organizations(
+def test_if_the_database_cannot_store_the_usage_of_one_organization_the_usage_of_others_is_not_lost(
     organization: Organization, other_organization: Organization
 ) -> None:
     first, second = sorted([organization, other_organization], key=lambda one: one.pk)  # the order of writing
@@ -71,7 +73,7 @@ def test_usage_that_the_database_cannot_store_does_not_lose_that_of_other_organi
     assert sums() == {(second.pk, 1, 5)}
 
 
-def test_a_reservation_is_released_with_the_usage(organization: Organization) -> None:
+def test_writing_the_usage_of_a_request_releases_its_reservation(organization: Organization) -> None:
     reservation_id = spend_reserve(caller=Caller(organization_id=organization.pk), nanousd=1)
 
     write([ended(organization, reservation_id=reservation_id)])
@@ -79,7 +81,7 @@ def test_a_reservation_is_released_with_the_usage(organization: Organization) ->
     assert not SpendReservation.objects.exists()
 
 
-def test_requests_are_kept_while_the_database_is_unreachable(
+def test_usage_is_kept_for_another_attempt_while_the_database_is_unreachable(
     organization: Organization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> NoReturn:
@@ -111,7 +113,7 @@ def test_a_commit_with_an_unknown_outcome_is_not_repeated(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_organizations_error_does_not_keep_others_from_being_counted() -> None:
+def test_usage_of_a_deleted_organization_does_not_keep_usage_of_others_from_being_written() -> None:
     organization, deleted = make_organization(), make_organization()
     request = ended(deleted)
     deleted.delete()

@@ -1,4 +1,4 @@
-"""The memory, connections and time that slow and large request bodies may take."""
+"""Slow and large request bodies may take only a limited amount of memory, connections and time."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def two_open(settings: Settings) -> None:
 
 
 def slow_caller(base_url: str, token: str, first: bytes = b"{") -> Caller:
-    """Announces 1,000 bytes of body and sends only the first ones."""
+    """Announces a body of 1,000 bytes, but sends only the bytes `first`."""
     headers = ("Content-Length: 1000", f"Authorization: Bearer {token}")
     caller = Caller(base_url, "/v1/chat/completions", *headers)
     caller.socket.sendall(first)
@@ -85,14 +85,14 @@ def test_a_body_that_does_not_arrive_in_time_is_refused_and_the_connection_close
 
 
 @pytest.mark.usefixtures("deployment")
-def test_requests_that_wait_for_an_answer_have_limited_bytes_in_total_and_streams_hold_none(
+def test_the_bodies_of_requests_that_wait_for_an_answer_share_a_limit_that_excludes_begun_streams(
     base_url: str, token: str, client: httpx2.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_requests, "MAX_LARGEST_BODIES", 1)
     settings.SLIPSTREAM = get_config().model_copy(update={"max_body_bytes": 1500})
     with ExitStack() as opened:
         for _ in range(2):
-            open_stream(client, opened, padding="x" * 1000)  # whose answers have begun
+            open_stream(client, opened, padding="x" * 1000)  # the engine has begun to answer these requests
         slow = slow_caller(base_url, token, first=b"x" * 900)
         wait_for(lambda: num_bytes_held() == 900)
 
@@ -195,7 +195,7 @@ def test_a_body_that_needs_too_much_processor_time_is_refused(monkeypatch: pytes
 
 
 def test_the_event_loop_goes_on_while_a_large_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(large_bodies, "read")  # a thread that parses would keep the interpreter's lock meanwhile
+    monkeypatch.delattr(large_bodies, "read")  # this process must not parse: that would hold the interpreter's lock
     raw = b'{"model": "m", "messages": [' + b"[]," * 2_500_000 + b"[]]}"  # the parser needs half a second or more
 
     async def run() -> int:
@@ -210,7 +210,7 @@ def test_the_event_loop_goes_on_while_a_large_body_is_read(monkeypatch: pytest.M
     assert asyncio.run(run()) > 10
 
 
-def test_an_organization_has_one_large_body_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_large_body_of_an_organization_is_read_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = list[bytes](), threading.Event()
 
     def read_large(raw: bytes, path: str) -> tuple[CompletionRequest, bytes]:

@@ -95,7 +95,7 @@ def test_usage_is_counted_while_the_capture_of_requests_is_slow(
     assert sum(number for _, number in keep.calls) == 3
 
 
-def test_organizations_take_turns(keep: SlowKeep) -> None:
+def test_organizations_take_turns_in_the_capture_of_requests(keep: SlowKeep) -> None:
     async def run() -> None:
         async with database_threads() as threads:
             captures = Captures(threads)
@@ -130,7 +130,7 @@ def test_requests_beyond_the_limit_are_not_captured(keep: SlowKeep, monkeypatch:
     assert keep.calls == [("a", 2), ("b", 1), ("b", 1)]
 
 
-def test_an_error_of_one_turn_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_capture_for_one_organization_does_not_affect_another(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[str] = []
 
     def keep(organization_id: str, some: Sequence[Ended]) -> None:

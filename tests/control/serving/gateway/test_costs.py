@@ -1,4 +1,4 @@
-"""The cost that a request reserves under spend caps is at least what it can cost."""
+"""The amount that a request reserves under spend caps is at least what the request can cost."""
 
 import json
 import unicodedata
@@ -46,7 +46,7 @@ def test_the_reserved_cost_covers_every_answer_of_a_request(body: dict[str, Any]
 @pytest.mark.parametrize(
     ("values", "answer_tokens"), [({}, 100), ({"max_tokens": 7}, 7), ({"max_tokens": 7, "n": 3}, 21)]
 )
-def test_an_audit_reserves_the_price_of_a_prompt_for_the_answers_that_it_reads(
+def test_an_audit_reserves_the_price_of_input_tokens_for_the_audited_answers(
     values: dict[str, Any], answer_tokens: int
 ) -> None:
     body = {"model": "m", "request": {"prompt": "x", **values}, "response": {"choices": []}}
@@ -91,8 +91,11 @@ def messages_with(contents: st.SearchStrategy[Any]) -> st.SearchStrategy[list[An
 
 
 def rendered_bytes(template: str, body: dict[str, Any]) -> int:
-    """The most tokens that the prompt can have: the bytes of its normalised text, and a begin-of-sequence token."""
-    environment = Environment()  # the result is a prompt
+    """Returns the number of bytes of the normalised prompt, plus 1 for a begin-of-sequence token.
+
+    The prompt cannot have more tokens than that.
+    """
+    environment = Environment()  # no autoescaping, because the result is a prompt and not HTML
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     variables = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True, "tools": [], **body}
     text = environment.from_string(template).render(**variables)
@@ -132,7 +135,7 @@ def test_a_short_chat_reserves_little_of_a_large_context() -> None:
     assert reserved_tokens(CHATML, body, escaped=False) < 500
 
 
-@pytest.mark.parametrize("text", ["\U0001d160" * 100, "שׁ" * 100])  # NFC triples the former
+@pytest.mark.parametrize("text", ["\U0001d160" * 100, "שׁ" * 100])  # NFC makes the first text three times as long
 def test_characters_that_normalisation_makes_longer_count_as_longer(text: str) -> None:
     body = {"messages": [{"role": "user", "content": text}]}
 

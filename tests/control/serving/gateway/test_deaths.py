@@ -33,7 +33,7 @@ def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_backoff")
 @pytest.mark.parametrize(
     ("each_deployment", "num_kills"),
-    [("pretended engine", 10), pytest.param("real engine", 2, marks=pytest.mark.wide)],
+    [("fake engine", 10), pytest.param("real engine", 2, marks=pytest.mark.wide)],
     indirect=["each_deployment"],
 )
 def test_killed_engines_end_their_streams_with_an_error_and_are_started_again(

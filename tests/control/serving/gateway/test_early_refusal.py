@@ -30,7 +30,7 @@ class Caller:
         self.socket.sendall("\r\n".join((*lines, "", "")).encode())
 
     def response(self) -> str:
-        """Reads until the server closes the connection, or resets it because it has not read all of the body."""
+        """Returns all that the server sends before it closes the connection, or resets it because of unread bytes."""
         parts = []
         with self.socket, suppress(ConnectionResetError):
             while part := self.socket.recv(65536):

@@ -28,10 +28,10 @@ def test_a_gateway_reaches_engines_on_another_host(
     assert answer.status_code == 200
 
 
-def test_a_gateway_looks_for_an_engine_on_the_host_in_its_row_only(
+def test_a_gateway_looks_for_an_engine_only_on_the_host_in_the_replicas_row(
     deployment: Deployment, base_url: str, token: str
 ) -> None:
-    """The engine was started for gateways on its machine."""
+    """The engine listens on 127.0.0.1, so a gateway that tried the default address would reach it."""
     Replica.objects.update(host=OTHER_ADDRESS)
     headers = {"Authorization": f"Bearer {token}"}
     answer = httpx2.post(f"{base_url}/chat/completions", json=chat("hello"), headers=headers, trust_env=False)

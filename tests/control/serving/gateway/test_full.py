@@ -1,4 +1,4 @@
-"""A replica refuses requests beyond its limit, by its own count; the gateway tries others and then refuses too."""
+"""A replica refuses requests beyond its limit. The gateway then tries the other replicas before it refuses as well."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ def client(base_url: str, token: str) -> Iterator[httpx2.Client]:
 
 @contextmanager
 def occupied(replica: Replica) -> Iterator[None]:
-    """The replica answers a stream of another gateway, which this gateway does not know of."""
+    """Keeps the replica busy with a stream that does not come through the tested gateway."""
     url = f"http://{replica.host}:{replica.port}/v1/chat/completions"
     headers = {"Authorization": f"Bearer {replica.token}"}
     with (

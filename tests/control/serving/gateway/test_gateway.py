@@ -85,7 +85,7 @@ def test_a_request_is_passed_to_the_engine_unchanged(client: httpx2.Client, path
     assert response.headers["x-request-id"]
 
 
-def test_the_engine_learns_the_project_of_a_key_and_a_client_cannot_choose_it(
+def test_the_gateway_and_not_the_client_tells_the_engine_the_project_of_a_key(
     base_url: str, deployment: Deployment, caller: Organization
 ) -> None:
     project, other = (Project.objects.create(organization=caller, name=name) for name in ("own", "other"))
@@ -332,7 +332,7 @@ def test_the_price_follows_the_base_model_and_not_the_endpoints_name(
 
 
 @pytest.mark.usefixtures("deployment")
-def test_an_endpoint_whose_model_has_no_price_is_refused_where_prices_are_in_use(client: httpx2.Client) -> None:
+def test_once_there_is_a_price_an_endpoint_whose_model_has_none_is_refused(client: httpx2.Client) -> None:
     price_set(base_model_id=make_base_model("fast").pk, input_nanousd=1, output_nanousd=1)
 
     response = post(client, chat("hello"))

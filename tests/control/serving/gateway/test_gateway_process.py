@@ -1,4 +1,4 @@
-"""The gateway in a process of its own with a real database, between many callers and a pretended engine."""
+"""The gateway in a separate process with a real database, between many callers and a fake engine."""
 
 import asyncio
 import socket
@@ -53,7 +53,7 @@ def test_200_concurrent_requests_use_up_a_spend_cap_and_do_not_exceed_it(stack: 
             address = Address(port=port, token=tokens[0])
             request = completion(address, model="m", num_events=3, pause_ms=20)
             statuses: Counter[int] = Counter()
-            for _ in range(2):  # in the first round, reservations may refuse requests that would fit
+            for _ in range(2):  # in the first round, reservations that exceed the final cost may cause refusals
                 answers = await asyncio.gather(*(response(address, request) for _ in range(NUM_REQUESTS)))
                 statuses.update(status for status, _ in answers)
                 await wait_for_output_tokens(3 * statuses[200])
@@ -93,7 +93,7 @@ NUM_EVENTS = 60
 
 
 async def read_stream(address: Address, begun: asyncio.Semaphore) -> bytes:
-    """Returns the stream after its first event. It takes about three seconds."""
+    """Returns the rest of a stream after the beginning of its first event. The stream takes about three seconds."""
     async with stream(address, completion(address, model="m", num_events=NUM_EVENTS, pause_ms=50)) as reader:
         await reader.readuntil(b"data: ")
         begun.release()

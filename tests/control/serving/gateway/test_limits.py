@@ -75,7 +75,7 @@ def test_a_request_no_longer_counts_once_its_caller_has_disconnected(
 
 @pytest.fixture
 def cap(caller: Organization, deployment: Deployment) -> SpendCap:
-    """Of 10 USD, while an output token of the model costs 1 USD; prompts and the tokens of other models are free."""
+    """A cap of 10 USD. An output token of the deployment's model costs 1 USD, and all other tokens are free."""
     price_set(base_model_id="", input_nanousd=0, output_nanousd=0)
     price_set(base_model_id=deployment.base_model_id, input_nanousd=0, output_nanousd=USD)
     return SpendCap.objects.create(organization=caller, nanousd=10 * USD)

@@ -1,4 +1,4 @@
-"""/v1/messages through the gateway: usage of whole, streamed and cut answers, their last events, keys, spend caps."""
+"""/v1/messages through the gateway: usage of complete and interrupted answers, events, errors, keys and spend caps."""
 
 import json
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def test_a_stream_whose_engine_dies_raises_an_exception_in_anthropics_client_and
 
 
 @pytest.mark.usefixtures("deployment")
-def test_a_stream_that_the_caller_leaves_is_counted_up_to_that_point(client: httpx2.Client) -> None:
+def test_a_stream_is_counted_up_to_the_point_at_which_the_caller_disconnects(client: httpx2.Client) -> None:
     with client.stream("POST", "/messages", json=body("linger", stream=True)) as answer:
         seen = ""
         for text in answer.iter_text():
@@ -82,7 +82,7 @@ def test_a_stream_that_the_caller_leaves_is_counted_up_to_that_point(client: htt
 
 
 @pytest.mark.usefixtures("deployment")
-def test_refusals_have_anthropics_shape_and_are_not_counted(client: httpx2.Client) -> None:
+def test_refusals_have_the_format_of_anthropics_errors_and_are_not_counted(client: httpx2.Client) -> None:
     unknown = client.post("/messages", json=body() | {"model": "other"})
     stranger = client.post("/messages", json=body(), headers={"x-api-key": "no"})
     malformed = client.post("/messages", content=b"{")
@@ -111,7 +111,7 @@ def test_refusals_have_anthropics_shape_and_are_not_counted(client: httpx2.Clien
     ],
     ids=["outage", "defect", "host"],
 )
-def test_failures_of_the_gateway_itself_have_anthropics_shape(
+def test_failures_of_the_gateway_itself_have_the_format_of_anthropics_errors(
     client: httpx2.Client,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
@@ -147,7 +147,7 @@ def test_counting_tokens_costs_nothing_and_works_when_a_spend_cap_is_used_up(
     assert wait_for_usage() == [USAGE | {"output_tokens": 2}], "only the message is counted"
 
 
-def test_a_spend_cap_that_refuses_has_a_type_that_anthropic_knows() -> None:
+def test_the_error_of_a_spend_cap_has_an_error_type_of_anthropics_api() -> None:
     error = {"message": "the cap is reached", "type": "insufficient_quota", "code": "spend_cap_reached", "param": None}
 
     assert WIRES[MESSAGES].error_body(error, status=429)["error"] == error | {"type": "rate_limit_error"}
@@ -169,7 +169,7 @@ RESULT: Any = {"type": "tool_result", "tool_use_id": "t", "content": [TEXT, TEXT
         (body("x", tools=[{"name": "f", "input_schema": {}}]), 1, True),
     ],
 )
-def test_the_cost_that_a_message_reserves_covers_its_blocks_and_its_limit(
+def test_the_cost_that_a_message_reserves_covers_its_blocks_and_its_max_tokens(
     values: dict[str, Any], num_parts: int, has_tools: bool
 ) -> None:
     raw = json.dumps(values).encode()

@@ -86,7 +86,9 @@ def test_with_the_option_continuous_usage_stats_all_chunks_have_usage(client: ht
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("content", ["die", "linger"])
-def test_a_stream_that_either_side_cuts_off_is_counted_up_to_that_point(client: httpx2.Client, content: str) -> None:
+def test_a_stream_that_the_engine_or_the_caller_cuts_off_is_counted_up_to_that_point(
+    client: httpx2.Client, content: str
+) -> None:
     with client.stream("POST", "/chat/completions", json=chat(content, stream=True)) as answer:
         seen = ""
         for text in answer.iter_text():
@@ -114,7 +116,7 @@ def test_a_request_without_a_stream_is_sent_unchanged() -> None:
     )
 
 
-def test_usage_is_requested_of_a_stream_and_other_options_are_kept() -> None:
+def test_the_gateway_requests_usage_from_the_engine_for_a_stream_and_keeps_other_options() -> None:
     body = chat("x", stream=True, stream_options={"include_obfuscation": False}, seed=2**60)
 
     sent = json.loads(metered_request(body) or b"")

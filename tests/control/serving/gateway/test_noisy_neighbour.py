@@ -1,8 +1,8 @@
-"""One of two organizations opens 500 streams. The tests measure what these streams use in the gateway's process, and
-how they affect the other organization.
+"""One of two organizations, the loud one, opens 500 streams. The tests measure what these streams use in the gateway's
+process, and how they affect the other organization, the quiet one.
 
-The gateway, its database and all sockets are real. The engine is pretended (`benchmarks.gateway.engine`), so that only
-the gateway is measured, and the crowd of callers is a process of its own.
+The gateway, its database and all sockets are real. The engine is a fake (`benchmarks.gateway.engine`), so that only the
+gateway is measured. The callers of the loud organization run in a separate process.
 """
 
 import statistics
@@ -34,7 +34,7 @@ SMALL_SECONDS = 0.005  # below this duration, the ratio of two times is mostly n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds of the quiet organization's requests, at the 95th percentile."""
+    """95th percentiles, in seconds, of the times to the first token and to the response to a GET request."""
 
     first_token: float
     reading: float
@@ -121,10 +121,11 @@ def test_200_incomplete_bodies_without_a_key_occupy_no_thread_and_no_connection(
 
 
 @pytest.mark.wide
-def test_500_streams_of_one_organization_at_most_double_the_times_of_another(
+def test_500_streams_of_one_organization_at_most_double_the_response_times_of_another(
     stack: LiveStack, tokens: list[str]
 ) -> None:
-    """Each attempt measures both cases on the same server; of three attempts, one must hold on a busy machine."""
+    """Each attempt measures the quiet organization without and with the streams, on the same server. One of three
+    attempts must succeed, because the machine may be busy."""
 
     async def measure() -> list[tuple[Measured, Measured]]:
         found: list[tuple[Measured, Measured]] = []

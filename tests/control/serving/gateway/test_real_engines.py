@@ -1,4 +1,4 @@
-"""Real engines with a tiny model behind the gateway: a stop with one, rollouts, captures and adapters with two."""
+"""The gateway in front of real engines, which run a tiny model: a stop, audits, rollouts, captures and adapters."""
 
 import json
 import queue

@@ -1,4 +1,4 @@
-"""/v1/responses through the gateway: usage of whole, streamed and cut answers, their last events, reserved cost."""
+"""/v1/responses through the gateway: usage of complete and interrupted answers, events, errors and reserved costs."""
 
 import json
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def test_a_response_is_counted_and_its_body_is_sent_unchanged(client: httpx2.Cli
 
 
 @pytest.mark.usefixtures("deployment")
-def test_the_comments_of_a_stream_do_not_reach_the_caller(client: httpx2.Client) -> None:
+def test_the_engines_usage_comments_in_a_stream_do_not_reach_the_caller(client: httpx2.Client) -> None:
     response = client.post("/responses", json=body(stream=True))
 
     events = response.text.removesuffix("\n\n").split("\n\n")
@@ -84,7 +84,7 @@ def test_a_stream_whose_engine_dies_raises_an_exception_in_openais_client(base_u
 
 
 @pytest.mark.usefixtures("deployment")
-def test_a_stream_that_the_caller_leaves_is_counted_up_to_that_point(client: httpx2.Client) -> None:
+def test_a_stream_is_counted_up_to_the_point_at_which_the_caller_disconnects(client: httpx2.Client) -> None:
     with client.stream("POST", "/responses", json=body("linger", stream=True)) as answer:
         seen = ""
         for text in answer.iter_text():
@@ -123,7 +123,7 @@ def test_a_response_is_not_captured(client: httpx2.Client, deployment: Deploymen
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, 1, True),
     ],
 )
-def test_the_cost_that_a_response_reserves_covers_its_items_and_its_limit(
+def test_the_cost_that_a_response_reserves_covers_its_items_and_its_max_output_tokens(
     values: dict[str, Any], num_parts: int, has_tools: bool
 ) -> None:
     raw = json.dumps(body(**values, max_output_tokens=7)).encode()
@@ -137,6 +137,6 @@ def test_the_cost_that_a_response_reserves_covers_its_items_and_its_limit(
     assert CompletionRequest.of({"model": "m", "input": "x"}, num_bytes=1).max_tokens is None
 
 
-def test_a_comment_is_split_from_its_event() -> None:
+def test_a_usage_comment_is_split_from_its_event() -> None:
     assert without_comment(b': {"usage":1}\nevent: x\ndata: {}') == (b'{"usage":1}', b"event: x\ndata: {}")
     assert without_comment(b'data: {"a": ": "}') == (b"", b'data: {"a": ": "}')

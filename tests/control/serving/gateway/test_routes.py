@@ -123,7 +123,7 @@ def test_a_caller_who_disconnects_does_not_end_the_lookup_of_a_route_for_others(
 
 
 @pytest.mark.usefixtures("deployment")
-def test_a_request_reaches_an_engine_that_moved_while_its_route_was_cached(base_url: str, token: str) -> None:
+def test_a_request_reaches_an_engine_whose_port_changed_while_its_route_was_cached(base_url: str, token: str) -> None:
     port = Replica.objects.get().port
     Replica.objects.update(port=free_port())
     headers = {"Authorization": f"Bearer {token}"}

@@ -1,4 +1,4 @@
-"""When a server is stopped, the callers of its open requests are told so, and all these requests are counted."""
+"""When a server stops, the callers of its open requests get an error, and the tokens of open streams are counted."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +47,7 @@ def test_a_hundred_streams_that_a_shutdown_cuts_off_end_with_an_error_event_and_
 
 @pytest.mark.usefixtures("deployment")
 @pytest.mark.parametrize("path", ["chat/completions", "messages"])
-def test_a_request_without_an_answer_at_a_shutdown_is_told_to_try_again_and_not_counted(token: str, path: str) -> None:
+def test_a_request_that_has_no_answer_at_a_shutdown_is_told_to_retry_and_is_not_counted(token: str, path: str) -> None:
     headers = {"Authorization": f"Bearer {token}"}
     with ThreadPoolExecutor(1) as pool:
         with running_server() as url:

@@ -83,7 +83,7 @@ def test_a_request_between_the_decision_to_sleep_and_the_sleep_keeps_the_engine_
     assert replica_of(scaled).state == Replica.State.READY
 
 
-def test_a_request_reaches_an_engine_that_sleeps_although_its_row_says_that_it_is_ready(
+def test_a_request_wakes_a_sleeping_engine_although_the_replicas_row_says_ready(
     client: httpx2.Client, scaled: Deployment, supervisor: Supervisor, tmp_path: Path
 ) -> None:
     assert post(client, chat("hello")).status_code == 200  # the gateway has read the route
@@ -98,7 +98,7 @@ def test_a_request_reaches_an_engine_that_sleeps_although_its_row_says_that_it_i
 def test_requests_that_race_with_the_decision_to_sleep_are_all_answered(
     client: httpx2.Client, scaled: Deployment, supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    """The engine is made to look idle all the time, so that the supervisor decides at any moment of a request."""
+    """The engine always looks idle, so that the supervisor may decide at any moment of a request to let it sleep."""
     answers: list[tuple[int, bool]] = []
     is_over = threading.Event()
 
@@ -140,7 +140,7 @@ def test_an_engine_with_a_running_request_is_not_put_to_sleep(
     assert rest.endswith("data: [DONE]\n\n")
 
 
-def test_a_request_waits_no_longer_than_its_caller_allows(
+def test_a_request_waits_for_a_sleeping_engine_no_longer_than_its_caller_allows(
     client: httpx2.Client, sleeping: Deployment, tmp_path: Path
 ) -> None:
     (tmp_path / "model" / "hold").touch()

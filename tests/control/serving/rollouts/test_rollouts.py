@@ -255,7 +255,7 @@ def test_an_invalid_rollout_is_refused(
 
 
 @pytest.mark.parametrize(("old_kind", "new_kind"), [("medusa", "turbo_lora"), ("turbo_lora", "medusa")])
-def test_a_rollout_that_changes_answers_needs_permission(
+def test_a_rollout_that_changes_answers_needs_allow_output_change(
     client: Client, deployment: Deployment, new_speculator: Speculator, old_kind: str, new_kind: str
 ) -> None:
     Speculator.objects.filter(pk=deployment.speculator_id).update(kind=old_kind)
@@ -266,7 +266,7 @@ def test_a_rollout_that_changes_answers_needs_permission(
     start_rollout(client, deployment, new_speculator, allow_output_change=True)
 
 
-def test_a_permitted_rollout_that_changes_answers_is_promoted(
+def test_an_allowed_rollout_that_changes_answers_is_promoted(
     client: Client, deployment: Deployment, new_speculator: Speculator
 ) -> None:
     Speculator.objects.filter(pk=new_speculator.pk).update(kind="turbo_lora")

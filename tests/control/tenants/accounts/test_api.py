@@ -91,7 +91,7 @@ def test_a_deleted_key_is_refused_at_once(client: Client) -> None:
     assert client.get(f"/v1/api_keys/{made['id']}").json()["revoked_at"] is not None
 
 
-def test_after_a_rotation_both_keys_work_until_the_grace_ends(client: Client) -> None:
+def test_after_a_rotation_both_keys_work_until_the_grace_period_ends(client: Client) -> None:
     old = post(client, "/v1/api_keys", {"name": "ci", "scopes": ["models:read"]})
     new = post(client, f"/v1/api_keys/{old['id']}/rotate", {"grace_seconds": 3600})
 
@@ -105,7 +105,7 @@ def test_after_a_rotation_both_keys_work_until_the_grace_ends(client: Client) ->
     assert post(client, f"/v1/api_keys/{old['id']}/rotate", {}, status=409)["error"]["code"] == "key_ended"
 
 
-def test_a_rotation_without_grace_ends_the_old_key_at_once(client: Client) -> None:
+def test_a_rotation_without_a_grace_period_ends_the_old_key_at_once(client: Client) -> None:
     old = post(client, "/v1/api_keys", {"name": "ci"})
     post(client, f"/v1/api_keys/{old['id']}/rotate", {"grace_seconds": 0})
 

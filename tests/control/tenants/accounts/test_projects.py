@@ -1,6 +1,6 @@
 """Promise S18 of docs/reliability.md: the key of a project sees the objects of this project only.
 
-`tests/control/test_foreign_ids.py` checks it for the ids and lists of all operations.
+`tests/control/test_foreign_ids.py` tests the same promise for the ids and lists of all operations.
 """
 
 import importlib
@@ -55,7 +55,8 @@ ONLY_FOR_ORGANIZATION_KEYS = {
     "PATCH /v1/projects/{project_id}",
     "POST /v1/projects/{project_id}/archive",
 }
-# Tables of an organization without the column `project`, and the reason.
+# The keys are tables and apps whose rows belong to an organization but have no column `project`. The values are the
+# reasons.
 WITHOUT_PROJECT = {
     "accounts.Member": "of the whole organization",
     "accounts.Project": "a project's key sees its own",
@@ -118,7 +119,7 @@ def test_a_key_without_a_project_sees_the_objects_of_all_projects(
     assert response.status_code != 404 or error_code(response) == "plot_not_found"
 
 
-def test_objects_of_no_project_except_base_models_are_not_found(
+def test_a_projects_key_does_not_find_objects_of_no_project_except_base_models(
     organization: Organization, project_client: Client
 ) -> None:
     world, found = World(organization), []
@@ -144,7 +145,7 @@ def test_a_base_model_of_no_project_is_used_by_all_projects_and_deleted_by_none(
     assert BaseModel.objects.filter(pk=model.pk).exists()
 
 
-def test_every_table_of_an_organization_has_a_project_or_is_listed() -> None:
+def test_every_table_with_an_organization_has_a_project_or_is_listed() -> None:
     owned = [
         model
         for model in apps.get_models()
@@ -293,7 +294,7 @@ def test_a_key_can_be_restricted_only_to_deployments_of_its_project(
     assert (response.status_code, error_code(response)) == (404, "deployment_not_found")
 
 
-def test_the_migration_assigns_objects_that_keys_of_projects_created_to_these_projects(
+def test_the_migration_assigns_each_object_to_the_project_of_the_key_that_created_it(
     organization: Organization, project: Project, project_client: Client, client: Client
 ) -> None:
     make_base_model("m")

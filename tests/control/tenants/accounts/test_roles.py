@@ -51,7 +51,7 @@ def test_the_roles_have_the_scopes_that_the_documentation_lists(
 
 @pytest.mark.parametrize("role", Role.values)
 @pytest.mark.parametrize(("route", "method"), OPERATIONS)
-def test_on_every_route_a_key_can_do_what_its_members_role_allows(
+def test_on_every_route_a_members_key_can_do_exactly_what_the_role_allows(
     route: Route, method: str, role: str, organization: Organization
 ) -> None:
     """The key has all scopes. Only the role limits the key; the role was changed after the key had been created."""
@@ -67,7 +67,9 @@ def test_on_every_route_a_key_can_do_what_its_members_role_allows(
     assert is_refused is not is_granted(needed, ROLE_SCOPES[role])
 
 
-def test_a_changed_role_limits_existing_keys_at_once_and_a_removed_member_has_none(organization: Organization) -> None:
+def test_a_changed_role_limits_existing_keys_at_once_and_the_keys_of_a_removed_member_are_refused(
+    organization: Organization,
+) -> None:
     make_member(organization, "owner", "another@example.com")
     member = make_member(organization, "owner")
     _, client = key_of(member)

@@ -9,7 +9,7 @@ from control.tenants.authentication.views import OrganizationView
 from tests.control.factories import make_key
 from tests.control.routes import Route, api_routes
 
-# Views that are functions cannot declare a scope.
+# The scopes of views that are functions, which cannot declare a scope themselves.
 SCOPE_OF_FUNCTION = {"generate": INFERENCE}
 ROUTES = api_routes()
 OPERATIONS = [pytest.param(route, method, id=f"{method} {route.path}") for route in ROUTES for method in route.methods]
@@ -48,7 +48,7 @@ def test_a_key_with_all_scopes_except_the_needed_one_is_refused(
 
 
 @pytest.mark.parametrize(("route", "method"), OPERATIONS)
-def test_the_needed_scope_is_sufficient(route: Route, method: str, organization: Organization) -> None:
+def test_a_key_with_only_the_needed_scope_is_accepted(route: Route, method: str, organization: Organization) -> None:
     needed = scope_needed(declared_scope(route) or ADMIN, method)
 
     response = client_with(organization, needed).generic(method, route.path.format_map(UnknownIds()))
@@ -75,7 +75,7 @@ def test_a_view_without_a_declared_scope_needs_the_scope_of_administrators() -> 
         ("files:read", [], False),
     ],
 )
-def test_a_scope_is_granted_by_the_same_scope_and_by_both_wildcards(
+def test_a_scope_is_granted_by_the_same_scope_and_by_the_wildcards_of_its_resource_and_of_everything(
     needed: str, scopes_of_key: list[str], granted: bool
 ) -> None:
     assert is_granted(needed, scopes_of_key) is granted

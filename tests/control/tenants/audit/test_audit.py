@@ -26,8 +26,8 @@ from tests.control.world import World
 
 pytestmark = pytest.mark.django_db
 
-# These routes send prompts to an engine and change no row that is audited.
-# These routes need the files of a speculator; tests/control/workflows/speculators tests their events.
+# These routes need the files of a speculator; tests/control/workflows/speculators tests their events. The routes in
+# `WIRES` are left out as well: they send prompts to an engine, and change no row that is audited.
 EXCHANGES = ("/v1/speculators", "/v1/speculators/{speculator_id}/export")
 OPERATIONS = [
     pytest.param(route, method, id=f"{method} {route.path}")
@@ -152,7 +152,9 @@ def test_changes_outside_of_a_request_record_no_event(organization: Organization
     [lambda events: events.update(action="nothing"), lambda events: events._raw_delete(events.db)],
     ids=["update", "delete"],
 )
-def test_the_database_refuses_to_alter_an_event(client: Client, change: Callable[[Any], object]) -> None:
+def test_the_database_refuses_to_change_or_delete_an_audit_event(
+    client: Client, change: Callable[[Any], object]
+) -> None:
     client.post("/v1/projects", {"name": "new"}, content_type="application/json")
     events = AuditEvent.objects.all()
     before = events.values().get()

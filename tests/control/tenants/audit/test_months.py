@@ -90,11 +90,11 @@ def test_a_month_that_was_not_exported_is_not_dropped(
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "audit_month_not_exported")
 
     export(client)
-    assert drop(client, "0" * 64).status_code == 409  # the export was read by somebody else
+    assert drop(client, "0" * 64).status_code == 409  # a client that has not read the export does not know its hash
     assert events_left() == {mine, foreign}
 
 
-def test_an_export_that_was_read_only_in_part_does_not_allow_to_drop_the_month(
+def test_an_export_that_was_read_only_in_part_does_not_permit_dropping_the_month(
     client: Client, organization: Organization
 ) -> None:
     make_event(organization, FIRST)
@@ -108,7 +108,7 @@ def test_an_export_that_was_read_only_in_part_does_not_allow_to_drop_the_month(
 def test_a_month_with_an_event_that_the_export_lacks_is_not_dropped(client: Client, organization: Organization) -> None:
     make_event(organization, FIRST)
     _, receipt = export(client)
-    # like an event whose transaction began before the end of the month and ended after the export
+    # Such an event exists if its transaction began before the end of the month and ended after the export.
     make_event(organization, LAST)
 
     refused = drop(client, receipt["sha256"])
@@ -131,7 +131,7 @@ def test_the_current_month_and_texts_that_are_no_month_are_refused(client: Clien
         assert drop(client, "0" * 64, month).json()["error"]["code"] == code
 
 
-def test_only_an_owner_exports_and_drops(organization: Organization) -> None:
+def test_a_key_without_the_scope_admin_can_neither_export_nor_drop_a_month(organization: Organization) -> None:
     _, token = make_key(organization, scopes=["usage:*", "files:*"])
     client = Client(headers={"Authorization": f"Bearer {token}"})
 
@@ -154,7 +154,7 @@ def change_export(**values: Any) -> object:
         pytest.param(lambda: AuditExport.objects.all()._raw_delete("default"), 1, False, id="an export"),
     ],
 )
-def test_the_database_refuses_every_other_deletion(
+def test_the_database_refuses_every_deletion_but_that_of_a_whole_exported_month(
     organization: Organization, statement: Callable[[], object], num_events: int, is_this_month: bool
 ) -> None:
     """The deletion is refused even if the statement comes from code that does not use the services."""
@@ -174,7 +174,9 @@ def test_the_database_refuses_every_other_deletion(
 
 
 @pytest.mark.parametrize("database_kind", [needs_postgres("postgresql")])
-def test_the_services_role_drops_its_own_month_but_no_single_event(postgres: str, database_kind: str) -> None:
+def test_the_database_role_of_the_service_can_drop_a_month_of_the_tenant_but_no_single_event(
+    postgres: str, database_kind: str
+) -> None:
     organization, other = make_organization(), make_organization()
     make_event(organization, FIRST)
     foreign = make_event(other, FIRST)

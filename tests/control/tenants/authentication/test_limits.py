@@ -80,7 +80,7 @@ def test_all_keys_of_an_organization_share_one_limit_and_other_organizations_hav
 
 
 def test_threads_call_the_counter_in_memory_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`limits` raises if two threads start the timer of its storage in memory at once."""
+    """The library `limits` raises an error if two threads start the timer of its in-memory storage at once."""
     counts: list[int] = [0]
 
     def hit(*arguments: Any) -> tuple[bool, rate_limits.Allowance]:
@@ -101,7 +101,7 @@ def test_a_limit_of_zero_means_no_limit(organization: Organization) -> None:
     assert "RateLimit" not in response.headers
 
 
-def test_requests_to_the_gateway_count_too(organization: Organization) -> None:
+def test_requests_to_the_gateway_count_towards_the_limit_too(organization: Organization) -> None:
     client = client_with_limit(organization, 1)
     statuses(client, 1)
     response = client.post("/v1/chat/completions", {"model": "m"}, content_type="application/json")

@@ -158,7 +158,7 @@ def test_events_of_each_organization_are_numbered_without_gaps(
 def test_many_events_are_numbered_by_few_statements_and_in_short_transactions(
     organization: Organization, other_organization: Organization
 ) -> None:
-    """This is the case when an organization reads its feed for the first time."""
+    """When an organization reads its feed for the first time, all its events still lack a `seq`."""
     events = [Event(organization=organization, type="batch.completed", object_id=f"{n}") for n in range(2_200)]
     Event.objects.bulk_create(events)
     record_event(other_organization)
@@ -352,7 +352,7 @@ def test_the_route_of_a_deployments_events_lists_only_events_of_that_deployment(
     assert {event["data"]["id"] for event in events} == {deployment.pk}
 
 
-def test_old_events_that_nobody_has_read_are_deleted_and_later_numbers_are_not_used_again(
+def test_old_events_are_deleted_whether_or_not_they_have_a_seq_and_the_numbering_continues(
     organization: Organization, other_organization: Organization
 ) -> None:
     for _ in range(3):

@@ -40,7 +40,7 @@ def record(organization: Organization) -> str:
         ).id
 
 
-def test_200_open_feeds_need_few_threads_and_connections_and_a_neighbours_feed_gets_its_events(
+def test_200_open_feeds_need_few_threads_and_connections_and_another_organizations_feed_gets_its_events(
     stack: LiveStack,
 ) -> None:
     tokens = [make_key()[1] for _ in range(NUM_FEEDS // MAX_STREAMS)]
@@ -70,7 +70,7 @@ def test_200_open_feeds_need_few_threads_and_connections_and_a_neighbours_feed_g
     assert connections <= MAX_CONNECTIONS
 
 
-def test_an_open_feed_ends_when_its_key_is_revoked_and_the_key_opens_no_other(stack: LiveStack) -> None:
+def test_an_open_feed_ends_when_its_key_is_revoked_and_the_key_opens_no_other_feed(stack: LiveStack) -> None:
     key, token = make_key()
 
     async def measure() -> tuple[bytes, int]:

@@ -1,4 +1,5 @@
-"""Requests for streams beyond the limit are refused without the database once their key has been refused."""
+"""An API key is refused if its organization has too many open streams. For some time, further requests with the key
+are then refused without a database query."""
 
 import asyncio
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ def full_organization() -> Iterator[str]:
     del _num_open["org_full"]
 
 
-def test_a_refused_key_is_not_authenticated_again_while_its_organization_is_full(
+def test_a_refused_key_is_not_authenticated_again_while_its_organization_has_too_many_streams(
     full_organization: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authenticated = []
@@ -60,7 +61,7 @@ def test_a_refused_key_is_not_authenticated_again_while_its_organization_is_full
     assert len(authenticated) == 1
 
 
-def test_a_refusal_is_remembered_for_a_time_and_for_its_key_alone() -> None:
+def test_a_refusal_is_remembered_for_a_limited_time_and_only_for_its_key() -> None:
     now = 100.0
     refused = RefusedKeys(seconds=5.0, max_keys=2, clock=lambda: now)
     for number in range(3):

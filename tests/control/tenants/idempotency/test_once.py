@@ -1,4 +1,7 @@
-"""A POST request sent twice with one idempotency key is executed once. Tests of expiry move rows into the past."""
+"""A POST request that is sent twice with the same idempotency key is executed once.
+
+The tests of expiry move rows into the past.
+"""
 
 from datetime import timedelta
 from functools import partial
@@ -55,14 +58,16 @@ def test_a_repeated_request_takes_effect_once_and_gets_the_same_response(client:
     assert (Batch.objects.count(), Job.objects.count()) == (1, 1)
 
 
-def test_a_request_without_a_key_or_with_another_key_takes_effect_again(client: Client, file: File) -> None:
+def test_a_request_without_an_idempotency_key_or_with_another_one_takes_effect_again(
+    client: Client, file: File
+) -> None:
     for key in (None, None, "a", "b"):
         assert create_batch(client, file, key=key).status_code == 200
 
     assert Batch.objects.count() == 4
 
 
-def test_a_key_is_valid_for_one_body_and_separate_for_each_route_and_organization(
+def test_an_idempotency_key_is_valid_for_one_body_and_separate_for_each_route_and_organization(
     client: Client, file: File, other_organization: Organization
 ) -> None:
     made = create_batch(client, file).json()
@@ -76,7 +81,7 @@ def test_a_key_is_valid_for_one_body_and_separate_for_each_route_and_organizatio
     assert foreign_batch.json()["id"] != made["id"]
 
 
-def test_requests_whose_fields_differ_only_in_order_are_the_same_request(client: Client, file: File) -> None:
+def test_requests_whose_fields_differ_only_in_order_are_treated_as_equal(client: Client, file: File) -> None:
     first = create_batch(client, file, metadata={"a": "1", "b": "2"})
     second = create_batch(client, file, metadata={"b": "2", "a": "1"})
 
@@ -92,7 +97,7 @@ def test_an_upload_is_identified_by_its_fields_and_its_content(client: Client) -
     assert File.objects.count() == 1
 
 
-def test_the_key_of_a_refused_request_can_be_used_again(client: Client, file: File) -> None:
+def test_the_idempotency_key_of_a_refused_request_can_be_used_again(client: Client, file: File) -> None:
     refused = create_batch(client, file, endpoint="/v1/embeddings")
     assert refused.status_code == 400
 
@@ -113,7 +118,7 @@ def test_a_request_that_crashes_is_rolled_back_and_its_response_is_not_stored(
     assert create_batch(client, file).status_code == 200
 
 
-def test_an_upload_that_crashes_leaves_no_bytes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_crashes_leaves_no_stored_bytes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[str] = []
 
     def crash(file: File) -> None:
@@ -147,7 +152,7 @@ def test_the_error_for_a_repetition_of_a_running_request_says_when_to_retry(
     assert Batch.objects.count() == 1
 
 
-def test_a_key_whose_lock_has_expired_can_be_claimed_again_and_the_first_claim_stores_nothing(
+def test_an_idempotency_key_whose_lock_has_expired_can_be_claimed_again_and_the_first_claim_stores_nothing(
     organization: Organization,
 ) -> None:
     claim = partial(key_claim, organization=organization, route="POST /v1/batches", key="once", fingerprint="0" * 64)
@@ -167,7 +172,7 @@ def test_a_key_whose_lock_has_expired_can_be_claimed_again_and_the_first_claim_s
     key_store(claim=second, status=200, body="{}")
 
 
-def test_a_key_expires_after_a_day(client: Client, file: File) -> None:
+def test_an_idempotency_key_expires_after_a_day(client: Client, file: File) -> None:
     first = create_batch(client, file)
     keys_purge()
     assert create_batch(client, file).content == first.content
@@ -182,7 +187,7 @@ def test_a_key_expires_after_a_day(client: Client, file: File) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "tab\there", "naïve"])
-def test_an_invalid_key_is_refused(client: Client, file: File, key: str) -> None:
+def test_an_invalid_idempotency_key_is_refused(client: Client, file: File, key: str) -> None:
     response = create_batch(client, file, key=key)
 
     assert (response.status_code, error_code(response)) == (400, "invalid_idempotency_key")

@@ -27,7 +27,7 @@ AT_ONCE_SECONDS = 2.0  # a writer that waited for the transaction would wait as 
 
 
 class SlowStorage:
-    """Storage that stores some files at once; the next one waits until `finish` is called."""
+    """Makes storage slow: after the first `num_fast` files, the next file waits until `finish` is called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, num_fast: int = 0) -> None:
         remaining_fast = iter(range(num_fast))
@@ -116,7 +116,7 @@ def test_other_writers_do_not_wait_while_an_idempotent_pipeline_request_divides_
 
 
 @pytest.mark.django_db(transaction=True)
-def test_all_changes_of_a_request_are_rolled_back_together_if_it_fails_after_the_last_one() -> None:
+def test_all_changes_of_a_request_are_rolled_back_together_if_it_fails_after_the_last_change() -> None:
     def work() -> None:
         with transaction_from_first_change():
             assert not transaction.get_connection().in_atomic_block

@@ -28,7 +28,9 @@ OPERATIONS = (
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("path", OPERATIONS)
-def test_each_operation_on_whole_files_needs_a_slot(client: Client, organization: Organization, path: str) -> None:
+def test_each_operation_on_whole_files_is_refused_while_all_slots_of_the_organization_are_taken(
+    client: Client, organization: Organization, path: str
+) -> None:
     world = World(organization)
     (route,) = [route for route in api_routes() if route.path == path]
     url, body = path_of(route, world), example_bodies()[f"POST {path}"].make(world)
@@ -43,7 +45,7 @@ def test_each_operation_on_whole_files_needs_a_slot(client: Client, organization
     assert response["Retry-After"] == "2"
 
 
-def test_an_organization_beyond_its_share_is_refused_while_others_get_slots() -> None:
+def test_an_organization_that_has_taken_all_its_slots_is_refused_while_others_get_slots() -> None:
     slots = Slots(3, per_organization=2, wait_seconds=0)
     with slots.taken("a"), slots.taken("a"):
         with pytest.raises(ApiError) as refusal, slots.taken("a"):

@@ -43,6 +43,7 @@ def usage_of(client: Client) -> dict[str, int]:
 
 
 def parts(**values: int) -> dict[str, int]:
+    """Returns the expected usage, where `values` maps kinds of stored objects to their bytes."""
     all_parts = {f"{part}_bytes": values.get(part, 0) for part in StoredPart}
     return {"used_bytes": sum(values.values()), **all_parts}
 
@@ -113,7 +114,9 @@ def test_each_kind_of_stored_object_counts_exactly_while_it_is_stored(
     assert usage_of(client) == parts(files=6)
 
 
-def test_of_two_uploads_only_one_gets_the_last_bytes(client: Client, organization: Organization) -> None:
+def test_of_two_uploads_only_one_gets_the_last_bytes_below_the_limit(
+    client: Client, organization: Organization
+) -> None:
     set_limit(organization, 10)
     first, second = (begin_upload(client, 6).json()["id"] for _ in range(2))
 
@@ -127,7 +130,7 @@ def test_of_two_uploads_only_one_gets_the_last_bytes(client: Client, organizatio
 
 
 @both_databases
-def test_a_hundred_concurrent_parts_do_not_exceed_the_limit(stack: LiveStack) -> None:
+def test_a_hundred_concurrent_upload_parts_do_not_exceed_the_limit(stack: LiveStack) -> None:
     organization = with_limits(stack.organization, storage_bytes=55)
     upload = upload_create(
         organization=organization, filename="f", purpose="batch", mime_type="text/plain", size_bytes=50
@@ -147,7 +150,7 @@ def test_a_hundred_concurrent_parts_do_not_exceed_the_limit(stack: LiveStack) ->
     assert not StorageReservation.objects.exists()
 
 
-def test_a_full_organization_can_complete_its_upload_because_the_file_replaces_the_parts(
+def test_an_organization_at_its_limit_can_complete_an_upload_because_the_file_replaces_the_parts(
     client: Client, organization: Organization
 ) -> None:
     set_limit(organization, 6)
@@ -172,7 +175,7 @@ def test_an_expired_upload_and_an_expired_file_free_their_bytes_once(
     assert usage_of(client) == parts()
 
 
-def test_at_the_limit_a_capture_stops_with_a_reason_until_it_is_set_again(
+def test_at_the_storage_limit_a_capture_stops_and_states_the_reason_until_it_is_set_again(
     client: Client, organization: Organization, deployment: Deployment
 ) -> None:
     body = {"prompt": "x" * 20}
@@ -214,7 +217,7 @@ def test_pruning_any_number_of_captured_requests_frees_their_bytes(
     assert CapturedRequest.objects.count() == 1
 
 
-def test_a_check_reads_no_table_of_objects(organization: Organization) -> None:
+def test_a_check_of_the_storage_limit_does_not_sum_up_stored_objects(organization: Organization) -> None:
     """The cost of the check therefore does not grow with the number of files."""
     with CaptureQueriesContext(connection) as queries:
         make_file(organization, b"x")
@@ -223,7 +226,7 @@ def test_a_check_reads_no_table_of_objects(organization: Organization) -> None:
 
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["before storing", "after storing"])
-def test_bytes_of_a_process_that_dies_before_the_file_is_added_are_deleted_and_uncounted(
+def test_bytes_of_a_process_that_dies_before_the_file_is_added_are_deleted_and_no_longer_counted(
     client: Client, organization: Organization, monkeypatch: pytest.MonkeyPatch, is_stored: bool
 ) -> None:
     put_file = FolderStorage.put_file
@@ -252,7 +255,7 @@ def test_bytes_of_a_process_that_dies_before_the_file_is_added_are_deleted_and_u
     assert get_storage().sizes(f"{organization.pk}/files") == {}
 
 
-def test_a_refused_request_frees_its_bytes_at_once(client: Client, organization: Organization) -> None:
+def test_a_refused_request_frees_its_reserved_bytes_at_once(client: Client, organization: Organization) -> None:
     make_base_model("tiny")
     config, weights = make_adapter_files(organization)
     body = {"name": "a", "model": "tiny", "config_file": config.pk, "weights_file": weights.pk}
@@ -266,7 +269,7 @@ def test_a_refused_request_frees_its_bytes_at_once(client: Client, organization:
     assert not StorageReservation.objects.exists()
 
 
-def test_a_recount_corrects_a_wrong_counter_and_keeps_other_organizations_apart(client: Client) -> None:
+def test_a_recount_corrects_wrong_counters_and_counts_each_organization_separately(client: Client) -> None:
     other = make_organization()
     make_file(other, b"x" * 10)
     StoredBytes.objects.update(files_bytes=-5, captures_bytes=3)

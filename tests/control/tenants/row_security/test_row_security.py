@@ -50,7 +50,7 @@ def visible_jobs() -> set[str]:
     return set(Job.objects.values_list("pk", flat=True))
 
 
-def test_every_table_that_leads_to_an_organization_has_a_forced_policy(postgres: str) -> None:
+def test_every_table_whose_foreign_keys_lead_to_an_organization_has_a_forced_policy(postgres: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(_TABLES_OF_TENANTS)
         policies = {name: (is_forced, count) for name, is_forced, count in cursor.fetchall()}
@@ -133,7 +133,7 @@ def test_an_organization_can_read_shared_models_but_not_write_them(postgres: str
             make_base_model()
 
 
-def test_the_tenant_of_a_block_survives_commits_rollbacks_and_savepoints(postgres: str) -> None:
+def test_the_tenant_set_for_a_block_of_code_survives_commits_rollbacks_and_savepoints(postgres: str) -> None:
     organization, other = make_organization(), make_organization()
     own, foreign = make_job(organization).pk, make_job(other).pk
     with as_tenant(organization.pk, None):
@@ -158,7 +158,7 @@ def test_the_tenant_of_a_block_survives_commits_rollbacks_and_savepoints(postgre
 
 
 def test_a_connection_has_no_tenant_after_a_transaction(postgres: str) -> None:
-    """A pooler may give the connection to another client after each transaction."""
+    """A connection pooler may give the connection to another client after each transaction."""
     with as_tenant(make_organization().pk, None):
         visible_jobs()
         with transaction.atomic():

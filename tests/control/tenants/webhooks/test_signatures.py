@@ -86,7 +86,7 @@ def test_both_secrets_verify_during_a_rotation_and_only_the_new_one_afterwards(
     assert (is_verified(after, old), is_verified(after, new)) == (False, True)
 
 
-def test_a_second_rotation_does_not_change_the_grace_of_the_first(organization: Organization) -> None:
+def test_a_second_rotation_does_not_change_the_grace_period_of_the_first_secret(organization: Organization) -> None:
     endpoint, first = make_endpoint(organization)
     second = endpoint_rotate_secret(endpoint=endpoint, grace=2 * GRACE)
     third = endpoint_rotate_secret(endpoint=endpoint, grace=GRACE)

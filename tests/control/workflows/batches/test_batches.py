@@ -314,7 +314,7 @@ def test_the_first_shards_are_small_so_that_progress_is_committed_early(
     assert list(shards) == [(0, 4), (4, 12), (12, 28), (28, 44), (44, 50)]
 
 
-def test_answers_that_reached_the_limits_of_their_rows_are_counted_and_keep_where_the_limit_was(
+def test_answers_cut_off_at_a_token_limit_are_counted_and_the_place_of_each_cut_is_stored(
     client: Client, organization: Organization, tmp_path: Path
 ) -> None:
     def cut(row: int, within: str, *, continued: bool = False, finish_reason: str = "length") -> dict[str, Any]:
@@ -326,7 +326,7 @@ def test_answers_that_reached_the_limits_of_their_rows_are_counted_and_keep_wher
     first, second, third = JobShard.objects.filter(job=batch.job)
     put_shard(first, [cut(0, "trace"), cut(1, "trace", continued=True, finish_reason="stop")], tmp_path)
     put_shard(second, [cut(2, "answer"), cut(3, "answer", continued=True)], tmp_path)
-    put_shard(third, [entry(4)], tmp_path)  # of a worker of an earlier release
+    put_shard(third, [entry(4)], tmp_path)  # as a worker of an earlier release writes it
     assert client.get(f"/v1/batches/{batch.pk}").json()["truncated"] is None
 
     batch_assemble(batch=batch, final="completed")

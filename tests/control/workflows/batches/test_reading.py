@@ -35,7 +35,7 @@ def two_rows_per_shard(settings: Settings) -> None:
 
 @pytest.fixture
 def batch(organization: Organization) -> Batch:
-    """Seven rows in four shards."""
+    """A batch of seven rows in four shards."""
     batch = make_batch(organization, num_rows=7)
     batch_validate(batch=batch)
     return batch
@@ -91,7 +91,7 @@ def test_after_the_deletion_of_its_result_file_a_batch_has_no_results_and_no_wor
     for shard_no in range(4):
         commit_shard(batch, shard_no, tmp_path)
     shard_keys = list(JobShard.objects.values_list("storage_key", flat=True))
-    # The file of shard 0 that an attempt with the fence 7 stored, but could not commit because it had lost the job.
+    # An attempt with the fence 7 stored this file of shard 0, but could not commit it because the lease was lost.
     uncommitted_key = f"{shard_keys[0].rpartition('/')[0]}/0.7.jsonl"
     get_storage().put_file(uncommitted_key, write_lines(tmp_path / "uncommitted", []))
     batch_assemble(batch=batch, final="completed")

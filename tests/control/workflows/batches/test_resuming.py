@@ -40,7 +40,7 @@ def two_rows_per_shard(settings: Settings) -> None:
 def make_ended_batch(
     tmp_path: Path, organization: Organization | None = None, *, final: Final = "failed", num_rows: int = 7
 ) -> Batch:
-    """Makes a batch of which the shards 0 (rows 0 and 1) and 2 (rows 4 and 5) are finished, and row 4 was refused."""
+    """Makes a batch that ended early. Its shards 0 (rows 0, 1) and 2 (rows 4, 5) are finished; row 4 has an error."""
     batch = make_batch(organization, num_rows=num_rows)
     batch_validate(batch=batch)
     commit_shard(batch, 0, tmp_path)
@@ -64,7 +64,7 @@ def fields_of(batch: Batch) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("final", ["failed", "expired", "cancelled"])
-def test_a_resumed_batch_has_the_bytes_of_the_finished_rows_and_runs_only_the_others(
+def test_a_resumed_batch_copies_finished_rows_byte_for_byte_and_runs_only_the_other_rows(
     db: None, tmp_path: Path, final: Final
 ) -> None:
     old = make_ended_batch(tmp_path, final=final)
@@ -118,7 +118,7 @@ def test_only_the_new_rows_of_a_resumed_batch_are_charged(db: None, tmp_path: Pa
     assert new.usage == {"input_tokens": 9, "output_tokens": 6, "total_tokens": 15}  # of the rows 2, 3 and 6
 
 
-def test_a_row_that_crashed_its_worker_is_run_again(db: None, tmp_path: Path) -> None:
+def test_a_row_that_crashed_its_worker_is_run_again_in_the_resumed_batch(db: None, tmp_path: Path) -> None:
     old = make_batch(num_rows=2)
     batch_validate(batch=old)
     error = {"code": "row_crashed_worker", "message": "It crashed."}
@@ -186,7 +186,7 @@ def test_a_batch_whose_files_are_deleted_cannot_be_resumed(
 
 
 @pytest.mark.parametrize("which", ["output", "errors", "tokens"])
-def test_results_that_are_deleted_before_they_are_copied_fail_the_new_batch(
+def test_the_new_batch_fails_if_results_are_deleted_before_they_are_copied(
     db: None, tmp_path: Path, which: str
 ) -> None:
     old = make_ended_batch(tmp_path)
@@ -194,7 +194,7 @@ def test_results_that_are_deleted_before_they_are_copied_fail_the_new_batch(
     assert old.output_file is not None
     assert old.error_file is not None
     keys = {"output": old.output_file.storage_key, "errors": old.error_file.storage_key, "tokens": old.tokens_key}
-    get_storage().delete(keys[which])  # and the copy began before the file was marked as deleted
+    get_storage().delete(keys[which])  # as if the copy had begun before the file was marked as deleted
 
     assert not batch_validate(batch=new)
 
@@ -218,7 +218,7 @@ def test_a_batch_that_has_not_ended_or_is_completed_or_has_no_rows_cannot_be_res
         assert refusal.value.code == code
 
 
-def test_a_resumed_batch_keeps_its_options_of_the_engine(db: None, tmp_path: Path) -> None:
+def test_a_resumed_batch_keeps_its_engine_options(db: None, tmp_path: Path) -> None:
     options = EngineOptions(weights="int8", max_concurrency=32, draft_budget=6).model_dump()
     old = make_ended_batch(tmp_path)
     old.engine = options
@@ -230,7 +230,7 @@ def test_a_resumed_batch_keeps_its_options_of_the_engine(db: None, tmp_path: Pat
     assert resumed.job.params["max_batch_size"] == 32
 
 
-def test_a_batch_is_resumed_once_unless_the_new_batch_ends_early(
+def test_a_batch_can_be_resumed_again_only_after_the_resumed_batch_has_ended_early(
     client: Client, organization: Organization, tmp_path: Path
 ) -> None:
     old = make_ended_batch(tmp_path, organization)

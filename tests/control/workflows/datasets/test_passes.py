@@ -1,5 +1,6 @@
-"""Promise E52 of docs/reliability.md: the server's process reads no row of a large file, and its findings are those of
-`examine`.
+"""Promise E52 of docs/reliability.md: a child process, and not the server process, reads the rows of a large file.
+
+A pass is a function that reads a file once. In a child process, it returns and writes the same as in this process.
 """
 
 import json
@@ -34,7 +35,7 @@ CHAT = "/v1/chat/completions"
 
 
 def num_calls(run: Callable[[], object]) -> int:
-    """The number of functions, of Python and of C, that this thread calls."""
+    """Returns how many Python and C functions this thread calls during `run`."""
     number = 0
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -80,7 +81,7 @@ WORK: dict[str, Callable[[File, BaseModel], object]] = {
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", WORK)
-def test_the_server_itself_does_no_more_for_a_file_with_more_rows(
+def test_the_server_process_does_not_do_more_work_for_a_file_with_more_rows(
     organization: Organization, tmp_path: Path, name: str
 ) -> None:
     write_tokenizer(tmp_path)
@@ -99,7 +100,7 @@ def test_the_server_itself_does_no_more_for_a_file_with_more_rows(
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(("name", "line"), [("a dataset", b"{}\n"), ("a preview", b"{}\n"), ("an endpoint", b" \n")])
-def test_the_server_itself_does_no_more_for_more_bad_or_blank_lines(
+def test_the_server_process_does_not_do_more_work_for_more_invalid_or_blank_lines(
     organization: Organization, tmp_path: Path, name: str, line: bytes
 ) -> None:
     write_tokenizer(tmp_path)
@@ -135,7 +136,7 @@ FILES = st.lists(PIECES, max_size=8).flatmap(lambda rows: st.sampled_from([b"\n"
 
 
 def outcome(run: Callable[..., dict[str, Any]], one_pass: Pass, options: dict[str, Any]) -> tuple[Any, bytes]:
-    """What a pass returns or refuses, and what it writes."""
+    """Runs a pass over a file. Returns: the result of the pass or the reason of its refusal, and the bytes it wrote."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows"
         if one_pass not in (all_rows, find_endpoint):
@@ -149,7 +150,7 @@ def outcome(run: Callable[..., dict[str, Any]], one_pass: Pass, options: dict[st
 
 @settings(max_examples=25, deadline=None)
 @given(FILES, st.sampled_from(PASSES))
-def test_a_child_finds_and_writes_what_the_pass_does_in_this_process(
+def test_a_pass_returns_and_writes_the_same_in_a_child_process_as_in_this_process(
     content: bytes, case: tuple[Pass, dict[str, Any]]
 ) -> None:
     def in_child(one_pass: Pass, options: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def test_a_child_finds_and_writes_what_the_pass_does_in_this_process(
     assert outcome(in_child, *case) == expected
 
 
-def test_a_child_divides_a_file_as_this_process_does(tmp_path: Path) -> None:
+def test_a_child_process_divides_a_file_as_this_process_does(tmp_path: Path) -> None:
     content = b"\n".join([*(row for _, row, _ in ROWS if len(row) < 1 << 20), GOOD, b"", chat()])
     (tmp_path / "lines").write_text("[1, 3, 40]")
     parts = []

@@ -1,6 +1,6 @@
 """Promise S6 of docs/reliability.md: a chat template that needs too much time or memory is stopped within seconds.
 
-The response is then the error `chat_template_error`.
+A separate process, the reader, renders the template. If it is stopped, the response is the error `chat_template_error`.
 """
 
 import time

@@ -79,7 +79,7 @@ def test_the_last_answer_is_separated_from_its_prompt() -> None:
 
 
 @pytest.mark.parametrize(("row", "code"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_a_hostile_row_gets_its_error_and_its_neighbours_get_none(row: bytes, code: str) -> None:
+def test_a_hostile_row_gets_its_error_and_the_rows_before_and_after_it_get_none(row: bytes, code: str) -> None:
     findings, examples = check(lines([GOOD, row, GOOD]))
 
     assert [(error["line"], error["code"]) for error in findings.errors] == [(2, code)]

@@ -143,7 +143,7 @@ def test_usage_of_all_stages_of_a_pipeline_is_attributed_to_the_key_that_created
     ] * 3
 
 
-def test_the_options_for_cut_answers_reach_the_batch_of_a_distillation_and_its_counts_are_shown(
+def test_options_for_truncated_answers_are_passed_to_the_batch_whose_counts_the_distillation_shows(
     client: Client, organization: Organization, model: BaseModel
 ) -> None:
     made = create_distillation(client, organization, on_truncation="continue", max_continued_tokens=4096)
@@ -168,7 +168,7 @@ def test_the_options_for_cut_answers_reach_the_batch_of_a_distillation_and_its_c
         ({"on_truncation": "continue", "max_continued_tokens": 1 << 40}, "max_continued_tokens"),
     ],
 )
-def test_options_for_cut_answers_that_are_invalid_or_would_have_no_effect_are_refused(
+def test_options_for_truncated_answers_that_are_invalid_or_would_have_no_effect_are_refused(
     client: Client, organization: Organization, model: BaseModel, options: dict[str, Any], param: str
 ) -> None:
     prompts = make_file(organization, [chat_row("row")])
@@ -182,7 +182,7 @@ def test_options_for_cut_answers_that_are_invalid_or_would_have_no_effect_are_re
 
 
 @pytest.mark.parametrize("on_truncation", ["keep", "drop", "continue"])
-def test_training_drops_cut_answers_only_if_the_distillation_requests_it(
+def test_training_drops_truncated_answers_only_if_the_distillation_requests_it(
     client: Client, organization: Organization, model: BaseModel, on_truncation: str
 ) -> None:
     made = create_distillation(client, organization, on_truncation=on_truncation)
@@ -197,7 +197,7 @@ def test_training_drops_cut_answers_only_if_the_distillation_requests_it(
     assert post(client, "/v1/pipelines", body, status=400)["error"]["param"] == "distillation"
 
 
-def test_a_pipeline_answers_its_prompts_with_its_options_for_cut_answers(
+def test_a_pipeline_passes_its_options_for_truncated_answers_to_its_batch(
     client: Client, organization: Organization, model: BaseModel
 ) -> None:
     prompts = make_file(organization, [chat_row(f"row-{number}") for number in range(12)])

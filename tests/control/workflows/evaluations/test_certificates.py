@@ -1,4 +1,4 @@
-"""Certificates can be verified with the public key, unless they have been changed."""
+"""A certificate can be verified with the public key. The verification detects every change of the certificate."""
 
 import base64
 import copy
@@ -54,7 +54,7 @@ def leaf_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 
 
 def changed(value: Any) -> Any:
-    """A different value, of the same type unless the value is None."""
+    """Returns a different value of the same type, or 1 for None."""
     if isinstance(value, str):
         return value[:-1] + ("A" if value[-1] != "A" else "B") if value else "x"
     return 1 if value is None else value + 1

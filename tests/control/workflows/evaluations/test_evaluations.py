@@ -122,7 +122,7 @@ def test_invalid_rows_are_refused_before_a_worker_sees_them(client: Client, orga
     assert not Job.objects.exists()
 
 
-def test_the_default_price_is_that_of_the_configuration(
+def test_the_default_price_per_gpu_hour_is_that_of_the_configuration(
     client: Client, organization: Organization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings.SLIPSTREAM.model_copy(update={"price_per_gpu_hour": 1.25})

@@ -284,7 +284,7 @@ def test_jobs_can_be_filtered_by_metadata(client: Client, training_file: File) -
         ({"turbo": {"speed": 9}}, 400, "turbo.speed"),
         ({"turbo": {"hyperparameters": {"num_heads": 0}}}, 400, "turbo.hyperparameters.num_heads"),
         ({"turbo": {"gate": {"min_speedup": "x"}}}, 400, "turbo.gate.min_speedup"),
-        ({"turbo": {"held_out": 100}}, 400, "training_file"),  # which has 20 rows
+        ({"turbo": {"held_out": 100}}, 400, "training_file"),  # the training file has 20 rows
         ({"unknown": 1}, 400, "unknown"),
     ],
 )

@@ -166,7 +166,9 @@ def test_training_continues_only_from_a_speculator_of_the_same_kind_and_model(
     assert create("medusa", base.name).status_code == 404
 
 
-def test_a_taken_name_is_refused_at_once(client: Client, organization: Organization) -> None:
+def test_the_name_of_an_existing_deployment_is_refused_for_a_pipeline_that_would_deploy(
+    client: Client, organization: Organization
+) -> None:
     Deployment.objects.create(organization=organization, name="fast", base_model=make_base_model())
     assert post(client, request_body(organization)).status_code == 409
     assert post(client, request_body(organization, deploy=False)).status_code == 201

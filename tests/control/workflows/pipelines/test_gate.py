@@ -1,4 +1,4 @@
-"""Which reports a gate accepts."""
+"""A gate judges an evaluation's report by its speedup, its acceptance length and the equality of answers."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def test_answers_that_differ_with_and_without_speculation_pass_only_a_gate_that_
     assert (gate_objections(gate, report(outputs_equal=9, outputs_equal_to_model=9)) == []) == passes
 
 
-def test_the_report_of_an_older_version_is_judged_by_its_only_figures() -> None:
+def test_the_report_of_an_older_version_is_judged_by_its_overall_figures() -> None:
     old = {"prompts_held_out": 2, "outputs_equal": 2, "speedup": 1.5, "acceptance_length": 2.0}
 
     assert gate_objections(Gate(min_speedup=1.2), old) == []

@@ -153,7 +153,7 @@ def test_the_error_for_an_invalid_prompt_names_its_line() -> None:
     assert pipeline.error == {"code": "invalid_json_line", "message": "line 7: not JSON"}
 
 
-def test_the_error_for_invalid_prompts_counts_those_beyond_the_stored_ones_too() -> None:
+def test_the_error_for_invalid_prompts_counts_all_errors_and_not_only_the_stored_ones() -> None:
     errors = [{"code": "invalid_json_line", "line": line, "message": "not JSON", "param": None} for line in (7, 8)]
     pipeline = end_batch(make_pipeline(), Batch.Status.FAILED, errors=errors, num_errors=5_000)
     assert "(5000 errors in all" in (pipeline.error or {})["message"]

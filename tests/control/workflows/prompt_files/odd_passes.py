@@ -1,4 +1,4 @@
-"""Passes that behave badly, for tests of their limits."""
+"""Passes (functions that read a file once) that behave badly, for tests of the limits of child processes."""
 
 import os
 import signal

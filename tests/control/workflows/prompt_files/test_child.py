@@ -1,4 +1,4 @@
-"""Promise E52 of docs/reliability.md: files are read by child processes with limits, which end with their parents."""
+"""Promise E52 of docs/reliability.md: child processes with limits read files, and end when their parents end."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def test_a_child_may_end_before_the_end_of_the_file() -> None:
     assert source.tell() < len(LARGE) * 8, "the rest of the file must not be read"
 
 
-def test_a_refusal_is_passed_on() -> None:
+def test_the_refusal_of_a_file_by_a_child_is_passed_on() -> None:
     with pytest.raises(FileRefused) as refusal:
         run_in_child(BytesIO(LARGE), odd_passes.refuse, **LIMITS)
 
@@ -76,12 +76,12 @@ def test_a_child_that_needs_too_much_time_or_memory_is_stopped(one_pass: child.P
 @pytest.mark.parametrize(
     ("one_pass", "cause"), [(odd_passes.crash, "RuntimeError: a bug"), (odd_passes.be_killed, f"{-signal.SIGKILL}")]
 )
-def test_a_child_that_dies_otherwise_is_reported_with_its_cause(one_pass: child.Pass, cause: str) -> None:
+def test_a_child_that_dies_for_another_reason_is_reported_with_the_reason(one_pass: child.Pass, cause: str) -> None:
     with pytest.raises(ChildDied, match=cause):
         run_in_child(BytesIO(LARGE), one_pass, **LIMITS)
 
 
-def test_a_child_ends_when_its_source_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_ends_when_its_file_cannot_be_read_further(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     class Recorded(subprocess.Popen):  # type: ignore[type-arg]  # generic only in its stubs

@@ -50,7 +50,7 @@ def test_the_same_rows_are_held_out_whatever_their_order(organization: Organizat
     assert sorted(ids_of(first)) == sorted(ids_of(second))
 
 
-def test_invalid_lines_remain_and_keep_their_line_numbers(organization: Organization) -> None:
+def test_invalid_lines_stay_in_the_training_part_and_keep_their_line_numbers(organization: Organization) -> None:
     good = [json.dumps(row) for row in rows(30)]
     text = "\n".join([*good[:10], "{not json", *good[10:], good[0]])  # one custom_id appears twice
     rest, held_out = split_prompts(make_file(organization, text), held_out=12)
@@ -61,7 +61,7 @@ def test_invalid_lines_remain_and_keep_their_line_numbers(organization: Organiza
 
 
 @pytest.mark.parametrize(("num_rows", "requested"), [(0, None), (1, None), (32, 32)])
-def test_too_few_rows_are_refused(organization: Organization, num_rows: int, requested: int | None) -> None:
+def test_a_file_with_too_few_rows_is_refused(organization: Organization, num_rows: int, requested: int | None) -> None:
     content = "".join(json.dumps(row) + "\n" for row in rows(num_rows)) or "\n"
     with pytest.raises(ApiError) as refusal:
         split_prompts(make_file(organization, content), held_out=requested)

@@ -97,7 +97,7 @@ def test_a_later_price_does_not_change_a_quote(client: Client, organization: Org
     assert client.get(f"/v1/quotes/{quote['id']}").json()["cost"]["value"] == 0.0065  # computed with the old price
 
 
-def test_no_quote_is_made_for_a_model_without_a_price_where_prices_are_in_use(
+def test_once_there_is_a_price_no_quote_is_made_for_a_model_without_one(
     client: Client, organization: Organization, model: BaseModel
 ) -> None:
     dataset = make_dataset(organization, make_base_model("unpriced"))

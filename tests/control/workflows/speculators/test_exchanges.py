@@ -122,7 +122,7 @@ def test_an_imported_speculator_can_be_deployed(
     post(client, "/v1/deployments", {"name": "fast", "model": "m", "speculator_id": body["id"]})
 
 
-def test_a_second_import_under_the_same_name_is_the_next_version(
+def test_a_second_import_under_the_same_name_creates_the_next_version(
     client: Client, organization: Organization, speculator: Speculator
 ) -> None:
     file = post(client, f"/v1/speculators/{speculator.pk}/export", {"format": "speculators"})
@@ -173,7 +173,7 @@ def damaged(archive: bytes) -> bytes:
     return archive[:begin] + b"\xff" * 8 + archive[begin + 8 :]
 
 
-# The archive, and the text that the error message contains; `|` separates alternatives.
+# Each value is an archive, and a text that the error message must contain; `|` separates alternative texts.
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "no zip": (b"PK\x03\x04 and nothing more", "no readable zip"),
     "a damaged zip": (damaged(zipped(**{"config.json": b"abcdefgh" * 100})), "no readable zip"),
@@ -257,7 +257,7 @@ def test_a_failed_import_leaves_no_stored_objects(
     assert sorted((get_config().storage_dir / organization.pk).rglob("model.safetensors")) == before
 
 
-# Deletion. Each of these functions puts the speculator to a use during which it cannot be deleted.
+# Each of these functions puts the speculator to a use during which it cannot be deleted.
 
 
 def _deploy(speculator: Speculator) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark `coverage`: the share of answer tokens that a draft vocabulary contains, with a tiny random model."""
+"""The benchmark `coverage` measures which share of the answer tokens a draft vocabulary contains."""
 
 import json
 from pathlib import Path

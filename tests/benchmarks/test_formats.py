@@ -1,4 +1,4 @@
-"""The benchmark `formats`: answers with an output format, and the speed of the requests beside them."""
+"""The benchmark `formats` checks answers with output formats and measures the speed of plain requests beside them."""
 
 import json
 from pathlib import Path

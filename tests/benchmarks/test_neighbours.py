@@ -1,7 +1,7 @@
-"""`python -m benchmarks.neighbours` measures until each request of the loud callers has been answered once.
+"""`python -m benchmarks.neighbours` measures one organization's waiting times while another sends expensive requests.
 
-The loud callers send a list of requests again and again. A cycle ends when each request of the list was answered; the
-measured window lasts at least one cycle.
+Callers send the expensive requests again and again. A cycle is over when the server has answered each of these requests
+once. A window of measurements lasts at least as long as one cycle.
 """
 
 import asyncio

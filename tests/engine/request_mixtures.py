@@ -13,7 +13,7 @@ from tests.engine.openai.tool_model import tool
 
 Body = dict[str, Any]
 
-_END_OF_TEXT = 2  # the model's end-of-sequence token
+_END_OF_TEXT = 2  # id of the end-of-sequence token
 _INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 _NESTED = {
     "type": "object",

@@ -1,4 +1,4 @@
-"""EAGLE-3 reads and writes its file layouts, agrees with a reference, changes no answer, and grows likely trees."""
+"""EAGLE-3 reads and writes its file layouts, agrees with a reference, changes no answer, and drafts likely trees."""
 
 import json
 import random

@@ -102,10 +102,10 @@ def test_a_layer_that_depends_on_how_its_rows_are_read_is_found(
     assert verdict == RowInvariance(False, reason)
 
 
-def test_the_test_computes_few_rows_for_any_number_of_equal_layers(
+def test_the_row_invariance_test_computes_few_rows_for_any_number_of_equal_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts rows instead of seconds. For SmolLM2-135M, as many rows take about one second on two CPU cores."""
+    """Counts rows instead of seconds. For SmolLM2-135M, this number of rows takes about one second on two CPU cores."""
     num_rows: Counter[str] = Counter()
     linear, forward = kernels.linear.linear, Decoder.forward
 

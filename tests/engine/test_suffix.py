@@ -1,4 +1,4 @@
-"""Suffix decoding proposes only continuations that occurred before, and estimates their survival correctly."""
+"""Suffix decoding proposes only continuations that occurred before, and its survival estimates are accurate."""
 
 import random
 
@@ -40,7 +40,7 @@ def test_matches_finds_the_longest_earlier_context_and_the_tokens_after_it(
     for match_length, continuation in matches:
         part = context[-match_length:] + list(continuation)
         assert occurs(part, text)
-        assert len(continuation) == depth or text[-len(part) :] == part, "shorter only at the end"
+        assert len(continuation) == depth or text[-len(part) :] == part, "only the end of the text cuts a continuation"
     # A context that occurs only at the end of the text has no continuation, hence text[:-1].
     longest = max((n for n in CONTEXTS if n <= len(context) and occurs(context[-n:], text[:-1])), default=0)
     assert max((match_length for match_length, _ in matches), default=0) == longest

@@ -1,4 +1,4 @@
-"""A tiny reasoning model writes a trace and an answer: a grammar applies to the answer, a budget ends the trace."""
+"""For a reasoning model, a grammar applies only to the answer, and a thinking budget ends the reasoning trace."""
 
 import re
 from dataclasses import replace

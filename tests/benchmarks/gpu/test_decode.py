@@ -72,7 +72,7 @@ def test_linear_and_attention_of_torch_agree_with_our_references() -> None:
     torch.testing.assert_close(library_operations.library_attention(q, k, v, 7), attention_reference(q, k, v, rows))
 
 
-def test_within_with_library_operations_torchs_operations_replace_ours() -> None:
+def test_with_library_operations_replaces_our_operations_by_torchs_until_it_exits() -> None:
     operations = [
         ("kernels.cuda.decoder", "linear_parts"),
         ("kernels.cuda.decoder", "attention"),

@@ -50,8 +50,9 @@ def test_more_than_128_rows_read_the_weight_again() -> None:
 
 
 def test_the_time_of_a_step_is_the_sum_of_launches_layers_and_head() -> None:
-    config = ModelConfig.from_values(SHAPES["tiny"])  # H 32, inner 64, 2 layers, 4 and 2 heads of 16, vocabulary of 96
-    # Products: qkv [128, 32], output [32, 64], gate_up [128, 32], down [32, 64]. Copying the weight bounds each.
+    config = ModelConfig.from_values(SHAPES["tiny"])  # H 32; 4 query and 2 KV heads of 16 numbers
+    # There are 2 layers, an intermediate size of 64 and a vocabulary of 96.
+    # Products: qkv [128, 32], output [32, 64], gate_up [128, 32], down [32, 64]. Copying its weight bounds each.
     # Each has one split, whose sums are written and read.
     weights = 4 * 2 * (128 * 32 + 32 * 64 + 128 * 32 + 32 * 64)
     sums = 2 * 4 * (128 + 32 + 128 + 32)
@@ -65,7 +66,7 @@ def test_the_fused_kernel_of_gate_up_and_swiglu_reads_rows_half_as_often_and_wri
     counts = Counts(M=16, launches=9, step=STEP, gated=KStep(instructions=150, products=8))
     bounds = gate_up_bounds(GPU, counts, N=256, K=64)
     assert bounds.copy == 4 * 256 * 64 * 2
-    assert bounds.l2 == 256 * 64 * 2 + 2 * 16 * 64 * 2  # two programs of 64 gates and 64 other outputs
+    assert bounds.l2 == 256 * 64 * 2 + 2 * 16 * 64 * 2  # two programs, each with 64 gate and 64 up outputs
     assert bounds.cycles == 160  # reading the operands of 8 matrix products; each SM has one program of one K-step
     assert gate_up_seconds(GPU, counts, N=256, K=64) == bounds.copy + 2 * 16 * 128 * 2
     assert gate_up_bounds(GPU, ONE_ROW, N=256, K=64).cycles == 2 * 100

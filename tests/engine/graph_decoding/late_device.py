@@ -81,7 +81,7 @@ class _FixedMark:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, device: LateDevice) -> None:
-    """Makes engines that are created later decode on this device. Checks the bounds that they state for their rows."""
+    """Makes engines that are created later use this device for graph decoding, and checks the bounds of their rows."""
     build, write_tables, check = RowBuilder.build, KVCache.write_tables, AttentionRows.check
 
     def late_build(builder: RowBuilder) -> object:

@@ -46,7 +46,7 @@ def serve(
     sleeper: Sleeper | None = None,
     **settings: Any,
 ) -> Iterator[Live]:
-    """Runs the server until the end of the `with` block. `settings`: fields that override the defaults of the tests."""
+    """Runs the server until the end of the `with` block. `settings`: values for fields of `ServerConfig`."""
     defaults: dict[str, Any] = {"model_name": MODEL, "token": TOKEN, "max_batch_size": 4, "max_waiting": 8}
     config = ServerConfig(**defaults | {"max_body_bytes": 4096} | settings)
     app = ServerApp(engine, tokenizer, config, load_drafter=load_drafter, sleeper=sleeper)

@@ -1,4 +1,4 @@
-"""Quantized weights keep their format if a kernel multiplies with it. Drafts do not change answers, adapters work."""
+"""Quantized weights keep their format if a kernel multiplies with it. Drafts and adapters work with such weights."""
 
 from pathlib import Path
 

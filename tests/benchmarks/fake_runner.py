@@ -1,6 +1,6 @@
-"""A runner without an engine. It answers each prompt with the reversed prompt.
+"""A benchmark runner without an engine: it answers each prompt with the reversed prompt.
 
-It fails at the start if the setting `broken` is true, and for a job with `max_tokens` 0.
+The runner fails at the start if its setting `broken` is true, and for a job whose `max_tokens` is 0.
 """
 
 from typing import Any

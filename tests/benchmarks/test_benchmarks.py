@@ -1,4 +1,4 @@
-"""The benchmarks of decoding and of equal answers, run with a tiny random model and without other engines."""
+"""The benchmarks `decode`, `equality` and `audit`, run with a tiny random model."""
 
 import json
 from collections.abc import Callable
@@ -90,7 +90,7 @@ def test_every_drafter_draft_shape_and_batch_size_is_compared_with_the_plain_ans
     assert sum(arm["drafted"] for arm in arms) > 0
 
 
-def test_the_command_fails_if_answers_differ(
+def test_the_equality_benchmark_fails_if_answers_differ(
     model_dir: Path, prompts_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(equality, "generate", changing_the_first_answer(generate))
@@ -106,7 +106,7 @@ def test_the_command_fails_if_answers_differ(
 
 
 def changing_the_first_answer(original: Callable[..., list[Completion]]) -> Callable[..., list[Completion]]:
-    """Changes the first answer of every engine that has a drafter."""
+    """Returns `generate` with an error: the first answer of every engine with a drafter has a wrong first token."""
 
     def changed(engine: Engine, requests: list[Request]) -> list[Completion]:
         first, *rest = original(engine, requests)
@@ -121,11 +121,11 @@ def test_as_chain_keeps_the_likeliest_path_and_as_tree_adds_siblings() -> None:
     draft = Draft(tokens=(5, 6, 7), parents=(-1, 0, 0), survival=(0.9, 0.3, 0.5))  # 6 and 7 follow 5
 
     assert as_chain(draft) == Draft((5, 7), (-1, 0), (0.9, 0.5))
-    # The siblings are 6 next to 5, and 8 next to 7, each the next token id and half as likely.
+    # Each node of the chain gets a sibling with the next token id and half the survival: 6 beside 5, and 8 beside 7.
     assert as_tree(draft) == Draft((5, 6, 7, 6, 8), (-1, 0, 0, -1, 0), (0.9, 0.3, 0.5, 0.45, 0.25))
 
 
-def test_decode_prints_speed_acceptance_and_phases(
+def test_the_decoding_benchmark_prints_speed_acceptance_length_and_times_of_phases(
     model_dir: Path, prompts_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--model", str(model_dir), "--prompts", str(prompts_path), "--max-tokens", "24", "--batch-size", "2"]
@@ -141,7 +141,7 @@ def test_decode_prints_speed_acceptance_and_phases(
     assert sum(result["phase_seconds"].values()) < result["seconds"] + 0.004
 
 
-def test_audits_are_compared_with_plain_decoding_and_must_be_equal(
+def test_the_audit_benchmark_fails_if_an_audit_is_not_equal(
     model_dir: Path, prompts_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["--model", str(model_dir), "--prompts", str(prompts_path), "--max-tokens", "20", "--count", "3"]
@@ -152,7 +152,7 @@ def test_audits_are_compared_with_plain_decoding_and_must_be_equal(
     ]
     assert all(result["ratio"] > 0 for result in results)
 
-    seeds = iter(range(1000))  # the same request gets another seed each time
+    seeds = iter(range(1000))  # each request gets a different seed every time it runs
     monkeypatch.setattr(
         audit,
         "generate",

@@ -1,4 +1,4 @@
-"""The measurement of draft vocabularies, with a tiny random model."""
+"""The benchmark `coverage` measures which share of the answer tokens a draft vocabulary contains."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.tiny_model import make_tiny_model
 from workers.training.data import Conversation
 
 
-def test_a_filled_draft_vocabulary_and_the_own_prompt_cover_more(
+def test_a_larger_draft_vocabulary_and_the_requests_own_prompt_cover_more_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     questions = tmp_path / "questions.jsonl"
@@ -28,7 +28,7 @@ def test_a_filled_draft_vocabulary_and_the_own_prompt_cover_more(
     assert all(more >= few for few, more in zip(alone, extended, strict=True))
 
 
-def test_the_own_prompt_covers_tokens_only_of_its_own_answer() -> None:
+def test_a_prompt_covers_only_tokens_of_its_own_answer() -> None:
     conversations = [
         Conversation(custom_id="a", prompt_token_ids=(1, 7), completion_token_ids=(1, 2, 7, 9), cut_by_length=False),
         Conversation(custom_id="b", prompt_token_ids=(2, 9), completion_token_ids=(7, 2, 2, 9), cut_by_length=False),

@@ -1,6 +1,6 @@
-"""`make bench-cpu`: the order of the arms, ratios, claims and results. An arm is an engine with a drafting method.
+"""`make bench-cpu` compares arms and judges claims about their speeds. These tests need no other engine.
 
-The tests need no other engine.
+An arm is an engine with a drafting method. A claim states how many times as fast one arm is as another.
 """
 
 import json
@@ -41,8 +41,9 @@ def sample(arm: str, number: int, speed: float, *, batch_size: int = 1, own_plai
 
 
 def claim(at_least: float, *, each: bool = False) -> Claim:
-    """The claim that the faster of n-gram and suffix decoding (with `each`: both) reaches `at_least` times the speed of
-    plain decoding.
+    """Returns the claim that n-gram or suffix decoding reaches `at_least` times the speed of plain decoding.
+
+    With `each`, both must reach the speed; otherwise, the faster one is enough.
     """
     arms = ("slipstream ngram", "slipstream suffix")
     return Claim(text="faster", batch_size=1, at_least=at_least, arms=arms, over=("slipstream plain",), each=each)
@@ -67,7 +68,7 @@ def test_a_claim_is_judged_by_the_fastest_arm_or_with_each_by_the_slowest_arm() 
     assert (verdict.status, verdict.arm) == ("FAIL", "slipstream ngram")
 
 
-def test_a_claim_compares_with_the_fastest_arm_of_the_peer() -> None:
+def test_a_claim_compares_with_the_fastest_arm_of_the_other_engine() -> None:
     rows = [("slipstream plain", 30.0), ("vllm plain", 10.0), ("vllm plain own threads", 20.0)]
     samples = Samples([sample(arm, 0, speed) for arm, speed in rows])
 
@@ -107,7 +108,7 @@ def test_every_batch_size_has_a_claim_about_adaptive_speculation() -> None:
 
 
 def test_a_closed_loop_limits_the_concurrency_and_counts_passes() -> None:
-    in_flight: dict[int, int] = {}  # the prompt's only token is the number of steps that its answer takes
+    in_flight: dict[int, int] = {}  # answer -> remaining steps, at first the prompt's only token
     max_in_flight = 0
 
     def add(number: int, prompt: list[int]) -> None:
@@ -127,7 +128,7 @@ def test_a_closed_loop_limits_the_concurrency_and_counts_passes() -> None:
 
     assert max_in_flight == 2
     assert answers.outputs == [[7] * 6, [7] * 2, [7] * 4]
-    # The answers take 3 + 1 + 2 = 6 steps of 2 tokens. The first step and the first token of each answer do not count.
+    # The answers take 3 + 1 + 2 = 6 steps of 2 tokens. One step and one token of each answer belong to prefill.
     assert answers.acceptance_length == pytest.approx((12 - 3) / (6 - 3))
     assert len(answers.ttft_seconds) == 3
 
@@ -160,7 +161,7 @@ def test_the_error_for_a_runner_that_cannot_start_contains_the_last_output_of_th
 
 
 class Pip:
-    """Records the commands of an environment instead of running them. A command that contains `refused` fails."""
+    """Records the installation commands of an environment instead of running them. Commands with `refused` fail."""
 
     def __init__(self, refused: str = "") -> None:
         self.refused, self.commands = refused, list[str]()
@@ -213,7 +214,7 @@ def answers_of(speed: float) -> Answers:
 
 
 class FixedSpeedProcess:
-    """A fake process that answers at a fixed speed, or fails if the speed is 0. It records its turns."""
+    """A fake process that answers at a fixed speed, or fails if the speed is 0. Each call adds its name to `turns`."""
 
     def __init__(self, speed: float, turns: list[str], name: str) -> None:
         self._speed, self._turns, self._name = speed, turns, name
@@ -257,7 +258,7 @@ def test_the_command_without_peers_writes_table_results_and_plot(
 
     table = capsys.readouterr().out
     results = json.loads((out / "results.json").read_text())
-    assert code in (0, 1)  # a tiny model on a busy machine may fail any claim
+    assert code in (0, 1)  # a tiny model on a busy machine may not reach the claimed speeds
     assert {s["arm"] for s in results["samples"]} == {
         "slipstream plain",
         "slipstream suffix",

@@ -1,4 +1,4 @@
-"""vLLM and the package `speculators` load the speculators that we export. The tests train each for two minutes.
+"""vLLM and the package `speculators` load the speculators that we export. Each speculator is trained for two minutes.
 
 A test is skipped, with the reason, if the package that it needs cannot be installed.
 """
@@ -47,7 +47,8 @@ own, state = load_file(sys.argv[1] + "/model.safetensors"), SpeculatorModel.from
 different = [name for name, tensor in own.items() if name not in state or not torch.equal(state[name], tensor)]
 print(json.dumps({"num_tensors": len(own), "different": different}))
 """
-# Answers diverge because the two engines round differently. Over 50 prompts the effect on acceptance averages out.
+# The answers of the two engines differ, because they round differently. Over 50 prompts, the effect on the acceptance
+# length averages out.
 _TOLERANCE = 0.05
 
 

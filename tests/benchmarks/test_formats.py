@@ -1,4 +1,4 @@
-"""The benchmark of formats, tools and their neighbours, run with a tiny random model."""
+"""The benchmark `formats` checks answers with output formats and measures the speed of plain requests beside them."""
 
 import json
 from pathlib import Path
@@ -18,11 +18,11 @@ def results_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, l
     return code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_answers_with_a_format_are_valid_and_equal_or_the_command_fails(
+def test_the_command_fails_unless_answers_with_a_format_are_valid_and_equal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_tiny_model(tmp_path / "model")
-    spaces = Tokenizer.load(folder).encode(" \t\r\n")  # which this model would write until the limit
+    spaces = Tokenizer.load(folder).encode(" \t\r\n")  # without the bias below, this model would write only whitespace
     for name, options in formats.FORMATS.items():
         biases = {str(token): -100 for token in spaces}
         monkeypatch.setitem(formats.FORMATS, name, options | {"logit_bias": biases})

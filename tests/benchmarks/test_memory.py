@@ -1,4 +1,4 @@
-"""Loading streams the weights, and the memory that an engine uses is the memory that was planned."""
+"""Loading reads weights in pieces, and an engine uses about as much memory as was planned."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path, kind:
 
 @pytest.mark.wide
 @pytest.mark.parametrize("weights", FORMATS)
-def test_the_plan_is_within_a_tenth_of_the_memory_used(weights: str) -> None:
+def test_the_planned_memory_differs_by_less_than_a_tenth_from_the_used_memory(weights: str) -> None:
     measured = measure_in_child(prepare(), weights)
 
     assert abs(measured.planned - measured.used) < 0.1 * measured.used

@@ -1,4 +1,4 @@
-"""The table of served model types says what the engine does with a tiny model of a type."""
+"""The table of served model types (workers/model_types.py) agrees with what the engine does with tiny models."""
 
 import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -23,5 +23,5 @@ def test_the_table_has_been_written_by_the_command() -> None:
     assert TABLE.read_text().endswith(body)
 
 
-def test_a_model_type_of_which_no_tiny_model_can_be_made_is_refused_with_the_reason() -> None:
+def test_the_verdict_on_a_type_without_a_tiny_model_gives_the_reason() -> None:
     assert str(verdict("no such type")).startswith("no tiny model can be made: ")

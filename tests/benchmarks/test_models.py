@@ -1,4 +1,4 @@
-"""The benchmark of families and formats passes for a correct model, and shows every error of a broken one."""
+"""The benchmark of model families and weight formats passes for correct models and reports every error of others."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,8 @@
-"""In `python -m benchmarks.neighbours`, the measured window lasts until each request beside it has been answered."""
+"""`python -m benchmarks.neighbours` measures one organization's waiting times while another sends expensive requests.
+
+Callers send the expensive requests again and again. A cycle is over when the server has answered each of these requests
+once. A window of measurements lasts at least as long as one cycle.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
@@ -16,7 +20,7 @@ QUIET = Address(port=1, token="quiet")
 
 
 class Server:
-    """Pretends the server's end of connections. Requests to the paths in `held` are answered by `release`."""
+    """A fake server. It answers requests to the paths in `held` when `release` is called, and all others at once."""
 
     def __init__(self, *, held: Collection[str] = (), num_refused: int = 0) -> None:
         self.paths: list[str] = []  # paths of all requests
@@ -70,7 +74,7 @@ def _answer(reader: asyncio.StreamReader, status: int) -> None:
 
 @asynccontextmanager
 async def called(monkeypatch: pytest.MonkeyPatch, server: Server, *paths: str) -> AsyncIterator[asyncio.Event]:
-    """Two callers request the paths. Yields an event, which is set when each path has been answered."""
+    """Lets two callers request the paths. Yields an event that is set when each path has been answered."""
     monkeypatch.setattr("benchmarks.neighbours.callers.asyncio.open_connection", server.connect)
     address, is_over = Address(port=1, token="loud"), asyncio.Event()
     requests = [read(address, path) for path in paths]
@@ -97,7 +101,7 @@ def test_a_cycle_is_over_when_its_slowest_request_is_answered(monkeypatch: pytes
     asyncio.run(run())
 
 
-def test_a_request_that_is_refused_because_of_too_many_is_not_answered_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_refused_with_429_does_not_count_as_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         server = Server(num_refused=10)
         async with called(monkeypatch, server, "/a", "/b") as is_over:
@@ -131,7 +135,7 @@ def test_a_window_lasts_until_the_cycle_has_ended_and_enough_requests_were_sent(
         async def send(*_: object) -> float:
             nonlocal num_sent
             num_sent += 1
-            if num_sent == 2 * num_before:  # a read and a first token each
+            if num_sent == 2 * num_before:  # one read and one first token each time
                 reported.set_result("cycle")
             await asyncio.sleep(0)
             return 0.001
@@ -148,7 +152,9 @@ def test_a_window_lasts_until_the_cycle_has_ended_and_enough_requests_were_sent(
     monkeypatch.setattr(neighbours, "MIN_WINDOW_SECONDS", 0.0)
     num_sent, found, failures = asyncio.run(run())
 
-    assert 0 <= num_sent - 2 * max(num_before, neighbours.NUM_REQUESTS) <= 2 * 3, "the task ends a few turns later"
+    assert 0 <= num_sent - 2 * max(num_before, neighbours.NUM_REQUESTS) <= 2 * 3, (
+        "the window ends a few requests after the cycle"
+    )
     assert found == {"read": pytest.approx(1), "first token": pytest.approx(1), "claim": pytest.approx(2)}
     assert failures == []
 

@@ -1,4 +1,4 @@
-"""The benchmark of passes, run with a tiny random model."""
+"""The benchmark `passes`, which times forward passes by rows and context, run with a tiny random model."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def test_the_rows_of_a_pass_are_a_chain_of_drafts_after_the_context(
     assert len(passes.pass_seconds(model, [1, 3], 20, repeats=2)) == 2
 
     one, three = ([21], [0], [*range(21)]), ([21, 21, 21], [0, 1, 2], [*range(23)])
-    assert measured == [one, three] * 3, "one pass of each size before the measured ones"
+    assert measured == [one, three] * 3, "one unmeasured pass of each size, then two measured ones"
 
 
 def test_the_table_has_a_line_for_each_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The training benchmark, with a tiny random model."""
+"""The benchmark `train`, which trains a speculator and measures its acceptance length, with a tiny random model."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_stored_answers_are_not_generated_again(tmp_path: Path, monkeypatch: pyt
     assert num_generated == [3, 2]  # the second call needs no new answer, the third call two
 
 
-def test_training_for_a_number_of_steps_does_not_depend_on_the_clock(
+def test_with_the_option_steps_training_ends_after_this_number_of_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ["--model", str(make_tiny_model(tmp_path / "model")), "--kind", "medusa", "--rows", "12"]

@@ -1,4 +1,4 @@
-"""The table of all kinds of speculators, with a fake in place of their training."""
+"""The benchmark `train_table` trains all kinds of speculators and writes a table. Here, a fake replaces training."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def output_of_training(kind: str, rows: int) -> str:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Fakes trainings, of which the third fails once. Returns the list of successful ones: (kind, number of rows)."""
+    """Replaces training by a fake whose third call fails. Returns the list of successful calls, (kind, rows)."""
     done: list[tuple[str, int]] = []
     run = subprocess.run
     failed: list[str] = []

@@ -1,4 +1,4 @@
-"""The comparison of weight formats, run with a tiny random model."""
+"""The benchmark `weights`, which compares weight formats, run with a tiny random model."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str
     return code, capsys.readouterr().out.splitlines()
 
 
-def test_each_format_has_a_perplexity_and_equal_answers_or_the_command_fails(
+def test_each_format_gets_a_perplexity_and_the_command_fails_if_answers_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_tiny_model(tmp_path / "model")
@@ -28,7 +28,7 @@ def test_each_format_has_a_perplexity_and_equal_answers_or_the_command_fails(
     assert code == 0
     perplexities = {row["weights"]: row["perplexity"] for row in map(json.loads, lines[:4])}
     assert list(perplexities) == list(weights.FORMATS)
-    assert len(set(perplexities.values())) > 1  # the formats are not the same weights
+    assert len(set(perplexities.values())) > 1  # the formats round the weights differently
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[6:]]
     assert [row[:2] for row in table] == [[name, drafter] for name in weights.FORMATS for drafter in ("none", "suffix")]
     assert all(row[-1] == "4 of 4" for row in table)

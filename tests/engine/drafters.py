@@ -1,4 +1,4 @@
-"""Drafters for tests: `OracleDrafter` knows the answers but makes errors at a given rate, `BrokenDrafter` fails.
+"""Drafters for tests: `OracleDrafter` knows the answers but makes errors at a given rate; `BrokenDrafter` fails.
 
 `every_drafter` makes drafters of all kinds with random weights.
 """
@@ -65,7 +65,7 @@ class OracleDrafter(Drafter):
         tokens: list[int] = []
         parents: list[int] = []
         survival: list[float] = []
-        trunk = -1  # node of the previous token of the answer
+        trunk = -1  # the node that stands for the answer's previous token
         for token in continuation:
             parent_survival = survival[trunk] if trunk >= 0 else 1.0
             guess, step = self._guess(token), self._random.randrange(1, self._vocab_size // 2)
@@ -73,7 +73,7 @@ class OracleDrafter(Drafter):
                 guess - step,
                 guess,
                 guess + step,
-            )  # distinct, as only the first of equal siblings is accepted
+            )  # three different tokens, because verification accepts only the first of equal siblings
             first = len(tokens)
             for sibling in siblings:
                 tokens.append(sibling % self._vocab_size)
@@ -113,7 +113,10 @@ def random_medusa(model: Model) -> MedusaDrafter:
 
 
 def every_drafter(model: Model, draft_model: Model, tokens_of: Mapping[str, Many[int]]) -> list[Drafter]:
-    """`tokens_of`: the answers, for drafters that know them. The models must be those of tests.tiny_model."""
+    """Returns drafters of all kinds for the target `model`. Both models must come from tests.tiny_model.
+
+    tokens_of: request id -> the true answer, which the oracle drafters propose.
+    """
     vocab_size = model.config.vocab_size
     return [
         NgramDrafter(),

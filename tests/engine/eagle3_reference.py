@@ -1,6 +1,6 @@
 """A reference implementation of EAGLE-3 that recomputes all positions in float32, and small random EAGLE-3 modules.
 
-T positions, D head dimension, H hidden size. g [T, H] is the drafter's input state at each position.
+Shape letters: T positions, D head dimension, H hidden size. `g` [T, H] is the drafter's input state at each position.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ def make_module(config: Eagle3Config, *, own_embedding: bool = False) -> Eagle3:
 def reference_chain(module: Eagle3, model: Model, tokens: list[int], ranks: list[int]) -> list[tuple[int, float]]:
     """Drafts a chain. At each depth, it takes the token with the given rank, where rank 0 is the likeliest token.
 
-    Returns: each token with the probability of the path to the token.
+    Returns: each drafted token with the probability of the whole path up to this token.
     """
     chain: list[tuple[int, float]] = []
     taps = model.hidden_states(torch.tensor(tokens[:-1]), module.config.taps_of(4)).taps
@@ -70,7 +70,7 @@ def reference_layer(module: Eagle3, g: torch.Tensor, embeddings: torch.Tensor) -
 
     def heads(projected: torch.Tensor, *, rotated: bool) -> torch.Tensor:
         h = projected.view(T, -1, D).transpose(0, 1)  # [heads, T, D]
-        first, second = h.chunk(2, dim=-1)  # the two halves of each rotary pair
+        first, second = h.chunk(2, dim=-1)  # first[i] and second[i] form a rotary pair
         cosine, sine = angles.cos(), angles.sin()
         return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1) if rotated else h
 

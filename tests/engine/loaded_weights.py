@@ -14,8 +14,10 @@ from kernels.linear import LinearWeight
 
 
 def loaded_bytes(model: Model) -> int:
-    """Returns the bytes of rank 0 in tensors with more than one dimension and in scales: norms and biases are left out,
-    except those of models of transformers."""
+    """Returns the bytes of the weight matrices and their scales. A model that is cut over several ranks counts rank 0.
+
+    Norms and biases are counted only if transformers computes the model.
+    """
     weights = model._shard.weights if isinstance(model, ShardedModel) else model.weights
     tensors = {tensor.data_ptr(): tensor for tensor in _tensors(weights)}
     if isinstance(model, TransformersModel):

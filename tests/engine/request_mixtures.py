@@ -1,5 +1,7 @@
-"""Random bodies of requests to the model of tests.engine.openai.thinking_model, which combine all that a request may
-ask for: formats, tools, stops, log-probabilities, penalties, biases, think budgets and sampling.
+"""Generates random request bodies for the model of tests.engine.openai.thinking_model.
+
+A body combines response formats, tools, stop strings and tokens, log-probabilities, penalties, logit biases, thinking
+budgets and sampling parameters.
 """
 
 from typing import Any
@@ -11,7 +13,7 @@ from tests.engine.openai.tool_model import tool
 
 Body = dict[str, Any]
 
-_END_OF_TEXT = 2  # the model's end-of-sequence token
+_END_OF_TEXT = 2  # id of the end-of-sequence token
 _INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 _NESTED = {
     "type": "object",
@@ -78,7 +80,10 @@ _ENDS: st.SearchStrategy[Body] = st.fixed_dictionaries(
 
 @st.composite
 def bodies(draw: st.DrawFn) -> Body:
-    """Draws one request. Chats begin with a trace if their prompt opens it or the model writes the begin marker."""
+    """Draws one request body for a chat or a completion.
+
+    A chat's answer begins with a reasoning trace if the prompt opens the trace or if the model writes the begin marker.
+    """
     text = draw(st.sampled_from(["hm", "one two one two one two", "x" * 40]))
     is_chat = draw(st.booleans())
     body: Body = {"seed": draw(st.integers(0, 2**64 - 1)), "return_token_ids": True}

@@ -1,7 +1,9 @@
-"""The block drafter computes the papers' formulas in training and serving, and reads the files of other trainers.
+"""The block drafter computes the formulas of its papers in training and serving, and reads other trainers' files.
 
-S positions before the anchor, T tap layers, B rows of a block, H hidden size, D head dimension. The anchor is the last
-token of the text, after which the block drafts.
+The papers are DFlash and DSpark.
+
+Shape letters: S positions before the anchor, T tap layers, B rows of a block, H hidden size, D head dimension. The
+anchor is the last token of the text; the block drafts the tokens after the anchor.
 """
 
 import itertools
@@ -67,7 +69,7 @@ def dense_model(folder: Path) -> Decoder:
 
 
 def reference_block(block: BlockModel, taps: Tensor, embeddings: Tensor) -> Tensor:
-    """Returns the block [B, H] after a text, computed as in the papers with one attention matrix per head.
+    """Returns the hidden states [B, H] of the block after a text, computed as in the papers, one head at a time.
 
     taps: [S, T, H]. Tapped hidden states of the positions before the anchor.
     embeddings: [B, H]. Embeddings of the block's tokens.
@@ -166,7 +168,7 @@ def test_a_module_is_read_back_from_its_files_bit_for_bit(tmp_path: Path, heads:
     tensors["embed_tokens.weight"] = torch.randn(259, 64).to(torch.bfloat16)
     if reduced:
         in_draft = (torch.arange(259) % 2 == 1) & (torch.arange(259) < 200)  # 100 of the target's 259 tokens
-        tensors |= {"t2d": in_draft, "d2t": in_draft.nonzero().flatten() - torch.arange(100)}  # d2t: offsets
+        tensors |= {"t2d": in_draft, "d2t": in_draft.nonzero().flatten() - torch.arange(100)}  # d2t: target - draft id
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
@@ -187,13 +189,13 @@ def test_a_module_is_read_back_from_its_files_bit_for_bit(tmp_path: Path, heads:
 
 
 def specforge_values(**changes: Any) -> dict[str, Any]:
-    """Returns config.json of a DFlash drafter as SpecForge writes it, for the drafter of `block_values`."""
+    """Returns config.json of the DFlash drafter of `block_values`, in the format that SpecForge writes."""
     section = {"mask_token_id": 7, "target_layer_ids": [0, 1], **changes}
     return transformer_values(architectures=["DFlashDraftModel"], block_size=5, dflash_config=section)
 
 
 def deepspec_values() -> dict[str, Any]:
-    """Returns config.json of a DSpark drafter as DeepSpec writes it."""
+    """Returns config.json of a DSpark drafter in the format that DeepSpec writes."""
     values = {"target_layer_ids": [0, 1], "mask_token_id": 7, "block_size": 5, "num_anchors": 512, "markov_rank": 16}
     heads = {"markov_head_type": "gated", "enable_confidence_head": True, "confidence_head_with_markov": True}
     return transformer_values(architectures=["Qwen3DSparkModel"], **values, **heads)
@@ -218,7 +220,7 @@ def test_files_of_other_trainers_are_read_as_the_same_drafter() -> None:
         assert BlockConfig.from_values(config.to_values()) == config
 
 
-def test_a_file_of_another_drafter_is_refused(tmp_path: Path) -> None:
+def test_a_config_of_another_drafter_or_a_missing_tensor_is_refused(tmp_path: Path) -> None:
     for values in (
         {},
         block_values(speculators_model_type="eagle3"),
@@ -267,7 +269,7 @@ def acceptance_length(completions: list[Completion]) -> float:
 def test_drafts_of_a_markov_head_with_the_same_distribution_as_the_target_are_always_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: dict[str, Any], sample_from_anchor: bool
 ) -> None:
-    """Nothing would be accepted if the previous token, the depth or the noise were wrong by one position."""
+    """The target would reject every draft if the previous token, the depth or the noise were off by one position."""
     model = dense_model(tmp_path)
     make_memoryless(model)
     plain = answers(model, NoDrafter(), sampling, budget=12)
@@ -308,7 +310,7 @@ def test_the_survival_of_a_node_follows_from_the_markov_and_confidence_heads(
         chance = p[draft.tokens[node]]
         if with_confidence:
             confidence = block.confidence(hidden[0, depth - 1], previous).sigmoid()
-            share = chance / (1 - p.max())  # of the probability that the best token is wrong
+            share = chance / (1 - p.max())  # this token's share of the probability that the best token is wrong
             chance = confidence if chance == p.max() else torch.minimum(confidence, 1 - confidence) * share
         chances[node] = chances[parent] * float(chance)
         assert draft.survival[node] == pytest.approx(chances[node], rel=1e-3)
@@ -369,7 +371,7 @@ class ComparingBlockDrafter(BlockDrafter):
 
 
 @pytest.mark.parametrize("changes", [{}, CAUSAL])
-def test_memorized_answers_are_accepted(model: Decoder, changes: dict[str, Any]) -> None:
+def test_drafts_of_memorized_answers_are_accepted(model: Decoder, changes: dict[str, Any]) -> None:
     """Uses sampled answers: greedy answers of a random model repeat themselves, which would hide off-by-one errors."""
     sampling = {"temperature": 1.0, "seed": 1}
     plain = answers(model, NoDrafter(), sampling, budget=12)

@@ -8,7 +8,7 @@ from engine.draft import EMPTY_DRAFT, chain
 
 
 def test_the_budget_admits_only_nodes_whose_verification_saves_time() -> None:
-    # A pass of up to 8 rows costs as much as one of a single row; each further row adds the cost of such a pass.
+    # A pass of 1 to 8 rows takes 1 second; each row after the eighth adds 1 second.
     cost = CostModel((1, 8, 9, 64), (1.0, 1.0, 2.0, 57.0))
     budget = DraftBudget(cost, 20)
     good, bad = chain([1] * 10, [0.95**d for d in range(1, 11)]), chain([1] * 10, [0.01] * 10)
@@ -20,7 +20,7 @@ def test_the_budget_admits_only_nodes_whose_verification_saves_time() -> None:
     assert len(budget.admit([good], [0], 0.0, others=prefill)[0]) == 0
 
 
-def test_survivals_of_an_overconfident_drafter_are_lowered() -> None:
+def test_survival_estimates_of_an_overconfident_drafter_are_lowered() -> None:
     calibration = Calibration()
     before = calibration.corrected(0.85)
     for _ in range(200):
@@ -37,7 +37,7 @@ def test_without_a_cost_model_the_budget_is_fixed() -> None:
 
 
 def flat_cost() -> CostModel:
-    return CostModel((1, 64), (1.0, 64.0))  # every row costs as much as the first, so no draft can pay
+    return CostModel((1, 64), (1.0, 64.0))  # every row costs as much as the first, so no draft can save time
 
 
 def test_pauses_of_a_drafter_grow_while_its_drafts_save_no_time() -> None:
@@ -69,4 +69,4 @@ def test_drafting_resumes_once_drafts_save_time_again() -> None:
         if budget.nodes_to_request(1):
             drafted += 1
             budget.admit([chain([1, 2, 3], [0.9, 0.8, 0.7])], [0], draft_seconds=0.1)
-    assert drafted > 60  # fewer than the 200 steps, because the last pauses end within them
+    assert drafted > 60  # fewer than 200, because the last pause extends into these steps

@@ -60,7 +60,7 @@ def test_a_template_bomb_fails_alone_within_bounded_memory(template: str) -> Non
     assert rendering.render(chat(PLAIN, "next")) == "next"
 
 
-def test_a_bomb_delays_the_chats_of_other_threads_and_fails_none_of_them() -> None:
+def test_a_template_bomb_only_delays_the_chats_of_other_threads() -> None:
     with ThreadPoolExecutor(4) as pool:
         bomb = pool.submit(chat_rendering().render, chat(BOMBS["a large number"]))
         others = [pool.submit(chat_rendering().render, chat(PLAIN, f"chat {index}")) for index in range(12)]
@@ -78,7 +78,9 @@ def test_a_killed_rendering_process_is_started_again() -> None:
     assert rendering.render(chat(PLAIN)) == "hé"
 
 
-def test_the_rendering_process_inherits_no_variables_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rendering_process_inherits_no_environment_variables_of_the_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SLIPSTREAM_ENGINE_TOKEN", "secret")
     rendering = ChatRendering()
     rendering.render(chat(PLAIN))
@@ -87,7 +89,7 @@ def test_the_rendering_process_inherits_no_variables_of_the_service(monkeypatch:
     rendering.close()
 
 
-def test_a_chat_has_the_tokens_that_transformers_gives_it(tmp_path: Path) -> None:
+def test_a_chat_is_encoded_into_the_same_tokens_as_by_transformers(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", num_layers=1)
     (folder / "chat_template.jinja").write_text(
         "{{ bos_token }}{{ eos_token }}{% for m in messages %}{{ m | tojson }}{% generation %}{{ m.content }}"
@@ -108,7 +110,7 @@ def test_a_chat_has_the_tokens_that_transformers_gives_it(tmp_path: Path) -> Non
     assert ids == expected
 
 
-def test_a_bomb_in_a_models_folder_is_an_error_of_the_request(tmp_path: Path) -> None:
+def test_a_template_bomb_in_a_model_folder_raises_a_chat_template_error(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", num_layers=1)
     (folder / "chat_template.jinja").write_text(BOMBS["a long string"])
 

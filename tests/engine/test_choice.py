@@ -51,7 +51,7 @@ def test_a_drafter_with_the_same_logits_as_the_target_ranks_the_sampled_token_fi
         assert guess == token
 
 
-def test_excluded_tokens_have_survival_zero() -> None:
+def test_tokens_that_top_k_excludes_have_a_survival_of_zero() -> None:
     params = SamplingParams(max_tokens=1, temperature=1.0, top_k=2, seed=1)
     candidates = choose(random_logits(4, 20), [params] * 4, [0, 1, 2, 3], count=6)
     assert (candidates.survival[:, 2:] == 0.0).all()
@@ -67,7 +67,7 @@ def test_survivals_are_sorted_and_add_up_to_at_most_one() -> None:
 
 
 def test_the_first_candidate_is_accepted_as_often_as_its_survival_predicts() -> None:
-    """The target's logits are the drafter's plus Gumbel noise of scale 1, the error that `choose` assumes."""
+    """The target's logits are the drafter's logits plus Gumbel noise of scale 1; `choose` assumes such an error."""
     rows, params = 4000, SamplingParams(max_tokens=1, temperature=0.7, seed=9)
     logits = random_logits(rows, 12, scale=1.5)
     candidates = choose(logits, [params] * rows, list(range(rows)), count=12)

@@ -1,4 +1,4 @@
-"""A combined drafter keeps every path, gives each drafter its own taps, and calibrates survivals by acceptance."""
+"""`CombinedDrafter` merges the trees of several drafters, and corrects survival estimates by measured acceptance."""
 
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -89,8 +89,8 @@ def test_a_combined_drafter_still_drafts_if_one_of_its_drafters_fails() -> None:
 
 
 def test_the_survivals_of_a_combined_draft_approach_the_observed_acceptance_rates() -> None:
-    """One drafter has a survival of 0.95 but is right in a quarter of the steps only. The other has 0.3 and is right in
-    all other steps.
+    """One drafter states a survival of 0.95 but is right in only a quarter of the steps. The other drafter states 0.3
+    and is right in the other three quarters.
     """
     combined = CombinedDrafter([ScriptedDrafter(chain([5], [0.95])), ScriptedDrafter(chain([6], [0.3]))])
     sequence = make_sequence("a", [1], [2])

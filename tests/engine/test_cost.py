@@ -1,4 +1,4 @@
-"""`CostModel` learns from real passes how long a pass takes, and `DraftBudget` uses it at every length of context.
+"""`CostModel` learns from observed passes how long a pass takes, and `DraftBudget` uses it at every length of context.
 
 The passes are simulated: their times come from a formula, or from a seeded generator that imitates a busy machine.
 """
@@ -20,7 +20,7 @@ from tests.tiny_model import make_tiny_model
 
 
 class Machine:
-    """A pass costs a time for its rows, one for the keys that it reads, and one for each row's products with keys."""
+    """A simulated machine. A pass takes time for its rows, its keys, and its products of rows with keys."""
 
     def __init__(self, *, key_seconds: float, row_key_seconds: float, noise: float = 0.0) -> None:
         self._key_seconds = key_seconds
@@ -41,7 +41,7 @@ class Machine:
 
 
 def sizes(*parts: tuple[int, int]) -> PassSize:
-    """`parts`: the rows and the context of each sequence."""
+    """Returns the size of a pass. `parts`: the number of rows and the context length of each sequence."""
     return sum((PassSize.of_rows(rows, context) for rows, context in parts), NO_ROWS)
 
 
@@ -64,14 +64,14 @@ def test_passes_at_short_contexts_predict_those_at_long_contexts_and_in_mixed_ba
         assert cost.seconds(size) == pytest.approx(machine.exact(size) * (1.0 + noise), rel=tolerance)
 
 
-def test_rows_without_contexts_are_corrected_by_their_own_passes() -> None:
+def test_the_predicted_time_for_a_row_count_is_corrected_by_real_passes_with_this_count() -> None:
     cost = CostModel((1, 8, 16, 64), (1.0, 1.2, 2.0, 8.0))
     for _ in range(300):
         cost.observe(PassSize(1), 2.0)
         cost.observe(PassSize(8), 4.8)
     assert cost.seconds(PassSize(1)) == pytest.approx(2.0, rel=0.1)
     assert cost.seconds(PassSize(8)) == pytest.approx(4.8, rel=0.1)
-    assert cost.seconds(PassSize(64)) > 12.0, "points without real passes follow the average of the others"
+    assert cost.seconds(PassSize(64)) > 12.0, "row counts without real passes follow the average correction"
     for _ in range(3):
         cost.observe(PassSize(1), 1000.0)
     assert cost.seconds(PassSize(1)) < 3.0, "three outliers change the prediction only slightly"
@@ -137,9 +137,9 @@ def test_the_engine_reports_the_contexts_of_each_pass(
 def tokens_per_second(
     machine: Machine, contexts: Sequence[int], acceptance: float, lengths: Sequence[int] | None
 ) -> float:
-    """Decodes 600 steps with chains of 12 nodes.
+    """Simulates 600 decoding steps with drafted chains of 12 nodes, and returns the generated tokens per second.
 
-    lengths: number of nodes verified per sequence; None: a budget decides it.
+    lengths: number of nodes verified per sequence; None: a `DraftBudget` decides.
     """
     budget = DraftBudget(machine.cost_model(), 12)
     draws = random.Random(1)
@@ -166,7 +166,7 @@ def tokens_per_second(
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 @pytest.mark.parametrize("row_key_seconds", [1e-8, 1.5e-7, 6e-7])
 @pytest.mark.parametrize("acceptance", [0.2, 0.5, 0.8])
-def test_at_6000_tokens_as_many_nodes_are_verified_as_save_time(
+def test_with_6000_tokens_of_context_as_many_nodes_are_verified_as_save_time(
     acceptance: float, row_key_seconds: float, noise: float
 ) -> None:
     def machine() -> Machine:
@@ -177,7 +177,7 @@ def test_at_6000_tokens_as_many_nodes_are_verified_as_save_time(
     assert adaptive > 0.94 * max(fixed)
 
 
-def test_in_a_batch_the_nodes_of_long_contexts_have_to_save_more_time() -> None:
+def test_in_a_batch_the_sequence_with_the_longest_context_gets_fewer_nodes() -> None:
     machine, contexts = Machine(key_seconds=6e-7, row_key_seconds=4e-7), [6000, *[100] * 7]
     cost = machine.cost_model()
     for number in range(200):
@@ -190,4 +190,4 @@ def test_in_a_batch_the_nodes_of_long_contexts_have_to_save_more_time() -> None:
     assert admitted[0] < min(admitted[1:])
     long = tokens_per_second(machine, contexts, 0.7, None)
     assert long > 0.97 * tokens_per_second(machine, contexts, 0.7, admitted)
-    assert long > tokens_per_second(machine, contexts, 0.7, [admitted[1]] * 8), "nodes of all contexts alike"
+    assert long > tokens_per_second(machine, contexts, 0.7, [admitted[1]] * 8), "equal numbers of nodes are slower"

@@ -1,8 +1,8 @@
 """With a temperature, answers are samples of the model's distribution, whatever the drafter.
 
-Every request has a different seed. Top-k leaves five tokens at each position, so that the first three tokens can be
-counted together. The counts would reveal a drafter that biases the answers, or noise that is the same for several
-tokens of an accepted path.
+Every request has a different seed. Top-k leaves five tokens at each position, so that there are only 125 possible
+beginnings of three tokens, which can be counted. The counts would reveal a drafter that biases the answers, or noise
+that is the same for several tokens of an accepted path.
 """
 
 import itertools
@@ -55,7 +55,7 @@ def oracle(model: Model, plain: Answers, *, error: float, tree: bool) -> OracleD
     return OracleDrafter(plain, max_depth=3, error=error, tree=tree, vocab_size=model.config.vocab_size)
 
 
-# Every kind of drafter has an entry: a function of the model and its plain answers.
+# Makes a drafter of each kind from the model and its `plain` answers, which were generated without a drafter.
 DRAFTERS: dict[str, Callable[[Any, Answers], Drafter]] = {
     "none": lambda model, plain: NoDrafter(),
     "ngram": lambda model, plain: NgramDrafter(),
@@ -95,7 +95,7 @@ def plain(model: Model) -> Answers:
 
 @pytest.fixture(scope="module")
 def expected(model: Model) -> dict[tuple[int, ...], float]:
-    """Returns probabilities of the first three tokens, computed from the model's logits."""
+    """Returns the probability of each possible beginning of three tokens, computed from the model's logits."""
     probabilities: dict[tuple[int, ...], float] = {(): 1.0}
     with torch.inference_mode():
         for _ in range(3):
@@ -111,7 +111,7 @@ def expected(model: Model) -> dict[tuple[int, ...], float]:
 
 
 def p_value(counts: Mapping[tuple[int, ...], int], expected: Mapping[tuple[int, ...], float]) -> float:
-    """Returns the p-value of Pearson's chi-square test. Outcomes that are expected less than five times are merged."""
+    """Returns the p-value of Pearson's chi-square test. Outcomes with expected counts below five are merged."""
     total = sum(counts.values())
     often = [answer for answer, share in expected.items() if share * total >= 5.0]
     observed = [counts[answer] for answer in often]

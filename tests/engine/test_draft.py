@@ -53,7 +53,7 @@ def test_an_invalid_draft_is_refused() -> None:
         Draft((5,), (), ())
 
 
-def test_draft_only_keeps_the_given_nodes_and_renumbers_their_parents() -> None:
+def test_a_draft_cut_to_given_nodes_renumbers_their_parents() -> None:
     draft = Draft((1, 2, 3, 4, 5), (-1, -1, 0, 1, 3), (0.9, 0.5, 0.4, 0.3, 0.2))
     cut = draft.only([1, 3, 4])
     assert (cut.tokens, cut.parents) == ((2, 4, 5), (-1, 0, 1))

@@ -81,7 +81,7 @@ def test_drafts_stay_correct_when_requests_are_preempted_and_resumed(model: Mode
         drafts = propose(sequences, budget)
         for sequence, draft in zip(sequences, drafts, strict=True):
             parents = sorted(set(draft.parents))
-            # Children are ordered by the noise with which the target samples too, so the first must be its token.
+            # The drafter ranks children with the target's own noise, so each first child must be the target's token.
             best = [draft.tokens[draft.parents.index(parent)] for parent in parents]
             upcoming = plain[sequence.request.request_id][sequence.num_generated :]
             if tuple(best) != upcoming[: len(best)]:

@@ -1,4 +1,4 @@
-"""EAGLE-3: its file layouts, its computation in serving, its answers in the engine, and its growing tree."""
+"""EAGLE-3 reads and writes its file layouts, agrees with a reference, changes no answer, and drafts likely trees."""
 
 import json
 import random
@@ -143,7 +143,7 @@ def test_a_drafter_of_another_model_is_refused(model: Model) -> None:
 def test_the_served_drafter_agrees_with_the_reference(
     tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]
 ) -> None:
-    """The reference's likely chains are paths of the served tree, with the same probabilities.
+    """The likely chains of the reference are paths of the served drafter's tree, with the same probabilities.
 
     The served drafter observes the text in several passes.
     """
@@ -167,7 +167,7 @@ def test_the_served_drafter_agrees_with_the_reference(
     cache.slot_tables[1, 28:] = 0
     num_observed = 0
     for end in (9, 20, 24, 31):  # two chunks of the prompt, then accepted tokens
-        # The whole prompt while it is prefilled, then the accepted tokens and the pending one.
+        # During prefill, the sequence has the whole prompt; later, the accepted tokens and one pending token.
         sequence.tokens = tokens[: 20 if end < 20 else end + 1]
         kept = Kept(sequence, num_observed, tuple(range(end - num_observed)))
         drafter.observe(Pass(states.final[num_observed:end], states.taps[num_observed:end], (kept,)))
@@ -208,7 +208,7 @@ def test_answers_equal_those_of_plain_decoding(model: Model, temperature: float,
 
 @pytest.mark.parametrize("options", [OPTIONS["EAGLE-3"], OPTIONS["EAGLE-3.1"]], ids=["EAGLE-3", "EAGLE-3.1"])
 @pytest.mark.parametrize("budget", [3, 12, 40])
-def test_the_compiled_function_grows_the_same_trees(
+def test_the_compiled_function_grows_the_same_trees_as_the_single_operations(
     tmp_path: Path, options: dict[str, Any], budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = load_model(make_tiny_model(tmp_path, num_layers=4), dtype="float32")
@@ -218,7 +218,7 @@ def test_the_compiled_function_grows_the_same_trees(
     drafter = Eagle3Drafter(module, target)
     grower, propose = drafter._grower, drafter.propose
     assert grower is not None
-    pairs: list[tuple[Draft, Draft]] = []  # compared in the end, because the engine survives a drafter that fails
+    pairs: list[tuple[Draft, Draft]] = []  # compared later: the engine would catch an error of the drafter
 
     def propose_twice(sequences: list[Sequence], budget: int) -> list[Draft]:
         compiled = propose(sequences, budget)
@@ -252,7 +252,7 @@ def test_the_compiled_function_observes_like_the_single_operations(
     target = load_model(make_tiny_model(tmp_path, num_layers=4), dtype="float32")
     drafter = Eagle3Drafter(make_module(make_config(**options)), target)
     grower, observe = drafter._grower, drafter.observe
-    compared: list[tuple[Tensor, ...]] = []  # compared in the end, because the engine survives a drafter that fails
+    compared: list[tuple[Tensor, ...]] = []  # compared later: the engine would catch an error of the drafter
 
     def observe_twice(done: Pass) -> None:
         both: list[list[Tensor]] = []
@@ -281,7 +281,7 @@ def test_a_sequence_that_was_never_observed_gets_no_draft(model: Model) -> None:
 
 
 def test_drafts_are_valid_if_earlier_positions_were_never_observed(model: Model) -> None:
-    """The drafter has not observed a cached prefix; its keys there are zeros or those of another request."""
+    """The drafter has not observed the cached prefix: its keys there are zeros or those of another request."""
     drafter = Eagle3Drafter(make_module(make_config()), model)
     cache = KVCache(model.config, num_slots=32, max_sequences=1, max_seq_len=32, dtype=model.dtype, device=model.device)
     drafter.prepare(cache)
@@ -317,5 +317,5 @@ def test_the_frontier_has_only_nodes_that_would_be_verified() -> None:
     tree.offer(-1, [10, 11, 12], [0.5, 0.3, 0.2])
     assert [tree.token(node) for node in tree.frontier(4)] == [10, 11]
     tree.start_level()
-    tree.offer(0, [20], [0.2])  # a survival of 0.1, less than the survival of both verified nodes
+    tree.offer(0, [20], [0.2])  # its survival of 0.1 is below those of both nodes that would be verified
     assert tree.frontier(4) == []

@@ -61,7 +61,7 @@ def other_defaults(folder: Path) -> None:
     [(other_weights, "weights"), (other_template, "template"), (other_tokenizer, "tokenizer"),
      (other_defaults, "sampling")],
 )  # fmt: skip
-def test_a_change_of_a_models_files_changes_the_part_of_these_files(
+def test_a_change_of_a_model_file_changes_only_the_part_for_this_file(
     folder: Path, change: Callable[[Path], None], part: str
 ) -> None:
     before = fingerprint_of(folder)
@@ -105,7 +105,7 @@ def test_the_text_of_a_fingerprint_can_be_read_back(folder: Path) -> None:
             Fingerprint.parse(wrong)
 
 
-def test_the_digest_of_the_weights_is_the_revision_and_is_computed_once(
+def test_the_digest_of_the_weights_equals_the_models_revision_and_is_computed_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
@@ -123,7 +123,7 @@ def test_the_digest_of_the_weights_is_the_revision_and_is_computed_once(
     assert sorted(read) == ["config.json", "model.safetensors"]
 
     times = (folder / "model.safetensors").stat()
-    with (folder / "model.safetensors").open("r+b") as file:  # in place: only the time of the status change is new
+    with (folder / "model.safetensors").open("r+b") as file:  # with the old mtime below, only the ctime is new
         last = file.seek(-1, os.SEEK_END)
         byte = file.read(1)[0]
         file.seek(last)
@@ -141,7 +141,7 @@ def test_the_digest_of_a_file_that_has_just_been_changed_is_not_stored(
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cache_that_cannot_be_used_changes_nothing(folder: Path, tmp_path: Path) -> None:
+def test_an_unusable_digest_cache_does_not_change_the_digest(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     files = [folder / "config.json", folder / "model.safetensors"]
     assert weights_sha256(folder, cache=tmp_path / "cache") == revision(folder, files)

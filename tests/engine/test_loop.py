@@ -1,4 +1,4 @@
-"""The engine ends answers, applies limits, cancels requests, and always frees their cache slots."""
+"""The engine ends answers, applies limits, cancels requests, and frees the cache slots of all ended requests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,7 +169,7 @@ def make_mtp_drafter(model: Model) -> MtpDrafter:
 
 
 def answer_of(engine: Engine, request: Request) -> Iterator[tuple[str, tuple[tuple[int, ...], SpeculationStats]]]:
-    """Yields the tokens and statistics of the request, which runs beside the requests that the engine has already."""
+    """Adds the request to those that the engine already runs, and yields its id, tokens and statistics at its end."""
     tokens: list[int] = []
     engine.add(request)
     while engine.has_work:

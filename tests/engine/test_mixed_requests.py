@@ -1,5 +1,7 @@
-"""No mixture of requests changes an answer: formats, tools, stops, log-probabilities, penalties and biases give the
-same tokens, ends and log-probabilities with every drafter and in any batch as alone and without a drafter.
+"""A request gets the same answer alone without a drafter as in any mixture of requests with any drafter.
+
+The mixtures combine response formats, tools, stop strings, log-probabilities, penalties and logit biases. Two answers
+are the same if their tokens, finish reasons and log-probabilities are equal.
 """
 
 import json
@@ -37,7 +39,7 @@ _VOCAB_SIZE = END + 1
 
 
 class Models:
-    """A model with the engine that answers requests alone and without a drafter, and a draft model."""
+    """A target model, a draft model, and an engine that answers each request alone and without a drafter."""
 
     def __init__(self, folder: Path) -> None:
         target = load_model(make_thinking_model(folder / "target", num_hidden_layers=4))
@@ -55,7 +57,7 @@ class Models:
         return self._alone[key]
 
     def drafter(self, kind: str, answers: dict[str, tuple[int, ...]]) -> Drafter:
-        """`answers`: token ids by request id, for drafters that know them and make errors."""
+        """Returns a drafter of this kind. `answers`: request id -> the true answer, which oracle drafters propose."""
         target, wide = self.target, transformer_values(vocab_size=_VOCAB_SIZE)
         match kind:
             case "ngram":
@@ -101,7 +103,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.wide)])
-def test_a_mixture_of_requests_has_the_answers_that_each_has_alone(models: Models, count: int) -> None:
+def test_each_request_of_a_mixture_gets_the_answer_that_it_gets_alone(models: Models, count: int) -> None:
     num_accepted = dict.fromkeys(KINDS, 0)
 
     @settings(max_examples=count, derandomize=count < 100, phases=[Phase.generate])

@@ -1,6 +1,6 @@
 """Multi-token prediction: training and serving compute the papers' formulas, and memorized answers are accepted.
 
-T positions, H hidden size, D head dimension, V vocabulary.
+Shape letters: T positions, H hidden size, D head dimension, V vocabulary.
 """
 
 import json
@@ -78,7 +78,7 @@ AllRows = Callable[[Tensor, Tensor], Tensor]
 
 
 def chances_after(rows: AllRows, model: Model, text: Many[int], path: Many[int]) -> Tensor:
-    """Returns the probabilities [V] of the token after `text` and the drafted `path`, with all rows computed anew."""
+    """Returns the probabilities [V] of the token after `text` and the drafted `path`, with all rows recomputed."""
     hidden = model.hidden_states(torch.tensor(text[:-1])).final
     for length in range(len(path) + 1):
         outputs = rows(hidden, torch.tensor([*text[1:], *path[:length]]))
@@ -172,7 +172,7 @@ def test_the_survival_of_every_node_is_the_probability_of_the_path_to_it(model: 
     assert [c.token_ids for c in drafted] == [c.token_ids for c in greedy]
     assert drafter.num_compared == sum(c.speculation.num_spec_steps for c in drafted)
     assert drafter.depths.count(3) >= 5
-    assert acceptance_length(drafted) > 1.3  # so that drafts after accepted nodes were compared, too
+    assert acceptance_length(drafted) > 1.3  # drafts after accepted nodes were compared, too
 
 
 def test_the_survival_of_every_node_is_the_probability_of_its_path_with_the_module_of_deepseek(
@@ -201,7 +201,7 @@ def test_the_survival_of_every_node_is_the_probability_of_its_path_with_the_modu
     assert drafter.depths.count(2) >= 5
 
 
-def test_memorized_answers_are_accepted(model: Model) -> None:
+def test_drafts_of_memorized_answers_are_accepted(model: Model) -> None:
     """Uses sampled answers: greedy answers of a random model repeat themselves, which would hide off-by-one errors."""
     sampling = {"temperature": 1.0, "seed": 1}
     plain = answers(model, NoDrafter(), sampling, budget=12)

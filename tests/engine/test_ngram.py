@@ -1,4 +1,4 @@
-"""Prompt lookup uses the longest match, the latest of equally long ones, and adjusts survivals by acceptance."""
+"""The n-gram drafter copies what followed the longest match, and adjusts survival estimates by acceptance."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_the_latest_of_equally_long_matches_is_used() -> None:
     assert draft.tokens == (80, 81)
 
 
-def test_without_an_earlier_occurrence_nothing_is_proposed() -> None:
+def test_nothing_is_proposed_if_the_last_token_did_not_occur_earlier() -> None:
     (draft,) = NgramDrafter().propose([make_sequence("a", [1, 2, 3], [4])], 8)
     assert len(draft) == 0
 
@@ -33,7 +33,7 @@ def test_the_survival_of_a_proposal_approaches_the_observed_acceptance_rate(righ
         (draft,) = drafter.propose([sequence], 4)
         survivals.append(draft.survival[0])
         following = draft.tokens[0]
-        # If the draft is wrong, another token follows, and then the prompt's tokens, which the drafter finds again.
+        # To make the draft wrong, append another token. The prompt's tokens after it give the drafter a new match.
         sequence.tokens += [following] if right else [1000 + following, *range(20), 0]
     assert (survivals[-1] > survivals[0]) == right
     assert survivals[-1] > 0.95 if right else survivals[-1] < 0.3

@@ -1,4 +1,4 @@
-"""A request whose logits are not finite fails alone, at the same token with every drafter and in every kind of step.
+"""A request whose logits are not finite fails alone, at the same token with every drafter and in every decoding mode.
 
 In these tests the embedding of one token is NaN, so all logits after that token are NaN.
 """
@@ -59,11 +59,11 @@ def token_of_one_answer(requests: list[Request], healthy: list[Completion]) -> t
             before = {*requests[index].prompt_token_ids, *completion.token_ids[:position]}
             if token not in before and not any(token in other for other in others):
                 return index, position, token
-    raise AssertionError("no answer has a token of its own")
+    raise AssertionError("every token of every answer also occurs in another text")
 
 
 def drafter_of(name: str, model: Model, healthy: list[Completion]) -> Drafter:
-    if name == "oracle":  # proposes the tokens after the failing one too, and wrong siblings of each token
+    if name == "oracle":  # also proposes the tokens after the failing token, and wrong siblings of each token
         known = {c.request_id: c.token_ids for c in healthy}
         return OracleDrafter(known, max_depth=6, error=0.2, tree=True, vocab_size=model.config.vocab_size)
     made: dict[str, Drafter] = {
@@ -109,7 +109,7 @@ def test_only_the_request_with_non_finite_logits_fails_in_graph_decoding(
 
 
 @pytest.mark.skipif(HAS_GPU, reason="a GPU captures real graphs")
-@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of numpy, with which the interpreter computes a maximum
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # Triton's interpreter computes maxima with numpy
 def test_only_the_request_with_non_finite_logits_fails_in_captured_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_prompt_that_gives_non_finite_logits_fails_before_the_first_token(
     assert not engine.has_work
 
 
-def test_keys_and_values_of_a_failed_request_are_not_shared(model_dir: Path) -> None:
+def test_later_requests_do_not_share_the_keys_and_values_of_a_failed_request(model_dir: Path) -> None:
     engine = Engine(damaged(model_dir, 9), NoDrafter(), EngineConfig())
     sampling = SamplingParams(max_tokens=2, temperature=0.0)
     prefix = tuple(range(100, 148))

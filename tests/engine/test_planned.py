@@ -1,4 +1,4 @@
-"""An engine that is given a budget of memory plans its KV cache within it."""
+"""`fit` chooses the size of the KV cache so that the engine stays within a memory budget."""
 
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_the_kv_cache_takes_the_memory_that_the_rest_of_the_engine_leaves(model_
     assert load_engine(model_dir, config=small).max_seq_len == 1 << 19
 
 
-def test_the_cache_is_no_larger_than_a_full_batch_can_use(model_dir: Path) -> None:
+def test_the_kv_cache_is_no_larger_than_a_full_batch_can_use(model_dir: Path) -> None:
     config = fit(EngineConfig(device="cpu", max_seq_len=100, max_batch_size=2), model_dir, memory_bytes=10**10)
 
     engine = load_engine(model_dir, config=config)
@@ -43,7 +43,7 @@ def test_a_context_for_which_the_memory_is_too_small_is_refused(model_dir: Path)
         fit(config, model_dir, memory_bytes=600 * 10**6)
 
 
-def test_a_share_is_of_the_memory_that_the_control_groups_leave_to_the_process(
+def test_a_memory_share_refers_to_the_memory_limit_of_the_control_groups(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpu = torch.device("cpu")
@@ -60,7 +60,7 @@ def test_a_share_is_of_the_memory_that_the_control_groups_leave_to_the_process(
     assert fit(config, model_dir, memory_share=0.5) == fit(config, model_dir, memory_bytes=2 * 10**9)
 
 
-def test_the_memory_limits_of_the_first_version_of_control_groups_count_too(tmp_path: Path) -> None:
+def test_the_memory_limits_of_control_groups_version_1_are_respected(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/memory.limit_in_bytes").write_text("123456789\n")
     own = tmp_path / "own"
@@ -70,12 +70,14 @@ def test_the_memory_limits_of_the_first_version_of_control_groups_count_too(tmp_
 
 
 @pytest.mark.parametrize("limits", [{"memory_bytes": 10**9, "memory_share": 0.5}, {"memory_share": 0.0}])
-def test_two_limits_of_memory_or_an_impossible_share_are_refused(model_dir: Path, limits: dict[str, Any]) -> None:
+def test_memory_bytes_together_with_memory_share_or_a_share_of_zero_is_refused(
+    model_dir: Path, limits: dict[str, Any]
+) -> None:
     with pytest.raises(ValueError, match="memory_share must"):
         fit(EngineConfig(device="cpu"), model_dir, **limits)
 
 
-def test_without_a_budget_the_config_of_a_cpu_stays_as_it_is(model_dir: Path) -> None:
+def test_without_a_memory_budget_a_config_for_the_cpu_is_not_changed(model_dir: Path) -> None:
     config = EngineConfig(device="cpu")
 
     assert fit(config, model_dir, memory_bytes=None) == config

@@ -1,4 +1,7 @@
-"""The planned bytes of weights and of a position in the cache are those of the loaded model."""
+"""Plans predict the bytes that a loaded model needs for its weights and for each position in the KV cache.
+
+A quantized weight is widened if the engine converts it to the model's dtype, because no kernel reads its format.
+"""
 
 import json
 from dataclasses import asdict
@@ -67,8 +70,8 @@ def test_quantized_checkpoints_are_planned_in_the_format_that_the_engine_keeps(
 
 
 @pytest.mark.parametrize("change", ["widened", "removed"])
-def test_one_widened_product_is_enough_to_plan_for_widened_weights(tmp_path: Path, change: str) -> None:
-    """A plan with too many bytes wastes memory; with too few bytes, the engine runs out of memory."""
+def test_if_one_weight_must_be_widened_the_plan_assumes_it_for_all_weights(tmp_path: Path, change: str) -> None:
+    """The plan may overestimate, which wastes memory; if it underestimated, the engine would run out of memory."""
 
     def spoil(stored: Stored) -> None:
         if change == "removed":
@@ -102,7 +105,7 @@ def test_models_of_transformers_are_planned_from_their_files(tmp_path: Path, mod
     model = load_model(folder, device="cpu")
 
     sizes = sizes_of(folder)
-    # biases, norms and the padding of small routers make the difference
+    # the difference is due to biases, norms and the padding of small routers
     assert weight_bytes(sizes, "auto", device="cpu") == pytest.approx(loaded_bytes(model), rel=0.02)
     assert kv_slot_bytes(sizes) == KVCache.slot_bytes(model.config, model.dtype)
 
@@ -116,7 +119,7 @@ def test_mxfp4_experts_are_planned_as_bf16(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq 8 bits", "fp8 blocks", "compressed int4 with zeros"])
-def test_widened_models_of_transformers_are_planned_in_their_dtype(tmp_path: Path, name: str) -> None:
+def test_models_of_transformers_with_widened_weights_are_planned_in_their_dtype(tmp_path: Path, name: str) -> None:
     folder, exact = make_quantized(tmp_path, name, "olmo2")
 
     planned = weight_bytes(sizes_of(folder), "auto", device="cpu")

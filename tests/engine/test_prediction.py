@@ -1,4 +1,4 @@
-"""Predicted answers: they are drafted, change no answer with any drafter, and are counted by tokens alone."""
+"""Predicted answers are drafted, change no answer with any drafter, and are counted as accepted or rejected tokens."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -23,8 +23,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def predicted(requests: list[Request], plain: list[Completion]) -> list[Request]:
-    """Returns predictions of the answers: an exact one, one with a replaced and a missing part, the answer to another
-    request, and none."""
+    """Returns the requests with predictions.
+
+    Four kinds alternate: the exact answer, the answer with a replaced and a missing part, the answer to another
+    request, and no prediction.
+    """
     answers = [completion.token_ids for completion in plain]
     edited = [(*answer[:9], 5, 6, *answer[11:17], *answer[20:]) for answer in answers]
     kinds = (answers, edited, [*answers[1:], answers[0]], [()] * len(answers))
@@ -45,7 +48,7 @@ def test_answers_are_equal_with_and_without_a_prediction_with_every_drafter(
         assert answers_only(drafted) == answers_only(plain), drafter.name
 
 
-def test_an_exact_prediction_saves_most_passes_and_an_edited_one_is_found_again_after_its_differences(
+def test_an_exact_prediction_saves_most_passes_and_an_edited_prediction_many(
     model: Model,
 ) -> None:
     requests = make_requests(model, SAMPLINGS["T=0.8"] | {"ignore_eos": True}, count=2, max_tokens=60)
@@ -53,14 +56,14 @@ def test_an_exact_prediction_saves_most_passes_and_an_edited_one_is_found_again_
 
     exact, edited = complete(model, NoDrafter(), predicted(requests, plain))
 
-    # The chains have 4, 5, 10, 16 and 16 tokens, after each of which the model adds one.
+    # The drafted chains have 4, 5, 10, 16 and 16 tokens; the target adds one token after each chain.
     assert exact.speculation.num_spec_steps <= 7
     assert exact.speculation.num_accepted_draft_tokens >= 52
     assert edited.speculation.num_spec_steps <= 20
     assert [exact.token_ids, edited.token_ids] == [completion.token_ids for completion in plain]
 
 
-def test_the_drafter_serves_a_request_again_where_the_answer_differs_from_the_prediction(model: Model) -> None:
+def test_the_drafter_proposes_drafts_while_the_answer_differs_from_the_prediction(model: Model) -> None:
     (request,) = make_requests(model, SAMPLINGS["greedy"] | {"ignore_eos": True}, count=1, max_tokens=60)
     (plain,) = complete(model, NoDrafter(), [request])
     wrong = replace(request, prompt_token_ids=request.prompt_token_ids + plain.token_ids[:40] * 2)
@@ -92,7 +95,7 @@ def follow(prediction: list[int], answer: list[int]) -> tuple[int, list[int]]:
         ([1, 2, 3, 4, 5], [1, 9, 9, 2, 3, 4], 4, [1, 0, 0, 0, 0, 1]),  # inserted
         ([1, 2, 3, 4, 5, 6], [1, 4, 5, 6], 4, [1, 0, 0, 1]),  # deleted
         ([1, 2, 3], [1, 2, 3, 1, 2, 3], 3, [1, 1, 1, 0, 0, 0]),  # each predicted token counts once
-        ([7, 8, 1, 7, 8, 2], [7, 8, 1, 9, 7, 8, 2], 6, [1, 1, 1, 0, 0, 0, 1]),  # the nearest later place
+        ([7, 8, 1, 7, 8, 2], [7, 8, 1, 9, 7, 8, 2], 6, [1, 1, 1, 0, 0, 0, 1]),  # continues at the nearest later match
         ([1, 2, 3], [4, 5, 6], 0, [0, 0, 0]),
     ],
 )

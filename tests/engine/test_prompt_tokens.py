@@ -1,4 +1,4 @@
-"""Tests of drafting the tokens of a request's own prompt, even those that are not in the draft vocabulary."""
+"""`medusa` and `eagle3` draft the tokens of a request's own prompt, even those outside the draft vocabulary."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -51,12 +51,12 @@ def eagle3(model: Model, enabled: bool) -> Eagle3Drafter:
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.15)
     with torch.no_grad():
-        module.lm_head.weight *= 0.3  # otherwise its logits would be much larger than those of the target's rows
+        module.lm_head.weight *= 0.3  # otherwise, its logits would be far above those of the target's rows
     return Eagle3Drafter(module, model)
 
 
 def single_operations(model: Model, enabled: bool) -> Eagle3Drafter:
-    """Returns a drafter that does not use the compiled function."""
+    """Returns an EAGLE-3 drafter that uses single operations instead of the compiled function."""
     drafter = eagle3(model, enabled)
     assert drafter._grower is not None
     drafter._grower = None
@@ -64,7 +64,7 @@ def single_operations(model: Model, enabled: bool) -> Eagle3Drafter:
 
 
 def make_requests(temperature: float) -> list[Request]:
-    """Every prompt has some odd tokens, which are not in the draft vocabulary; those of the prompts differ."""
+    """Every prompt has some odd tokens, which are not in the draft vocabulary. No two prompts share an odd token."""
     prompts = [range(1 + 20 * n, 15 + 20 * n) for n in range(6)]
     sampling = SamplingParams(max_tokens=24, temperature=temperature, seed=5, ignore_eos=True)
     return [Request(f"r{n}", (*prompt, 4, 6), sampling) for n, prompt in enumerate(prompts)]
@@ -89,7 +89,7 @@ def drafted_tokens(
 
 @pytest.mark.parametrize("make", [medusa, eagle3, single_operations])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_tokens_of_the_own_prompt_are_drafted_and_answers_stay_equal(
+def test_tokens_of_a_requests_own_prompt_are_drafted_and_answers_stay_equal(
     model: Model, make: Make, temperature: float
 ) -> None:
     requests = make_requests(temperature)
@@ -98,7 +98,7 @@ def test_tokens_of_the_own_prompt_are_drafted_and_answers_stay_equal(
     assert answers == plain
     vocab = set(VOCAB.tolist())
     for request in requests:
-        assert drafted[request.request_id] <= vocab | set(request.prompt_token_ids)  # of no other request's prompt
+        assert drafted[request.request_id] <= vocab | set(request.prompt_token_ids)  # not of other prompts
     assert sum(len(drafted[r.request_id] - vocab) for r in requests) > len(requests)
 
 
@@ -128,7 +128,7 @@ def test_logits_of_prompt_tokens_are_those_of_the_targets_head(model: Model) -> 
         assert extra == pytest.approx({token: float(expected[row, token]) for token in own}, rel=1e-4)
 
 
-def test_of_a_long_prompt_the_tokens_that_occur_last_are_drafted(model: Model) -> None:
+def test_only_the_last_tokens_of_a_long_prompt_are_drafted(model: Model) -> None:
     vocabulary = PromptVocabulary(torch.tensor([0]), model)
     extra = vocabulary.make((*range(1, 259), 1))
     assert extra is not None

@@ -26,14 +26,14 @@ _reference = kernels.linear.linear_reference
 def _depends_on_row_count(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None
 ) -> Tensor:
-    """A planted fault: passes of 17 rows or more add in another order, but only in the product `down`, [64, 128]."""
+    """Returns a product with a planted fault: for 17 rows or more, the product `down` [64, 128] gives other bits."""
     out = _reference(x, weight, bias, scales)
     return out + 1e-6 if x.shape[0] >= 17 and weight.shape == (64, 128) else out
 
 
 @pytest.fixture
 def count_tests(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The models that were tested, without those whose success was stored."""
+    """Returns the list of models for which the test ran, because no success was stored."""
     tested: list[object] = []
     find_fault = engine.row_invariance.find_fault
 
@@ -47,14 +47,14 @@ def count_tests(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "deepseek_v3", "gpt_neox"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_of_a_sound_model_are_exact(tmp_path: Path, architecture: str, dtype: str) -> None:
+def test_rows_of_every_architecture_are_exact(tmp_path: Path, architecture: str, dtype: str) -> None:
     model = load_model(make_tiny_model(tmp_path / "model", architecture), dtype=dtype)
 
     assert check_row_invariance(model, folder=tmp_path / "cache") == EXACT
 
 
 @pytest.mark.parametrize("weights", ["auto", "int8"])
-def test_rows_of_the_reference_are_exact(tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_pytorch_reference_are_exact(tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.linear, "_has_kernels", lambda _: False)
     model = load_model(make_tiny_model(tmp_path / "model"), weights=weights)
 
@@ -102,10 +102,10 @@ def test_a_layer_that_depends_on_how_its_rows_are_read_is_found(
     assert verdict == RowInvariance(False, reason)
 
 
-def test_the_work_does_not_grow_with_the_number_of_equal_layers_and_is_that_of_few_rows(
+def test_the_row_invariance_test_computes_few_rows_for_any_number_of_equal_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are counted instead of seconds. For SmolLM2, so many rows take about a second on two cores."""
+    """Counts rows instead of seconds. For SmolLM2-135M, this number of rows takes about one second on two CPU cores."""
     num_rows: Counter[str] = Counter()
     linear, forward = kernels.linear.linear, Decoder.forward
 
@@ -127,7 +127,7 @@ def test_the_work_does_not_grow_with_the_number_of_equal_layers_and_is_that_of_f
         work.append(dict(num_rows))
 
     assert work[0] == work[1]
-    assert work[0]["products"] <= 5_000  # of five shapes
+    assert work[0]["products"] <= 5_000  # five weight shapes
     assert work[0]["layers"] <= 4_000
 
 
@@ -155,7 +155,9 @@ def test_a_success_is_not_valid_for_another_build_or_device(
     assert len(count_tests) == 2
 
 
-def test_a_torn_or_foreign_stored_result_is_ignored(tmp_path: Path, count_tests: list[object]) -> None:
+def test_an_incomplete_stored_result_or_one_for_another_dtype_is_ignored(
+    tmp_path: Path, count_tests: list[object]
+) -> None:
     model, cache = load_model(make_tiny_model(tmp_path / "model")), tmp_path / "cache"
     check_row_invariance(model, folder=cache)
     (path,) = cache.iterdir()

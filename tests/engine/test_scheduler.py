@@ -100,7 +100,7 @@ def test_the_latest_sequence_is_preempted_and_later_continues_its_answer() -> No
     while "b" not in scheduler.running:
         run_pass(scheduler, scheduler.schedule())
     assert second.tokens[: len(answer)] == answer
-    assert second.num_computed >= BLOCK, "its cached blocks are used again"
+    assert second.num_computed >= BLOCK, "the cached blocks of the sequence are used again"
 
 
 def test_a_prefix_is_shared_only_by_sequences_with_the_same_root() -> None:
@@ -140,7 +140,7 @@ def test_chunks_end_at_multiples_of_the_chunk_size_for_any_length_of_the_cached_
 
 
 class CountedTokens(list[int]):
-    """Counts the tokens that are read."""
+    """A list of tokens that counts how many tokens are read from it."""
 
     num_read = 0
 
@@ -176,7 +176,7 @@ def test_a_waiting_prompt_with_a_cached_prefix_is_not_looked_up_again_at_each_st
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_repeated_lookup_finds_what_a_first_lookup_finds(data: st.DataObject) -> None:
+def test_a_repeated_prefix_lookup_finds_the_same_blocks_as_a_first_lookup(data: st.DataObject) -> None:
     pool, tokens, found = SlotPool(20 * BLOCK), [3] * 9 * BLOCK, list[Block]()
     held: list[list[Block]] = []
     for _ in range(data.draw(st.integers(1, 12))):
@@ -214,7 +214,7 @@ def passes_until_decoding(scheduler: Scheduler, sequence: Sequence) -> int:
     return num_passes
 
 
-def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it() -> None:
+def test_a_short_prompt_does_not_wait_for_long_prompts_before_it() -> None:
     scheduler = Scheduler(140_000, max_batch_size=16, prefill_chunk=256, prefill_rows=512)
     for index in range(4):
         scheduler.add(make_sequence(f"long{index}", [index] * 32_768))
@@ -225,7 +225,7 @@ def test_a_short_prompt_does_not_wait_for_the_long_ones_before_it() -> None:
     assert passes_until_decoding(scheduler, short) <= 3  # five prompts take turns, two in each pass
 
 
-def test_short_prompts_that_keep_arriving_do_not_stop_a_long_one() -> None:
+def test_short_prompts_that_keep_arriving_do_not_stop_a_long_prompt() -> None:
     scheduler = Scheduler(40_000, max_batch_size=8, prefill_chunk=256, prefill_rows=512)
     long = make_sequence("long", [1] * 8192)
     scheduler.add(long)
@@ -254,7 +254,7 @@ def test_a_sequence_that_is_preempted_or_removed_while_its_prompt_is_read_loses_
     assert sorted(sequence.request.request_id for sequence, _ in plan.prefills) == ["s1", "s2"]
 
 
-def test_a_resumed_sequence_whose_last_token_is_pending_after_a_chunk_decodes_and_reads_nothing() -> None:
+def test_a_resumed_sequence_decodes_after_a_chunk_that_ends_before_its_last_token() -> None:
     scheduler = make_scheduler(200, prefill_chunk=32)
     sequence = make_sequence("s", [1] * 20)
     scheduler.add(sequence)

@@ -1,4 +1,4 @@
-"""An engine that slept has the same bits as before, and gives its memory back while it sleeps."""
+"""A sleeping engine gives its memory back; after it wakes, its weights and answers are the same as before."""
 
 import os
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_each_drafter_drafts_the_same_after_sleep(tmp_path: Path) -> None:
     tokens_of = {completion.request_id: completion.token_ids for completion in plain}
     for drafter in every_drafter(model, draft_model, tokens_of):
         engine = Engine(model, drafter, EngineConfig(draft_budget=15))
-        generate(engine, requests)  # drafters that copy answers know these afterwards
+        generate(engine, requests)  # after this call, drafters that copy past answers know these answers
         engine.scheduler.pool.forget_prefixes()
         before = generate(engine, requests)
 
@@ -73,14 +73,14 @@ def test_each_drafter_drafts_the_same_after_sleep(tmp_path: Path) -> None:
         after = generate(engine, requests)
 
         assert answers_only(after) == answers_only(plain), drafter.name
-        if drafter.name in ("medusa", "draft_model", "block", "mtp"):  # their drafts follow from weights alone
+        if drafter.name in ("medusa", "draft_model", "block", "mtp"):  # the drafts of these depend only on weights
             assert [c.speculation for c in after] == [c.speculation for c in before], drafter.name
 
 
 def test_a_sleeping_engine_holds_neither_its_weights_nor_its_cache(model_dir: Path, tmp_path: Path) -> None:
     engine = Engine(tiny(model_dir), NoDrafter(), EngineConfig())
-    weight = torch.ones(MEGABYTES << 18)  # like a weight of this size, held by any object of the process
-    engine.cache.keys.append(torch.ones(MEGABYTES << 18))  # like a cache of this size that was used
+    weight = torch.ones(MEGABYTES << 18)  # stands for a weight that some object of the process holds
+    engine.cache.keys.append(torch.ones(MEGABYTES << 18))  # stands for a KV cache in use
     sleeper = Sleeper(engine, folder=tmp_path)
     awake = resident_bytes()
 
@@ -95,7 +95,7 @@ def test_a_sleeping_engine_holds_neither_its_weights_nor_its_cache(model_dir: Pa
     assert bool((weight == 1).all())
 
 
-def test_cached_prefixes_are_forgotten(model_dir: Path, tmp_path: Path) -> None:
+def test_cached_prefixes_are_forgotten_during_sleep(model_dir: Path, tmp_path: Path) -> None:
     engine = Engine(tiny(model_dir), NoDrafter(), EngineConfig())
     long = Request("long", (5, 6, 7) * 40, make_requests(engine.model, {"temperature": 0.0}, count=1)[0].sampling)
     generate(engine, [long])

@@ -1,4 +1,4 @@
-"""Suffix decoding proposes only continuations that occurred before, and its survivals match the acceptance."""
+"""Suffix decoding proposes only continuations that occurred before, and its survival estimates are accurate."""
 
 import random
 
@@ -59,7 +59,7 @@ def test_a_full_index_finds_only_matches_in_the_latest_tokens() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4), st.integers(1, 30), st.integers(1, 5))
-def test_every_path_of_a_draft_has_followed_the_last_token_before(
+def test_every_path_of_a_draft_occurred_earlier_after_the_last_token(
     requests: list[tuple[list[int], list[int]]], budget: int, step: int
 ) -> None:
     drafter = SuffixDrafter(past_tokens=600)
@@ -100,7 +100,7 @@ def test_past_answers_are_used_for_drafts_until_newer_answers_displace_them() ->
 
 
 def finish(drafter: SuffixDrafter, name: str, answer: list[int], memory: str | None) -> None:
-    """Drafts along a whole answer, so that the drafter observes which drafts were right, and ends the request."""
+    """Runs a request with this answer to its end; the drafter drafts at every token and observes the acceptance."""
     answer_with_drafts(drafter, name, answer, memory)
     drafter.forget(name)
 
@@ -115,8 +115,8 @@ def answer_with_drafts(drafter: SuffixDrafter, name: str, answer: list[int], mem
 
 @pytest.mark.parametrize(("of_others", "own"), [("a", "b"), ("a", None), (None, "b"), (None, None)])
 def test_drafts_are_not_influenced_by_the_answers_of_another_project(of_others: str | None, own: str | None) -> None:
-    """The answers of the other project contain the text to draft, and yet neither the drafted tokens nor their
-    survivals change."""
+    """The answers of the other project contain the text to draft. Nevertheless, neither the drafted tokens nor their
+    survival estimates change."""
     answer = [100, 101, 102, 103] * 8
     influenced, alone = SuffixDrafter(), SuffixDrafter()
     for number in range(10):
@@ -172,7 +172,7 @@ def test_a_preempted_request_gets_the_same_draft_as_before() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_survivals_add_up_to_the_number_of_accepted_tokens(temperature: float) -> None:
+def test_survival_estimates_add_up_to_the_number_of_accepted_tokens(temperature: float) -> None:
     """The text is random. After each pair of tokens, there are three possible tokens with different probabilities."""
     numbers = random.Random(1)
     drafter = SuffixDrafter()

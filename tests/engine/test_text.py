@@ -18,7 +18,7 @@ SPECIAL = ["<|end|>", "<|start|>"]
 
 def byte_level_tokenizer() -> EngineTokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("a", "b"), ("ab", "c"), ("Ã", "©"), ("ð", "Ł")]  # the last has two of the four bytes of an emoji
+    merges = [("a", "b"), ("ab", "c"), ("Ã", "©"), ("ð", "Ł")]  # the last merge joins two of the four bytes of an emoji
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *alphabet, *("".join(pair) for pair in merges)])}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -123,7 +123,7 @@ def test_the_number_of_tokens_and_their_offsets_do_not_depend_on_the_pieces(
 
 
 class CountingTokenizer:
-    """Counts the ids whose text is computed."""
+    """Counts the token ids that are decoded."""
 
     def __init__(self, tokenizer: EngineTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -155,7 +155,9 @@ RUNS = {
 
 
 @pytest.mark.parametrize(("tokenizer", "pattern"), RUNS.values(), ids=RUNS.keys())
-def test_the_work_grows_linearly_with_the_answer(tokenizer: EngineTokenizer, pattern: list[int]) -> None:
+def test_the_number_of_decoded_ids_grows_linearly_with_the_answer(
+    tokenizer: EngineTokenizer, pattern: list[int]
+) -> None:
     ids = (pattern * 2000)[:2000]
     counting = CountingTokenizer(tokenizer)
     stream = TextStream(counting, per_token=True)
@@ -201,7 +203,7 @@ def test_returned_text_is_always_a_prefix_of_the_decoded_text(
 
 def test_an_incomplete_character_is_held_back() -> None:
     emoji = BYTE_LEVEL.encode("👩")
-    assert len(emoji) == 3  # one token has two of its four bytes
+    assert len(emoji) == 3  # one of the tokens stands for two of the four bytes
     stream = TextStream(BYTE_LEVEL)
 
     assert [stream.push([token]) for token in emoji] == ["", "", "👩"]
@@ -214,14 +216,14 @@ def test_an_incomplete_character_at_the_end_becomes_a_replacement_character() ->
     assert stream.finish() == "\ufffd"
 
 
-def test_invalid_bytes_become_replacement_characters_while_the_last_is_held_back() -> None:
+def test_invalid_bytes_become_replacement_characters_but_the_last_byte_is_held_back() -> None:
     lone = BYTE_LEVEL.encode("👩")[-1]  # a continuation byte without a first byte
     stream = TextStream(BYTE_LEVEL)
 
     assert stream.push([lone, lone, lone]) == "\ufffd\ufffd"
 
 
-def test_with_byte_fallback_bytes_are_held_back_until_another_token_follows() -> None:
+def test_bytes_of_a_byte_fallback_tokenizer_are_held_back_until_another_token_follows() -> None:
     tokenizer = TOKENIZERS["byte fallback"]
     acute = [2 + byte for byte in "é".encode()]  # the vocabulary begins with two special tokens
     stream = TextStream(tokenizer)

@@ -1,4 +1,4 @@
-"""Traces of a tiny reasoning model: grammars apply to the answer, and no drafter changes a token."""
+"""For a reasoning model, a grammar applies only to the answer, and a thinking budget ends the reasoning trace."""
 
 import re
 from dataclasses import replace
@@ -80,7 +80,7 @@ def complete(model: Model, drafter: Drafter, requests: list[Request]) -> list[Co
 
 
 def split(completion: Completion, *, opened: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the tokens before and after the end of the trace."""
+    """Returns the tokens of the reasoning trace and the tokens of the answer."""
     ids = completion.token_ids
     if not opened and ids[0] != BEGIN:
         return (), ids
@@ -107,7 +107,7 @@ def assert_equal_with_every_drafter(model: Model, requests: list[Request], plain
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("opened", [False, True], ids=["the model opens the trace", "the prompt opens the trace"])
-def test_a_grammar_begins_after_the_trace_with_every_drafter(
+def test_a_grammar_applies_after_the_reasoning_trace_with_every_drafter(
     model: Model, tokenizer: Tokenizer, grammar: Grammar, temperature: float, opened: bool
 ) -> None:
     thinking = Thinking(markers=MARKERS, opened=opened)
@@ -127,10 +127,10 @@ def test_a_grammar_begins_after_the_trace_with_every_drafter(
     assert_equal_with_every_drafter(model, requests, plain)
 
 
-def test_a_grammar_begins_after_the_header_of_the_final_channel_with_every_drafter(
+def test_a_grammar_applies_after_the_header_of_the_final_channel_with_every_drafter(
     model: Model, tokenizer: Tokenizer, grammar: Grammar
 ) -> None:
-    """A header begins with BEGIN or the text, and ends with END. The biases make its tokens frequent."""
+    """A header begins with BEGIN or at the start of the text, and ends with END. Biases make these tokens frequent."""
     (name,) = tokenizer.encode("x")
     start, end = 1, 3
     markers = ThinkMarkers(start, end, Channels(channel=BEGIN, message=END, final=(name,)))
@@ -155,7 +155,9 @@ def test_a_grammar_begins_after_the_header_of_the_final_channel_with_every_draft
     assert_equal_with_every_drafter(model, requests, plain)
 
 
-def test_a_grammar_applies_at_once_to_an_answer_without_a_trace(grammar: Grammar, tokenizer: Tokenizer) -> None:
+def test_a_grammar_applies_from_the_first_token_to_an_answer_without_a_reasoning_trace(
+    grammar: Grammar, tokenizer: Tokenizer
+) -> None:
     thinking = Thinking(markers=MARKERS, opened=False)
     constraint = ThinkingConstraint(thinking, grammar.start(), end_token_ids={END_OF_ANSWER}, vocab_size=END + 1)
     brace = tokenizer.encode("{")[0]
@@ -173,13 +175,13 @@ def test_a_grammar_applies_at_once_to_an_answer_without_a_trace(grammar: Grammar
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("opened", "budget"), [(False, 0), (False, 9), (True, 0), (True, 13)])
-def test_a_budget_ends_the_trace_at_the_same_token_with_every_drafter(
+def test_a_thinking_budget_ends_the_reasoning_trace_at_the_same_token_with_every_drafter(
     model: Model, temperature: float, opened: bool, budget: int
 ) -> None:
     thinking = Thinking(markers=MARKERS, opened=opened, budget=budget)
     begin_bias = 6.0 if temperature else 3.0
     requests = make_requests(thinking, temperature=temperature, grammar=None, begin_bias=begin_bias, end_bias=-100.0)
-    if opened:  # without biases, nothing but the budget adjusts the logits
+    if opened:  # no biases, so that only the budget adjusts the logits
         requests = [replace(r, sampling=replace(r.sampling, logit_bias=())) for r in requests]
 
     plain = complete(model, NoDrafter(), requests)
@@ -187,11 +189,11 @@ def test_a_budget_ends_the_trace_at_the_same_token_with_every_drafter(
     traces = [split(c, opened=opened)[0] for c in plain if opened or c.token_ids[0] == BEGIN]
     assert traces
     for trace in traces:
-        assert len(trace) == budget + (not opened) or END_OF_ANSWER in trace  # the model may end the whole text itself
+        assert len(trace) == budget + (not opened) or END_OF_ANSWER in trace  # the model may end the text before
     assert_equal_with_every_drafter(model, requests, plain)
 
 
-def test_a_grammar_begins_after_a_trace_that_its_budget_ends(
+def test_a_grammar_applies_after_a_reasoning_trace_that_the_thinking_budget_ended(
     model: Model, tokenizer: Tokenizer, grammar: Grammar
 ) -> None:
     thinking = Thinking(markers=MARKERS, opened=True, budget=7)
@@ -205,7 +207,7 @@ def test_a_grammar_begins_after_a_trace_that_its_budget_ends(
     assert_equal_with_every_drafter(model, requests, plain)
 
 
-def test_draft_nodes_beyond_the_budget_are_dropped() -> None:
+def test_draft_nodes_beyond_the_thinking_budget_are_dropped() -> None:
     thinking = Thinking(markers=MARKERS, opened=True, budget=3)
     constraint = ThinkingConstraint(thinking, None, end_token_ids=(), vocab_size=END + 1)
     constraint.accept(5)

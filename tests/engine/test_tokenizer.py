@@ -49,7 +49,7 @@ def test_special_tokens_have_a_name_but_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([end]) == ""
 
 
-def test_the_token_bytes_of_a_character_are_the_utf8_bytes_of_it(tokenizer: Tokenizer) -> None:
+def test_the_tokens_of_a_character_have_its_utf8_bytes(tokenizer: Tokenizer) -> None:
     assert [tokenizer.token_bytes(i) for i in tokenizer.encode("é ")] == [b"\xc3", b"\xa9", b" "]
 
 
@@ -84,7 +84,7 @@ def test_encoding_a_chat_without_a_template_raises_an_error(model_dir: Path, tmp
         tokenizer.encode_chat(USER_ASKS)
 
 
-def test_the_error_contains_the_reason_for_which_a_template_refuses_messages(model_dir: Path, tmp_path: Path) -> None:
+def test_if_a_template_refuses_messages_the_error_contains_its_reason(model_dir: Path, tmp_path: Path) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     tokenizer = Tokenizer.load(folder_with_template(model_dir, tmp_path / "m", template))
 

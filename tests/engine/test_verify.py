@@ -98,12 +98,12 @@ def make_sequence(prompt: list[int], answer: list[int], **options: Any) -> Seque
 
 @given(
     draft=st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 9)), max_size=10),  # (token, parent)
-    # one row for the root and each of at most 10 nodes
+    # one row for the root, and one for each of at most 10 nodes
     logits=st.lists(st.lists(st.integers(-3, 3), min_size=6, max_size=6), min_size=11, max_size=11),
     answer=st.lists(st.integers(0, 5), max_size=5),
     temperature=st.sampled_from([0.0, 1.0]),
 )
-def test_verifying_a_tree_equals_verifying_its_tokens_one_by_one(
+def test_verifying_a_tree_gives_the_same_tokens_as_verifying_without_drafts(
     draft: list[tuple[int, int]], logits: list[list[int]], answer: list[int], temperature: float
 ) -> None:
     parents = [min(parent, node - 1) for node, (_, parent) in enumerate(draft)]
@@ -200,7 +200,7 @@ def test_the_error_for_an_invalid_value_states_the_rule_and_the_value(options: d
 
 
 @pytest.mark.parametrize("name", ["repetition", "presence", "frequency", "minimum length", "all"])
-def test_the_work_of_a_step_does_not_grow_with_the_answer(name: str) -> None:
+def test_the_number_of_tokens_read_per_step_does_not_grow_with_the_answer(name: str) -> None:
     sequence = make_sequence(list(range(20)), [], **{**ADJUSTMENTS[name], "max_tokens": 2000, "ignore_eos": True})
     sequence.tokens = tokens = CountedTokens(sequence.tokens)
     logits, num_read = torch.randn(300, 128, generator=torch.Generator().manual_seed(1)), []
@@ -235,10 +235,10 @@ def test_the_answer_is_not_replayed_through_the_grammar_at_each_step() -> None:
     for row in torch.randn(50, 40, generator=torch.Generator().manual_seed(1)).split(1):
         sequence.tokens += verify(row, EMPTY_DRAFT, sequence, EOS).tokens
 
-    assert follower.num_followed == 1  # only the first step replays the answer so far
+    assert follower.num_followed == 1  # only the first step passes the existing answer through the grammar
 
 
-def test_counts_have_each_token_once_and_forget_drafts_that_did_not_become_part_of_the_text() -> None:
+def test_token_counts_list_each_token_once_and_forget_rejected_drafts() -> None:
     counts = TokenCounts(10, torch.device("cpu"))
     counts.follow([4, 7, 4, 2, 2], prompt_length=3)
     assert counts.ids.tolist() == [4, 7, 2]
@@ -252,7 +252,7 @@ def test_counts_have_each_token_once_and_forget_drafts_that_did_not_become_part_
     assert counts.in_answer.tolist() == [0.0, 0.0, 2.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_counts_follow_an_answer_without_reading_the_counted_tokens_again() -> None:
+def test_token_counts_read_only_the_new_tokens_of_an_answer() -> None:
     class Tokens(list[int]):
         num_read = 0
 

@@ -42,7 +42,7 @@ def block_values(transformer: dict[str, Any] | None = None, **changes: Any) -> d
 
 
 def make_block(*, seed: int = 0, **changes: Any) -> BlockModel:
-    """Makes a block drafter with random weights, also in norms. They are so large that every part affects the output.
+    """Makes a block drafter whose weights, also those of norms, are random and so large that every part has an effect.
 
     Args: changes: values of config.json.
     """
@@ -93,7 +93,7 @@ def make_memoryless(model: Decoder) -> None:
 
 
 def next_token_logits(model: Decoder) -> torch.Tensor:
-    """Returns logits [V, V] float32 of a memoryless target: row v has the logits after token v."""
+    """Returns logits [V, V] float32 of a target after `make_memoryless`; V vocabulary. Row v: logits after token v."""
     embedding = model.weights.embedding.float()
     norm = model.weights.final_norm
     hidden = embedding * torch.rsqrt(embedding.pow(2).mean(-1, keepdim=True) + model.config.norm_eps) * norm

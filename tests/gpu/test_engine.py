@@ -25,7 +25,9 @@ SAMPLED = SamplingParams(max_tokens=40, temperature=0.9, seed=7, ignore_eos=True
 
 def prompts(count: int) -> list[tuple[int, ...]]:
     generator = torch.Generator().manual_seed(1)
-    lengths = [9 + 41 * number for number in range(count)]  # below and above 64 and 128, the attention kernel's blocks
+    lengths = [
+        9 + 41 * number for number in range(count)
+    ]  # below and above the attention kernel's block sizes, 64 and 128
     return [tuple(torch.randint(3, 250, (length,), generator=generator).tolist()) for length in lengths]
 
 

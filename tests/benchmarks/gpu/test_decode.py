@@ -39,11 +39,11 @@ def test_a_pass_without_context_reads_all_weights_except_the_input_embedding(nam
 def test_pass_bytes_include_keys_and_values_of_each_sequence() -> None:
     config = ModelConfig.from_values(SHAPES["llama-3.1-8b"])
     weights = pass_bytes(config, 2, context=0, batch=8)
-    # Bytes of a token: keys and values in 32 layers and 8 heads with 128 elements of 2 bytes: 2 * 32 * 8 * 128 * 2.
+    # Each token has keys and values (2) in 32 layers and 8 heads, each with 128 elements of 2 bytes: 131,072 bytes.
     assert pass_bytes(config, 2, context=8192, batch=8) - weights == 8 * 8192 * 131_072
 
 
-def test_our_engine_and_the_compared_ones_give_equal_answers(model: Decoder) -> None:
+def test_our_engine_and_the_engines_that_are_compared_give_equal_answers(model: Decoder) -> None:
     prompts = torch.randint(0, 96, (2, 11), generator=torch.Generator().manual_seed(3))
     shape = transformers_config("tiny")
     our_answers = plain.ours(model, prompts, 9)(9)
@@ -72,7 +72,7 @@ def test_linear_and_attention_of_torch_agree_with_our_references() -> None:
     torch.testing.assert_close(library_operations.library_attention(q, k, v, 7), attention_reference(q, k, v, rows))
 
 
-def test_with_library_operations_replaces_our_operations_by_those_of_torch_and_restores_them() -> None:
+def test_with_library_operations_replaces_our_operations_by_torchs_until_it_exits() -> None:
     operations = [
         ("kernels.cuda.decoder", "linear_parts"),
         ("kernels.cuda.decoder", "attention"),
@@ -96,7 +96,7 @@ def test_a_step_is_compared_with_the_plain_step_that_has_the_same_context(model:
         steps.Step(context=context, nodes=nodes, verify_seconds=seconds, host_seconds=0.0)
         for context, nodes, seconds in ((10, 0, 2.0), (10, 4, 3.0), (20, 0, 4.0), (20, 4, 4.0))
     ]
-    # With this bandwidth, reading the bytes of the first step takes one second. The step took two, so its share is 0.5.
+    # At this bandwidth, reading the first step's bytes takes one second. The step took two seconds: its share is 0.5.
     bandwidth = pass_bytes(model.config, 4, context=10, batch=1)
     rows = steps.with_shares(measured_steps, model, PeakRates(copy_bytes_per_second=bandwidth, flops_per_second=1.0))
     assert [row["over_plain"] for row in rows] == [1.0, 1.5, 1.0, 1.0]
@@ -108,7 +108,7 @@ def test_a_speedup_is_predicted_from_acceptance_and_step_times() -> None:
     assert predicted_speedup(3.0, plain=2.0, verify=2.5, draft=0.5) == 2.0
 
 
-def test_a_goal_fails_beyond_its_bound_and_for_nan_and_is_reported_as_not_measured_without_a_value() -> None:
+def test_a_goal_fails_if_its_value_is_beyond_the_bound_or_nan_and_is_not_measured_without_a_value() -> None:
     steps_of_8b = [
         {"context": 512, "nodes": 0, "share_of_bandwidth": 0.86},
         {"context": 2048, "nodes": 16, "over_plain": 1.09},
@@ -131,13 +131,13 @@ def test_kernel_results_decide_the_goals_on_attention_bandwidth_and_on_the_numbe
     assert [verdict.status for verdict in verdicts(results)][-2:] == ["FAIL", "FAIL"]
 
 
-def test_the_results_list_the_sections_that_failed_and_those_left_out_for_lack_of_time() -> None:
+def test_the_results_list_failed_sections_and_sections_left_out_for_lack_of_time() -> None:
     saved: list[dict[str, Any]] = []
 
     def broken() -> None:
         raise RuntimeError("out of memory")
 
-    deadline = time.monotonic() + 1000  # is not reached
+    deadline = time.monotonic() + 1000  # never reached
     passed = suite.run_sections(
         [("a", lambda: 1), ("b", broken), ("c", lambda: 2)], deadline, lambda v: saved.append(dict(v))
     )

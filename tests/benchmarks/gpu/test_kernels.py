@@ -21,7 +21,7 @@ PEAK_RATES = PeakRates(copy_bytes_per_second=100.0, flops_per_second=1000.0)
 def case_of(num_written: int, num_beyond: int = 0) -> Case:
     """Makes a case of a kernel that should write four ones, but writes `num_written + num_beyond` ones.
 
-    num_beyond: number of ones that are out of bounds, after `num_written` = 4.
+    num_beyond: number of ones that are written out of bounds; requires `num_written` = 4.
     """
 
     def run() -> list[Tensor]:
@@ -78,7 +78,7 @@ def test_bandwidth_counts_reads_and_writes_and_flops_count_multiplications_and_a
     assert product_flops(2, 3, 5) == 60
 
 
-def test_interleaved_reverses_the_order_of_the_functions_in_every_second_repetition() -> None:
+def test_every_second_repetition_of_interleaved_runs_the_functions_in_reverse_order() -> None:
     order: list[str] = []
 
     def timed_run(name: str, seconds: float) -> float:
@@ -91,7 +91,7 @@ def test_interleaved_reverses_the_order_of_the_functions_in_every_second_repetit
     assert (found["a"].median, found["b"].median, found["a"].count) == (1.0, 3.0, 3)
 
 
-def test_windows_are_the_proper_prefixes_the_proper_suffixes_and_the_single_rows_of_a_batch() -> None:
+def test_windows_are_all_shorter_prefixes_and_suffixes_and_all_single_rows_of_a_batch() -> None:
     assert [(window.start, window.stop) for window in windows(3)] == [
         *((0, 1), (0, 2)),
         *((1, 3), (2, 3)),

@@ -1,4 +1,7 @@
-"""`benchmarks.gpu.predict` follows its formula; the expected values are computed by hand."""
+"""`benchmarks.gpu.predict` computes times of a step by its formula; the expected values here are computed by hand.
+
+Letters: M rows, N outputs and K inputs of a product, H hidden size. An SM is a multiprocessor of the GPU.
+"""
 
 import subprocess
 import sys
@@ -30,12 +33,12 @@ ONE_ROW = Counts(M=1, launches=10, step=STEP)
 def test_a_product_of_one_row_is_bounded_by_weight_rows_and_instructions() -> None:
     bounds = product_bounds(GPU, 1, STEP, N=192, K=128, splits=1)
     assert bounds.copy == 4 * 192 * 128 * 2
-    assert bounds.l2 == 192 * 128 * 2 + 3 * 128 * 2  # the weight, and the row for each of 3 blocks of outputs
+    assert bounds.l2 == 192 * 128 * 2 + 3 * 128 * 2  # the weight, and the row once for each of 3 blocks of outputs
     assert bounds.cycles == 2 * 2 * 100  # one of 2 SMs has 2 of the 3 programs, with 2 K-steps each
     assert bounds.longest == bounds.copy
 
 
-def test_splits_of_k_divide_the_steps_among_more_programs() -> None:
+def test_splits_of_k_divide_the_k_steps_among_more_programs() -> None:
     assert product_bounds(GPU, 1, STEP, N=128, K=256, splits=2).cycles == 2 * 2 * 100
 
 
@@ -46,9 +49,10 @@ def test_more_than_128_rows_read_the_weight_again() -> None:
     assert bounds.cycles == 32 * (64 + 16) * 16 * 2 / 128  # reading the operands takes longer than the instructions
 
 
-def test_a_step_adds_launches_layers_and_the_head() -> None:
-    config = ModelConfig.from_values(SHAPES["tiny"])  # H 32, inner 64, 2 layers, 4 and 2 heads of 16, vocabulary of 96
-    # Products: qkv [128, 32], output [32, 64], gate_up [128, 32], down [32, 64]. The copy of the weight bounds each.
+def test_the_time_of_a_step_is_the_sum_of_launches_layers_and_head() -> None:
+    config = ModelConfig.from_values(SHAPES["tiny"])  # H 32; 4 query and 2 KV heads of 16 numbers
+    # There are 2 layers, an intermediate size of 64 and a vocabulary of 96.
+    # Products: qkv [128, 32], output [32, 64], gate_up [128, 32], down [32, 64]. Copying its weight bounds each.
     # Each has one split, whose sums are written and read.
     weights = 4 * 2 * (128 * 32 + 32 * 64 + 128 * 32 + 32 * 64)
     sums = 2 * 4 * (128 + 32 + 128 + 32)
@@ -58,20 +62,20 @@ def test_a_step_adds_launches_layers_and_the_head() -> None:
     assert step_seconds(GPU, config, ONE_ROW, 100) == (2 * 10 + 31) * 1000 + 2 * (weights + sums + attention) + head
 
 
-def test_a_kernel_of_gate_up_and_swiglu_reads_the_rows_half_as_often_and_writes_no_sums() -> None:
+def test_the_fused_kernel_of_gate_up_and_swiglu_reads_rows_half_as_often_and_writes_no_sums() -> None:
     counts = Counts(M=16, launches=9, step=STEP, gated=KStep(instructions=150, products=8))
     bounds = gate_up_bounds(GPU, counts, N=256, K=64)
     assert bounds.copy == 4 * 256 * 64 * 2
-    assert bounds.l2 == 256 * 64 * 2 + 2 * 16 * 64 * 2  # two programs of 64 gates and 64 other outputs
-    assert bounds.cycles == 160  # the operands of 8 matrix products; each SM has one program of one K-step
+    assert bounds.l2 == 256 * 64 * 2 + 2 * 16 * 64 * 2  # two programs, each with 64 gate and 64 up outputs
+    assert bounds.cycles == 160  # reading the operands of 8 matrix products; each SM has one program of one K-step
     assert gate_up_seconds(GPU, counts, N=256, K=64) == bounds.copy + 2 * 16 * 128 * 2
     assert gate_up_bounds(GPU, ONE_ROW, N=256, K=64).cycles == 2 * 100
 
 
 def test_attention_of_many_rows_reads_the_keys_from_the_cache_again() -> None:
     config = ModelConfig.from_values(SHAPES["tiny"])
-    # 128 rows x 2 heads per key head are 4 groups of 64 pairs. Each row reads 96 keys on its own. 128 keys have
-    # one split of each row's prefix, with 4 heads of 16 numbers, a maximum and a sum, which is written and read.
+    # The 128 rows x 2 query heads of each key head are 4 groups of 64 pairs. Each row reads 96 keys on its own.
+    # The prefix of 128 keys is one split. For each row and head, 16 numbers, a maximum and a sum are written and read.
     read, splits = (128 * 4 + 128 * 96) * 128, 128 * 4 * 18 * 4
     assert attention_seconds(GPU, config, 128, 128) == pytest.approx(read + 2 * splits)
 

@@ -1,4 +1,4 @@
-"""gpu.sh runs every part with a time limit, even if other parts fail, and prints the table last."""
+"""benchmarks/gpu.sh runs every part with a time limit, even if other parts fail, and prints the table last."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ def test_the_script_names_a_failed_part_and_runs_the_others(tmp_path: Path) -> N
     assert "speculation: left out" in out
 
 
-def test_the_limits_of_all_parts_add_up_to_less_than_nine_minutes() -> None:
+def test_the_time_limits_of_all_parts_add_up_to_less_than_nine_minutes() -> None:
     lines = [line.strip() for line in SCRIPT.read_text(encoding="utf-8").splitlines()]
     seconds = [int(line.split()[2]) for line in lines if line.startswith("part ")]
     assert len(seconds) == 6

@@ -1,4 +1,4 @@
-"""Answers of a real engine on a tiny model, as responses of the API, and audits of them by another engine."""
+"""Generates API responses with a real engine on a tiny model, and audits these responses with another engine."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -47,7 +47,7 @@ SAMPLINGS: dict[str, Body] = {
 
 
 def bodies(*, count: int, max_tokens: int = 24) -> list[Body]:
-    """Makes requests with every sampling in turn, half of which are chats; every third has log-probabilities."""
+    """Makes requests with each of `SAMPLINGS` in turn. Half are chats, and every third asks for log-probabilities."""
     made = []
     for index in range(count):
         sampling = list(SAMPLINGS.values())[index % len(SAMPLINGS)]
@@ -74,8 +74,10 @@ def respond(
     order: Sequence[int] | None = None,
     concurrency: int = 4,
 ) -> list[Body]:
-    """Returns the responses that batch rows have, in the order of the requests. `order`: the order in which the
-    requests arrive."""
+    """Answers the requests like rows of a batch, and returns the responses in the order of `requests`.
+
+    order: indices of `requests` in the order in which the engine gets them.
+    """
     rows = [
         prepare_row(
             InputRow(number, "", "/v1/chat/completions" if "messages" in body else "/v1/completions", body),

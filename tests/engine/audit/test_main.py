@@ -1,4 +1,4 @@
-"""`python -m engine.audit`: a verdict for each line, a summary and an exit code."""
+"""`python -m engine.audit` prints a verdict for each line and a summary, and its exit code says if all are equal."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.engine.audit.answers import bodies, respond
 from tests.tiny_model import make_tiny_model
 
 
-def test_each_line_gets_a_verdict_and_only_equal_answers_give_success(
+def test_each_line_gets_a_verdict_and_the_exit_code_is_0_only_if_all_answers_are_equal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_tiny_model(tmp_path / "model", "llama")

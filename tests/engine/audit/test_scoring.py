@@ -1,4 +1,4 @@
-"""An answer re-scores to equal verdicts whatever drafted it, and every change of it is found and located."""
+"""An audit finds an answer equal whichever drafter produced it, and locates every change of the answer."""
 
 import copy
 import math
@@ -41,7 +41,7 @@ def make_engine(folder: Path, **config: object) -> Engine:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
-    """The engine that answers. Its drafter changes, and its batches and chunks differ from those of an audit."""
+    """Returns the engine that answers. Tests swap its drafter; its batches and chunks differ from the auditor's."""
     return make_engine(folder, draft_budget=11)
 
 
@@ -52,7 +52,7 @@ def auditor(folder: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def sampled(engine: Engine, tokenizer: Tokenizer) -> tuple[Body, Body]:
-    """A request at temperature 0.8 with log-probabilities, and the response to it."""
+    """Returns a request at temperature 0.8 with log-probabilities, and the response to this request."""
     request = {"prompt": "one two", "max_tokens": 90, "temperature": 0.8, "seed": 5, "logprobs": 2, "ignore_eos": True}
     request["return_token_ids"] = True
     return request, respond(engine, tokenizer, [request])[0]
@@ -72,7 +72,7 @@ def test_answers_under_every_drafter_and_sampling_are_equal_when_they_are_scored
         assert set(ends) == {("length", False), ("stop", False), ("stop", True)}
         choices = [response["choices"] for response in responses]
         plain = plain or choices
-        assert choices == plain, drafter.name  # with the bits of the log-probabilities
+        assert choices == plain, drafter.name  # log-probabilities are equal to the last bit, too
         for request, response in zip(requests, responses, strict=True):
             found = verdict(auditor, tokenizer, request, response)
             assert found["verdict"] == "equal", (drafter.name, request, found)
@@ -93,8 +93,8 @@ def test_log_probabilities_have_the_same_bits_when_an_answer_is_scored_again(
             assert found["verdict"] == "equal", (adapter, request, found)
 
 
-def test_answers_with_traces_are_equal_when_they_are_scored_again(tmp_path: Path) -> None:
-    """A budget ends the traces, and stop strings end the answers but not the traces."""
+def test_answers_with_reasoning_traces_are_equal_when_they_are_scored_again(tmp_path: Path) -> None:
+    """A thinking budget ends the reasoning traces. Stop strings end the answers, but not the traces."""
     folder = make_thinking_model(tmp_path, dtype=torch.bfloat16)
     tokenizer, engine = Tokenizer.load(folder), load_engine(folder, config=EngineConfig(max_batch_size=4))
     chat: Body = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"opened": True}}
@@ -234,7 +234,7 @@ def test_other_weights_are_detected_by_the_fingerprint_and_by_the_bits_of_log_pr
         assert verdict(auditor, tokenizer, request, forged)["verdict"] == "different"
 
 
-def test_a_prompt_that_differs_is_located_and_not_scored(engine: Engine, auditor: Engine, tokenizer: Tokenizer) -> None:
+def test_the_first_difference_of_a_prompt_is_located(engine: Engine, auditor: Engine, tokenizer: Tokenizer) -> None:
     request = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "seed": 1, "return_token_ids": True}
     (response,) = respond(engine, tokenizer, [request])
     assert verdict(auditor, tokenizer, request, response)["verdict"] == "equal"

@@ -1,4 +1,4 @@
-"""Constrained answers are valid, and equal with and without drafts; untrusted grammars can't block the process."""
+"""Answers match their grammar and are equal with and without drafts; no grammar of a client blocks the process."""
 
 import json
 import random
@@ -72,13 +72,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
-    # None disables the process that compiles grammars for trial, to save time.
+    # None disables the process that first compiles each grammar with a time limit. This saves time.
     return GrammarCompiler(tokenizer, tokenizer.eos_token_ids, trial_seconds=None)
 
 
 def make_requests(tokenizer: Tokenizer, grammar: Grammar, temperature: float, **options: Any) -> list[Request]:
-    # Random weights would generate long answers. Therefore whitespace is excluded, and "{" is made unlikely, with which
-    # another node of the linked list begins.
+    # A model with random weights would generate long answers. Therefore biases exclude whitespace and make "{"
+    # unlikely, because "{" begins another node of the linked list.
     bias = [(tokenizer.encode(blank)[0], -100.0) for blank in " \n\t\r"] + [(tokenizer.encode("{")[0], -8.0)]
     params = SamplingParams(
         max_tokens=300, temperature=temperature, seed=3, grammar=grammar, logit_bias=tuple(bias), **options
@@ -93,7 +93,7 @@ def complete(model: Model, drafter: Drafter, requests: list[Request]) -> list[Co
 
 
 def complete_texts(tokenizer: Tokenizer, completions: list[Completion]) -> list[str]:
-    """Returns the texts of answers, and checks that the grammar ended each of them."""
+    """Returns the texts of the answers, and checks that each answer is a complete match of its grammar."""
     assert {completion.finish_reason for completion in completions} == {FinishReason.STOP}
     return [tokenizer.decode(completion.token_ids) for completion in completions]
 
@@ -172,7 +172,8 @@ def test_a_complete_match_ends_the_answer_before_min_tokens(
 ) -> None:
     grammar = compiler.compile(Grammar(GrammarKind.REGEX, "abc?"))
     requests = make_requests(tokenizer, grammar, 1.0, min_tokens=50)
-    assert set(complete_texts(tokenizer, complete(model, NoDrafter(), requests))) == {"abc"}  # "c" is the only option
+    # After "ab", min_tokens excludes the end, so only "c" is allowed. After "abc", the grammar allows only the end.
+    assert set(complete_texts(tokenizer, complete(model, NoDrafter(), requests))) == {"abc"}
 
 
 def test_the_tokens_that_a_constraint_allows_depend_only_on_the_answer_so_far(
@@ -293,7 +294,7 @@ REFUSED = [  # (kind, source, error message); ".*" in a message stands for any t
 
 
 @pytest.mark.parametrize(("kind", "source", "message"), REFUSED)
-def test_an_invalid_grammar_is_refused_with_a_reason(
+def test_an_invalid_grammar_is_refused_with_the_reason(
     compiler_with_trial: GrammarCompiler, kind: str, source: str, message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refusal:

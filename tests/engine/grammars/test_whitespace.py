@@ -1,5 +1,7 @@
-"""The whitespace in JSON answers is limited, so that no answer consists of whitespace alone, yet every usual way to
-format JSON is allowed."""
+"""JSON answers may contain only short runs of whitespace, but every usual way to format JSON is allowed.
+
+Without the limit, a model could write nothing but whitespace until its token limit.
+"""
 
 import json
 import random
@@ -15,7 +17,7 @@ from engine.grammars.grammar import Constraint, Grammar, GrammarKind
 from engine.tokenizer import Tokenizer
 from tests.tiny_model import make_tiny_model
 
-# consecutive line breaks and characters; a line break can have two characters
+# limits of one run of whitespace: line breaks, and characters (a line break may be the two characters "\r\n")
 MOST_LINE_BREAKS, MOST_CHARACTERS = 2, 44
 TOOL_CALL = {
     "type": "tag",
@@ -83,7 +85,7 @@ def test_ten_levels_of_objects_may_be_indented_by_four_spaces(tokenizer: Tokeniz
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=["object", "any", "schema", "tag"])
-def test_an_answer_that_prefers_whitespace_writes_little_of_it(
+def test_runs_of_whitespace_stay_short_if_the_model_prefers_whitespace(
     tokenizer: Tokenizer, compiler: GrammarCompiler, grammar: Grammar
 ) -> None:
     generator = random.Random(0)
@@ -105,7 +107,7 @@ def test_an_answer_that_prefers_whitespace_writes_little_of_it(
 
 
 @pytest.mark.parametrize("name", ["whitespace_1{0, 64}", 'a"whitespace{0, 64}"', "[whitespace{0, 64}", "é\n\\"])
-def test_names_that_look_like_rules_of_the_grammar_are_kept(
+def test_property_names_that_look_like_whitespace_rules_of_the_grammar_are_allowed(
     tokenizer: Tokenizer, compiler: GrammarCompiler, name: str
 ) -> None:
     schema = {"type": "object", "properties": {name: {"enum": [name]}}, "required": [name]}

@@ -1,4 +1,4 @@
-"""Imitates CUDA graphs without a GPU: it records the operations and kernels of a program once and replays them.
+"""Imitates CUDA graphs without a GPU: `CapturingDevice` records a program's operations and kernels, and replays them.
 
 As in a CUDA graph, a replay runs the recorded operations on the recorded tensors, with the recorded grids and numbers,
 and does not call the function again. A Python number or a shape that changes from call to call therefore keeps its
@@ -27,7 +27,7 @@ from tests.engine.graph_decoding.late_device import LateDevice
 
 _WAITING_OPERATIONS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique")
 _COPYING_OPERATIONS = ("lift_fresh",)
-_launch = GridExecutor.__call__  # how Triton's interpreter launches a kernel
+_launch = GridExecutor.__call__  # Triton's interpreter calls this to launch a kernel
 
 
 class _Recorder(TorchDispatchMode):
@@ -65,7 +65,7 @@ def _replay(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
 
 
 class _Captured:
-    """Like `engine.graph_decoding.device._Graph`: the first call runs, the second records, later calls replay."""
+    """Like `engine.graph_decoding.device._Graph`: first call runs, second records, later ones replay."""
 
     def __init__(self, function: Program) -> None:
         self._function = function
@@ -98,7 +98,7 @@ class CapturingDevice(LateDevice):
 
     @property
     def num_replays(self) -> int:
-        return sum(max(0, program._runs - 2) for program in self.programs)  # the first two runs are no replays
+        return sum(max(0, program._runs - 2) for program in self.programs)  # the first run executes, the second records
 
 
 def use_cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

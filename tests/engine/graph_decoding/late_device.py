@@ -1,7 +1,7 @@
-"""A fake device that executes work as late as possible: it stays in a queue until the host waits for a result.
+"""A fake device that executes work as late as possible: work stays in a queue until the host waits for a result.
 
-The host therefore never has results of the graph steps in flight when it schedules, which can also happen with a GPU.
-Prefill passes run immediately, after the work in the queue, because a CUDA stream keeps this order, too.
+Therefore the host always schedules before it has the results of the graph steps in flight, as can happen with a GPU.
+A prefill pass first executes the queue and then runs at once, because a CUDA stream also keeps this order.
 """
 
 import time
@@ -71,7 +71,7 @@ class _LateCopy:
 
 
 class _FixedMark:
-    """Reports that one millisecond lies between any two marks."""
+    """A mark in the queue. The time between any two marks is always one millisecond."""
 
     def __init__(self) -> None:
         self._at = time.perf_counter()
@@ -81,7 +81,7 @@ class _FixedMark:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, device: LateDevice) -> None:
-    """Makes engines created from now on use this device for graph decoding, and checks the bounds of their rows."""
+    """Makes engines that are created later use this device for graph decoding, and checks the bounds of their rows."""
     build, write_tables, check = RowBuilder.build, KVCache.write_tables, AttentionRows.check
 
     def late_build(builder: RowBuilder) -> object:
@@ -94,7 +94,7 @@ def install(monkeypatch: pytest.MonkeyPatch, device: LateDevice) -> None:
         write_tables(cache, rows, positions, slots)
 
     def check_bounds(rows: AttentionRows) -> None:
-        """Checks what no kernel on the CPU depends on: max_seqs and max_keys, from which CUDA computes its programs."""
+        """Checks max_seqs and max_keys, from which CUDA kernels compute their grids. CPU kernels ignore them."""
         check(rows)
         if rows.max_seqs is not None:
             assert len(rows.seqs.unique_consecutive()) <= rows.max_seqs

@@ -1,4 +1,4 @@
-"""Graph decoding as on a GPU: CUDA kernels are captured once and replayed, one graph step ahead of the host.
+"""Graph decoding as on a GPU: programs of CUDA kernels are captured once and then replayed, one step ahead of the host.
 
 The kernels run in Triton's interpreter, and tests/engine/graph_decoding/captured.py imitates CUDA graphs. Tests
 marked `gpu` use real graphs.
@@ -39,8 +39,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> CapturingDevice:
 def make_requests() -> list[Request]:
     """Makes a greedy request and a shorter one with top-p.
 
-    Their lengths are such that the graph of both requests and the graph of the greedy one run three times each; a graph
-    is replayed from its third run.
+    With these lengths, the graph for two sequences and the graph for one sequence run three times each. A graph is
+    replayed from its third run on.
     """
     params = (
         SamplingParams(max_tokens=7, temperature=0.0, ignore_eos=True),
@@ -51,7 +51,7 @@ def make_requests() -> list[Request]:
     ]
 
 
-# The interpreter takes up to a minute per kind of drafter, so all kinds but these run only with `-m soak`.
+# Kinds of drafters that always run. The others run only with `-m soak`: the interpreter takes up to a minute per kind.
 IN_THE_SUITE = ("medusa",)
 
 

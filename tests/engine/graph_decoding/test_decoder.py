@@ -1,6 +1,6 @@
 """Graph decoding returns the same tokens as synchronous steps, which are the engine's steps without graphs.
 
-This holds whatever is drafted, and when requests finish, are cancelled or are preempted.
+The tokens are the same for all drafts, and when requests finish, are cancelled or are preempted.
 """
 
 import random
@@ -99,7 +99,7 @@ def test_answers_that_outgrow_the_graphs_for_short_contexts_keep_their_tokens(
     model: Model, device: LateDevice, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """`device` checks that no row has more keys than its graph allows."""
-    monkeypatch.setattr("engine.graph_decoding.decoder.MAX_DEPTH", 8)  # deep enough for these drafters
+    monkeypatch.setattr("engine.graph_decoding.decoder.MAX_DEPTH", 8)  # enough for these drafters
     monkeypatch.setattr("engine.graph_decoding.runner.SHORT_CONTEXT", 40)
     requests = requests_of(model, SAMPLINGS["greedy"], max_tokens=40)
     engine = graph_engine(model, DRAFTERS[kind](model), max_batch_size=3, draft_budget=7)
@@ -139,7 +139,9 @@ def test_an_adaptive_draft_budget_does_not_change_tokens(model: Model, device: L
         assert answers_only(generate(engine, requests)) == plain
 
 
-def test_a_stop_token_inside_a_draft_ends_the_answer_and_drops_later_steps(model: Model, device: LateDevice) -> None:
+def test_a_stop_token_inside_a_draft_ends_the_answer_and_later_tokens_are_dropped(
+    model: Model, device: LateDevice
+) -> None:
     (request,) = requests_of(model, {"temperature": 0.0, "ignore_eos": True}, count=1, max_tokens=30)
     ((_, tokens, _, _),) = plain_answers(model, [request])
     assert isinstance(tokens, tuple)
@@ -152,7 +154,7 @@ def test_a_stop_token_inside_a_draft_ends_the_answer_and_drops_later_steps(model
         assert is_empty(engine)
 
 
-def test_requests_that_force_synchronous_steps_do_not_change_tokens(model: Model, device: LateDevice) -> None:
+def test_requests_that_need_synchronous_steps_do_not_change_other_answers(model: Model, device: LateDevice) -> None:
     requests = requests_of(model, SAMPLINGS["T=0.8"], count=7)
     for index, change in ((2, {"num_logprobs": 2}), (4, {"presence_penalty": 0.7}), (6, {"min_tokens": 9})):
         sampling = replace(requests[index].sampling, **change)
@@ -244,7 +246,7 @@ def test_graph_steps_can_be_timed_between_requests(model: Model) -> None:
     assert times.verify_seconds > 0.0
     assert times.draft_seconds > 0.0
     requests = requests_of(model, SAMPLINGS["greedy"])
-    for _ in range(2):  # the second time, cached prefixes must not come from slots that the measurement overwrote
+    for _ in range(2):  # the measurement must not overwrite cached prefixes
         assert answers_only(generate(engine, requests)) == plain_answers(model, requests)
         engine.time_graph_step(2, 3, context=100, repeats=1)
     with pytest.raises(
@@ -255,10 +257,10 @@ def test_graph_steps_can_be_timed_between_requests(model: Model) -> None:
         Engine(model, NoDrafter(), EngineConfig()).time_graph_step(1, 0, context=1)
 
 
-def test_only_steps_of_few_sequences_have_trees_of_more_than_31_nodes(model: Model, device: LateDevice) -> None:
+def test_only_graphs_for_few_sequences_have_trees_of_more_than_31_nodes(model: Model, device: LateDevice) -> None:
     requests = requests_of(model, SAMPLINGS["T=0.8"], count=4, max_tokens=10)
     plain = plain_answers(model, requests)
-    large: set[tuple[int, int]] = set()  # sequences, and nodes of each, of steps with more than 31 nodes
+    large: set[tuple[int, int]] = set()  # (sequences, nodes per sequence) of graphs with more than 31 nodes
     for batch_size in (1, 4):
         engine = graph_engine(model, random_medusa(model), max_batch_size=batch_size)
         assert answers_only(generate(engine, requests)) == plain

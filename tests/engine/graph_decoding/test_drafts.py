@@ -1,4 +1,4 @@
-"""The drafts of a drafter on the device have the same likely paths as its drafts on the host."""
+"""In graph decoding, a drafter on the device drafts the same likely paths as the same drafter on the host."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +31,9 @@ BUDGET = 15
 
 
 def eagle3(model: Model, **options: bool) -> Drafter:
-    """Makes a drafter with random weights. As in the functions below, its logits are scaled, so that drafts have likely
-    nodes at every depth.
+    """Makes a drafter with random weights.
+
+    Like `mtp` and `block` below, this function scales the logits, so that drafts have likely nodes at every depth.
     """
     drafter = Eagle3Drafter(make_module(make_config(**options)), model)
     drafter.layer.lm_head.data.mul_(20.0)
@@ -71,7 +72,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def engine_within_an_answer(model: Model, drafter: Drafter, sampling: SamplingParams) -> tuple[Engine, Sequence]:
-    """Returns an engine that has decoded 20 tokens in graphs and has no graph step in flight, and its sequence."""
+    """Returns an engine and its sequence after 20 tokens of graph decoding, with no graph step in flight."""
     engine = Engine(model, drafter, EngineConfig(graph_decoding="on", draft_budget=BUDGET))
     engine.add(Request("r", tuple(range(7, 20)), sampling))
     while engine.scheduler.waiting or next(iter(engine.scheduler.running.values())).num_generated < 20:
@@ -98,7 +99,7 @@ def host_draft(model: Model, drafter: Drafter, tokens: list[int], sampling: Samp
 
 
 def survival_by_path(draft: Draft) -> dict[tuple[int, ...], float]:
-    """Returns the survival of each node, by the tokens on the path to the node."""
+    """Returns the tokens on the path to each node -> the survival estimate of the node."""
     return {tuple(draft.tokens[n] for n in draft.path(node)): draft.survival[node] for node in range(len(draft))}
 
 

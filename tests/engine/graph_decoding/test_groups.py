@@ -1,6 +1,6 @@
-"""Requests whose tokens the device cannot sample decode on the host; all others stay in graph steps.
+"""Requests whose tokens the device cannot sample are sampled on the host; all others decode in graph steps.
 
-Neither group changes a token of the other, when requests are preempted, cancelled, or pass from one group to the other.
+The two groups do not change each other's tokens, even if requests are preempted, are cancelled or change the group.
 """
 
 import random
@@ -31,7 +31,7 @@ from tests.tiny_model import make_tiny_model
 # peft uses a deprecated name of transformers.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
-# Parameters of every other request. Each of them but the last excludes a request from graph steps to its end.
+# Parameters that exclude a request from graph steps: the first three always, `min_tokens` until the answer has as many.
 ON_HOST: tuple[dict[str, Any], ...] = (
     {"num_logprobs": 2},
     {"presence_penalty": 0.7, "frequency_penalty": 0.2},
@@ -59,7 +59,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
 
 
 class Launches:
-    """The batch slots of the sequences in each graph step that an engine has launched."""
+    """Records the batch slots of the sequences in each graph step that an engine launches."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: list[list[int]] = []
@@ -73,7 +73,7 @@ class Launches:
 
 
 def mixed_requests(model: Model, sampling: Sampling, *, count: int, max_tokens: int = 24) -> list[Request]:
-    """Makes requests of which every other one has parameters of `ON_HOST`."""
+    """Makes requests. Every second request has parameters from `ON_HOST`."""
     requests = requests_of(model, sampling, count=count, max_tokens=max_tokens)
     for index in range(0, count, 2):
         changed = replace(requests[index].sampling, **ON_HOST[index // 2 % len(ON_HOST)])
@@ -82,7 +82,7 @@ def mixed_requests(model: Model, sampling: Sampling, *, count: int, max_tokens: 
 
 
 @pytest.mark.parametrize("change", ON_HOST[:3])
-def test_a_request_on_the_host_takes_no_other_request_out_of_graph_steps(
+def test_other_requests_stay_in_graph_steps_while_one_request_is_sampled_on_the_host(
     model: Model, device: LateDevice, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
     requests = requests_of(model, {"temperature": 0.8, "ignore_eos": True}, count=4, max_tokens=20)
@@ -98,7 +98,7 @@ def test_a_request_on_the_host_takes_no_other_request_out_of_graph_steps(
     while "r1" in engine.scheduler.running:
         for output in engine.step():
             tokens[output.request_id] += len(output.token_ids)
-    assert len(launches.rows) == 19  # the three requests got one token from the prefill and the others from these steps
+    assert len(launches.rows) == 19  # one token of 20 comes from prefill
     assert all(len(rows) == 3 and row_on_host not in rows for rows in launches.rows)
     assert tokens == {"r0": tokens["r0"], "r1": 20, "r2": 20, "r3": 20}
     assert 20 <= tokens["r0"] < 60
@@ -108,7 +108,7 @@ def test_a_request_on_the_host_takes_no_other_request_out_of_graph_steps(
     assert answers_only(generate(engine, requests)) == plain
 
 
-def test_a_request_enters_graph_steps_when_it_has_its_min_tokens(
+def test_a_request_enters_graph_steps_once_its_answer_has_min_tokens(
     model: Model, device: LateDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (request,) = requests_of(model, {"temperature": 0.8, "ignore_eos": True}, count=1, max_tokens=30)
@@ -180,7 +180,7 @@ def test_arrivals_cancellations_and_new_drafters_do_not_change_the_answers_of_ei
 def test_adapters_of_both_groups_do_not_change_an_answer(
     folder: Path, device: LateDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on CUDA, stacks hold the adapters. A request on the host rebuilds them while graph steps are in flight.
+    """As on CUDA, stacks hold the adapters. A request on the host makes the engine rebuild them.
 
     Log-probabilities are not compared, because products without the compiled kernels are not row-invariant.
     """

@@ -1,4 +1,4 @@
-"""Predicted answers in graph decoding change no answer. They save graph steps if drafts are made on the host."""
+"""In graph decoding, predictions change no answer, and they save graph steps if the drafter runs on the host."""
 
 from collections.abc import Sequence as Many
 from dataclasses import replace
@@ -44,7 +44,7 @@ def test_predictions_change_no_answer(model: Model, device: LateDevice, kind: st
     assert answers_only(generate(engine, predicted)) == plain
 
 
-def test_an_exact_prediction_saves_graph_steps_where_the_host_drafts(
+def test_an_exact_prediction_saves_graph_steps_with_a_drafter_on_the_host(
     model: Model, device: LateDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (request,) = requests_of(model, SAMPLINGS["T=0.8"] | {"ignore_eos": True}, count=1, max_tokens=60)
@@ -62,4 +62,4 @@ def test_an_exact_prediction_saves_graph_steps_where_the_host_drafts(
     (answer,) = generate(graph_engine(model, NgramDrafter(), draft_budget=15), [predicted])
 
     assert answer.token_ids == plain.token_ids
-    assert len(launches) <= 8, "the chains have 4, 5, 10 and then 15 tokens"
+    assert len(launches) <= 8, "drafted chains have 4, 5, 10 and then 15 tokens"

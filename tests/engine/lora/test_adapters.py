@@ -35,7 +35,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_adapter(base: Path, folder: Path, modules: list[str], *, rank: int, seed: int = 0) -> Path:
-    """Makes an adapter whose matrices B are not zero, like those of a trained adapter; with rank 5 it uses rsLoRA."""
+    """Makes an adapter with random matrices B, as if it had been trained. An adapter of rank 5 uses rsLoRA."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LoraConfig(
@@ -66,7 +66,7 @@ def make_engine(base: Path, adapters: dict[str, Path], dtype: str = "float32", *
 
 
 def make_requests() -> list[Request]:
-    """The prompts have a common prefix and use different adapters, so they must not share cached blocks."""
+    """Makes requests with a common prefix and different adapters, so that they must not share cached blocks."""
     requests = []
     for index in range(9):
         sampling = SamplingParams(max_tokens=24, temperature=0.7 * (index % 2), seed=3, num_logprobs=3, ignore_eos=True)
@@ -80,7 +80,10 @@ def answers_of(completions: list[Completion]) -> list[tuple[object, ...]]:
 
 
 def log_probability_error(engine: Engine, base: Path, adapter: Path, name: str | None) -> float:
-    """Answers a prompt with the adapter `name`, or None. Returns the largest difference from peft with `adapter`."""
+    """Returns the largest difference between log-probabilities of the engine and of peft.
+
+    The engine answers a prompt with its adapter `name`, or without an adapter; peft scores this answer with `adapter`.
+    """
     prompt = tuple(range(30, 60))
     sampling = SamplingParams(max_tokens=8, temperature=0.0, num_logprobs=0, ignore_eos=True)
     (answer,) = generate(engine, [Request("r", prompt, sampling, name)])
@@ -130,7 +133,7 @@ def test_requests_with_different_adapters_use_different_drafters(base: Path, ada
     drafted = generate(engine, requests)
 
     assert answers_of(drafted) == answers_of(plain)
-    # A pass yields five of the 23 tokens after the first. An oracle raises an error for a request of another adapter.
+    # Five passes of up to 5 tokens yield the 23 tokens after the first. An oracle fails for requests of other adapters.
     assert {c.speculation.num_spec_steps for c in drafted} == {5}
 
 
@@ -195,7 +198,7 @@ def test_stacked_adapters_give_the_same_answers_with_and_without_graph_decoding(
 ) -> None:
     """As on CUDA, stacks hold the weights of adapters.
 
-    The stacks are rebuilt when an adapter is first needed, even while graph steps are in flight.
+    The engine rebuilds the stacks when a request first needs an adapter, even while graph steps are in flight.
     """
     for module in ("linear", "norm", "swiglu", "rope", "attention", "decoder"):
         monkeypatch.setattr(f"kernels.{module}.library", lambda: None)

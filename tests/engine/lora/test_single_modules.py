@@ -1,4 +1,4 @@
-"""LoRA of models that run through transformers agrees with peft; neither the batch nor drafts change an answer."""
+"""LoRA on models that transformers computes agrees with peft, and no batch or draft changes an answer."""
 
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def test_modules_that_a_layer_does_not_have_are_refused(tmp_path: Path) -> None:
         engine.adapters.load("a", adapter)
 
 
-def test_updates_of_another_shape_are_refused(tmp_path: Path) -> None:
+def test_an_adapter_whose_matrices_have_another_shape_is_refused(tmp_path: Path) -> None:
     base = make_tiny_model(tmp_path / "m", "gpt_oss", **GPT_OSS)
     wider = make_tiny_model(tmp_path / "d", "qwen3", hidden_size=128)
     adapter = make_adapter(wider, tmp_path / "a", ["q_proj"], rank=4)

@@ -34,13 +34,13 @@ def load(folder: Path, dtype: str = "float32") -> Deepseek:
 
 
 def add_mtp_module(folder: Path, reference: DeepseekV3ForCausalLM) -> MtpLayer:
-    """Adds a file with random weights of an MTP module, named as in DeepSeek's files. Returns transformers' module."""
+    """Adds a file with a random MTP module and DeepSeek's tensor names. Returns the module as one of transformers."""
     config = reference.config
     torch.manual_seed(1)
     module = MtpLayer(config, DeepseekV3DecoderLayer, DeepseekV3RMSNorm, config.num_hidden_layers)
     for parameter in module.parameters():
         parameter.data = torch.randn_like(parameter) * 0.1 + (1.0 if parameter.dim() == 1 else 0.0)
-    for buffer in module.buffers():  # the correction bias of the router's scores
+    for buffer in module.buffers():  # the bias that corrects the router's scores
         buffer.normal_()
     tensors: dict[str, Tensor] = {}
     base = f"model.layers.{config.num_hidden_layers}"
@@ -102,7 +102,7 @@ def test_tapped_hidden_states_equal_the_layer_outputs_of_transformers(tmp_path: 
         layer.register_forward_hook(lambda _, __, out: outputs.append(out[0]))
     reference(token_ids.unsqueeze(0))
 
-    taps = load(folder).hidden_states(token_ids, (2, 1)).taps  # a tap is the output of the layer before
+    taps = load(folder).hidden_states(token_ids, (2, 1)).taps  # tap n is the output of layer n - 1
 
     assert taps is not None
     assert (taps[:, 0] - outputs[1]).abs().max() <= 1e-4
@@ -148,8 +148,8 @@ def test_the_mtp_module_agrees_with_transformers_on_target_states_and_on_its_own
         rotary = reference.model.rotary_emb(embedded, positions)
         return reference_module(embedded, hidden.unsqueeze(0), rotary, None, positions, None)[0]  # type: ignore[no-any-return]
 
-    once = actual_from(0, hidden)  # from the target's states
-    twice = actual_from(1, once[:-1])  # from the module's own outputs
+    once = actual_from(0, hidden)  # on the target's hidden states
+    twice = actual_from(1, once[:-1])  # on the module's own outputs
     with torch.inference_mode():
         expected_once = expected_from(0, hidden)
         expected_twice = expected_from(1, expected_once[:-1])
@@ -181,6 +181,6 @@ def test_answers_with_the_models_own_mtp_module_equal_answers_without_drafts(tmp
     assert sum(a.speculation.num_draft_tokens for a in drafted) > 50
 
 
-def test_the_mtp_module_of_a_model_without_one_cannot_be_used(tmp_path: Path) -> None:
+def test_native_mtp_is_refused_for_a_model_without_an_mtp_module(tmp_path: Path) -> None:
     with pytest.raises(SpeculatorNotLoadable, match="no multi-token prediction module of its own"):
         load_engine(make_tiny_model(tmp_path, "llama"), drafter="native_mtp")

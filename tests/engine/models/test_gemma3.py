@@ -17,7 +17,7 @@ KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
 def make_gemma(folder: Path, window: int = WINDOW) -> Path:
-    """Makes a model with both kinds of layers, whose rotary bases differ."""
+    """Makes a model with sliding and full attention layers; the two kinds use different rotary bases."""
     return make_tiny_model(folder, "gemma3_text", num_layers=3, sliding_window=window, layer_types=KINDS)
 
 
@@ -26,7 +26,7 @@ def test_logits_agree_with_transformers_beyond_the_window(tmp_path: Path, window
     assert difference(make_gemma(tmp_path, window), length=90) <= 1e-4
 
 
-def test_the_window_does_not_limit_the_context_but_changes_hidden_states_beyond_it(tmp_path: Path) -> None:
+def test_the_window_changes_hidden_states_beyond_it_but_does_not_limit_the_context(tmp_path: Path) -> None:
     narrow, wide = make_gemma(tmp_path / "a"), make_gemma(tmp_path / "b", 1024)
     model = load_model(narrow)
     assert model.max_positions == 1024

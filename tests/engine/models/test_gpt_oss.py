@@ -1,4 +1,4 @@
-"""gpt-oss agrees with transformers beyond its windows, and its answers are equal with every drafter."""
+"""gpt-oss agrees with transformers beyond its sliding windows, and its answers are equal with every drafter."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ YARN = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 1e4, "original_max_pos
 
 
 def make_gpt_oss(folder: Path, **values: Any) -> Path:
-    """Makes a model with both kinds of layers, whose experts reach the limit of their gates."""
+    """Makes a model with sliding and full attention. Its swiglu_limit is so low that experts clamp values."""
     sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW, "swiglu_limit": 0.5}
     return make_tiny_model(folder, "gpt_oss", num_layers=2, **(sizes | values))
 
@@ -46,7 +46,7 @@ def test_logits_agree_with_transformers_beyond_the_window(tmp_path: Path, values
 
 @pytest.mark.parametrize("name", ["sinks", "router.bias", "gate_up_proj_bias", "down_proj_bias", "q_proj.bias"])
 def test_changing_any_part_of_the_model_changes_its_hidden_states(tmp_path: Path, name: str) -> None:
-    """The test above would therefore notice a part that is left out."""
+    """Shows that `test_logits_agree_with_transformers_beyond_the_window` would fail if the engine left out a part."""
     folder, token_ids = make_gpt_oss(tmp_path), torch.arange(60)
     states = load_model(folder).hidden_states(token_ids).final
     reference = AutoModelForCausalLM.from_pretrained(folder)
@@ -57,7 +57,7 @@ def test_changing_any_part_of_the_model_changes_its_hidden_states(tmp_path: Path
     assert not torch.allclose(states, load_model(folder).hidden_states(token_ids).final, atol=1e-2)
 
 
-def test_the_engine_reports_exact_rows_and_the_whole_context(tmp_path: Path) -> None:
+def test_rows_are_exact_and_the_context_is_not_limited_by_the_window(tmp_path: Path) -> None:
     engine = load_engine(make_gpt_oss(tmp_path))
     assert engine.row_invariance == EXACT
     assert engine.model.max_positions == 1024
@@ -74,7 +74,7 @@ def test_answers_are_equal_with_every_drafter(tmp_path: Path, sampling: str) -> 
         assert answers_only(drafted) == answers_only(plain), drafter.name
 
 
-def test_other_devices_than_cpus_are_refused(tmp_path: Path) -> None:
+def test_attention_sinks_and_adapters_are_refused_on_other_devices_than_cpus(tmp_path: Path) -> None:
     model = load_model(make_gpt_oss(tmp_path))
     assert isinstance(model, TransformersModel)
     states, slots = torch.empty(1, 4, 64, 16, device="meta"), torch.zeros(1, dtype=torch.int64)
@@ -86,7 +86,7 @@ def test_other_devices_than_cpus_are_refused(tmp_path: Path) -> None:
     finally:
         CURRENT.reset(token)
     assert raised.value.code == "model_not_loadable"
-    model.device = torch.device("cuda")  # an engine on a GPU asks the model for its device
+    model.device = torch.device("cuda")  # as if the model were on a GPU
     with pytest.raises(AdapterNotLoadable, match="LoRA of a gpt_oss is only served on CPUs, got cuda"):
         Adapters(model).read("a", tmp_path)
 
@@ -100,7 +100,7 @@ def test_the_memory_of_unpacked_experts_is_returned_to_the_system(tmp_path: Path
     held_bytes = before - anonymous_bytes()
     experts_bytes = 4 * 2 * 4 * 3 * 512 * 1024  # float32, in two layers with four experts
     assert held_bytes < experts_bytes / 2
-    assert model.config.num_layers == 2  # the model is alive
+    assert model.config.num_layers == 2  # keeps the model alive until here
 
 
 def anonymous_bytes() -> int:

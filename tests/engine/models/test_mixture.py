@@ -47,7 +47,7 @@ def test_logits_agree_with_transformers(tmp_path: Path, architecture: str, value
     assert difference(folder) <= 1e-4
 
 
-def test_the_published_and_the_new_name_of_the_number_of_experts_are_read(tmp_path: Path) -> None:
+def test_num_experts_is_read_if_num_local_experts_is_missing(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, "qwen3_moe", **QWEN)
     edit_config(folder, num_experts=8, num_local_experts=None)
     mixture = load_model(folder).config.mixture
@@ -105,12 +105,14 @@ def test_an_adapter_on_experts_is_refused(tmp_path: Path) -> None:
         ({"num_local_experts": 9}, r"gate.weight must be \[9, 64\], got \[8, 64\]"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_config_with_a_wrong_number_of_experts_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ModelNotLoadable, match=message):
         load_model(edit_config(make_tiny_model(tmp_path, "mixtral", **MIXTRAL), **changes))
 
 
-def test_all_products_of_an_int4_mixture_are_int4(tmp_path: Path) -> None:
+def test_all_products_of_an_int4_mixture_but_the_router_are_int4(tmp_path: Path) -> None:
     model = load_model(make_tiny_model(tmp_path, "mixtral", **MIXTRAL), dtype="bfloat16", weights="int4")
     assert isinstance(model, Decoder)
     (first, *_) = model.weights.layers

@@ -19,7 +19,7 @@ def test_tapped_hidden_states_agree_with_transformers(tmp_path: Path) -> None:
         expected = reference(token_ids.unsqueeze(0), output_hidden_states=True).hidden_states
         model = load_model(folder, dtype="float32")
         assert isinstance(model, Decoder)
-        hidden = model.hidden_states(token_ids, (2, 0, 3, 1))  # taps[:, 0] belongs to layer 2, and so on
+        hidden = model.hidden_states(token_ids, (2, 0, 3, 1))  # taps[:, 0] is tap 2, taps[:, 1] is tap 0, ...
         assert hidden.taps is not None
         normed_tap_3 = rms_norm_reference(
             hidden.taps[:, 2], model.weights.final_norm, model.config.norm_eps, torch.float32

@@ -1,4 +1,4 @@
-"""The engine serves models of other families through transformers exactly, or refuses them with a reason."""
+"""The engine serves other model families through transformers with exact rows, or refuses them with the reason."""
 
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def test_tapped_hidden_states_equal_the_layer_outputs_of_transformers(tmp_path: 
     reference(token_ids.unsqueeze(0))
 
     model = load_model(folder, dtype="float32")
-    taps = model.hidden_states(token_ids, (2, 1)).taps  # a tap is the output of the layer before
+    taps = model.hidden_states(token_ids, (2, 1)).taps  # tap n is the output of layer n - 1
 
     assert taps is not None
     assert (taps[:, 0] - outputs[1]).abs().max() <= 1e-4
@@ -79,7 +79,7 @@ def test_the_maximum_context_is_limited_by_the_rope_length_but_not_by_sliding_wi
     assert limit("c", "phi3", rope_parameters=longrope, original_max_position_embeddings=64) == 64
 
 
-def test_windows_that_the_wrapper_does_not_see_limit_the_context(
+def test_sliding_windows_that_the_adapter_does_not_see_limit_the_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_tiny_model(tmp_path, "starcoder2", sliding_window=100)

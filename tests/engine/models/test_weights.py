@@ -1,4 +1,4 @@
-"""A model with int8 weights is close to the original model, and its rows do not depend on each other."""
+"""Quantized weights (int8, int4) give nearly the original logits, and a file's weights are loaded in pieces."""
 
 import re
 import sys
@@ -51,19 +51,19 @@ def test_quantized_logits_of_a_row_do_not_depend_on_other_rows(
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_quantized_weights_of_unsupported_models_are_refused(tmp_path: Path, weights: str) -> None:
+def test_quantized_weights_are_refused_for_models_that_do_not_support_them(tmp_path: Path, weights: str) -> None:
     folder = make_tiny_model(tmp_path, "deepseek_v3")
     with pytest.raises(ModelNotLoadable, match=f"{weights} weights are for Llama"):
         load_model(folder, weights=weights)
 
 
-def test_int4_weights_of_layers_without_whole_groups_are_refused(tmp_path: Path) -> None:
+def test_int4_weights_are_refused_if_a_layer_size_is_no_multiple_of_the_group_size(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, intermediate_size=72)
     with pytest.raises(ModelNotLoadable, match="multiples of 32"):
         load_model(folder, weights="int4")
 
 
-def test_a_model_with_the_file_of_a_quantization_tool_is_not_loaded(tmp_path: Path) -> None:
+def test_a_model_folder_with_hf_quant_config_json_is_refused(tmp_path: Path) -> None:
     (make_tiny_model(tmp_path) / "hf_quant_config.json").write_text("{}")
 
     with pytest.raises(QuantizedCheckpoint, match=r"hf_quant_config\.json"):

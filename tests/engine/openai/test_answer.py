@@ -19,7 +19,7 @@ def logprobs_of(ids: Sequence[int]) -> list[TokenLogprob]:
 
 
 def answer_in_steps(ids: Sequence[int], sizes: Sequence[int], reason: FinishReason, stop: Sequence[str]) -> Answer:
-    """Returns the answer that consists of the tokens `ids`, which arrive in steps of `sizes`."""
+    """Returns the answer with the tokens `ids`. `sizes`: the number of tokens that each engine step adds."""
     stream = AnswerStream(BYTE_LEVEL, stop=stop, logprobs=True)
     pieces, start, text = pieces_of(ids, sizes), 0, ""
     logprobs: list[AnswerLogprob] = []

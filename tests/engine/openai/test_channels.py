@@ -1,4 +1,4 @@
-"""In gpt-oss's format, the answer is the message in the channel `final`, and the text before it is the trace."""
+"""In gpt-oss's format, the answer is the message in the channel `final`; the text before it is the reasoning trace."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -83,7 +83,7 @@ def test_the_answer_is_the_message_in_the_final_channel(
     st.lists(st.sampled_from([FINAL, ANALYSIS, NEXT, "<|message|>", "<|channel|>", "fin", "x"]), max_size=8),
     st.lists(st.integers(1, 4), min_size=120, max_size=120),
 )
-def test_the_separation_does_not_depend_on_how_steps_group_the_tokens(
+def test_trace_and_answer_do_not_depend_on_how_steps_group_the_tokens(
     tokenizer: Tokenizer, parts: list[str], sizes: list[int]
 ) -> None:
     ids = tokenizer.encode("".join([*parts, "a"]), add_special_tokens=False)
@@ -91,7 +91,7 @@ def test_the_separation_does_not_depend_on_how_steps_group_the_tokens(
     assert answer_in_steps(tokenizer, ids, sizes) == answer_in_steps(tokenizer, ids, [len(ids)])
 
 
-def test_a_prompt_that_does_not_end_in_a_header_begins_no_trace(tokenizer: Tokenizer) -> None:
+def test_a_prompt_that_does_not_end_in_a_header_begins_no_reasoning_trace(tokenizer: Tokenizer) -> None:
     assert chat(tokenizer).separated is not None
     for text in (
         "",
@@ -110,11 +110,11 @@ def test_a_prompt_that_does_not_end_in_a_header_begins_no_trace(tokenizer: Token
     ],
     ids=["budget", "tools"],
 )
-def test_options_that_channels_do_not_support_are_refused(tokenizer: Tokenizer, body: dict[str, Any]) -> None:
+def test_options_that_are_not_supported_with_channels_are_refused(tokenizer: Tokenizer, body: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as raised:
         chat(tokenizer, **body)
     assert raised.value.code == "unsupported_parameter"
 
 
-def test_the_format_of_calls_in_channels_is_not_guessed() -> None:
+def test_a_template_with_channels_has_no_known_call_format() -> None:
     assert form_of_template('<|channel|>commentary {"name": "f", "parameters": {}} <tool_call>') is None

@@ -1,4 +1,4 @@
-"""Sampling defaults of generation_config.json apply to requests that do not set them."""
+"""The values of generation_config.json apply to all sampling parameters that a request does not set."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_request_overrides_each_default(folder: Path) -> None:
     assert sampled_with(tokenizer, top_k=-1, top_p=None) == RECOMMENDED | {"top_k": 0}
 
 
-def test_max_new_tokens_is_the_limit_of_requests_without_one(tmp_path: Path) -> None:
+def test_max_new_tokens_limits_requests_without_a_limit(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", "llama", num_layers=1)
     write(folder, max_new_tokens=7)
     tokenizer = Tokenizer.load(folder)
@@ -62,7 +62,7 @@ def test_max_new_tokens_is_the_limit_of_requests_without_one(tmp_path: Path) -> 
     assert limits(prompt="a" * 95) == (5, {"limits": {"max_tokens": 5, "set_by": "context"}})
 
 
-def test_a_default_that_no_request_may_have_is_named(tmp_path: Path) -> None:
+def test_the_error_for_an_invalid_default_names_the_default(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", "llama", num_layers=1)
     write(folder, top_p=1.5)
 

@@ -1,4 +1,4 @@
-"""Output formats in the parameters of OpenAI and vLLM are parsed into grammars."""
+"""`response_format` (OpenAI) and `structured_outputs` (vLLM) are parsed into grammars."""
 
 import json
 from typing import Any

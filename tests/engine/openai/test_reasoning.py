@@ -1,4 +1,4 @@
-"""The trace of a reasoning model is separated from its answer by the markers' token ids."""
+"""The reasoning trace is separated from the answer by the token ids of the markers, such as `<think>`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,9 +33,9 @@ def chat(tokenizer: Tokenizer, content: str = "hi", **body: Any) -> ParsedReques
 def answer_in_steps(
     tokenizer: Tokenizer, ids: Sequence[int], sizes: Sequence[int], *, opened: bool = False, stop: Sequence[str] = ()
 ) -> Answer:
-    """Returns the answer that consists of the tokens `ids`, streamed in steps of these sizes. Checks that the streamed
-    pieces add up to the answer.
+    """Returns the answer with the tokens `ids`, and checks that the streamed pieces add up to this answer.
 
+    sizes: the number of tokens that each engine step adds.
     opened: whether the prompt ends with the begin marker.
     """
     thinking = chat(tokenizer, chat_template_kwargs={"opened": opened}).separated
@@ -53,7 +53,7 @@ def answer_in_steps(
     return answer
 
 
-def test_the_trace_is_separated_from_the_answer(tokenizer: Tokenizer) -> None:
+def test_the_reasoning_trace_is_separated_from_the_answer(tokenizer: Tokenizer) -> None:
     ids = [BEGIN, *tokenizer.encode("hm, 漢"), END, *tokenizer.encode("yes")]
 
     answer = answer_in_steps(tokenizer, ids, [1] * len(ids))
@@ -64,7 +64,7 @@ def test_the_trace_is_separated_from_the_answer(tokenizer: Tokenizer) -> None:
     assert len(answer.logprobs) == len(ids)
 
 
-def test_a_trace_that_the_prompt_opens_needs_no_first_marker(tokenizer: Tokenizer) -> None:
+def test_an_answer_needs_no_begin_marker_if_the_prompt_opens_the_trace(tokenizer: Tokenizer) -> None:
     answer = answer_in_steps(tokenizer, [*tokenizer.encode("hm"), END, *tokenizer.encode("yes")], [4, 4], opened=True)
 
     assert (answer.reasoning, answer.text) == ("hm", "yes")
@@ -97,7 +97,7 @@ def test_stop_strings_are_not_searched_in_the_trace(tokenizer: Tokenizer) -> Non
     st.booleans(),
     st.lists(st.text("ab é", min_size=1, max_size=3), max_size=2),
 )
-def test_the_separation_does_not_depend_on_how_steps_group_the_tokens(
+def test_trace_and_answer_do_not_depend_on_how_steps_group_the_tokens(
     tokenizer: Tokenizer, ids: list[int], sizes: list[int], opened: bool, stop: list[str]
 ) -> None:
     expected = answer_in_steps(tokenizer, ids, [len(ids)], opened=opened, stop=stop)
@@ -120,14 +120,14 @@ def test_only_a_marker_at_the_end_of_the_prompt_opens_a_trace(tokenizer: Tokeniz
     assert not thinking.opened
 
 
-def test_a_client_may_keep_the_trace_in_the_content(tokenizer: Tokenizer) -> None:
+def test_with_separate_reasoning_false_the_trace_stays_in_the_content(tokenizer: Tokenizer) -> None:
     parsed = chat(tokenizer, separate_reasoning=False)
 
     assert parsed.separated is None
     assert parsed.sampling.thinking is not None
 
 
-def test_a_trace_of_an_earlier_answer_reaches_the_template(tokenizer: Tokenizer) -> None:
+def test_the_reasoning_trace_of_an_earlier_answer_is_passed_to_the_template(tokenizer: Tokenizer) -> None:
     earlier: list[dict[str, Any]] = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": None, "reasoning_content": "hm"},
@@ -140,7 +140,9 @@ def test_a_trace_of_an_earlier_answer_reaches_the_template(tokenizer: Tokenizer)
     assert text == "user:hi\nassistant:<think>hm</think>\nuser:well?\nassistant:"
 
 
-def test_markers_must_be_single_tokens_that_the_template_names(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_think_markers_must_be_single_tokens_that_the_template_contains(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     plain = Tokenizer.load(make_tiny_model(tmp_path_factory.mktemp("plain"), "llama", num_layers=1))
 
     assert plain.think_markers is None
@@ -164,11 +166,11 @@ def test_markers_must_be_single_tokens_that_the_template_names(tmp_path_factory:
         ({"chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": True}, "user:hi\nassistant:"),
     ],
 )
-def test_thinking_switches_reach_the_template(tokenizer: Tokenizer, body: dict[str, Any], expected: str) -> None:
+def test_thinking_options_are_passed_to_the_template(tokenizer: Tokenizer, body: dict[str, Any], expected: str) -> None:
     assert tokenizer.decode(chat(tokenizer, **body).prompt_token_ids, skip_special_tokens=False) == expected
 
 
-def test_the_effort_none_turns_off_thinking_if_the_template_has_only_enable_thinking(tmp_path: Path) -> None:
+def test_reasoning_effort_none_turns_thinking_off_if_the_template_has_only_enable_thinking(tmp_path: Path) -> None:
     folder = make_thinking_model(tmp_path / "model")
     (folder / "chat_template.jinja").write_text("{% if not enable_thinking %}off{% endif %}")
 
@@ -208,7 +210,7 @@ def test_a_model_whose_template_has_no_thinking_switch_refuses_the_option(tmp_pa
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_think_budget_that_leaves_no_room_for_an_answer_is_refused_with_the_largest_possible_one(
+def test_the_error_for_a_thinking_budget_without_room_for_an_answer_states_the_largest_budget(
     tokenizer: Tokenizer, opened: bool
 ) -> None:
     def budget_of(**body: Any) -> int | None:
@@ -217,7 +219,7 @@ def test_a_think_budget_that_leaves_no_room_for_an_answer_is_refused_with_the_la
         return thinking.budget
 
     room = chat(tokenizer, chat_template_kwargs={"opened": opened}).sampling.max_tokens
-    num_needed = 2 if opened else 3  # markers that the model writes, and a token of the answer
+    num_needed = 2 if opened else 3  # the markers that the model still has to write, and one token of the answer
     assert budget_of(thinking_token_budget=0) == 0
     for limits, most in (({}, room - num_needed), ({"max_tokens": 40}, 40 - num_needed)):
         assert budget_of(thinking_token_budget=most, **limits) == most
@@ -226,7 +228,7 @@ def test_a_think_budget_that_leaves_no_room_for_an_answer_is_refused_with_the_la
         assert (caught.value.param, caught.value.code) == ("thinking_token_budget", "thinking_budget_too_large")
 
 
-def test_a_budget_for_a_model_without_traces_is_refused(tmp_path: Path) -> None:
+def test_a_thinking_budget_for_a_model_without_think_markers_is_refused(tmp_path: Path) -> None:
     plain = Tokenizer.load(make_tiny_model(tmp_path / "model", "llama", num_layers=1))
 
     with pytest.raises(InvalidRequest, match="no think markers") as caught:

@@ -79,7 +79,7 @@ def test_options_are_parsed_into_sampling_parameters(tokenizer: Tokenizer) -> No
     assert (parsed.sampling.num_logprobs, parsed.stop) == (4, ("x",))
 
 
-def test_without_a_limit_an_answer_may_fill_the_context(tokenizer: Tokenizer) -> None:
+def test_without_max_tokens_an_answer_may_fill_the_context(tokenizer: Tokenizer) -> None:
     remaining = MAX_SEQ_LEN - 2  # the prompt "hi" has two tokens
 
     parsed = complete(tokenizer)
@@ -90,7 +90,9 @@ def test_without_a_limit_an_answer_may_fill_the_context(tokenizer: Tokenizer) ->
 
 
 @pytest.mark.parametrize("param", ["max_tokens", "max_completion_tokens"])
-def test_the_error_for_a_limit_beyond_the_context_names_the_remaining_room(tokenizer: Tokenizer, param: str) -> None:
+def test_the_error_for_max_tokens_beyond_the_context_states_how_many_tokens_remain(
+    tokenizer: Tokenizer, param: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(tokenizer, **{param: 10_000})
 
@@ -102,7 +104,7 @@ def test_the_error_for_a_limit_beyond_the_context_names_the_remaining_room(token
         chat(tokenizer, **{param: room + 1})
 
 
-def test_the_limit_of_a_job_lowers_the_limits_of_its_requests(tokenizer: Tokenizer) -> None:
+def test_the_token_limit_of_a_job_lowers_max_tokens_of_its_requests(tokenizer: Tokenizer) -> None:
     def capped(**body: Any) -> int:
         parsed = parse_completion(
             {"prompt": "hi"} | body, tokenizer=tokenizer, max_seq_len=MAX_SEQ_LEN, max_tokens_cap=9
@@ -170,7 +172,7 @@ def test_the_role_developer_is_rendered_as_system(tokenizer: Tokenizer) -> None:
     )
 
 
-def test_the_prompt_may_be_a_string_token_ids_or_a_list_of_these(tokenizer: Tokenizer) -> None:
+def test_a_prompt_may_be_a_string_or_token_ids_or_a_list_of_strings_or_token_ids(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hi")
 
     assert complete(tokenizer, prompt=ids).prompts == (tuple(ids),)
@@ -302,7 +304,7 @@ def test_an_unknown_option_is_refused(tokenizer: Tokenizer) -> None:
         ("seed", 1.5, "got 1.5"),
         ("stop", ["a"] * 17, "at most 16"),
         ("stop", [""], "1 to 256 characters, got the string ''"),
-        ("min_tokens", 10_000, "0..79, got 10000"),  # the prompt takes 21 of the 100 tokens
+        ("min_tokens", 10_000, "0..79, got 10000"),  # the prompt takes 21 of the context's 100 tokens
         ("repetition_penalty", 0, r"\(0, 10\], got 0"),
         ("presence_penalty", 2.5, r"\[-2, 2\], got 2.5"),
         ("frequency_penalty", -3, r"\[-2, 2\], got -3"),
@@ -371,6 +373,6 @@ def test_text_with_a_lone_surrogate_is_refused(tokenizer: Tokenizer) -> None:
         chat(tokenizer, messages=[{"role": "user", "content": "a\ud800"}])
 
 
-def test_the_limit_of_choices_applies_to_all_prompts_together(tokenizer: Tokenizer) -> None:
+def test_the_maximum_number_of_choices_applies_to_all_prompts_together(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="at most 16, got 2 times 9"):
         complete(tokenizer, prompt=["x"] * 9, n=2)

@@ -91,7 +91,7 @@ VALUES = st.none() | st.text(max_size=5) | st.integers() | st.lists(st.text(max_
 @given(
     st.dictionaries(st.text(max_size=5), VALUES | st.dictionaries(st.text(max_size=3), VALUES, max_size=2), max_size=4)
 )
-def test_arguments_are_returned_as_the_model_wrote_them(arguments: dict[str, object]) -> None:
+def test_arguments_are_returned_exactly_as_the_model_wrote_them(arguments: dict[str, object]) -> None:
     text = json.dumps(arguments)
 
     remaining_text, calls = read_calls(HERMES, f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>')

@@ -132,7 +132,7 @@ def test_the_prompt_contains_earlier_calls_and_tool_results(tokenizer: Tokenizer
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """A tokenizer whose chat template has no place for tools."""
+    """Returns a tokenizer whose chat template does not support tools."""
     return Tokenizer.load(make_tiny_model(tmp_path_factory.mktemp("plain"), "llama", num_layers=1))
 
 
@@ -141,7 +141,7 @@ def rendered(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("call_form", [None, CallForm.LLAMA3_JSON])
-def test_a_template_without_tools_gets_them_as_text_of_the_system_message(
+def test_if_the_template_does_not_support_tools_the_system_message_describes_the_tools(
     plain: Tokenizer, call_form: CallForm | None
 ) -> None:
     user = {"role": "user", "content": "hi"}
@@ -167,7 +167,7 @@ def text_of_system(block: str) -> str:
     return block[start : block.index("</tool_call>", block.index("FUNCTION")) + len("</tool_call>")]
 
 
-def test_a_template_without_tools_gets_calls_and_results_as_messages(plain: Tokenizer) -> None:
+def test_if_the_template_does_not_support_tools_calls_and_results_are_text_of_messages(plain: Tokenizer) -> None:
     calls = [
         {"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": f'{{"i": {i}}}'}} for i in (1, 2)
     ]
@@ -192,7 +192,7 @@ def test_a_template_without_tools_gets_calls_and_results_as_messages(plain: Toke
     )
 
 
-def test_tool_choice_none_leaves_a_template_without_tools_as_it_is(plain: Tokenizer) -> None:
+def test_tool_choice_none_does_not_change_the_prompt_of_a_template_without_tools(plain: Tokenizer) -> None:
     assert chat(plain, tools=[tool("f")], tool_choice="none").prompts == chat(plain).prompts
 
 

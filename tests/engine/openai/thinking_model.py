@@ -8,7 +8,7 @@ from tokenizers import AddedToken
 
 from tests.tiny_model import make_tiny_model
 
-BEGIN, END = 259, 260  # ids of the markers, after those of `make_tiny_model`
+BEGIN, END = 259, 260  # token ids of the markers; the tokenizer of `make_tiny_model` has the ids below
 
 TEMPLATE = (
     "{% if effort_is_bad is defined %}{{ raise_exception('no such effort') }}{% endif %}"
@@ -24,7 +24,10 @@ TEMPLATE = (
 
 
 def make_thinking_model(directory: Path, *, special: bool = False, **overrides: Any) -> Path:
-    """`special`: whether decoding leaves the markers out. `opened` is a template variable that opens the trace."""
+    """Makes the model's folder. With `opened` as a template variable, the prompt ends with the begin marker.
+
+    special: whether the markers are special tokens, which decoding leaves out.
+    """
     make_tiny_model(directory, "llama", **{"vocab_size": END + 1, "max_position_embeddings": 2048} | overrides)
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     for marker in ("<think>", "</think>"):

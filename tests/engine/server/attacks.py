@@ -1,4 +1,4 @@
-"""Generates hostile requests from seeds, such as a client may send by mistake or on purpose.
+"""Generates hostile requests, as a client may send by mistake or on purpose. The same seed gives the same request.
 
 An `Attack` consists of the bytes to send and the moment at which the client disconnects. The server may return any
 response except an internal error.
@@ -22,7 +22,7 @@ _PATHS += ("/v1/unload_lora_adapter", "/v1/models", "/health", "/metrics", "/ver
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
     name: str
-    sent: tuple[bytes, ...]  # in pieces, with a pause between them
+    sent: tuple[bytes, ...]  # the pieces of the request; the client pauses between them
     read_bytes: int | None = None  # disconnect after this many bytes; None: read the whole response
     is_complete: bool = True  # False: the server may wait for more bytes of the request
     canary: bool = False  # whether the request is valid, so that it must succeed or be refused by a full queue
@@ -47,7 +47,7 @@ def request(
     headers: str = "",
     close: bool = True,
 ) -> bytes:
-    """Builds a request with the correct length and with the token for the path, unless the arguments override them."""
+    """Builds an HTTP request. Its length and token are correct, unless the arguments override them."""
     token = token or (OPERATOR_TOKEN if "adapter" in path or "speculator" in path else TOKEN)
     lines = [f"{method} {path} HTTP/1.1", "host: x", f"authorization: Bearer {token}"]
     lines += ["content-type: application/json"] if "content-type" not in headers else []

@@ -56,7 +56,7 @@ def launch(*arguments: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def running(model_dir: Path, *arguments: str) -> Iterator[Child]:
-    """Runs one server, which is killed at the end of the block."""
+    """Runs one server and kills it at the end of the `with` block."""
     with running_servers(model_dir, {"one": arguments}) as servers:
         yield servers("one")
 

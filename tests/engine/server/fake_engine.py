@@ -1,4 +1,4 @@
-"""A fake engine with scripted answers and failures."""
+"""`FakeEngine` stands in for the engine in tests of the server: a script gives its answers and failures."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -47,9 +47,9 @@ class FakeAdapters:
 class FakeEngine:
     """Returns `tokens_per_step` tokens of each answer in each step.
 
-    poison: a step raises if a request with this token in its prompt has an answer of at least `poison_at` tokens.
+    poison: a step raises an error if a prompt contains this token and its answer has at least `poison_at` tokens.
     gate: steps wait while this event is cleared.
-    endless: answers repeat their last token until they are cancelled.
+    endless: each answer repeats its last token until the request is cancelled.
     """
 
     max_seq_len = 512
@@ -80,7 +80,7 @@ class FakeEngine:
         self._poison_at = poison_at
         self._endless = endless
         self._requests: dict[str, Request] = {}
-        self._done: dict[str, int] = {}  # number of tokens that each request has got
+        self._done: dict[str, int] = {}  # request id -> number of tokens returned so far
         self._ended: list[StepOutput] = []  # last outputs of cancelled requests, which the next step returns
         self.counters = Counters()
         self.drafter: Drafter = NoDrafter()

@@ -73,7 +73,7 @@ async def _try(server: Child, seed: int, outcome: Outcome) -> None:
 
 
 async def _exchange(port: int, planned: Attack) -> bytes:
-    """Returns the bytes received until either side disconnected."""
+    """Sends the request and returns the bytes that are received before either side disconnects."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     response = b""
     try:
@@ -93,7 +93,7 @@ async def _exchange(port: int, planned: Attack) -> bytes:
 
 
 def problems_after(server: Child, outcome: Outcome) -> list[str]:
-    """Waits until cancelled requests have left the engine. Returns all faults of the server."""
+    """Waits up to 30 seconds for the engine to become idle, and returns all faults of the server."""
     problems = list(outcome.faults)
     gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     deadline = time.monotonic() + 30

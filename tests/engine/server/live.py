@@ -1,4 +1,4 @@
-"""Runs a server on a real socket, in a thread of the test process."""
+"""Runs the engine's HTTP server on a real socket, in a thread of the test process."""
 
 import socket
 import threading
@@ -27,7 +27,7 @@ TOKEN = "secret-of-the-test"
 class Live:
     url: str
     app: ServerApp
-    http: httpx2.Client  # sends the token
+    http: httpx2.Client  # sends the token with each request
 
     def chat(self, content: str = "hello", **body: object) -> httpx2.Response:
         messages = [{"role": "user", "content": content}]
@@ -46,7 +46,7 @@ def serve(
     sleeper: Sleeper | None = None,
     **settings: Any,
 ) -> Iterator[Live]:
-    """Serves until the end of the block. Args: settings: fields of `ServerConfig` that replace the tests' defaults."""
+    """Runs the server until the end of the `with` block. `settings`: values for fields of `ServerConfig`."""
     defaults: dict[str, Any] = {"model_name": MODEL, "token": TOKEN, "max_batch_size": 4, "max_waiting": 8}
     config = ServerConfig(**defaults | {"max_body_bytes": 4096} | settings)
     app = ServerApp(engine, tokenizer, config, load_drafter=load_drafter, sleeper=sleeper)

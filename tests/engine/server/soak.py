@@ -1,4 +1,4 @@
-"""`python -m tests.engine.server.soak --seconds 300 --streams 64` reads many concurrent streams for a long time.
+"""`python -m tests.engine.server.soak --seconds 300 --streams 64` reads 64 concurrent streams for 300 seconds.
 
 Every client sends its next prompt as soon as its answer ends, and disconnects in the middle of every sixteenth answer.
 The soak passes if each answer that is read to its end is complete, and if the server's memory does not grow by more
@@ -23,7 +23,7 @@ import httpx2
 from tests.engine.server.child import TOKEN, Child, running
 from tests.tiny_model import make_tiny_model
 
-GROWTH = 0.03  # tolerated, because allocators keep some memory; relative to the memory in the second quarter
+GROWTH = 0.03  # relative to the memory in the second quarter; tolerated, because allocators keep some memory
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ async def _read(http: httpx2.AsyncClient, reader: int, until: float, max_tokens:
 
 
 async def _stream(http: httpx2.AsyncClient, body: dict[str, Any], *, stop_after: int | None, tally: Tally) -> list[str]:
-    """Returns the stream's finish reason and last event. Disconnects after `stop_after` chunks, if that is set."""
+    """Returns the stream's finish reason and its last event. Disconnects after `stop_after` chunks, if given."""
     ending: list[str] = []
     num_chunks = 0
     async with http.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=200)
     parser.add_argument("--drafter", default="ngram")
-    parser.add_argument("--model-dir", type=Path, help="default: a tiny model made for this")
+    parser.add_argument("--model-dir", type=Path, help="default: a tiny random model")
     args = parser.parse_args()
     with _server(args.model_dir, args.streams, args.drafter) as server:
         tally = asyncio.run(soak(server, num_streams=args.streams, seconds=args.seconds, max_tokens=args.max_tokens))

@@ -148,7 +148,7 @@ def test_max_tokens_ends_an_answer_with_finish_reason_length(live: Live) -> None
     assert (choice["message"]["content"], choice["finish_reason"]) == ("Gr", "length")
 
 
-def test_a_response_names_the_limit_of_its_answer_if_the_request_sets_none(live: Live) -> None:
+def test_a_response_states_the_token_limit_if_the_request_sets_no_limit(live: Live) -> None:
     first, *_ = events(live.chat(stream=True))
     body, limited = live.chat().json(), live.chat(max_tokens=2).json()
 
@@ -224,7 +224,7 @@ def test_errors_for_unknown_routes_and_methods_have_openais_format(live: Live) -
     assert error_of(response)["code"] == "http_405"
 
 
-def test_a_valid_request_id_of_the_caller_is_used_and_otherwise_one_is_generated(live: Live) -> None:
+def test_the_callers_request_id_is_used_if_it_is_valid_and_otherwise_a_new_one(live: Live) -> None:
     assert live.http.get("/health").headers["x-request-id"].startswith("req_")
     assert live.http.get("/health", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
     assert live.http.get("/health", headers={"x-request-id": "a b"}).headers["x-request-id"].startswith("req_")
@@ -265,7 +265,7 @@ def test_metrics_have_vllms_names_and_count_requests_and_tokens(tokenizer: Token
     for line in [
         f"vllm:prompt_tokens_total{label} 10.0",
         f"vllm:generation_tokens_total{label} 12.0",  # five tokens and the end token, twice
-        f"vllm:spec_decode_num_drafts_total{label} 6.0",  # as the engine counted them: three steps for each request
+        f"vllm:spec_decode_num_drafts_total{label} 6.0",  # counted by the engine: three steps per request
         f"vllm:spec_decode_num_draft_tokens_total{label} 12.0",
         f"vllm:spec_decode_num_accepted_tokens_total{label} 6.0",
         f"vllm:num_preemptions_total{label} 0.0",
@@ -317,7 +317,7 @@ def test_disconnecting_during_a_stream_cancels_the_engine_requests(tokenizer: To
         body = {"prompt": "a", "n": 2, "stream": True}
         with live.http.stream("POST", "/v1/completions", json=body) as response:
             next(response.iter_lines())
-            engine.gate.clear()  # so that the generation cannot end before the client disconnects
+            engine.gate.clear()  # the generation cannot end before the client disconnects
         wait_until(lambda: live.app.async_engine.num_open == 0)
         engine.gate.set()
 

@@ -1,4 +1,4 @@
-"""POST /v1/audit beside other requests of a server."""
+"""The route POST /v1/audit: a response can be sent back to the server, which scores its answers again."""
 
 import copy
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_a_response_with_token_ids_can_be_sent_back_for_an_audit(folder: Path) -
         assert engine.scheduler.pool.num_available == engine.scheduler.pool.num_slots
 
 
-def test_an_audit_names_the_other_build_of_an_answer_and_refuses_bad_input_with_a_code(folder: Path) -> None:
+def test_an_audit_detects_an_answer_of_another_build_and_refuses_invalid_input_with_a_code(folder: Path) -> None:
     engine = load_engine(folder, config=EngineConfig(max_seq_len=128))
     with serve(engine, Tokenizer.load(folder), max_body_bytes=1 << 20) as live:
         request = {"prompt": "one", **QUESTION}

@@ -1,4 +1,4 @@
-"""The traces of reasoning models in whole and streamed responses of the server, with a fake engine."""
+"""Reasoning traces in whole and streamed chat completions of the server, with a fake engine."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def live(tokenizer: Tokenizer) -> Iterator[Live]:
         yield live
 
 
-def test_a_response_has_the_trace_and_its_tokens_apart_from_the_content(live: Live) -> None:
+def test_a_response_has_the_reasoning_trace_and_its_token_count_apart_from_the_content(live: Live) -> None:
     body = live.chat().json()
 
     message = body["choices"][0]["message"]
@@ -40,7 +40,7 @@ def test_a_response_has_the_trace_and_its_tokens_apart_from_the_content(live: Li
     assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": len(TRACE.encode()) + 2}
 
 
-def test_a_stream_has_the_deltas_of_the_trace_first(live: Live) -> None:
+def test_a_stream_sends_the_reasoning_trace_before_the_content(live: Live) -> None:
     *chunks, usage, _ = events(live.chat(stream=True, stream_options={"include_usage": True}))
 
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -51,7 +51,7 @@ def test_a_stream_has_the_deltas_of_the_trace_first(live: Live) -> None:
     assert usage["usage"]["completion_tokens_details"] == {"reasoning_tokens": len(TRACE.encode()) + 2}
 
 
-def test_tools_are_called_only_by_the_answer(live: Live) -> None:
+def test_tool_calls_within_the_reasoning_trace_are_ignored(live: Live) -> None:
     options: dict[str, Any] = {"tools": [tool("get_weather")]}
 
     message = live.chat(**options).json()["choices"][0]["message"]
@@ -64,14 +64,14 @@ def test_tools_are_called_only_by_the_answer(live: Live) -> None:
     assert json.loads("".join(piece["function"]["arguments"] for piece in pieces)) == {"city": "Bern"}
 
 
-def test_a_trace_that_is_cut_by_the_limit_leaves_the_content_null(live: Live) -> None:
+def test_the_content_is_null_if_max_tokens_ends_the_reasoning_trace(live: Live) -> None:
     choice = live.chat(max_tokens=5).json()["choices"][0]
 
     assert choice["finish_reason"] == "length"
     assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == (None, TRACE[:4])
 
 
-def test_the_trace_remains_in_the_content_if_the_client_requests_it(live: Live) -> None:
+def test_the_reasoning_trace_remains_in_the_content_if_the_client_requests_this(live: Live) -> None:
     body = live.chat(separate_reasoning=False).json()
 
     assert body["choices"][0]["message"]["content"] == f"<think>{TRACE}</think>{ANSWER}"
@@ -79,5 +79,5 @@ def test_the_trace_remains_in_the_content_if_the_client_requests_it(live: Live) 
     assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
-def test_text_completions_have_no_separate_trace(live: Live) -> None:
+def test_text_completions_have_no_separate_reasoning_trace(live: Live) -> None:
     assert live.complete().json()["choices"][0]["text"] == f"<think>{TRACE}</think>{ANSWER}"

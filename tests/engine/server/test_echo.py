@@ -1,4 +1,4 @@
-"""`echo` and log-probabilities of prompts, as evaluation harnesses request them."""
+"""`echo` returns the prompt's text and log-probabilities with a completion, as evaluation harnesses request."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,7 +34,7 @@ def live(folder: Path) -> Iterator[Live]:
 
 
 def expected_logprobs(live: Live, ids: list[int]) -> list[float]:
-    """The log-probability of each token after the first one, computed from a pass over the whole text."""
+    """Returns the log-probability of each token after the first, computed in one pass over all tokens."""
     model = live.app.async_engine.worker.engine.model  # type: ignore[attr-defined]  # a real engine
     with torch.inference_mode():
         logits = model.logits(model.hidden_states(torch.tensor(ids)).final)
@@ -83,13 +83,13 @@ def test_without_log_probabilities_only_the_text_is_echoed(live: Live) -> None:
     assert echo["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
 
 
-def test_an_echo_in_a_stream_is_refused(live: Live) -> None:
+def test_echo_is_refused_for_a_streamed_completion(live: Live) -> None:
     error = live.complete(PROMPT, echo=True, stream=True).json()["error"]
 
     assert (error["param"], error["code"]) == ("echo", "unsupported_parameter")
 
 
-def test_preempted_requests_get_the_log_probabilities_of_undisturbed_ones(folder: Path) -> None:
+def test_preemption_does_not_change_the_log_probabilities_of_a_prompt(folder: Path) -> None:
     sampling = SamplingParams(max_tokens=80, temperature=0.0, num_logprobs=0, prompt_logprobs=True, ignore_eos=True)
     requests = [Request(f"r{i}", tuple((i * 7 + k) % 200 + 3 for k in range(100)), sampling) for i in range(4)]
 

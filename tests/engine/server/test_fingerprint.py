@@ -1,4 +1,4 @@
-"""Responses and /health carry the engine's `system_fingerprint`."""
+"""The engine's `system_fingerprint` is in responses, in the chunks of streams and in /health."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.tiny_model import make_tiny_model
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 
-def test_responses_chunks_and_health_have_the_fingerprint_of_their_adapter(tmp_path: Path) -> None:
+def test_responses_and_chunks_have_the_fingerprint_of_the_model_with_the_requests_adapter(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", "llama")
     engine = load_engine(folder, config=EngineConfig(max_seq_len=128))
     engine.adapters.load("adapted", make_adapter(folder, tmp_path / "adapter", ["q_proj"], rank=2))

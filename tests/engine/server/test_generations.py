@@ -1,4 +1,4 @@
-"""Which requests may draft copies of each other's answers."""
+"""Only requests of the same project may draft from each other's past answers."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.tiny_model import make_tiny_model
         ({}, {"remember_answers": True}, None),
     ],
 )
-def test_requests_share_past_answers_only_within_the_project_of_the_gateways_header(
+def test_requests_share_past_answers_only_within_the_project_that_the_gateways_header_names(
     tmp_path: Path, headers: dict[str, str], body: dict[str, Any], memory: str | None
 ) -> None:
     tokenizer = Tokenizer.load(make_tiny_model(tmp_path, num_layers=1))

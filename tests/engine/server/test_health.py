@@ -1,4 +1,4 @@
-"""The route /health: it generates a token if necessary, and says whether the engine is exact."""
+"""The route /health checks that the engine generates tokens, and says whether its rows are exact."""
 
 import pytest
 
@@ -15,13 +15,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(make_tiny_model(tmp_path_factory.mktemp("model"), "llama", num_layers=1))
 
 
-def test_the_health_check_generates_a_token_if_no_request_did_recently(tokenizer: Tokenizer) -> None:
+def test_the_health_check_generates_a_token_if_the_engine_has_generated_none_recently(tokenizer: Tokenizer) -> None:
     engine = FakeEngine()
     with serve(engine, tokenizer) as live:
         assert live.http.get("/health").status_code == 200
         assert live.http.get("/health").status_code == 200
 
-    assert len(engine.added) == 1  # the second check used the first one's token
+    assert len(engine.added) == 1  # the second check relies on the token of the first
     assert engine.added[0].startswith("health-")
 
 
@@ -47,14 +47,14 @@ def test_the_health_check_says_whether_the_engine_is_exact_and_if_not_why(tokeni
     assert inexact.status_code == 200  # it still serves
 
 
-def test_the_health_check_says_how_weights_are_stored_and_computed(tokenizer: Tokenizer) -> None:
+def test_the_health_check_states_the_formats_in_which_weights_are_stored_and_computed(tokenizer: Tokenizer) -> None:
     with serve(FakeEngine(), tokenizer) as live:
         health = live.http.get("/health").json()
 
     assert health["weights"] == {"format": "awq int4", "kernel": "bfloat16 (widened)"}
 
 
-def test_health_says_whether_the_template_has_tools(
+def test_the_health_check_says_whether_the_chat_template_supports_tools(
     tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with_tools = Tokenizer.load(make_tool_model(tmp_path_factory.mktemp("tools")))

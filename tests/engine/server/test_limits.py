@@ -1,4 +1,4 @@
-"""Limits that keep one client from blocking the server: queues, slow readers, hung steps, incomplete requests."""
+"""Limits that keep one client from blocking the server: full queues, slow readers, incomplete requests, stalls."""
 
 import asyncio
 import socket
@@ -31,9 +31,9 @@ def live(tokenizer: Tokenizer) -> Iterator[Live]:
         yield live
 
 
-def test_the_retry_time_follows_from_the_rate_at_which_choices_ended() -> None:
+def test_the_retry_time_follows_from_the_rate_at_which_recent_choices_ended() -> None:
     queue = QueueTime()
-    assert queue.seconds_until(3, now=0.0) == 1  # there are no observations
+    assert queue.seconds_until(3, now=0.0) == 1  # no choice has ended yet
 
     for second in range(0, 40, 4):
         queue.choice_ended(float(second))  # one choice every 4 seconds
@@ -48,7 +48,7 @@ def make_report(*token_ids: int, finish_reason: FinishReason | None = None) -> R
     return Report("r", StepOutput("r", token_ids, logprobs, finish_reason, None))
 
 
-def test_unread_output_of_a_slow_client_is_merged() -> None:
+def test_outputs_that_a_slow_client_has_not_read_are_merged() -> None:
     async def read() -> tuple[StepOutput, StepOutput]:
         async_engine = AsyncEngine(FakeEngine(), max_open=1)
         generation = async_engine.open([Request("r", (1,), SamplingParams(max_tokens=9))])
@@ -131,7 +131,7 @@ def test_a_client_that_does_not_read_is_disconnected(tokenizer: Tokenizer, monke
 
 
 def test_requests_beyond_the_limit_of_open_requests_are_refused(live: Live) -> None:
-    live.app.generations.num_active = 24  # twice the limit of running and waiting choices
+    live.app.generations.num_active = 24  # twice the 12 choices that may run or wait
 
     refused = live.complete()
 
@@ -139,7 +139,7 @@ def test_requests_beyond_the_limit_of_open_requests_are_refused(live: Live) -> N
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
 
 
-def test_a_chat_for_which_the_template_takes_too_much_memory_gets_400_and_others_their_answers(tmp_path: Path) -> None:
+def test_only_a_chat_whose_template_takes_too_much_memory_gets_400(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, num_layers=1)
     source = "{{ 'x' * 10 ** 10 if 'bomb' in messages[0].content else messages[0].content }}"
     (folder / "chat_template.jinja").write_text(source)

@@ -1,4 +1,4 @@
-"""POST /v1/messages through the unchanged `anthropic` package: blocks, the order of events, tools, ends, errors."""
+"""POST /v1/messages through the unmodified `anthropic` package: blocks, events, tools, stop reasons and errors."""
 
 import json
 from collections.abc import Iterator
@@ -53,7 +53,9 @@ def without_ids(message: Any) -> dict[str, Any]:
     return json.loads(json.dumps(values).replace(suffix, "x"))  # type: ignore[no-any-return]
 
 
-def test_a_message_has_the_trace_text_and_calls_of_the_chat_completion(live: Live, client: anthropic.Anthropic) -> None:
+def test_a_message_has_the_same_reasoning_trace_text_and_calls_as_the_chat_completion(
+    live: Live, client: anthropic.Anthropic
+) -> None:
     tool = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
     chat = live.chat("hi", seed=5, model=MODEL, tools=[tool], max_tokens=300).json()
 
@@ -109,11 +111,11 @@ def test_the_events_of_a_stream_add_up_to_the_message_without_streaming(
         streamed = stream.get_final_message()
 
     expected = without_ids(whole)
-    del expected["metrics"]  # in a stream, a member of the event `message_delta`
+    del expected["metrics"]  # a stream has this member in the event `message_delta`
     assert without_ids(streamed) == expected | {"stop_details": None}
 
 
-def test_the_gateway_gets_the_usage_so_far_in_comments(live: Live) -> None:
+def test_comments_in_a_stream_tell_the_gateway_the_usage_so_far(live: Live) -> None:
     body = {"messages": HI, "max_tokens": 300, "stream": True}
 
     response = live.http.post("/v1/messages", json=body, headers={USAGE_HEADER: "comments"})
@@ -137,7 +139,7 @@ def test_the_gateway_gets_the_usage_so_far_in_comments(live: Live) -> None:
         ({}, ("end_turn", None)),
     ],
 )
-def test_a_message_has_the_reason_of_its_end(
+def test_a_message_has_the_reason_for_which_it_ended(
     client: anthropic.Anthropic, options: dict[str, Any], end: tuple[str, str | None], stream: bool
 ) -> None:
     given: dict[str, Any] = {"model": MODEL, "messages": HI, "max_tokens": 300} | options
@@ -152,7 +154,7 @@ def test_a_message_has_the_reason_of_its_end(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_text_of_a_call_that_the_limit_cuts_off_is_kept(live: Live, stream: bool) -> None:
+def test_the_text_of_a_tool_call_that_max_tokens_cuts_off_is_kept(live: Live, stream: bool) -> None:
     cut = len((TRACE + ANSWER).encode()) + 2 - len('rn"}}\n</tool_call>')
     body = {"messages": HI, "max_tokens": cut, "tools": [TOOL], "stream": stream}
 
@@ -211,7 +213,7 @@ def test_the_blocks_of_a_message_are_accepted_as_the_input_of_the_next_turn(
         ({"type": "adaptive"}, {"enable_thinking": True}),
     ],
 )
-def test_thinking_sets_the_templates_switch_and_the_budget(
+def test_thinking_sets_the_templates_thinking_option_and_the_thinking_budget(
     tokenizer: Tokenizer, thinking: dict[str, Any], switch: dict[str, Any]
 ) -> None:
     same = {"messages": HI, "max_tokens": 50, "seed": 1}
@@ -305,7 +307,7 @@ def test_counting_tokens_gives_the_input_tokens_of_the_answered_message(
     assert count.to_dict() == {"input_tokens": usage.input_tokens + (usage.cache_read_input_tokens or 0)}
 
 
-def test_a_prompt_that_is_too_long_for_a_message_is_counted(client: anthropic.Anthropic) -> None:
+def test_the_tokens_of_a_prompt_that_is_too_long_for_a_message_are_counted(client: anthropic.Anthropic) -> None:
     long: Any = [{"role": "user", "content": "a b c " * 600}]
 
     with pytest.raises(anthropic.BadRequestError):
@@ -325,7 +327,7 @@ def test_a_prompt_that_is_too_long_for_a_message_is_counted(client: anthropic.An
         ({"messages": HI, "model": 3}, "model"),
     ],
 )
-def test_a_refused_count_has_anthropics_error_format_and_names_the_member(
+def test_a_refused_token_count_has_anthropics_error_format_and_names_the_member(
     live: Live, body: dict[str, Any], param: str
 ) -> None:
     response = live.http.post("/v1/messages/count_tokens", json=body)
@@ -345,7 +347,7 @@ def test_errors_have_anthropics_types(live: Live, client: anthropic.Anthropic) -
         assert (caught.value.body["type"], caught.value.body["error"]["type"]) == ("error", kind)
 
 
-def test_the_token_is_accepted_in_either_header_but_not_beside_a_wrong_one(live: Live) -> None:
+def test_the_token_is_accepted_in_either_header_but_refused_if_the_other_header_is_wrong(live: Live) -> None:
     body = {"messages": HI, "max_tokens": 9}
     url = f"{live.url}/v1/messages"
 
@@ -360,7 +362,7 @@ def test_the_token_is_accepted_in_either_header_but_not_beside_a_wrong_one(live:
     assert status(**{"x-api-key": TOKEN, "authorization": "Bearer no"}) == status(**{"x-api-key": "no"}) == 401
 
 
-def test_a_stream_that_fails_ends_with_an_exception_in_anthropics_client(
+def test_a_failing_stream_ends_with_an_exception_in_anthropics_client(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     tokenizer = Tokenizer.load(make_tool_model(tmp_path_factory.mktemp("failing")))
@@ -370,7 +372,7 @@ def test_a_stream_that_fails_ends_with_an_exception_in_anthropics_client(
     with serve(engine, tokenizer) as live, connect(live) as client:
         failing: Any = [{"role": "user", "content": "no!"}]
         stream = client.messages.create(model=MODEL, messages=failing, max_tokens=9, stream=True)
-        with pytest.raises(anthropic.APIStatusError) as caught:  # noqa: PT012  # the events before it are checked
+        with pytest.raises(anthropic.APIStatusError) as caught:  # noqa: PT012  # earlier events are checked
             for event in stream:
                 texts += [event.delta.text] if event.type == "content_block_delta" else []  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""Routes for operators, who swap the drafter and load or unload adapters while the server runs."""
+"""The routes for operators: they swap the drafter and load or unload adapters while the server runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,11 +160,11 @@ def test_the_operator_token_and_the_client_token_are_each_valid_only_for_their_r
 def test_without_an_operator_token_there_are_no_operator_routes(tokenizer: Tokenizer) -> None:
     with serve(FakeEngine(), tokenizer) as live:
         assert post(live, "/v1/speculator", token=TOKEN, drafter="none").status_code == 404
-        # A wrong token gets 401 for unknown routes, too.
+        # A wrong token gets 401 on every route, even on a route that does not exist.
         assert post(live, "/v1/speculator", drafter="none").status_code == 401
 
 
-def test_without_a_root_no_speculator_folder_can_be_loaded(tokenizer: Tokenizer) -> None:
+def test_without_a_speculator_root_no_speculator_folder_can_be_loaded(tokenizer: Tokenizer) -> None:
     with serve(FakeEngine(), tokenizer, load_drafter=load_drafter, operator_token=OPERATOR) as live:
         refused = post(live, "/v1/speculator", drafter="medusa", path="one")
         without_folder = post(live, "/v1/speculator", drafter="ngram")

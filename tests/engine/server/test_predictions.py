@@ -1,4 +1,4 @@
-"""`prediction` of chat completions: its usage, and bodies that are refused."""
+"""The member `prediction` of chat completions: the usage counts its tokens, and invalid predictions are refused."""
 
 import json
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         ("zzz", 0, 3),
     ],
 )
-def test_the_usage_counts_the_predicted_tokens_that_the_answer_has(
+def test_the_usage_counts_predicted_tokens_that_the_answer_contains_as_accepted(
     live: Live, content: Any, accepted: int, rejected: int
 ) -> None:
     prediction = {"type": "content", "content": content}
@@ -50,7 +50,7 @@ def test_the_usage_counts_the_predicted_tokens_that_the_answer_has(
     assert json.loads(last_chunk.removeprefix("data: "))["usage"] == whole["usage"]
 
 
-def test_the_prediction_of_a_request_reaches_the_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_server_passes_the_prediction_of_a_request_to_the_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
     tokenizer = Tokenizer.load(make_tool_model(tmp_path_factory.mktemp("asked")))
     given = []
 
@@ -64,13 +64,13 @@ def test_the_prediction_of_a_request_reaches_the_engine(tmp_path_factory: pytest
     assert set(given) == {tuple(tokenizer.encode("def", add_special_tokens=False))}
 
 
-def test_the_tokens_of_all_choices_are_counted(live: Live) -> None:
+def test_accepted_prediction_tokens_of_all_choices_are_added_up(live: Live) -> None:
     usage = live.chat(prediction={"type": "content", "content": "def"}, n=2).json()["usage"]
 
     assert usage["completion_tokens_details"]["accepted_prediction_tokens"] == 6
 
 
-def test_a_request_without_a_prediction_has_no_counts(live: Live) -> None:
+def test_the_usage_of_a_request_without_a_prediction_has_no_prediction_counts(live: Live) -> None:
     assert live.chat().json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 

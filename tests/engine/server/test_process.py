@@ -1,4 +1,4 @@
-"""Tests a server in a separate process, with a tiny model, through the official `openai` package."""
+"""A server in a separate process, with a tiny model, works with the official `openai` package."""
 
 import json
 import signal
@@ -237,7 +237,7 @@ def test_logit_bias_and_min_tokens_are_applied(client: openai.OpenAI) -> None:
 
     assert len(set(biased.choices[0].text)) == 1
     assert ended.usage is not None
-    assert (ended.usage.completion_tokens, ended.choices[0].finish_reason) == (4, "stop")  # 3 and the end token
+    assert (ended.usage.completion_tokens, ended.choices[0].finish_reason) == (4, "stop")  # 3 tokens and the end token
 
 
 def test_cached_prompt_tokens_are_counted_in_the_usage(client: openai.OpenAI) -> None:
@@ -247,7 +247,7 @@ def test_cached_prompt_tokens_are_counted_in_the_usage(client: openai.OpenAI) ->
 
     assert usage is not None
     assert usage.prompt_tokens_details is not None
-    # The cache holds whole blocks, so the end of the prompt is computed again.
+    # The cache holds only complete blocks, so the end of the prompt is computed again.
     assert usage.prompt_tokens // 2 < (usage.prompt_tokens_details.cached_tokens or 0) < usage.prompt_tokens
 
 
@@ -292,7 +292,7 @@ def test_closing_a_stream_stops_the_generation(server: Child, client: openai.Ope
     wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
 
 
-def test_drafting_does_not_change_answers(servers: Servers, client: openai.OpenAI) -> None:
+def test_answers_with_and_without_a_drafter_are_equal(servers: Servers, client: openai.OpenAI) -> None:
     options: dict[str, Any] = CHAT | {"max_tokens": 60, "temperature": 0.8, "seed": 11, "n": 4}
     drafted = client.chat.completions.create(**options)
 
@@ -323,7 +323,7 @@ def test_swapping_the_drafter_during_an_answer_does_not_change_its_tokens(
     assert statistics["num_spec_steps"] > 0  # steps of this answer after the swap
 
 
-def test_sigterm_finishes_running_requests_and_refuses_new_ones(servers: Servers) -> None:
+def test_after_sigterm_running_requests_finish_and_new_requests_are_refused(servers: Servers) -> None:
     server = servers("default drain time")
     with client_of(server) as client:
         stream = client.chat.completions.create(
@@ -342,7 +342,7 @@ def test_sigterm_finishes_running_requests_and_refuses_new_ones(servers: Servers
     assert server.process.wait(20) == 0
 
 
-def test_a_stream_that_outlasts_the_drain_time_gets_an_error_event(servers: Servers) -> None:
+def test_a_stream_that_takes_longer_than_the_drain_time_gets_an_error_event(servers: Servers) -> None:
     server = servers("short drain time")
     with client_of(server) as client:
         stream = client.chat.completions.create(**CHAT, stream=True, extra_body={"ignore_eos": True})

@@ -1,4 +1,4 @@
-"""When a step of the real engine raises, recomputed answers are equal, and all cache slots are free in the end."""
+"""If a step of the real engine fails, only the request at fault fails. The others are recomputed with equal answers."""
 
 import math
 from contextlib import closing
@@ -33,7 +33,7 @@ def make_requests() -> list[Request]:
 
 
 def make_request_fail(engine: Engine, monkeypatch: pytest.MonkeyPatch, request_id: str, *, after: int) -> None:
-    """Makes forward passes raise once the engine has run `after` passes with this request."""
+    """Makes forward passes raise an error after the engine has run `after` passes with this request."""
     forward = engine.model.forward
     num_passes = 0
 
@@ -69,7 +69,7 @@ def test_a_failing_request_does_not_change_the_answers_of_other_requests(
     assert engine.counters.kv_usage == 0.0
 
 
-def test_a_request_with_non_finite_logits_gets_its_tokens_and_an_error_of_its_own(engine: Engine) -> None:
+def test_only_the_request_with_non_finite_logits_gets_the_error_non_finite_logits(engine: Engine) -> None:
     requests = make_requests()
     expected = {completion.request_id: completion.token_ids for completion in generate(engine, requests)}
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""POST /v1/responses for reasoning models, through the `openai` package: the trace is an item of its own."""
+"""POST /v1/responses for reasoning models, through the `openai` package: the reasoning trace is a separate item."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -39,7 +39,7 @@ def client(live: Live) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_the_trace_is_an_item_before_the_message_and_the_call(client: openai.OpenAI) -> None:
+def test_the_reasoning_trace_is_an_item_before_the_message_and_the_tool_call(client: openai.OpenAI) -> None:
     response = client.responses.create(model=MODEL, input="hi", tools=[TOOL])
 
     reasoning, message, call = response.output
@@ -67,14 +67,14 @@ def test_the_events_of_a_stream_add_up_to_the_response(client: openai.OpenAI, op
     assert done == streamed
 
 
-def test_the_log_probabilities_of_the_text_begin_after_the_trace(client: openai.OpenAI) -> None:
+def test_the_log_probabilities_of_the_text_begin_after_the_reasoning_trace(client: openai.OpenAI) -> None:
     output: Any = client.responses.create(model=MODEL, input="hi", include=LOGPROBS).to_dict()["output"]
 
     (part,) = output[1]["content"]
     assert bytes(byte for entry in part["logprobs"] for byte in entry["bytes"]).decode() == part["text"] == ANSWER
 
 
-def test_a_trace_that_is_sent_back_becomes_part_of_the_assistants_message(
+def test_a_reasoning_trace_that_the_client_sends_back_is_part_of_the_assistants_message(
     client: openai.OpenAI, tokenizer: Tokenizer
 ) -> None:
     first = client.responses.create(model=MODEL, input="hi")

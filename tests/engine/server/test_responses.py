@@ -1,4 +1,4 @@
-"""POST /v1/responses through the unchanged `openai` package: objects, the order of events, tools, formats, errors."""
+"""POST /v1/responses through the unmodified `openai` package: objects, events, tools, output formats and errors."""
 
 import json
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def test_a_response_has_the_text_usage_and_seed_of_the_chat_completion(live: Liv
     assert response.model_extra is not None
     assert response.model_extra["seed"] == 5
     assert response.model_extra["metrics"]["speculative_decoding"]["num_spec_steps"] == 4
-    assert response.store is False  # type: ignore[attr-defined]  # not among the declared members
+    assert response.store is False  # type: ignore[attr-defined]  # the package does not declare this member
 
 
 def test_a_response_repeats_the_members_of_its_request(client: openai.OpenAI) -> None:
@@ -103,7 +103,7 @@ def test_the_events_of_a_stream_add_up_to_the_response_without_streaming(client:
     assert [json.loads(one) for one in arguments[1:]] == [{"city": "Zürich"}, {"city": "Bern"}]
 
 
-def test_the_gateway_gets_the_usage_so_far_in_comments(live: Live) -> None:
+def test_comments_in_a_stream_tell_the_gateway_the_usage_so_far(live: Live) -> None:
     body = {"input": "hi", "stream": True, "stop": ["漢"]}
 
     response = live.http.post("/v1/responses", json=body, headers={USAGE_HEADER: "comments"})
@@ -119,7 +119,7 @@ def test_the_gateway_gets_the_usage_so_far_in_comments(live: Live) -> None:
     assert "\n: " not in live.http.post("/v1/responses", json=body).text
 
 
-def test_an_event_does_not_change_after_it_was_sent(client: openai.OpenAI) -> None:
+def test_items_in_events_are_empty_and_in_progress_when_they_are_added(client: openai.OpenAI) -> None:
     events = list(client.responses.create(model=MODEL, input="hi", tools=[TOOL], stream=True))
 
     added = [event.item.to_dict() for event in events if event.type == "response.output_item.added"]
@@ -137,7 +137,7 @@ def test_the_streaming_helper_of_the_client_returns_the_final_response(client: o
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_reaches_its_limit_is_incomplete(client: openai.OpenAI, stream: bool) -> None:
+def test_an_answer_that_reaches_max_output_tokens_is_incomplete(client: openai.OpenAI, stream: bool) -> None:
     created: Any = client.responses.create(model=MODEL, input="hi", max_output_tokens=3, stream=stream)
 
     response = list(created)[-1].response if stream else created
@@ -175,7 +175,7 @@ def test_the_items_of_an_answer_are_accepted_as_the_input_of_the_next_turn(
     assert second.usage.input_tokens == len(tokenizer.encode_chat(messages, tools=[definition]))
 
 
-def test_log_probabilities_are_those_of_the_chat_completion(live: Live, client: openai.OpenAI) -> None:
+def test_log_probabilities_equal_those_of_the_chat_completion(live: Live, client: openai.OpenAI) -> None:
     chat = live.chat("hi", logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
     options: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 
@@ -240,7 +240,7 @@ def test_an_unsupported_member_is_refused_under_the_name_that_the_caller_used(
     assert param in error["message"] or error["code"] != "unknown_parameter"
 
 
-def test_a_stream_that_fails_ends_with_a_failed_response_and_an_exception(tokenizer: Tokenizer) -> None:
+def test_a_failing_stream_ends_with_a_failed_response_and_an_exception(tokenizer: Tokenizer) -> None:
     poison = tokenizer.encode("!")[0]
     engine = FakeEngine(lambda _: tokenizer.encode("abcdefgh"), poison=poison, poison_at=2)
     engine.max_prompt = 2000

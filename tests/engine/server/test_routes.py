@@ -1,4 +1,4 @@
-"""The same request gives the same tokens through each route, whole and streamed, with a real engine and its drafter."""
+"""The same request gives the same tokens through each route, whole and streamed, with a real engine and a drafter."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -72,7 +72,7 @@ def test_a_text_completion_of_the_rendered_prompt_has_the_tokens_of_the_chat_com
     assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == chat_text(live, temperature=0)
 
 
-def test_a_schema_constrains_a_response_as_it_does_the_chat_completion(live: Live, client: openai.OpenAI) -> None:
+def test_a_schema_constrains_a_response_in_the_same_way_as_a_chat_completion(live: Live, client: openai.OpenAI) -> None:
     described: Any = {"name": "number", "schema": SCHEMA, "strict": True}
     text: Any = {"format": {"type": "json_schema", **described}}
 

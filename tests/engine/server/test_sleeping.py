@@ -1,4 +1,4 @@
-"""The operator's routes that put the engine to sleep and wake it."""
+"""The routes /sleep and /wake, with which an operator puts the engine to sleep and wakes it."""
 
 import threading
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def live(engine: FakeEngine, tokenizer: Tokenizer, sleeper: FakeSleeper) -> Iter
         yield live
 
 
-def test_an_engine_that_was_used_within_the_given_time_does_not_sleep(live: Live) -> None:
+def test_an_engine_that_was_used_within_idle_seconds_does_not_sleep(live: Live) -> None:
     live.complete("hello")
     refused = post(live, "/sleep?idle_seconds=3600")
     malformed = [post(live, f"/sleep?idle_seconds={value}").status_code for value in ("x", "-1", "nan", "inf")]
@@ -72,16 +72,16 @@ def test_an_engine_that_was_used_within_the_given_time_does_not_sleep(live: Live
     assert error_of(woken)["code"] == "engine_in_use", "waking counts as use, because a request follows"
 
 
-def test_health_reports_the_open_requests_and_how_long_the_engine_is_idle(
+def test_health_reports_the_number_of_open_requests_and_the_seconds_since_the_last_use(
     live: Live, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load() -> dict[str, float]:
         return dict(live.http.get("/health").json()["load"])
 
     live.app.async_engine.used_at -= 100.0
-    monkeypatch.setattr("engine.server.health.FRESH_SECONDS", 0.0)  # every check generates a token
+    monkeypatch.setattr("engine.server.health.FRESH_SECONDS", 0.0)  # makes every check generate a token
     assert load()["idle_seconds"] >= 100.0
-    assert load()["idle_seconds"] >= 100.0, "a health check is not use"
+    assert load()["idle_seconds"] >= 100.0, "a health check does not count as use"
 
     engine.gate.clear()
     running = threading.Thread(target=live.complete, args=("hello",))
@@ -149,9 +149,7 @@ def test_running_requests_end_before_the_engine_sleeps(live: Live, engine: FakeE
     assert sleeper.is_asleep
 
 
-def test_a_failure_to_sleep_leaves_the_engine_awake_and_one_to_wake_leaves_it_asleep(
-    live: Live, sleeper: FakeSleeper
-) -> None:
+def test_the_engine_stays_awake_if_sleep_fails_and_asleep_if_wake_fails(live: Live, sleeper: FakeSleeper) -> None:
     sleeper.problem = OSError(28, "no space")
     assert post(live, "/sleep").status_code == 500
     assert live.complete("hello").status_code == 200
@@ -165,7 +163,9 @@ def test_a_failure_to_sleep_leaves_the_engine_awake_and_one_to_wake_leaves_it_as
     assert live.complete("hello").status_code == 200
 
 
-def test_only_the_operator_may_put_an_engine_to_sleep(live: Live, sleeper: FakeSleeper) -> None:
+def test_sleep_is_refused_without_the_operators_token_and_on_unsupported_devices(
+    live: Live, sleeper: FakeSleeper
+) -> None:
     assert post(live, "/sleep", TOKEN).status_code == 401
     sleeper.problem = SleepNotSupported("not on this device")
     refused = post(live, "/sleep")

@@ -1,4 +1,4 @@
-"""`return_token_ids` and `/tokenizer_info`, in vLLM's shapes."""
+"""The option `return_token_ids` and the route /tokenizer_info return the same members as vLLM."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +26,7 @@ def live(tokenizer: Tokenizer) -> Iterator[Live]:
 
 
 def streamed(live: Live, path: str, body: dict[str, Any]) -> tuple[list[int], list[int]]:
-    """Returns the ids of the prompt and those of the answer, joined from all chunks of a stream."""
+    """Returns the token ids of the prompt and of the answer from all chunks of a stream."""
     response = live.http.post(path, json=body | {"stream": True, "return_token_ids": True})
     chunks = [chunk for chunk in events(response) if chunk != "[DONE]"]
     answer = [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("token_ids", [])]
@@ -37,7 +37,7 @@ def streamed(live: Live, path: str, body: dict[str, Any]) -> tuple[list[int], li
 
 @pytest.mark.parametrize("stop", [None, "stop"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_response_has_the_ids_of_its_prompt_and_answer(
+def test_a_response_has_the_token_ids_of_its_prompt_and_answer(
     live: Live, tokenizer: Tokenizer, path: str, stop: str | None
 ) -> None:
     messages = [{"role": "user", "content": "hi"}]

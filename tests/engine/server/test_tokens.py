@@ -1,4 +1,4 @@
-"""The routes /tokenize, /detokenize and /version, which have the same bodies as in vLLM."""
+"""The routes /tokenize, /detokenize and /version, whose requests and responses have the same members as in vLLM."""
 
 import tomllib
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def test_the_error_for_an_invalid_body_names_its_parameter(
     assert error_of(response)["param"] == param
 
 
-def test_the_version_equals_the_one_in_pyproject(live: Live) -> None:
+def test_the_version_equals_the_version_in_pyproject(live: Live) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     assert live.http.get("/version").json() == {"version": project["version"]}

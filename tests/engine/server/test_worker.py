@@ -1,4 +1,4 @@
-"""The engine's thread: when a step raises, only the request that caused it fails, and the others continue."""
+"""The engine's thread: if a step raises an error, only the request that caused the error fails; others continue."""
 
 import queue
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ class Reader:
 
 @pytest.fixture
 def start() -> Iterator[Callable[[FakeEngine], Reader]]:
-    """Yields a function that starts a reader, which is closed after the test."""
+    """Yields a function that starts a `Reader`. The fixture closes all readers after the test."""
     started: list[tuple[FakeEngine, Reader]] = []
 
     def _start(engine: FakeEngine) -> Reader:
@@ -108,7 +108,7 @@ def test_a_cancelled_request_ends_and_leaves_the_engine_without_work(start: Star
     assert not engine.has_work
 
 
-def test_cancelling_a_finished_request_changes_nothing(start: Start) -> None:
+def test_cancelling_a_finished_request_has_no_effect(start: Start) -> None:
     engine = FakeEngine()
     reader = start(engine)
     reader.worker.submit(make_request("a"))
@@ -122,7 +122,7 @@ def test_cancelling_a_finished_request_changes_nothing(start: Start) -> None:
 
 
 def start_with(start: Start, engine: FakeEngine, *requests: Request) -> Reader:
-    """Starts a reader and submits the requests, all of which reach the engine before its second step."""
+    """Starts a reader and submits the requests. All of them reach the engine before its second step."""
     reader = start(engine)
     engine.gate.clear()
     for request in requests:
@@ -171,7 +171,7 @@ def test_only_the_two_requests_that_break_steps_fail(start: Start) -> None:
     assert (reader.tokens["a"], reader.tokens["b"]) == ([10, 11, 12, 13, 14, 15, 2], [20, 21, 2])
 
 
-def test_a_single_request_that_breaks_a_step_fails_without_a_second_attempt(start: Start) -> None:
+def test_a_request_that_breaks_a_step_alone_fails_without_a_second_attempt(start: Start) -> None:
     engine = FakeEngine(poison=POISON)
     reader = start(engine)
 
@@ -208,7 +208,7 @@ def test_if_requests_cannot_be_cancelled_all_later_requests_get_engine_broken(st
     assert reader.worker.broken == "RuntimeError: the device is lost"
 
 
-def test_the_error_of_a_failed_request_does_not_contain_the_exception_message_of_the_engine(start: Start) -> None:
+def test_the_error_of_a_failed_request_does_not_contain_the_engines_exception_message(start: Start) -> None:
     reader = start(FakeEngine(poison=POISON))
 
     reader.worker.submit(make_request("bad", POISON, 11, 12, 13))

@@ -1,6 +1,10 @@
-"""A rank without a model, for tests of the parent process. `MODE` says how each rank behaves, as in `0:exit-3 1:wait`.
+"""A rank without a model, for tests of the parent process. Command line: FOLDER MODE...
 
-Each rank first writes its process id to FOLDER/RANK. Command line: FOLDER MODE...
+Each rank first writes its process id to FOLDER/RANK. There is one MODE per rank, RANK:ACTION:
+
+    wait         waits until it is killed
+    exit-STATUS  exits at once with this status
+    stop-STATUS  exits with this status when it receives SIGTERM
 """
 
 import os

@@ -1,8 +1,7 @@
-"""`python -m tests.engine.tensor_parallel.program CASES.json` runs models as groups of real processes.
+"""`python -m tests.engine.tensor_parallel.program CASES.json` runs models on groups of real processes.
 
-Each case names functions of this module, which run on rank 0, and a number of ranks. The ranks are forked from this
-process, which has imported everything but computed nothing, because imports take seconds. One line of JSON with the
-results is printed per case.
+Each case states the number of ranks and names functions of this module, which rank 0 runs. This process has imported
+all modules but computed nothing; it forks the ranks, because imports take seconds. It prints one line of JSON per case.
 """
 
 import hashlib
@@ -46,7 +45,10 @@ ROW_COUNTS = (1, 5, 40)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """degree: number of ranks; 1: no group. The other fields are arguments of the functions."""
+    """One run of a model. degree: number of ranks; 1: no group. work: names of the functions in `WORK` to run.
+
+    The functions read the other fields.
+    """
 
     work: list[str]
     model_dir: str
@@ -65,13 +67,13 @@ class Case:
 
 
 def digest(*tensors: Tensor) -> str:
-    """Returns the SHA-256 of the bits."""
+    """Returns the SHA-256 of the tensors' bytes."""
     parts = [tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def bits(case: Case, model: Model) -> dict[str, Any]:
-    """Returns digests of what the model computes, and the bytes of the rank's weights."""
+    """Returns digests of the final hidden states, of the taps, and of the logits for each of `ROW_COUNTS`."""
     ids = torch.randint(model.config.vocab_size, (max(ROW_COUNTS),), generator=torch.Generator().manual_seed(3))
     hidden = model.hidden_states(ids, range(model.config.num_layers + 1))
     assert hidden.taps is not None
@@ -80,7 +82,7 @@ def bits(case: Case, model: Model) -> dict[str, Any]:
 
 
 def answers(case: Case, model: Model) -> dict[str, Any]:
-    """Returns the digests of answers by sampling and drafter. The first drafter is none."""
+    """Returns sampling -> drafter -> digest of the answers. The first drafter is `none`."""
     found: dict[str, dict[str, str]] = {}
     for name in case.samplings:
         requests = make_requests(model, SAMPLINGS[name], count=4, max_tokens=8)
@@ -93,7 +95,7 @@ def answers(case: Case, model: Model) -> dict[str, Any]:
 
 
 def adapters(case: Case, model: Model) -> list[str]:
-    """Returns digests of the answers of a batch with and without an adapter, alone and after a second load."""
+    """Returns digests of a batch that partly uses an adapter: after the adapter's first and second load."""
     assert case.adapter_dir is not None
     engine, found = Engine(model, NoDrafter(), case.config), []
     for name in ("first", "again"):
@@ -105,7 +107,7 @@ def adapters(case: Case, model: Model) -> list[str]:
 
 
 def invariance(case: Case, model: Model) -> str | None:
-    """Returns the fault that the test of row invariance finds, without its cache of earlier results."""
+    """Returns the fault that the test of row invariance finds, or None. The test does not use stored results."""
     with tempfile.TemporaryDirectory() as folder:
         return check_row_invariance(model, folder=Path(folder)).reason
 
@@ -142,7 +144,7 @@ def _drafters(case: Case, model: Model, tokens_of: Mapping[str, tuple[int, ...]]
 
 
 def _run_rank(case: Case, rank: int, folder: Path) -> None:
-    """Runs in a forked process."""
+    """Runs one rank of the case, in a forked process. Rank 0 writes the result to FOLDER/result."""
     os.environ |= {RANK_VARIABLE: str(rank), RENDEZVOUS_VARIABLE: str(folder)}
     model_dir = Path(case.model_dir)
     if rank > 0:

@@ -1,4 +1,4 @@
-"""A model that is cut into parts gives the bits of the whole model, on real processes that exchange over gloo."""
+"""A model that is cut over several ranks gives the bits of the whole model. The ranks are processes that use gloo."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 def make_adapter(model_dir: Path, folder: Path) -> Path:
-    """Writes an adapter of odd rank for one attention and one MLP product of each kind."""
+    """Writes a LoRA adapter of rank 3 for products of attention and MLP, cut along their outputs or their inputs."""
     config, generator = ModelConfig.from_folder(model_dir), torch.Generator().manual_seed(5)
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     sizes = {
@@ -71,7 +71,7 @@ def make_adapter(model_dir: Path, folder: Path) -> Path:
 
 
 def run(cases: Mapping[str, dict[str, Any]], folder: Path) -> Results:
-    """Runs all cases in one program (tests/engine/tensor_parallel/program.py)."""
+    """Runs all cases in one process of tests/engine/tensor_parallel/program.py. Returns case -> results."""
     path = folder / "cases.json"
     path.write_text(json.dumps(list(cases.values()), default=str))
     command = [sys.executable, "-m", "tests.engine.tensor_parallel.program", str(path)]
@@ -126,7 +126,7 @@ def test_hidden_states_taps_and_logits_have_the_bits_of_one_process(results: Res
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", ["llama", "qwen3", "nine heads", "mixture", "deepseek"])
-def test_answers_with_every_drafter_at_every_degree_are_those_of_one_process(
+def test_answers_with_every_drafter_and_number_of_ranks_equal_those_of_one_process(
     name: str, folders: Folders, tmp_path: Path
 ) -> None:
     folder = make_tiny_model(tmp_path / "model", **(MODELS[name] | {"num_layers": 4}))  # eagle3 reads layer 4
@@ -148,7 +148,7 @@ def test_answers_with_every_drafter_at_every_degree_are_those_of_one_process(
     [("llama", 1, 13), ("llama", 2, 13), ("llama", 4, 1), ("mixture", 2, 1), ("mixture", 4, 1), ("deepseek", 2, 1),
      ("deepseek", 4, 1)],
 )  # fmt: skip
-def test_answers_are_those_of_plain_decoding_on_one_process(
+def test_answers_equal_those_of_plain_decoding_on_one_process(
     results: Results, name: str, degree: int, num_drafters: int
 ) -> None:
     plain, found = results[f"{name} 1"]["answers"], results[f"{name} {degree}"]["answers"]
@@ -159,20 +159,20 @@ def test_answers_are_those_of_plain_decoding_on_one_process(
     assert plain["greedy"]["none"] != plain["T=0.8"]["none"]
 
 
-def test_adapters_give_the_answers_of_one_process(results: Results) -> None:
+def test_answers_with_adapters_equal_those_of_one_process(results: Results) -> None:
     answers = results["llama 2"]["adapters"]
     assert answers == results["llama 1"]["adapters"]
-    assert answers[0] == answers[1]  # an adapter that is loaded again is sent again
+    assert answers[0] == answers[1]  # rank 0 sends an adapter that is loaded again to the other ranks
     assert answers[0] != results["llama 1"]["answers"]["T=0.8"]["none"]
 
 
 @pytest.mark.parametrize("degree", [2, 4])
-def test_an_engine_has_the_fingerprint_of_one_process(results: Results, degree: int) -> None:
-    """An answer of a group can therefore be audited on one process."""
+def test_a_group_of_ranks_has_the_same_fingerprint_as_one_process(results: Results, degree: int) -> None:
+    """One process can therefore audit the answers of a group of ranks."""
     assert results[f"llama {degree}"]["fingerprint"] == results["llama 1"]["fingerprint"]
 
 
-def test_the_test_of_row_invariance_runs_through_all_ranks(results: Results) -> None:
+def test_the_test_of_row_invariance_passes_on_a_group_of_ranks(results: Results) -> None:
     assert results["nine heads 2"]["invariance"] is None
 
 
@@ -180,7 +180,7 @@ def test_the_test_of_row_invariance_runs_through_all_ranks(results: Results) -> 
     ("name", "dtype"),
     [("llama", "bfloat16"), ("qwen3", "float32"), ("mixture", "bfloat16"), ("deepseek", "float32")],
 )
-def test_the_weights_of_a_rank_are_those_that_are_planned(
+def test_the_weights_of_rank_0_take_as_many_bytes_as_planned(
     results: Results, folders: Folders, name: str, dtype: str
 ) -> None:
     sizes = ModelSizes.of(read_config(folders(name)) | {"dtype": dtype})

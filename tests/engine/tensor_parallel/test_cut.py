@@ -1,4 +1,4 @@
-"""How a model is divided among ranks, and which models are refused."""
+"""`Cut` divides a model among ranks; models, degrees and devices that it does not support are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ SMOLLM2 = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 
 
 @pytest.mark.parametrize("degree", [2, 3, 9])
 @pytest.mark.parametrize("name", ["q_proj", "o_proj", "gate_proj", "lm_head"])
-def test_every_output_belongs_to_one_rank_and_parts_begin_at_their_units(degree: int, name: str) -> None:
+def test_every_output_belongs_to_one_rank_and_each_part_begins_at_a_whole_head_or_tile(degree: int, name: str) -> None:
     config = config_of(**SMOLLM2)
     size = {"q_proj": 576, "o_proj": 576, "gate_proj": config.intermediate_size, "lm_head": config.vocab_size}[name]
     unit = {"q_proj": 64, "lm_head": 64}.get(name, 16)
@@ -72,13 +72,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model"), "llama")
 
 
-def test_gpus_are_refused_because_tensor_parallelism_was_never_run_on_them(model_dir: Path) -> None:
+def test_gpus_are_refused_because_tensor_parallelism_has_never_been_run_on_gpus(model_dir: Path) -> None:
     with pytest.raises(TensorParallelOnCuda, match="never been run on GPUs") as raised:
         check_tensor_parallel(model_dir, EngineConfig(tensor_parallel=2, device="cuda"))
     assert raised.value.code == "tensor_parallel_not_run_on_cuda"
 
 
-def test_other_models_and_machines_without_compiled_kernels_are_refused(
+def test_unsupported_models_and_machines_without_compiled_kernels_are_refused(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = EngineConfig(tensor_parallel=2, device="cpu")
@@ -91,8 +91,8 @@ def test_other_models_and_machines_without_compiled_kernels_are_refused(
         check_tensor_parallel(model_dir, config)
 
 
-def test_all_outputs_of_a_quantized_weight_decide_about_its_kernel() -> None:
-    """The last output does not fit int4, so the other outputs must not be computed with int4 either."""
+def test_the_kernel_of_a_quantized_weight_depends_on_the_outputs_of_all_ranks() -> None:
+    """The last output does not fit into int4, so a rank with other outputs must not use int4 either."""
     generator = torch.Generator().manual_seed(0)
     values = torch.randint(-8, 8, (64, 64), generator=generator).to(torch.int8)
     values[63, 0] = 100

@@ -1,4 +1,4 @@
-"""The messages of rank 0 arrive unchanged, and all ranks keep the same adapters."""
+"""The messages of rank 0 reach the other ranks unchanged, and all ranks keep the same adapters."""
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ from kernels.lora import LoraLayer, LoraWeight
 from tests.tiny_model import tiny_config
 
 
-def test_a_pass_arrives_with_the_keys_of_every_row() -> None:
-    """Three sequences, of which two have rows in the pass: one in the middle of its prompt, one with a draft tree."""
+def test_a_rank_receives_a_pass_with_the_key_slots_of_every_row() -> None:
+    """Two of three sequences have rows in the pass: one is in the middle of its prompt, one has a draft tree."""
     tables = torch.arange(3 * 50, dtype=torch.int32).view(3, 50)
     attention = AttentionRows(
         slot_tables=tables,
@@ -36,7 +36,7 @@ def test_a_pass_arrives_with_the_keys_of_every_row() -> None:
 
     for row in range(5):
         assert torch.equal(received.rows.attention.slots(row), attention.slots(row))
-    assert received.rows.attention.slot_tables.shape == (2, 7)  # only what the rows read is sent
+    assert received.rows.attention.slot_tables.shape == (2, 7)  # only the slots that the rows read are sent
     received.rows.attention.check()
     assert torch.equal(received.rows.positions, rows.positions)
     assert torch.equal(received.rows.slots, rows.slots)
@@ -54,7 +54,9 @@ def make_layers(config: ModelConfig, dtype: torch.dtype, seed: int) -> tuple[Lor
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_ranks_forget_the_same_adapters_and_get_them_again(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_all_ranks_forget_the_same_adapters_and_rank_0_sends_these_again(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     config = ModelConfig.from_values(tiny_config("llama").to_dict())
     follower = KeptAdapters(Cut(config, 1, 2))
     sent: list[Kind] = []
@@ -67,7 +69,15 @@ def test_ranks_forget_the_same_adapters_and_get_them_again(monkeypatch: pytest.M
     monkeypatch.setattr("engine.tensor_parallel.adapters._MAX_KEPT", 2)
     leader = SentAdapters(Group(0, 2), Cut(config, 0, 2))
     adapters = [make_layers(config, dtype, seed) for seed in range(3)]
-    for use in ([0], [1], [0, 1, 2], [0], [0], [2], [1, 0]):  # the third pass uses more than are kept
+    for use in (
+        [0],
+        [1],
+        [0, 1, 2],
+        [0],
+        [0],
+        [2],
+        [1, 0],
+    ):  # the third pass uses three adapters, but only two are kept
         runs = [(leader.number_of(adapters[index]), first, 1) for first, index in enumerate(use)]
         first_rank, (second_rank, _) = leader.runs(runs), follower.runs(runs)
         for index, own, other in zip(use, first_rank, second_rank, strict=True):
@@ -80,4 +90,4 @@ def test_ranks_forget_the_same_adapters_and_get_them_again(monkeypatch: pytest.M
                 assert torch.equal(unpack(part.up), torch.cat((gates, ups)))
                 assert torch.equal(unpack(part.down), unpack(whole.down))
             assert own.layers[0] == LoraLayer()
-    assert len(sent) == 4  # the adapter that was forgotten is sent again
+    assert len(sent) == 4  # three adapters, of which one was forgotten and sent again

@@ -1,4 +1,4 @@
-"""The parent process ends a group with its first rank, and tells the reason."""
+"""The parent process of a group ends all ranks as soon as one rank ends, and prints the reason."""
 
 import json
 import os
@@ -26,12 +26,12 @@ class Running:
         self._files = [folder / str(rank) for rank in range(len(modes))]
 
     def pids(self) -> list[int]:
-        """Waits until all ranks run."""
+        """Waits until all ranks run, and returns their process ids."""
         wait_until(lambda: all(file.exists() for file in self._files), timeout_seconds=60)
         return [int(file.read_text()) for file in self._files]
 
     def end(self) -> tuple[int, list[str]]:
-        """Waits for the end. Returns the status and the lines of standard output."""
+        """Waits until the group ends. Returns the exit status and the lines of standard output."""
         output, _ = self.parent.communicate(timeout=60)
         return self.parent.returncode, output.splitlines()
 
@@ -58,7 +58,7 @@ def is_running(pid: int) -> bool:
 
 
 def message_of(lines: list[str]) -> str:
-    """Returns the reason, which follows what rank 0 has written."""
+    """Returns the failure message from the last line. Only output of rank 0 may precede this line."""
     assert lines[:-1] in ([], ["rank 0 speaks"])
     failure = json.loads(lines[-1])
     assert (failure["event"], failure["code"]) == ("failed", "rank_lost")
@@ -78,7 +78,7 @@ def test_a_killed_rank_ends_the_group_with_a_reason(start: Start, rank: int) -> 
     assert not any(map(is_running, pids))
 
 
-def test_the_reason_is_the_rank_that_failed_and_not_one_that_lost_the_group_before_it() -> None:
+def test_the_failed_rank_is_named_even_if_a_rank_that_lost_the_group_ended_before() -> None:
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     for rank in (0, 2):
         ended.put(rank)
@@ -99,7 +99,7 @@ def test_the_end_of_rank_0_ends_the_group_with_its_status(start: Start, status: 
     assert group.end() == (status, ["rank 0 speaks"])
 
 
-def test_signals_reach_rank_0_which_ends_the_group_in_its_own_time(start: Start) -> None:
+def test_rank_0_receives_signals_and_the_group_ends_when_rank_0_has_ended(start: Start) -> None:
     group = start("stop-0", "wait")
     pids = group.pids()
 

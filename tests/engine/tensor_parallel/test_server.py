@@ -1,4 +1,4 @@
-"""A server of several ranks answers like an engine of one process, and ends as a whole."""
+"""A server of several ranks answers like an engine of one process, and ends if one of its ranks ends."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def server(model_dir: Path) -> Iterator[Child]:
 
 
 def ranks_of(server: Child) -> list[int]:
-    """Returns the process ids of the ranks, which the parent process has started in their order."""
+    """Returns the process ids of the ranks, in the order of the ranks."""
     pid = server.process.pid
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

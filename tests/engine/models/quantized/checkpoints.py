@@ -1,7 +1,7 @@
-"""Quantizes the linear layers of a tiny model by each format's definition, number by number and without our readers.
+"""Makes quantized checkpoints of a tiny model by the definition of each format, without the engine's own readers.
 
-Every function returns the tensors that replace `module.weight`, and the weight that they stand for. Shape letters: N
-outputs, K inputs, G groups.
+Every quantizing function returns the tensors that replace `module.weight`, and the float32 weight that these tensors
+represent. Shape letters: E experts, N outputs, K inputs, G groups.
 """
 
 import json
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from tests.tiny_model import make_tiny_model
 
-Stored = dict[str, Tensor]  # by the suffix after the module's name
+Stored = dict[str, Tensor]  # suffix after the module's name -> tensor
 GROUP = 32
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in bits 0 to 3, 4 to 7, ...
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the outputs whose values are in bits 0 to 3, 4 to 7, ... of a word
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Case:
 
 
 def float8_blocks(weight: Tensor) -> tuple[Stored, Tensor]:
-    """Blocks of 48 x 40: the last block of a row or column is incomplete."""
+    """Quantizes blocks of 48 x 40. The last block of each row and column of blocks is incomplete."""
     N, K = weight.shape
     values, exact = torch.empty(N, K, dtype=torch.float8_e4m3fn), torch.empty(N, K)
     scales = torch.empty(-(-N // 48), -(-K // 40))
@@ -61,9 +61,9 @@ def int8_channel(weight: Tensor, lowest: int = -127) -> tuple[Stored, Tensor]:
 
 
 def grouped(weight: Tensor, bits: int, groups: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Quantizes the columns of each group together. groups: [K].
+    """Quantizes the columns of each group together. groups: [K], the group of each column.
 
-    Returns unsigned values [N, K], scales [N, G], zero points [N, G] and the weight.
+    Returns unsigned values [N, K], scales [N, G], zero points [N, G] and the weight [N, K] that they represent.
     """
     N, K, top, count = *weight.shape, 2**bits - 1, int(groups.max()) + 1
     values, exact = torch.empty(N, K, dtype=torch.int32), torch.empty(N, K)
@@ -84,7 +84,7 @@ def grouped(weight: Tensor, bits: int, groups: Tensor, *, symmetric: bool) -> tu
 
 
 def pack(values: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """Packs the last dimension into int32, one number after the other. order: number `order[i]` comes at place i."""
+    """Packs the last dimension into int32 words, lowest bits first. order: number `order[i]` is put in place i."""
     count = 32 // bits
     order = order or tuple(range(count))
     rows = []
@@ -198,9 +198,9 @@ def make_quantized(
     change: Callable[[Stored], object] | None = None,
     **values: Any,
 ) -> tuple[Path, Path]:
-    """Returns the folder of the quantized model, and that of a float32 model with the same weights.
+    """Returns the folders of the quantized model and of a float32 model with the same weights.
 
-    change: applied to the tensors of the first quantized module. values: of the model's configuration.
+    change: is called with the tensors of the first quantized module. values: options of the model's configuration.
     """
     exact = make_tiny_model(folder / "exact", architecture, **values)
     quantized = make_tiny_model(folder / "quantized", architecture, **values)
@@ -226,7 +226,7 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -
 
 
 def mxfp4(weight: Tensor) -> tuple[Stored, Tensor]:
-    """Quantizes experts [E, K, N]."""
+    """Quantizes the experts' weights [E, K, N] in groups of 32 inputs, each with one power of two as its scale."""
     groups = weight.transpose(1, 2).unflatten(2, (-1, 32))  # [E, N, G, 32]
     exponents = groups.abs().amax(3).log2().floor() - 2
     factors = 2.0 ** exponents.unsqueeze(-1)
@@ -237,7 +237,7 @@ def mxfp4(weight: Tensor) -> tuple[Stored, Tensor]:
 
 
 def make_mxfp4(folder: Path, *, change: Callable[[Stored], object] | None = None, **values: Any) -> tuple[Path, Path]:
-    """Like `make_quantized`, for the experts of a gpt-oss model. values: of its configuration."""
+    """Like `make_quantized`, for the experts of gpt-oss. values: options of the model's configuration."""
     values = {"num_local_experts": 4, "num_experts_per_tok": 2} | values
     exact = make_tiny_model(folder / "exact", "gpt_oss", **values)
     quantized = make_tiny_model(folder / "quantized", "gpt_oss", **values)

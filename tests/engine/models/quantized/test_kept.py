@@ -1,4 +1,4 @@
-"""Weights keep their format if a kernel for it exists; drafts and adapters work on them as on other weights."""
+"""Quantized weights keep their format if a kernel multiplies with it. Drafts and adapters work with such weights."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ PROMPTS = [tuple(range(20, 20 + length)) * 2 for length in (3, 9, 17)]
         ("gptq with zeros", WeightsReport("gptq int4", "bfloat16 (widened)")),
     ],
 )
-def test_the_engine_reports_how_weights_are_stored_and_computed(
+def test_the_report_states_the_formats_in_which_weights_are_stored_and_computed(
     tmp_path: Path, name: str, report: WeightsReport
 ) -> None:
     quantized, _ = make_quantized(tmp_path, name)
@@ -55,7 +55,7 @@ def test_a_loaded_engine_reports_unquantized_weights_too(tmp_path: Path) -> None
     assert engine.weights_report == WeightsReport("float32", "int8")
 
 
-def test_stored_int8_weights_reach_the_kernel_unchanged(tmp_path: Path) -> None:
+def test_the_stored_scales_of_int8_weights_reach_the_kernel_unchanged(tmp_path: Path) -> None:
     quantized, _ = make_quantized(tmp_path, "compressed int8")
     model = load_model(quantized, dtype="bfloat16")
     stored = load_file(quantized / "model.safetensors")

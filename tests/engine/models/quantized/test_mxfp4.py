@@ -1,4 +1,4 @@
-"""MXFP4 checkpoints of gpt-oss are widened to the bits of transformers' own reader, or refused."""
+"""MXFP4 checkpoints of gpt-oss are widened to the same bits as by transformers; invalid ones are refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_every_number_and_scale_is_widened_to_the_bits_of_transformers(tmp_path:
     path = folder / "model.safetensors"
     tensors, generator = load_file(path), torch.Generator().manual_seed(0)
     for name, tensor in tensors.items():
-        if name.endswith(("_blocks", "_scales")):  # the scale 255 is NaN; with 254 some products are infinite
+        if name.endswith(("_blocks", "_scales")):  # scales stay below 254: 254 overflows, 255 is NaN
             limit = 256 if name.endswith("_blocks") else 254
             tensors[name] = torch.randint(limit, tensor.shape, generator=generator, dtype=torch.uint8)
     save_file(tensors, path, {"format": "pt"})
@@ -76,7 +76,7 @@ def fill(suffix: str, value: int) -> Callable[[Stored], object]:
     ],
     ids=["no scales", "no blocks", "few scales", "short blocks", "NaN", "float scales"],
 )
-def test_missing_or_contradicting_tensors_are_refused(
+def test_missing_or_inconsistent_tensors_are_refused(
     tmp_path: Path, change: Callable[[Stored], object], code: str
 ) -> None:
     folder, _ = make_mxfp4(tmp_path, change=change)

@@ -20,7 +20,7 @@ def hidden_states(folder: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_quantized_checkpoint_computes_what_its_weights_compute_in_float32(tmp_path: Path, name: str) -> None:
+def test_a_quantized_checkpoint_computes_the_same_as_its_weights_in_float32(tmp_path: Path, name: str) -> None:
     quantized, exact = make_quantized(tmp_path, name)
 
     assert (hidden_states(quantized) - hidden_states(exact)).abs().max() <= 1e-4
@@ -70,11 +70,11 @@ def fill(suffix: str, value: float) -> Callable[[Stored], object]:
         ("compressed int4 out of order", fill("weight_g_idx", 99), "quantized_weights_invalid"),
         ("awq", fill("scales", float("nan")), "quantized_weights_invalid"),
         ("fp8 per tensor", fill("weight_scale", float("inf")), "quantized_weights_invalid"),
-        # The zero point 0 minus one, as four bits.
+        # GPTQ stores each zero point minus one. All bits set is the zero point 0, stored as -1 in four bits.
         ("gptq", fill("qzeros", -1), "quantized_weights_invalid"),
     ],
 )
-def test_missing_or_contradicting_tensors_are_refused(
+def test_missing_or_inconsistent_tensors_are_refused(
     tmp_path: Path, name: str, change: Callable[[Stored], object], code: str
 ) -> None:
     quantized, _ = make_quantized(tmp_path, name, change=change)
@@ -115,7 +115,7 @@ INT4 = {"type": "int", "num_bits": 4, "group_size": 32}
     ],
 )
 @pytest.mark.parametrize("architecture", ["llama", "olmo2"])
-def test_a_quantization_that_is_not_read_is_refused(
+def test_an_unsupported_quantization_is_refused(
     tmp_path: Path, architecture: str, quantization: dict[str, Any]
 ) -> None:
     quantized, _ = make_quantized(tmp_path, "compressed int4", architecture)
@@ -126,7 +126,7 @@ def test_a_quantization_that_is_not_read_is_refused(
     assert refused.value.code == "quantized_checkpoint"
 
 
-def test_one_byte_weights_without_a_description_are_refused(tmp_path: Path) -> None:
+def test_int8_weights_without_a_quantization_config_are_refused(tmp_path: Path) -> None:
     quantized, _ = make_quantized(tmp_path, "compressed int8")
     describe(quantized, {})
 

@@ -13,12 +13,12 @@ from workers.model_folders import changed_texts, texts_sha256
 
 
 def target_texts(model_dir: Path) -> dict[str, str]:
-    """Returns what `check_target_texts` compares. Raises: OSError, ValueError: a file cannot be read."""
+    """Returns digests of the tokenizer and the chat template. Raises: OSError, ValueError: a file cannot be read."""
     return texts_sha256(model_dir)
 
 
 def check_target_texts(speculator_dir: Path, model_dir: Path) -> None:
-    """A speculator without this record, such as one that was imported, is accepted. Raises: SpeculatorNotLoadable."""
+    """Accepts a speculator without these digests, such as an imported one. Raises: SpeculatorNotLoadable."""
     try:
         trained = json.loads((speculator_dir / "provenance.json").read_bytes())
     except (OSError, ValueError):

@@ -52,11 +52,11 @@ class Pass:
 
 
 class Drafter(Protocol):
-    """Subclasses override the methods they need; the defaults do nothing."""
+    """Subclasses implement `propose`, and override the other methods that they need, whose defaults do nothing."""
 
     name: str
     max_depth: int  # maximum depth of a draft; 0: the drafter never drafts
-    tap_layers: tuple[int, ...] = ()  # i means the input of the target's layer i; of L layers, L means the last output
+    tap_layers: tuple[int, ...] = ()  # i: the input of the target's layer i; if i is their number: the last output
     slot_bytes: int = 0  # memory of the drafter's keys and values per cache slot
 
     def prepare(self, cache: KVCache) -> None:
@@ -83,7 +83,7 @@ class Drafter(Protocol):
         return
 
     def forget_past(self) -> None:
-        """Drops data of requests that ended."""
+        """Drops what the drafter remembers of requests that have ended, such as their answers, before an evaluation."""
         return
 
 

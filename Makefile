@@ -16,7 +16,7 @@ WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
-# One process for each core, but at most four, because each of them needs up to 3 GB.
+# One process for each core, but at most four, because each of them takes up to 2.5 GB.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 
 # Waiting OpenMP threads that spin starve each other on a shared machine: a 35 ms pass was seen to take 900 ms.

@@ -218,8 +218,8 @@ def _in_int4_groups(values: Tensor, halves: Tensor) -> Tensor:
     def convert(part: slice) -> Tensor:
         shifted = _padded((values[part] - _INT4_MIN).to(torch.uint8))  # [blocks, 32, K]
         blocks, _, K = shifted.shape
-        # In the terms of `unpack_int4` (cpu/linear.c), the dimensions of an output are (half, o), and those of a column
-        # are (group, j, n, p). n consists of two bits: the byte, and whether the weight is in the byte's high half.
+        # In the terms of `int4_weights` (cpu/tiles_portable.h), the dimensions of an output are (half, o), and those of
+        # a column are (group, j, n, p). n has two bits: the byte, and whether the weight is in the byte's high half.
         parts = shifted.view(blocks, 2, 16, K // INT4_GROUP, 4, 2, 2, 2).permute(0, 3, 1, 4, 2, 7, 5, 6)
         pairs = (parts[..., 0] | parts[..., 1] << 4).reshape(blocks, K // INT4_GROUP, -1)
         scales = _padded(halves[part]).permute(0, 2, 1).contiguous().view(torch.uint8)  # [blocks, K / 32, 64]

@@ -1,7 +1,6 @@
 """The sampling parameters that a model's authors recommend in `generation_config.json`.
 
-As in vLLM, they replace the defaults of a request's parameters, a request overrides each of them, and `do_sample` has
-no effect.
+As in vLLM, these parameters apply where a request sets no value of its own, and `do_sample` has no effect.
 """
 
 import json

@@ -119,7 +119,7 @@ def _product_fault(name: str, weight: LinearWeight, device: torch.device) -> str
 
 
 def _head_fault(weight: LinearWeight, device: torch.device) -> str | None:
-    """Tests the kernel that graph decoding uses for the head, which does not store the logits."""
+    """Tests the output head's kernel for graph decoding, which chooses tokens without storing the logits."""
     x, head = _random_rows(max(_ROW_COUNTS), weight, device), Head(data=weight.data, scales=weight.scales)
     expected = best_tokens(x, head, 1)
     for count in _ROW_COUNTS:
@@ -152,7 +152,7 @@ def _layers_fault(model: TestedModel) -> str | None:
 
 
 def _random_rows(count: int, weight: LinearWeight, device: torch.device) -> Tensor:
-    """[count, K] in the dtype of the product's input."""
+    """Returns random rows [count, K] in the dtype of the product's input."""
     rows = torch.randn(count, weight.in_features, generator=torch.Generator().manual_seed(0))
     return rows.to(device, weight.dtype)
 
@@ -203,7 +203,7 @@ def _shape(weight: LinearWeight) -> tuple[int, int, str, str, bool]:
 
 
 def _key(model: TestedModel) -> dict[str, Any]:
-    """Returns what the result depends on, as JSON."""
+    """Returns everything on which the result of the test depends, as JSON."""
     config, layout = model.config, model.config.cache_layout
     return {
         "build": _build_sha256(),
@@ -220,7 +220,7 @@ def _key(model: TestedModel) -> dict[str, Any]:
 
 @functools.cache
 def _build_sha256() -> str:
-    """Returns the SHA-256 over the sources, the loaded library of C kernels and the packages that compute."""
+    """Returns the SHA-256 of the sources, the name of the loaded C kernels, and the versions of torch and triton."""
     kernels = library()  # its name is derived from the C sources, the compiler and the processor
     digest = hashlib.sha256(repr((kernels and kernels._name, *map(_version, ("torch", "triton")))).encode())
     paths = [Path(__file__), *(path for folder, pattern in _SOURCES for path in (_ROOT / folder).rglob(pattern))]

@@ -49,7 +49,7 @@ class Sleeper:
         self._folder = folder
         self._file: IO[bytes] | None = None  # None: the engine is awake
         self._saved: list[Range] = []
-        self._held: list[Tensor] = []  # freed tensors' memory could be used again, and waking would overwrite it
+        self._held: list[Tensor] = []  # references to all tensors; waking would overwrite memory that was reused
 
     @property
     def is_asleep(self) -> bool:
@@ -65,7 +65,7 @@ class Sleeper:
             raise SleepNotSupported("sleep requires Linux")
 
     def sleep(self) -> int:
-        """Returns the number of bytes that were copied to the file. If it raises, the engine is awake and unchanged.
+        """Puts the engine to sleep. Returns the number of bytes copied to the file. If it raises, the engine is awake.
 
         Raises: SleepNotSupported; OSError: the disk is full. ValueError: the engine has requests.
         """
@@ -101,7 +101,10 @@ class Sleeper:
         return sum(block.end - block.start for block in saved)
 
     def wake(self) -> None:
-        """Raises: OSError: the contents could not be read; the engine stays asleep, and `wake` may be called again."""
+        """Restores the memory from the file; does nothing if the engine is awake.
+
+        Raises: OSError: the file could not be read; the engine stays asleep, and `wake` may be called again.
+        """
         if self._file is None:
             return
         offset = 0
@@ -113,7 +116,7 @@ class Sleeper:
 
 
 def _tensors() -> list[Tensor]:
-    """All tensors of the process, except those of special classes, which may have no memory of their own."""
+    """Returns all tensors of the process, except those of special classes, which may have no memory of their own."""
     return [thing for thing in gc.get_objects() if type(thing) in (Tensor, torch.nn.Parameter)]
 
 
@@ -172,7 +175,7 @@ def _give_back(ranges: Iterable[Range]) -> None:
 
 
 def _write(descriptor: int, whole: Range) -> list[Range]:
-    """Appends the blocks that are not zero to the file and returns them. Raises: OSError."""
+    """Appends those blocks of `whole` to the file that are not all zeros, and returns these blocks. Raises: OSError."""
     written: list[Range] = []
     for start in range(whole.start, whole.end, _BLOCK):
         block = Range(start, min(start + _BLOCK, whole.end))

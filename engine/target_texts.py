@@ -13,12 +13,16 @@ from workers.model_folders import changed_texts, texts_sha256
 
 
 def target_texts(model_dir: Path) -> dict[str, str]:
-    """Returns what `check_target_texts` compares. Raises: OSError, ValueError: a file cannot be read."""
+    """Returns the digests of the model's tokenizer and template. Raises: OSError, ValueError: a file cannot be read."""
     return texts_sha256(model_dir)
 
 
 def check_target_texts(speculator_dir: Path, model_dir: Path) -> None:
-    """A speculator without this record, such as one that was imported, is accepted. Raises: SpeculatorNotLoadable."""
+    """Compares the digests that the training recorded with those of the model.
+
+    A speculator without recorded digests, such as an imported one, is accepted. Raises: SpeculatorNotLoadable: the
+    tokenizer or the chat template differs.
+    """
     try:
         trained = json.loads((speculator_dir / "provenance.json").read_bytes())
     except (OSError, ValueError):

@@ -11,7 +11,8 @@ decoded once, and only an incomplete character at the end is not settled. For ot
 is decoded again. It starts with the last settled piece, because some tokenizers drop the space before the first token.
 Its text is not settled within a run of byte tokens, because a run is decoded as a whole, when it ends.
 
-The work is linear in the number of ids, for any ids, because the server decodes text in its event loop.
+The work is linear in the number of ids, whatever the ids are. The server relies on this, because it decodes text in its
+event loop.
 """
 
 import codecs

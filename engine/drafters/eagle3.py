@@ -78,7 +78,7 @@ class Eagle3Drafter(Drafter):
         self._device = model.device
         self.layer = ServedEagle3(module, embedding=model.weights.embedding, dtype=model.dtype, device=model.device)
         self.vocab = module.draft_vocab.to(model.device)
-        fits = config.hidden_size == target.hidden_size  # otherwise the drafter's features fit no row of lm_head
+        fits = config.hidden_size == target.hidden_size  # as the rows of the target's lm_head require
         self._prompts = prompt_vocabulary(config.prompt_tokens and fits, self.vocab, model)
         self.max_position = config.max_positions - 1
         self._grower = self.layer.grower(self.vocab)

@@ -223,7 +223,7 @@ class DraftModelDrafter(Drafter):
         return self._model.forward(builder.build()[0], self._cache).final
 
     def _write_tables(self, sequences: Many[Sequence]) -> None:
-        """Writes the slots of new positions to the slot tables. The engine writes them only just before its own pass."""
+        """Writes the slots of new positions to the slot tables, as the engine does later, before its own pass."""
         entries = [
             (sequence.table_row, position, sequence.slots[position])
             for sequence in sequences

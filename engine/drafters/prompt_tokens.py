@@ -53,7 +53,7 @@ class PromptVocabulary:
         self._kept.pop(request_id, None)
 
     def make(self, prompt: Many[int]) -> PromptTokens | None:
-        """Like `of`, but keeps nothing. Of more than `MAX_TOKENS` such tokens, returns those that occur last in the prompt."""
+        """Like `of`, but keeps nothing. Returns at most `MAX_TOKENS` tokens: those that occur last in the prompt."""
         missing = [token for token in dict.fromkeys(reversed(prompt)) if token not in self._vocab][:MAX_TOKENS]
         if not missing:
             return None

@@ -48,7 +48,7 @@ _ASSERTIONS = frozenset().union(*_OF_TYPE.values()) | {
 
 
 def load_json(source: str) -> Any:
-    """Parses JSON. Raises: ValueError: invalid JSON; the message is a predicate without a subject: "must be JSON: ..."."""
+    """Parses JSON. Raises: ValueError: invalid JSON; the message is a predicate without a subject: "must be JSON"."""
     try:
         return json.loads(source)
     except RecursionError:

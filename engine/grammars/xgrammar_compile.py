@@ -52,7 +52,7 @@ def _ebnf_of_schema(schema: Any) -> str:
     """Returns xgrammar's grammar of a schema, with whitespace limited to `_WHITESPACE`."""
     text = str(xgrammar.Grammar.from_json_schema(json.dumps(schema), max_whitespace_cnt=_MAX_COUNT))
     text = _WHITESPACE_RULE.sub(lambda rule: f"{rule[1]} ::= {_WHITESPACE}", text)
-    return _WHITESPACE_USE.sub(lambda part: part[1] or part[2], text)  # part 1: a string or character class, kept as it is
+    return _WHITESPACE_USE.sub(lambda part: part[1] or part[2], text)  # part 1: a string or a character class
 
 
 def _ebnf_of_choice(source: str) -> str:

@@ -1,7 +1,7 @@
-"""Errors of a translated request, with the names that the caller used.
+"""Renames the members in errors of translated requests, to the names that the caller used.
 
-The other routes translate a body to that of a chat completion, which is then parsed as such. An error of that parser
-names members of the translated body.
+/v1/messages and /v1/responses translate a body to the body of a chat completion, which `parse_chat` parses. Errors of
+`parse_chat` name members of the translated body.
 """
 
 from collections.abc import Iterator, Mapping

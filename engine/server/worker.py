@@ -251,7 +251,7 @@ class EngineWorker:
             self._deliver(reports)
 
     def _report(self, output: StepOutput) -> Report | None:
-        """Returns None if the output has only tokens that were delivered before the request was computed again."""
+        """Returns the part of the output that was not delivered before the request was added again; None: no part."""
         live = self._live.get(output.request_id)
         if live is None:
             return None

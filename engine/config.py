@@ -263,7 +263,7 @@ def _mixture(values: Mapping[str, Any]) -> MixtureConfig | None:
 MAX_DRAFT_BUDGET = 256
 # bf16: quantized weights are converted to bfloat16, and the model is computed in it.
 # int8: the weights of attention, MLP and output head are int8 with one scale per output.
-# fp8: like int8 with numbers of 8-bit floating point; on CUDA only.
+# fp8: like int8, but in 8-bit floating point; on CUDA only.
 # int4: the weights of attention and MLP are int4 with one scale per output and group of 32 columns, and those of the
 #     output head are int8; on CPUs only.
 WEIGHT_FORMATS = ("auto", "bf16", "int8", "int4", "fp8")
@@ -303,7 +303,10 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, published: torch.dtype, *, weights: str = "auto") -> torch.dtype:
-    """Raises: ValueError: the name is neither auto, float32 nor bfloat16, or it contradicts `weights`."""
+    """Returns the dtype in which the model is computed. `published`: the dtype of the published weights.
+
+    Raises: ValueError: `dtype` is neither auto, float32 nor bfloat16, or contradicts `weights`.
+    """
     if weights == "bf16":
         if dtype == "float32":
             raise ValueError("weights=bf16 computes in bfloat16, so dtype must be auto or bfloat16, got float32")

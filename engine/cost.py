@@ -5,8 +5,8 @@ contexts, sample tokens and share the machine with other load. The model is ther
 
     seconds = correction(rows) * (a * measured(rows) + b * keys + c * row_keys)
 
-The coefficients a, b and c minimize the squared errors of the recent passes, each relative to the pass's own time, so
-that a pass delayed by other load has little weight. Since passes of one kind do not determine all three, deviations
+The coefficients a, b and c minimize the squared errors of the recent passes. Errors are relative to a pass's time,
+so that a pass delayed by other load has little weight. Since passes of one kind do not determine all three, deviations
 from a = 1 and b = c = 0 are penalized. The correction is the average ratio of a real pass's time to its fitted time.
 Each pass updates the corrections of the two points between which its number of rows lies. `PassSize` explains rows,
 keys and row_keys.

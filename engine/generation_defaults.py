@@ -26,8 +26,10 @@ OPENAI_DEFAULTS = GenerationDefaults()
 
 
 def read_generation_defaults(model_dir: Path) -> GenerationDefaults:
-    """Raises: ValueError: a value of generation_config.json is not allowed in a request; the message names the
-    value."""
+    """Reads generation_config.json. If there is no such file, returns OpenAI's defaults.
+
+    Raises: ValueError: a value in the file is not allowed in a request; the message names the value.
+    """
     path = model_dir / "generation_config.json"
     if not path.is_file():
         return OPENAI_DEFAULTS

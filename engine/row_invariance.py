@@ -1,12 +1,14 @@
 """Tests on the machine at hand that a row has the same bits whatever the other rows of its pass are.
 
-Speculation leaves the output unchanged only if this holds (docs/design.md, "Equal logits"). The test suite proves it on
-the machines that run the suite. This module tests it at start-up on the device that will serve, with the model's own
-weights: every product alone, and one layer of each shape read in one pass, in chunks, in a batch and as draft trees.
+Speculation leaves the output unchanged only if rows are invariant in this sense (docs/design.md, "Equal logits"). The
+test suite proves it on the machines that run the suite. This module tests it at start-up on the device that will serve,
+with the model's own weights: every product alone, and one layer of each shape, which reads a text in one pass, in
+chunks, in a batch and as draft trees.
 
 The row counts are those at which a kernel changes how it divides the rows; the comment at `_ROW_COUNTS` says why no
-other count can differ. The result depends on the shapes, not on the values, so a success is stored in the user's cache
-folder under the build, the device, the dtype and the shapes. A failure is not stored, so the next start tests again.
+other count can differ. The result depends on the shapes and not on the values of the weights. A success is therefore
+stored in the user's cache folder, by build, device, dtype and shapes. A failure is not stored, so the next start tests
+again.
 """
 
 import functools
@@ -42,11 +44,11 @@ TestedModel = Decoder | Deepseek | ShardedModel
 
 _CACHE = "row_invariance"
 # These counts make the kernels divide rows in every way to which any number of rows can lead.
-# CPU: a product is computed in tiles of 1 to 8 rows, and each height has its own compiled variant, so that counts of 1
-# to 8 run every variant. A larger pass is a sequence of such tiles. Without the C kernels, tiles always have 16 rows.
+# CPU: a product is computed in tiles of 1 to 8 rows. Each height of a tile has its own compiled variant, and the counts
+# of 1 to 8 run every variant. A larger pass is a sequence of such tiles. Without the C kernels, tiles have 16 rows.
 # CUDA: a program computes 1, 2, 4 or 8 tiles of 16 rows; the counts run each number of tiles with its last tile full
 # and partly filled, and more than one program. The pass over the whole text has more rows than attention processes at
-# a time (256), and the text is longer than the first split of a prefix (256 positions) and a tail (127).
+# a time (256). The text is also longer than the first split of a prefix (256 positions) together with a tail (127).
 _ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 _NUM_OTHER_ROWS = 5
 _TREE_DEPTHS = (1, 2, 3, 7, 8, 15, 16, 31)

@@ -2,9 +2,9 @@
 
 A pass of the C kernels reads weights through pointers, so a tensor must keep its address. Sleep therefore frees no
 tensor. It copies the contents of every large tensor of the process to a file and then gives the tensor's pages back
-(`MADV_DONTNEED`). Waking reads the file into the same addresses, so each bit is as before. This covers the model, the
-drafter and all tables that were derived from their weights, without a list of them. The keys and values of the target
-are not copied, and its cached prefixes are forgotten.
+(`MADV_DONTNEED`). Waking reads the file into the same addresses, so each bit is as before. The file contains the model,
+the drafter and all tables that were derived from their weights; no list of these tensors is needed. The keys and values
+of the target are not copied, and its cached prefixes are forgotten.
 
 The file has no name, so no other process can open it, and the system deletes it when the process ends. Blocks of zeros
 are not written.
@@ -56,7 +56,7 @@ class Sleeper:
         return self._file is not None
 
     def check(self) -> None:
-        """Raises: SleepNotSupported."""
+        """Raises: SleepNotSupported: this engine cannot sleep."""
         if self._engine.model.device.type != "cpu":
             raise SleepNotSupported("sleep is implemented for CPUs only")
         if self._engine.config.tensor_parallel > 1:

@@ -1,8 +1,9 @@
 """Incremental decoding of token ids to text, and stop strings.
 
 The concatenated pieces of text that a stream returns equal the decoding of all ids at once, cut before the stop string
-that is completed first (before the longest one if several are completed at the same character). This holds however the
-ids are split over the calls, so the text does not depend on the number of tokens per engine step.
+that is completed first. If several stop strings are completed at the same character, the longest one counts. The text
+is the same for every division of the ids among the calls, so it does not depend on the number of tokens per engine
+step.
 
     ids ─ decode the latest ids ─ settled text ─ hold back what may begin a stop string ─ returned text
 

@@ -126,7 +126,7 @@ class BlockHeads:
 
 
 def rescaled_to_confidence(survival: Tensor, confidence: Tensor) -> Tensor:
-    """Rescales survival [R, k]: the first candidate gets the confidence [R, 1], the others share the rest.
+    """Rescales survival [R, k]: the first candidate gets the confidence c [R, 1], and the others share 1 - c.
 
     The candidates of a row stay in descending order, because none gets more than the first.
     """

@@ -145,7 +145,7 @@ class ReasoningStream:
         return self._phases.num_tokens
 
     def push(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """Returns the new text of the trace, and how many of the ids belong to the trace; the others follow it."""
+        """Returns the new text of the trace, and how many of the ids belong to it; the other ids follow the trace."""
         count, shown = 0, []
         while count < len(token_ids) and self._phases.phase is not Phase.ANSWERING:
             if self._phases.accept(token_ids[count]) is Phase.THINKING:

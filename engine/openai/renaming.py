@@ -12,11 +12,11 @@ from engine.fields import InvalidRequest
 
 @contextmanager
 def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
-    """Raises an `InvalidRequest` of the block with the caller's names.
+    """Raises an `InvalidRequest` from within the `with` block again, with the caller's names.
 
     Args:
-        names: maps names of members of the chat completion to the caller's names. An error's member is renamed by the
-            longest of these names that is a prefix of its own.
+        names: maps names of members of the chat completion to the caller's names. The longest of the names that is a
+            prefix of the error's member is replaced.
     """
     try:
         yield

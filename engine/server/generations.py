@@ -200,7 +200,7 @@ class Generations:
         *,
         comments: bool,
     ) -> AsyncIterator[bytes]:
-        """`comments`: whether a comment with the usage so far precedes the events of each piece and the last event."""
+        """Yields encoded events. `comments`: whether a comment with the usage so far precedes those of each piece."""
         events = wire_format.events(head, run.parsed, tokenizer=self._tokenizer)
         try:
             for event in events.opening():

@@ -65,8 +65,8 @@ class Output:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Returns the input of a `tool_use` block. If the token limit has cut the call off, so that its arguments are not
-    valid JSON, their text is returned as `partial_json`, which is not in Anthropic's API."""
+    """Returns the input of a `tool_use` block. If the token limit has cut a call off, its arguments are not valid JSON.
+    Their text is then returned as `partial_json`, which is not in Anthropic's API."""
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):

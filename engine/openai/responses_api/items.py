@@ -1,7 +1,7 @@
 """Translates the input items of a response into the messages of a chat completion.
 
-A reasoning trace and the message and function calls that follow it become one message of the assistant, because a chat
-template expects the parts of one turn in one message. Members that OpenAI adds to the items of its answers, such as
+A reasoning trace and the message and function calls that follow it become one message of the assistant. A chat template
+expects the parts of one turn in one message. Members that OpenAI adds to the items of its answers, such as
 `id`, have no effect.
 """
 

@@ -1,7 +1,7 @@
 """Predicts the duration of a forward pass from its rows (one per token) and from the keys that they attend to.
 
 At start-up, passes with a few numbers of rows (called points) are measured with empty contexts. Real passes also have
-contexts, sample tokens and share the machine with other load. The model is therefore fitted to them:
+contexts, sample tokens and share the machine with other load. The cost model is therefore fitted to real passes:
 
     seconds = correction(rows) * (a * measured(rows) + b * keys + c * row_keys)
 
@@ -67,8 +67,8 @@ class CostModel:
         self._rows = list(row_counts)
         self._measured = _rising(seconds)
         self._corrected = list(self._measured)  # measured times, multiplied by the correction of each point
-        self._ratios = [1.0] * len(row_counts)  # for each point, the average ratio of a real pass to the fitted time
-        self._weights = [0.0] * len(row_counts)  # for each point, the faded number of passes near it
+        self._ratios = [1.0] * len(row_counts)  # for each point, the average ratio of real to fitted times
+        self._weights = [0.0] * len(row_counts)  # for each point, the number of passes near it, with weights that fade
         self._unit = self._measured[0] / _UNIT_KEYS
         # the normal equations of the fit: [3, 3] and [3]
         self._products = [[weight if i == j else 0.0 for j in range(3)] for i, weight in enumerate(_PENALTIES)]
@@ -124,7 +124,7 @@ class CostModel:
     def _fit(self, features: _Three) -> None:
         """Adds a pass to the fit. features: the factors of a, b and c divided by the pass's time.
 
-        It is computed without NumPy, whose calls take longer than the few operations on three numbers.
+        The fit is computed without NumPy, whose calls take longer than the few operations on three numbers.
         """
         for i, (penalty, default, feature) in enumerate(zip(_PENALTIES, _DEFAULTS, features, strict=True)):
             row = self._products[i]

@@ -1,4 +1,4 @@
-"""The `system_fingerprint` of an engine: digests of everything, apart from the request, that determines the tokens.
+"""The `system_fingerprint` of an engine: digests of all that determines an answer's tokens, apart from the request.
 
     fp1.WEIGHTS.TOKENIZER.TEMPLATE.BUILD.DEVICE.DTYPE.FORMAT.SAMPLING.ADAPTER
 

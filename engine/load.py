@@ -41,7 +41,7 @@ def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", d
 
     Raises: ModelNotLoadable: the engine does not support the model in the folder.
         WeightsNotSupported: the model or the device does not support this format of the weights.
-        QuantizedCheckpoint: the weights are quantized with a method that is not read.
+        QuantizedCheckpoint: the weights are quantized with a method that the engine does not read.
     """
     values = read_config(model_dir)
     format_of(model_dir)  # raises if the stored format cannot be read, before anything is loaded

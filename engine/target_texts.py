@@ -1,8 +1,8 @@
 """Refuses a speculator that was trained with another tokenizer or chat template than the model has now.
 
 With another tokenizer, the same token ids stand for other texts. With another template, the model gives other answers
-than those from which the speculator has learnt. The training records the digests of both in the speculator's
-provenance.json.
+than those from which the speculator has learnt. The training records the digests of tokenizer and template in
+the speculator's provenance.json.
 """
 
 import json

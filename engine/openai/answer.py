@@ -166,9 +166,9 @@ class AnswerStream:
         )
 
     def _release(self, of_trace: list[AnswerLogprob]) -> tuple[AnswerLogprob, ...]:
-        """Returns `of_trace`, and removes and returns waiting entries of tokens with text that is part of the answer.
+        """Returns the entries `of_trace`, followed by the waiting entries whose text is at least partly in the answer.
 
-        If the answer ended without a stop string, all waiting entries are returned.
+        Returned entries wait no longer. If the answer ended without a stop string, all waiting entries are returned.
         """
         num_characters = len(self._stream.text)
         release_all = self.finish_reason is not None and not self.stopped

@@ -35,7 +35,7 @@ RENDER_SECONDS = 10.0  # common templates take a millisecond
 MEMORY_BYTES = 512 << 20  # in addition to the memory that the process uses when it starts
 MAX_CHARACTERS = 8 << 20  # of a rendered text, which the parent reads and tokenizes
 _START_SECONDS = 120.0
-_ORPHAN_SECONDS = 60  # time limit without a living parent, which would kill the process after RENDER_SECONDS
+_ORPHAN_SECONDS = 60  # a process without a parent ends then; a living parent kills it after RENDER_SECONDS
 # Errors of templates for unexpected messages, such as a missing key, a wrong type or infinite recursion.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -67,7 +67,7 @@ class ChatRendering:
         return None if self._process is None else self._process.pid
 
     def render(self, chat: Chat) -> str:
-        """Raises: TemplateRefusal; OSError: the process cannot be started."""
+        """Returns the rendered text. Raises: TemplateRefusal; OSError: the process cannot be started."""
         line = json.dumps(asdict(chat)).encode() + b"\n"
         with self._lock:
             for attempt in range(2):  # an earlier failure may have ended the process, so a second attempt is made
@@ -133,7 +133,7 @@ class ChatRendering:
 
 @functools.cache
 def chat_rendering() -> ChatRendering:
-    """Returns the rendering process of this process."""
+    """Returns the `ChatRendering` that all callers in this process share."""
     rendering = ChatRendering()
     atexit.register(rendering.close)
     return rendering

@@ -49,7 +49,7 @@ class Sleeper:
         self._folder = folder
         self._file: IO[bytes] | None = None  # None: the engine is awake
         self._saved: list[Range] = []
-        self._held: list[Tensor] = []  # references to all tensors; waking would overwrite memory that was reused
+        self._held: list[Tensor] = []  # keeps the tensors alive, because waking overwrites their memory
 
     @property
     def is_asleep(self) -> bool:

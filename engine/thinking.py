@@ -10,8 +10,8 @@ channel `final`, and all text before it belongs to the trace:
     <|start|>assistant<|channel|>analysis<|message|> ... <|end|><|start|>assistant<|channel|>final<|message|> ...
     └──── prompt ────┘└─ THINKING ──────────────────────────────────────────────────────────────────────────┘└ ANSWERING
 
-The phase depends only on the tokens of the generated text. So a grammar that begins after the trace, and a budget that
-ends it, constrain the same tokens with and without drafts.
+The phase depends only on the tokens of the generated text. A grammar that begins after the trace, and a budget that
+ends the trace, therefore constrain the same tokens with and without drafts.
 """
 
 import math
@@ -45,7 +45,7 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class ThinkMarkers:
-    """Token ids. With channels, `begin` and `end` are those of every message."""
+    """Token ids of the markers. With channels, `begin` and `end` are the tokens that begin and end every message."""
 
     begin: int
     end: int

@@ -86,7 +86,7 @@ class Tokenizer:
         return {"tokenizer_class": type(own).__name__, **own.special_tokens_map, **template}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """`add_special_tokens`: whether to add the configured special tokens, such as begin-of-sequence."""
+        """Returns token ids. `add_special_tokens`: whether to add configured tokens such as begin-of-sequence."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 

@@ -26,7 +26,7 @@ def template_variables(fields: Fields, tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns the variables of the chat template that the request sets.
 
     `reasoning_effort` and `enable_thinking` are passed on under their names, and override `chat_template_kwargs`.
-    For a template that uses only `enable_thinking`, `reasoning_effort: none` sets it to false.
+    For a template that uses only `enable_thinking`, `reasoning_effort: none` sets this variable to false.
 
     Raises: InvalidRequest: the template does not use a variable, so that the value would have no effect.
     """

@@ -13,7 +13,7 @@ from workers.model_folders import changed_texts, texts_sha256
 
 
 def target_texts(model_dir: Path) -> dict[str, str]:
-    """Returns the digests of the model's tokenizer and template. Raises: OSError, ValueError: a file cannot be read."""
+    """Returns digests of the tokenizer and the chat template. Raises: OSError, ValueError: a file cannot be read."""
     return texts_sha256(model_dir)
 
 

@@ -52,7 +52,7 @@ class Pass:
 
 
 class Drafter(Protocol):
-    """Subclasses override the methods they need; the defaults do nothing."""
+    """Subclasses implement `propose`, and override the other methods that they need, whose defaults do nothing."""
 
     name: str
     max_depth: int  # maximum depth of a draft; 0: the drafter never drafts
@@ -83,7 +83,7 @@ class Drafter(Protocol):
         return
 
     def forget_past(self) -> None:
-        """Drops data of requests that ended."""
+        """Drops what the drafter remembers of requests that have ended, such as their answers, before an evaluation."""
         return
 
 

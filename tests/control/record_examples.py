@@ -78,7 +78,7 @@ class Recorder:
         print(f"{path.relative_to(ROOT)}: {len(recorded)} operations")
 
     def _keep(self, operation: str, request: Any, response: Any) -> None:
-        """Keeps the longest example of at most `MAX_CHARS` characters, because it shows the most members."""
+        """Keeps the longest example of at most `MAX_CHARS` characters, because it shows the most fields."""
         has_json_body = type(request) is dict  # the data of a form is an instance of a subclass of dict
         example = {"request": request, "response": response} if has_json_body else {"response": response}
         text = json.dumps(example, default=str)

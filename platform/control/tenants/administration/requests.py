@@ -34,7 +34,7 @@ def create_from(caller: ApiKey, body: ApiKeyInput) -> tuple[ApiKey, str]:
     scopes = body.scopes or ([INFERENCE] if body.deployment_ids else _default_scopes(caller, member))
     if body.scopes or not body.deployment_ids:
         refuse_wider_scopes(granting=caller, scopes=scopes)
-    # the lookup must find the deployments that this project sees
+    # The signal's receivers look up the deployments, and must find only those that the key's project sees.
     with as_tenant(organization.pk, None if project is None else project.pk):
         key_restricting.send(ApiKey, organization=organization, deployment_ids=body.deployment_ids or ())
     return api_key_create(

@@ -4,9 +4,9 @@ The order of the steps is the same as in vLLM:
 
     logits += bias                            for tokens in logit_bias
     logits /= repetition, or *= if negative   for tokens in the prompt or the answer
-    logits -= frequency * count + presence    for tokens in the answer, where count is their number
-    logits = -inf                             for tokens that the grammar or a spent think budget excludes, and stop
-                                              tokens before the answer has min_tokens tokens
+    logits -= frequency * count + presence    for tokens in the answer; count: how often the token occurs there
+    logits = -inf                             for tokens that the grammar or a used-up reasoning budget excludes, and
+                                              for stop tokens, until the answer has min_tokens tokens
 
 "The answer" is all generated text before the sampled position, including accepted draft nodes. The grammar overrides
 min_tokens: if the grammar allows only the end of the answer, the answer ends.
@@ -27,7 +27,10 @@ from engine.token_counts import TokenCounts
 
 
 def needs_adjusting(sequence: Sequence) -> bool:
-    """Whether the logits of the sequence's next tokens have to be adjusted. This ends after `min_tokens` tokens."""
+    """Returns whether the logits of the sequence's next tokens must be adjusted.
+
+    A request whose only adjustment is `min_tokens` needs none once its answer has that many tokens.
+    """
     sampling = sequence.request.sampling
     return (
         bool(sampling.logit_bias)
@@ -51,7 +54,7 @@ def without_excluded(draft: Draft, sequence: Sequence) -> Draft:
 
 
 def _follow(constraint: Constraint, sequence: Sequence) -> None:
-    """Moves the constraint to the end of the answer. It is there already, unless the sequence is new to it."""
+    """Passes the answer to the constraint, unless the constraint has accepted all of the answer's tokens already."""
     if constraint.num_accepted != sequence.num_generated:
         constraint.follow(sequence.tokens[len(sequence.request.prompt_token_ids) :])
 
@@ -98,7 +101,7 @@ class Adjuster:
             logits[_ids(tokens, logits)] += torch.tensor(biases, device=logits.device)
 
     def _penalize(self, logits: Tensor) -> None:
-        """Reads and writes only the logits of tokens in the text, since no other logit changes."""
+        """Applies the penalties. Only logits of tokens that occur in the prompt or the answer are read and changed."""
         sampling = self._sampling
         subtracts = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         if sampling.repetition_penalty == 1.0 and not subtracts:
@@ -126,8 +129,8 @@ def _ids(tokens: Iterable[int], logits: Tensor) -> Tensor:
 
 
 # On the CPU, torch wakes other threads for tensors as large as a vocabulary, and waking them takes longer than the
-# work. To apply a grammar to 49152 logits took torch 168 us and numpy 35 us, on average, on two busy cores of an AMD
-# EPYC.
+# work. Applying a grammar to 49152 logits took 168 us with torch and 35 us with NumPy, on average, on two busy cores of
+# an AMD EPYC.
 
 
 def _copy(logits: Tensor) -> Tensor:

@@ -1,17 +1,17 @@
 """Decides how many draft nodes to propose and verify, so that the expected throughput is highest.
 
-A forward pass takes T(size) seconds; its size is the number of its rows, one per token, and of the keys that they
-attend to (engine/cost.py). The survival of a draft node is the probability that the node is accepted, and equals the
-number of tokens that the node is expected to add to the output of the pass. The value of a node is its survival, less
-the number of tokens that could be generated in the time that its attention takes. The nodes of all sequences are sorted
-by decreasing value. The pass verifies the first k of them, with the k that maximizes
+A forward pass takes T(size) seconds, where the size consists of the number of rows (one per token) and the number of
+keys to which these rows attend (engine/cost.py). The survival of a draft node is the probability that the node is
+accepted. It equals the number of tokens that the node is expected to add to the output of the pass. The value of a node
+is its survival, less the number of tokens that could be generated in the time that its attention takes. The nodes of
+all sequences are sorted by decreasing value. The pass verifies the first k nodes, with the k that maximizes
 
     tokens per second = (sequences + sum of survivals) / (T(size) + T_draft)
 
-where T_draft is the time to propose the drafts. The drafter estimates survivals; they are corrected by the observed
-acceptance of nodes with similar survival. If the maximum is below the rate of a pass without drafts, drafting pauses
-for some steps. Each pause is longer than the previous one until drafting pays again. The decision uses only what is
-known before the pass, and never changes an answer.
+where T_draft is the time to propose the drafts. The drafter estimates the survivals, and this module corrects them by
+the observed acceptance of nodes with similar survival. If the maximum is below the rate of a pass without drafts,
+drafting pauses for some steps. Each pause is longer than the previous one until drafting pays again. The decision uses
+only what is known before the pass, and never changes an answer.
 
 Source: DSpark's prefix scheduler, arXiv:2607.05147, Algorithm 1.
 """
@@ -159,7 +159,7 @@ class DraftBudget:
             rate = expected / (self._cost.seconds_of(rows + taken, keys + taken, row_keys) + estimate.draft_seconds)
             if rate > best_rate:
                 best_rate, best_taken, best_expected = rate, taken, expected
-        # The gain ignores other rows: next to a long prompt no draft would make a difference.
+        # The gain leaves out the rows of other sequences: in a pass with a long prompt, drafts hardly change the rate.
         best_row_keys = sum(contexts[index] + 1 for _, index, _, _ in offers[:best_taken])
         best_size = size + PassSize(best_taken, best_taken, best_row_keys)
         drafted_rate = best_expected / self._pass_seconds(best_size, estimate)
@@ -195,7 +195,7 @@ class DraftBudget:
         return self._cost.seconds(size) + estimate.draft_seconds
 
     def _estimate(self, num_sequences: int) -> _GainEstimate:
-        """One estimate each for 1, 2, 3-4, 5-8, 9-16, ... sequences."""
+        """Returns the estimate for the range of batch sizes of `num_sequences`: 1, 2, 3-4, 5-8, 9-16, ..."""
         return self._estimates.setdefault((num_sequences - 1).bit_length(), _GainEstimate())
 
 

@@ -1,8 +1,9 @@
 """Renders chat templates in a separate process with limits of memory and time.
 
 A template is a customer's program. The sandbox of jinja, in which `transformers` runs it, limits what a template can
-reach, but neither its memory nor its time: `{{ 'x' * 10**10 }}` is a single call that cannot be interrupted. So the
-process limits its memory, and it is killed if it takes too long; only the request at fault fails.
+reach, but neither its memory nor its time: `{{ 'x' * 10**10 }}` is a single call that cannot be interrupted. The
+rendering process therefore limits its own memory, and its parent kills it if a template takes too long. Only the
+request with that template fails.
 
     ChatRendering ─ one request per line, as JSON ─▶ main ─ limits, render
                   ◀──── the text, or an error ──────────┘
@@ -34,13 +35,13 @@ RENDER_SECONDS = 10.0  # common templates take a millisecond
 MEMORY_BYTES = 512 << 20  # in addition to the memory that the process uses when it starts
 MAX_CHARACTERS = 8 << 20  # of a rendered text, which the parent reads and tokenizes
 _START_SECONDS = 120.0
-_ORPHAN_SECONDS = 60  # the parent kills the process much earlier
+_ORPHAN_SECONDS = 60  # a process without a parent ends then; a living parent kills it after RENDER_SECONDS
 # Errors of templates for unexpected messages, such as a missing key, a wrong type or infinite recursion.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class TemplateRefusal(ValueError):
-    """The template refuses the messages, or exceeds a limit; the text continues a sentence about the template."""
+    """The template refuses the messages or exceeds a limit. The message is a predicate: "takes too much memory"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ class ChatRendering:
         return None if self._process is None else self._process.pid
 
     def render(self, chat: Chat) -> str:
-        """Raises: TemplateRefusal; OSError: the process cannot be started."""
+        """Returns the rendered text. Raises: TemplateRefusal; OSError: the process cannot be started."""
         line = json.dumps(asdict(chat)).encode() + b"\n"
         with self._lock:
             for attempt in range(2):  # an earlier failure may have ended the process, so a second attempt is made
@@ -132,7 +133,7 @@ class ChatRendering:
 
 @functools.cache
 def chat_rendering() -> ChatRendering:
-    """Returns the rendering process of this process."""
+    """Returns the `ChatRendering` that all callers in this process share."""
     rendering = ChatRendering()
     atexit.register(rendering.close)
     return rendering

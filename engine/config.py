@@ -200,7 +200,7 @@ def _check_sizes(values: Mapping[str, Any], names: tuple[str, ...]) -> None:
 
 
 def _window(values: Mapping[str, Any]) -> float:
-    """Number of positions within which attention is full."""
+    """Returns the width of the sliding window; infinity if the model attends to all earlier positions."""
     windowed = values["model_type"] in ("mistral", "mixtral") or values.get("use_sliding_window")
     return (values.get("sliding_window") or math.inf) if windowed else math.inf
 
@@ -261,9 +261,11 @@ def _mixture(values: Mapping[str, Any]) -> MixtureConfig | None:
 
 
 MAX_DRAFT_BUDGET = 256
-# bf16: the model is computed in bfloat16, and quantized weights are converted to it. int8: attention, MLP and output
-# head have one scale per output; fp8: the same, on CUDA only. int4: attention and MLP have one scale per output and
-# group of 32 columns, and the output head is int8; on CPUs only.
+# bf16: quantized weights are converted to bfloat16, and the model is computed in it.
+# int8: the weights of attention, MLP and output head are int8 with one scale per output.
+# fp8: like int8, but in 8-bit floating point; on CUDA only.
+# int4: the weights of attention and MLP are int4 with one scale per output and group of 32 columns, and those of the
+#     output head are int8; on CPUs only.
 WEIGHT_FORMATS = ("auto", "bf16", "int8", "int4", "fp8")
 
 
@@ -272,11 +274,11 @@ class EngineConfig:
     max_batch_size: int = 16
     max_seq_len: int | None = None  # None: the model's maximum
     kv_cache_bytes: int = 1 << 30  # reserved at the start; the system provides physical memory as the cache fills
-    prefill_chunk: int = 256  # chunks of a prompt end at multiples of this position, so they do not depend on drafts
+    prefill_chunk: int = 256  # a prompt's chunks end at multiples of this position, whatever else is in the pass
     draft_budget: int | None = None  # nodes per sequence and step; None: decided from measured costs (engine/budget.py)
     dtype: str = "auto"  # auto: the dtype of the published weights
-    weights: str = "auto"  # auto: as in the checkpoint; others: see WEIGHT_FORMATS
-    kv_dtype: str = "auto"  # of the KV cache: bf16 or float32, which must be the model's dtype; auto: the model's dtype
+    weights: str = "auto"  # auto: the format of the checkpoint; for the other formats see WEIGHT_FORMATS
+    kv_dtype: str = "auto"  # dtype of the KV cache. auto: the model's dtype; bf16 or float32 must equal it
     device: str = "auto"
     graph_decoding: str = "auto"  # auto: on CUDA only; on: on every device; off: nowhere
     tensor_parallel: int = 1  # number of processes that share the model (engine/tensor_parallel)
@@ -301,7 +303,10 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, published: torch.dtype, *, weights: str = "auto") -> torch.dtype:
-    """Raises: ValueError: the name is neither auto, float32 nor bfloat16, or it contradicts `weights`."""
+    """Returns the dtype in which the model is computed. `published`: the dtype of the published weights.
+
+    Raises: ValueError: `dtype` is neither auto, float32 nor bfloat16, or contradicts `weights`.
+    """
     if weights == "bf16":
         if dtype == "float32":
             raise ValueError("weights=bf16 computes in bfloat16, so dtype must be auto or bfloat16, got float32")

@@ -1,14 +1,15 @@
 """Predicts the duration of a forward pass from its rows (one per token) and from the keys that they attend to.
 
-At start-up, passes with a few numbers of rows (called points) are measured with empty contexts. For contexts, sampling
-and other load, the model is fitted to the real passes:
+At start-up, passes with a few numbers of rows (called points) are measured with empty contexts. Real passes also have
+contexts, sample tokens and share the machine with other load. The cost model is therefore fitted to real passes:
 
     seconds = correction(rows) * (a * measured(rows) + b * keys + c * row_keys)
 
-The coefficients a, b and c minimize the squared errors of the recent passes, each relative to the pass's own time, so
-that a pass delayed by other load has little weight. Since passes of one kind do not determine all three, deviations
-from a = 1 and b = c = 0 are penalized. The correction is the average ratio of a real pass to the fitted time; it is
-recorded at the two points nearest to the number of rows.
+The coefficients a, b and c minimize the squared errors of the recent passes. Errors are relative to a pass's time,
+so that a pass delayed by other load has little weight. Since passes of one kind do not determine all three, deviations
+from a = 1 and b = c = 0 are penalized. The correction is the average ratio of a real pass's time to its fitted time.
+Each pass updates the corrections of the two points between which its number of rows lies. `PassSize` explains rows,
+keys and row_keys.
 """
 
 import bisect
@@ -23,11 +24,11 @@ _FADE = 0.995  # each pass multiplies the weight of all earlier passes by this
 _OUTLIER = 1.5  # longer passes are clipped to this multiple of the prediction, since the machine was probably busy
 _DOUBT = 5.0  # weight of a correction of 1 at every point, as a number of passes
 _UNIT_KEYS = 1000.0  # b and c are stored as the time of this many keys, relative to an empty pass of one row
-# Weights of the penalties. In passes of one row, keys and row_keys are equal; c is then estimated as a quarter of b,
-# because reading keys takes longer than a row's products with them.
+# Weights of the penalties on a, b and c. In passes of one row, keys and row_keys are equal. There the weights 1 and 4
+# make c a quarter of b, because reading keys takes longer than a row's products with them.
 _PENALTIES = (0.5, 1.0, 4.0)
 _DEFAULTS = (1.0, 0.0, 0.0)
-_LEAST = (0.8, 0.0, 0.0)  # real passes are hardly faster than the fastest of the measured ones
+_LEAST = (0.8, 0.0, 0.0)  # lower limits of a, b and c; real passes are hardly faster than the fastest measured one
 
 _Three = tuple[float, float, float]
 
@@ -36,8 +37,8 @@ _Three = tuple[float, float, float]
 class PassSize:
     """What determines the duration of a pass.
 
-    keys: the keys of all sequences, each sequence counted once, because its rows share what is read. A sliding window
-        is not considered, so the coefficients of such a model are averages.
+    keys: number of keys of all sequences. A key counts once even if several rows of its sequence attend to it, because
+        it is read once. Sliding windows are ignored, so the coefficients of a model with such windows are averages.
     row_keys: the keys that each row attends to, summed over the rows.
     """
 
@@ -58,7 +59,7 @@ NO_ROWS = PassSize(0)
 
 
 class CostModel:
-    """Interpolates linearly between the points, and extrapolates linearly after the last one."""
+    """Predicts times by linear interpolation between the points, and by linear extrapolation after the last point."""
 
     def __init__(self, row_counts: Sequence[int], seconds: Sequence[float]) -> None:
         if len(row_counts) < 2 or len(row_counts) != len(seconds):
@@ -66,8 +67,8 @@ class CostModel:
         self._rows = list(row_counts)
         self._measured = _rising(seconds)
         self._corrected = list(self._measured)  # measured times, multiplied by the correction of each point
-        self._ratios = [1.0] * len(row_counts)  # for each point, the average ratio of a real pass to the fitted time
-        self._weights = [0.0] * len(row_counts)  # for each point, the faded number of passes near it
+        self._ratios = [1.0] * len(row_counts)  # for each point, the average ratio of real to fitted times
+        self._weights = [0.0] * len(row_counts)  # for each point, the number of passes near it, with weights that fade
         self._unit = self._measured[0] / _UNIT_KEYS
         # the normal equations of the fit: [3, 3] and [3]
         self._products = [[weight if i == j else 0.0 for j in range(3)] for i, weight in enumerate(_PENALTIES)]
@@ -90,12 +91,12 @@ class CostModel:
         return self.seconds_of(size.rows, size.keys, size.row_keys)
 
     def seconds_of(self, rows: int, keys: int, row_keys: int) -> float:
-        """Returns the seconds of a `PassSize`; the draft budget asks for many sizes per step."""
+        """Like `seconds`, but creates no `PassSize`, because the draft budget asks for many sizes per step."""
         measured = self._interpolated(self._measured, rows)
         return self._interpolated(self._corrected, rows) / measured * self._fitted(keys, row_keys, measured)
 
     def key_seconds(self) -> float:
-        """Returns how much longer a pass takes with one more row, for each key of the row's context."""
+        """Returns the additional time of one more row in a pass, in seconds per key of the row's context."""
         return self._coefficients[2] * self._unit
 
     def observe(self, size: PassSize, seconds: float) -> None:
@@ -123,7 +124,7 @@ class CostModel:
     def _fit(self, features: _Three) -> None:
         """Adds a pass to the fit. features: the factors of a, b and c divided by the pass's time.
 
-        It is computed without NumPy, whose calls take longer than the few operations on three numbers.
+        The fit is computed without NumPy, whose calls take longer than the few operations on three numbers.
         """
         for i, (penalty, default, feature) in enumerate(zip(_PENALTIES, _DEFAULTS, features, strict=True)):
             row = self._products[i]

@@ -11,7 +11,8 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def total_bytes(device: torch.device, *, groups: Path = _GROUPS, own_groups: Path = Path("/proc/self/cgroup")) -> int:
-    """
+    """Returns the total memory of the device.
+
     Args:
         groups: where the control groups are mounted.
         own_groups: the file that names the control groups of this process, one per line: `number:controllers:path`.
@@ -23,7 +24,7 @@ def total_bytes(device: torch.device, *, groups: Path = _GROUPS, own_groups: Pat
 
 
 def _limits(groups: Path, own_groups: Path) -> Iterator[int]:
-    """Yields the limits of the process's groups and of the groups around them, in versions 1 and 2 of the interface."""
+    """Yields the memory limits of the process's control groups and of their parents (cgroups, versions 1 and 2)."""
     lines = own_groups.read_text().splitlines() if own_groups.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):
         root, name = (groups, "memory.max") if not controllers else (groups / "memory", "memory.limit_in_bytes")

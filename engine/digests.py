@@ -1,4 +1,4 @@
-"""SHA-256 of a model's files. The digest of a file that has not changed since it was computed is read from a cache.
+"""SHA-256 of a model's files. A cache on disk holds the digests of files that have not changed since.
 
 The cache's key holds the file's inode, size and times. A change of the contents always changes the time of the last
 status change (ctime), which no program can set; only changes within one tick of the clock could go unnoticed, so the

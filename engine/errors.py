@@ -2,7 +2,7 @@
 
 EngineError
 ├── ModelNotLoadable      the folder holds no model that this engine supports
-│   ├── QuantizedCheckpoint      the weights are quantized with a method that is not read
+│   ├── QuantizedCheckpoint      the weights are quantized with a method that this engine does not read
 │   ├── ScalesMissing            scales or zero points of a quantized weight are missing
 │   ├── QuantizedWeightsInvalid  quantized weights contradict config.json or each other
 │   ├── ModelTooLarge            the device has too little memory for the model and one sequence

@@ -1,4 +1,4 @@
-"""The `system_fingerprint` of an engine: a digest of everything but the request that determines an answer's tokens.
+"""The `system_fingerprint` of an engine: digests of all that determines an answer's tokens, apart from the request.
 
     fp1.WEIGHTS.TOKENIZER.TEMPLATE.BUILD.DEVICE.DTYPE.FORMAT.SAMPLING.ADAPTER
 
@@ -47,7 +47,7 @@ class Fingerprint:
     tokenizer: str
     template: str  # chat templates
     build: str  # sources, packages that compute, machine code of the CPU kernels
-    device: str  # its type, and a digest of its model and abilities
+    device: str  # type of the device, and a digest of its model and abilities
     dtype: str
     format: str  # format of the weights in matrix products, such as int8
     sampling: str  # version of the sampling, and a digest of the defaults in generation_config.json

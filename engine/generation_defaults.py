@@ -1,7 +1,6 @@
 """The sampling parameters that a model's authors recommend in `generation_config.json`.
 
-As in vLLM, they replace the defaults of a request's parameters, a request overrides each of them, and `do_sample` has
-no effect.
+As in vLLM, these parameters apply where a request sets no value of its own, and `do_sample` has no effect.
 """
 
 import json
@@ -27,8 +26,10 @@ OPENAI_DEFAULTS = GenerationDefaults()
 
 
 def read_generation_defaults(model_dir: Path) -> GenerationDefaults:
-    """Raises: ValueError: a value of generation_config.json is not allowed in a request; the message names the
-    value."""
+    """Reads generation_config.json. If there is no such file, returns OpenAI's defaults.
+
+    Raises: ValueError: a value in the file is not allowed in a request; the message names the value.
+    """
     path = model_dir / "generation_config.json"
     if not path.is_file():
         return OPENAI_DEFAULTS

@@ -1,4 +1,4 @@
-"""Drafts of tokens that a request brings itself: an answer to verify, or a predicted one."""
+"""Drafts that are taken from the request itself: from an answer to audit, or from a predicted answer."""
 
 from collections.abc import Sequence as Many
 
@@ -32,7 +32,7 @@ def given_drafts(decoding: Many[Sequence], room: int) -> dict[Sequence, Draft]:
 
 
 def _expected_chain(sequence: Sequence, max_nodes: int) -> Draft:
-    """Returns the next expected tokens as a draft. After the first expected token that was not confirmed, the draft is
+    """Returns the next expected tokens as a draft. Once a generated token differs from the expected one, the draft is
     empty."""
     expected, count = sequence.request.expected_token_ids, sequence.num_generated
     if tuple(sequence.tokens[len(sequence.tokens) - count :]) != expected[:count]:

@@ -54,9 +54,9 @@ class Kind:
     """How drafters of one kind are loaded, run in CUDA graphs, and trained.
 
     load: raises SpeculatorNotLoadable.
-    graph_decoding: builds the object that drafts on the device for a prepared drafter. If it is None or returns None,
-        the drafter runs on the host.
-    trainer: "module:class" in the workers, which the engine must not import. The class method `prepare` of the class
+    graph_decoding: builds the object that drafts on the device for a prepared drafter. If the function is missing or
+        returns None, the drafter runs on the host.
+    trainer: "module:class" in the workers, which the engine must not import. The class method `prepare` of this class
         makes a SpeculatorMethod (workers/training/methods.py). None: drafters of this kind have nothing to train.
     """
 

@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 
 def load_model(model_dir: Path, *, dtype: str = "auto", weights: str = "auto", device: str = "auto") -> Model:
-    """`weights` as in EngineConfig.
+    """Loads the target model. `weights`: as in EngineConfig.
 
     Raises: ModelNotLoadable: the engine does not support the model in the folder.
-        WeightsNotSupported: not in this format.
-        QuantizedCheckpoint: the weights are quantized with a method that is not read.
+        WeightsNotSupported: the model or the device does not support this format of the weights.
+        QuantizedCheckpoint: the weights are quantized with a method that the engine does not read.
     """
     values = read_config(model_dir)
-    format_of(model_dir)  # refuses what cannot be read before anything else is loaded
+    format_of(model_dir)  # raises if the stored format cannot be read, before anything is loaded
     if values.get("model_type") not in MODEL_TYPES:
         _refuse_format(weights)
         wanted = "bfloat16" if weights == "bf16" else dtype
@@ -81,8 +81,10 @@ def _check_int4(config: ModelConfig, device: torch.device) -> None:
 
 
 def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_dir: Path | None = None) -> Drafter:
-    """`model_dir`: the model's folder; if given, its tokenizer and chat template must be those of the training, and the
-    vocabulary of a draft model is compared with that of the model.
+    """Loads a drafter for the model.
+
+    model_dir: the model's folder. If it is given, its tokenizer and chat template must be those of the training, and a
+        draft model must have the same vocabulary as the model.
 
     Raises: SpeculatorNotLoadable: the drafter is unknown, or the folder holds no such speculator for this model.
     """
@@ -144,7 +146,7 @@ def load_engine(
 
 
 def check_group(model_dir: Path, config: EngineConfig) -> None:
-    """Checks what can be refused before any process of a group is started. Raises: ModelNotLoadable."""
+    """Checks model and config before any process of the group is started. Raises: ModelNotLoadable."""
     check_tensor_parallel(model_dir, config)
     model = ModelConfig.from_folder(model_dir)
     if model.latent is not None:

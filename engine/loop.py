@@ -1,12 +1,12 @@
 """The engine: schedule, draft, score, verify, commit.
 
 One step makes one forward pass. Its rows are chunks of prompts, the last token of every decoding sequence, and the
-draft nodes below that token. Verification keeps the nodes that sampling confirms, and the cache slots of kept nodes
-move into the sequence's slot table. The drafts determine the speed of decoding and never its output.
+draft nodes below that token. Verification keeps the nodes whose tokens equal the sampled ones, and the cache slots of
+kept nodes move into the sequence's slot table. The drafts determine the speed of decoding and never its output.
 
-On a GPU, sequences decode in captured graphs (engine/graph_decoding), except those whose tokens only the host can
-sample. A step then makes a pass over chunks of prompts and these sequences, launches the next graph step for all other
-sequences, and returns the tokens of the previous one.
+On a GPU, most sequences decode in captured graphs (engine/graph_decoding). Sequences whose tokens only the host can
+sample decode in a synchronous pass, together with chunks of prompts. A step then makes the synchronous pass, launches
+the next graph step, and returns the tokens of this pass and of the previous graph step.
 """
 
 import time
@@ -135,7 +135,8 @@ class Engine:
         return self.base_fingerprint and self.base_fingerprint.with_adapter(None if loaded is None else loaded.sha256)
 
     def add(self, request: Request) -> None:
-        """
+        """Queues a request.
+
         Raises:
             RequestTooLong: prompt and answer together exceed the context or the cache.
             ValueError: the prompt is empty, a token or adapter is unknown, or the request id is in use.
@@ -262,7 +263,7 @@ class Engine:
                 score_prompt(part.sequence, hidden.final[part.rows[0] : part.rows[-1] + 1], self.model.logits)
         outputs, kept = self._commit(parts, logits)
         ended = time.perf_counter()
-        if not plan.prefills and self._graph_decoder is None:  # the costs of graph steps differ
+        if not plan.prefills and self._graph_decoder is None:  # the costs of a graph step differ
             self._drafting.budget.record_pass(size, ended - drafted)
         self._drafting.observe(Pass(hidden.final, hidden.taps, kept))
         self.phase_seconds["host"] += scheduled - started
@@ -272,7 +273,7 @@ class Engine:
         return outputs
 
     def _drafts(self, plan: Plan) -> list[Draft]:
-        """Returns one draft per decoding sequence: the one given by its request, otherwise the drafter's."""
+        """Returns one draft per decoding sequence: the request's own (given_drafts.py), otherwise the drafter's."""
         room = self.scheduler.pool.num_available
         drafts = given_drafts(plan.decoding, room)
         drafting = [sequence for sequence in plan.decoding if sequence not in drafts]
@@ -344,7 +345,7 @@ class Engine:
     ) -> tuple[StepOutput, tuple[int, ...]]:
         """Commits verified tokens up to the end of the answer. Returns the output and the kept nodes.
 
-        failed: the logits after `tokens` are not finite, so the request fails unless its answer ends before.
+        failed: the logits after `tokens` are not finite, so the request fails unless one of the tokens ends its answer.
         """
         added, finish_reason = self._until_end(sequence, tokens)
         failure = NonFiniteLogits() if failed and finish_reason is None else None
@@ -367,7 +368,7 @@ class Engine:
         return replace(output, num_drafted=len(draft))
 
     def _until_end(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[list[int], FinishReason | None]:
-        """Returns the tokens up to the end of the answer, and the reason of the end if it is among them."""
+        """Returns the tokens up to the end of the answer, and why it ends; None: none of the tokens ends the answer."""
         sampling = sequence.request.sampling
         stops = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids | self.eos_token_ids
         kept: list[int] = []
@@ -380,7 +381,7 @@ class Engine:
         return kept, None
 
     def _end(self, sequence: Sequence, *, forget_prefix: bool = False) -> None:
-        """`forget_prefix`: no later request may share keys and values with the sequence, since they may be NaN."""
+        """Removes the sequence. `forget_prefix`: its keys and values may be NaN, so no later request may share them."""
         self.scheduler.remove(sequence)
         if forget_prefix:
             self.scheduler.pool.forget_prefixes()
@@ -388,7 +389,7 @@ class Engine:
 
 
 def _size_of(parts: Iterable[tuple[Sequence, int]]) -> PassSize:
-    """`parts`: sequences before the pass, and their numbers of rows."""
+    """Returns the size of a pass. `parts`: each sequence in its state before the pass, and its number of rows."""
     return sum((PassSize.of_rows(num_rows, sequence.num_computed) for sequence, num_rows in parts), NO_ROWS)
 
 

@@ -15,7 +15,7 @@ from workers.model_sizes import ModelSizes
 from workers.planning import DoesNotFit, Wanted, plan, plan_rows
 from workers.stored_weights import read_stored
 
-_EXCLUSIVE_SHARE = 0.95  # of the free memory of a GPU; the allocator's fragmentation takes the rest
+_EXCLUSIVE_SHARE = 0.95  # usable share of a GPU's free memory; the allocator's fragmentation takes the rest
 
 
 def fit(
@@ -29,13 +29,13 @@ def fit(
     drafter: str = "none",
     num_engines: int = 1,
 ) -> EngineConfig:
-    """Returns the config with the KV cache that fits. A model of unknown sizes leaves it as it is.
+    """Returns the config with the size of KV cache that fits; the same config if the model's sizes are unknown.
 
     Args:
         memory_bytes: memory that the engine may use, all ranks together; None: nearly all that is free on a GPU, and
             on a CPU as much as `config.kv_cache_bytes` needs.
-        memory_share: the same as a share of the device's memory, above 0 and at most 1.
-        drafter: as in `load_drafter`; the memory of `native_mtp` is planned.
+        memory_share: memory that the engine may use, as a share of the device's memory, above 0 and at most 1.
+        drafter: name as in `load_drafter`. If it includes `native_mtp`, memory for the target's own module is planned.
         num_engines: number of engines with this config that share the weights.
     Raises:
         ModelNotLoadable: config.json cannot be read.

@@ -1,8 +1,8 @@
 """Follows a predicted answer, which a client sends because it knows most of the text, as when a file is edited.
 
 While the answer agrees with the prediction, the predicted tokens that follow are drafted. After a difference, drafting
-continues where the last two tokens of the answer occur in the rest of the prediction, at the nearest such place. The
-place in the prediction depends on the answer's tokens only, so the counts do not depend on how many tokens a step adds.
+continues at the nearest place in the rest of the prediction where the last two tokens of the answer occur. This place
+depends on the answer's tokens only, so the number of accepted tokens does not depend on how many tokens a step adds.
 
 Source: OpenAI's predicted outputs.
 """
@@ -11,11 +11,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
-_SHORTEST = 4  # number of tokens drafted after a difference; later as many as have agreed since the difference
+_SHORTEST = 4  # at least this many tokens are drafted, and more if more have agreed since the last difference
 
 
 class PredictionFollower:
-    """num_accepted: number of tokens of the answer that equal the predicted token at the place that was followed."""
+    """The place in the prediction after the answer so far. num_accepted: predicted tokens found in the answer."""
 
     def __init__(self, prediction: Sequence[int]) -> None:
         self._prediction = prediction

@@ -11,10 +11,10 @@ _SCORED_ROWS = 64  # rows whose logits are in memory at the same time
 
 
 def score_prompt(sequence: Sequence, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) -> None:
-    """Adds the log-probabilities of the tokens after those that a pass has read.
+    """Adds the log-probability of the prompt token after each token that the pass has read.
 
     Args:
-        hidden: [M, H], of the M tokens of the prompt from `sequence.num_computed` on.
+        hidden: [M, H]. Hidden states of the M prompt tokens from position `sequence.num_computed` on.
         logits_of: returns the logits [M, V] of rows of `hidden`.
     """
     prompt, first = sequence.request.prompt_token_ids, sequence.num_computed

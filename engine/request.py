@@ -144,7 +144,7 @@ class StepOutput:
     speculation: SpeculationStats | None
     failure: NonFiniteLogits | None = None  # set if the finish reason is FAILED
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of prompt[1:], if requested; only in the first output
-    num_drafted: int | None = None  # draft tokens that the pass checked; None: a prefill, which `speculation` omits
+    num_drafted: int | None = None  # draft tokens that the pass verified; None: a prefill, which `speculation` omits
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 """Tests on the machine at hand that a row has the same bits whatever the other rows of its pass are.
 
-Speculation leaves the output unchanged only if this holds (docs/design.md, "Equal logits"). The test suite proves it on
-the machines that run the suite. This module tests it at start-up on the device that will serve, with the model's own
-weights: every product alone, and one layer of each shape read in one pass, in chunks, in a batch and as draft trees.
+Speculation leaves the output unchanged only if rows are invariant in this sense (docs/design.md, "Equal logits"). The
+test suite proves it on the machines that run the suite. This module tests it at start-up on the device that will serve,
+with the model's own weights: every product alone, and one layer of each shape, which reads a text in one pass, in
+chunks, in a batch and as draft trees.
 
 The row counts are those at which a kernel changes how it divides the rows; the comment at `_ROW_COUNTS` says why no
-other count can differ. The result depends on the shapes, not on the values, so a success is stored in the user's cache
-folder under the build, the device, the dtype and the shapes. A failure is not stored, so the next start tests again.
+other count can differ. The result depends on the shapes and not on the values of the weights. A success is therefore
+stored in the user's cache folder, by build, device, dtype and shapes. A failure is not stored, so the next start tests
+again.
 """
 
 import functools
@@ -42,11 +44,11 @@ TestedModel = Decoder | Deepseek | ShardedModel
 
 _CACHE = "row_invariance"
 # These counts make the kernels divide rows in every way to which any number of rows can lead.
-# CPU: a product is computed in tiles of 1 to 8 rows, and each height has its own compiled variant, so that counts of 1
-# to 8 run every variant. A larger pass is a sequence of such tiles. Without the C kernels, tiles always have 16 rows.
+# CPU: a product is computed in tiles of 1 to 8 rows. Each height of a tile has its own compiled variant, and the counts
+# of 1 to 8 run every variant. A larger pass is a sequence of such tiles. Without the C kernels, tiles have 16 rows.
 # CUDA: a program computes 1, 2, 4 or 8 tiles of 16 rows; the counts run each number of tiles with its last tile full
 # and partly filled, and more than one program. The pass over the whole text has more rows than attention processes at
-# a time (256), and the text is longer than the first split of a prefix (256 positions) and a tail (127).
+# a time (256). The text is also longer than the first split of a prefix (256 positions) together with a tail (127).
 _ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 _NUM_OTHER_ROWS = 5
 _TREE_DEPTHS = (1, 2, 3, 7, 8, 15, 16, 31)
@@ -119,7 +121,7 @@ def _product_fault(name: str, weight: LinearWeight, device: torch.device) -> str
 
 
 def _head_fault(weight: LinearWeight, device: torch.device) -> str | None:
-    """Tests the kernel that graph decoding uses for the head, which does not store the logits."""
+    """Tests the output head's kernel for graph decoding, which chooses tokens without storing the logits."""
     x, head = _random_rows(max(_ROW_COUNTS), weight, device), Head(data=weight.data, scales=weight.scales)
     expected = best_tokens(x, head, 1)
     for count in _ROW_COUNTS:
@@ -152,7 +154,7 @@ def _layers_fault(model: TestedModel) -> str | None:
 
 
 def _random_rows(count: int, weight: LinearWeight, device: torch.device) -> Tensor:
-    """[count, K] in the dtype of the product's input."""
+    """Returns random rows [count, K] in the dtype of the product's input."""
     rows = torch.randn(count, weight.in_features, generator=torch.Generator().manual_seed(0))
     return rows.to(device, weight.dtype)
 
@@ -203,7 +205,7 @@ def _shape(weight: LinearWeight) -> tuple[int, int, str, str, bool]:
 
 
 def _key(model: TestedModel) -> dict[str, Any]:
-    """Returns what the result depends on, as JSON."""
+    """Returns everything on which the result of the test depends, as JSON."""
     config, layout = model.config, model.config.cache_layout
     return {
         "build": _build_sha256(),
@@ -220,7 +222,7 @@ def _key(model: TestedModel) -> dict[str, Any]:
 
 @functools.cache
 def _build_sha256() -> str:
-    """Returns the SHA-256 over the sources, the loaded library of C kernels and the packages that compute."""
+    """Returns the SHA-256 of the sources, the name of the loaded C kernels, and the versions of torch and triton."""
     kernels = library()  # its name is derived from the C sources, the compiler and the processor
     digest = hashlib.sha256(repr((kernels and kernels._name, *map(_version, ("torch", "triton")))).encode())
     paths = [Path(__file__), *(path for folder, pattern in _SOURCES for path in (_ROOT / folder).rglob(pattern))]

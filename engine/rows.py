@@ -46,7 +46,7 @@ class RowBuilder:
         path: tuple[int, ...],
         root: Hashable = None,
     ) -> None:
-        """The row attends to the first `prefix_len` positions of the slot table and to the slots of `path`.
+        """Adds a row that attends to the first `prefix_len` positions of the slot table and to the slots of `path`.
 
         root: the LoRA adapter or None, as in `Sequence`.
         """
@@ -59,7 +59,7 @@ class RowBuilder:
         self._roots.append(root)
 
     def add_prefill(self, sequence: Sequence, end: int) -> tuple[int, ...]:
-        """Adds rows for the pending tokens up to position `end`, and returns the rows.
+        """Adds rows for the pending tokens up to position `end`, and returns the indices of these rows.
 
         The row of the sequence's last token, if included, samples the next token.
         """
@@ -72,7 +72,10 @@ class RowBuilder:
         return tuple(range(first, self.num_rows))
 
     def add_draft(self, sequence: Sequence, draft: Draft) -> tuple[int, ...]:
-        """Adds the last committed token and the draft nodes in `sequence.draft_slots`; each row samples a token."""
+        """Adds rows for the last committed token and for the draft nodes, and returns the indices of these rows.
+
+        The nodes use the cache slots in `sequence.draft_slots`. Each of the rows samples a token.
+        """
         position, first, slots = sequence.num_computed, self.num_rows, sequence.draft_slots
         self._write_table(sequence)
         self._add_committed(sequence, position)

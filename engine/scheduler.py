@@ -37,7 +37,7 @@ class Scheduler:
         """
         Args:
             prefill_chunk: chunks of a prompt end at multiples of this position.
-            prefill_rows: a pass with this many prefill rows takes no further chunk.
+            prefill_rows: no further chunk is added to a pass that has this many prefill rows.
         """
         self.pool = SlotPool(num_slots)
         self.waiting: deque[Sequence] = deque()
@@ -68,8 +68,8 @@ class Scheduler:
     def schedule(self, sequences: Iterable[Sequence] | None = None) -> Plan:
         """Allocates a slot for every decoding sequence, admits requests that fit, and plans the chunks to prefill.
 
-        sequences: the running sequences that may decode in this pass; None: all of them. The others, which decode in
-            graph steps (engine/graph_decoding), may be preempted, too.
+        sequences: the running sequences that may decode in this pass; None: all of them. Other running
+            sequences, which decode in graph steps (engine/graph_decoding), may be preempted, too.
         """
         preempted: list[Sequence] = []
         decoding = []

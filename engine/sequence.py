@@ -20,7 +20,7 @@ class Sequence:
 
     request: Request
     tokens: list[int]
-    root: Hashable  # of the prefix cache: the adapter or None; keys and values depend on the tokens and on it
+    root: Hashable  # the LoRA adapter or None; only sequences with the same root share keys and values
     stats: SpeculationStats
     constraint: Constraint | None = None  # state of the answer in the request's grammar
     prediction: PredictionFollower | None = None  # state of the answer in the request's prediction

@@ -2,9 +2,9 @@
 
 A pass of the C kernels reads weights through pointers, so a tensor must keep its address. Sleep therefore frees no
 tensor. It copies the contents of every large tensor of the process to a file and then gives the tensor's pages back
-(`MADV_DONTNEED`). Waking reads the file into the same addresses, so each bit is as before. This covers the model, the
-drafter and all tables that were derived from their weights, without a list of them. The keys and values of the target
-are not copied, and its cached prefixes are forgotten.
+(`MADV_DONTNEED`). Waking reads the file into the same addresses, so each bit is as before. The file contains the model,
+the drafter and all tables that were derived from their weights; no list of these tensors is needed. The keys and values
+of the target are not copied, and its cached prefixes are forgotten.
 
 The file has no name, so no other process can open it, and the system deletes it when the process ends. Blocks of zeros
 are not written.
@@ -49,14 +49,14 @@ class Sleeper:
         self._folder = folder
         self._file: IO[bytes] | None = None  # None: the engine is awake
         self._saved: list[Range] = []
-        self._held: list[Tensor] = []  # freed tensors' memory could be used again, and waking would overwrite it
+        self._held: list[Tensor] = []  # keeps the tensors alive, because waking overwrites their memory
 
     @property
     def is_asleep(self) -> bool:
         return self._file is not None
 
     def check(self) -> None:
-        """Raises: SleepNotSupported."""
+        """Raises: SleepNotSupported: this engine cannot sleep."""
         if self._engine.model.device.type != "cpu":
             raise SleepNotSupported("sleep is implemented for CPUs only")
         if self._engine.config.tensor_parallel > 1:
@@ -65,7 +65,7 @@ class Sleeper:
             raise SleepNotSupported("sleep requires Linux")
 
     def sleep(self) -> int:
-        """Returns the number of bytes that were copied to the file. If it raises, the engine is awake and unchanged.
+        """Puts the engine to sleep. Returns the number of bytes copied to the file. If it raises, the engine is awake.
 
         Raises: SleepNotSupported; OSError: the disk is full. ValueError: the engine has requests.
         """
@@ -101,7 +101,10 @@ class Sleeper:
         return sum(block.end - block.start for block in saved)
 
     def wake(self) -> None:
-        """Raises: OSError: the contents could not be read; the engine stays asleep, and `wake` may be called again."""
+        """Restores the memory from the file; does nothing if the engine is awake.
+
+        Raises: OSError: the file could not be read; the engine stays asleep, and `wake` may be called again.
+        """
         if self._file is None:
             return
         offset = 0
@@ -113,7 +116,7 @@ class Sleeper:
 
 
 def _tensors() -> list[Tensor]:
-    """All tensors of the process, except those of special classes, which may have no memory of their own."""
+    """Returns all tensors of the process, except those of special classes, which may have no memory of their own."""
     return [thing for thing in gc.get_objects() if type(thing) in (Tensor, torch.nn.Parameter)]
 
 
@@ -172,7 +175,7 @@ def _give_back(ranges: Iterable[Range]) -> None:
 
 
 def _write(descriptor: int, whole: Range) -> list[Range]:
-    """Appends the blocks that are not zero to the file and returns them. Raises: OSError."""
+    """Appends those blocks of `whole` to the file that are not all zeros, and returns these blocks. Raises: OSError."""
     written: list[Range] = []
     for start in range(whole.start, whole.end, _BLOCK):
         block = Range(start, min(start + _BLOCK, whole.end))

@@ -1,8 +1,8 @@
 """Refuses a speculator that was trained with another tokenizer or chat template than the model has now.
 
-With another tokenizer the same token ids stand for other texts, and with another template the model gives other answers
-than those from which the speculator has learnt. The training records the digests of both in the speculator's
-provenance.json.
+With another tokenizer, the same token ids stand for other texts. With another template, the model gives other answers
+than those from which the speculator has learnt. The training records the digests of tokenizer and template in
+the speculator's provenance.json.
 """
 
 import json
@@ -18,7 +18,11 @@ def target_texts(model_dir: Path) -> dict[str, str]:
 
 
 def check_target_texts(speculator_dir: Path, model_dir: Path) -> None:
-    """Accepts a speculator without these digests, such as an imported one. Raises: SpeculatorNotLoadable."""
+    """Compares the digests that the training recorded with those of the model.
+
+    A speculator without recorded digests, such as an imported one, is accepted. Raises: SpeculatorNotLoadable: the
+    tokenizer or the chat template differs.
+    """
     try:
         trained = json.loads((speculator_dir / "provenance.json").read_bytes())
     except (OSError, ValueError):

@@ -1,8 +1,9 @@
 """Incremental decoding of token ids to text, and stop strings.
 
 The concatenated pieces of text that a stream returns equal the decoding of all ids at once, cut before the stop string
-that is completed first (before the longest one if several are completed at the same character). This holds however the
-ids are split over the calls, so the text does not depend on the number of tokens per engine step.
+that is completed first. If several stop strings are completed at the same character, the longest one counts. The text
+is the same for every division of the ids among the calls, so it does not depend on the number of tokens per engine
+step.
 
     ids ─ decode the latest ids ─ settled text ─ hold back what may begin a stop string ─ returned text
 
@@ -11,7 +12,8 @@ decoded once, and only an incomplete character at the end is not settled. For ot
 is decoded again. It starts with the last settled piece, because some tokenizers drop the space before the first token.
 Its text is not settled within a run of byte tokens, because a run is decoded as a whole, when it ends.
 
-The work is linear in the number of ids, for any ids, because the server decodes text in its event loop.
+The work is linear in the number of ids, whatever the ids are. The server relies on this, because it decodes text in its
+event loop.
 """
 
 import codecs

@@ -1,4 +1,4 @@
-"""Thinking: the trace that a reasoning model writes before its answer, between two marker tokens.
+"""The reasoning trace that a model writes before its answer, between two marker tokens.
 
     prompt ─▶ BEFORE ─ first token is `begin` ─▶ THINKING ─ `end` ─▶ ANSWERING
        │         └──────── any other first token ───────────────────────▲
@@ -10,8 +10,8 @@ channel `final`, and all text before it belongs to the trace:
     <|start|>assistant<|channel|>analysis<|message|> ... <|end|><|start|>assistant<|channel|>final<|message|> ...
     └──── prompt ────┘└─ THINKING ──────────────────────────────────────────────────────────────────────────┘└ ANSWERING
 
-The phase depends only on the tokens of the generated text. So a grammar that begins after the trace, and a budget that
-ends it, constrain the same tokens with and without drafts.
+The phase depends only on the tokens of the generated text. A grammar that begins after the trace, and a budget that
+ends the trace, therefore constrain the same tokens with and without drafts.
 """
 
 import math
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from engine.grammars.grammar import Constraint
 
-# Of Qwen3, DeepSeek-R1, GLM and most others; Seed-OSS; Magistral; Command A Reasoning.
+# Markers of Qwen3, DeepSeek-R1, GLM and most others; Seed-OSS; Magistral; Command A Reasoning.
 _MARKERS = (
     ("<think>", "</think>"),
     ("<seed:think>", "</seed:think>"),
@@ -40,12 +40,12 @@ class Channels:
 
     channel: int
     message: int
-    final: tuple[int, ...]  # the name of the answer's channel
+    final: tuple[int, ...]  # token ids of the name of the answer's channel
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkMarkers:
-    """Token ids. With channels, `begin` and `end` are those of every message."""
+    """Token ids of the markers. With channels, `begin` and `end` are the tokens that begin and end every message."""
 
     begin: int
     end: int
@@ -55,7 +55,7 @@ class ThinkMarkers:
 def find_markers(
     template: str, added_tokens: Mapping[str, int], encode: Callable[[str], Sequence[int]]
 ) -> ThinkMarkers | None:
-    """Returns the markers that the chat template names and of which each is one added token of the vocabulary.
+    """Returns the markers that occur in the chat template and are added tokens of the vocabulary; None: there are none.
 
     encode: returns the token ids of a text, without special tokens.
     """
@@ -70,10 +70,10 @@ def find_markers(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinking:
-    """Where the trace of one answer is."""
+    """The markers and the limit of the reasoning trace of one answer."""
 
     markers: ThinkMarkers
-    opened: bool  # whether the prompt ends with `begin`; with channels, within a header
+    opened: bool  # whether the prompt ends with `begin` or, with channels, within a header
     # maximum number of tokens between the markers, after which the trace is ended; not supported with channels
     budget: int | None = None
 
@@ -139,7 +139,8 @@ class Phases:
 class ThinkingConstraint:
     """A `Constraint` that ends the trace when its budget is spent, and applies a grammar to the answer.
 
-    A spent budget allows only the end marker. With a grammar, the trace has no tokens that would end the whole text.
+    Once the budget is spent, only the end marker is allowed. If there is a grammar, the trace must not contain tokens
+    that would end the whole text.
     """
 
     def __init__(

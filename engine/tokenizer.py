@@ -44,7 +44,8 @@ class Tokenizer:
         self.generation_defaults = generation_defaults
         decoders = json.dumps(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
         self._byte_level = '"ByteLevel"' in decoders
-        self.text_is_utf8 = _types_of(json.loads(decoders)) == {"ByteLevel"}  # `decode` decodes the ids' `text_bytes`
+        # whether `decode` returns the UTF-8 text of the ids' `text_bytes`
+        self.text_is_utf8 = _types_of(json.loads(decoders)) == {"ByteLevel"}
         self._byte_fallback = '"ByteFallback"' in decoders
         self._special = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
         self._added = frozenset(tokenizer.added_tokens_decoder)
@@ -69,7 +70,7 @@ class Tokenizer:
 
     @cached_property
     def think_markers(self) -> ThinkMarkers | None:
-        """The markers of the model's traces; None if it has none, or if a marker is more than one token."""
+        """The markers of reasoning traces; None if the template has none, or if a marker is more than one token."""
         added = {self._token(token): token for token in self._added}
         return find_markers(self.tool_template, added, lambda text: self.encode(text, add_special_tokens=False))
 
@@ -85,7 +86,7 @@ class Tokenizer:
         return {"tokenizer_class": type(own).__name__, **own.special_tokens_map, **template}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """`add_special_tokens`: add tokens such as begin-of-sequence where the tokenizer is configured to."""
+        """Returns token ids. `add_special_tokens`: whether to add configured tokens such as begin-of-sequence."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 

@@ -1,4 +1,4 @@
-"""Verification: keeps the draft nodes on the path whose tokens equal the tokens sampled at their parents.
+"""Verification: keeps the path of draft nodes whose tokens equal the tokens that are sampled at their parents.
 
 The sampled token depends only on logits, seed, position and preceding tokens (kernels/sampling.py, engine/adjust.py).
 So the kept tokens, followed by the first sampled token that no child proposes, are those of plain decoding.
@@ -29,10 +29,10 @@ class Verdict:
 
 
 def verify(logits: Tensor, draft: Draft, sequence: Sequence, eos_token_ids: frozenset[int]) -> Verdict:
-    """Samples tokens along the path.
+    """Samples tokens from the last committed token downwards, until no child has the sampled token.
 
-    On the CPU only the rows on the path are read. On a GPU, all rows are tested, and greedy tokens without adjustments
-    are computed for all rows at once, because every answer of the GPU has to be waited for.
+    On the CPU only the rows on the path are read. On a GPU, the host has to wait for every result. All rows are
+    therefore tested for NaN and infinity at once, and greedy tokens without adjustments are computed at once.
 
     Args:
         logits: [1 + N, V] float32 for N nodes, not modified. Row 0 follows the last committed token, row 1 + i node i.

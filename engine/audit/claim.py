@@ -17,6 +17,7 @@ from engine.openai.tool_calls import CallForm
 from engine.request import Request
 from engine.tokenizer import Tokenizer
 
+# fields of a request that do not change the tokens of its answer
 _NOT_OF_THE_ANSWER = frozenset({"model", "stream", "stream_options", "return_token_ids"})
 
 
@@ -65,7 +66,11 @@ class Claim:
 def parse_claim(
     body: Mapping[str, Any], *, tokenizer: Tokenizer, max_seq_len: int, call_form: CallForm | None = None
 ) -> Claim:
-    """Raises: InvalidRequest: `missing_token_ids`, `unknown_fingerprint`, `missing_seed`, or as for the request."""
+    """Parses the body of an audit.
+
+    Raises: InvalidRequest: the body is invalid (codes `missing_token_ids`, `unknown_fingerprint`, `missing_seed`), or
+        its request is (codes of `parse_chat` and `parse_completion`).
+    """
     fields = Fields(body)
     reject_unknown(fields, known=("model", "request", "response"))
     request, response = (Fields(fields.get(name), path=name) for name in ("request", "response"))

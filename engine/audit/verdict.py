@@ -2,7 +2,7 @@
 
 The engine drafts the claimed tokens and verifies them as it verifies any draft (engine/verify.py): at each position the
 token is the argmax of row-invariant logits plus noise, after the request's filters. The engine's answer is therefore
-the one that it would give without the claim, in one pass for up to 64 tokens that agree.
+the one that it would give without the claim. One pass verifies up to 64 claimed tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,11 @@ EQUAL, DIFFERENT, FINGERPRINT_MISMATCH = "equal", "different", "fingerprint_mism
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """position: index of the first token that differs; at the end, the number of tokens before it."""
+    """The first difference between a claimed answer and the engine's own.
+
+    what: "prompt", "token", "logprob" or "end".
+    position: index of the token that differs; for "end", the number of tokens that agree.
+    """
 
     what: str
     position: int
@@ -36,7 +40,7 @@ class Difference:
 
 
 class ChoiceCheck:
-    """Follows the engine's outputs for one claimed choice until they end or differ; then `ended` is True."""
+    """Follows the engine's outputs for one claimed choice until they end or differ from it; then `ended` is True."""
 
     def __init__(self, claim: Claim, choice: ClaimedChoice, tokenizer: Tokenizer) -> None:
         self.choice = choice
@@ -88,7 +92,7 @@ class ChoiceCheck:
 
 
 def require_exact(fingerprint: Fingerprint | None, row_invariance: RowInvariance) -> Fingerprint:
-    """Raises: InvalidRequest: this engine cannot audit, since its bits could differ from those of the same request."""
+    """Returns the fingerprint. Raises: InvalidRequest: this engine may answer the same request with other bits."""
     if fingerprint is None or not row_invariance.exact:
         reason = row_invariance.reason or "it was not loaded from a folder"
         raise InvalidRequest(f"this engine cannot audit answers: {reason}", code="audit_unavailable", status=409)

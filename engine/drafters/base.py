@@ -56,7 +56,7 @@ class Drafter(Protocol):
 
     name: str
     max_depth: int  # maximum depth of a draft; 0: the drafter never drafts
-    tap_layers: tuple[int, ...] = ()  # i: the input of the target's layer i; if i is their number: the last output
+    tap_layers: tuple[int, ...] = ()  # i: input of the target's layer i; number of layers: the last layer's output
     slot_bytes: int = 0  # memory of the drafter's keys and values per cache slot
 
     def prepare(self, cache: KVCache) -> None:

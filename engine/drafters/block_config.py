@@ -1,4 +1,4 @@
-"""Reads a block drafter's config.json in any of three formats, and writes it in the format of speculators.
+"""Reads a block drafter's config.json in any of three formats, and writes it in that of the package speculators.
 
     speculators  has `speculators_model_type`, which is dflash or dspark; the number of a tap is that of the layer
                  whose input it is
@@ -33,7 +33,7 @@ class LayerAttention:
     """The positions that a block's rows attend to in one layer.
 
     window: number of positions before the anchor; None: all.
-    causal: whether a row attends only to the rows of its block up to itself, instead of to all.
+    causal: whether a row attends only to itself and the rows before it in its block, instead of to the whole block.
     """
 
     window: int | None = None
@@ -139,7 +139,7 @@ class BlockConfig:
 
 
 def transformers_config(values: dict[str, Any]) -> PretrainedConfig:
-    """`values`: as `BlockConfig.transformer`."""
+    """Returns the config object of transformers. `values`: as `BlockConfig.transformer`."""
     rest = {key: value for key, value in values.items() if key != "model_type"}
     return AutoConfig.for_model(values.get("model_type", "qwen3"), **rest)
 
@@ -234,8 +234,8 @@ def _layer_attentions(
 ) -> tuple[LayerAttention, ...]:
     """Returns the attention settings of each layer.
 
-    is_causal: whether all layers are causal within the block. If it is None, only layers with a sliding window are, and
-        with `non_causal_windows` none.
+    is_causal: whether all layers are causal within the block. If it is None, `non_causal_windows` decides for layers
+        with a sliding window, and other layers are not causal.
     """
     layers = []
     for kind in getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers:

@@ -1,7 +1,8 @@
 """Builds trees from the hidden states of blocks, with optional Markov and confidence heads.
 
-With a Markov head, the candidates below a node depend on the node's token. The best candidates of each depth are called
-paired candidates: all pairs at two adjacent depths are scored at once. Other tokens get no correction.
+With a Markov head, the candidates below a node depend on the node's token. The tokens with the highest logits at each
+depth are called paired candidates. All pairs of such candidates at two adjacent depths are scored at once, with the
+Markov head's correction latent(parent) W2[child] (block_model.py). The logits of other tokens are not corrected.
 
     score(child | parent) = logit(child) + latent(parent) W2[child]      survival: softmax of the score over all tokens
 
@@ -125,7 +126,7 @@ class BlockHeads:
 
 
 def rescaled_to_confidence(survival: Tensor, confidence: Tensor) -> Tensor:
-    """Rescales survival [R, k]: the first candidate gets the confidence [R, 1], the others share the rest.
+    """Rescales survival [R, k]: the first candidate gets the confidence c [R, 1], and the others share 1 - c.
 
     The candidates of a row stay in descending order, because none gets more than the first.
     """

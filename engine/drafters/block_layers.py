@@ -1,4 +1,4 @@
-"""The layers of a block drafter for serving, with packed weights, and keys and values by cache slot of the target.
+"""The layers of a block drafter for serving. Keys and values are stored by the target's cache slots.
 
 Shape letters: M contexts, S sequences, B tokens per block, T tap layers, H hidden size, D head size, Hkv key heads.
 """
@@ -92,8 +92,8 @@ class BlockLayers:
     def _rows(self, attention: LayerAttention, sequences: Many[Sequence]) -> AttentionRows:
         """Returns the slots that each row attends to: a prefix of the slot table, a list of slots, and the row's block.
 
-        If a window excludes the first positions, the prefix is empty and all contexts are in the list. Otherwise only
-        the slots that were accepted in the last pass are in the list, because they are not in the slot table yet.
+        If a window excludes the first positions, the prefix is empty and all contexts are in the list. Otherwise the
+        list has only the slots of tokens accepted in the last pass, because these are not in the slot table yet.
         """
         B = self.config.block_size
         prefix_lens: list[int] = []

@@ -1,4 +1,4 @@
-"""Grows a draft tree if the candidates below a node depend on the node's token."""
+"""Grows draft trees in which the candidates below a node depend on the node's token."""
 
 import heapq
 

@@ -64,7 +64,7 @@ class CombinedDrafter(Drafter):
             drafter.forget_past()
 
     def _drafts(self, drafter: Drafter, sequences: Many[Sequence], budget: int) -> list[Draft]:
-        """Returns empty drafts if the drafter fails, so that the others continue."""
+        """Returns the drafter's drafts; if it fails, empty drafts, so that the other drafters continue."""
         try:
             return drafter.propose(sequences, budget)
         except Exception:

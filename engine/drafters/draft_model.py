@@ -1,8 +1,8 @@
 """Drafts with a small model of the same vocabulary, one token after the other.
 
-The draft model's keys and values are indexed by the target's cache slots, so shared prefixes are computed once. With
-each slot, a hash of all tokens up to its position is stored. If it differs from the hash of the current text, the
-slot's keys belong to another text; then the position is called missing and is computed again. A step first computes all
+The draft model's keys and values are indexed by the target's cache slots, so shared prefixes are computed once. Each
+slot also stores a hash of all tokens up to its position. If this hash differs from that of the current text, the slot's
+keys belong to another text. Such a position is called missing and is computed again. A step first computes all
 missing positions and the last token in one pass. Then it makes one pass per depth over the best candidate of each
 sequence, with keys and values in scratch slots that follow the target's slots. The best candidates of all depths form
 the trunk of the tree; the other candidates become leaves. Unlikely paths are not continued.
@@ -33,7 +33,8 @@ from engine.tokenizer import Tokenizer
 _MAX_DEPTH = 6
 _CANDIDATES = 16  # number of candidates that are ranked per position
 _BRANCHES = 3  # candidates proposed per depth
-_LEAST_SURVIVAL = 0.1  # a pass of the draft model is assumed to take a tenth of the time of a pass of the target
+# Less likely trunks are not continued. A pass of the draft model is assumed to take a tenth of the target's time.
+_LEAST_SURVIVAL = 0.1
 _PASS_ROWS = 256  # maximum rows of a pass that computes missing positions
 _MAX_PADDING = 128  # allowed difference of vocabulary sizes within a model family, as in llama.cpp
 _EMPTY = -1  # not a valid hash, since hashes are not negative
@@ -99,7 +100,7 @@ class DraftModelDrafter(Drafter):
         """
         Args:
             candidates: tokens per position that are ranked with the target's noise.
-            least_survival: minimum survival of a path for another pass.
+            least_survival: minimum survival at which the trunk is continued by another pass.
 
         Raises: SpeculatorNotLoadable: the models' vocabularies differ in size.
         """
@@ -222,7 +223,7 @@ class DraftModelDrafter(Drafter):
         return self._model.forward(builder.build()[0], self._cache).final
 
     def _write_tables(self, sequences: Many[Sequence]) -> None:
-        """Writes the slots of new positions to the slot tables, which the engine does only just before its pass."""
+        """Writes the slots of new positions to the slot tables, as the engine does later, before its own pass."""
         entries = [
             (sequence.table_row, position, sequence.slots[position])
             for sequence in sequences

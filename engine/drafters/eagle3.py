@@ -1,8 +1,8 @@
 """The EAGLE-3 drafter: one layer reads the target's intermediate hidden states, then its own output, to draft a tree.
 
     observe   writes the layer's keys and values at the accepted positions to a cache of its own, which uses the same
-              slot numbers as the target's, and stores the layer's output at each sequence's last accepted position,
-              from which the next draft starts
+              slot numbers as the target's; stores the layer's output at each sequence's last accepted position, from
+              which the next draft starts
     propose   proposes candidates from that output and runs the likeliest of them as the next level of the tree, with
               keys and values in scratch slots that follow the cache's; repeats while another level may save time
 
@@ -78,7 +78,7 @@ class Eagle3Drafter(Drafter):
         self._device = model.device
         self.layer = ServedEagle3(module, embedding=model.weights.embedding, dtype=model.dtype, device=model.device)
         self.vocab = module.draft_vocab.to(model.device)
-        fits = config.hidden_size == target.hidden_size  # otherwise the drafter's features fit no row of lm_head
+        fits = config.hidden_size == target.hidden_size  # as the rows of the target's lm_head require
         self._prompts = prompt_vocabulary(config.prompt_tokens and fits, self.vocab, model)
         self.max_position = config.max_positions - 1
         self._grower = self.layer.grower(self.vocab)

@@ -1,4 +1,4 @@
-"""The EAGLE-3 module for serving, with packed weights, and keys and values by cache slot of the target.
+"""The EAGLE-3 module for serving. Its keys and values are stored by the target's cache slots.
 
 eagle3_module.py has the equations. Shape letters: M rows, T tap layers, H and Ht the drafter's and the target's hidden
 size, D head size, Hq and Hkv query and key heads, Vd draft vocabulary.

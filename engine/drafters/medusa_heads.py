@@ -1,6 +1,6 @@
 """Medusa heads, used for training and serving: from the hidden state of token t, head i predicts token t + 1 + i.
 
-    features_i  = h
+    features_i  = h                                                   the hidden state of token t
     every layer   features_i += SiLU(W_i features_i + b_i)            W is initialized with zeros
                   with `token_input`, the first layer also adds U_i e(t) inside SiLU, where e(t) is the normalized
                   embedding of token t                                U is initialized with zeros
@@ -8,7 +8,7 @@
     untied        logits_i = head_i features_i                        head_i is initialized with these rows
 
 Heads propose only the tokens of a draft vocabulary: those most frequent in the training answers. A folder has three
-files: `config.json`, `draft_vocab.safetensors`, and `medusa_lm_head.safetensors`. The latter has LoRAX's tensor names:
+files: `config.json`, `draft_vocab.safetensors`, and `medusa_lm_head.safetensors`, whose tensors have LoRAX's names:
 `{head}.{layer}.linear.{weight,bias}`, and for untied heads `{head}.{layers}.weight`. `token_input` adds
 `{head}.0.token.weight`, which LoRAX does not know.
 
@@ -54,8 +54,8 @@ class MedusaHeads(nn.Module):
     draft_vocab: Tensor
 
     def __init__(self, config: MedusaConfig, draft_vocab: Tensor, lm_head: Tensor | None = None) -> None:
-        """lm_head: [V, H], the target's lm_head. Untied heads are initialized with its rows, or with zeros if it is
-        None."""
+        """lm_head: [V, H], the target's lm_head. Untied heads are initialized with its rows; None: with
+        zeros."""
         super().__init__()
         if draft_vocab.shape != (config.draft_vocab_size,):
             raise ValueError(f"draft_vocab must be [{config.draft_vocab_size}], got {list(draft_vocab.shape)}")

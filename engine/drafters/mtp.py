@@ -1,7 +1,7 @@
 """Drafts a tree with a multi-token prediction module, which runs repeatedly on its own output.
 
-    observe   runs the module on kept positions, with keys and values in the target's cache slots, and stores the output
-              at each sequence's last kept position, from which the next draft starts
+    observe   runs the module on kept positions, with keys and values in the target's cache slots; stores the output at
+              each sequence's last kept position, from which the next draft starts
     propose   proposes candidates from that output and runs the likeliest of them as the next level of the tree, with
               keys and values in scratch slots that follow the cache's; repeats while another level may save time
 

@@ -39,7 +39,7 @@ _IGNORED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "rotary_emb.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpConfig:
-    """transformer: the layer's configuration in config.json. num_steps: draft tokens that it was trained for."""
+    """transformer: the layer's configuration in config.json. num_steps: draft tokens of its training."""
 
     transformer: dict[str, Any]
     num_steps: int

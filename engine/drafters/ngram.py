@@ -1,8 +1,9 @@
 """Prompt lookup: finds an earlier occurrence of the request's last tokens and proposes the tokens that followed it.
 
-The longest match is used, and of equally long ones the latest. A proposed token is likelier if more tokens before it
-match; at depth d these are the tokens of the match and d - 1 proposed tokens. The survival of a token is computed from
-the observed acceptance rates of earlier proposals with about as many matching tokens.
+The longest match is used, and of equally long matches the latest. The more tokens before a proposed token match, the
+likelier the proposed token is right; at depth d, the tokens of the match and d - 1 proposed tokens precede it. The
+survival of a token is computed from the observed acceptance rates of earlier proposals with about as many matching
+tokens.
 
 Source: Saxena 2023, "Prompt lookup decoding".
 """

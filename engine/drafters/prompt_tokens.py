@@ -44,7 +44,7 @@ class PromptVocabulary:
         self._kept: dict[str, PromptTokens | None] = {}
 
     def of(self, request_id: str, prompt: Many[int]) -> PromptTokens | None:
-        """Returns None if the prompt has no token outside the draft vocabulary."""
+        """Returns the prompt's tokens outside the draft vocabulary; None if there are none."""
         if request_id not in self._kept:
             self._kept[request_id] = self.make(prompt)
         return self._kept[request_id]
@@ -53,7 +53,7 @@ class PromptVocabulary:
         self._kept.pop(request_id, None)
 
     def make(self, prompt: Many[int]) -> PromptTokens | None:
-        """If there are more than `MAX_TOKENS` such tokens, those that occur last in the prompt are returned."""
+        """Like `of`, but keeps nothing. Returns at most `MAX_TOKENS` tokens: those that occur last in the prompt."""
         missing = [token for token in dict.fromkeys(reversed(prompt)) if token not in self._vocab][:MAX_TOKENS]
         if not missing:
             return None

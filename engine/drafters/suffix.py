@@ -16,6 +16,7 @@ The gateway sets `Request.memory` to the caller's project, so that no project's 
 request without this field has its own memory, which ends with the request. The oldest answers of a memory are dropped
 first. If there are more than MAX_MEMORIES memories, the least recently used memory is dropped. The output of a
 preempted request is indexed at the preemption and again at the end, so it may vote twice.
+
 Source: suffix decoding, Oliaro et al. 2024, arXiv:2411.04975; best-first growth as in JetSpec, arXiv:2606.18394.
 """
 
@@ -37,7 +38,7 @@ _DEPTH_FACTOR, _DEPTH_OFFSET = 1, 4  # maximum depth of a draft: 1 * matching to
 _PAST_TOKENS = 200_000
 # output tokens for which a request's index has room; further tokens overwrite the beginning of the prompt
 _MAX_OUTPUT = 4096
-_WEIGHTS = {1: 1.0, 2: 4.0, 4: 16.0, 8: 64.0, 16: 256.0}  # weight of a vote by matching tokens
+_WEIGHTS = {1: 1.0, 2: 4.0, 4: 16.0, 8: 64.0, 16: 256.0}  # weight of a vote by number of matching tokens
 _PAST_WEIGHT = 0.5  # factor on the votes of past answers
 _ASSUMED = 0.8  # assumed acceptance rate of a node, relative to the token's share
 _MAX_LENGTH_BITS = 6  # kinds distinguish match lengths by bit length, up to this one: 32 tokens or more
@@ -54,7 +55,7 @@ MAX_MEMORIES = 8  # each memory has room for _PAST_TOKENS tokens and takes 22 MB
 
 @dataclass(slots=True)
 class _Memory:
-    """What is kept of past requests: their text, unless only rates are kept, and how often drafts were right."""
+    """Data of past requests. past: an index of their texts; None: texts are not kept. record: acceptance rates."""
 
     past: SuffixIndex | None
     record: Record

@@ -48,7 +48,7 @@ _ASSERTIONS = frozenset().union(*_OF_TYPE.values()) | {
 
 
 def load_json(source: str) -> Any:
-    """Raises: ValueError: invalid JSON; the message is a predicate such as "must be JSON", without the subject."""
+    """Parses JSON. Raises: ValueError: invalid JSON; the message is a predicate without a subject: "must be JSON"."""
     try:
         return json.loads(source)
     except RecursionError:
@@ -60,7 +60,7 @@ def load_json(source: str) -> Any:
 def enforceable(schema: Any, *, path: str = "#", depth: int = 0) -> Any:
     """Rewrites a schema with keywords that xgrammar enforces in full.
 
-    Raises: ValueError: a keyword can't be enforced; the message names the keyword and its path, without a subject.
+    Raises: ValueError: a keyword can't be enforced; the message is a predicate that names the keyword and its path.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"is nested more than {MAX_DEPTH} levels deep")
@@ -149,7 +149,7 @@ def _check_values(schema: dict[str, Any], values: Any, path: str) -> None:
 
 
 def _with_length_as_pattern(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replaces length limits by a pattern, because xgrammar would allow control characters, which are invalid JSON."""
+    """Replaces length limits by a pattern, because with length limits xgrammar allows control characters in strings."""
     result = dict(schema)
     min_length, max_length = result.pop("minLength", None), result.pop("maxLength", None)
     if min_length is None and max_length is None:

@@ -2,6 +2,7 @@
 
 xgrammar is C++ and can't be interrupted, and some sources keep it busy for hours, take gigabytes or crash it.
 Compilation depends only on the source, so a source that compiles in the trial also compiles in the server's process.
+
     GrammarTrial ─ vocabulary, then one source per line ─▶ main ─ fork ─▶ limits, compile, walk
                  ◀──────────────────── null or an error ────────────────────────┘
 
@@ -106,6 +107,7 @@ def main() -> None:
 
 
 def _in_a_fork(find_error: Callable[[], str | None], cpu_seconds: int) -> str | None:
+    """Calls `find_error` in a forked process with limits. Returns its result, or why the process did not finish."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -13,7 +13,7 @@ from engine.grammars.json_schema import MAX_DEPTH, enforceable, load_json
 # on whitespace, a sampled answer of a weak model may consist of line breaks. Source: llama.cpp, which allows at most
 # 20 blanks.
 _WHITESPACE = r'("" | " " | "\r"? "\n" ("\r"? "\n")? [ \t]{0,40})'
-_MAX_COUNT = 64  # marks the places of whitespace in xgrammar's text of a grammar
+_MAX_COUNT = 64  # xgrammar writes this maximum wherever it allows whitespace; there it is replaced
 _WHITESPACE_RULE = re.compile(r"^(whitespace(?:_\d+)?) ::= \(\(\[ \\n\\r\\t\]\)\)$", re.MULTILINE)
 _WHITESPACE_USE = re.compile(r'("(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\])|\b(whitespace(?:_\d+)?)\{0, 64\}')
 _MESSAGE_PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
@@ -49,10 +49,10 @@ def compile_source(compiler: xgrammar.GrammarCompiler, kind: str, source: str) -
 
 
 def _ebnf_of_schema(schema: Any) -> str:
-    """Returns xgrammar's grammar of a schema, with our form of whitespace."""
+    """Returns xgrammar's grammar of a schema, with whitespace limited to `_WHITESPACE`."""
     text = str(xgrammar.Grammar.from_json_schema(json.dumps(schema), max_whitespace_cnt=_MAX_COUNT))
     text = _WHITESPACE_RULE.sub(lambda rule: f"{rule[1]} ::= {_WHITESPACE}", text)
-    return _WHITESPACE_USE.sub(lambda part: part[1] or part[2], text)  # part 1: a string or a set of characters
+    return _WHITESPACE_USE.sub(lambda part: part[1] or part[2], text)  # part 1: a string or a character class
 
 
 def _ebnf_of_choice(source: str) -> str:

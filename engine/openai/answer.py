@@ -22,12 +22,12 @@ class AnswerLogprob:
 
     token: TokenLogprob
     text_offset: int
-    in_trace: bool = False  # whether the token belongs to a separated trace, in which tokens have no offsets
+    in_trace: bool = False  # whether the token belongs to a separated reasoning trace, whose tokens have no offsets
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionUsage:
-    """Numbers of predicted tokens that an answer has and that it does not have."""
+    """accepted: number of predicted tokens that are in the answer. rejected: number of the other predicted tokens."""
 
     accepted: int
     rejected: int
@@ -37,7 +37,7 @@ class PredictionUsage:
 class Piece:
     """The new text and log-probabilities of one step."""
 
-    reasoning: str = ""  # new text of the trace, which precedes `text`
+    reasoning: str = ""  # new text of the reasoning trace, which precedes `text`
     text: str
     logprobs: tuple[AnswerLogprob, ...]
     finish_reason: FinishReason | None
@@ -51,7 +51,7 @@ class Answer:
     logprobs: tuple[AnswerLogprob, ...] | None  # of tokens whose text is part of `text`; None if not requested
     finish_reason: FinishReason
     token_ids: tuple[int, ...]  # generated tokens, including the one that ended the answer
-    reasoning: str | None = None  # the trace; None if it is not separated from `text`
+    reasoning: str | None = None  # the reasoning trace; None if it is not separated from `text`
     num_reasoning_tokens: int = 0
     prediction: PredictionUsage | None = None  # None: the request has no prediction
     stop_string: str | None = None  # the stop string that ended the answer
@@ -78,7 +78,7 @@ class AnswerStream:
         Args:
             stop: stop strings, which are not searched in a separated trace.
             keep: False if the caller uses each piece at once and never calls `answer`.
-            thinking: the trace to separate from the text; None: none is separated.
+            thinking: markers of the reasoning trace to separate from the text; None: no trace is separated.
             prediction: token ids of the request's prediction.
         """
         self._keep = keep
@@ -166,9 +166,9 @@ class AnswerStream:
         )
 
     def _release(self, of_trace: list[AnswerLogprob]) -> tuple[AnswerLogprob, ...]:
-        """Returns these entries, and takes from `_waiting` those of tokens whose text is at least partly in the answer.
+        """Returns the entries `of_trace`, followed by the waiting entries whose text is at least partly in the answer.
 
-        If the answer ended without a stop string, these are all entries.
+        Returned entries wait no longer. If the answer ended without a stop string, all waiting entries are returned.
         """
         num_characters = len(self._stream.text)
         release_all = self.finish_reason is not None and not self.stopped

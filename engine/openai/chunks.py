@@ -1,4 +1,4 @@
-"""The events of streamed chat and text completions: chunks without a type, and `[DONE]` at the end."""
+"""The events of streamed chat and text completions: chunks, which have no event type, and `[DONE]` at the end."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ class ChunkEvents:
         self._chunks = chunks
         # OpenAI's clients expect this key on every chunk if they requested usage.
         self._extra: dict[str, Any] = {"usage": None} if parsed.include_usage else {}
-        self._token_ids: dict[int, list[int]] = {}  # by index of the choice: ids that no chunk has yet
+        self._token_ids: dict[int, list[int]] = {}  # by index of the choice: token ids that no chunk contains yet
         self._with_prompt: set[int] = set()  # choices of a text completion that have sent their prompts' ids
 
     def opening(self) -> list[bytes]:
@@ -55,7 +55,7 @@ class ChunkEvents:
         return [encode_event(usage_chunk(self._head, self._kind, usage=usage, stats=stats)), done]
 
     def _add_token_ids(self, index: int, piece: Piece, chunks: list[Chunk]) -> None:
-        """Adds the ids to the first chunk of a piece; a piece without chunks leaves its ids to the next one."""
+        """Adds the ids to the first chunk of a piece; the ids of a piece without chunks wait for the next piece."""
         waiting = self._token_ids.setdefault(index, [])
         waiting += piece.token_ids
         if not chunks:

@@ -1,4 +1,4 @@
-"""Tools for models whose chat template has no place for them: as text of the system message, in the format of Hermes.
+"""Describes tools in the system message, in the format of Hermes, if the chat template does not support tools.
 
 Calls of earlier answers become text of the assistant, and results become messages of the user.
 
@@ -29,7 +29,7 @@ def template_has_tools(tokenizer: Tokenizer) -> bool:
 def with_tools_as_text(
     messages: Sequence[Mapping[str, Any]], definitions: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Returns messages without tools, for the template.
+    """Returns the messages with tools, calls and results as text, for a template that does not support tools.
 
     Args:
         definitions: the tools as in the request; empty if only earlier messages mention tools.

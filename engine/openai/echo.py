@@ -20,7 +20,7 @@ def echoed(
     """Returns the answer with the prompt's text and log-probabilities in front.
 
     Args:
-        prompt_logprobs: of prompt[1:]; None if log-probabilities were not requested.
+        prompt_logprobs: log-probabilities of prompt[1:]; None if they were not requested.
     """
     stream = TextStream(tokenizer, per_token=True)
     text = stream.push(prompt) + stream.finish()

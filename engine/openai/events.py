@@ -33,12 +33,12 @@ class Events(Protocol):
 
 
 def encode_event(data: Mapping[str, Any], *, name: str | None = None) -> bytes:
-    """`name`: the type of the event; OpenAI's chunks have none."""
+    """Encodes one event. `name`: the type of the event; OpenAI's chunks have none."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     line = f"data: {text.translate(_LINE_ENDS)}\n\n"
     return (line if name is None else f"event: {name}\n{line}").encode()
 
 
 def usage_comment(usage: Usage) -> bytes:
-    """Returns a comment line that clients ignore, from which the gateway counts the tokens of a cut stream."""
+    """Returns the usage as a comment line. Clients ignore it; the gateway reads it if the stream is interrupted."""
     return f": {json.dumps({'usage': usage}, separators=(',', ':'))}\n".encode()

@@ -1,7 +1,7 @@
 """Decides how many tokens an answer may have.
 
-A limit that the client sends and that cannot be kept is refused, as in vLLM. Without a limit, the answer may have as
-many tokens as fit, and the response says how many these are and what set the limit (`limits`).
+As in vLLM, a client's limit that does not fit into the context is refused. Without a limit, the answer may have as many
+tokens as fit, and the response's field `limits` says how many these are and what set the limit.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class LimitSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLimit:
-    """max_tokens: of the answer, 1 or more."""
+    """max_tokens: maximum number of tokens of an answer, at least 1. source: what set this limit."""
 
     max_tokens: int
     source: LimitSource
@@ -39,8 +39,8 @@ def token_limit(
 
     Args:
         param: name of the parameter in which the client sends `requested`.
-        cap: limit of the job to which the request belongs, which lowers the client's limit.
-        default: limit of the model's configuration for requests without one.
+        cap: limit of the job to which the request belongs; a higher limit of the client is lowered to it.
+        default: limit of the model's configuration, for requests without a limit.
 
     Raises: InvalidRequest: prompt and answer would exceed the context.
     """
@@ -64,7 +64,7 @@ def token_limit(
 
 
 def limits_block(limits: Sequence[TokenLimit]) -> dict[str, Any]:
-    """Returns the response's `limits`: of the choice with the lowest limit. {} if the client has set the limit."""
+    """Returns the response's field `limits`, for the choice with the lowest limit; {} if the client set this limit."""
     lowest = min(limits, key=lambda limit: limit.max_tokens)
     if lowest.source is LimitSource.REQUEST:
         return {}

@@ -12,7 +12,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def parse_messages(fields: Fields) -> list[dict[str, Any]]:
-    """Joins text parts into one text, and parses the arguments of tool calls, which clients send as JSON text.
+    """Returns the messages, with text parts joined, and with arguments of tool calls parsed from JSON text.
 
     Raises: InvalidRequest
     """
@@ -56,7 +56,7 @@ def _message(message: Fields) -> dict[str, Any]:
 
 
 def _answer(message: Fields) -> dict[str, Any]:
-    """The content of an answer may be absent if the answer has calls or a trace."""
+    """Parses a message of the assistant, whose content may be absent if there are tool calls or a reasoning trace."""
     more: dict[str, Any] = {}
     if message.get("reasoning_content") is not None:
         reasoning = message.string("reasoning_content", "")

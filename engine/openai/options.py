@@ -49,7 +49,7 @@ def parse_sampling(
 
 
 def parse_min_tokens(fields: Fields, *, at_most: int) -> int:
-    """`at_most`: max_tokens of the answer."""
+    """Returns `min_tokens`, by default 0. `at_most`: max_tokens of the answer."""
     return fields.integer("min_tokens", at_least=0, at_most=at_most) or 0
 
 
@@ -74,7 +74,7 @@ def parse_seed(fields: Fields, default_seed: int | None) -> int:
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Returns the seed of a choice. The first choice has the request's seed, so that it equals the answer for n = 1.
+    """Returns the seed of a choice. The first choice has the request's seed, so its answer equals that of n = 1.
 
     Source: splitmix64's finalizer, which maps different inputs to different outputs.
     """

@@ -1,4 +1,4 @@
-"""Separates the trace of a reasoning model from its answer.
+"""Separates the reasoning trace of a model from its answer.
 
 A chat completion has the trace as `reasoning_content`, which DeepSeek's API, SGLang and vLLM have introduced, and the
 text after it as `content`. With `separate_reasoning: false`, as in SGLang, the trace remains part of the content.
@@ -26,7 +26,7 @@ def template_variables(fields: Fields, tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns the variables of the chat template that the request sets.
 
     `reasoning_effort` and `enable_thinking` are passed on under their names, and override `chat_template_kwargs`.
-    For a template that has only a switch, `reasoning_effort: none` turns it off.
+    For a template that uses only `enable_thinking`, `reasoning_effort: none` sets this variable to false.
 
     Raises: InvalidRequest: the template does not use a variable, so that the value would have no effect.
     """
@@ -70,7 +70,9 @@ def knows_variable(name: str, tokenizer: Tokenizer) -> bool:
 
 
 def parse_thinking(fields: Fields, prompt: Sequence[int], tokenizer: Tokenizer) -> Thinking | None:
-    """Returns where the trace is in an answer to a rendered chat; None for models without think markers.
+    """Returns the markers and the budget of the trace in an answer to a chat; None for models without think markers.
+
+    prompt: token ids of the rendered chat.
 
     Raises: InvalidRequest
     """
@@ -94,7 +96,7 @@ def parse_thinking(fields: Fields, prompt: Sequence[int], tokenizer: Tokenizer) 
 def _in_channels(
     markers: ThinkMarkers, channels: Channels, prompt: Sequence[int], budget: int | None
 ) -> Thinking | None:
-    """Returns None if the prompt does not end within the header of the message to generate."""
+    """Like `parse_thinking`, for markers with channels. None: the prompt does not end within a message's header."""
     if budget is not None:
         raise InvalidRequest(
             f"{BUDGET} is not supported for models that write traces in channels",
@@ -109,7 +111,7 @@ def _in_channels(
 def check_budget(
     thinking: Thinking | None, *, num_prompt_tokens: int, max_tokens: int | None, max_seq_len: int
 ) -> None:
-    """Raises: InvalidRequest: the markers, a trace that uses its budget, and a token of the answer do not fit."""
+    """Raises: InvalidRequest: a trace that uses its budget, its markers and one token of the answer do not fit."""
     if thinking is None or thinking.budget is None:
         return
     room = max_seq_len - num_prompt_tokens
@@ -143,7 +145,7 @@ class ReasoningStream:
         return self._phases.num_tokens
 
     def push(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        """Returns the new text of the trace, and how many of the ids belong to the trace; the others follow it."""
+        """Returns the new text of the trace, and how many of the ids belong to it; the other ids follow the trace."""
         count, shown = 0, []
         while count < len(token_ids) and self._phases.phase is not Phase.ANSWERING:
             if self._phases.accept(token_ids[count]) is Phase.THINKING:

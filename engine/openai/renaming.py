@@ -1,7 +1,7 @@
-"""Errors of a translated request, with the names that the caller used.
+"""Renames the members in errors of translated requests, to the names that the caller used.
 
-The other routes translate a body to that of a chat completion, which is then parsed as such. An error of that parser
-names members of the translated body.
+/v1/messages and /v1/responses translate a body to the body of a chat completion, which `parse_chat` parses. Errors of
+`parse_chat` name members of the translated body.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,11 @@ from engine.fields import InvalidRequest
 
 @contextmanager
 def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
-    """Raises an `InvalidRequest` of the block with the caller's names.
+    """Raises an `InvalidRequest` from within the `with` block again, with the caller's names.
 
     Args:
-        names: maps names of members of the chat completion to the caller's names. An error's member is renamed by the
-            longest of these names that is a prefix of its own.
+        names: maps names of members of the chat completion to the caller's names. The longest of the names that is a
+            prefix of the error's member is replaced.
     """
     try:
         yield

@@ -77,7 +77,7 @@ class ParsedRequest:
     remember_answers: bool = True
     calls: CallStyle | None = None  # None: the request has no callable tools
     prediction: tuple[int, ...] = ()  # token ids of the text that the answers may repeat
-    separated: Thinking | None = None  # the trace that is separated from the text of the answers
+    separated: Thinking | None = None  # the reasoning trace that is separated from the answers' text
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -233,7 +233,7 @@ def _with_echo(parsed: ParsedRequest) -> ParsedRequest:
 def encode_messages(
     fields: Fields, *, tokenizer: Tokenizer, use: ToolUse | None, add_generation_prompt: bool = True
 ) -> tuple[int, ...]:
-    """Renders messages, tools and thinking switches with the chat template. Returns the token ids of the prompt.
+    """Renders messages, tools and switches for reasoning with the chat template. Returns the token ids of the prompt.
 
     Raises: InvalidRequest
     """

@@ -1,8 +1,8 @@
 """Builds OpenAI's response objects (complete responses, chunks of a stream, errors) as dicts for JSON.
 
-In addition to OpenAI's fields, a response has `seed`, with which a client can request the same answer again,
-`metrics.speculative_decoding`, the speculation statistics of the request, and `limits`, if the client set none.
-`system_fingerprint` is that of engine/fingerprint.py.
+In addition to OpenAI's fields, a response has three fields of our own. With `seed` a client can request the same answer
+again. `metrics.speculative_decoding` has the speculation statistics of the request. `limits` has the limit of the
+answer's tokens, if the client set none. `system_fingerprint` is that of engine/fingerprint.py.
 """
 
 import math
@@ -53,7 +53,7 @@ def chat_completion(
     tokenizer: Tokenizer,
     calls: CallStyle | None = None,
 ) -> dict[str, Any]:
-    """`answers`: by index of the choice. `calls`: the format of tool calls in them; None: tools can't be called."""
+    """`answers`: by index of the choice. `calls`: format of the answers' tool calls; None: tools can't be called."""
     choices = []
     for index, answer in enumerate(answers):
         message = _message(head, index, answer, calls)
@@ -147,11 +147,12 @@ def usage_block(
     num_reasoning_tokens: int,
     predictions: Iterable[PredictionUsage | None] = (),
 ) -> dict[str, Any]:
-    """
+    """Returns the `usage` of a response.
+
     Args:
         num_cached_tokens: prompt tokens found in the prefix cache.
-        num_reasoning_tokens: completion tokens that belong to separated traces, including the markers.
-        predictions: of the choices. Without one, the members of predictions are left out.
+        num_reasoning_tokens: completion tokens that belong to separated reasoning traces, including the markers.
+        predictions: of the choices; if all are None, the members for predicted tokens are left out.
     """
     details = {"reasoning_tokens": num_reasoning_tokens}
     if used := [prediction for prediction in predictions if prediction is not None]:
@@ -167,7 +168,9 @@ def usage_block(
 
 
 def metrics_block(stats: SpeculationStats) -> dict[str, Any]:
-    """The histogram has num_spec_tokens + 1 entries; aiperf ignores the statistics otherwise.
+    """Returns the `metrics` of a response.
+
+    The histogram has num_spec_tokens + 1 entries, because aiperf ignores the statistics otherwise.
 
     Source of the field names and the histogram's length: vLLM pull request 48915.
     """
@@ -277,10 +280,10 @@ def _name(token_id: int, tokenizer: Tokenizer) -> str:
 
 
 def _known(entry: AnswerLogprob, value: _Value) -> _Value | None:
-    """The first token of an echoed prompt has no log-probability."""
+    """Returns the value; None for the first token of an echoed prompt, which has no log-probability."""
     return None if math.isnan(entry.token.logprob) else value
 
 
 def finite(logprob: float) -> float:
-    """Returns the log-probability as responses have it."""
+    """Returns the log-probability, and instead of -infinity the lowest value that responses use."""
     return max(logprob, _LOWEST_LOGPROB)

@@ -10,7 +10,7 @@ from engine.openai.requests import ParsedRequest
 def add_token_ids(body: dict[str, Any], answers: Sequence[Answer], parsed: ParsedRequest) -> dict[str, Any]:
     """Returns the body of a chat or text completion with the ids of prompts and answers, if they were requested.
 
-    A chat has one prompt, whose ids are at the top level; those of a text completion are in its choice.
+    The prompt's ids are at the top level of a chat completion, and in each choice of a text completion.
     """
     if not parsed.return_token_ids:
         return body

@@ -1,7 +1,7 @@
 """`python -m engine.server` serves one model with OpenAI's chat and completions API.
 
-Once it can generate tokens, it prints one JSON line: {"event": "ready", "model", "host", "port", ...}. If the model
-can't be loaded, it prints {"event": "failed", "code", "message"} instead and exits with status 1.
+Once the server can generate tokens, it prints one JSON line: {"event": "ready", "model", "host", "port", ...}. If the
+model can't be loaded, it prints {"event": "failed", "code", "message"} instead and exits with status 1.
 
 The environment variable SLIPSTREAM_ENGINE_TOKEN contains the clients' bearer token; without it, clients need no token.
 SLIPSTREAM_ENGINE_OPERATOR_TOKEN contains a different token for the operator; without it there are no operator routes.
@@ -91,7 +91,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-seq-len", type=int, help="default: the model's maximum")
     memory = parser.add_mutually_exclusive_group()
     memory.add_argument("--memory-bytes", type=int, help="default: a GPU's free memory; on a CPU unlimited")
-    memory.add_argument("--memory-share", type=float, help="the same as a share of the device's memory, such as 0.5")
+    memory.add_argument("--memory-share", type=float, help="memory as a share of the device's memory, such as 0.5")
     parser.add_argument("--kv-cache-bytes", type=int, help="default: what fits into the memory; on a CPU 1 GiB")
     parser.add_argument("--max-waiting", type=int, default=64, help="waiting choices; more are refused with 429")
     parser.add_argument("--max-body-bytes", type=int, default=8 * 1024 * 1024)
@@ -106,7 +106,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _become_parent(args: argparse.Namespace) -> NoReturn:
-    """Becomes the parent process of the group, which needs none of this process's memory."""
+    """Checks the arguments, and replaces this process by the parent of the processes that share the model."""
     try:
         check_group(args.model_dir, _config_without_plan(args))
         _engine_config(args)  # raises if the memory is too small
@@ -167,6 +167,7 @@ def _load(args: argparse.Namespace) -> ServerApp:
 
 
 def _config_without_plan(args: argparse.Namespace) -> EngineConfig:
+    """Returns the engine's configuration, in which the size of the KV cache is not planned yet."""
     return EngineConfig(
         max_batch_size=args.max_batch_size,
         max_seq_len=args.max_seq_len,
@@ -180,6 +181,7 @@ def _config_without_plan(args: argparse.Namespace) -> EngineConfig:
 
 
 def _engine_config(args: argparse.Namespace) -> EngineConfig:
+    """Returns the engine's configuration, with the given size of the KV cache or the size that fits (`fit`)."""
     config = _config_without_plan(args)
     if args.kv_cache_bytes is not None:
         return replace(config, kv_cache_bytes=args.kv_cache_bytes)

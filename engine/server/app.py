@@ -53,7 +53,7 @@ class ServerConfig:
     token: str | None = None  # None: clients need no token
     operator_token: str | None = None  # None: there are no operator routes
     speculator_root: Path | None = None  # folder below which operators may load speculators; None: they can't
-    adapter_root: Path | None = None  # the same for LoRA adapters
+    adapter_root: Path | None = None  # folder below which operators may load LoRA adapters; None: they can't
     speculator_dir: Path | None = None  # folder of the initial drafter
     call_form: CallForm | None = None  # None: the format in the chat template
 

@@ -145,7 +145,9 @@ class AsyncEngine:
         await asyncio.to_thread(self.worker.stop, 10.0)
 
     def open(self, requests: Sequence[Request], *, is_check: bool = False) -> Generation:
-        """Args: is_check: a health check, which does not count as use of the engine.
+        """Admits the choices of one response.
+
+        is_check: whether this is a health check, which does not count as use of the engine.
 
         Raises: Overloaded, Asleep, EngineBroken; InvalidRequest: there are more choices than the limit.
         """

@@ -19,7 +19,7 @@ from engine.openai.responses import error_body
 
 MESSAGES_PATH = "/v1/messages"
 COUNT_TOKENS_PATH = "/v1/messages/count_tokens"
-_ANTHROPICS = (MESSAGES_PATH, COUNT_TOKENS_PATH)  # whose errors have Anthropic's shape
+_ANTHROPICS = (MESSAGES_PATH, COUNT_TOKENS_PATH)  # paths whose errors have Anthropic's shape
 
 
 class ServerFault(Exception):

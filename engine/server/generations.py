@@ -35,10 +35,11 @@ from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Set by the gateway, which passes on no header of its caller: the group of requests that share past answers (see
-# `engine.request.Request.memory`).
+# Names the group of requests that share past answers (`engine.request.Request.memory`). Only the gateway sets this
+# header, because it passes on no header of its caller.
 MEMORY_HEADER = "x-slipstream-memory"
-# Set by the gateway for streams whose usage cannot be requested in the body: the usage so far comes in comments.
+# The gateway sets this header for streams whose usage cannot be requested in the body. The stream then contains the
+# usage so far as comments.
 USAGE_HEADER = "x-slipstream-usage"
 SEND_SECONDS = 60.0  # a client that does not read for this long is disconnected
 
@@ -77,7 +78,7 @@ class Generations:
         self._parsers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="parser")
 
     async def create(self, request: Request, wire_format: Format) -> Response:
-        """Raises: InvalidRequest, ServerFault: the request failed before anything was sent."""
+        """Handles a request for answers. Raises: InvalidRequest, ServerFault: it failed before anything was sent."""
         if self.draining:
             raise Draining("the server is about to stop and takes no new requests")
         self._async_engine.check_awake()
@@ -199,7 +200,7 @@ class Generations:
         *,
         comments: bool,
     ) -> AsyncIterator[bytes]:
-        """`comments`: whether a comment with the usage so far precedes the events of each piece and the last event."""
+        """Yields encoded events. `comments`: whether a comment with the usage so far precedes those of each piece."""
         events = wire_format.events(head, run.parsed, tokenizer=self._tokenizer)
         try:
             for event in events.opening():
@@ -229,7 +230,7 @@ class Generations:
 
 
 class _EventStream(StreamingResponse):
-    """Calls `on_end` once, after the stream is complete, is aborted, or could not start."""
+    """A stream that calls `on_end` once: when it is complete, is aborted, or cannot start."""
 
     def __init__(self, events: AsyncIterator[bytes], *, on_end: partial[None]) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}

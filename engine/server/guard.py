@@ -2,8 +2,8 @@
 
     path              required token, without which the status is 401
     /health           none, because it reveals nothing and supervisors call it
-    operator paths    the operator's; if the server has none, these paths do not exist
-    all other paths   the clients'; none if the server has none
+    operator paths    the operator's token; if the server has no such token, these paths do not exist
+    all other paths   the clients' token; if the server has no such token, none
 
 The clients' token is not valid for operator paths, nor the operator's token for other paths.
 """
@@ -66,7 +66,7 @@ def _header(token: str | None) -> bytes | None:
 
 
 def _given(headers: Headers) -> str:
-    """Anthropic's clients send the token as `x-api-key`."""
+    """Returns the given authorization. Anthropic's clients send the token as `x-api-key`."""
     if "authorization" not in headers and "x-api-key" in headers:
         return f"Bearer {headers['x-api-key']}"
     return headers.get("authorization", "")

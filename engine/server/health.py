@@ -11,7 +11,7 @@ from engine.server.errors import ServerFault
 from engine.server.worker import EngineWorker
 
 FRESH_SECONDS = 5.0  # a token generated within this time proves that the process is healthy
-PROBE_SECONDS = 30.0  # time limit of the check's own token
+PROBE_SECONDS = 30.0  # time limit for the token that the check generates
 # A step counts as hung if it takes much longer than any earlier step. Steps that prefill a prompt may take seconds on a
 # slow CPU, and the first steps load the model's pages into memory, so there is a minimum.
 STALL_FACTOR = 20
@@ -26,14 +26,14 @@ class Health:
         self._probe: asyncio.Task[str | None] | None = None
 
     async def problem(self) -> str | None:
-        """Returns None if the process is healthy. Generates one token if no request has done so recently."""
+        """Returns why the process is not healthy, or None. Generates one token if no request got one recently."""
         worker = self._async_engine.worker
         if self.draining:
             return "draining"
         if worker.broken:
             return f"the engine is broken: {worker.broken}"
         if self._async_engine.refuses:
-            return None  # it wakes on request, and generates no token until then
+            return None  # the engine sleeps, and generates no token until it is woken
         now = time.monotonic()
         if now - worker.last_token_at < FRESH_SECONDS:
             return None

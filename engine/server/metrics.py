@@ -54,7 +54,7 @@ class ServerMetrics:
         self._latency.observe(seconds)
 
     def watch_sleep(self, sleeping: Sleeping) -> None:
-        """Adds the state of sleep and the duration of the last wake, in which 0 stands for none."""
+        """Adds a metric for whether the engine sleeps, and one for the duration of the last wake (0: none so far)."""
         asleep = self._gauge("slipstream:engine_asleep", "1 while the engine sleeps or changes its state, else 0.")
         asleep.set_function(lambda: float(sleeping.state is not State.AWAKE))
         wake = self._gauge("slipstream:wake_seconds", "Duration of the last restoration of the engine's memory.")

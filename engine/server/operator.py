@@ -83,7 +83,7 @@ class Operator:
         }
 
     async def swap_speculator(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises: InvalidRequest: the speculator can't be loaded for this model; the current drafter stays."""
+        """Replaces the drafter. Raises: InvalidRequest: the new one can't be loaded; the current drafter stays."""
         fields = Fields(body)
         reject_unknown(fields, known=("drafter", "path"))
         kind, folder = fields.string("drafter", ""), None
@@ -111,7 +111,7 @@ class Operator:
         return self.speculator()
 
     async def load_adapter(self, body: Mapping[str, Any]) -> str:
-        """Raises: InvalidRequest: the name is in use, or the folder holds no adapter for this model."""
+        """Loads an adapter. Raises: InvalidRequest: its name is in use, or the folder has no adapter for this model."""
         fields = Fields(body)
         reject_unknown(fields, known=("lora_name", "lora_path"))
         name = fields.string("lora_name", "")
@@ -134,7 +134,7 @@ class Operator:
         return f"Success: LoRA adapter '{name}' added successfully."
 
     async def unload_adapter(self, body: Mapping[str, Any]) -> str:
-        """Running requests keep the adapter. Raises: InvalidRequest: no adapter has this name."""
+        """Unloads an adapter; running requests keep it. Raises: InvalidRequest: no adapter has this name."""
         fields = Fields(body)
         reject_unknown(fields, known=("lora_name", "lora_int_id"))
         name = fields.string("lora_name", "")

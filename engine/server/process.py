@@ -1,8 +1,8 @@
 """The server's process: its socket, its signals, and its shutdown.
 
 After SIGTERM or SIGINT, /health returns 503 and new requests are refused. Running requests continue for up to
-`drain_seconds`; the rest then get an error, and the process exits with status 0. A second signal ends it
-immediately.
+`drain_seconds`. Requests that are still running then get an error, and the process exits with status 0. A second signal
+ends the process immediately.
 """
 
 import asyncio

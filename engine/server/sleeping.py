@@ -45,8 +45,8 @@ class Sleeping:
     def __init__(self, async_engine: AsyncEngine, sleeper: Sleeper | None, lock: asyncio.Lock) -> None:
         """`sleeper`: None: this engine cannot sleep."""
         self.state = State.AWAKE
-        self.sleep_seconds: float | None = None  # of the last time that memory was given back
-        self.wake_seconds: float | None = None  # of the last time that memory was restored
+        self.sleep_seconds: float | None = None  # how long it took to give the memory back, the last time
+        self.wake_seconds: float | None = None  # how long it took to restore the memory, the last time
         self._async_engine = async_engine
         self._sleeper = sleeper
         self._lock = lock
@@ -55,10 +55,10 @@ class Sleeping:
         return {"state": str(self.state), "sleep_seconds": self.sleep_seconds, "wake_seconds": self.wake_seconds}
 
     async def sleep(self, *, min_idle_seconds: float | None = None) -> dict[str, Any]:
-        """Returns when the running requests have ended and the memory is given back.
+        """Puts the engine to sleep: waits until running requests have ended, and gives its memory back.
 
-        Args: min_idle_seconds: sleep only if the engine has been idle for so long. No request can begin between this
-            check and the refusal of new requests.
+        Args: min_idle_seconds: sleep only if the engine has been idle for at least this time. No request can begin
+            between this check and the refusal of new requests.
         Raises: InvalidRequest: this engine cannot sleep, or is in use. EngineBroken. A failure leaves the engine awake.
         """
         if self._sleeper is None:
@@ -94,7 +94,7 @@ class Sleeping:
         return self.facts()
 
     async def wake(self) -> dict[str, Any]:
-        """Returns when requests are accepted again. Raises: ServerFault: the engine still sleeps."""
+        """Wakes the engine and accepts requests again. Raises: ServerFault: the engine still sleeps."""
         async with self._lock:
             if self._sleeper is None or self.state is State.AWAKE:
                 return self.facts()
@@ -108,7 +108,7 @@ class Sleeping:
             except BaseException:
                 self._set(State.ASLEEP)
                 raise
-            self._async_engine.used_at = time.monotonic()  # the request that woke it may not have arrived yet
+            self._async_engine.used_at = time.monotonic()  # the request for which it was woken may arrive later
             self.wake_seconds = round(time.monotonic() - started, 4)
             self._set(State.AWAKE)
         logger.info("the engine is awake after %.3f s", self.wake_seconds)

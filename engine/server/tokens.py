@@ -58,6 +58,6 @@ def detokenize(body: Mapping[str, Any], *, tokenizer: Tokenizer, check_model: Ch
 
 
 def count_tokens(body: Mapping[str, Any], *, tokenizer: Tokenizer, check_model: CheckModel) -> dict[str, Any]:
-    """Counts the tokens of the prompt that a message has. Raises: InvalidRequest."""
+    """Counts the prompt tokens of a request to /v1/messages. Raises: InvalidRequest."""
     check_model(Fields(body).string("model", ""))
     return {"input_tokens": len(message_prompt(body, tokenizer=tokenizer))}

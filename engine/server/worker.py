@@ -109,6 +109,8 @@ class Report:
 
 @dataclass(slots=True)
 class _Live:
+    """A request in the engine, or one that waits to be added to it again."""
+
     request: Request
     num_delivered: int = 0  # number of tokens reported
     num_generated: int = 0  # number of tokens generated since the request was last added to the engine
@@ -251,7 +253,7 @@ class EngineWorker:
             self._deliver(reports)
 
     def _report(self, output: StepOutput) -> Report | None:
-        """Returns None if the output has only tokens that were delivered before the request was computed again."""
+        """Returns the part of the output that was not delivered before the request was added again; None: no part."""
         live = self._live.get(output.request_id)
         if live is None:
             return None
@@ -275,6 +277,7 @@ class EngineWorker:
         return Report(output.request_id, output)
 
     def _recover(self, error: Exception) -> None:
+        """Cancels all requests. The request on probation, or an only request, fails; the others are added again."""
         blamed = self._probation or (next(iter(self._live)) if len(self._live) == 1 else None)
         if not self._clear():
             self._break(error)

@@ -1,7 +1,7 @@
 """Translates system text and messages of content blocks into the messages of a chat completion.
 
-The blocks of an answer become one message of the assistant: its text, trace and calls. A `tool_result` becomes a
-message with the role `tool`, and the texts around it messages of the user.
+The blocks of an answer (text, reasoning trace and tool calls) become one message of the assistant. A `tool_result`
+becomes a message with the role `tool`, and the texts before and after it become messages of the user.
 """
 
 import json
@@ -19,14 +19,14 @@ _ROLES = ("user", "assistant", "system")
 class Messages:
     """messages: as in a chat completion.
 
-    names: the name of a part of the input by the name of its translation, for `renamed_errors`.
+    names: for `renamed_errors`, maps the name of each translated part to the name of the original part.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
 
     def add(self, message: dict[str, Any], *, name: str, content_name: str | None = None) -> str:
-        """Returns the name of the translated message."""
+        """Adds a translated message, and returns its name. `name`: name of the original message or block."""
         path = f"messages[{len(self.messages)}]"
         self.names |= {path: name, f"{path}.content": content_name or f"{name}.content"}
         self.messages.append(message)
@@ -78,7 +78,7 @@ def _add_turn(message: Fields, role: str, parsed: Messages) -> None:
 def _add_result(block: Fields, parsed: Messages) -> None:
     reject_unsupported(block, known={"type", "tool_use_id", "content", "is_error"} | without_effect.MESSAGE_BLOCK)
     content = "" if block.get("content") is None else _content(block.get("content"), f"{block.path}.content")
-    if block.boolean("is_error", False):  # chat templates have no other place for it
+    if block.boolean("is_error", False):  # chat templates have no other place for this flag
         content = [{"type": "text", "text": "Error:"}, *_parts(content)]
     message = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
     path = parsed.add(message, name=block.path)

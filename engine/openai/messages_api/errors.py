@@ -13,10 +13,11 @@ _TYPES = {
 
 
 def message_error(error: Mapping[str, Any], *, status: int | None = None) -> dict[str, Any]:
-    """
+    """Returns an error in Anthropic's shape.
+
     Args:
         error: OpenAI's error object.
-        status: of the response; None: the error is an event of a stream.
+        status: HTTP status of the response; None: the error is an event of a stream.
     """
     kind = "api_error" if error["type"] == "server_error" else error["type"]
     return {"type": "error", "error": {**error, "type": kind if status is None else _TYPES.get(status, kind)}}

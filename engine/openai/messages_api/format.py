@@ -4,7 +4,7 @@ The events of a stream, in their order:
 
     message_start
     for each block    content_block_start, content_block_delta ..., content_block_stop
-    message_delta     the reason of the end, and the usage
+    message_delta     why the answer ended, and the usage
     message_stop
 
 or `error` at the end of a stream that cannot be completed.

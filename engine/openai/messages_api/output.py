@@ -1,4 +1,4 @@
-"""The content blocks of a message: `thinking` for a trace, `text`, and a `tool_use` for each call.
+"""The content blocks of a message: `thinking` for the reasoning trace, `text`, and a `tool_use` for each call.
 
 Each change is returned as an event of the stream. A message that is not streamed is built in the same way, so both have
 the same blocks.
@@ -16,7 +16,7 @@ class Output:
     """At most one block, the last one, is open at a time."""
 
     def __init__(self, id_suffix: str) -> None:
-        """`id_suffix`: the part of the calls' ids that the message's id has as well."""
+        """`id_suffix`: the end of the message's id, which is also part of the ids of tool calls."""
         self.blocks: list[dict[str, Any]] = []
         self._id_suffix = id_suffix
         self._open_kind: str | None = None
@@ -65,8 +65,8 @@ class Output:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """If the token limit has cut a call off, its input is not valid JSON. The text is then kept in a member of our
-    own."""
+    """Returns the input of a `tool_use` block. If the token limit has cut a call off, its arguments are not valid JSON.
+    Their text is then returned as `partial_json`, which is not in Anthropic's API."""
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):

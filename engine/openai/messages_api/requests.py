@@ -1,6 +1,6 @@
 """Parses the bodies of POST /v1/messages and /v1/messages/count_tokens.
 
-A body is translated to that of a chat completion, which is parsed as such.
+A body is translated to the body of a chat completion, which `parse_chat` parses.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,6 +21,7 @@ from engine.tokenizer import Tokenizer
 _SAME = frozenset({"model", "max_tokens", "stream", "temperature", "top_p", "top_k", "metadata"})
 _SAME |= {"seed", "min_p", "min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty"}
 _SAME |= {"logit_bias", "stop_token_ids", "ignore_eos", "remember_answers", "chat_template_kwargs"}
+# Members of a body of count_tokens.
 _COUNTED = frozenset({"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"})
 _COUNTED |= {"chat_template_kwargs"}
 _TRANSLATED = frozenset({"messages", "system", "stop_sequences", "tools", "tool_choice", "thinking", "output_config"})
@@ -52,7 +53,7 @@ _THINKING = {"enabled": ("type", "budget_tokens", "display"), "adaptive": ("type
 def parse_message(
     body: Mapping[str, Any], *, tokenizer: Tokenizer, max_seq_len: int, call_form: CallForm | None
 ) -> ParsedRequest:
-    """Raises: InvalidRequest"""
+    """Reads the body of POST /v1/messages. Raises: InvalidRequest."""
     fields = Fields(body)
     _refuse_unsupported(fields, known=_SAME | _TRANSLATED)
     if fields.get("max_tokens") is None:
@@ -66,7 +67,7 @@ def parse_message(
 
 
 def message_prompt(body: Mapping[str, Any], *, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Returns the prompt of a message, which may be longer than the context. Raises: InvalidRequest."""
+    """Returns the token ids of the prompt, which may exceed the context, for count_tokens. Raises: InvalidRequest."""
     fields = Fields(body)
     _refuse_unsupported(fields, known=_COUNTED)
     messages = parse_input(fields)
@@ -89,7 +90,7 @@ def _refuse_unsupported(fields: Fields, *, known: Collection[str]) -> None:
 
 
 def _translated(fields: Fields, messages: Messages) -> dict[str, Any]:
-    """Returns the body of the chat completion, and adds the names of its tools to those of the messages."""
+    """Returns the body of the chat completion, and adds the names of its tools to `messages.names`."""
     chat: dict[str, Any] = {name: fields.get(name) for name in fields if name in _SAME}
     chat |= {"messages": messages.messages, "stop": fields.get("stop_sequences"), **_output_config(fields)}
     tools = fields.get("tools")
@@ -135,7 +136,11 @@ def _tool_choice(fields: Fields) -> dict[str, Any]:
 
 
 def _thinking(fields: Fields, tokenizer: Tokenizer) -> dict[str, Any]:
-    """`adaptive` and `enabled` turn the template's switch on; a model that cannot think needs none for `disabled`."""
+    """Translates `thinking` to members of a chat completion.
+
+    `adaptive` and `enabled` turn the template's switch for reasoning on, and `disabled` turns it off. If the model has
+    no reasoning, `disabled` is allowed without a switch.
+    """
     if fields.get("thinking") is None:
         return {}
     thinking = Fields(fields.mapping("thinking"), path="thinking")

@@ -24,7 +24,7 @@ from engine.openai.tool_calls import CallForm, CallStream, CallStyle
 from engine.request import FinishReason, SpeculationStats
 from engine.tokenizer import Tokenizer
 
-# Members of the request that a response repeats, with the values of a request that does not have them.
+# Members of the request that a response repeats, with the values for members that the request does not have.
 _REPEATED: dict[str, Any] = {
     "background": False,
     "instructions": None,

@@ -1,8 +1,8 @@
 """Translates the input items of a response into the messages of a chat completion.
 
-A trace, the message and the function calls that follow it become one message of the assistant, because a chat template
-expects the parts of one turn in one message. Members that OpenAI adds to the items of its answers, such as `id`, have
-no effect.
+A reasoning trace and the message and function calls that follow it become one message of the assistant. A chat template
+expects the parts of one turn in one message. Members that OpenAI adds to the items of its answers, such as
+`id`, have no effect.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _TEXT_TYPES = ("input_text", "output_text")
 class Messages:
     """messages: as in a chat completion.
 
-    names: the name of a part of the input by the name of its translation, for `renamed_errors`.
+    names: for `renamed_errors`, maps the name of each translated part to the name of the original part.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -105,7 +105,7 @@ def _trace(item: Fields) -> str:
 
 
 def _content(item: Fields, name: str) -> Any:
-    """Returns a value that is not a list unchanged; the parser of chat completions refuses it if it is not a text."""
+    """Translates a list of parts. Any other value is returned as it is; `parse_chat` refuses it if it is not a text."""
     content = item.get(name)
     if not isinstance(content, list):
         return content

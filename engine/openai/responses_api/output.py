@@ -1,4 +1,4 @@
-"""The output items of a response: `reasoning` for a trace, a message for text, a `function_call` for each call.
+"""The output items of a response: `reasoning` for the trace, a message for text, a `function_call` for each call.
 
 Each change of the output is returned as an event of the stream. A response that is not streamed is built in the same
 way, so both have the same items.
@@ -16,7 +16,7 @@ class Output:
     """At most one item is open at a time."""
 
     def __init__(self, id_suffix: str) -> None:
-        """`id_suffix`: the part of the items' ids that the response's id has as well."""
+        """`id_suffix`: the end of the response's id, which is also part of the ids of items."""
         self.items: list[dict[str, Any]] = []
         self._id_suffix = id_suffix
         self._is_open = False
@@ -61,7 +61,7 @@ class Output:
         return [text | self._place_of_part(), end | self._place_of_part(), done]
 
     def open_if_empty(self) -> list[Event]:
-        """An answer without text and calls is an empty message."""
+        """Opens an empty message if there is no item, because the answer has neither text nor calls."""
         return [] if self.items else self._open_message()
 
     def copied_items(self) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ class Output:
 
 
 def _copy(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies an item or a part: an event that has been returned must not change any more."""
+    """Copies an item or a part, because an event that has been returned must not change any more."""
     copied = dict(value)
     for name in ("content", "logprobs", "annotations"):
         if isinstance(copied.get(name), list):

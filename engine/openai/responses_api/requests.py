@@ -1,4 +1,4 @@
-"""Parses the body of POST /v1/responses: it is translated to the body of a chat completion, which is parsed as such.
+"""Parses the body of POST /v1/responses: translates it to the body of a chat completion, which `parse_chat` parses.
 
 The route is stateless: it stores no response, and therefore refuses `store` and `previous_response_id`. Like the other
 routes, it refuses every member that it does not support.
@@ -53,7 +53,7 @@ _NAMES = {
 def parse_response(
     body: Mapping[str, Any], *, tokenizer: Tokenizer, max_seq_len: int, call_form: CallForm | None
 ) -> ParsedRequest:
-    """Raises: InvalidRequest"""
+    """Reads the body of POST /v1/responses. Raises: InvalidRequest."""
     fields = Fields(body)
     _refuse_unsupported(fields)
     messages = parse_input(fields)

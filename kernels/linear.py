@@ -206,7 +206,10 @@ def _check_grouped(weight: Tensor) -> None:
 
 
 def _split_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Splits scales [N, G] into float16 numbers [N, G] of less than 2 and a power of two [N] for each output."""
+    """Splits the scales [N, G] into a power of two for each output, [N], and float16 numbers [N, G] from -2 to 2.
+
+    Returns: the float16 numbers and the powers of two.
+    """
     largest = scales.abs().amax(1).clamp(min=2.0**-100)
     factors = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
     return (scales / factors.unsqueeze(1)).half(), factors
@@ -218,8 +221,9 @@ def _in_int4_groups(values: Tensor, halves: Tensor) -> Tensor:
     def convert(part: slice) -> Tensor:
         shifted = _padded((values[part] - _INT4_MIN).to(torch.uint8))  # [blocks, 32, K]
         blocks, _, K = shifted.shape
-        # In the terms of `int4_weights` (cpu/tiles_portable.h), the dimensions of an output are (half, o), and those of
-        # a column are (group, j, n, p). n has two bits: the byte, and whether the weight is in the byte's high half.
+        # The dimensions of an output are (half, o) and those of a column (group, j, n, p), with the names that the
+        # comment at `int4_weights` (cpu/tiles_portable.h) uses. n takes two dimensions here: its high bit chooses one
+        # of two bytes, and its low bit chooses a half of that byte.
         parts = shifted.view(blocks, 2, 16, K // INT4_GROUP, 4, 2, 2, 2).permute(0, 3, 1, 4, 2, 7, 5, 6)
         pairs = (parts[..., 0] | parts[..., 1] << 4).reshape(blocks, K // INT4_GROUP, -1)
         scales = _padded(halves[part]).permute(0, 2, 1).contiguous().view(torch.uint8)  # [blocks, K / 32, 64]

@@ -254,7 +254,7 @@ def _tiles(rows: AttentionRows, rows_per_tile: int) -> Tensor:
 
 
 def attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: AttentionRows) -> Tensor:
-    """Launches `kernels.attention.attention`, which has checked the arguments.
+    """Implements `kernels.attention.attention` on CUDA; that function has checked the arguments.
 
     Raises: ValueError: paths longer than 64.
     """

@@ -57,7 +57,7 @@ def _candidates_kernel(
 
 
 def candidates(best: BestTokens, rows: RowSampling) -> Candidates:
-    """Launches `kernels.candidates.candidates`, which has checked the arguments."""
+    """Implements `kernels.candidates.candidates` on CUDA; that function has checked the arguments."""
     M, k = best.values.shape
     out = Candidates(torch.empty_like(best.tokens), torch.empty_like(best.values))
     if M:

@@ -153,7 +153,7 @@ def _add_experts_kernel(
 
 
 def route_softmax(logits: Tensor, num_chosen: int, normalized: bool) -> tuple[Tensor, Tensor]:
-    """Launches `kernels.moe.route_softmax`, which has checked the arguments."""
+    """Implements `kernels.moe.route_softmax` on CUDA; that function has checked the arguments."""
     M, E = logits.shape
     chosen = torch.empty(M, num_chosen, dtype=torch.int64, device=logits.device)
     weights = torch.empty(M, num_chosen, dtype=torch.float32, device=logits.device)
@@ -190,7 +190,7 @@ def _product(x: Tensor, stack: Stack, experts: Tensor, tiles: Tensor) -> Tensor:
 
 
 def mix_experts(x: Tensor, chosen: Tensor, weights: Tensor, experts: Experts, add_to: Tensor | None = None) -> Tensor:
-    """Launches `kernels.experts.mix_experts`, which has checked the arguments."""
+    """Implements `kernels.experts.mix_experts` on CUDA; that function has checked the arguments."""
     (M, H), K, width = x.shape, chosen.shape[1], experts.down.data.shape[2]
     out = torch.empty(M, H, dtype=torch.float32, device=x.device) if add_to is None else add_to
     if not M:

@@ -77,7 +77,7 @@ def _filtered_kernel(
 
 
 def sample_filtered_rows(logits: Tensor, rows: RowSampling) -> Tensor:
-    """Launches `kernels.filtered.sample_filtered_rows`, which has checked the arguments."""
+    """Implements `kernels.filtered.sample_filtered_rows` on CUDA; that function has checked the arguments."""
     M, V = logits.shape
     out = torch.empty(M, dtype=torch.int64, device=logits.device)
     if M:

@@ -193,5 +193,5 @@ def linear(
     *,
     one_sum: bool = False,
 ) -> Tensor:
-    """Launches `kernels.linear.linear`, which has checked the arguments."""
+    """Implements `kernels.linear.linear` on CUDA; that function has checked the arguments."""
     return add_up(linear_parts(x, data, scales, bias, one_sum=one_sum), add_to)

@@ -107,7 +107,7 @@ def _num_blocks(head: Head) -> int:
 
 
 def sample_rows(x: Tensor, head: Head, rows: SampledRows, base: Tensor | None) -> Tensor:
-    """Launches `kernels.lm_head.sample_rows`, which has checked the arguments."""
+    """Implements `kernels.lm_head.sample_rows` on CUDA; that function has checked the arguments."""
     (M, K), V, blocks = x.shape, head.data.shape[0], _num_blocks(head)
     out = torch.empty(M, dtype=torch.int64, device=x.device)
     scores = torch.empty(M, blocks, dtype=torch.float64, device=x.device)
@@ -177,7 +177,7 @@ def _best_kernel(
 def _merge_kernel(
     values_ptr, columns_ptr, out_values_ptr, out_columns_ptr, count, COUNT: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Writes the COUNT best candidates of a chunk, best first. A row has `count` candidates in all its chunks."""
+    """Writes the COUNT best candidates of a chunk, best first. All chunks of a row have `count` candidates."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index = chunk * CHUNK + tl.arange(0, CHUNK)
     values = tl.load(values_ptr + row * count + index, mask=index < count, other=float("-inf"))
@@ -205,7 +205,7 @@ def _total_kernel(values_ptr, sums_ptr, out_ptr, blocks, COUNT: tl.constexpr, BL
 
 
 def best_tokens(x: Tensor, head: Head, count: int, base: Tensor | None) -> BestTokens:
-    """Launches `kernels.lm_head.best_tokens`, which has checked the arguments."""
+    """Implements `kernels.lm_head.best_tokens` on CUDA; that function has checked the arguments."""
     (M, K), V, blocks = x.shape, head.data.shape[0], _num_blocks(head)
     values = torch.empty(M, blocks, count, dtype=torch.float32, device=x.device)
     columns = torch.empty(M, blocks, count, dtype=torch.int64, device=x.device)

@@ -84,7 +84,7 @@ def _up_kernel(
 
 
 def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, num_runs: int | None = None) -> None:
-    """Launches `kernels.lora.stacked_lora`, which has checked the arguments."""
+    """Implements `kernels.lora.stacked_lora` on CUDA; that function has checked the arguments."""
     (M, K), N, R = x.shape, out.shape[1], stack.down.shape[1]
     splits = -(-K // _SPLIT)
     sums = torch.empty(splits, M, R, dtype=torch.float32, device=x.device)

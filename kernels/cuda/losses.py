@@ -128,7 +128,7 @@ def _blend_kernel(
 
 
 def blend_rows(logits: Tensor, blend: Blend, *, gradient: bool) -> BlendSums:
-    """Launches `kernels.losses.blend_rows`, which has checked the arguments."""
+    """Implements `kernels.losses.blend_rows` on CUDA; that function has checked the arguments."""
     C, V = logits.shape
     losses, nats = torch.empty(2, C, dtype=torch.float32, device=logits.device)
     correct = torch.empty(C, dtype=torch.int64, device=logits.device)

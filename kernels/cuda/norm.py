@@ -39,7 +39,7 @@ def _norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """Launches `kernels.norm.rms_norm`, which has checked the arguments."""
+    """Implements `kernels.norm.rms_norm` on CUDA; that function has checked the arguments."""
     return _launch(None, x, weight, eps, dtype)
 
 

@@ -59,7 +59,7 @@ def _grow_kernel(
 
 
 def grow_trees(tokens: torch.Tensor, chances: torch.Tensor, budget: int) -> Trees:
-    """Launches `kernels.tree.grow_trees`, which has checked the arguments."""
+    """Implements `kernels.tree.grow_trees` on CUDA; that function has checked the arguments."""
     B, depths, k = tokens.shape
     trees = Trees(
         tokens.new_empty(B, budget),
@@ -129,7 +129,7 @@ def _accept_kernel(
 
 
 def accept_trees(chosen: torch.Tensor, trees: Trees, commit: Commit) -> Accepted:
-    """Launches `kernels.tree.accept_trees`, which has checked the arguments."""
+    """Implements `kernels.tree.accept_trees` on CUDA; that function has checked the arguments."""
     B, N = trees.tokens.shape
     out = Accepted(chosen.new_empty(B, N), chosen.new_empty(B, N + 1), chosen.new_empty(B))
     if B:

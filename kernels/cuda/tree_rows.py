@@ -69,7 +69,7 @@ def _rows_kernel(
 
 
 def tree_rows(trees: Trees, roots: Roots, *, depth: int, last_position: int) -> TreeRows:
-    """Launches `kernels.tree_rows.tree_rows`, which has checked the arguments."""
+    """Implements `kernels.tree_rows.tree_rows` on CUDA; that function has checked the arguments."""
     B, N = trees.tokens.shape
     M = B * (1 + N)
     integers = torch.empty(6, M, dtype=torch.int64, device=trees.tokens.device)

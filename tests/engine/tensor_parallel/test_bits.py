@@ -48,7 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 def make_adapter(model_dir: Path, folder: Path) -> Path:
-    """Writes a LoRA adapter of rank 3 for products of attention and MLP, cut along their outputs or their inputs."""
+    """Writes a LoRA adapter of rank 3 for attention and MLP products, including some that the ranks cut by inputs."""
     config, generator = ModelConfig.from_folder(model_dir), torch.Generator().manual_seed(5)
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     sizes = {
@@ -162,7 +162,7 @@ def test_answers_equal_those_of_plain_decoding_on_one_process(
 def test_answers_with_adapters_equal_those_of_one_process(results: Results) -> None:
     answers = results["llama 2"]["adapters"]
     assert answers == results["llama 1"]["adapters"]
-    assert answers[0] == answers[1]  # rank 0 sends an adapter that is loaded again to the other ranks
+    assert answers[0] == answers[1]  # after it is loaded again, rank 0 sends it to the other ranks
     assert answers[0] != results["llama 1"]["answers"]["T=0.8"]["none"]
 
 

@@ -15,8 +15,10 @@ def drafter_of(speculator: Speculator) -> str:
 
 
 def changes_output(old: Speculator | None, new: Speculator | None) -> bool:
-    """Whether answers change when `new` replaces `old`. Each speculator of a kind with an adapter has its own
-    adapter."""
+    """Returns whether answers change when `new` replaces `old`.
+
+    They do if either of them uses an adapter, because two speculators never share one.
+    """
     return _output_of(old) != _output_of(new)
 
 

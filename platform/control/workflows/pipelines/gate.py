@@ -34,7 +34,8 @@ def gate_objections(gate: Gate, report: Mapping[str, Any]) -> list[str]:
 def _inequality(gate: Gate, report: Mapping[str, Any]) -> str | None:
     """Returns why the report does not show equal outputs; None if it does.
 
-    Equality that was measured on held-out prompts counts even if the engine's test of row invariance did not pass.
+    Equal outputs for every held-out prompt suffice, even if the engine's test of row invariance did not pass. Without
+    held-out prompts, that test must have passed.
     """
     total, exact = report["prompts_held_out"], report.get("exact", True)
     if gate.outputs_equal == MODEL_AND_ADAPTER:

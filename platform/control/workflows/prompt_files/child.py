@@ -34,7 +34,7 @@ _IMPORT_ROOT = str(Path(__file__).parents[3])
 
 
 class FileRefused(Exception):
-    """A pass refuses the file. `code` is permanent."""
+    """A pass refuses the file. `code` identifies the reason for programs and does not change between releases."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
@@ -55,7 +55,7 @@ def run_in_child(
 ) -> dict[str, Any]:
     """Calls `one_pass(source, **options)` in a child process, which ends when this process ends.
 
-    Args: one_pass: a pass that its module names in its call of `serve`.
+    Args: one_pass: a function of a module that calls `serve` with this function's name.
     Raises: FileRefused, LimitExceeded, ChildDied.
     """
     arguments = (one_pass.__name__, json.dumps(options), str(cpu_seconds), str(memory_bytes))

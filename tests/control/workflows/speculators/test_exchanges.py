@@ -29,6 +29,8 @@ from tests.control.workflows.pipelines.helpers import make_pipeline
 from tests.tiny_model import make_tiny_model
 from tests.workers.exports.speculators import write_speculator
 
+pytestmark = pytest.mark.usefixtures("own_data_dir")
+
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,8 +1,8 @@
 """The demo that `make demo` runs: the whole workflow with a real model, through the API alone.
 
-    1 load word problems             4 write the rows to a file    7 submit a pipeline: the model answers all rows,
-    2 format them as chat messages   5 upload the file             8 the service saves the answers,
-    3 make batch rows                6 choose the training         9 trains on them, evaluates and deploys
+    1 load word problems             4 write the rows to a file    7 submit a pipeline: the model answers all rows
+    2 format them as chat messages   5 upload the file             8 wait while the service saves the answers
+    3 make batch rows                6 choose the training         9 wait while it trains, evaluates and deploys
 
 Then the demo sends the live endpoint a question that was not in the training data, through the `openai` package, and
 stops all processes. The last line of output is JSON. The exit code is 0 only if the endpoint is live and every held-out

@@ -94,7 +94,7 @@ def latent_attention(
     cache: Tensor,
     rows: AttentionRows,
 ) -> Tensor:
-    """Computes the attention of every head to the latents of each row's keys.
+    """Computes the attention of every head, in which a row attends to the cached latents that `rows` names for it.
 
     Args:
         q: [M, Hq, N + P] float32, not rotated yet.

@@ -29,7 +29,7 @@ def test_an_export_returns_a_file(tmp_path: Path) -> None:
     assert (api.requests[0].url.path, api.body()) == ("/v1/speculators/spec_1/export", {"format": "lorax"})
 
 
-def test_an_import_sends_the_file_the_format_the_model_and_the_name() -> None:
+def test_an_import_sends_file_id_format_model_and_name() -> None:
     api = ScriptedApi(ok(SPECULATOR))
 
     made = api.client().speculators.import_(file_id="file-1", format="specforge", model="m", name="heads")

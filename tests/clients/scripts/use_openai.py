@@ -20,7 +20,7 @@ def check_chat():
 
 
 def check_streamed_chat():
-    """streamed chat with the text and usage of the whole answer"""
+    """streamed chat with the same text and usage as an answer that is not streamed"""
     request = {"model": MODEL, "messages": MESSAGES, "max_tokens": 16, "seed": 7, "temperature": 0.8}
     whole = client.chat.completions.create(**request)
     chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))

@@ -1,12 +1,12 @@
-"""The loss of block drafters, in nats per token of each depth.
+"""The loss of block drafters, in nats. Each depth contributes its mean over the tokens.
 
     token_d      = (1 - w) * -log p_d(label) + w * -sum_v q_d(v) log p_d(v)
     confidence_d = binary cross-entropy of c_d against sum_v min(p_d(v), q_d(v))
     loss         = sum_d exp(-d / decay) * (token_d + confidence_weight * confidence_d)
 
 p_d and q_d are the drafter's and the target's distribution over the draft vocabulary at depth d. c_d is the probability
-of acceptance that the confidence head predicts; sum_v min(p_d, q_d) is the true probability if tokens are sampled. w
-is `soft_target_weight`. Shape letters: A blocks, D depths, Vd draft vocabulary.
+of acceptance that the confidence head predicts. If tokens are sampled, a draft token is accepted with probability
+sum_v min(p_d, q_d). w is `soft_target_weight`. Shape letters: A blocks, D depths, Vd draft vocabulary.
 
 Source: DFlash, arXiv:2602.06036 (decay); DSpark, arXiv:2607.05147 (confidence).
 """

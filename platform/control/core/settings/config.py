@@ -36,7 +36,7 @@ class Config(BaseSettings):
     shard_rows: Annotated[int, Field(ge=1, le=MAX_SHARD_ROWS)] = 16
 
     max_upload_bytes: Annotated[int, Field(ge=1)] = 512 * MIB
-    # limit for a speculator or adapter that a request copies
+    # Limit for the size of a speculator or adapter that is copied or converted within a request.
     max_weights_bytes: Annotated[int, Field(ge=1)] = 2048 * MIB
     max_body_bytes: Annotated[int, Field(ge=1)] = 8 * MIB  # limit for requests that are not uploads
     # Default limits of one organization; `control.tenants.quotas.models.Limits` overrides them.
@@ -59,7 +59,7 @@ class Config(BaseSettings):
     max_model_copies_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB
     # Limit for homes of engine users on each machine. Above it, the least recently used unused homes are deleted.
     max_engine_homes_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * MIB
-    # A model that needs more bits per byte of an English test text is refused: see models/catalog/plausibility.py.
+    # A model whose loss on an English test text is higher is refused: see models/catalog/plausibility.py.
     max_model_bits_per_byte: Annotated[float, Field(gt=0, le=40)] = 2.4
 
     secret_key: SecretStr | None = None
@@ -76,9 +76,9 @@ class Config(BaseSettings):
     # The host on which gateways reach the engines. Unless it is the loopback address, engines listen on all interfaces.
     engine_host: str = LOOPBACK
     node_name: Annotated[str, Field(min_length=1, max_length=80)] = socket.gethostname()[:80]  # unique per machine
-    # FIRST-LAST: range of user ids, of which each organization's engines and jobs get one; requires root
+    # FIRST-LAST: a range of user ids. All engines and jobs of an organization run as one of them. Requires root.
     engine_uids: str = ""
-    suffix_decoding: bool = True  # added to every speculator; on a GPU, drafting then runs on the host
+    suffix_decoding: bool = True  # beside every speculator; all drafts are then made on the host
     # USD per hour of a worker's device; evaluations compute costs from this price
     price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
     certificate_key: SecretStr | None = None  # Ed25519, 32 bytes in base64; none: derived from the secret key
@@ -149,7 +149,7 @@ def get_config() -> Config:
 
 
 def database_settings(config: Config) -> dict[str, object]:
-    """Returns Django's DATABASES["default"]. Raises: ImproperlyConfigured: it is not a URL of a PostgreSQL database."""
+    """Returns Django's DATABASES["default"]. Raises: ImproperlyConfigured: `database_url` is not for PostgreSQL."""
     if config.database_url is None:
         return {
             "ENGINE": "control.core.sqlite",

@@ -15,12 +15,12 @@ from control.workflows.datasets.passes import pilot_rows
 from control.workflows.datasets.services import file_examine
 
 PILOT_ROWS = 16  # number of rows, taken from all parts of the file because the file may be sorted
-Z = 2.0  # half the width of the confidence interval in standard errors of the mean, for a confidence of about 95 %
+Z = 2.0  # the confidence interval is the mean ± Z standard errors, for a confidence of about 95 %
 
 
 @dataclass(frozen=True, slots=True)
 class PilotRows:
-    file: File  # stored, but its row is not saved
+    file: File  # its content is in the storage, but the database does not have it yet
     endpoint: str
 
 

@@ -56,7 +56,7 @@ def test_each_month_and_project_has_its_own_counter() -> None:
     }
 
 
-def test_usage_written_together_has_the_same_records_and_counters_as_usage_written_one_by_one() -> None:
+def test_the_records_and_counters_of_usage_that_is_written_together_add_up_to_its_cost() -> None:
     ours, caller = make_organization(), {}
     for project_id in ("", "p"):
         caller[project_id] = Caller(organization_id=ours.pk, project_id=project_id)

@@ -66,6 +66,18 @@ def test_a_template_that_needs_too_much_time_or_memory_is_stopped_soon(
     assert time.process_time() - began < 5, "CPU time of this process; the reader's process has its own limit"
 
 
+def test_a_template_that_needs_more_memory_than_a_reader_may_use_is_refused(
+    client: Client, organization: Organization, model: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "CPU_SECONDS", 30)  # only the memory limit can stop this template
+    (tmp_path / "chat_template.jinja").write_text(f"{{{{ ('a' * {rendering.MEMORY_BYTES})|length }}}}")
+    file = make_file(organization, GOOD)
+
+    response = client.post("/v1/datasets", {"file_id": file.pk, "model": "tiny"}, content_type="application/json")
+
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "chat_template_error")
+
+
 def get_preview(client: Client, organization: Organization) -> Any:
     file = make_file(organization, GOOD)
     body = {"file_id": file.pk, "model": "tiny"}

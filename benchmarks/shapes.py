@@ -24,8 +24,8 @@ def as_chain(draft: Draft) -> Draft:
 def as_tree(draft: Draft) -> Draft:
     """Adds to every node a sibling leaf with the next token id and half the node's survival probability.
 
-    The draft budget goes to the nodes with the highest survival probabilities. With half the probability of their node,
-    some siblings are among these.
+    The draft budget goes to the nodes with the highest survival probabilities. Half the probability of their node is
+    high enough that some of the siblings are among them.
     """
     tokens, parents, survival = list(draft.tokens), list(draft.parents), list(draft.survival)
     existing = set(zip(parents, tokens, strict=True))
@@ -41,7 +41,7 @@ def as_tree(draft: Draft) -> Draft:
 
 class ShapedDrafter(Drafter):
     def __init__(self, drafter: Drafter, shape: Callable[[Draft], Draft], drafter_budget: Callable[[int], int]) -> None:
-        """`drafter_budget` maps the draft budget to the budget of `drafter`; `shape` may add nodes up to the former."""
+        """`drafter_budget` returns how many nodes of the draft budget `drafter` may use; `shape` may add others."""
         self.name, self.max_depth = drafter.name, drafter.max_depth
         self.tap_layers, self.slot_bytes = drafter.tap_layers, drafter.slot_bytes
         self._drafter, self._shape, self._drafter_budget = drafter, shape, drafter_budget

@@ -7,6 +7,8 @@ i, log_sum the log-sum-exp of all the row's logits, and T the request's temperat
     T > 0   score_i = value_i + T gumbel(seed, position, token_i), or -inf if the request's filters exclude token i;
             survival_i = sum_j exp(value_j - log_sum) * softmax_i(score)
 
+j and the softmax run over the k best tokens of the row, which `BestTokens` holds.
+
 Candidates are sorted in descending order of value (T = 0) or score (T > 0). Equal candidates keep their order.
 
 Source: Gumbel coupling, Daliri, Musco and Suresh 2024, arXiv:2408.07978.

@@ -221,9 +221,9 @@ def _in_int4_groups(values: Tensor, halves: Tensor) -> Tensor:
     def convert(part: slice) -> Tensor:
         shifted = _padded((values[part] - _INT4_MIN).to(torch.uint8))  # [blocks, 32, K]
         blocks, _, K = shifted.shape
-        # The dimensions of an output are (half, o) and those of a column (group, j, n, p), with the names that the
-        # comment at `int4_weights` (cpu/tiles_portable.h) uses. n takes two dimensions here: its high bit chooses one
-        # of two bytes, and its low bit chooses a half of that byte.
+        # An output's index is split into (half, o) and a column's index into (group, j, n, p), which the comment at
+        # `int4_weights` (cpu/tiles_portable.h) explains. n, from 0 to 3, takes two dimensions of the view: its high bit
+        # selects one of two bytes, and its low bit selects the low or the high 4 bits of that byte.
         parts = shifted.view(blocks, 2, 16, K // INT4_GROUP, 4, 2, 2, 2).permute(0, 3, 1, 4, 2, 7, 5, 6)
         pairs = (parts[..., 0] | parts[..., 1] << 4).reshape(blocks, K // INT4_GROUP, -1)
         scales = _padded(halves[part]).permute(0, 2, 1).contiguous().view(torch.uint8)  # [blocks, K / 32, 64]

@@ -51,8 +51,9 @@ def event(number: int) -> bytes:
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(ConnectionError, asyncio.IncompleteReadError):
         head = await reader.readuntil(b"\r\n\r\n")
-        if head.startswith(b"GET "):  # health and counters
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        if head.startswith(b"GET "):
+            body = b"{}" if head.startswith(b"GET /health ") else b""  # the counters of this engine are empty
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body))
             writer.close()
             return
         lines = head.lower().split(b"\r\n")

@@ -1,4 +1,5 @@
-"""LM head on CUDA. Each program of the product selects the best tokens of its block; other kernels merge the blocks.
+"""LM head on CUDA. Each Triton program multiplies with a block of the vocabulary and selects the block's best tokens.
+Other kernels then select the best tokens of all blocks.
 
 Noise is computed in float64 from the words of kernels/philox.py.
 """
@@ -177,7 +178,7 @@ def _best_kernel(
 def _merge_kernel(
     values_ptr, columns_ptr, out_values_ptr, out_columns_ptr, count, COUNT: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Writes the COUNT best candidates of a chunk, best first. All chunks of a row have `count` candidates."""
+    """Writes the COUNT best candidates of a chunk, best first. A row has `count` candidates in total."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index = chunk * CHUNK + tl.arange(0, CHUNK)
     values = tl.load(values_ptr + row * count + index, mask=index < count, other=float("-inf"))

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from benchmarks.gateway.load import Address, read
+from benchmarks.gateway.server import helper
 from benchmarks.neighbours import __main__ as neighbours
 from benchmarks.neighbours.callers import PAUSE_SECONDS, call_all
+from control.serving.deployments import health
 
 SECONDS = 60.0  # limit of each wait
 QUIET = Address(port=1, token="quiet")
@@ -184,3 +186,14 @@ def test_a_window_whose_cycle_never_ends_is_reported(monkeypatch: pytest.MonkeyP
 
     (failure,) = asyncio.run(run())
     assert "was not answered within" in failure
+
+
+async def _health_of_the_engine() -> bool:
+    async with helper("engine") as port:
+        with health.engine_client() as client:
+            check = await asyncio.to_thread(health.probe, client, int(port), "token")
+    return check.is_healthy
+
+
+def test_the_supervisor_considers_the_benchmarks_engine_healthy() -> None:
+    assert asyncio.run(_health_of_the_engine())

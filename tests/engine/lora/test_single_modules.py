@@ -1,4 +1,4 @@
-"""LoRA on models that transformers computes agrees with peft, and no batch or draft changes an answer."""
+"""LoRA on models that run through `transformers` agrees with peft, and neither batching nor drafts change an answer."""
 
 from pathlib import Path
 from typing import Any

@@ -162,7 +162,7 @@ def test_answers_equal_those_of_plain_decoding_on_one_process(
 def test_answers_with_adapters_equal_those_of_one_process(results: Results) -> None:
     answers = results["llama 2"]["adapters"]
     assert answers == results["llama 1"]["adapters"]
-    assert answers[0] == answers[1]  # after it is loaded again, rank 0 sends it to the other ranks
+    assert answers[0] == answers[1]  # the same adapter was loaded a second time
     assert answers[0] != results["llama 1"]["answers"]["T=0.8"]["none"]
 
 

@@ -1,4 +1,4 @@
-"""The loss of block drafters, in nats. Each depth contributes its mean over the tokens.
+"""The loss of block drafters, in nats. Each depth contributes its mean over the blocks that have a label there.
 
     token_d      = (1 - w) * -log p_d(label) + w * -sum_v q_d(v) log p_d(v)
     confidence_d = binary cross-entropy of c_d against sum_v min(p_d(v), q_d(v))
@@ -35,7 +35,9 @@ class DepthSums:
 def block_loss(
     logits: Tensor, labels: Tensor, target_logits: Tensor, confidence: Tensor | None, *, soft_target_weight: float
 ) -> tuple[Tensor, Tensor, DepthSums]:
-    """Returns token_d [D], confidence_d [D] and the `DepthSums`, all summed over the blocks that have a label.
+    """Returns the sums of token_d [D] and confidence_d [D] over the blocks with a label at depth d, and `DepthSums`.
+
+    `loss_over_depths` divides the sums by the number of these blocks.
 
     Args:
         logits, target_logits: [A, D, Vd]; cast to float32 here.

@@ -37,7 +37,7 @@ class Used:
     model: str  # the name in the request, which the customer may have chosen; it does not affect the price
     base_model_id: str
     object_id: str  # id of the deployment or batch
-    sequence: str  # the part of the object's usage, such as the shard of a batch
+    sequence: str  # names a part of the object's usage, such as a shard of a batch; each part is charged once
     at: dt.datetime  # when the usage ended
     tokens: Tokens
     num_requests: int
@@ -85,9 +85,9 @@ def usage_add(
 def usage_add_all(usage: Sequence[Used]) -> int:
     """Counts and prices the usage in the usage records, the ledger and the amounts spent in the month.
 
-    If the ledger already contains a part of an object's usage, this part changes nothing. All transactions lock usage
-    records before amounts spent, and the rows of each table in the order of its keys, so that they cannot deadlock.
-    Returns: the cost of all usage.
+    Usage whose object and sequence are in the ledger already is skipped. All transactions lock usage records before
+    amounts spent, and the rows of each table in the order of its keys, so that they cannot deadlock.
+    Returns: the cost of the usage that was not skipped.
     """
     spent: list[tuple[Caller, dt.datetime, int]] = []
     prices = {model_id: price_of(model_id) for model_id in {used.base_model_id for used in usage}}
@@ -190,7 +190,7 @@ def caller_of_job(*, job_id: str, organization_id: str) -> Caller:
 def price_set(
     *, base_model_id: str, model: str = "", input_nanousd: int, output_nanousd: int, batch_percent: int = 50
 ) -> Price:
-    """Sets the price from now on. It replaces a price that an earlier release stored under the model's name alone.
+    """Sets the price from now on. Deletes a price that an earlier release stored for the name `model`, without an id.
 
     Args:
         base_model_id: "" stands for all models that have no price of their own.

@@ -9,7 +9,7 @@ def drafter_of(speculator: Speculator) -> str:
     """Returns the speculator's kind, combined with suffix decoding unless the installation's settings switch suffix
     decoding off.
 
-    Suffix decoding drafts copies of text from the request and from past answers.
+    Suffix decoding proposes tokens by copying text from the request and from past answers.
     """
     return f"{speculator.kind}+suffix" if get_config().suffix_decoding else speculator.kind
 
@@ -17,7 +17,7 @@ def drafter_of(speculator: Speculator) -> str:
 def changes_output(old: Speculator | None, new: Speculator | None) -> bool:
     """Returns whether answers change when `new` replaces `old`.
 
-    They do if either of them uses an adapter, because two speculators never share one.
+    Some speculators come with an adapter that changes the answers. No two speculators have the same adapter.
     """
     return _output_of(old) != _output_of(new)
 

@@ -24,7 +24,7 @@ class _Change:
 
     is_growth: bool
     since: float
-    to: int  # of the numbers that have been needed since then, the one nearest to the current number
+    to: int  # the lowest number needed since then if the number grows, otherwise the highest
 
 
 class Autoscaler:
@@ -32,7 +32,7 @@ class Autoscaler:
         self._changes: dict[str, _Change] = {}  # by deployment
 
     def follow(self, deployment: Deployment) -> None:
-        """Scales the deployment if a change is due. Its replicas are prefetched."""
+        """Scales the deployment if a change is due. The caller should have prefetched the deployment's replicas."""
         options = scaling_of(deployment)
         current = deployment.num_replicas
         wanted = current if options.max_replicas is None else replicas_wanted(deployment)

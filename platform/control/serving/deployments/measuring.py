@@ -46,9 +46,9 @@ def counters_of(text: str) -> dict[str, float]:
 def _read_counters(client: httpx2.Client, port: int, token: str) -> dict[str, float] | None:
     try:
         response = client.get(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"})
-    except httpx2.HTTPError:
+        return counters_of(response.text) if response.status_code == 200 else None
+    except (httpx2.HTTPError, ValueError):  # ValueError: the text is not in Prometheus's format
         return None
-    return counters_of(response.text) if response.status_code == 200 else None
 
 
 @dataclass(slots=True)
@@ -65,8 +65,9 @@ class CounterSampler:
             if time.monotonic() >= self._next_at and replica.port is not None:
                 self._pending = pool.submit(_read_counters, client, replica.port, replica.token)
         elif self._pending.done():
-            counters = self._pending.result()
-            self._pending, self._next_at = None, time.monotonic() + self.interval_seconds
+            ended, self._pending = self._pending, None
+            self._next_at = time.monotonic() + self.interval_seconds
+            counters = ended.result()
             if counters is not None:
                 sample_keep(replica=replica, counters=counters)
 

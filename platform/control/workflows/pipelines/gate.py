@@ -40,7 +40,7 @@ def _inequality(gate: Gate, report: Mapping[str, Any]) -> str | None:
     total, exact = report["prompts_held_out"], report.get("exact", True)
     if gate.outputs_equal == MODEL_AND_ADAPTER:
         equal, reference = report["outputs_equal"], "the model and the adapter"
-    else:  # older reports have only `outputs_equal`, which compares with the model and the speculator's adapter
+    else:  # older reports lack `outputs_equal_to_model`; their `outputs_equal` compares with model and adapter
         equal, reference = report.get("outputs_equal_to_model", report["outputs_equal"]), "the model"
     if equal == total and (exact or total > 0):
         return None

@@ -55,7 +55,7 @@ def run_in_child(
 ) -> dict[str, Any]:
     """Calls `one_pass(source, **options)` in a child process, which ends when this process ends.
 
-    Args: one_pass: a function of a module that calls `serve` with this function's name.
+    Args: one_pass: a function at the top level of a module that runs `serve` when it is started with `python -m`.
     Raises: FileRefused, LimitExceeded, ChildDied.
     """
     arguments = (one_pass.__name__, json.dumps(options), str(cpu_seconds), str(memory_bytes))

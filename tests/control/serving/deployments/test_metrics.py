@@ -1,16 +1,18 @@
 """Metrics of endpoints over time, computed as differences between samples of the engines' counters."""
 
 import datetime as dt
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from django.test import Client
 from django.utils import timezone
 
 from control.serving.deployments.figures import figures_since
-from control.serving.deployments.measuring import COUNTERS, RETENTION, counters_of, sample_keep
+from control.serving.deployments.measuring import COUNTERS, RETENTION, CounterSampler, counters_of, sample_keep
 from control.serving.deployments.models import Deployment, DeploymentSample
 from control.serving.deployments.services import deployment_create
 from control.serving.deployments.supervisor import Supervisor
@@ -67,6 +69,19 @@ def test_the_counters_of_an_engine_are_read() -> None:
     assert set(counters) == set(COUNTERS)
     assert (counters["generation_tokens"], counters["requests"], counters["latency_seconds"]) == (30, 4, 2)
     assert counters["prompt_tokens"] == 0
+
+
+def test_an_answer_that_is_not_in_prometheus_format_is_not_counted(deployment: Deployment) -> None:
+    replica, sampler = deployment.replicas.get(), CounterSampler(interval_seconds=0.0)
+    replica.port = 1
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, text="{}"))
+
+    with ThreadPoolExecutor(1) as pool, httpx2.Client(transport=transport) as client:
+        for _ in range(4):  # two reads, each of which is started by one call and collected by the next
+            sampler.poll(pool, client, replica)
+            pool.submit(int).result()  # the only thread has ended the read
+
+    assert not DeploymentSample.objects.exists()
 
 
 def test_metrics_are_computed_for_each_minute(client: Client, deployment: Deployment) -> None:

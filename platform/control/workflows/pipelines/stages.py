@@ -236,8 +236,16 @@ def _start(pipeline: Pipeline, make: Callable[[Pipeline], Mapping[str, Any]]) ->
     except _OvertakenError:
         return False
     except ApiError as error:  # for example the deployment's name was taken since the pipeline began
+        if _has_started(pipeline):  # the name, for example, is taken by the deployment that another process created
+            return False
         return _fail(pipeline, error.code or "invalid_request", error.message)
     return True
+
+
+def _has_started(pipeline: Pipeline) -> bool:
+    """Returns whether another process has started the pipeline's stage since `pipeline` was read."""
+    started = ("batch", "training_job", "evaluation_job", "deployment")
+    return not Pipeline.objects.filter(pk=pipeline.pk, **{name: getattr(pipeline, name) for name in started}).exists()
 
 
 _STEPS: Mapping[Status, Callable[[Pipeline], bool]] = {

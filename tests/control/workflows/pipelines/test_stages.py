@@ -15,10 +15,16 @@ from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.schemas import Gate
 from control.workflows.pipelines.selectors import pipeline_fresh
 from control.workflows.pipelines.services import pipeline_cancel, pipeline_resume
-from control.workflows.pipelines.stages import pipeline_advance, pipelines_advance_after_job, pipelines_reconcile
-from control.workflows.pipelines.state import transition
+from control.workflows.pipelines.stages import (
+    _deploy,
+    pipeline_advance,
+    pipelines_advance_after_job,
+    pipelines_reconcile,
+)
+from control.workflows.pipelines.state import Status, transition
 from tests.control.factories import make_organization
 from tests.control.workflows.pipelines.helpers import (
+    REPORT,
     advance_to_stage,
     end_batch,
     end_evaluation,
@@ -276,3 +282,20 @@ def test_the_end_of_a_job_advances_its_pipeline() -> None:
     Batch.objects.filter(pk=pipeline.batch_id).update(status=Batch.Status.COMPLETED, tokens_key="t")
     pipelines_advance_after_job(job_id=pipeline.batch.job_id)
     assert pipeline_fresh(pipeline).status == "training"
+
+
+def test_a_deployment_that_another_process_has_just_created_does_not_fail_the_pipeline() -> None:
+    """Two processes read the pipeline before either of them creates its deployment, so the second finds the name
+    taken."""
+    pipeline = end_training(end_batch(make_pipeline()))
+    assert pipeline.evaluation_job is not None
+    Job.objects.filter(pk=pipeline.evaluation_job_id).update(status=Job.Status.SUCCEEDED, result=REPORT)
+    Pipeline.objects.filter(pk=pipeline.pk).update(status=Status.DEPLOYING)
+    first, second = pipeline_fresh(pipeline), pipeline_fresh(pipeline)
+
+    assert _deploy(first)
+    assert not _deploy(second)
+
+    pipeline.refresh_from_db()
+    assert (pipeline.status, pipeline.error) == (Status.DEPLOYING, None)
+    assert pipeline.deployment is not None

@@ -24,8 +24,8 @@ def as_chain(draft: Draft) -> Draft:
 def as_tree(draft: Draft) -> Draft:
     """Adds to every node a sibling leaf with the next token id and half the node's survival probability.
 
-    The draft budget goes to the nodes with the highest survival probabilities. Half the probability of their node is
-    high enough that some of the siblings are among them.
+    The draft budget goes to the nodes with the highest survival probabilities. The siblings' probabilities are high
+    enough that the budget includes some of them.
     """
     tokens, parents, survival = list(draft.tokens), list(draft.parents), list(draft.survival)
     existing = set(zip(parents, tokens, strict=True))

@@ -48,7 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 def make_adapter(model_dir: Path, folder: Path) -> Path:
-    """Writes a LoRA adapter of rank 3 for attention and MLP products, including some that the ranks cut by inputs."""
+    """Writes a LoRA adapter of rank 3 for attention and MLP products, some of which the ranks split by inputs."""
     config, generator = ModelConfig.from_folder(model_dir), torch.Generator().manual_seed(5)
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     sizes = {

@@ -56,7 +56,8 @@ def probe(client: httpx2.Client, port: int, token: str) -> Check:
         response = client.get(f"http://127.0.0.1:{port}/health", headers={"Authorization": f"Bearer {token}"})
         if response.status_code == 200:
             is_healthy, load = True, Load.of(response.json())
-    except (httpx2.HTTPError, ValueError, LookupError, TypeError, AttributeError):  # also for any other JSON
+    except (httpx2.HTTPError, ValueError, LookupError, TypeError, AttributeError):
+        # The last three are raised for JSON of another shape.
         is_healthy = False
     return Check(started, time.monotonic(), is_healthy, load)
 

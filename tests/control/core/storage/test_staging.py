@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pytest_django import Settings
 
 from control.core.settings.config import get_config
 from control.core.storage.backends import FolderStorage
@@ -36,9 +35,8 @@ def files_below(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("work", [put_endless_file, write_in_staging_folder, write_staged_file])
 def test_temporary_files_of_a_process_killed_with_kill_9_are_deleted_a_day_later(
-    tmp_path: Path, settings: Settings, work: Callable[[Path, Path], None]
+    tmp_path: Path, own_data_dir: None, work: Callable[[Path, Path], None]
 ) -> None:
-    settings.SLIPSTREAM = get_config().model_copy(update={"data_dir": tmp_path / "data"})
     source = tmp_path / "pipe"
     os.mkfifo(source)
     if (child := os.fork()) == 0:

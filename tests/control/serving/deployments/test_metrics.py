@@ -12,6 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from control.serving.deployments.figures import figures_since
+from control.serving.deployments.health import probe
 from control.serving.deployments.measuring import COUNTERS, RETENTION, CounterSampler, counters_of, sample_keep
 from control.serving.deployments.models import Deployment, DeploymentSample
 from control.serving.deployments.services import deployment_create
@@ -82,6 +83,14 @@ def test_an_answer_that_is_not_in_prometheus_format_is_not_counted(deployment: D
             pool.submit(int).result()  # the only thread has ended the read
 
     assert not DeploymentSample.objects.exists()
+
+
+@pytest.mark.parametrize("answer", ["[]", '{"load": 3, "sleep": {}}', '{"load": {}, "sleep": {}}', ""])
+def test_an_engine_whose_health_has_another_shape_is_not_healthy(answer: str) -> None:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, text=answer))
+
+    with httpx2.Client(transport=transport) as client:
+        assert not probe(client, 1, "token").is_healthy
 
 
 def test_metrics_are_computed_for_each_minute(client: Client, deployment: Deployment) -> None:

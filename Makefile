@@ -1,6 +1,6 @@
 # make demo        the whole job on a real model, about ten minutes on two cores; another kind of speculator: KIND=eagle3
 # make test        ruff, mypy and the tests
-# make test-wide   PostgreSQL, real models, tests of speed, other processors, the Helm chart; at most 40 minutes
+# make test-wide   PostgreSQL, real models, tests of speed, other processors, the Helm chart; at most 35 minutes
 # make test-clients  openai, litellm, lm-eval and other clients, each in its own environment; writes docs/clients.md
 # make check       ruff and mypy alone
 # make soak        the tests that take minutes each, hours in all: many kills, many cases, long runs
@@ -17,7 +17,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 # One process for each core, but at most four, because each of them takes up to 2.5 GB.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
+IN_PARALLEL := -n $(WORKERS) --maxprocesses 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest $(IN_PARALLEL)
 
 # Waiting OpenMP threads that spin starve each other on a shared machine: a 35 ms pass was seen to take 900 ms.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -39,9 +40,9 @@ test: check
 
 test-wide: $(STAMP)
 	SLIPSTREAM_TEST_DATABASE=postgres $(PYTEST) tests/control -m 'not soak and not wide' --ignore tests/control/test_fuzz.py
-	SLIPSTREAM_TEST_DATABASE=postgres $(BIN)/python -m pytest tests/control -m wide --ignore tests/control/test_fuzz.py
-	$(BIN)/python -m pytest -m wide --ignore tests/control
-	$(BIN)/python -m tests.processors
+	SLIPSTREAM_TEST_DATABASE=postgres $(BIN)/python -m pytest tests/control -m wide
+	$(PYTEST) -m wide --ignore tests/control
+	$(BIN)/python -m tests.processors $(IN_PARALLEL)
 	$(BIN)/python -m tests.deploy.helm
 
 # Installs the clients in the user's cache folder on the first run.

@@ -102,11 +102,24 @@ if importlib.util.find_spec("django"):
 
     from control.tenants.row_security.policies import APPEND_ONLY_TABLES
     from control.tenants.row_security.scope import Across, across_tenants
+    from tests.migrated import POSTGRES_DATABASE, sqlite_file
 
     if connection.vendor == "sqlite":
         # A file, as in an installation. Django's default is shared memory, where a reader does not wait for a writer
         # in another thread but fails at once with "database table is locked".
         connection.settings_dict["TEST"]["NAME"] = f"{_temporary}/tests.sqlite3"
+
+    @pytest.fixture(scope="session")
+    def django_db_modify_db_settings() -> None:
+        """Makes the test database a copy of a migrated one. Each test process has its own folder or server."""
+        if connection.vendor == "sqlite":
+            shutil.copy(sqlite_file(), connection.settings_dict["TEST"]["NAME"])
+        else:
+            connection.settings_dict["TEST"]["TEMPLATE"] = POSTGRES_DATABASE
+
+    @pytest.fixture(scope="session")
+    def django_db_keepdb() -> bool:
+        return connection.vendor == "sqlite"  # the copied file, which would otherwise be deleted
 
     @pytest.fixture(autouse=True)
     def _all_tenants() -> Iterator[None]:

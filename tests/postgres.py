@@ -35,7 +35,8 @@ def is_available() -> bool:
 class PostgresServer:
     """A server that ends when this process ends or is killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: Path | None = None) -> None:
+        """Args: data: the data folder of a stopped server, of which this server gets a copy."""
         self.folder = Path(tempfile.mkdtemp(prefix="slipstream-postgres-"))
         atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
         self._process_user: dict[str, object] = _UNPRIVILEGED if os.geteuid() == 0 else {}
@@ -44,9 +45,20 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         if self._process_user:
             shutil.chown(self.folder, str(self._process_user["user"]))
-        self._initialise()
+        if data is None:
+            self._initialise()
+        else:
+            self._copy(data)
         self.start()
         atexit.register(self.stop)
+        if data is None:
+            self._create_roles()
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    def _create_roles(self) -> None:
         with psycopg.connect(self.url("postgres", "postgres"), autocommit=True) as connection:
             for role, rights in ((OWNER, "CREATEDB"), (APPLICATION, "")):
                 connection.execute(sql.SQL("CREATE ROLE {} LOGIN " + rights).format(sql.Identifier(role)))
@@ -69,7 +81,7 @@ class PostgresServer:
         options = ["-p", str(self.port), "-h", "127.0.0.1", "-k", "", "-c", "fsync=off", "-c", "max_connections=200"]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [str(self._programs / "postgres"), "-D", str(self.folder / "data"), *options],
+                [str(self._programs / "postgres"), "-D", str(self.data), *options],
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,
@@ -102,9 +114,16 @@ class PostgresServer:
         return True
 
     def _initialise(self) -> None:
-        command = [str(self._programs / "initdb"), "-D", str(self.folder / "data"), "--username=postgres"]
+        command = [str(self._programs / "initdb"), "-D", str(self.data), "--username=postgres"]
         command += ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"]
         subprocess.run(command, cwd=self.folder, check=True, capture_output=True, **self._process_user)  # type: ignore[call-overload]
+
+
+    def _copy(self, data: Path) -> None:
+        shutil.copytree(data, self.data)
+        if self._process_user:
+            for path in (self.data, *self.data.rglob("*")):
+                shutil.chown(path, str(self._process_user["user"]), str(self._process_user["group"]))
 
 
 def _programs(copy_to: Path | None) -> Path:

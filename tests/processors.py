@@ -1,4 +1,6 @@
-"""Runs the tests of numerics with the code for other processors: `python -m tests.processors` (`make test-wide`).
+"""Runs the tests of numerics with the code for other processors, as a part of `make test-wide`.
+
+    python -m tests.processors [OPTION ...]    the options are those of pytest, such as -n 2
 
 OpenBLAS and ATen each select code for the processor on which they run. An environment variable makes them use the code
 for another processor instead. If this processor lacks the instructions, the tests are skipped and the output says so.
@@ -58,7 +60,7 @@ def main() -> int:
             print(f"{processor}: skipped, this {platform.machine()} processor lacks {processor.flag}", flush=True)
             continue
         began = time.monotonic()
-        command = [sys.executable, "-m", "pytest", *processor.tests]
+        command = [sys.executable, "-m", "pytest", *processor.tests, *sys.argv[1:]]
         code = subprocess.run(command, env={**os.environ, processor.variable: processor.value}).returncode
         print(f"{processor}: {'passed' if code == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s", flush=True)
         if code:

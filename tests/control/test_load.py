@@ -19,7 +19,6 @@ from control.tenants.accounts.models import Organization
 from tests.control.factories import make_job, make_key
 from tests.control.operations.console.support import operator_client
 from tests.control.world import World
-from tests.workers.supervisor.conftest import migrated_database as migrated_database
 from tests.workers.supervisor.conftest import stack as stack
 from tests.workers.supervisor.live import LiveStack
 

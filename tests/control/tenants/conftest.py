@@ -5,7 +5,6 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from tests.databases import UNAVAILABLE, connected_to, fresh_postgres
 from tests.postgres import is_available
-from tests.workers.supervisor.conftest import migrated_database as migrated_database
 from tests.workers.supervisor.conftest import stack as stack
 
 

@@ -1,7 +1,5 @@
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,26 +11,16 @@ from pytest_django.plugin import DjangoDbBlocker
 from control.core.settings.config import Config
 from tests.control.factories import make_base_model, make_organization
 from tests.databases import connected_to, fresh_postgres
+from tests.migrated import sqlite_file
 from tests.workers.supervisor.history import check_histories
 from tests.workers.supervisor.live import REAL_CHILD, ROOT, LiveStack, check_leaks
 
 LEASE_SECONDS, RENEW_SECONDS, RECONCILE_SECONDS = 2.0, 0.5, 0.5
 
 
-@pytest.fixture(scope="session")
-def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("migrated")
-    environment = {**os.environ, "SLIPSTREAM_DATA_DIR": str(folder)}
-    subprocess.run(
-        [sys.executable, "manage.py", "migrate", "--verbosity", "0"], cwd=ROOT, env=environment, check=True, timeout=120
-    )
-    return folder / "slipstream.sqlite3"
-
-
 @pytest.fixture
 def stack(
     tmp_path: Path,
-    migrated_database: Path,
     database_kind: str,
     django_db_setup: None,
     django_db_blocker: DjangoDbBlocker,
@@ -58,7 +46,7 @@ def stack(
             environment["SLIPSTREAM_DATABASE_URL"] = cleanup.enter_context(fresh_postgres())
             cleanup.enter_context(connected_to(environment["SLIPSTREAM_DATABASE_URL"]))
         else:
-            shutil.copy(migrated_database, tmp_path / "slipstream.sqlite3")
+            shutil.copy(sqlite_file(), tmp_path / "slipstream.sqlite3")
             cleanup.enter_context(connected_to(None, sqlite_path=tmp_path / "slipstream.sqlite3"))
         cleanup.enter_context(django_db_blocker.unblock())
         live = make_stack(tmp_path, environment)

@@ -18,7 +18,6 @@ from control.queue.jobs.models import Job, JobEvent
 from control.queue.jobs.origin import origin_of
 from control.tenants.accounts.models import Organization
 from tests.control.factories import chat_row, make_base_model, make_file
-from tests.workers.supervisor.conftest import migrated_database as migrated_database
 from tests.workers.supervisor.conftest import stack as stack
 from tests.workers.supervisor.live import LiveStack
 

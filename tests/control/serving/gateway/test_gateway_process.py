@@ -19,7 +19,6 @@ from control.tenants.authentication.api_keys import key_of
 from tests.control.serving.gateway.test_noisy_neighbour import serving
 from tests.control.serving.gateway.test_noisy_neighbour import tokens as tokens
 from tests.databases import needs_postgres, postgres_server
-from tests.workers.supervisor.conftest import migrated_database as migrated_database
 from tests.workers.supervisor.conftest import stack as stack
 from tests.workers.supervisor.live import LiveStack
 

@@ -22,7 +22,6 @@ from control.serving.deployments.services import deployment_create
 from control.tenants.accounts.keys import new_token
 from tests.control.factories import make_key, make_organization
 from tests.control.serving.deployments.support import make_replica
-from tests.workers.supervisor.conftest import migrated_database as migrated_database
 from tests.workers.supervisor.conftest import stack as stack
 from tests.workers.supervisor.live import LiveStack
 

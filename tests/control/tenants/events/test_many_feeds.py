@@ -17,7 +17,6 @@ from control.tenants.events.services import event_record
 from control.tenants.events.stream import MAX_STREAMS
 from tests.control.factories import make_key, make_organization
 from tests.control.serving.gateway.test_noisy_neighbour import MAX_CONNECTIONS, MAX_THREADS, num_connections
-from tests.workers.supervisor.conftest import migrated_database as migrated_database
 from tests.workers.supervisor.conftest import stack as stack
 from tests.workers.supervisor.live import LiveStack
 

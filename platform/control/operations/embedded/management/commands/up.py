@@ -51,6 +51,7 @@ class Command(BaseCommand):
         with closing(_lock(config.data_dir / "up.lock")):
             ready_path = config.data_dir / "ready.json"
             ready_path.unlink(missing_ok=True)
+            _checked_port(options["host"], options["port"])  # reports an error before migrations, which take seconds
             call_command("migrate", interactive=False, verbosity=0)
             with across_tenants(Across.COMMAND):
                 credentials = first_start(config.data_dir / "credentials.json")

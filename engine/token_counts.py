@@ -17,7 +17,7 @@ class TokenCounts:
 
     @property
     def ids(self) -> Tensor:
-        """The different tokens in the prompt and the answer, [n] int64. They are far fewer than the vocabulary."""
+        """The distinct tokens that occur in the prompt or the answer, [n] int64. n is far below the vocabulary size."""
         return self._ids[: len(self._seen)]
 
     def follow(self, tokens: Sequence[int], prompt_length: int) -> None:

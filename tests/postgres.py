@@ -118,7 +118,6 @@ class PostgresServer:
         command += ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"]
         subprocess.run(command, cwd=self.folder, check=True, capture_output=True, **self._process_user)  # type: ignore[call-overload]
 
-
     def _copy(self, data: Path) -> None:
         shutil.copytree(data, self.data)
         if self._process_user:

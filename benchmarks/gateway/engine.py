@@ -1,4 +1,4 @@
-"""A pretended engine: a real HTTP server that streams events without a model.
+"""A pretended engine: a real HTTP server that streams events without a model. Like uvicorn, it keeps connections open.
 
     python -m benchmarks.gateway.engine     prints its port, and ends when its standard input is closed
     python -m benchmarks.gateway.engine --port PORT ...     as a supervisor starts it: serves until it is killed
@@ -14,7 +14,7 @@ import os
 import sys
 from contextlib import suppress
 
-_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -50,31 +50,36 @@ def event(number: int) -> bytes:
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(ConnectionError, asyncio.IncompleteReadError):
-        head = await reader.readuntil(b"\r\n\r\n")
-        if head.startswith(b"GET "):
-            body = b"{}" if head.startswith(b"GET /health ") else b""  # the counters of this engine are empty
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body))
-            writer.close()
-            return
-        lines = head.lower().split(b"\r\n")
-        length = next(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:"))
-        body = json.loads(await reader.readexactly(length))
-        writer.write(_HEAD)
-        await _stream(writer, num_events=body["max_tokens"], pause_seconds=body.get("seed", 0) / 1000)
+        is_last = False
+        while not is_last:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            is_last = b"\r\nconnection: close\r\n" in head
+            if head.startswith(b"get "):
+                body = b"{}" if head.startswith(b"get /health ") else b""  # the counters of this engine are empty
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+                continue
+            lines = head.split(b"\r\n")
+            length = next(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:"))
+            body = json.loads(await reader.readexactly(length))
+            writer.write(_HEAD)
+            await _stream(writer, num_events=body["max_tokens"], pause_seconds=body.get("seed", 0) / 1000)
     writer.close()
 
 
 async def _stream(writer: asyncio.StreamWriter, *, num_events: int, pause_seconds: float) -> None:
     for number in range(max(1, num_events)):
-        writer.write(event(number + 1))
-        await writer.drain()
+        await _write(writer, event(number + 1))
         if pause_seconds:
             await asyncio.sleep(pause_seconds)
     while not num_events:
-        writer.write(b":\n\n")
-        await writer.drain()
+        await _write(writer, b":\n\n")
         await asyncio.sleep(pause_seconds)
-    writer.write(_DONE)
+    await _write(writer, _DONE)
+    await _write(writer, b"")  # an empty chunk ends the body
+
+
+async def _write(writer: asyncio.StreamWriter, chunk: bytes) -> None:
+    writer.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
     await writer.drain()
 
 

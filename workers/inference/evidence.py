@@ -1,4 +1,4 @@
-"""Evidence: the part of a certificate that describes an evaluation, and whether the answers of all arms were equal.
+"""Builds the evidence of a certificate. It describes an evaluation, and says whether all arms gave equal answers.
 
 The service that signs the certificate adds the organization that owns the speculator. Evidence holds only strings,
 integers, booleans and null. Unlike floats, these have only one spelling in JSON, so the signed bytes are reproducible.
@@ -79,8 +79,8 @@ def _result(report: dict[str, Any]) -> str:
 
 
 def answers_sha256(arm: ArmTotals) -> str:
-    """Returns a SHA-256 over one line per prompt, in file order: the custom_id and the token ids of the first
-    answer."""
+    """Returns a SHA-256 over one line per prompt, in the order of the prompts file. A line has the custom_id and the
+    token ids of the answer in the first repeat."""
     ids = {answer.request.row.number: answer.request.row.custom_id for answer in arm.answers}
     digest = hashlib.sha256()
     for number, tokens in sorted(tokens_by_row(arm.answers).items()):
@@ -89,7 +89,7 @@ def answers_sha256(arm: ArmTotals) -> str:
 
 
 def model_sha256(folder: Path) -> str:
-    """Returns the revision of the model, computed from its current files."""
+    """Returns the SHA-256 that identifies the model's revision. It is computed from the current files."""
     return fingerprint(folder, [folder / "config.json", *sorted(folder.glob("*.safetensors"))])
 
 

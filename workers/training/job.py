@@ -1,4 +1,4 @@
-"""Runs a training job. It reads the token files of answered prompts and writes the artifact of a speculator:
+"""Runs a training job. It reads the token ids of prompts and their answers, and writes a speculator's artifact:
 
 token files ─▶ corpus ─▶ hidden states of the target, computed once ─▶ loop ─▶ best weights ─▶ artifact
 """
@@ -39,7 +39,7 @@ def run_training(
 ) -> Finished:
     """Trains a speculator. Only the process of rank 0 writes the artifact; other processes return an empty `Finished`.
 
-    clock: returns seconds. The hyperparameter `max_seconds` limits the time by this clock.
+    clock: returns seconds. The hyperparameter `max_seconds` limits the training time that this clock measures.
     """
     parameters = _read_parameters(spec)
     loop = parameters.loop

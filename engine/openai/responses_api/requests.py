@@ -4,6 +4,7 @@ The route is stateless: it stores no response, and therefore refuses `store` and
 routes, it refuses every member that it does not support.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,8 @@ _SAME |= {"logit_bias", "stop", "stop_token_ids", "ignore_eos", "remember_answer
 _SAME |= {"chat_template_kwargs", "enable_thinking", "separate_reasoning", BUDGET}
 _TRANSLATED = frozenset({"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice", "include"})
 _TRANSLATED |= {"top_logprobs", "reasoning"}
-# Members that are not supported. They are refused unless they have one of these values, which have no effect.
+# Unsupported members, and the values at which they are accepted because they change nothing. Other values are refused.
+# An empty tuple means that the member must be absent or null.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "truncation": ("disabled",),
@@ -70,7 +72,7 @@ def parse_response(
 
 
 def _translated(fields: Fields, messages: Messages) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the body of the chat completion, and the names of its tools for `renamed_errors`."""
+    """Returns the body of the chat completion, and the paths of its tools mapped to the paths in the caller's body."""
     chat: dict[str, Any] = {name: fields.get(name) for name in fields if name in _SAME}
     chat["messages"] = messages.messages
     chat["max_completion_tokens"] = fields.get("max_output_tokens")
@@ -79,7 +81,7 @@ def _translated(fields: Fields, messages: Messages) -> tuple[dict[str, Any], dic
     if _wants_logprobs(fields):
         chat |= {"logprobs": True, "top_logprobs": num_top}
     elif num_top:
-        raise InvalidRequest(f"top_logprobs needs include to have {LOGPROBS}", param="top_logprobs")
+        raise InvalidRequest(f"top_logprobs above 0 requires {LOGPROBS} in include", param="top_logprobs")
     tools = fields.get("tools")
     if isinstance(tools, list):
         tools = [_tool(Fields(tool, path=f"tools[{i}]")) for i, tool in enumerate(tools)]
@@ -97,10 +99,9 @@ def _refuse_unsupported(fields: Fields) -> None:
     for name, neutral in _NEUTRAL.items():
         value = fields.get(name)
         if value is not None and value not in neutral:
-            allowed = " or ".join(["absent", *map(repr, neutral)])
+            allowed = " or ".join(["absent", *map(json.dumps, neutral)])
             raise InvalidRequest(
-                f"{name} is not supported: this route stores nothing and runs no tools, so {name} must be {allowed}, "
-                f"got {kind_of(value)}",
+                f"{name} is not supported: it must be {allowed}, got {kind_of(value)}",
                 param=name,
                 code="unsupported_parameter",
             )

@@ -1,6 +1,6 @@
 """Mixtures of experts on CUDA agree with the reference, and rows do not affect each other.
 
-M rows of the hidden size H choose K of E experts, which have the intermediate size `inner`.
+Each of M rows of size H chooses K of E experts. The experts have the intermediate size `inner`.
 """
 
 import pytest
@@ -61,7 +61,7 @@ def test_the_result_agrees_with_the_reference(
     x, chosen, weights = make_rows(M, H, K)
     expected = mix_experts_reference(x, chosen, weights, experts)
     out = mix_experts(x, chosen, weights, experts)
-    # sums of H and then of `inner` products in another order
+    # The kernel adds the H products of the first layer, and the `inner` products of the second, in another order.
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     residual = make(M, H, seed=10)
     summed = mix_experts(x, chosen, weights, experts, residual.clone())

@@ -1,4 +1,4 @@
-"""Handles API and console requests that switch on the capture, that is, the storage, of a deployment's traffic."""
+"""Handles API and console requests that switch on a capture. A capture stores a sample of a deployment's requests."""
 
 from control.core.api.forms import ConsoleForm
 from control.serving.captures.models import Capture

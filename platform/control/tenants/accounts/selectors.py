@@ -26,8 +26,11 @@ def api_key_authenticate(token: str) -> ApiKey:
     # The query filters by id and hash, so that an unknown id and a wrong secret take the same time. The comparison of
     # the hashes need not take constant time, because the position at which they differ says nothing about the secret.
     keys = ApiKey.objects.select_related("organization__limits", "project", "member")
-    key = keys.filter(pk=parsed.id, secret_sha256=parsed.secret_sha256).first()
-    if key is None or not is_valid(key):
+    try:
+        key = keys.get(pk=parsed.id, secret_sha256=parsed.secret_sha256)
+    except ApiKey.DoesNotExist:
+        raise refused from None
+    if not is_valid(key):
         raise refused
     api_key_touch(key=key, now=timezone.now())
     return key

@@ -1,4 +1,4 @@
-"""The bytes that an organization stores, in four parts, and the limit on their sum.
+"""Counts the bytes that an organization stores, in one counter for each of four parts, and limits their sum.
 
 A counter (`StoredBytes`) is changed in the transaction that adds or deletes the row of an object. Bytes outside of the
 database are counted before they are stored:
@@ -58,7 +58,7 @@ def storage_take(organization_id: str, part: StoredPart, num_bytes: int, *, repl
 def storage_count(organization_id: str, part: StoredPart, num_bytes: int) -> None:
     """Adds bytes to the counter without a check. For deleted bytes, `num_bytes` is negative.
 
-    A transaction locks the counter's row last, so that transactions cannot deadlock.
+    Lock all other rows before this call. If every transaction locks the counter's row last, none can deadlock.
     """
     counter = StoredBytes.objects.filter(pk=organization_id)
     change = {_column(part): F(_column(part)) + num_bytes}
@@ -93,7 +93,7 @@ def reservation_commit(key: str) -> None:
 
 
 def reservations_expire() -> int:
-    """Deletes objects that processes stored, or began to store, before they died without adding a row.
+    """Deletes the objects of processes that died while they stored an object, or before they added its row.
 
     Returns: the number of deleted objects.
     """
@@ -107,8 +107,8 @@ def reservations_expire() -> int:
 def storage_recount(organization_id: str, rows: Mapping[StoredPart, QuerySet[Any]]) -> None:
     """Sets the counter to the sum of the `size_bytes` of these rows and of the reservations.
 
-    A concurrent transaction either changes the counter relative to the value that is written here, or has committed
-    before the rows are read.
+    If a concurrent transaction commits before the rows are read, its rows are part of the sum. Otherwise it waits for
+    the lock on the counter, and then adds its change to the value that is written here.
     """
     storage_count(organization_id, StoredPart.FILES, 0)  # creates the row
     with transaction.atomic():
@@ -119,7 +119,10 @@ def storage_recount(organization_id: str, rows: Mapping[StoredPart, QuerySet[Any
 
 
 def _give_up(key: str) -> None:
-    """Deletes a reserved object, then its reservation. After a crash in between, the deletion is only repeated."""
+    """Deletes a reserved object, then its reservation.
+
+    If the process dies in between, the next call finds the reservation and deletes the object again, without effect.
+    """
     reservation = StorageReservation.objects.filter(pk=key).first()
     if reservation is None:
         return

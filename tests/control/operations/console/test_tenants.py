@@ -130,7 +130,7 @@ def test_the_queue_shows_waiting_jobs_expired_leases_and_workers(operator: Clien
 
     text = collapse_spaces(page(operator, reverse("queue")))
 
-    # Two jobs are due, the older for an hour; a lease expired two minutes ago.
+    # Two jobs are due, and the older one has waited for an hour. The running job's lease expired two minutes ago.
     assert re.search(r"<td>Acme</td><td>2</td><td>1:00:0\d</td>", text)
     assert "back off before another attempt: 1" in text
     assert re.search(r"console-danger\">-0:0(2:0|1:5)\d<", text)
@@ -154,7 +154,8 @@ def test_speculators_are_compared_side_by_side(operator: Client) -> None:
         page(operator, f"{reverse('speculators-compare')}?ids={speculators[1].pk},{speculators[0].pk},spec_unknown")
     )
     assert "<td>acceptance length</td><td>2.5</td><td>1.5</td>" in text
-    assert text.index("acceptance length") < text.index("zebra")  # unknown figures come last
+    # Entries of the report that are not in `compare.FIRST` come last.
+    assert text.index("acceptance length") < text.index("zebra")
 
 
 def test_the_queue_and_the_comparison_need_a_permission(onlooker: Client) -> None:

@@ -7,6 +7,7 @@ Uses the standard library only, because `large_bodies` also runs this file as a 
 prints a line of JSON, and then the body to send to the engine.
 """
 
+import hashlib
 import json
 import resource
 import sys
@@ -18,6 +19,7 @@ from control.core.api import strict_json
 from control.serving.gateway.wire import WIRES
 
 _TOOL_TYPES = ("function_call", "function_call_output", "tool_use", "tool_result")
+_OPENING_LENGTH = 2_000  # characters or token ids of a prompt
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # parameters that limit an answer's tokens
 
 
@@ -53,6 +55,7 @@ class CompletionRequest:
     has_tools: bool  # whether the request defines tools, or an earlier message has a tool's call or result
     num_choices: int  # for each prompt
     max_tokens: int | None  # None: not given, or invalid
+    opening: str  # a hash of the beginning, which is the same for all requests of a conversation
     is_audit: bool = False  # whether the body contains an answer and its `request`, which the engine checks
 
     @classmethod
@@ -73,6 +76,7 @@ class CompletionRequest:
             has_tools=bool(body.get("tools")) or any(map(_mentions_tools, messages)),
             num_choices=_positive(body.get("n")) or 1,
             max_tokens=next((limit for name in _LIMITS if (limit := _positive(body.get(name)))), None),
+            opening=_opening(body),
         )
 
 
@@ -85,8 +89,11 @@ def read(raw: bytes, path: str) -> tuple[CompletionRequest, bytes]:
     if not isinstance(body, dict):
         raise InvalidRequest("The request body must be a JSON object.", "invalid_json")
     wire = WIRES[path]
-    sent = metered_request(body) if wire.has_usage_option else None
-    return CompletionRequest.of(body, num_bytes=_most_text_bytes(raw), is_audit=wire.is_audit), sent or raw
+    try:
+        sent = metered_request(body) if wire.has_usage_option else None
+        return CompletionRequest.of(body, num_bytes=_most_text_bytes(raw), is_audit=wire.is_audit), sent or raw
+    except RecursionError as error:  # writing JSON needs more of the stack than reading it
+        raise InvalidRequest("The request body must be JSON, nested less deeply.", "invalid_json") from error
 
 
 def metered_request(body: Mapping[str, Any]) -> bytes | None:
@@ -127,6 +134,19 @@ def _messages(body: Mapping[str, Any]) -> list[Any]:
     given, system = body.get("input"), body.get("system")
     texts = [text for text in (body.get("instructions"), given, system) if isinstance(text, str)]
     return texts + _items(system) + _items(body.get("messages")) + _items(given)
+
+
+def _opening(body: Mapping[str, Any]) -> str:
+    """Returns a hash of the instructions and the user's first message, or of the beginning of the prompt."""
+    given, prompt = body.get("input"), body.get("prompt")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else _items(given)
+    turns = [*_items(body.get("messages")), *items]
+    num_before = next((i for i, turn in enumerate(turns) if _member(turn, "role") == "user"), 0)
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):  # several prompts
+        prompt = prompt[0]
+    beginning = prompt[:_OPENING_LENGTH] if isinstance(prompt, str | list) else None
+    opening = [body.get("instructions"), body.get("system"), turns[: num_before + 1], beginning]
+    return hashlib.sha256(json.dumps(opening).encode()).hexdigest()[:16]
 
 
 def _parts(message: object) -> list[Any]:

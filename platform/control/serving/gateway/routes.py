@@ -28,6 +28,8 @@ from control.tenants.authentication.caller import Caller
 from control.tenants.row_security.scope import as_tenant
 
 RETRY_AFTER_SECONDS = 5
+# A replica gets further requests of its conversations until it has this many times the average of open requests.
+MAX_LOAD = 1.25
 CACHE_SECONDS = 1.0
 _MAX_ROUTES = 10_000
 
@@ -71,19 +73,32 @@ class Route:
     template_bytes: int  # of text that the chat template can add for each part of a chat
     remembers_answers: bool  # whether drafts may be copied from past answers
 
-    def choose(self, open_requests: OpenByTarget, *, without: Collection[Process] = ()) -> Process | None:
-        """Selects the canary for its share of the requests, and then the replica with the fewest open requests.
+    def choose(self, opening: str, open_requests: OpenByTarget, *, without: Collection[Process] = ()) -> Process | None:
+        """Selects the canary for its share of the requests, and then a replica.
+
+        All gateways prefer the same replica for the requests of a conversation, because it has the beginning of their
+        prompts in its KV cache. If this replica has too many open requests (`MAX_LOAD`), another one is selected.
 
         Replicas that are awake come first. The supervisors wake sleeping replicas when any replica is in use.
         If only the deployment or only its canary has processes, those get all requests.
 
-        Args: without: processes that did not accept the request.
+        Args:
+            opening: a hash of the conversation's beginning.
+            without: processes that did not accept the request.
         Returns: None if there is no other process.
+
+        Source: rendezvous hashing (Thaler and Ravishankar 1998) with bounded loads (Mirrokni et al. 2016).
         """
         main, canary = (tuple(each for each in group if each not in without) for group in (self.main, self.canary))
         is_canary = bool(canary) and (not main or random.random() * 100 < self.canary_percent)
         processes = canary if is_canary else main
-        return min(processes, key=lambda each: (each.is_asleep, open_requests[each.target]), default=None)
+        processes = tuple(each for each in processes if not each.is_asleep) or processes
+        if not processes:
+            return None
+        num_open = {each: open_requests[each.target] for each in processes}
+        fewest, average = min(num_open.values()), (sum(num_open.values()) + 1) / len(processes)
+        free = [each for each, count in num_open.items() if count == fewest or count + 1 <= MAX_LOAD * average]
+        return max(free, key=lambda each: each.target.weight(opening))
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ async def _serve(
         path=request.path,
         named_id=route.named_id,
         base_model_id=route.base_model_id,
+        opening=completion.opening,
         captured=raw if wire.is_captured and len(raw) <= MAX_BODY_BYTES else None,
         reserved=reserved,
         span=_begin_span(completion.model, request.path),
@@ -189,6 +190,7 @@ class _Exchange:
     path: str
     named_id: str
     base_model_id: str
+    opening: str  # a hash of the conversation's beginning
     captured: bytes | None  # the body, to be kept after an opt-in; None: it is too long, or no batch can answer it
     reserved: _Reserved | None  # None: no spend cap applies
     span: Span
@@ -204,7 +206,8 @@ class _Exchange:
         routes, tried = self.backend.routes, list[Process]()
         refusal: NotAccepted | None = None
         try:
-            while (process := route.choose(routes.open_by_target, without=tried)) and len(tried) < MAX_TRIES:
+            open_requests = routes.open_by_target
+            while len(tried) < MAX_TRIES and (process := route.choose(self.opening, open_requests, without=tried)):
                 tried.append(process)
                 try:
                     with ExitStack() as counted:

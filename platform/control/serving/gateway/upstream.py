@@ -6,6 +6,7 @@ without the last event of its route (`wire`) gets an error event with the code `
 """
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -47,6 +48,13 @@ class Target:
     port: int
     token: str
     operator_token: str = ""
+
+    def weight(self, key: str) -> bytes:
+        """Returns the rank of this target for the key: of several targets, the one with the highest rank is preferred.
+
+        If targets are added or removed, only the keys that prefer these targets get another preference.
+        """
+        return hashlib.sha256(f"{key} {self.host}:{self.port}".encode()).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

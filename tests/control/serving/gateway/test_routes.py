@@ -40,7 +40,7 @@ def make_route(port: int) -> Route:
 
 
 def port_of(route: Route) -> int:
-    process = route.choose(OpenByTarget())
+    process = route.choose("", OpenByTarget())
     assert process is not None
     return process.target.port
 

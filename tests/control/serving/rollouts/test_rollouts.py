@@ -108,7 +108,7 @@ def start_canary(client: Client, deployment: Deployment, new_speculator: Specula
 
 
 def chosen_id(route: Route) -> str:
-    process = route.choose(OpenByTarget())
+    process = route.choose("", OpenByTarget())
     assert process is not None
     return process.deployment_id
 

@@ -28,7 +28,7 @@ from control.tenants.authentication.caller import Caller
 from control.tenants.row_security.scope import as_tenant
 
 RETRY_AFTER_SECONDS = 5
-# A replica gets further requests of its conversations until it has this many times the average of open requests.
+# A preferred replica gets a request only if it then has at most this many times the average of open requests.
 MAX_LOAD = 1.25
 CACHE_SECONDS = 1.0
 _MAX_ROUTES = 10_000

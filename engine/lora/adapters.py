@@ -1,4 +1,6 @@
-"""Loads LoRA adapters of the target. A request uses at most one adapter, but one pass may use several.
+"""Loads LoRA adapters of the target.
+
+A request uses at most one adapter. The requests of one forward pass may use different adapters.
 
 The module reads the two files that peft writes: `adapter_config.json` and `adapter_model.safetensors`. Only plain LoRA
 on the linear layers of the decoder is supported. Adapters with other changes (DoRA, biases, embeddings, whole modules)
@@ -68,7 +70,7 @@ class Adapters:
         return adapter is self.default or self._loaded.get(adapter.name) is adapter
 
     def read(self, name: str, folder: Path) -> LoraAdapter:
-        """Reads and packs an adapter without making it available. Another thread than the engine's may call this.
+        """Reads and packs an adapter without making it available. Threads other than the engine's may also call this.
 
         Raises: AdapterNotLoadable.
         """
@@ -105,7 +107,10 @@ class Adapters:
 
 
 def lora_runs(roots: Iterable[Hashable]) -> tuple[LoraRun, ...]:
-    """Groups consecutive rows by adapter; `roots`: the adapter of each row, or None."""
+    """Groups consecutive rows with the same adapter into runs.
+
+    roots: the adapter of each row, or None. It is the root of the row's cached prefixes.
+    """
     runs: list[LoraRun] = []
     for row, root in enumerate(roots):
         if not isinstance(root, LoraAdapter):
@@ -125,9 +130,10 @@ def _parts(tensors: dict[str, Tensor], num_layers: int, device: torch.device) ->
         if match is None or int(match["layer"]) >= num_layers:
             raise AdapterNotLoadable(f"tensor {name} belongs to no layer of this model that can have LoRA")
         parts[int(match["layer"]), match["module"], match["side"]] = tensor.to(device=device, dtype=torch.float32)
-    # "AB"[side == "A"] is the other side of a pair
-    if incomplete := {key[:2] for key in parts if (*key[:2], "AB"[key[2] == "A"]) not in parts}:
-        raise AdapterNotLoadable(f"of {sorted(incomplete)[0]} there is only one of lora_A and lora_B")
+    other = {"A": "B", "B": "A"}
+    if incomplete := {(layer, module) for layer, module, side in parts if (layer, module, other[side]) not in parts}:
+        layer, module = min(incomplete)
+        raise AdapterNotLoadable(f"{module} of layer {layer} has only one of lora_A and lora_B")
     return parts
 
 
@@ -136,7 +142,8 @@ def _single_layers(
 ) -> tuple[LoraLayer, ...]:
     """Returns the updates of a model of `transformers`, whose linear modules are not fused.
 
-    linears: for each layer, the (outputs, inputs) of the modules that can have updates, by name.
+    linears: for each layer, a mapping from the name of each module that can have an update to its number of outputs
+        and its number of inputs.
     """
     for layer, module, _ in parts:
         if module not in linears[layer]:
@@ -212,7 +219,9 @@ def _fused(
     scale: _Scale,
     dtype: torch.dtype,
 ) -> LoraWeight | None:
-    """Merges the updates of the modules that `build_weights` (engine/models/weights.py) fuses into one product.
+    """Merges the updates of `modules` into one update of one weight.
+
+    If there are several modules, `build_weights` (engine/models/weights.py) has fused their weights into this weight.
 
     The matrices A are concatenated to [R, K], and the matrices B form a block-diagonal matrix [N, R]. R is the sum of
     the ranks.

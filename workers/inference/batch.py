@@ -2,7 +2,7 @@
 
     input rows ─ parse and tokenize ─ engine ─ output lines by shard ─ write, sync, rename ─ event
 
-Shards overlap: the last, long answers of one shard are decoded together with the first answers of the next.
+While the last long answers of one shard are still being decoded, the engine already answers rows of the next shard.
 """
 
 import json
@@ -65,7 +65,8 @@ def run_batch(spec: BatchSpec, emit: Emit) -> Finished:
 def engine_config(spec: BatchSpec) -> EngineConfig:
     """Returns the engine's options. The KV cache is as large as the memory allows.
 
-    If `max_batch_size` is None, the number of rows that are answered at once is also as large as the memory allows.
+    If `spec.max_batch_size` is None, the engine answers as many rows at once as fit into the memory, up to the limit of
+    the device (`MAX_ROWS`).
 
     Raises: ModelTooLarge: the model and one row do not fit. ModelNotLoadable: config.json cannot be read.
     """

@@ -1,7 +1,8 @@
 """Builds the evidence of a certificate. It describes an evaluation, and says whether all arms gave equal answers.
 
-The service that signs the certificate adds the organization that owns the speculator. Evidence holds only strings,
-integers, booleans and null. Unlike floats, these have only one spelling in JSON, so the signed bytes are reproducible.
+The service that signs the certificate adds the organization that owns the speculator. The values of the evidence are
+strings, integers, booleans and null. It holds no floats, because JSON can spell the same float in several ways, and the
+signed bytes must be reproducible.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Parses the body of POST /v1/responses: translates it to the body of a chat completion, which `parse_chat` parses.
 
-The route is stateless: it stores no response, and therefore refuses `store` and `previous_response_id`. Like the other
-routes, it refuses every member that it does not support.
+The route is stateless: it stores no response, and therefore refuses `store: true` and `previous_response_id`. Like the
+other routes, it refuses every member that it does not support.
 """
 
 import json
@@ -19,7 +19,8 @@ from engine.tokenizer import Tokenizer
 
 LOGPROBS = "message.output_text.logprobs"  # a value of `include`
 
-# Members that chat completions have as well. Those after `user` are not in OpenAI's Responses API.
+# Members that are passed on to the chat completion unchanged, under the same name. The members in the lines below the
+# one that ends with `user` do not exist in OpenAI's Responses API.
 _SAME = frozenset({"model", "stream", "stream_options", "temperature", "top_p", "parallel_tool_calls", "metadata"})
 _SAME |= {"prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"}
 _SAME |= {"seed", "top_k", "min_p", "min_tokens", "repetition_penalty", "presence_penalty", "frequency_penalty"}
@@ -27,8 +28,8 @@ _SAME |= {"logit_bias", "stop", "stop_token_ids", "ignore_eos", "remember_answer
 _SAME |= {"chat_template_kwargs", "enable_thinking", "separate_reasoning", BUDGET}
 _TRANSLATED = frozenset({"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice", "include"})
 _TRANSLATED |= {"top_logprobs", "reasoning"}
-# Unsupported members, and the values at which they are accepted because they change nothing. Other values are refused.
-# An empty tuple means that the member must be absent or null.
+# Members that are not supported, each with the values that have no effect. A member is accepted if it is absent or null,
+# or if it has one of these values. Any other value is refused.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "truncation": ("disabled",),
@@ -72,7 +73,10 @@ def parse_response(
 
 
 def _translated(fields: Fields, messages: Messages) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the body of the chat completion, and the paths of its tools mapped to the paths in the caller's body."""
+    """Returns the body of the chat completion, and the names to restore in errors about its tools.
+
+    The names map a path in the chat completion, such as `tools[0].function`, to the path in the caller's body.
+    """
     chat: dict[str, Any] = {name: fields.get(name) for name in fields if name in _SAME}
     chat["messages"] = messages.messages
     chat["max_completion_tokens"] = fields.get("max_output_tokens")

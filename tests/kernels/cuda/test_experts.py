@@ -25,7 +25,10 @@ def weight(data: Tensor, scales: Tensor | None, bias: Tensor | None) -> LinearWe
 
 
 def make_experts(H: int, inner: int, gate: ClampedGate | None = None, *, form: str = "plain") -> Experts:
-    """Makes experts with stacked weights. Without a GPU, `Experts` would not stack them."""
+    """Makes experts with stacked weights, also on the CPU, where `Experts` itself does not stack them.
+
+    Without a GPU, the tests run the kernels in Triton's interpreter, on weights on the CPU.
+    """
 
     def stack(N: int, K: int, seed: int) -> Stack:
         data = make(E, N, K, seed=seed) * 0.2
@@ -61,7 +64,8 @@ def test_the_result_agrees_with_the_reference(
     x, chosen, weights = make_rows(M, H, K)
     expected = mix_experts_reference(x, chosen, weights, experts)
     out = mix_experts(x, chosen, weights, experts)
-    # The kernel adds the H products of the first layer, and the `inner` products of the second, in another order.
+    # Each output of the first layer is a sum of H products, and each output of the second layer is a sum of `inner`
+    # products. The kernel adds these products in a different order than the reference.
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     residual = make(M, H, seed=10)
     summed = mix_experts(x, chosen, weights, experts, residual.clone())

@@ -46,7 +46,10 @@ class Field:
     help: str = ""
 
     def as_django(self, choices: Choices | None, initial: Any) -> forms.Field:
-        """Returns a field that is never required, because the API reports missing ones. `choices` None: free text."""
+        """Returns a Django field. `choices`: None if the user types the value or selects a file.
+
+        The field is never required, because the API itself reports required values that are missing.
+        """
         words = self.path.removesuffix("_id").replace(".", ": ").replace("_", " ")
         label = words[0].upper() + words[1:] + (" *" if self.is_required else "")
         if self.kind == "file":
@@ -74,7 +77,7 @@ class Field:
 
 
 class RequestForm(forms.Form):
-    """`choices` and `initial` are keyed by the paths of fields; `initial` holds the current values of the row."""
+    """`choices` and `initial` are keyed by the paths of fields. `initial` has current values of the edited object."""
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class RequestForm(forms.Form):
         return body
 
     def refuse(self, message: str, path: str) -> None:
-        """Shows the error at the field of this path, or at the nearest field that contains it."""
+        """Shows the error at the field `path`, or at its nearest parent that is a field, or else at the whole form."""
         while path and path not in self.fields:
             path = path.rpartition(".")[0]
         self.add_error(path or None, message)
@@ -122,15 +125,15 @@ def _put(body: dict[str, Any], path: str, value: Any) -> None:
 def _fields_of_model(model: type[BaseModel], prefix: str = "") -> Iterator[Field]:
     """Yields a field for each field of the model and of its nested models.
 
-    A nullable nested model becomes one field of the kind `object`. The additional keys that a nested model allows also
-    become one such field.
+    A nullable nested model becomes one field of the kind `object`. A nested model that allows additional keys gets one
+    more field of the kind `object`, which holds these keys.
     """
     for name, info in model.model_fields.items():
         path, types = f"{prefix}{name}", _types(info.annotation)
         if len(types) == 1 and _is_a(types[0], BaseModel):
             yield from _fields_of_model(types[0], f"{path}.")
             if types[0].model_config.get("extra") == "allow":
-                yield Field(path=path, kind="object", help="Other hyperparameters of the kind.")
+                yield Field(path=path, kind="object", help="Other hyperparameters of the chosen kind of training.")
             continue
         yield Field(
             path=path,

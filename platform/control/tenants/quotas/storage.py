@@ -1,7 +1,7 @@
-"""Counts the bytes that an organization stores, in one counter for each of four parts, and limits their sum.
+"""Counts the bytes that an organization stores and limits their sum. Each `StoredPart` has a counter of its own.
 
-A counter (`StoredBytes`) is changed in the transaction that adds or deletes the row of an object. Bytes outside of the
-database are counted before they are stored:
+A counter is a column of `StoredBytes`. The transaction that adds or deletes the row of an object changes the counter.
+Most objects outside of the database are an exception, because they are counted before their bytes are stored:
 
     storage_reserve     locks the organization, checks the limit, counts the bytes and records their storage key
     put_file            stores the bytes; if the process dies from here on, `reservations_expire` deletes the object and
@@ -24,7 +24,9 @@ from control.tenants.quotas.models import StorageReservation, StoredBytes, Store
 from control.tenants.quotas.quota import organization_lock, quota_of
 
 RESERVED_SECONDS = 24 * 3600.0  # an object that takes longer to store is refused
-_MARGIN_SECONDS = 3600.0  # longer than the longest transaction that commits a reservation
+# Expired reservations are kept for this much longer, because a transaction may still be committing one. No transaction
+# that commits a reservation takes this long.
+_MARGIN_SECONDS = 3600.0
 EXPIRE_LIMIT = 100
 
 
@@ -74,7 +76,8 @@ def storage_reserve(organization_id: str, part: StoredPart, *, key: str, num_byt
 
     Args:
         key: the storage key of the object, or the prefix of a folder of objects.
-        replacing: the number of counted bytes that are deleted when the new bytes are stored.
+        replacing: the size of the stored objects that this object replaces. They are still counted, and are deleted
+            after the new object is added, so the check of the limit subtracts their size.
     Raises: as `storage_check`.
     """
     with transaction.atomic():
@@ -107,8 +110,8 @@ def reservations_expire() -> int:
 def storage_recount(organization_id: str, rows: Mapping[StoredPart, QuerySet[Any]]) -> None:
     """Sets the counter to the sum of the `size_bytes` of these rows and of the reservations.
 
-    If a concurrent transaction commits before the rows are read, its rows are part of the sum. Otherwise it waits for
-    the lock on the counter, and then adds its change to the value that is written here.
+    The sum includes the rows of each concurrent transaction that commits before the rows are read. A transaction that
+    commits later waits for the lock on the counter, and then adds its own change to the sum that is written here.
     """
     storage_count(organization_id, StoredPart.FILES, 0)  # creates the row
     with transaction.atomic():
@@ -121,7 +124,8 @@ def storage_recount(organization_id: str, rows: Mapping[StoredPart, QuerySet[Any
 def _give_up(key: str) -> None:
     """Deletes a reserved object, then its reservation.
 
-    If the process dies in between, the next call finds the reservation and deletes the object again, without effect.
+    If the process dies in between, the reservation remains. The next call then deletes the object a second time, which
+    has no effect, and deletes the reservation.
     """
     reservation = StorageReservation.objects.filter(pk=key).first()
     if reservation is None:

@@ -1,4 +1,4 @@
-"""The engines of a pipeline's stages, and the plans of their memory."""
+"""Chooses the engine options of a pipeline's distillation, and plans the memory of the engines of its stages."""
 
 from control.models.catalog.models import BaseModel
 from control.models.engines.planning import Purpose, Workload, concurrency_check, engine_plan
@@ -7,9 +7,10 @@ from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan
 
 
 def distillation_engine(options: EngineOptions) -> EngineOptions:
-    """Returns the options for the distillation: only those that determine the answers.
+    """Returns the options for the distillation's engine: `options` without those for concurrency and drafting.
 
-    The distillation answers as many rows at once as fit, without a speculator.
+    The options that are left out do not change the answers. The distillation uses no speculator, and answers as many
+    rows at once as fit into the memory.
     """
     return options.model_copy(update={"max_concurrency": None, "drafting": None, "draft_budget": None})
 
@@ -17,7 +18,8 @@ def distillation_engine(options: EngineOptions) -> EngineOptions:
 def pipeline_plan(base_model: BaseModel, body: PipelineOptions) -> PipelinePlan:
     """Plans the memory of the stages' engines.
 
-    Raises: ApiError: 400, the options of the engine contradict the request, or a stage does not fit.
+    Raises: ApiError: 400, the engine's options contradict each other, the model, the speculator or the concurrencies
+        to be measured, or the engine of a stage fits on no kind of device.
     """
     options, measured = body.engine or EngineOptions(), body.evaluation.concurrencies
     concurrency_check(options, measured, "evaluation.concurrencies")

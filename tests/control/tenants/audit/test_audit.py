@@ -1,4 +1,4 @@
-"""Promise S13 of docs/reliability.md: the transaction of a change writes one audit event, which cannot be altered."""
+"""Promise S13 of docs/reliability.md: each change commits with exactly one audit event, which cannot be altered."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,8 +26,9 @@ from tests.control.world import World
 
 pytestmark = pytest.mark.django_db
 
-# These routes need the files of a speculator; tests/control/workflows/speculators tests their events. The routes in
-# `WIRES` are left out as well: they send prompts to an engine, and change no row that is audited.
+# The test of all operations leaves out the routes in `EXCHANGES`, because they need the files of a speculator. Their
+# events are tested in tests/control/workflows/speculators. The test also leaves out the routes in `WIRES`, because they
+# only send prompts to an engine and change no row that is audited.
 EXCHANGES = ("/v1/speculators", "/v1/speculators/{speculator_id}/export")
 OPERATIONS = [
     pytest.param(route, method, id=f"{method} {route.path}")

@@ -126,7 +126,7 @@ def prompt_row(number: int, content: str, **body: Any) -> dict[str, Any]:
 
 
 def test_held_out_prompts_that_are_trained_on_are_left_out(organization: Organization) -> None:
-    """A prompt is the same under another custom_id, with other sampling settings, or with its keys in another order."""
+    """Two prompts are equal even if custom_id, sampling settings or the order of the JSON keys of their rows differ."""
     training = make_file(organization, [prompt_row(n, f"prompt {n}") for n in range(10)])
     reordered = {"body": {"messages": [{"content": "prompt 4", "role": "user"}], "model": ""}, "custom_id": "x"}
     held_out = make_file(

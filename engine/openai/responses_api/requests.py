@@ -28,8 +28,8 @@ _SAME |= {"logit_bias", "stop", "stop_token_ids", "ignore_eos", "remember_answer
 _SAME |= {"chat_template_kwargs", "enable_thinking", "separate_reasoning", BUDGET}
 _TRANSLATED = frozenset({"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice", "include"})
 _TRANSLATED |= {"top_logprobs", "reasoning"}
-# Members that are not supported, each with the values that have no effect. A member is accepted if it is absent or null,
-# or if it has one of these values. Any other value is refused.
+# Members that are not supported, each with the values that have no effect. A member is accepted if it is absent or
+# null, or if it has one of these values. Any other value is refused.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "truncation": ("disabled",),

@@ -7,10 +7,13 @@ rows. The rows are the last token of one sequence and a chain of draft nodes. Ea
 passes, which alternate between the numbers of rows.
 """
 
+import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
 
 import torch
 

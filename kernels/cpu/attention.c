@@ -15,12 +15,10 @@
  */
 #include <math.h>
 
-#include "common.h"
+#include "amx.h"
+#include "attention_block.h"
 #include "ops.h"
 
-#define PARTS 2 /* vectors that together have one lane for each position of a block */
-#define BLOCK (PARTS * LANES)
-#define MAX_D 576 /* width of DeepSeek-V3's latent together with its rotary part */
 #define CHAINS 2 /* partial sums per score, because a step has to wait for the previous step of the same sum */
 #if defined(__AVX512F__)
 #define WIDTH 4   /* queries processed together: their sums must fit into the registers */
@@ -29,26 +27,6 @@
 #define WIDTH 2
 #define VECTORS 4
 #endif
-#if defined(__AVX512BF16__)
-#define HAS_PAIRS 1
-#else
-#define HAS_PAIRS 0
-#endif
-
-/* The keys of one row and one KV head. */
-struct keys {
-    const void *k_cache, *v_cache;
-    const int32_t *prefix, *path; /* slots: of the committed positions, and of the path's nodes */
-    int64_t prefix_len, total, Hkv, head; /* total: prefix and path together; head: index of the KV head */
-};
-
-/* A block of keys and values, stored as the factors that `step` reads. With pairs (AVX512-BF16), a factor holds two
- * bfloat16 numbers: two neighbouring elements of a key, or one element of the values of two neighbouring positions. */
-struct block {
-    vf keys[MAX_D][PARTS];              /* [D or D / 2]; lane j of part i: position LANES * i + j of the block */
-    vf values[BLOCK * MAX_D / LANES];   /* [BLOCK or BLOCK / 2, D / LANES] */
-    int64_t count;                      /* number of positions; the others are zero */
-};
 
 struct state {
     float queries[MAX_QUERIES * MAX_D]; /* [queries, D or D / 2], multiplied by 1 / sqrt(D) */
@@ -78,67 +56,6 @@ ALWAYS vf store_factors(float *p, vf numbers, const int pairs) {
     (void)pairs;
     vf_store(p, numbers);
     return numbers;
-}
-
-ALWAYS vf load_values(const void *cache, int64_t offset, const int dtype) {
-    return dtype == BF16 ? vf_load_bf16((const uint16_t *)cache + offset) : vf_load((const float *)cache + offset);
-}
-
-/* Loads a vector of factors of the key at `offset`, from factor n on. */
-ALWAYS vf load_factors(const void *cache, int64_t offset, int64_t n, const int dtype, const int pairs) {
-    if (pairs) return vf_load((const float *)((const uint16_t *)cache + offset + 2 * n));
-    return load_values(cache, offset + n, dtype);
-}
-
-/* Computes the offsets of the keys `from` .. `to` - 1 of the block at `start`, as far as these keys exist. Prefetches
- * the keys and values, because hardware prefetchers cannot predict slots. */
-ALWAYS void locate(const struct keys *keys, int64_t start, int64_t from, int64_t to, int64_t D, int dtype,
-                   int64_t offsets[BLOCK]) {
-    int64_t size = dtype == BF16 ? 2 : 4;
-    for (int64_t j = from; j < to && start + j < keys->total; j++) {
-        int64_t index = start + j;
-        int64_t slot = index < keys->prefix_len ? keys->prefix[index] : keys->path[index - keys->prefix_len];
-        offsets[j] = (slot * keys->Hkv + keys->head) * D;
-        for (int64_t byte = 0; byte < D * size; byte += 64) {
-            __builtin_prefetch((const char *)keys->k_cache + offsets[j] * size + byte);
-            __builtin_prefetch((const char *)keys->v_cache + offsets[j] * size + byte);
-        }
-    }
-}
-
-ALWAYS void prepare_keys(const struct keys *keys, const int64_t *offsets, const int64_t D, const int dtype,
-                         const int pairs, struct block *block) {
-    for (int64_t n = 0; n < (pairs ? D / 2 : D); n += LANES)
-        for (int64_t part = 0; part < PARTS; part++) {
-            vf columns[LANES];
-            for (int64_t i = 0; i < LANES; i++) {
-                int64_t j = part * LANES + i;
-                columns[i] = j < block->count ? load_factors(keys->k_cache, offsets[j], n, dtype, pairs) : vf_set(0.0f);
-            }
-            vf_transpose(columns);
-            for (int64_t i = 0; i < LANES; i++) block->keys[n + i][part] = columns[i];
-        }
-}
-
-ALWAYS void prepare_values(const struct keys *keys, const int64_t *offsets, const int64_t D, const int dtype,
-                           const int pairs, struct block *block) {
-    const int64_t lanes = D / LANES, per_factor = pairs ? 2 : 1;
-    for (int64_t j = 0; j < BLOCK; j += per_factor)
-        for (int64_t i = 0; i < lanes; i++) {
-            vf value = vf_set(0.0f);
-            if (j < block->count) value = load_values(keys->v_cache, offsets[j] + i * LANES, dtype);
-            if (pairs) { /* the values of two positions: the first in the low half of each lane */
-                vu low, high = {0};
-                memcpy(&low, &value, sizeof low);
-                if (j + 1 < block->count) {
-                    value = load_values(keys->v_cache, offsets[j + 1] + i * LANES, dtype);
-                    memcpy(&high, &value, sizeof high);
-                }
-                high |= low >> 16;
-                memcpy(&value, &high, sizeof value);
-            }
-            block->values[j / per_factor * lanes + i] = value;
-        }
 }
 
 /* The scores of one query in a block. `update_softmax` replaces them by the factors of the values. */
@@ -207,12 +124,44 @@ ALWAYS void add_all_values(const struct block *block, float *sums, const struct 
     for (; i < lanes; i++) add_values(block, sums, factors, width, D, i, 1, pairs);
 }
 
+#if defined(HAS_AMX)
+/* Computes the scores of up to AMX_ROWS queries. The block's keys have the layout of the tiles 6 and 7. */
+ALWAYS void amx_scores(const struct block *block, const float *queries, struct scores *scores, const int more_than_16,
+                       const int64_t D) {
+    FINISH_WRITES();
+    amx_zero(more_than_16);
+    for (int64_t n = 0; n < D / 2; n += AMX_STEP / 2)
+        amx_step(more_than_16, queries + n, 2 * D, block->keys[n], block->keys[n] + 1, sizeof *block->keys);
+    amx_store(more_than_16, (float *)scores, sizeof *scores);
+}
+
+/* Adds the values of a block, multiplied by the factors, to the sums of up to AMX_ROWS queries. */
+ALWAYS void amx_add_values(const struct block *block, float *sums, const struct scores *factors, const int more_than_16,
+                           const int64_t D) {
+    FINISH_WRITES();
+    for (int64_t i = 0; i < D / LANES; i += 2) {
+        amx_load(more_than_16, sums + i * LANES, 4 * D);
+        amx_step(more_than_16, factors, sizeof *factors, block->values + i, block->values + i + 1,
+                 D / LANES * sizeof(vf));
+        amx_store(more_than_16, sums + i * LANES, 4 * D);
+    }
+}
+#endif
+
 /* Computes the factors of a block's values for `count` queries from `first` on. */
 ALWAYS void compute_factors(const struct block *block, struct state *state, int64_t first, int64_t count,
                             struct scores *scores, const int64_t D, const int pairs) {
     const int64_t steps = pairs ? D / 2 : D;
     const float *queries = state->queries + first * steps;
     int64_t q = 0;
+#if defined(HAS_AMX)
+    if (pairs && amx_enabled()) {
+        amx_configure(count);
+        if (count > 16) amx_scores(block, queries, scores, 1, D);
+        else amx_scores(block, queries, scores, 0, D);
+        q = count;
+    }
+#endif
     for (; q + WIDTH <= count; q += WIDTH)
         compute_scores(block, queries + q * steps, scores + q, WIDTH, steps, pairs);
     switch (count - q) {
@@ -227,6 +176,13 @@ ALWAYS void add_block(const struct block *block, struct state *state, int64_t fi
                       const struct scores *factors, const int64_t D, const int pairs) {
     float *sums = state->sums + first * D;
     int64_t q = 0;
+#if defined(HAS_AMX)
+    if (pairs && amx_enabled()) { /* the tiles are still set up for `count` rows */
+        if (count > 16) amx_add_values(block, sums, factors, 1, D);
+        else amx_add_values(block, sums, factors, 0, D);
+        q = count;
+    }
+#endif
     for (; q + WIDTH <= count; q += WIDTH) add_all_values(block, sums + q * D, factors + q, WIDTH, D, pairs);
     switch (count - q) {
     case 1: add_all_values(block, sums + q * D, factors + q, 1, D, pairs); break;
@@ -256,8 +212,12 @@ ALWAYS void attend_blocks(const struct keys *keys, int64_t start, int64_t end, s
 }
 
 /* Stores the partial result of one span for one query: the D sums, then the largest score and the weight. */
-ALWAYS void store_partial(const struct state *state, int64_t query, float *partial, const int64_t D) {
-    memcpy(partial, state->sums + query * D, D * sizeof(float));
+ALWAYS void store_partial(const struct state *state, int64_t query, float *partial, const int64_t D, const int pairs) {
+    const float *sums = state->sums + query * D;
+    if (!pairs) memcpy(partial, sums, D * sizeof(float));
+    for (int64_t i = 0; pairs && i < D; i += 2 * LANES) /* the order of `prepare_values` */
+        for (int64_t j = 0; j < LANES; j++)
+            partial[i + 2 * j] = sums[i + j], partial[i + 2 * j + 1] = sums[i + LANES + j];
     partial[D] = state->max[query];
     partial[D + 1] = vf_sum(state->weights[query]);
 }
@@ -337,7 +297,7 @@ ALWAYS void attend(const struct attention *a, const struct attention_rows *rows,
         attend_span(a, rows, tile, first_head, heads, span, &state, D, dtype, pairs);
         for (int64_t query = 0; query < tile->count * heads; query++) {
             int64_t index = query / heads * a->Hq + first_head + query % heads;
-            store_partial(&state, query, partials + (index * tile->spans + span) * (D + 2), D);
+            store_partial(&state, query, partials + (index * tile->spans + span) * (D + 2), D, pairs);
         }
         return;
     }
@@ -346,7 +306,7 @@ ALWAYS void attend(const struct attention *a, const struct attention_rows *rows,
         attend_span(a, rows, tile, first_head, heads, span, &state, D, dtype, pairs);
         for (int64_t query = 0; query < tile->count * heads; query++) {
             if (span > 0 && span * SPAN >= num_keys(rows, tile->m + query / heads)) continue;
-            store_partial(&state, query, span == 0 ? sums + query * (D + 2) : next, D);
+            store_partial(&state, query, span == 0 ? sums + query * (D + 2) : next, D, pairs);
             if (span > 0) add_partial(sums + query * (D + 2), next, D);
         }
     }

@@ -62,17 +62,18 @@ static void product_phase(struct worker *w, int64_t index, const void *x, float 
     const struct linear *l = product(r, index);
     const struct gate swiglu = {0.0f, 0.0f};
     int64_t item = w->item, M = r->pass->M;
+    int dtype = r->decoder->dtype;
     if (item < 0) w->item = claim_item(r, index + 1);
     while (item >= 0) {
         int64_t same_product = claim_item(r, index), next_index = index;
         if (same_product < 0) w->item = claim_item(r, ++next_index);
         int64_t next_item = next_index == index ? same_product : w->item;
         struct ahead ahead[2] = {{NULL, 0}, {NULL, 0}};
-        if (next_item >= 0) ahead[0] = linear_ahead(product(r, next_index), next_item, l, M);
+        if (next_item >= 0) ahead[0] = linear_ahead(product(r, next_index), next_item, l, M, dtype);
         if (next_item >= 0 && next_index % PRODUCTS == GATE_UP)
-            ahead[1] = linear_ahead(product(r, next_index), next_item + r->decoder->I / LINEAR_BLOCK, l, M);
-        if (index % PRODUCTS == GATE_UP) gate_up_block(l, item, &swiglu, x, r->activated, M, r->decoder->dtype, ahead);
-        else linear_block(l, item, x, out, M, r->decoder->dtype, output, ahead);
+            ahead[1] = linear_ahead(product(r, next_index), next_item + r->decoder->I / LINEAR_BLOCK, l, M, dtype);
+        if (index % PRODUCTS == GATE_UP) gate_up_block(l, item, &swiglu, x, r->activated, M, dtype, ahead);
+        else linear_block(l, item, x, out, M, dtype, output, ahead);
         item = same_product;
     }
     team_barrier();

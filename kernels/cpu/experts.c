@@ -20,7 +20,7 @@ static int64_t bytes_of(int dtype) { return dtype == BF16 ? 2 : 4; }
 void gate_up_block(const struct linear *l, int64_t block, const struct gate *gate, const void *x, void *out, int64_t M,
                    int dtype, struct ahead ahead[2]) {
     float both[LINEAR_ROWS][2 * LINEAR_BLOCK];
-    int64_t I = l->N / 2, size = bytes_of(dtype), height = linear_height(M);
+    int64_t I = l->N / 2, size = bytes_of(dtype), height = linear_height(M, dtype);
     for (int64_t m = 0; m < M; m += height) {
         int64_t rows = M - m < height ? M - m : height;
         for (int64_t half = 0; half < 2; half++)
@@ -145,9 +145,9 @@ static void products_phase(const struct mixing *m, int phase) {
             then = phase == GATE_UP ? &next->gate_up : &next->down;
         }
         int64_t block = following < 0 ? -1 : following % blocks;
-        struct ahead ahead[2] = {linear_ahead(then, block, now, count), {NULL, 0}};
+        struct ahead ahead[2] = {linear_ahead(then, block, now, count, e->dtype), {NULL, 0}};
         if (phase == GATE_UP) {
-            ahead[1] = linear_ahead(then, block < 0 ? -1 : block + e->I / LINEAR_BLOCK, now, count);
+            ahead[1] = linear_ahead(then, block < 0 ? -1 : block + e->I / LINEAR_BLOCK, now, count, e->dtype);
             gate_up_block(now, item % blocks, &e->gate, (const char *)m->gathered + first * e->H * size,
                           (char *)m->activated + first * e->I * size, count, e->dtype, ahead);
         } else {

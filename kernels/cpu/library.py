@@ -20,10 +20,10 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).parent
 _SOURCES = (
-    *("pool.c", "linear.c", "rows.c", "attention.c", "attention_plan.c", "experts.c", "decoder.c"),
+    *("amx.c", "pool.c", "linear.c", "rows.c", "attention.c", "attention_plan.c", "experts.c", "decoder.c"),
     *("top_k.c", "candidates.c", "eagle3.c"),
 )
-_HEADERS = ("common.h", "ops.h", "decoder.h", "candidates.h", "pool.h", "tiles.h", "tiles_dp.h", "tiles_portable.h")
+_HEADERS = ("amx.h", "attention_block.h", "common.h", "ops.h", "decoder.h", "candidates.h", "pool.h", "tiles.h", "tiles_amx.h", "tiles_dp.h", "tiles_portable.h")
 # -ffast-math is not used, because the compiler could then reorder sums differently in each unrolled variant.
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")
 

@@ -17,6 +17,7 @@
  * the speed. During the work on a block, the next block is therefore prefetched into L2, a few cache lines at a time.
  */
 #include "pool.h"
+#include "tiles_amx.h"
 #include "tiles_dp.h"
 #include "tiles_portable.h"
 
@@ -81,16 +82,21 @@ static int64_t block_bytes(const struct linear *l) {
     return l->K * NB * (l->format == F32 ? 4 : l->format == BF16 ? 2 : 1);
 }
 
-static int64_t tiles(int64_t M) { return (M + MAX_ROWS - 1) / MAX_ROWS; }
+static int64_t tiles(int64_t M, int dtype) {
+    int64_t most = dtype == BF16 && amx_enabled() ? AMX_ROWS : MAX_ROWS;
+    return (M + most - 1) / most;
+}
 
 /* All tiles get about the same number of rows, because a tile of one row takes as long as a tile of three rows (the
  * latency of the instructions limits both). */
-int64_t linear_height(int64_t M) { return M > 0 ? (M + tiles(M) - 1) / tiles(M) : 1; }
+int64_t linear_height(int64_t M, int dtype) {
+    return M > 0 ? (M + tiles(M, dtype) - 1) / tiles(M, dtype) : 1;
+}
 
-struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M) {
+struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M, int dtype) {
     if (block < 0 || M == 0) return (struct ahead){NULL, 0};
     int64_t bytes = block_bytes(l), steps = now->format == F32 ? now->K : now->K / 2;
-    int64_t fetches = tiles(M) * (steps / STEPS > 0 ? steps / STEPS : 1);
+    int64_t fetches = tiles(M, dtype) * (steps / STEPS > 0 ? steps / STEPS : 1);
     int64_t lines = (bytes < MAX_AHEAD ? bytes : MAX_AHEAD) / 64;
     return (struct ahead){(const char *)l->weight + block * bytes, (lines + fetches - 1) / fetches};
 }
@@ -101,6 +107,12 @@ void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t r
     struct tile t = {
         x, (const char *)l->weight + block * block_bytes(l), l->K, l->scales ? l->scales + n0 : NULL,
         l->bias ? l->bias + n0 : NULL, out, stride, l->N - n0 < NB ? l->N - n0 : NB, output, ahead};
+#if defined(HAS_AMX)
+    if (dtype == BF16 && amx_enabled()) {
+        rows_amx((int)rows, &t, (int)l->format);
+        return;
+    }
+#endif
     if (l->format == F32) rows_f32((int)rows, &t);
     else if (l->format == BF16) rows_bf16((int)rows, &t);
     else if (l->format == INT4 && dtype == BF16) rows_int4_bf16((int)rows, &t);
@@ -111,7 +123,7 @@ void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t r
 
 void linear_block(const struct linear *l, int64_t block, const void *x, float *out, int64_t M, int dtype,
                   enum output output, struct ahead *ahead) {
-    int64_t row_bytes = l->K * (dtype == BF16 ? 2 : 4), height = linear_height(M);
+    int64_t row_bytes = l->K * (dtype == BF16 ? 2 : 4), height = linear_height(M, dtype);
     for (int64_t m = 0; m < M; m += height)
         linear_tile(l, block, (const char *)x + m * row_bytes, M - m < height ? M - m : height,
                     out + m * l->N + block * NB, l->N, dtype, output, ahead);
@@ -132,7 +144,7 @@ static void linear_team(void *context) {
     int64_t blocks = linear_blocks(&c->linear), block = claim(&c->next, blocks);
     while (block >= 0) {
         int64_t following = claim(&c->next, blocks);
-        struct ahead ahead = linear_ahead(&c->linear, following, &c->linear, c->M);
+        struct ahead ahead = linear_ahead(&c->linear, following, &c->linear, c->M, c->dtype);
         linear_block(&c->linear, block, c->x, c->out, c->M, c->dtype, c->output, &ahead);
         block = following;
     }

@@ -9,7 +9,7 @@
 enum output { STORE = 0, ADD = 1 };
 
 #define LINEAR_BLOCK 32 /* outputs of one block of weights */
-#define LINEAR_ROWS 8   /* maximum rows of one tile */
+#define LINEAR_ROWS 32  /* maximum rows of one tile */
 
 struct linear {
     const void *weight;         /* packed, see linear.c */
@@ -26,9 +26,9 @@ struct ahead {
 int64_t linear_blocks(const struct linear *l);
 /* Plans the prefetch of a block of `l`, which happens during the work on a block of `now`. If `block` is -1, nothing is
  * prefetched. */
-struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M);
-/* The number of rows per tile if there are M rows: at most LINEAR_ROWS. */
-int64_t linear_height(int64_t M);
+struct ahead linear_ahead(const struct linear *l, int64_t block, const struct linear *now, int64_t M, int dtype);
+/* The number of rows per tile if there are M rows of `dtype`: at most LINEAR_ROWS. */
+int64_t linear_height(int64_t M, int dtype);
 /* Computes one block of outputs for at most LINEAR_ROWS rows. `out` points to the first output of the block. The rows
  * of `out` are `stride` floats apart. */
 void linear_tile(const struct linear *l, int64_t block, const void *x, int64_t rows, float *out, int64_t stride,

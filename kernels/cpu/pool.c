@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "pool.h"
 
+#include "amx.h"
+
 #include <pthread.h>
 #if defined(__linux__)
 #include <sched.h>
@@ -56,11 +58,16 @@ void team_barrier(void) {
     }
 }
 
+static void run_share(void) {
+    current(current_context);
+    amx_release();
+}
+
 static void *member(void *unused) {
     (void)unused;
     for (int rounds = 0;; rounds++) {
         wait_until_changed(&round_number, rounds);
-        current(current_context);
+        run_share();
         team_barrier();
     }
     return NULL;
@@ -99,7 +106,7 @@ void team_run(team_function function, void *context) {
     current = function;
     current_context = context;
     if (size > 1) change(&round_number);
-    function(context);
+    run_share();
     team_barrier();
     pthread_mutex_unlock(&callers);
 }

@@ -4,7 +4,7 @@
 #include "ops.h"
 
 #define NB LINEAR_BLOCK
-#define MAX_ROWS LINEAR_ROWS
+#define MAX_ROWS 8 /* maximum rows of a tile without AMX */
 #define PARTS (NB / LANES) /* vectors of one block of outputs */
 #define STEPS 8               /* number of values of k, or of pairs of k, between two prefetches */
 #define MAX_AHEAD (256 << 10) /* maximum number of bytes to prefetch, because L2 must also hold the current block */

@@ -8,8 +8,8 @@ a scale per output, which this command writes; on the CPU the engine widens it t
 1. The perplexity of `question + answer` texts: exp(mean over the tokens of -log p(token | the tokens before it)).
 2. Tokens per second of one request at a time, with each drafter, and how many answers equal those without a drafter.
    All formats and drafters take turns in each round, and every second round reverses their order. Each round has new
-   questions. The table shows medians over the rounds: of the speed, and of its ratios to two speeds of the same round,
-   bf16 with the same drafter and bf16 without a drafter.
+   questions. The table shows three medians over the rounds: the speed, its ratio to the speed of bf16 with the same
+   drafter in the same round, and its ratio to the speed of bf16 without a drafter in the same round.
 
 Prints the perplexities as lines of JSON, and the speeds as a table in Markdown.
 """
@@ -120,7 +120,7 @@ def _write_float8(folder: Path, target: Path) -> Path:
 
 
 def _texts(path: Path, count: int = 64) -> list[str]:
-    """Returns question and answer of each of the last `count` lines. The rounds ask questions of earlier lines."""
+    """Returns question and answer of each of the last `count` lines. The rounds take theirs from the first lines."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[-count:]]
     return [f"{row['question']}\n{row['answer']}" for row in rows]
 
@@ -159,7 +159,7 @@ def _measure(arms: Sequence[Arm], folder: Path, args: argparse.Namespace) -> Non
 
 
 def _answer(arm: Arm, prompts: Sequence[tuple[int, ...]], max_tokens: int, *, counts: bool) -> None:
-    """counts: whether the time is recorded; False in the first round, in which the draft budget adapts."""
+    """counts: whether speed and acceptance are recorded; False in the first round, in which the draft budget adapts."""
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     requests = [Request(f"{number}", ids, sampling, memory="benchmark") for number, ids in enumerate(prompts)]
     started = time.perf_counter()

@@ -20,7 +20,7 @@ import torch
 from engine.digests import weights_sha256
 from engine.models.base import Model
 from engine.models.quantized.report import report_weights
-from kernels.cpu.library import library, processor
+from kernels.cpu.library import library, processor, uses_amx
 from workers.contracts import file_sha256
 from workers.model_folders import chat_template_sha256, tokenizer_sha256
 
@@ -99,7 +99,7 @@ def _build() -> str:
 def _device(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
-    return f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{processor()}, {torch.backends.cpu.get_cpu_capability()}{', AMX' if uses_amx() else ''}"
 
 
 def _defaults(model_dir: Path) -> str:

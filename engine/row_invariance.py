@@ -32,7 +32,7 @@ from engine.models.deepseek_weights import DeepseekLayer, ExpertsWeights
 from engine.models.dense import Decoder
 from engine.models.reading import read_in_chunks
 from engine.tensor_parallel.leader import ShardedModel
-from kernels.cpu.library import cache_folder, library, processor
+from kernels.cpu.library import cache_folder, library, processor, uses_amx
 from kernels.decoder import LayerWeights
 from kernels.experts import Expert
 from kernels.linear import LinearWeight, linear
@@ -241,7 +241,7 @@ def _version(package: str) -> str | None:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
-    return hashlib.sha256(processor().encode()).hexdigest()
+    return hashlib.sha256(repr((processor(), uses_amx())).encode()).hexdigest()
 
 
 def _has_passed(path: Path, key: dict[str, Any]) -> bool:

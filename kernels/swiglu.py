@@ -12,13 +12,13 @@ from kernels.cpu.library import library
 
 
 def swiglu_reference(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x [M, 2 I] float32, of which the first I columns are the gate -> [M, I] in `dtype`."""
+    """x [M, 2 I] float32 -> [M, I] in `dtype`. The first I columns of x are the gate."""
     gate, up = x.chunk(2, dim=-1)
     return (functional.silu(gate) * up).to(dtype)
 
 
 def swiglu(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x [M, 2 I] float32, of which the first I columns are the gate -> [M, I] in `dtype` (float32 or bfloat16).
+    """x [M, 2 I] float32 -> [M, I] in `dtype` (float32 or bfloat16). The first I columns of x are the gate.
 
     Raises: ValueError: shape or dtype does not fit.
     """

@@ -10,7 +10,7 @@
 #define REQUEST_PERMISSION 0x1023 /* ARCH_REQ_XCOMP_PERM of arch_prctl */
 #define TILE_DATA 18              /* the state component of the tiles, which Linux saves only for permitted processes */
 
-static int enabled;
+int32_t slipstream_uses_amx; /* set before any function of the library is called, never changed afterwards */
 static __thread int64_t configured; /* the rows of this thread's tiles; 0: they are not set up */
 
 /* The operand of LDTILECFG. */
@@ -21,10 +21,8 @@ struct tile_config {
 };
 
 __attribute__((constructor)) static void request_permission(void) {
-    enabled = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    slipstream_uses_amx = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
-
-int amx_enabled(void) { return enabled; }
 
 void amx_configure(int64_t rows) {
     if (rows == configured) return;
@@ -41,7 +39,7 @@ void amx_release(void) {
     configured = 0;
 }
 #else
-int amx_enabled(void) { return 0; }
+int32_t slipstream_uses_amx; /* 0 */
 void amx_configure(int64_t rows) { (void)rows; }
 void amx_release(void) {}
 #endif

@@ -10,7 +10,7 @@
 #pragma once
 #include <stdint.h>
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__linux__)
 #define HAS_AMX 1
 #include <immintrin.h>
 #endif
@@ -18,8 +18,9 @@
 #define AMX_ROWS 32
 #define AMX_STEP 32 /* numbers of each row in a tile */
 
-/* Returns whether this process may use AMX. */
-int amx_enabled(void);
+/* Whether this process uses AMX: the processor has it, and the system allows it. Python reads this number, too. */
+extern int32_t slipstream_uses_amx;
+static inline int amx_enabled(void) { return slipstream_uses_amx; }
 /* Sets up the tiles of the calling thread for `rows` rows, if they are not set up yet. */
 void amx_configure(int64_t rows);
 /* Clears the tiles of the calling thread. Every thread must do this before code outside the kernels runs. */

@@ -19,11 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-_SOURCES = (
-    *("amx.c", "pool.c", "linear.c", "rows.c", "attention.c", "attention_plan.c", "experts.c", "decoder.c"),
-    *("top_k.c", "candidates.c", "eagle3.c"),
-)
-_HEADERS = ("amx.h", "attention_block.h", "common.h", "ops.h", "decoder.h", "candidates.h", "pool.h", "tiles.h", "tiles_amx.h", "tiles_dp.h", "tiles_portable.h")
+_SOURCES = sorted(_FOLDER.glob("*.c"))
+_HEADERS = sorted(_FOLDER.glob("*.h"))
 # -ffast-math is not used, because the compiler could then reorder sums differently in each unrolled variant.
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-pthread")
 
@@ -77,8 +74,8 @@ def _compile(compiler: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         built = Path(folder) / target.name
-        objects = {name: str(Path(folder) / f"{name}.o") for name in _SOURCES}
-        _run_all([compiler, *_FLAGS, "-c", str(_FOLDER / name), "-o", compiled] for name, compiled in objects.items())
+        objects = {source: str(Path(folder) / f"{source.name}.o") for source in _SOURCES}
+        _run_all([compiler, *_FLAGS, "-c", str(source), "-o", compiled] for source, compiled in objects.items())
         _run_all([[compiler, *_FLAGS, *objects.values(), "-o", str(built), "-lm"]])
         built.rename(target)  # atomic, because processes that start together may all build the same file
 
@@ -95,6 +92,12 @@ def _run_all(commands: Iterable[list[str]]) -> None:
             raise CompileError(f"{' '.join(command)}\n{stderr[-2000:]}")
 
 
+def uses_amx() -> bool:
+    """Whether the kernels multiply with AMX, which rounds differently. The system may forbid a process to use it."""
+    kernels = library()
+    return kernels is not None and bool(ctypes.c_int32.in_dll(kernels, "slipstream_uses_amx").value)
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Returns the loaded kernels, or None if there is no C compiler, compilation fails, or the kernels are disabled.
@@ -105,8 +108,8 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get("SLIPSTREAM_CPU_KERNELS") == "off" or compiler is None:
         return None
     digest = hashlib.sha256(repr((_FLAGS, compiler, processor())).encode())
-    for name in (*_HEADERS, *_SOURCES):
-        digest.update((_FOLDER / name).read_bytes())
+    for path in (*_HEADERS, *_SOURCES):
+        digest.update(path.read_bytes())
     target = cache_folder("kernels") / f"cpu-{digest.hexdigest()[:20]}.so"
     try:
         if not target.exists():

@@ -1,4 +1,4 @@
-"""Sets up Triton's interpreter, which runs the kernels with numpy in tests and rehearsals on machines without a GPU.
+"""Sets up Triton's interpreter, which runs the kernels with numpy on machines without a GPU.
 
 The interpreter computes `tl.dot` with BLAS, which can round a row differently depending on the row's index in a tile
 (OpenBLAS does so with its Haswell kernels). Tensor cores round all rows alike, and tests check that a row has the same
@@ -15,7 +15,9 @@ import numpy as np
 
 
 def interpret_without_gpu() -> None:
-    """Selects the interpreter on a machine without an NVIDIA GPU, and replaces its product if it is selected.
+    """Selects the interpreter on a machine without an NVIDIA GPU, and replaces the interpreter's `tl.dot`.
+
+    If TRITON_INTERPRET=1 was set before, `tl.dot` is also replaced on a machine with a GPU.
 
     Must be called before anything imports triton, because triton reads the environment variable on import.
     """
@@ -39,7 +41,7 @@ def _create_dot(builder: Any, a: Any, b: Any, total: Any, input_precision: Any, 
 def dot(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Returns total + a @ b. Each element is accumulated in the order of K with elementwise operations.
 
-    Its bits therefore depend only on one row of a, one column of b and one element of total.
+    The bits of an element therefore depend only on its row of a, its column of b and its element of total.
 
     Args:
         a: [..., M, K]

@@ -18,8 +18,8 @@ class Rollout(Record):
     previous_speculator_id: str | None = None
     status: str  # starting, canary, promoting, promoted, rolled_back
     share_percent: int
-    reason: Mapping[str, Any] | None = None  # code, message: why it was promoted or rolled back
-    figures: Mapping[str, Any] | None = None  # canary, stable: the measurements on which the decision is based
+    reason: Mapping[str, Any] | None = None  # why it was promoted or rolled back; keys: code, message
+    figures: Mapping[str, Any] | None = None  # the measurements behind the decision; keys: canary, stable
     created_at: int
     started_at: int | None = None
     finished_at: int | None = None

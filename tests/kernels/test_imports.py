@@ -1,4 +1,4 @@
-"""Importing the kernels for the CPU does not load triton, which machines without a GPU may lack."""
+"""Importing the modules directly in `kernels/` does not load triton, which a machine without a GPU may lack."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The CPU kernels also pass their tests if they are compiled for a processor without AVX-512, or without AVX."""
+"""The CPU kernels also pass their tests if they are compiled for a processor without AMX, AVX-512, or AVX."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.cpu.library import library
+from kernels.cpu.library import library, uses_amx
 from kernels.linear import pack, pack_int4, pack_int8
 from tests.kernels import test_attention, test_decoder, test_experts, test_linear
 
@@ -41,7 +41,14 @@ def run_kernel_tests() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors always use the portable kernels")
-@pytest.mark.parametrize("flag", ["-mno-avx512f", "-mno-avx"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        pytest.param("-mno-amx-tile", marks=pytest.mark.skipif(not uses_amx(), reason="this machine has no AMX")),
+        "-mno-avx512f",
+        "-mno-avx",
+    ],
+)
 def test_kernel_tests_pass_without_instructions_that_many_processors_lack(tmp_path: Path, flag: str) -> None:
     compiler = tmp_path / "cc"
     compiler.write_text(f'#!/bin/sh\nexec {shutil.which("cc")} "$@" {flag}\n')

@@ -1,8 +1,9 @@
 """Reads experts' weights in MXFP4, as gpt-oss has them: 4-bit floats (E2M1) in blocks of 32 that share a power of two.
 
 `NAME_blocks` [E, N, K / 32, 16] uint8 has two numbers in each byte, the first one in the low half. `NAME_scales`
-[E, N, K / 32] uint8 has the exponents, increased by 127. Together they encode the tensor `NAME` [E, K, N] of the bf16
-checkpoint, whose last two dimensions are swapped. bfloat16 can represent all values, so converting to it loses nothing.
+[E, N, K / 32] uint8 has the exponents, increased by 127. Together they encode the tensor that
+the same model's checkpoint in bf16 has as `NAME` [E, K, N], with K before N. bfloat16 can represent all values, so
+converting to it loses nothing.
 
 E experts, N outputs, K inputs.
 
@@ -29,7 +30,7 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 class Mxfp4Format:
     """The format in which only experts are quantized.
 
-    `Mxfp4Tensors` widens the experts, so `read` never finds a quantized weight.
+    `read` always returns None, because `Mxfp4Tensors` widens the experts when they are loaded.
     """
 
     name = "mxfp4"
@@ -45,7 +46,7 @@ class Mxfp4Format:
 
 
 class Mxfp4Tensors:
-    """Returns the tensors of a checkpoint under the names of the bf16 checkpoint."""
+    """The tensors of an MXFP4 checkpoint, with the names and values of a bf16 checkpoint of the same model."""
 
     def __init__(self, stored: Tensors) -> None:
         self._stored = stored

@@ -38,7 +38,7 @@ def check_streamed_chat():
 
 
 def check_completions():
-    """the same of completions, not streamed"""
+    """a profile of completions that are not streamed"""
     assert_complete(profile("completions", "--endpoint-type", "completions"))
 
 

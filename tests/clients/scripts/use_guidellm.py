@@ -40,7 +40,7 @@ def check_chat():
 
 
 def check_completions():
-    """the same of completions, not streamed"""
+    """a benchmark of completions that are not streamed"""
     assert_complete(benchmark("completions", request_format="/v1/completions", stream="false"))
 
 

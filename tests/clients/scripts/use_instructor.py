@@ -1,4 +1,4 @@
-"""`instructor.from_openai(OpenAI(...), mode=...)`; of JSON and MD_JSON, the model has to follow the schema itself."""
+"""`instructor.from_openai(OpenAI(...), mode=...)`. JSON and MD_JSON use no grammar: the model has to follow the schema."""
 
 from typing import Literal
 

@@ -72,7 +72,7 @@ def file_store(
 
     Args: replacing_bytes: the size of the upload parts that are deleted when the file is added.
     Raises: ApiError: 403, as `file_create`.
-    Effects: a surrounding `delete_stored_on_error` block deletes the bytes if it raises.
+    Effects: if an exception leaves the surrounding `delete_stored_on_error` block, the bytes are deleted.
     """
     identity = file_id()
     file = _row(organization, filename, purpose, staged, f"{organization.pk}/files/{identity}", expires_after, identity)
@@ -105,7 +105,7 @@ def file_record(
     storage_key: str,
     expires_after: dt.timedelta | None = None,
 ) -> File:
-    """Creates only the row of a result file that the caller has stored already, in the caller's transaction.
+    """Creates, in the caller's transaction, the row of a result file whose bytes the caller has already stored.
 
     The bytes are counted, but the file is never refused: the work has been done.
     """

@@ -48,7 +48,10 @@ class CaptureObject(ResponseModel):
     num_requests: int
     oldest_at: Unix | None
     stopped: CaptureStopped | None = Field(
-        description="Why no more requests are kept. Null: requests are kept. Setting the capture again restarts it."
+        description=(
+            "Why the capture has stopped storing requests. Null: it has not stopped. "
+            "Setting the capture again restarts it."
+        )
     )
     created_at: Unix
 

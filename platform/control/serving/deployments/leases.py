@@ -1,11 +1,13 @@
 """Leases on replicas: any number of supervisors may run, and one works on a replica at a time.
 
-A supervisor claims replicas for some seconds and renews its claims. Each claim increments the replica's fence, which
-every later write states, so that a supervisor that was suspended beyond its lease changes nothing afterwards. All times
-are by the database's clock.
+A supervisor claims replicas for some seconds and renews its claims. Each claim increments a counter of the replica, the
+fence. A later write names the fence of its claim and changes nothing if the replica has been claimed again since. So a
+supervisor that was suspended for longer than its lease cannot overwrite what its successor wrote. All times are by the
+database's clock.
 
-A process can be watched and signalled only on its own machine, its node. A supervisor therefore claims replicas without
-a process, those of its own node, and those of a node whose lease has expired because no supervisor runs there.
+A process can be watched and signalled only on its own machine, its node. The supervisors of a node renew a lease on the
+node itself. A supervisor claims a replica only if the replica has no process, if its process runs on the supervisor's
+node, or if it runs on a node whose lease has expired.
 """
 
 from django.db import transaction
@@ -15,7 +17,7 @@ from django.db.models.functions import Now
 from control.core.database_clock import from_now
 from control.serving.deployments.models import Deployment, Node, Replica
 
-LEASE_SECONDS = 15.0  # of a replica; for at most this time, a killed supervisor's replicas have no supervisor
+LEASE_SECONDS = 15.0  # of a replica. After a supervisor was killed, its replicas can be claimed when this time is over
 NODE_LEASE_SECONDS = 60.0
 MAX_CLAIMS = 50  # at a time, so that supervisors that start together share the replicas
 

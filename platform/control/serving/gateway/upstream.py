@@ -1,8 +1,9 @@
 """Sends one request to one engine and passes the answer on as it arrives.
 
 If the engine fails before the first byte of its answer, the caller gets 502. Once the caller has received the status,
-only the stream itself can report a failure. Therefore only whole events of a stream are passed on. A stream that ends
-without the last event of its route (`wire`) gets an error event with the code `upstream_terminated`.
+only the stream itself can report a failure. Therefore only whole events of a stream are passed on. If the stream ends
+without the event that completes it (`last_events` in wire.py), an error event with the code `upstream_terminated` is
+appended.
 """
 
 import asyncio
@@ -19,8 +20,8 @@ from control.serving.gateway.meter import without_comment
 from control.serving.gateway.wire import WIRES
 
 CONNECT_SECONDS = 5.0
-# Longest time without a byte from the engine, which sends an answer that is not streamed only when it is complete. The
-# value is the default timeout of OpenAI's client.
+# The longest time to wait for the next byte from the engine. If an answer is not streamed, its first byte arrives when
+# the whole answer is complete. The value is the default timeout of OpenAI's client.
 SILENCE_SECONDS = 600.0
 EVENT_STREAM = "text/event-stream"
 _END_OF_EVENT = b"\n\n"
@@ -39,7 +40,7 @@ class Asleep(NotAccepted):
 
 
 class Full(NotAccepted):
-    """The engine has as many running and waiting requests, from all gateways, as it takes."""
+    """The engine is full: it has reached its limit of running and waiting requests, which come from all gateways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class Target:
     def weight(self, key: str) -> bytes:
         """Returns the rank of this target for the key: of several targets, the one with the highest rank is preferred.
 
-        If targets are added or removed, only the keys that prefer these targets get another preference.
+        After a target is added, other keys than those that prefer it keep their preferred target. After a target is
+        removed, other keys than those that preferred it keep theirs.
         """
         return hashlib.sha256(f"{key} {self.host}:{self.port}".encode()).digest()
 
@@ -68,7 +70,9 @@ class Answer:
 async def forward(target: Target, path: str, body: bytes, *, request_id: str, memory: str | None) -> Answer:
     """Returns once the whole answer or the first event of a stream has arrived.
 
-    Args: memory: requests with the same value may draft copies of each other's answers; None: this request shares none.
+    Args:
+        memory: names a group of requests. The engine may use past answers of the group as drafts; with None, it neither
+            uses past answers nor keeps this one for others.
     Raises: ApiError: 502, the engine failed before then; NotAccepted: the engine did nothing for the request.
     """
     client = _client()
@@ -132,7 +136,7 @@ def _check_refusal(body: bytes, headers: dict[str, str]) -> None:
     if code == _ASLEEP:
         raise Asleep(503, "The model's process sleeps. Try again.", _ASLEEP, headers=headers)
     if code == _FULL:
-        message = "As many requests run and wait at the deployment's replicas as they take. Try again."
+        message = "The deployment's replicas are full: they cannot accept another request now. Try again."
         raise Full(429, message, "deployment_queue_full", headers=headers)
 
 

@@ -1,4 +1,4 @@
-"""`instructor.from_openai(OpenAI(...), mode=...)`. JSON and MD_JSON use no grammar: the model must follow the schema."""
+"""`instructor.from_openai(OpenAI(...), mode=...)`. JSON and MD_JSON use no grammar: models must follow the schema."""
 
 from typing import Literal
 

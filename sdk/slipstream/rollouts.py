@@ -71,7 +71,7 @@ class Rollouts(Resource[D]):
 
     @procedure
     def cancel(self, deployment_id: str, rollout_id: str) -> Steps[Rollout]:
-        """Return all traffic to the previous speculator."""
+        """Cancel the rollout: send all requests to the previous speculator again."""
         return self.http.post(Rollout, f"{self._path(deployment_id, rollout_id)}/cancel")
 
     @procedure

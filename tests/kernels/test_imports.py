@@ -1,4 +1,4 @@
-"""Importing the modules directly in `kernels/` does not load triton, which a machine without a GPU may lack."""
+"""Importing the top level of `kernels/` does not load triton, which may be missing on a machine without a GPU."""
 
 import subprocess
 import sys

@@ -48,7 +48,7 @@ def check_tools():
 
 
 def check_structured_output():
-    """structured output by schema and by call"""
+    """structured output, through a JSON schema and through a tool call"""
     for method in ("json_schema", "function_calling"):
         assert_is_answer(chat.with_structured_output(Answer, method=method).invoke(QUESTION).model_dump())
 

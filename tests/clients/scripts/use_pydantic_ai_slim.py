@@ -46,7 +46,7 @@ def check_streamed_run():
 
 
 def check_structured_output():
-    """structured output by call and by schema"""
+    """structured output, through a tool call and through a JSON schema"""
     for kind in MODELS:
         for output in (ToolOutput(Answer), NativeOutput(Answer)):
             answer = agent(kind, output_type=output).run_sync(QUESTION).output

@@ -91,7 +91,7 @@ def test_trace_and_answer_do_not_depend_on_how_steps_group_the_tokens(
     assert answer_in_steps(tokenizer, ids, sizes) == answer_in_steps(tokenizer, ids, [len(ids)])
 
 
-def test_a_prompt_that_does_not_end_in_a_header_begins_no_reasoning_trace(tokenizer: Tokenizer) -> None:
+def test_a_prompt_whose_last_marker_is_not_start_begins_no_reasoning_trace(tokenizer: Tokenizer) -> None:
     assert chat(tokenizer).separated is not None
     for text in (
         "",

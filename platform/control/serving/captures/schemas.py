@@ -37,7 +37,7 @@ class CaptureStopped(ResponseModel):
 
 
 class CaptureObject(ResponseModel):
-    """The capture of a deployment whose requests are kept."""
+    """A deployment's capture: the settings by which its requests are stored, and how many are stored now."""
 
     object: Literal["capture"] = "capture"
     deployment_id: str

@@ -40,7 +40,7 @@ class Asleep(NotAccepted):
 
 
 class Full(NotAccepted):
-    """The engine is full: it has reached its limit of running and waiting requests, which come from all gateways."""
+    """The engine has reached its limit of running and waiting requests, counted over all gateways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Target:
     def weight(self, key: str) -> bytes:
         """Returns the rank of this target for the key: of several targets, the one with the highest rank is preferred.
 
-        After a target is added, other keys than those that prefer it keep their preferred target. After a target is
-        removed, other keys than those that preferred it keep theirs.
+        When a target is added, only the keys that rank it highest move to it. When a target is removed, only the keys
+        that preferred it get another preferred target.
         """
         return hashlib.sha256(f"{key} {self.host}:{self.port}".encode()).digest()
 
@@ -73,7 +73,9 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
     Args:
         memory: names a group of requests. The engine may use past answers of the group as drafts; with None, it neither
             uses past answers nor keeps this one for others.
-    Raises: ApiError: 502, the engine failed before then; NotAccepted: the engine did nothing for the request.
+    Raises:
+        ApiError: 502, the engine failed before the whole answer or the first event had arrived.
+        NotAccepted: the engine did nothing for the request.
     """
     client = _client()
     request = client.build_request(
@@ -126,7 +128,7 @@ async def _once(body: bytes) -> AsyncGenerator[bytes]:
 
 
 def _check_refusal(body: bytes, headers: dict[str, str]) -> None:
-    """Checks the body of a refusal. Raises: NotAccepted: its error says that the engine did nothing for the request."""
+    """Raises: NotAccepted: the error code in the body of a refusal says that the engine did nothing for the request."""
     try:
         code = json.loads(body)["error"]["code"]
     except (ValueError, KeyError, TypeError):

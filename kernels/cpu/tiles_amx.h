@@ -10,7 +10,7 @@
 
 typedef uint8_t step_weights[STEP_PAIRS * PAIR_BYTES]; /* [STEP_PAIRS, 32, 2] in bfloat16 */
 
-/* Converts int8 weights, beginning with those of k. The outputs are permuted as in `load_pair`. */
+/* Converts the weights of `pairs` pairs from k on. The outputs of int8 are permuted as in `load_pair`. */
 ALWAYS void convert_int8(const void *w, int64_t k, const int pairs, const struct table *table, uint8_t *converted) {
 #pragma GCC unroll 16
     for (int i = 0; i < pairs; i++) {
@@ -18,6 +18,17 @@ ALWAYS void convert_int8(const void *w, int64_t k, const int pairs, const struct
         load_pair(w, k + i, INT8, table, &w0, &w1);
         _mm512_store_si512(converted + i * PAIR_BYTES, (__m512i)w0);
         _mm512_store_si512(converted + i * PAIR_BYTES + PAIR_BYTES / 2, (__m512i)w1);
+    }
+}
+
+/* Converts the weights of one group. */
+ALWAYS void convert_int4(const uint8_t *group, __m512i table, uint8_t *converted) {
+    const uint8_t *half = group + 2 * NB;
+#pragma GCC unroll 16
+    for (int i = 0; i < STEP_PAIRS; i++) {
+        _mm512_store_si512(converted + i * PAIR_BYTES, (__m512i)load_int4(half, i, table));
+        _mm512_store_si512(converted + i * PAIR_BYTES + PAIR_BYTES / 2,
+                           (__m512i)load_int4(half + HALF_BYTES, i, table));
     }
 }
 
@@ -38,20 +49,22 @@ ALWAYS void add_last_pairs(const int rows, const struct tile *t, const int forma
 /* `more_than_16` and `format` are constants after inlining. */
 ALWAYS void tile_amx(const int rows, const int more_than_16, const struct tile *t, const int format) {
     _Alignas(64) float sums[AMX_ROWS][NB];
-    _Alignas(64) step_weights converted[2]; /* they alternate: one is written while the other is read */
+    _Alignas(64) step_weights converted[2];
     int64_t pairs = t->K / 2, k = 0, x_stride = 2 * t->K;
     struct table table;
     if (format == INT8) table = int8_table();
+    if (format == INT8 && pairs >= STEP_PAIRS) convert_int8(t->w, 0, STEP_PAIRS, &table, converted[0]);
     struct ahead ahead = *t->ahead;
     amx_zero(more_than_16);
     for (; k + STEP_PAIRS <= pairs; k += STEP_PAIRS) {
         const uint8_t *w = (const uint8_t *)t->w + k * PAIR_BYTES;
         for (int i = 0; i < STEP_PAIRS; i += STEPS) fetch(&ahead);
-        if (format == INT8) {
-            uint8_t *buffer = converted[k / STEP_PAIRS % 2];
-            convert_int8(t->w, k, STEP_PAIRS, &table, buffer);
+        if (format == INT8) { /* convert the weights of the next step, because a tile waits for writes to its memory */
+            int64_t next = k + STEP_PAIRS;
+            w = converted[k / STEP_PAIRS % 2];
+            if (next + STEP_PAIRS <= pairs)
+                convert_int8(t->w, next, STEP_PAIRS, &table, converted[next / STEP_PAIRS % 2]);
             FINISH_WRITES();
-            w = buffer;
         }
         amx_step(more_than_16, (const uint16_t *)t->x + 2 * k, x_stride, w, w + PAIR_BYTES / 2, PAIR_BYTES);
     }
@@ -64,33 +77,36 @@ ALWAYS void tile_amx(const int rows, const int more_than_16, const struct tile *
     }
 }
 
-/* The sum of each group is written to memory, multiplied by the scale, and added to the sum of the groups before it. */
+/* Multiplies the sums of a group by its scales, and adds them to the sums of the groups before it. */
+ALWAYS void add_scaled_sums(const int rows, const uint8_t *group, vf sums[][PARTS], vf acc[][PARTS]) {
+    vf scales[PARTS];
+    for (int i = 0; i < PARTS; i++) scales[i] = vf_load_half(group + 2 * LANES * i);
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < PARTS; i++) acc[r][i] = vf_fma(sums[r][i], scales[i], acc[r][i]);
+}
+
+/* While the tiles multiply one group, the weights of the next group are converted, and the sums of the previous group
+ * are added: each of these steps would otherwise wait for the memory that the step before it has written. */
 ALWAYS void tile_int4_amx(const int rows, const int more_than_16, const struct tile *t) {
     _Alignas(64) vf acc[AMX_ROWS][PARTS], sums[2][AMX_ROWS][PARTS];
     _Alignas(64) step_weights converted[2];
+    const uint8_t *w = t->w, *x = t->x;
     __m512i table = int4_table();
     struct ahead ahead = *t->ahead;
-    const uint8_t *w = t->w;
+    int64_t groups = t->K / GROUP;
     for (int r = 0; r < rows; r++) acc[r][0] = acc[r][1] = vf_set(0.0f);
-    for (int64_t group = 0; group < t->K / GROUP; group++, w += GROUP_BYTES) {
-        uint8_t *buffer = converted[group % 2];
+    convert_int4(w, table, converted[0]);
+    for (int64_t g = 0; g < groups; g++) {
+        const uint8_t *weights = converted[g % 2];
         for (int i = 0; i < STEP_PAIRS; i += STEPS) fetch(&ahead);
-#pragma GCC unroll 16
-        for (int i = 0; i < STEP_PAIRS; i++) {
-            _mm512_store_si512(buffer + i * PAIR_BYTES, (__m512i)load_int4(w + 2 * NB, i, table));
-            _mm512_store_si512(buffer + i * PAIR_BYTES + PAIR_BYTES / 2,
-                               (__m512i)load_int4(w + 2 * NB + HALF_BYTES, i, table));
-        }
+        if (g + 1 < groups) convert_int4(w + (g + 1) * GROUP_BYTES, table, converted[(g + 1) % 2]);
         FINISH_WRITES();
         amx_zero(more_than_16);
-        amx_step(more_than_16, (const uint16_t *)t->x + group * GROUP, 2 * t->K, buffer, buffer + PAIR_BYTES / 2,
-                 PAIR_BYTES);
-        vf (*sum)[PARTS] = sums[group % 2], scales[PARTS];
-        amx_store(more_than_16, (float *)sum, sizeof *sum);
-        for (int i = 0; i < PARTS; i++) scales[i] = vf_load_half(w + 2 * LANES * i);
-        for (int r = 0; r < rows; r++)
-            for (int i = 0; i < PARTS; i++) acc[r][i] = vf_fma(sum[r][i], scales[i], acc[r][i]);
+        amx_step(more_than_16, x + g * GROUP * 2, 2 * t->K, weights, weights + PAIR_BYTES / 2, PAIR_BYTES);
+        amx_store(more_than_16, (float *)sums[g % 2], sizeof *sums[0]);
+        if (g > 0) add_scaled_sums(rows, w + (g - 1) * GROUP_BYTES, sums[(g - 1) % 2], acc);
     }
+    add_scaled_sums(rows, w + (groups - 1) * GROUP_BYTES, sums[(groups - 1) % 2], acc);
     t->ahead->at = ahead.at;
     for (int r = 0; r < rows; r++) finish(t, acc[r], r);
 }

@@ -120,7 +120,7 @@ def _write_float8(folder: Path, target: Path) -> Path:
 
 
 def _texts(path: Path, count: int = 64) -> list[str]:
-    """Returns question and answer of each of the last `count` lines. The rounds take theirs from the first lines."""
+    """Returns question and answer of each of the last `count` lines. Speed is measured with the first lines."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[-count:]]
     return [f"{row['question']}\n{row['answer']}" for row in rows]
 
@@ -159,7 +159,7 @@ def _measure(arms: Sequence[Arm], folder: Path, args: argparse.Namespace) -> Non
 
 
 def _answer(arm: Arm, prompts: Sequence[tuple[int, ...]], max_tokens: int, *, counts: bool) -> None:
-    """counts: whether speed and acceptance are recorded; False in the first round, in which the draft budget adapts."""
+    """counts: whether speed and acceptance are recorded. False in the first round, in which the engine warms up."""
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     requests = [Request(f"{number}", ids, sampling, memory="benchmark") for number, ids in enumerate(prompts)]
     started = time.perf_counter()

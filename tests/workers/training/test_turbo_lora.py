@@ -74,8 +74,10 @@ def preparation(model: Path, initial: Path | None = None) -> Preparation:
 
 
 def test_the_adapted_layers_give_the_output_of_the_whole_adapted_model(speculator: Path, tiny_model: Path) -> None:
-    """`AdaptedLayers` has only the last layers, and reads the output of the layers before. peft runs the whole
-    model."""
+    """`AdaptedLayers` holds only the last layers. Its input is the output of the layers before them.
+
+    The expected values come from the whole model, which peft runs with the adapter.
+    """
     target = load_model(tiny_model, dtype="float32")
     tokens = torch.tensor([5, 6, 4, 7, 8])
     whole = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), speculator)

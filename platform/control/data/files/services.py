@@ -70,7 +70,7 @@ def file_store(
 ) -> File:
     """Stores the bytes and returns the row unsaved, for `file_add`. Call this before the transaction begins.
 
-    Args: replacing_bytes: the size of the upload parts that are deleted when the file is added.
+    Args: replacing_bytes: the size of upload parts that are deleted when the file is added; the quota ignores them.
     Raises: ApiError: 403, as `file_create`.
     Effects: if an exception leaves the surrounding `delete_stored_on_error` block, the bytes are deleted.
     """
@@ -107,7 +107,7 @@ def file_record(
 ) -> File:
     """Creates, in the caller's transaction, the row of a result file whose bytes the caller has already stored.
 
-    The bytes are counted, but the file is never refused: the work has been done.
+    The bytes count towards the storage quota, but the file is stored even beyond it, because its job has already run.
     """
     file = _row(organization, filename, purpose, staged, storage_key, expires_after, file_id())
     file.save(force_insert=True)

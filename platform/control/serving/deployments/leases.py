@@ -5,9 +5,10 @@ fence. A later write names the fence of its claim and changes nothing if the rep
 supervisor that was suspended for longer than its lease cannot overwrite what its successor wrote. All times are by the
 database's clock.
 
-A process can be watched and signalled only on its own machine, its node. The supervisors of a node renew a lease on the
-node itself. A supervisor claims a replica only if the replica has no process, if its process runs on the supervisor's
-node, or if it runs on a node whose lease has expired.
+A process can be watched and signalled only on its own machine, its node. There is therefore
+a second lease, with one row for each node (`Node.lease_until`), which the supervisors of the node renew. A supervisor
+claims a replica only if no other supervisor has a valid lease on it and one of these is true: the replica has no
+process; its process runs on the supervisor's node; its process runs on a node whose lease has expired.
 """
 
 from django.db import transaction
@@ -17,7 +18,7 @@ from django.db.models.functions import Now
 from control.core.database_clock import from_now
 from control.serving.deployments.models import Deployment, Node, Replica
 
-LEASE_SECONDS = 15.0  # of a replica. After a supervisor was killed, its replicas can be claimed when this time is over
+LEASE_SECONDS = 15.0  # the length of a replica's lease
 NODE_LEASE_SECONDS = 60.0
 MAX_CLAIMS = 50  # at a time, so that supervisors that start together share the replicas
 

@@ -26,13 +26,16 @@ def device_time_add(
     device_kind: str,
     since: dt.datetime,
     until: dt.datetime,
+    hour_nanousd: int | None = None,
 ) -> bool:
     """Records and charges the use of one device. Call this in the transaction of the change that ends the use.
 
+    Args: hour_nanousd: the price of this device; None: the price of its kind.
     Returns: as `ledger_add`.
     """
-    count = max(0, (until - since) // _MILLISECOND)
-    price = DevicePrice.objects.filter(device_kind=device_kind).values_list("hour_nanousd", flat=True).first()
+    count, price = max(0, (until - since) // _MILLISECOND), hour_nanousd
+    if price is None:
+        price = DevicePrice.objects.filter(device_kind=device_kind).values_list("hour_nanousd", flat=True).first()
     line = LedgerLine(
         organization_id=caller.organization_id,
         project_id=caller.project_id,

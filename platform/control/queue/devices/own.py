@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from control.billing.ledger.services import device_kind
@@ -40,6 +41,7 @@ def _cuda_index(config: Config) -> int:
     return int(name) if name.isdigit() else number
 
 
+@cache
 def _model(kind: str) -> str:
     """Returns the name of the hardware; an empty text if the machine does not tell it."""
     files = Path("/proc/driver/nvidia/gpus").glob("*/information") if kind == "cuda" else [Path("/proc/cpuinfo")]

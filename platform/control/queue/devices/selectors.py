@@ -17,6 +17,10 @@ def leases_valid() -> QuerySet[DeviceLease]:
 
 
 def devices_present() -> QuerySet[Device]:
-    """Returns the devices whose row is renewed, with `is_free`: whether no job holds the device."""
-    held = leases_valid().filter(device=OuterRef("pk"))
-    return Device.objects.filter(lease_until__gt=Now()).annotate(is_free=~Exists(held))
+    """Returns the devices whose row is renewed."""
+    return Device.objects.filter(lease_until__gt=Now())
+
+
+def is_free() -> Q:
+    """Matches devices that no job holds."""
+    return Q(~Exists(leases_valid().filter(device=OuterRef("pk"))))

@@ -18,7 +18,7 @@ def devices_renew() -> None:
     seconds = max(SILENT_SECONDS, 2 * config.reconcile_seconds)
     devices = own_devices(config)
     for device in devices:
-        device.renewed_at, device.lease_until = Now(), from_now(seconds)  # type: ignore[assignment]
+        device.renewed_at, device.lease_until = Now(), from_now(seconds)
     Device.objects.bulk_create(
         devices,
         update_conflicts=True,

@@ -9,7 +9,7 @@ from pytest_django import Settings
 
 from control.core.settings.config import Config
 from control.queue.devices.models import Device
-from control.queue.devices.selectors import devices_present
+from control.queue.devices.selectors import devices_present, is_free
 from control.queue.devices.services import devices_register, devices_renew, devices_withdraw
 from tests.control.queue.devices.helpers import GB, cpu, gpu, state
 
@@ -23,7 +23,7 @@ def test_without_configuration_the_cpu_is_a_device_whose_memory_is_not_stated(se
 
     device = devices_present().get()
     assert (device.machine, device.kind, device.index, device.memory_bytes) == ("here", "cpu", 0, None)
-    assert device.is_free
+    assert devices_present().filter(is_free()).exists()
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from django.db.models import Q, QuerySet, Sum
 
 from control.billing.ledger.models import LedgerLine, Subject
-from control.billing.ledger.services import ledger_add
+from control.billing.ledger.services import device_kind, ledger_add
 from control.billing.usage.models import DevicePrice
 from control.billing.usage.selectors import COUNTS, Bucket, Sums, UsageFilter, Window
 from control.billing.usage.services import spend_add
+from control.core.settings.config import get_config
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
 
+NANO = 10**9
 _MILLISECOND = dt.timedelta(milliseconds=1)
 _MILLISECONDS_AN_HOUR = 3_600_000
 
@@ -65,6 +67,13 @@ def device_price_set(*, device_kind: str, hour_nanousd: int) -> DevicePrice:
 def device_price_remove(*, device_kind: str) -> bool:
     """Removes the price. Returns: False if the kind of device has no price."""
     return bool(DevicePrice.objects.filter(device_kind=device_kind).delete()[0])
+
+
+def device_prices() -> dict[str, float]:
+    """Returns the prices of one device hour in USD, by kind of device, as far as the operators have set them."""
+    prices = {price.device_kind: price.hour_nanousd / NANO for price in DevicePrice.objects.all()}
+    default = get_config().price_per_gpu_hour
+    return prices if default is None else {device_kind(): default, **prices}
 
 
 def device_nanousd(organization: Organization, *, start: dt.datetime, end: dt.datetime) -> int:

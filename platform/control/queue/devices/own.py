@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 
 from control.billing.ledger.services import device_kind
+from control.billing.usage.device_time import NANO
 from control.core.settings.config import Config
 from control.queue.devices.models import Device
 
-_NANO = 10**9
 _MODEL_FIELDS = ("model name", "model")  # in /proc/cpuinfo, and in the files of the NVIDIA driver
 
 
@@ -26,7 +26,7 @@ def own_devices(config: Config) -> list[Device]:
             index=stated.index,
             model=stated.model,
             memory_bytes=stated.memory_bytes,
-            hour_nanousd=None if stated.price_per_hour is None else round(stated.price_per_hour * _NANO),
+            hour_nanousd=None if stated.price_per_hour is None else round(stated.price_per_hour * NANO),
         )
         for stated in sorted(config.devices, key=lambda stated: (stated.kind, stated.index))
     ]

@@ -45,6 +45,7 @@ from slipstream.errors import (
     WebhookError,
 )
 from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTuningJob
+from slipstream.hardware import Hardware
 from slipstream.jobs import Job, JobEvent
 from slipstream.messages import Message, MessageTokens
 from slipstream.organization import AuditEvent, AuditExport, Member, Project
@@ -117,6 +118,7 @@ __all__ = [
     "FineTuningCheckpoint",
     "FineTuningEvent",
     "FineTuningJob",
+    "Hardware",
     "InternalServerError",
     "Job",
     "JobEvent",

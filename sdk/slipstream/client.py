@@ -26,6 +26,7 @@ from slipstream.evaluations import Evaluations
 from slipstream.events import Events
 from slipstream.files import Files
 from slipstream.fine_tuning import FineTuning
+from slipstream.hardware import HardwareCatalog
 from slipstream.http import D, Http
 from slipstream.jobs import Jobs
 from slipstream.messages import Messages
@@ -61,6 +62,7 @@ class Resources(Generic[D]):
         self.events = Events(http, driver)
         self.files = Files(http, driver)
         self.fine_tuning = FineTuning(http, driver)
+        self.hardware = HardwareCatalog(http, driver)
         self.jobs = Jobs(http, driver)
         self.members = Members(http, driver)
         self.messages = Messages(http, driver)

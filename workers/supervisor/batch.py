@@ -18,14 +18,15 @@ from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.failures import Failure
 from control.queue.jobs.models import JobShard
 from control.queue.jobs.selectors import num_rows_committed, shards_uncommitted
+from control.queue.jobs.services import job_set_memory
 from control.queue.jobs.shards import ROW_CRASHED_WORKER, ShardRows, job_blame_shards
 from control.workflows.batches.assemble import batch_assemble
 from control.workflows.batches.caps import batch_cap_reached, batch_pause
 from control.workflows.batches.models import Batch
-from control.workflows.batches.services import batch_commit_shard, batch_validate
+from control.workflows.batches.services import batch_commit_shard, batch_memory_needed, batch_validate
 from workers.contracts import MAX_ROWS, BatchSpec, Checkpoint, FailureClass, ShardDone, ShardRange
 from workers.supervisor.attempt import Attempt, Ending
-from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, Paused
+from workers.supervisor.outcomes import AttemptFailed, Cancelled, ChildCrashed, Draining, Paused
 from workers.supervisor.run_child import run_child
 from workers.supervisor.staging import model_dir, shard_key, stage_file
 
@@ -37,6 +38,7 @@ class BatchHandler:
         batch = Batch.objects.select_related("base_model", "job", "quote").get(job_id=attempt.job.pk)
         if batch.status == Batch.Status.VALIDATING:
             batch_validate(batch=batch)
+            _check_memory(attempt, batch)
         _refuse_ended(batch)
         _refuse_overdue(batch)
         if shards_uncommitted(attempt.job.pk).exists():
@@ -75,6 +77,13 @@ class BatchHandler:
                     _blame(attempt, batch, rows_path, spec)
                 raise
             _check_progress(attempt, shards)
+
+
+def _check_memory(attempt: Attempt, batch: Batch) -> None:
+    """Raises: Draining: the rows name a model that does not fit the device of this attempt."""
+    needed = batch_memory_needed(base_model=batch.base_model, engine=batch.engine)
+    if needed != attempt.job.memory_needed and not job_set_memory(claim=attempt.claim, memory_needed=needed):
+        raise Draining
 
 
 def _refuse_ended(batch: Batch) -> None:

@@ -37,12 +37,15 @@ class ChildProcess:
         log_ids: Mapping[str, Any],
         user: EngineUser | None = None,
         uses: Sequence[int] = (),
+        visible_devices: str | None = None,
     ) -> None:
         """Args:
         log_ids: fields that are added to every line of the child's log.
         user: the user of the child; None: the user of this process.
         uses: file descriptors that the child inherits.
+        visible_devices: the child's CUDA_VISIBLE_DEVICES; None: that of this process.
         """
+        devices = {} if visible_devices is None else {"CUDA_VISIBLE_DEVICES": visible_devices}
         spec_path = folder / "spec.json"
         write_spec(spec, spec_path)
         if user is not None:
@@ -53,7 +56,12 @@ class ChildProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**_environment(), **(user.environment() if user else {}), **child_log_environment(log_ids)},
+            env={
+                **_environment(),
+                **devices,
+                **(user.environment() if user else {}),
+                **child_log_environment(log_ids),
+            },
             cwd=folder,
             pass_fds=tuple(uses),
             start_new_session=True,  # a process group of its own, so that the child's own processes are killed too

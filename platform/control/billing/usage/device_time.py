@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from django.db.models import Q, QuerySet, Sum
 
 from control.billing.ledger.models import LedgerLine, Subject
-from control.billing.ledger.services import ledger_add
+from control.billing.ledger.services import device_kind, ledger_add
 from control.billing.usage.models import DevicePrice
 from control.billing.usage.selectors import COUNTS, Bucket, Sums, UsageFilter, Window
 from control.billing.usage.services import spend_add
+from control.core.settings.config import get_config
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
 
+NANO = 10**9
 _MILLISECOND = dt.timedelta(milliseconds=1)
 _MILLISECONDS_AN_HOUR = 3_600_000
 
@@ -26,13 +28,16 @@ def device_time_add(
     device_kind: str,
     since: dt.datetime,
     until: dt.datetime,
+    hour_nanousd: int | None = None,
 ) -> bool:
     """Records and charges the use of one device. Call this in the transaction of the change that ends the use.
 
+    Args: hour_nanousd: the price of this device; None: the price of its kind.
     Returns: as `ledger_add`.
     """
-    count = max(0, (until - since) // _MILLISECOND)
-    price = DevicePrice.objects.filter(device_kind=device_kind).values_list("hour_nanousd", flat=True).first()
+    count, price = max(0, (until - since) // _MILLISECOND), hour_nanousd
+    if price is None:
+        price = DevicePrice.objects.filter(device_kind=device_kind).values_list("hour_nanousd", flat=True).first()
     line = LedgerLine(
         organization_id=caller.organization_id,
         project_id=caller.project_id,
@@ -62,6 +67,13 @@ def device_price_set(*, device_kind: str, hour_nanousd: int) -> DevicePrice:
 def device_price_remove(*, device_kind: str) -> bool:
     """Removes the price. Returns: False if the kind of device has no price."""
     return bool(DevicePrice.objects.filter(device_kind=device_kind).delete()[0])
+
+
+def device_prices() -> dict[str, float]:
+    """Returns the prices of one device hour in USD, by kind of device, as far as the operators have set them."""
+    prices = {price.device_kind: price.hour_nanousd / NANO for price in DevicePrice.objects.all()}
+    default = get_config().price_per_gpu_hour
+    return prices if default is None else {device_kind(): default, **prices}
 
 
 def device_nanousd(organization: Organization, *, start: dt.datetime, end: dt.datetime) -> int:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from control.core.sqlite.turns import MAX_WAIT_SECONDS
@@ -17,6 +17,18 @@ from workers.contracts import MAX_SHARD_ROWS
 
 MIB = 1024 * 1024
 LOOPBACK = "127.0.0.1"
+
+
+class StatedDevice(BaseModel):
+    """A device that the operators state for the jobs of a worker. It need not exist, so tests can simulate devices."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["cpu", "cuda"]
+    index: Annotated[int, Field(ge=0, le=32_767)] = 0  # among the devices of this kind of the machine, as CUDA counts
+    model: Annotated[str, Field(max_length=80)] = ""
+    memory_bytes: Annotated[int, Field(ge=1)]
+    price_per_hour: Annotated[float, Field(ge=0, le=1_000_000)] | None = None  # USD; None: the price of the kind
 
 
 class Config(BaseSettings):
@@ -66,6 +78,8 @@ class Config(BaseSettings):
     secret_key_fallbacks: SecretStr = SecretStr("")  # earlier keys, comma-separated, which only decrypt and verify
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
+    # The devices that a worker leases for its jobs, one job per device. Empty: the worker's own device, for any job.
+    devices: tuple[StatedDevice, ...] = ()
     # Comma-separated CUDA devices, as in CUDA_VISIBLE_DEVICES; each endpoint gets one device for itself. None: the
     # devices in the supervisor's CUDA_VISIBLE_DEVICES, or all devices of its machine.
     endpoint_devices: str | None = None
@@ -122,6 +136,15 @@ class Config(BaseSettings):
     def _oidc_has_its_client(self) -> Self:
         if self.oidc_issuer is not None and not (self.oidc_client_id and self.oidc_client_secret.get_secret_value()):
             raise ValueError("oidc_issuer needs oidc_client_id and oidc_client_secret")
+        return self
+
+    @model_validator(mode="after")
+    def _devices_are_told_apart(self) -> Self:
+        numbers = [(device.kind, device.index) for device in self.devices]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError("devices must differ in kind or index")
+        if numbers and ":" in self.device:
+            raise ValueError(f"device must have no number if devices are stated, got {self.device!r}")
         return self
 
     @field_validator("certificate_key")

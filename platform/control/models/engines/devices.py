@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 
 from control.billing.ledger.services import device_kind
-from control.billing.usage.models import DevicePrice
+from control.billing.usage.device_time import device_prices
 from control.core.settings.config import get_config
-
-_NANO = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +16,8 @@ class DeviceKind:
 
 def device_kinds() -> list[DeviceKind]:
     """Returns this machine's kind of device, and then the other kinds for which a price or the memory is set."""
-    config, own = get_config(), device_kind()
-    prices = {price.device_kind: price.hour_nanousd / _NANO for price in DevicePrice.objects.all()}
-    if config.price_per_gpu_hour is not None:
-        prices.setdefault(own, config.price_per_gpu_hour)
-    memory = dict[str, int](config.device_memory_bytes.items())
+    own, prices = device_kind(), device_prices()
+    memory = dict[str, int](get_config().device_memory_bytes.items())
     others = sorted({*prices, *memory} - {own})
     return [
         DeviceKind(name=name, memory_bytes=memory.get(name), price_per_hour=prices.get(name)) for name in (own, *others)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from math import ceil
 
 from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
@@ -34,6 +35,7 @@ class Purpose(StrEnum):
     ENDPOINT = "endpoint"
     BATCH = "batch"
     EVALUATION = "evaluation"  # the engines of all arms share the weights
+    TRAINING = "training"  # only the target's forward passes are planned, so the memory is a lower bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,16 @@ def engine_plan(options: EngineOptions, workload: Workload) -> EnginePlan:
     if all(device.fits is False for device in devices):
         raise _refusal(devices)
     return EnginePlan(devices=devices, warnings=list(_warnings(options, workload)))
+
+
+def memory_needed(options: EngineOptions, workload: Workload) -> dict[str, int]:
+    """Returns, for each kind of device that can run the workload, the bytes of memory that the device must have.
+
+    0: the memory is unknown, because the plan lacks the model or its sizes.
+    """
+    planner = _Planner(options, workload)
+    needed = {kind: planner.needed(kind) for kind in MAX_ROWS}
+    return {kind: memory_bytes for kind, memory_bytes in needed.items() if memory_bytes is not None}
 
 
 def concurrency_check(options: EngineOptions, concurrencies: Sequence[int], param: str = "concurrencies") -> None:
@@ -121,6 +133,25 @@ class _Planner:
             sequences=[SequenceCount(tokens=n, num_sequences=planned.num_sequences(n)) for n in lengths],
         )
 
+    def needed(self, kind: str) -> int | None:
+        """Returns the memory that a device of this kind must have; None: it cannot run the workload; 0: unknown.
+
+        An engine that fills a share of the memory needs one sequence at least. A CPU's engine without a share takes
+        memory of a fixed size.
+        """
+        if _unsupported(self.options, self.sizes, kind) is not None:
+            return None
+        if self.sizes is None:
+            return 0
+        share = self.options.memory_share or (_EXCLUSIVE_SHARE if kind == "cuda" else None)
+        is_least = share is not None or self.workload.purpose is Purpose.TRAINING
+        device = DeviceKind(name=kind, memory_bytes=None, price_per_hour=None)
+        try:
+            total = self._planned(self.sizes, device, 0 if is_least else None).parts.total
+        except DoesNotFit as error:
+            total = error.parts.total
+        return ceil(total / (share or 1))
+
     def _memory(self, device: DeviceKind) -> tuple[bool, int | None]:
         """Returns whether the memory is known, and the bytes that the engine may use; None: no bound."""
         is_endpoint = self.workload.purpose is Purpose.ENDPOINT
@@ -136,6 +167,8 @@ class _Planner:
         given = self.options.max_concurrency
         if given is not None or self.workload.purpose is Purpose.BATCH:
             return given
+        if self.workload.purpose is Purpose.TRAINING:
+            return 1
         return max(self.workload.concurrencies, default=DEFAULT_CONCURRENCY)
 
     def _planned(self, sizes: ModelSizes, device: DeviceKind, memory_bytes: int | None) -> Plan:

@@ -55,6 +55,7 @@ def _write_ledger(job: Job, *, fence: int, until: dt.datetime) -> None:
         object_id=job.pk,
         sequence=str(fence),
         device_kind=data.get("device") or device_kind(),  # claims of earlier releases do not name the device
+        hour_nanousd=data.get("hour_nanousd"),
         since=job.claimed_at,
         until=until,
     )

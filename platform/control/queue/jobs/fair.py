@@ -35,8 +35,10 @@ class NextJob:
     limit: int | None  # the organization's limit on running jobs; None: no limit, or the job is to be cancelled
 
 
-def next_job() -> NextJob | None:
+def next_job(fits: Q) -> NextJob | None:
     """Returns the job to claim next. Jobs to cancel come first: they take seconds, and a customer waits for them.
+
+    Args: fits: matches the jobs that the worker's free devices can run. A job to cancel needs no device.
 
     Call this in the transaction of the claim. On PostgreSQL it locks the row and skips rows that others have locked, so
     that concurrent workers choose different jobs.
@@ -44,8 +46,8 @@ def next_job() -> NextJob | None:
     cancelled = jobs_to_cancel().select_for_update(skip_locked=True).first()
     if cancelled is not None:
         return NextJob(cancelled, None)
-    for organization_id, limit in _organizations_with_due_jobs():
-        jobs = Job.objects.filter(organization_id=organization_id).select_for_update(skip_locked=True)
+    for organization_id, limit in _organizations_with_due_jobs(fits):
+        jobs = Job.objects.filter(fits, organization_id=organization_id).select_for_update(skip_locked=True)
         jobs = jobs.order_by("-priority", "pk")
         # Two queries, each of which reads the first row of an index: one query for both would sort all waiting jobs.
         job = jobs.filter(is_abandoned()).first() or jobs.filter(is_waiting()).first()
@@ -55,13 +57,13 @@ def next_job() -> NextJob | None:
     return None
 
 
-def _organizations_with_due_jobs() -> QuerySet[Organization, tuple[str, int | None]]:
+def _organizations_with_due_jobs(fits: Q) -> QuerySet[Organization, tuple[str, int | None]]:
     """Returns ids and limits of the organizations that have a due job and may run it, sorted by whose turn is next."""
     jobs = Job.objects.filter(organization=OuterRef("pk")).order_by()
     running = jobs.filter(is_running()).values("organization").annotate(n=Count("pk")).values("n")
     limit = Limits.objects.filter(pk=OuterRef("pk")).values("running_jobs")
     used = Share.objects.filter(pk=OuterRef("pk")).values("used_seconds")
-    has_due_job = Exists(jobs.filter(is_waiting())) | Exists(jobs.filter(is_abandoned()))
+    has_due_job = Exists(jobs.filter(fits, is_waiting())) | Exists(jobs.filter(fits, is_abandoned()))
     candidates = Organization.objects.filter(has_due_job).annotate(
         num_running=Coalesce(Subquery(running), 0),
         limit=Coalesce(Subquery(limit), Value(get_config().max_running_jobs, IntegerField())),

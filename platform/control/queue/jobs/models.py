@@ -36,6 +36,12 @@ class Job(ProjectObject):
     result = models.JSONField(default=dict, blank=True)
     error = models.JSONField(null=True, blank=True, help_text="{class, code, message, retryable}")
 
+    memory_needed = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="Bytes of memory that a device must have, by kind: {cpu, cuda}. 0: unknown. A kind that is missing "
+        "cannot run the job. Null: nothing is known, so the job fits on every device.",
+    )
     priority = models.SmallIntegerField(
         default=0, db_default=0, help_text="Jobs of the same organization with a higher priority are claimed first."
     )

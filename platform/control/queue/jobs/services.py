@@ -16,6 +16,15 @@ from control.billing.usage.services import usage_attribute
 from control.core.api.errors import over_limit
 from control.core.database_clock import from_now
 from control.core.settings.config import get_config
+from control.queue.devices.leases import (
+    device_facts,
+    device_is_held,
+    device_lease,
+    device_suffices,
+    devices_offered,
+    visible_devices,
+)
+from control.queue.devices.models import Device
 from control.queue.jobs.attempts import attempt_ended, attempt_lost
 from control.queue.jobs.config import get_job_config
 from control.queue.jobs.failures import (
@@ -30,7 +39,7 @@ from control.queue.jobs.fair import PRIORITIES, may_run_another, next_job, share
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.origin import origin
 from control.queue.jobs.selectors import is_due, jobs_due
-from control.queue.jobs.state import Claim, claimed_job, event_add, transition, update_claimed
+from control.queue.jobs.state import Claim, LeaseLost, claimed_job, event_add, transition, update_claimed
 from control.queue.jobs.wake import is_backed_up, wake, wake_on_commit
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
@@ -44,12 +53,18 @@ UNFINISHED = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)  # custo
 
 
 def job_submit(
-    *, organization: Organization, kind: str, params: Mapping[str, Any], is_continuation: bool = False
+    *,
+    organization: Organization,
+    kind: str,
+    params: Mapping[str, Any],
+    memory_needed: Mapping[str, int] | None = None,
+    is_continuation: bool = False,
 ) -> Job:
     """Queues a job.
 
     Args:
         params: storage keys and ids, never paths of one machine.
+        memory_needed: see `Job.memory_needed`.
         is_continuation: the job continues work that was accepted before, so the quota is not checked.
 
     Raises: ApiError: 429, the organization has reached its quota of queued jobs.
@@ -60,7 +75,13 @@ def job_submit(
             queued_quota_check(organization.pk)
         share_join(organization.pk)
         kind = Job.Kind(kind)
-        job = Job.objects.create(organization=organization, kind=kind, params=dict(params), priority=PRIORITIES[kind])
+        job = Job.objects.create(
+            organization=organization,
+            kind=kind,
+            params=dict(params),
+            memory_needed=memory_needed,
+            priority=PRIORITIES[kind],
+        )
         event_add(job_id=job.pk, type="queued", data=origin())
         usage_attribute(job_id=job.pk, organization_id=organization.pk)
         wake_on_commit(job.pk)
@@ -99,29 +120,32 @@ def job_claim_next(*, worker: str) -> Claim | None:
     """Claims the next job. Returns None if no job is due, or if other workers were faster in `CLAIM_TRIES` tries."""
     for _ in range(CLAIM_TRIES):
         with across_tenants(Across.CLAIM), transaction.atomic():
-            candidate = next_job()
+            offer = devices_offered()
+            candidate = next_job(offer.fits())
             if candidate is None:
                 return None
             job, limit = candidate.job, candidate.limit
             is_allowed = limit is None or may_run_another(job.organization_id, limit)
-            claim = _claim(job, worker) if is_allowed else None
+            device = offer.choose(job) if job.cancel_requested_at is None else None
+            claim = _claim(job, worker, device) if is_allowed else None
         if claim is not None:
             return claim
     return None
 
 
 def job_claim(*, job_id: str, worker: str) -> Claim | None:
-    """Claims this job. Returns None if it is not due or another worker has claimed it."""
+    """Claims this job to end it, without a device. Returns None if it is not due or another worker has claimed it."""
     with across_tenants(Across.CLAIM), transaction.atomic():
         job = Job.objects.select_for_update().filter(pk=job_id).first()
         return None if job is None else _claim(job, worker)
 
 
-def _claim(job: Job, worker: str) -> Claim | None:
+def _claim(job: Job, worker: str, device: Device | None = None) -> Claim | None:
     """Claims with one UPDATE, so that of two racing workers only one gets the job.
 
     Args:
         job: the row as it was before the claim. On PostgreSQL it is locked; on SQLite no other transaction can write.
+        device: the free device that the job gets; None: it needs none.
     """
     # An abandoned job has lost its worker. Its last attempt counts as lost instead of stalled, unless it made progress.
     is_abandoned = job.status == Job.Status.RUNNING
@@ -148,13 +172,18 @@ def _claim(job: Job, worker: str) -> Claim | None:
         return None
     attempt_lost(job)
     fence = job.fence + 1
-    event_add(job_id=job.pk, type="claimed", data={"fence": fence, "worker": worker, "device": device_kind()})
+    data: dict[str, Any] = {"fence": fence, "worker": worker, "device": device_kind()}
+    if device is not None:
+        device_lease(device, job_id=job.pk, fence=fence)
+        data |= device_facts(device)
+    event_add(job_id=job.pk, type="claimed", data=data)
     return Claim(
         job_id=job.pk,
         organization_id=job.organization_id,
         fence=fence,
         worker=worker,
         is_exhausted=stalled > MAX_STALLED_ATTEMPTS or lost >= MAX_LOST_ATTEMPTS,
+        visible_devices=None if device is None else visible_devices(device),
     )
 
 
@@ -162,7 +191,15 @@ def job_renew(*, claim: Claim) -> bool:
     """Renews the lease. Returns: whether cancellation of the job has been requested. Raises: LeaseLost."""
     with transaction.atomic():
         update_claimed(claim, lease_until=from_now(get_config().lease_seconds))
+        if claim.visible_devices is not None and not device_is_held(job_id=claim.job_id, fence=claim.fence):
+            raise LeaseLost(f"the device of job {claim.job_id} has passed to another job")
         return claimed_job(claim).filter(cancel_requested_at__isnull=False).exists()
+
+
+def job_set_memory(*, claim: Claim, memory_needed: Mapping[str, int]) -> bool:
+    """Records the memory that a claimed job needs. Returns: whether its device has this memory. Raises: LeaseLost."""
+    update_claimed(claim, memory_needed=dict(memory_needed))
+    return claim.visible_devices is None or device_suffices(memory_needed, job_id=claim.job_id, fence=claim.fence)
 
 
 def job_progress(*, claim: Claim, done: int, total: int, unit: str) -> None:

@@ -51,6 +51,8 @@ class Claim:
     fence: int
     worker: str
     is_exhausted: bool  # whether too many attempts made no progress; the job must then fail without another attempt
+    # CUDA_VISIBLE_DEVICES of the child process; None: as the worker's, because no devices are stated
+    visible_devices: str | None = None
 
 
 def claimed_job(claim: Claim) -> QuerySet[Job]:

@@ -16,7 +16,7 @@ RESOURCES: Mapping[str, str] = {
     "datasets": "datasets",
     "batches": "batches",
     "jobs": "jobs and their events",
-    "models": "base models and adapters",
+    "models": "base models, adapters and hardware",
     "fine_tuning": "fine-tuning jobs",
     "pipelines": "pipelines, distillations and quotes",
     "speculators": "speculators and evaluations",

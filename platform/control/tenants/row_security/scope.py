@@ -33,6 +33,7 @@ class Across(StrEnum):
     HOUSEKEEPING = "a worker looks for due tasks of all organizations"
     SUPERVISION = "supervisors run the deployments of all organizations"
     CONSOLE = "operators administer all organizations"
+    HARDWARE = "a device is free only if no organization's job holds it"
     COMMAND = "an operator runs a management command"
 
 

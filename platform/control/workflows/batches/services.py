@@ -22,8 +22,9 @@ from control.core.storage.backends import ObjectMissing, get_storage
 from control.core.storage.staging import StagedWriter, staged_writer
 from control.data.files.models import File
 from control.data.files.selectors import batch_file_check, file_get
+from control.models.catalog.models import BaseModel
 from control.models.catalog.selectors import base_model_get, base_models_list
-from control.models.engines.planning import Purpose, Workload, engine_plan
+from control.models.engines.planning import Purpose, Workload, engine_plan, memory_needed
 from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.services import job_cancel, job_submit
@@ -138,17 +139,24 @@ def batch_resume(*, batch: Batch) -> Batch:
     )
 
 
+def batch_memory_needed(*, base_model: BaseModel | None, engine: Mapping[str, Any] | None) -> dict[str, int]:
+    """Returns the memory that the batch's job needs, see `memory_needed`."""
+    options = EngineOptions.model_validate(engine or {})
+    return memory_needed(options, Workload(purpose=Purpose.BATCH, base_model=base_model))
+
+
 def _queue(*, organization: Organization, completion_window: str, **values: Any) -> Batch:
     """Creates a batch and its job. Args: values: other columns of the batch."""
-    identity = batch_id()
+    identity, engine = batch_id(), values.get("engine")
     params = {"batch_id": identity, "rows_key": f"{organization.pk}/batches/{identity}/rows.jsonl"}
-    if (rows := (values.get("engine") or {}).get("max_concurrency")) is not None:
+    if (rows := (engine or {}).get("max_concurrency")) is not None:
         params["max_batch_size"] = rows  # after an attempt that ran out of memory, the retry halves this number
     with transaction.atomic():
         job = job_submit(
             organization=organization,
             kind=Job.Kind.BATCH,
             params=params,
+            memory_needed=batch_memory_needed(base_model=values.get("base_model"), engine=engine),
         )
         return Batch.objects.create(
             id=identity,

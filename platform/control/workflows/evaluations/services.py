@@ -15,7 +15,7 @@ from control.data.files.models import File
 from control.models.catalog.drafters import drafter_of
 from control.models.catalog.models import Speculator
 from control.models.catalog.services import speculator_report
-from control.models.engines.planning import Purpose, Workload, engine_plan
+from control.models.engines.planning import Purpose, Workload, engine_plan, memory_needed
 from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_cancel, job_submit, queued_quota_check
@@ -53,9 +53,15 @@ def evaluation_create(
         message = "prompts_file is required: this speculator has no pipeline that held out prompts"
         raise ApiError(400, message, "missing_required_parameter", "prompts_file")
     settings = request.model_dump(exclude={"speculator_id", "prompts_file", "validate_only"})
+    needed = evaluation_memory_needed(speculator, settings)
     with change():
         evaluation = evaluation_start(
-            identity=identity, speculator=speculator, prompts=prompts, rows_key=rows_key, settings=settings
+            identity=identity,
+            speculator=speculator,
+            prompts=prompts,
+            rows_key=rows_key,
+            settings=settings,
+            memory_needed=needed,
         )
         audit_record("evaluation.create", evaluation)
     return evaluation
@@ -73,6 +79,17 @@ def evaluation_workload(speculator: Speculator, concurrencies: Sequence[int]) ->
     )
 
 
+def evaluation_memory_needed(speculator: Speculator, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the memory that the job needs, see `memory_needed`. Lists files in storage: call it in no transaction."""
+    workload = Workload(
+        purpose=Purpose.EVALUATION,
+        base_model=speculator.base_model,
+        speculator=speculator,
+        concurrencies=settings.get("concurrencies", [1]),
+    )
+    return memory_needed(EngineOptions.model_validate(settings.get("engine") or {}), workload)
+
+
 def evaluation_rows_key(organization_id: str, evaluation_id: str) -> str:
     """Returns the storage key of a copy of the request's prompts, which is deleted when the job has ended."""
     return f"{organization_id}/evaluations/{evaluation_id}/rows.jsonl"
@@ -84,6 +101,7 @@ def evaluation_start(
     prompts: File | None,
     rows_key: str,
     settings: Mapping[str, Any],
+    memory_needed: Mapping[str, int],
     identity: str | None = None,
     is_continuation: bool = False,
 ) -> Evaluation:
@@ -91,6 +109,7 @@ def evaluation_start(
 
     Args:
         settings: concurrencies, max_tokens, repeats, price_per_gpu_hour, engine; each is optional.
+        memory_needed: the result of `evaluation_memory_needed`.
         is_continuation: the evaluation belongs to a pipeline that has been accepted, so the job quota does not apply.
     Raises: ApiError: 429, the organization has too many queued jobs.
     """
@@ -117,6 +136,7 @@ def evaluation_start(
             organization=speculator.organization,
             kind=Job.Kind.EVALUATION,
             params=params,
+            memory_needed=memory_needed,
             is_continuation=is_continuation,
         )
         return Evaluation.objects.create(

@@ -1,7 +1,7 @@
 """Chooses the engine options of a pipeline's distillation, and plans the memory of the engines of its stages."""
 
 from control.models.catalog.models import BaseModel
-from control.models.engines.planning import Purpose, Workload, concurrency_check, engine_plan
+from control.models.engines.planning import Purpose, Workload, concurrency_check, engine_plan, memory_needed
 from control.models.engines.schemas import EngineOptions
 from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan
 
@@ -13,6 +13,11 @@ def distillation_engine(options: EngineOptions) -> EngineOptions:
     rows at once as fit into the memory.
     """
     return options.model_copy(update={"max_concurrency": None, "drafting": None, "draft_budget": None})
+
+
+def training_memory_needed(base_model: BaseModel) -> dict[str, int]:
+    """Returns a lower bound for the memory that the training job needs: that of the model without the speculator."""
+    return memory_needed(EngineOptions(), Workload(purpose=Purpose.TRAINING, base_model=base_model))
 
 
 def pipeline_plan(base_model: BaseModel, body: PipelineOptions) -> PipelinePlan:

@@ -26,8 +26,8 @@ from control.tenants.authentication.caller import on_account_of
 from control.tenants.row_security.scope import as_tenant
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_create
-from control.workflows.evaluations.services import evaluation_start
-from control.workflows.pipelines.engines import distillation_engine
+from control.workflows.evaluations.services import evaluation_memory_needed, evaluation_start
+from control.workflows.pipelines.engines import distillation_engine, training_memory_needed
 from control.workflows.pipelines.gate import gate_objections
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.schemas import Gate
@@ -146,23 +146,35 @@ def _make_training(pipeline: Pipeline) -> dict[str, Any]:
         "hyperparameters": hyperparameters,
         "drop_cut_answers": pipeline.batch.on_truncation == Batch.OnTruncation.DROP,
     }
-    job = job_submit(organization=pipeline.organization, kind=Job.Kind.TRAINING, params=params, is_continuation=True)
+    job = job_submit(
+        organization=pipeline.organization,
+        kind=Job.Kind.TRAINING,
+        params=params,
+        memory_needed=training_memory_needed(pipeline.base_model),
+        is_continuation=True,
+    )
     return {"training_job": job, "speculator": speculator}
 
 
 def _evaluate(pipeline: Pipeline) -> bool:
     if pipeline.evaluation_job is None:
-        return _start(pipeline, _make_evaluation)
+        assert pipeline.speculator is not None, "training ended with a speculator"
+        settings = {**pipeline.evaluation, "engine": pipeline.engine}
+        needed = evaluation_memory_needed(pipeline.speculator, settings)
+        return _start(pipeline, partial(_make_evaluation, settings=settings, memory_needed=needed))
     return _after_job(pipeline, pipeline.evaluation_job, Status.GATING)
 
 
-def _make_evaluation(pipeline: Pipeline) -> dict[str, Any]:
+def _make_evaluation(
+    pipeline: Pipeline, *, settings: Mapping[str, Any], memory_needed: Mapping[str, int]
+) -> dict[str, Any]:
     assert pipeline.speculator is not None, "training ended with a speculator"
     evaluation = evaluation_start(
         speculator=pipeline.speculator,
         prompts=pipeline.held_out_file,
         rows_key=held_out_key(pipeline.organization_id, pipeline.pk),
-        settings={**pipeline.evaluation, "engine": pipeline.engine},
+        settings=settings,
+        memory_needed=memory_needed,
         is_continuation=True,
     )
     return {"evaluation_job": evaluation.job}

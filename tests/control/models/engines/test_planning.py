@@ -10,7 +10,7 @@ from control.billing.usage.device_time import device_price_set
 from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
 from control.models.catalog.models import BaseModel, Speculator
-from control.models.engines.planning import Purpose, Workload, engine_plan
+from control.models.engines.planning import Purpose, Workload, engine_plan, memory_needed
 from control.models.engines.schemas import EngineOptions, EnginePlan
 from control.tenants.accounts.models import Organization
 from tests.control.factories import make_base_model
@@ -18,7 +18,7 @@ from tests.control.serving.deployments.support import make_speculator
 from tests.workers.test_planning import DEEPSEEK_V3, QWEN_32B, SMOLLM2
 from workers.contracts import EVALUATION_ENGINES
 from workers.model_sizes import ModelSizes
-from workers.planning import Wanted, mtp_bytes, plan, plan_rows
+from workers.planning import Wanted, mtp_bytes, plan, plan_rows, weight_bytes
 
 pytestmark = pytest.mark.django_db
 SIZES = ModelSizes.of(SMOLLM2)
@@ -255,3 +255,59 @@ def test_a_speculator_that_was_never_measured_causes_no_warning(model: BaseModel
     workload = Workload(purpose=Purpose.ENDPOINT, base_model=model, speculator=speculator)
 
     assert engine_plan(EngineOptions(weights="int8"), workload).warnings == []
+
+
+@pytest.mark.parametrize("purpose", [Purpose.BATCH, Purpose.EVALUATION])
+def test_a_workload_fits_on_a_gpu_with_the_memory_that_it_needs_and_not_on_a_smaller_one(
+    model: BaseModel, settings: Settings, purpose: Purpose
+) -> None:
+    workload = Workload(purpose=purpose, base_model=model, concurrencies=[4])
+    needed = memory_needed(EngineOptions(), workload)["cuda"]
+
+    def fits(memory_bytes: int) -> bool | None:
+        use(settings, device="cuda", device_memory_bytes={"cuda": memory_bytes})
+        try:
+            return engine_plan(EngineOptions(), workload).devices[0].fits
+        except ApiError:
+            return False
+
+    assert (fits(needed), fits(needed - 2)) == (True, False)
+
+
+def test_a_workload_on_a_cpu_needs_the_memory_that_the_engine_takes(model: BaseModel, settings: Settings) -> None:
+    use(settings, device="cpu")
+    workload = Workload(purpose=Purpose.BATCH, base_model=model)
+
+    (planned,) = engine_plan(EngineOptions(), workload).devices
+
+    assert planned.parts is not None
+    assert memory_needed(EngineOptions(), workload)["cpu"] == sum(planned.parts.model_dump().values())
+
+
+def test_a_share_of_the_memory_needs_more_memory(model: BaseModel) -> None:
+    workload = Workload(purpose=Purpose.BATCH, base_model=model)
+    whole, half = (
+        memory_needed(EngineOptions(max_context=512, memory_share=share), workload)["cpu"] for share in (1.0, 0.5)
+    )
+
+    assert half == 2 * whole
+
+
+def test_training_needs_the_memory_of_the_model(model: BaseModel) -> None:
+    needed = memory_needed(EngineOptions(), Workload(purpose=Purpose.TRAINING, base_model=model))
+
+    assert needed["cuda"] > weight_bytes(SIZES, "auto", device="cuda")
+
+
+def test_a_kind_of_device_that_cannot_use_the_weights_is_left_out(model: BaseModel) -> None:
+    assert memory_needed(EngineOptions(weights="fp8"), Workload(purpose=Purpose.BATCH, base_model=model)).keys() == {
+        "cuda"
+    }
+
+
+def test_the_memory_that_a_model_of_unknown_sizes_needs_is_unknown(model: BaseModel) -> None:
+    model.sizes = None
+
+    for base_model in (model, None):
+        workload = Workload(purpose=Purpose.BATCH, base_model=base_model)
+        assert memory_needed(EngineOptions(), workload) == {"cpu": 0, "cuda": 0}

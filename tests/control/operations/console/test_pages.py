@@ -68,7 +68,9 @@ def test_a_button_resumes_a_batch_that_ended_early(operator: Client, world: Worl
 
 
 def test_a_button_cancels_an_evaluation(operator: Client, world: World) -> None:
-    evaluation = evaluation_start(speculator=world.speculator, prompts=world.file, rows_key="rows", settings={})
+    evaluation = evaluation_start(
+        speculator=world.speculator, prompts=world.file, rows_key="rows", settings={}, memory_needed={}
+    )
 
     assert press(operator, "evaluations_evaluation", evaluation.pk, "cancel") == 302
 

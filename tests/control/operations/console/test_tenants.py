@@ -7,10 +7,13 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
+from pytest_django import Settings
 
 from control.billing.usage.models import UsageRecord
+from control.queue.devices.models import Device
+from control.queue.devices.services import devices_register
 from control.queue.jobs.models import Job
-from control.queue.jobs.services import worker_beat
+from control.queue.jobs.services import job_claim_next, worker_beat
 from control.tenants.accounts.models import User
 from control.tenants.audit.models import AuditEvent
 from control.tenants.quotas.models import Limits
@@ -19,6 +22,7 @@ from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.tenants.webhooks.services import endpoint_create, endpoint_test
 from tests.control.factories import make_base_model, make_job, make_key, make_organization
 from tests.control.operations.console.support import change_path, operator_client, page, press
+from tests.control.queue.devices.helpers import GB, cpu, gpu, state
 from tests.control.serving.deployments.support import make_speculator
 
 pytestmark = pytest.mark.django_db
@@ -135,6 +139,27 @@ def test_the_queue_shows_waiting_jobs_expired_leases_and_workers(operator: Clien
     assert "back off before another attempt: 1" in text
     assert re.search(r"console-danger\">-0:0(2:0|1:5)\d<", text)
     assert re.search(r"<td>w1</td>.*console-success\">0:00:0\d ago", text)
+
+
+def test_the_queue_shows_which_job_holds_which_device_at_what_price(operator: Client, settings: Settings) -> None:
+    job = make_job(make_organization("Acme"), memory_needed={"cuda": GB})
+    state(settings, gpu(80, price_per_hour=2.5), gpu(40, index=1), machine="rack-1")
+    devices_register()
+    state(settings, cpu(16), machine="gone")
+    devices_register()
+    Device.objects.filter(machine="gone").update(lease_until=timezone.now() - dt.timedelta(seconds=1))
+    state(settings, gpu(80, price_per_hour=2.5), machine="rack-1")
+    assert job_claim_next(worker="w1") is not None
+
+    text = collapse_spaces(page(operator, reverse("queue")))
+
+    rows = re.findall(r"<tr> ?<td>(?:gone|rack-1)</td>.*?</tr>", text)
+    gone, held, free = [re.sub(r"\s*<[^>]+>\s*", " ", row).split() for row in rows]
+    assert gone == ["gone", "cpu:0", "–", "14.9", "GB", "–", "–", "lost"]
+    assert held[:6] == ["rack-1", "cuda:0", "H100", "74.5", "GB", "2.50"]
+    assert {job.pk, "Acme,"} <= {*held}
+    assert held[-1] == "held"
+    assert free == ["rack-1", "cuda:1", "H100", "37.3", "GB", "–", "–", "free"]
 
 
 def test_speculators_are_compared_side_by_side(operator: Client) -> None:

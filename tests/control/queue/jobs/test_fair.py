@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from control.queue.jobs.fair import next_job
@@ -213,7 +214,7 @@ def test_an_organization_at_its_limit_of_running_jobs_does_not_block_others() ->
     claims = [claim_next(), claim_next()]
 
     assert Counter(claim.organization_id for claim in claims) == {limited.pk: 1, other.pk: 1}
-    assert next_job() is None
+    assert next_job(Q()) is None
     finish(next(claim for claim in claims if claim.organization_id == limited.pk), 1.0)
     assert claim_next().organization_id == limited.pk
 
@@ -227,4 +228,4 @@ def test_an_abandoned_job_is_claimed_again_even_at_the_limit_of_running_jobs() -
     expire_lease(job)
 
     assert claim_next().job_id == job.pk
-    assert next_job() is None
+    assert next_job(Q()) is None

@@ -18,6 +18,7 @@ ALLOWED = {
     ("control.models.catalog.management.commands.price_set", "COMMAND"),
     ("control.operations.embedded.management.commands.base_model_register", "COMMAND"),
     ("control.operations.embedded.management.commands.up", "COMMAND"),
+    ("control.queue.devices.selectors", "HARDWARE"),
     ("control.queue.jobs.fair", "CLAIM"),
     ("control.queue.jobs.services", "CLAIM"),
     ("control.operations.monitoring.queue_metrics", "CONSOLE"),

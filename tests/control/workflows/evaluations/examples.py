@@ -8,7 +8,9 @@ from tests.control.world import NO_BODY, Bodies, Body, Ids, World
 
 def evaluation(world: World) -> Evaluation:
     """An evaluation in which all outputs were equal."""
-    made = evaluation_start(speculator=world.speculator, prompts=world.file, rows_key="rows", settings={})
+    made = evaluation_start(
+        speculator=world.speculator, prompts=world.file, rows_key="rows", settings={}, memory_needed={}
+    )
     evaluation_finish(evaluation=made, report={}, evidence=make_evidence(), plots_prefix="e")
     made.refresh_from_db()
     return made

@@ -48,7 +48,7 @@ class JobAdmin(RowsAdmin):
     fields = [
         "id", "organization", "kind", "belongs_to", "state", "pause_message", "progress", "failure", "curves",
         "latest_metrics", "timeline", "log", "attempt", "stalled_attempts", "lost_attempts", "worker", "fence",
-        "lease_until", "not_before", "created_at", "started_at", "finished_at", "parameters", "outcome",
+        "lease_until", "not_before", "created_at", "started_at", "finished_at", "memory", "parameters", "outcome",
     ]  # fmt: skip
 
     def change_view(
@@ -109,6 +109,10 @@ class JobAdmin(RowsAdmin):
     @admin.display(description="end of the log")
     def log(self, row: Job) -> SafeString:
         return log_tail(f"{row.pk}-log", _log_path(row))
+
+    @admin.display(description="bytes of memory needed")
+    def memory(self, row: Job) -> SafeString:
+        return pairs(row, "memory", row.memory_needed or {})
 
     @admin.display(description="params")
     def parameters(self, row: Job) -> SafeString:

@@ -1,0 +1,105 @@
+"""Leases of devices for jobs: which job fits which free device of this worker, and the lease that a claim takes.
+
+A worker whose devices are stated claims a job only if one of its free devices has the memory that the job needs, and
+this device is then held until the attempt ends. A worker without stated devices claims every job, and several jobs may
+hold its device.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from control.core.settings.config import get_config
+from control.queue.devices.models import Device, DeviceLease
+from control.queue.devices.own import own_devices
+from control.queue.devices.selectors import is_valid, leases_valid
+from control.queue.devices.services import rows_of
+from control.queue.jobs.models import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The free devices of this worker."""
+
+    devices: Sequence[Device]
+    is_limited: bool  # False: no devices are stated, so every job fits
+
+    def fits(self) -> Q:
+        """Matches the jobs that fit one of the devices."""
+        if not self.is_limited:
+            return Q()
+        if not self.devices:
+            return Q(pk__in=())
+        fits = Q(memory_needed__isnull=True)
+        for kind, memory_bytes in self._largest().items():
+            fits |= Q(**{f"memory_needed__{kind}__lte": memory_bytes})
+        return fits
+
+    def choose(self, job: Job) -> Device | None:
+        """Returns the device with the least memory that fits a job that `fits` matches; None: none is registered."""
+        if not self.is_limited:
+            return next(iter(self.devices), None)
+        return min((device for device in self.devices if _fits(job.memory_needed, device)), key=_memory)
+
+    def _largest(self) -> dict[str, int]:
+        return {device.kind: _memory(device) for device in sorted(self.devices, key=_memory)}
+
+
+def devices_offered() -> Offer:
+    """Returns the free devices of this worker.
+
+    Call this in the transaction of the claim: it locks the rows of stated devices, so that of two workers of a machine
+    that offer the same device only one leases it.
+    """
+    config = get_config()
+    rows = rows_of(own_devices(config))
+    if not config.devices:
+        return Offer(list(rows), is_limited=False)
+    locked = list(rows.order_by("kind", "index").select_for_update(no_key=True))
+    held = set(leases_valid().filter(device__in=locked).values_list("device_id", flat=True))
+    return Offer([device for device in locked if device.pk not in held], is_limited=True)
+
+
+def device_lease(device: Device, *, job_id: str, fence: int) -> None:
+    """Gives the device to a job that was claimed with this fence, and deletes leases that have ended."""
+    DeviceLease.objects.filter(Q(device=device) | Q(job_id=job_id)).exclude(is_valid()).delete()
+    DeviceLease.objects.create(device=device, job_id=job_id, fence=fence, since=Now())
+
+
+def device_is_held(*, job_id: str, fence: int) -> bool:
+    """Returns whether the job still holds the device that it got with this fence.
+
+    When the lease of a job expires, its device may pass to another job before the job itself is claimed again.
+    """
+    return DeviceLease.objects.filter(job_id=job_id, fence=fence).exists()
+
+
+def device_suffices(needed: Mapping[str, int], *, job_id: str, fence: int) -> bool:
+    """Returns whether the job holds a device with the needed memory (see `Job.memory_needed`)."""
+    lease = DeviceLease.objects.select_related("device").filter(job_id=job_id, fence=fence).first()
+    return lease is not None and _fits(needed, lease.device)
+
+
+def device_facts(device: Device) -> dict[str, Any]:
+    """Returns what the ledger needs to know of the device when the attempt ends."""
+    price = {} if device.hour_nanousd is None else {"hour_nanousd": device.hour_nanousd}
+    return {"device": device.kind, **price}
+
+
+def visible_devices(device: Device) -> str | None:
+    """Returns CUDA_VISIBLE_DEVICES for the process of a job that holds the device; None: no devices are stated."""
+    if device.memory_bytes is None:
+        return None
+    return str(device.index) if device.kind == "cuda" else ""
+
+
+def _fits(needed: Mapping[str, int] | None, device: Device) -> bool:
+    return needed is None or (device.kind in needed and needed[device.kind] <= _memory(device))
+
+
+def _memory(device: Device) -> int:
+    assert device.memory_bytes is not None, "the memory of a stated device is stated"
+    return device.memory_bytes

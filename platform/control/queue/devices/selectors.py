@@ -1,0 +1,64 @@
+"""Selectors for devices and the leases on them."""
+
+from dataclasses import dataclass
+
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
+from django.db.models.functions import Now
+
+from control.billing.usage.device_time import NANO, device_prices
+from control.core.settings.config import get_config
+from control.queue.devices.models import Device, DeviceLease
+from control.queue.jobs.models import Job
+from control.tenants.row_security.scope import Across, across_tenants
+
+_GROUP = ("kind", "model", "memory_bytes", "hour_nanousd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """Devices that are present and do not differ in kind, model, memory and price."""
+
+    device_kind: str
+    model: str | None  # None: unknown
+    memory_bytes: int | None  # None: not stated
+    price_per_hour: float | None  # USD for one device; None: no price is set
+    count: int
+    free: int  # devices that no job holds
+
+
+def is_valid() -> Q:
+    """Matches leases whose job still runs with the fence with which it took the device."""
+    return Q(job__status=Job.Status.RUNNING, job__fence=F("fence"), job__lease_until__gte=Now())
+
+
+def leases_valid() -> QuerySet[DeviceLease]:
+    return DeviceLease.objects.filter(is_valid())
+
+
+def devices_present() -> QuerySet[Device]:
+    """Returns the devices whose row is renewed."""
+    return Device.objects.filter(lease_until__gt=Now())
+
+
+def is_free() -> Q:
+    """Matches devices that no job holds."""
+    return Q(~Exists(leases_valid().filter(device=OuterRef("pk"))))
+
+
+def hardware() -> list[Hardware]:
+    """Returns the devices of all machines in groups. The memory and price of their kind complete what is not stated."""
+    prices, memory = device_prices(), dict[str, int](get_config().device_memory_bytes.items())
+    groups = devices_present().order_by(*_GROUP).values(*_GROUP)
+    with across_tenants(Across.HARDWARE):
+        rows = list(groups.annotate(count=Count("pk"), free=Count("pk", filter=is_free())))
+    return [
+        Hardware(
+            device_kind=row["kind"],
+            model=row["model"] or None,
+            memory_bytes=memory.get(row["kind"]) if row["memory_bytes"] is None else row["memory_bytes"],
+            price_per_hour=prices.get(row["kind"]) if row["hour_nanousd"] is None else row["hour_nanousd"] / NANO,
+            count=row["count"],
+            free=row["free"],
+        )
+        for row in rows
+    ]

@@ -59,6 +59,7 @@ class Batch(Record):
     quote_id: str | None = None
     engine: Mapping[str, Any] | None = None  # options of the engine
     resumed_from: str | None = None  # the batch whose finished rows this batch copies
+    repair: Mapping[str, Any] | None = None  # rows, max_tokens: rows of `resumed_from` that are answered again
     rows_copied: int = 0  # number of copied rows, which `usage` and `cost` exclude
     truncated: Mapping[str, int] | None = None  # numbers of answers cut by the limits of their rows; set at the end
 

@@ -6,10 +6,11 @@ from pydantic import Field, SkipValidation, WithJsonSchema
 
 from control.billing.usage.schemas import Amount
 from control.core.api.metadata import Metadata
-from control.core.api.schemas import OneOf, RequestModel, ResponseModel, Text, Unix
+from control.core.api.schemas import IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.data.files.schemas import ExpiresAfter
 from control.models.engines.schemas import EngineOptions, ValidateOnly
 from control.queue.jobs.schemas import Paused
+from control.workflows.batches.choosing import RowClass
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import COMPLETION_WINDOWS
 from control.workflows.batches.state import TERMINAL, Status
@@ -30,6 +31,19 @@ class BatchOptions(RequestModel):
 
 class BatchInput(BatchOptions):
     validate_only: ValidateOnly = False
+
+
+class RepairInput(RequestModel):
+    rows: Annotated[list[Annotated[str, OneOf(RowClass)]], Field(min_length=1, max_length=len(RowClass))] = Field(
+        description="Classes of rows to answer again. `unfinished`: rows without a response, which never ran, whose "
+        "result was lost, or that crashed the worker. `failed`: rows that ran without an answer. `cut`: rows whose "
+        "answer ended at a limit of its length. All other rows keep their results."
+    )
+    max_tokens: Annotated[int, IntRange(1, 1 << 24)] | None = Field(
+        default=None,
+        description="The limit of the new answers, in place of the limits in the input file. Required for `cut`. A cut "
+        "answer is kept if the limit does not allow a longer one. Null: the limits of the batch that is repaired.",
+    )
 
 
 class LineError(ResponseModel):
@@ -118,6 +132,13 @@ class Truncated(ResponseModel):
         return cls(**batch.truncated, dropped=batch.truncated["unfinished"] if drops else 0)
 
 
+class Repair(ResponseModel):
+    """Which rows of `resumed_from` are answered again, and the limit of their answers."""
+
+    rows: list[str]
+    max_tokens: int | None = Field(description="Null: the limits in the input file.")
+
+
 class BatchObject(ResponseModel):
     id: str
     object: Literal["batch"] = "batch"
@@ -152,6 +173,9 @@ class BatchObject(ResponseModel):
     resumed_from: str | None = Field(description="Our addition: the batch whose finished rows this batch copies.")
     rows_copied: int = Field(
         description="Our addition: the number of rows copied from `resumed_from`. `usage` and `cost` exclude them."
+    )
+    repair: SkipValidation[Repair | None] = Field(
+        description="Our addition: which rows of `resumed_from` this batch answers again. Null: the unfinished rows."
     )
     errors_by_code: SkipValidation[dict[str, int]] = Field(
         description="Our addition: the number of rows in the error file, by error code."

@@ -10,8 +10,8 @@ from control.core.api.schemas import Page
 from control.models.engines.schemas import EnginePlan
 from control.tenants.authentication.views import OrganizationView
 from control.workflows.batches.reading import ResultsResponse
-from control.workflows.batches.requests import create_from, plan_from
-from control.workflows.batches.schemas import BatchInput, BatchObject
+from control.workflows.batches.requests import create_from, plan_from, repair_from
+from control.workflows.batches.schemas import BatchInput, BatchObject, RepairInput
 from control.workflows.batches.selectors import batch_get, batches_list
 from control.workflows.batches.services import batch_cancel, batch_resume
 
@@ -57,6 +57,18 @@ class BatchResumeView(OrganizationView):
         """Returns the new batch. Rows that have a response are copied free of charge, and the others are run."""
         resumed = batch_resume(batch=batch_get(self.organization, batch_id))
         return BatchObject.of(batch_get(self.organization, resumed.pk))
+
+
+class BatchRepairView(OrganizationView):
+    """Our addition: some rows of an ended batch are answered again by a new batch, and the ended one stays as it is."""
+
+    scope = "batches"
+
+    @operation("batches.repair", summary="Answer rows of a batch again", request=RepairInput, response=BatchObject)
+    def post(self, request: Request, batch_id: str, body: RepairInput) -> BatchObject:
+        """Returns the new batch. The results of all other rows are copied free of charge."""
+        repaired = repair_from(batch_get(self.organization, batch_id), body)
+        return BatchObject.of(batch_get(self.organization, repaired.pk))
 
 
 class BatchResultsView(OrganizationView):

@@ -9,8 +9,9 @@ from control.core.api.metadata import Metadata
 from control.core.api.schemas import IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.data.files.schemas import ExpiresAfter
 from control.models.engines.schemas import EngineOptions, ValidateOnly
-from control.queue.jobs.schemas import Paused
+from control.queue.jobs.schemas import QUEUE_POSITION, Paused
 from control.workflows.batches.choosing import RowClass
+from control.workflows.batches.estimates import estimated_end
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import COMPLETION_WINDOWS
 from control.workflows.batches.state import TERMINAL, Status
@@ -165,6 +166,11 @@ class BatchObject(ResponseModel):
     paused: SkipValidation[Paused | None] = Field(
         description="Our addition: why the batch is paused. `status` stays `in_progress`."
     )
+    queue_position: int | None = Field(description=f"Our addition: {QUEUE_POSITION}")
+    estimated_finished_at: Unix | None = Field(
+        description="Our addition: when all rows will be answered at the rate so far. Null until the batch runs and "
+        "has committed rows. The batch ends at `expires_at` at the latest."
+    )
     cost: Amount = Field(description="Our addition: the cost so far.")
     quote_id: str | None = Field(
         description="Our addition: the quote. The batch is paused when the cost reaches the cap of the quote."
@@ -187,7 +193,10 @@ class BatchObject(ResponseModel):
 
     @classmethod
     def of(cls, batch: Batch) -> Self:
-        """While the batch runs, its row must come from `batches_list`. Otherwise the counts of finished rows are 0."""
+        """While the batch runs, its row must come from `batches_list`. Otherwise the counts of finished rows are 0.
+
+        The position is null unless `queue_positions_set` has set it.
+        """
         return cls.from_row(
             batch,
             model=None if batch.base_model is None else batch.base_model.name,
@@ -195,6 +204,8 @@ class BatchObject(ResponseModel):
             request_counts=RequestCounts.of(batch),
             usage=BatchUsage.of(batch),
             paused=batch.job.paused,
+            queue_position=batch.job.queue_position,
+            estimated_finished_at=estimated_end(batch),
             cost=Amount.of(batch.cost_nanousd),
             engine=EngineOptions.model_validate(batch.engine or {}),
             resumed_from=batch.resumed_from_id,

@@ -1,5 +1,7 @@
 """Pages of files, batches and pipelines."""
 
+import datetime as dt
+
 from django.contrib import admin
 from django.template.defaultfilters import filesizeformat
 from django.utils.safestring import SafeString
@@ -10,10 +12,12 @@ from control.data.files.services import file_delete
 from control.operations.console.base import service_action
 from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.pages.money import usd
-from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar, table
+from control.operations.console.rendering import badge, error_text, link, pairs, position, progress_bar, table
 from control.operations.console.sidebar import SidebarEntry
+from control.workflows.batches.estimates import estimated_end
 from control.workflows.batches.models import Batch
 from control.workflows.batches.requests import CREATE_BATCH, REPAIR_BATCH
+from control.workflows.batches.selectors import batch_get
 from control.workflows.batches.services import batch_cancel, batch_resume
 from control.workflows.batches.state import RESUMABLE as RESUMABLE_BATCHES
 from control.workflows.pipelines.models import Pipeline
@@ -92,9 +96,10 @@ class BatchAdmin(FormAdmin):
     list_select_related = ["organization", "base_model", "job"]
     actions_detail = ["cancel", "resume", "repair"]
     fields = [
-        "id", "organization", "base_model", "endpoint", "state", "pause_message", "progress", "the_job", "input",
-        "output", "errors_file", "bad_lines", "resumed_from_batch", "rows_repaired", "copied", "tokens_used", "cost",
-        "metadata", "created_at", "in_progress_at", "completed_at", "failed_at", "cancelled_at", "expires_at",
+        "id", "organization", "base_model", "endpoint", "state", "pause_message", "queue_position", "progress",
+        "estimated_end", "the_job", "input", "output", "errors_file", "bad_lines", "resumed_from_batch",
+        "rows_repaired", "copied", "tokens_used", "cost", "metadata", "created_at", "in_progress_at", "completed_at",
+        "failed_at", "cancelled_at", "expires_at",
     ]  # fmt: skip
 
     @admin.display(description="status", ordering="status")
@@ -110,6 +115,14 @@ class BatchAdmin(FormAdmin):
     @admin.display(description="paused")
     def pause_message(self, row: Batch) -> str:
         return row.job.paused["message"] if row.job.paused else "–"
+
+    @admin.display(description="position in the queue")
+    def queue_position(self, row: Batch) -> str:
+        return position(row.job)
+
+    @admin.display(description="estimated end")
+    def estimated_end(self, row: Batch) -> dt.datetime | None:
+        return estimated_end(batch_get(row.organization, row.pk))
 
     @admin.display(description="cost so far, USD")
     def cost(self, row: Batch) -> str:

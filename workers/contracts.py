@@ -63,7 +63,8 @@ class ShardRange:
 class BatchSpec:
     """A job that answers rows of `input_path` and writes one file per shard into `output_dir`.
 
-    `input_path` holds normalised rows, one JSON object per line: {"custom_id", "url", "body"}.
+    `input_path` holds normalised rows, one JSON object per line: {"custom_id", "url", "body", "earlier_attempts"}; the
+    last field is the number of earlier batches that have run the row, and may be absent if it is 0.
     Each shard file is written under a temporary name, synced and renamed before its event is printed. Each line is
     {"row", "custom_id", "ok", "output": <OpenAI batch output row>, "prompt_token_ids", "completion_token_ids",
     "finish_reason", "cut"}; the last four fields exist only if `ok` is true. The id of an output row is

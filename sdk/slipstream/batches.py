@@ -1,7 +1,7 @@
 """Batches: the service answers a file of prompts and returns a file of answers in the same order."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -78,6 +78,18 @@ class Batches(Resource[D]):
     def resume(self, batch_id: str) -> Steps[Batch]:
         """Create a batch that continues a failed, expired or cancelled one: it copies finished rows free of charge."""
         return self.http.post(Batch, path_of("batches", batch_id, "resume"))
+
+    @procedure
+    def repair(self, batch_id: str, *, rows: Sequence[str], max_tokens: int | None = None) -> Steps[Batch]:
+        """Create a batch that answers some rows of an ended one again and copies all other results free of charge.
+
+        Args:
+            rows: `unfinished` (rows without a response), `failed` (rows that ran without an answer), or `cut` (rows
+                whose answer ended at a limit of its length).
+            max_tokens: limit of the new answers; required for `cut`.
+        """
+        body = {"rows": rows, "max_tokens": max_tokens}
+        return self.http.post(Batch, path_of("batches", batch_id, "repair"), body)
 
     @iteration
     def results(self, batch_id: str, *, follow: bool = False) -> Items[dict[str, Any]]:

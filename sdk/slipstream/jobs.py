@@ -16,6 +16,7 @@ class Job(Record):
     kind: str  # batch, training, evaluation
     status: str  # queued, running, paused, succeeded, failed, cancelled
     attempt: int
+    queue_position: int | None = None  # 1 for the job that workers claim next; None: the job is not waiting
     paused: Mapping[str, Any] | None = None
     progress: Progress | None = None
     metrics: Mapping[str, Any]

@@ -55,10 +55,13 @@ class Batch(Record):
     usage: Mapping[str, Any] | None = None
     errors_by_code: Mapping[str, int] | None = None  # error code -> number of rows in the error file
     paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses the batch
+    queue_position: int | None = None  # 1 for the job that workers claim next; None: the batch is not waiting
+    estimated_finished_at: int | None = None  # Unix seconds; set while the batch runs and has committed rows
     cost: Mapping[str, Any] | None = None  # cost so far: value, currency
     quote_id: str | None = None
     engine: Mapping[str, Any] | None = None  # options of the engine
     resumed_from: str | None = None  # the batch whose finished rows this batch copies
+    repair: Mapping[str, Any] | None = None  # rows, max_tokens: rows of `resumed_from` that are answered again
     rows_copied: int = 0  # number of copied rows, which `usage` and `cost` exclude
     truncated: Mapping[str, int] | None = None  # numbers of answers cut by the limits of their rows; set at the end
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 
-from tests.sdk.api import ScriptedApi, failure, file_json, ok, page, pipeline_json, stage_json
+from tests.sdk.api import ScriptedApi, batch_json, failure, file_json, ok, page, pipeline_json, stage_json
 from tests.sdk.test_cli import Run, run
 
 __all__ = ["run"]  # a fixture, which pytest finds here by its name
@@ -97,6 +97,17 @@ def test_a_rollout_is_started_and_listed(run: Run) -> None:
     api = ScriptedApi(page(ROLLOUT))
     assert printed(run("--json", "rollouts", "list", "dep_1", api=api))["id"] == "rollout_1"
     assert request_line(api) == ("GET", "/v1/deployments/dep_1/rollouts")
+
+
+def test_a_batch_is_repaired(run: Run) -> None:
+    api = ScriptedApi(ok(batch_json(id="batch_2", repair={"rows": ["failed", "cut"], "max_tokens": 100})))
+
+    options = ("--rows", "failed", "--rows", "cut", "--max-tokens", "100")
+    batch = printed(run("--json", "batches", "repair", "batch_1", *options, api=api))
+
+    assert batch["repair"] == {"rows": ["failed", "cut"], "max_tokens": 100}
+    assert request_line(api) == ("POST", "/v1/batches/batch_1/repair")
+    assert api.body() == {"rows": ["failed", "cut"], "max_tokens": 100}
 
 
 def test_a_missing_local_file_is_a_usage_error_without_a_request(run: Run) -> None:

@@ -31,6 +31,7 @@ class InputRow:
     custom_id: str
     url: str
     body: Mapping[str, Any]
+    attempts: int = 1  # this answer and those that earlier batches have given to the row
 
     @property
     def response_prefix(self) -> str:
@@ -87,7 +88,13 @@ def read_rows(path: Path, *, row_to: int | None = None) -> Iterator[InputRow]:
 def _input_row(number: int, line: str) -> InputRow:
     try:
         values = json.loads(line)
-        return InputRow(number=number, custom_id=values["custom_id"], url=values["url"], body=values["body"])
+        return InputRow(
+            number=number,
+            custom_id=values["custom_id"],
+            url=values["url"],
+            body=values["body"],
+            attempts=values.get("earlier_attempts", 0) + 1,
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidInputError(
             "invalid_input_row", f"row {number} must be a JSON object with custom_id, url and body, got {error!r}"
@@ -225,12 +232,16 @@ class RowAnswer:
 
 
 def output_row(*, row_id: str, row: InputRow, status: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Returns OpenAI's batch output row. For a refused row, `status` and `body` are those of the error response."""
+    """Returns OpenAI's batch output row, with `attempts` in addition.
+
+    For a refused row, `status` and `body` are those of the error response.
+    """
     return {
         "id": row_id,
         "custom_id": row.custom_id,
         "response": {"status_code": status, "request_id": request_id, "body": body},
         "error": None,
+        "attempts": row.attempts,
     }
 
 

@@ -227,5 +227,6 @@ def crashed_row(job_id: str, rows_path: Path, number: int) -> dict[str, Any]:
         "custom_id": row["custom_id"],
         "response": None,
         "error": {"code": ROW_CRASHED_WORKER, "message": message},
+        "attempts": row.get("earlier_attempts", 0) + 1,
     }
     return {"row": number, "custom_id": row["custom_id"], "ok": False, "output": output}

@@ -58,6 +58,26 @@ def resume(context: typer.Context, batch_id: str) -> None:
 
 
 @app.command()
+def repair(
+    context: typer.Context,
+    batch_id: str,
+    rows: Annotated[list[str], typer.Option(help="Rows to answer again: unfinished, failed or cut. Repeatable.")],
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Maximum number of tokens of a new answer; required for cut answers.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the new batch has ended.")] = False,
+) -> None:
+    """Answer some rows of an ended batch again in a new one, which copies all other results free of charge."""
+    cli = context_of(context)
+    with cli.client() as client:
+        batch = client.batches.repair(batch_id, rows=rows, max_tokens=max_tokens)
+        if wait:
+            _wait(cli, client, batch.id)
+        else:
+            cli.output.one(batch)
+
+
+@app.command()
 def results(
     context: typer.Context,
     batch_id: str,

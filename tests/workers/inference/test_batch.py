@@ -67,8 +67,8 @@ def test_only_the_rows_of_the_given_shards_are_answered(tmp_path: Path, tiny_mod
 def test_an_output_row_has_the_fields_of_openais_batch_output(tmp_path: Path, tiny_model: Path) -> None:
     (line,), _ = run(make_spec(tmp_path, tiny_model, chat_rows(1)))
     output = line["output"]
-    assert output.keys() == {"id", "custom_id", "response", "error"}
-    assert (output["id"], output["error"]) == ("batch_req_0123_0", None)
+    assert output.keys() == {"id", "custom_id", "response", "error", "attempts"}
+    assert (output["id"], output["error"], output["attempts"]) == ("batch_req_0123_0", None, 1)
     assert (output["response"]["status_code"], output["response"]["request_id"]) == (200, "req_0123_0")
     assert output["response"]["body"]["system_fingerprint"] == str(load_engine(tiny_model).fingerprint())
     body = output["response"]["body"]
@@ -76,6 +76,22 @@ def test_an_output_row_has_the_fields_of_openais_batch_output(tmp_path: Path, ti
     assert body["usage"]["completion_tokens"] == len(line["completion_token_ids"]) == 24
     assert body["usage"]["prompt_tokens"] == len(line["prompt_token_ids"])
     assert line["finish_reason"] == body["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_cut_answer_that_is_answered_again_with_its_seed_begins_with_the_same_tokens(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    row = chat_row("row-0", "hi", temperature=1, max_tokens=6)
+    (cut,), _ = run(make_spec(tmp_path, tiny_model, [row]))
+    seed = cut["output"]["response"]["body"]["seed"]
+    longer = {**row, "body": {**row["body"], "max_tokens": 20, "seed": seed}, "earlier_attempts": 1}
+
+    (line,), _ = run(replace(make_spec(tmp_path, tiny_model, [longer]), job_id="job_other"))
+
+    assert cut["finish_reason"] == "length"
+    assert len(line["completion_token_ids"]) > 6
+    assert line["completion_token_ids"][:6] == cut["completion_token_ids"]
+    assert (line["output"]["response"]["body"]["seed"], line["output"]["attempts"]) == (seed, 2)
 
 
 def test_a_row_may_have_a_prediction(tmp_path: Path, tiny_model: Path) -> None:

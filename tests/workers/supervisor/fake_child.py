@@ -49,6 +49,7 @@ def answer_line(job_id: str, number: int, row: dict[str, Any]) -> dict[str, Any]
             "custom_id": row["custom_id"],
             "response": {"status_code": 200, "request_id": f"req_{id_suffix}_{number}", "body": body},
             "error": None,
+            "attempts": row.get("earlier_attempts", 0) + 1,
         },
         "prompt_token_ids": [1, 2],
         "completion_token_ids": [len(content)],

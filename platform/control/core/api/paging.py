@@ -26,6 +26,7 @@ def paginate(
     by: str = "pk",
     id_field: str = "pk",
     is_row: Callable[[str], Q] | None = None,
+    prepare: Callable[[Sequence[_Row]], None] | None = None,
 ) -> Response:
     """Returns one page of `queryset` in the order of creation. A page starts after an id, so new rows do not shift it.
 
@@ -34,6 +35,7 @@ def paginate(
         by: the column whose order is the order of creation.
         id_field: the column that holds the public `id`.
         is_row: returns a condition that matches the row with a given public `id`, if no column holds the public ids.
+        prepare: called with the rows of the page before they are rendered.
     Raises: ApiError: 400: the limit is out of range, the order is neither asc nor desc, or `after` does not exist.
     """
     limit = _limit(request.query_params.get("limit"), default_limit, max_limit)
@@ -46,6 +48,8 @@ def paginate(
             named = queryset.filter(is_row(after) if is_row is not None else Q(**{id_field: after}))
             queryset = queryset.filter(_follows(named, after, by, comparison))
     rows = list(queryset.order_by(*((by, "pk") if ascending else (f"-{by}", "-pk")))[: limit + 1])
+    if prepare is not None:
+        prepare(rows[:limit])
     data = [render(row).as_json() for row in rows[:limit]]
     return _page(data, has_more=len(rows) > limit)
 

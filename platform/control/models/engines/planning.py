@@ -258,9 +258,18 @@ def _refusal(devices: Sequence[DevicePlan]) -> ApiError:
     return ApiError(400, message, code, _PARAMS.get(code, "engine"))
 
 
+def context_limit(options: EngineOptions, model: BaseModel) -> int | None:
+    """Returns the most tokens of a prompt and its answer, if the device's memory sets no lower limit; None: unknown."""
+    limits = [limit for limit in (options.max_context, _longest(model)) if limit is not None]
+    return min(limits, default=None)
+
+
+def _longest(model: BaseModel) -> int | None:
+    return None if model.sizes is None else model.sizes["max_positions"]
+
+
 def _warnings(options: EngineOptions, workload: Workload) -> Iterable[str]:
-    model = workload.base_model
-    longest = None if model is None or model.sizes is None else model.sizes["max_positions"]
+    longest = None if workload.base_model is None else _longest(workload.base_model)
     if options.max_context is not None and longest is not None and options.max_context > longest:
         yield f"max_context is {longest:,}, the most that the model allows, instead of {options.max_context:,}."
     if workload.trains_speculator:

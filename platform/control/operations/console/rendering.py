@@ -10,6 +10,9 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from control.queue.jobs.models import Job
+from control.queue.jobs.positions import queue_positions_set
+
 _TONES = {
     "success": ("succeeded", "completed", "ready", "live"),
     "info": (
@@ -20,6 +23,12 @@ _TONES = {
     "warning": ("paused", "degraded", "cancelling", "stopping", "rejected"),
 }
 TONE_OF_STATUS = {status: tone for tone, statuses in _TONES.items() for status in statuses}
+
+
+def position(job: Job) -> str:
+    """Returns the job's position in the queue; a dash if it is not waiting."""
+    queue_positions_set([job])
+    return "–" if job.queue_position is None else str(job.queue_position)
 
 
 def badge(row: Model, status: str, *, active: bool) -> SafeString:

@@ -12,6 +12,7 @@ for at most one job of each other organization.
 
 import datetime as dt
 from dataclasses import dataclass
+from typing import Any
 
 from django.db.models import Count, Exists, F, IntegerField, Max, Min, OuterRef, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, Greatest
@@ -27,6 +28,7 @@ from control.tenants.row_security.scope import Across, across_tenants
 OPEN = (Job.Status.QUEUED, Job.Status.RUNNING)
 # Later stages of pipelines have a higher priority, so that a pipeline is finished before another one starts.
 PRIORITIES = {Job.Kind.MODEL_CHECK: 0, Job.Kind.BATCH: 0, Job.Kind.TRAINING: 1, Job.Kind.EVALUATION: 2}
+ORDER_IN_ORGANIZATION = ("-priority", "pk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,11 @@ def next_job(fits: Q) -> NextJob | None:
     cancelled = jobs_to_cancel().select_for_update(skip_locked=True).first()
     if cancelled is not None:
         return NextJob(cancelled, None)
-    for organization_id, limit in _organizations_with_due_jobs(fits):
+    may_run = organizations_with_due_jobs(fits).filter(Q(limit=None) | Q(num_running__lt=F("limit")))
+    turns = may_run.order_by("num_running", "used_seconds", "pk")
+    for organization_id, limit in turns.values_list("pk", "limit"):
         jobs = Job.objects.filter(fits, organization_id=organization_id).select_for_update(skip_locked=True)
-        jobs = jobs.order_by("-priority", "pk")
+        jobs = jobs.order_by(*ORDER_IN_ORGANIZATION)
         # Two queries, each of which reads the first row of an index: one query for both would sort all waiting jobs.
         job = jobs.filter(is_abandoned()).first() or jobs.filter(is_waiting()).first()
         if job is not None:
@@ -57,20 +61,21 @@ def next_job(fits: Q) -> NextJob | None:
     return None
 
 
-def _organizations_with_due_jobs(fits: Q) -> QuerySet[Organization, tuple[str, int | None]]:
-    """Returns ids and limits of the organizations that have a due job and may run it, sorted by whose turn is next."""
+def organizations_with_due_jobs(fits: Q) -> QuerySet[Any]:
+    """Returns the organizations that have a due job which matches `fits`.
+
+    They are annotated with `num_running`, `used_seconds` and `limit`, their limit on running jobs or None.
+    """
     jobs = Job.objects.filter(organization=OuterRef("pk")).order_by()
     running = jobs.filter(is_running()).values("organization").annotate(n=Count("pk")).values("n")
     limit = Limits.objects.filter(pk=OuterRef("pk")).values("running_jobs")
     used = Share.objects.filter(pk=OuterRef("pk")).values("used_seconds")
     has_due_job = Exists(jobs.filter(fits, is_waiting())) | Exists(jobs.filter(fits, is_abandoned()))
-    candidates = Organization.objects.filter(has_due_job).annotate(
+    return Organization.objects.filter(has_due_job).annotate(
         num_running=Coalesce(Subquery(running), 0),
         limit=Coalesce(Subquery(limit), Value(get_config().max_running_jobs, IntegerField())),
         used_seconds=Coalesce(Subquery(used), 0.0),
     )
-    is_below_limit = Q(limit=None) | Q(num_running__lt=F("limit"))
-    return candidates.filter(is_below_limit).order_by("num_running", "used_seconds", "pk").values_list("pk", "limit")
 
 
 def may_run_another(organization_id: str, limit: int) -> bool:

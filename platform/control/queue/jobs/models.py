@@ -83,6 +83,8 @@ class Job(ProjectObject):
     started_at = models.DateTimeField(null=True, blank=True)
     finished_at = models.DateTimeField(null=True, blank=True)
 
+    queue_position: int | None = None  # set by `positions`
+
     class Meta:
         indexes = [
             models.Index(fields=["status", "organization", "-priority", "id"], name="job_turn"),

@@ -7,6 +7,11 @@ from pydantic import Field, SkipValidation
 from control.core.api.schemas import Figures, OneOf, ResponseModel, Unix
 from control.queue.jobs.models import Job, JobEvent
 
+QUEUE_POSITION = (
+    "1 for the job that workers claim next, of all organizations. The position is estimated as if no running job ended "
+    "and no job was added. Null if the job is not waiting for a worker, or not yet."
+)
+
 
 class Paused(ResponseModel):
     """Why a job is paused.
@@ -39,6 +44,7 @@ class JobObject(ResponseModel):
     kind: str
     status: Annotated[str, OneOf(Job.Status)]
     attempt: int
+    queue_position: int | None = Field(description=QUEUE_POSITION)
     paused: SkipValidation[Paused | None]
     progress: Progress | None
     metrics: SkipValidation[Figures]

@@ -7,6 +7,8 @@ from control.core.api.errors import ApiError
 from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Page
+from control.queue.jobs.models import Job
+from control.queue.jobs.positions import queue_positions_set
 from control.queue.jobs.schemas import JobEventObject, JobObject
 from control.queue.jobs.selectors import job_events, job_get, jobs_list
 from control.queue.jobs.services import job_cancel
@@ -20,7 +22,7 @@ class JobListView(OrganizationView):
 
     @operation("jobs.list", response=Page[JobObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(jobs_list(self.organization), request, JobObject.of)
+        return paginate(jobs_list(self.organization), request, JobObject.of, prepare=queue_positions_set)
 
 
 class JobView(OrganizationView):
@@ -28,7 +30,7 @@ class JobView(OrganizationView):
 
     @operation("jobs.retrieve", response=JobObject)
     def get(self, request: Request, job_id: str) -> JobObject:
-        return JobObject.of(job_get(self.organization, job_id))
+        return _shown(job_get(self.organization, job_id))
 
 
 class JobEventsView(OrganizationView):
@@ -64,7 +66,12 @@ class JobCancelView(OrganizationView):
     @operation("jobs.cancel", response=JobObject, status=202)
     def post(self, request: Request, job_id: str) -> JobObject:
         job_cancel(job=job_get(self.organization, job_id))
-        return JobObject.of(job_get(self.organization, job_id))
+        return _shown(job_get(self.organization, job_id))
+
+
+def _shown(job: Job) -> JobObject:
+    queue_positions_set([job])
+    return JobObject.of(job)
 
 
 def _seq(after: str) -> int:

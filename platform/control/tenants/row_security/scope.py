@@ -30,6 +30,7 @@ class Across(StrEnum):
 
     AUTHENTICATION = "the organization is unknown until the API key has been found"
     CLAIM = "the choice of the next job compares all organizations"
+    QUEUE = "a job's position in the queue depends on the numbers of jobs of all organizations"
     HOUSEKEEPING = "a worker looks for due tasks of all organizations"
     SUPERVISION = "supervisors run the deployments of all organizations"
     CONSOLE = "operators administer all organizations"

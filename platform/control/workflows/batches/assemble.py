@@ -29,7 +29,7 @@ from control.workflows.batches.state import TERMINAL, Status, transition
 
 Final = Literal["completed", "cancelled", "expired", "failed"]
 
-_UNANSWERED = {  # code and message of the error lines of rows that were not run, by the batch's final status
+UNANSWERED = {  # code and message of the error lines of rows that were not run, by the batch's final status
     Status.CANCELLED: ("batch_cancelled", "This request was not executed: the batch was cancelled."),
     Status.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
     Status.FAILED: ("batch_failed", "This request was not executed: the batch failed."),
@@ -61,7 +61,7 @@ def batch_assemble(*, batch: Batch, final: Final, error: Mapping[str, Any] | Non
         return batch
     with ExitStack() as stack:
         files = ResultFiles(*(stack.enter_context(staged_writer()) for _ in fields(ResultFiles)))
-        results = collect(batch, files, unanswered=_UNANSWERED.get(end))
+        results = collect(batch, files, unanswered=UNANSWERED.get(end))
         unanswered = 0 if end == Status.FAILED else results.unanswered  # the rows of a failed batch count as failed
         values = {
             "completed": results.completed,

@@ -1,16 +1,15 @@
-"""Copies the results of an ended batch into shards of the batch that resumes it.
+"""Copies the results of an ended batch into shards of the batch that resumes or repairs it.
 
-The new shards count as committed and cost nothing.
-
-A row that has a response keeps it, whether the response is an answer or a refusal of the request. A row without a
-response is run again: the row never ran, its result was lost, or it crashed its worker.
+The new shards count as committed and cost nothing. `choosing` decides which rows are answered again instead.
 
     output and tokens of the old batch ─┐
-    refusals in its error file ─────────┴─ by row number ─> one shard for each run of consecutive rows
+    its error file ─────────────────────┴─ by row number ─┬─ kept ──> one shard for each run of consecutive rows
+                                                          └─ chosen ─> answered again
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -18,34 +17,53 @@ from typing import Any
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.core.storage.staging import staged_writer
 from control.queue.jobs.models import Job, JobShard
+from control.workflows.batches.choosing import Choice, Rerun
 from control.workflows.batches.models import Batch
 from control.workflows.batches.results import json_line, read_json_lines, row_number
 from control.workflows.batches.selectors import require_results, results_deleted
 
 
-def results_copy(*, of: Batch, job: Job) -> list[JobShard]:
-    """Stores the results that `job` takes over from the batch. Returns: their shards, unnumbered and not yet saved.
+@dataclass(frozen=True, slots=True)
+class Copied:
+    shards: Sequence[JobShard]  # of the rows that keep their results; unnumbered and not yet saved
+    reruns: Mapping[int, Rerun]  # the rows that are answered again, by number
+
+
+def results_copy(*, of: Batch, job: Job, choice: Choice) -> Copied:
+    """Stores the results that `job` takes over from the batch.
 
     Two workers may copy the same batch at once: both store the same bytes under the same keys.
     Raises: ApiError: the results are deleted.
     """
     require_results(of)
+    reruns: dict[int, Rerun] = {}
     try:
-        runs = groupby(enumerate(_kept(of)), key=lambda numbered: numbered[1]["row"] - numbered[0])
-        return [_store(job, (entry for _, entry in run)) for _, run in runs]
+        runs = groupby(enumerate(_kept(of, choice, reruns)), key=lambda numbered: numbered[1]["row"] - numbered[0])
+        shards = [_store(job, (entry for _, entry in run)) for _, run in runs]
     except ObjectMissing as error:  # the files were deleted meanwhile
         raise results_deleted(of) from error
+    return Copied(shards, reruns)
 
 
-def _kept(batch: Batch) -> Iterator[dict[str, Any]]:
-    """Yields the results to copy in the order of rows, each in the form of an entry in a shard."""
+def _kept(batch: Batch, choice: Choice, reruns: dict[int, Rerun]) -> Iterator[dict[str, Any]]:
+    """Yields the results of rows that keep them, in the order of rows. Adds all other rows to `reruns`."""
+    for entry in _results(batch):
+        rerun = choice.rerun(entry)
+        if rerun is None:
+            yield entry
+        else:
+            reruns[entry["row"]] = rerun
+
+
+def _results(batch: Batch) -> Iterator[dict[str, Any]]:
+    """Yields the results of all rows in the order of rows, each in the form of an entry in a shard."""
     files = []
     if batch.output_file is not None:
         lines = zip(read_json_lines(batch.output_file.storage_key), read_json_lines(batch.tokens_key), strict=True)
         files.append({**tokens, **_entry(output, ok=True)} for output, tokens in lines)
     if batch.error_file is not None:
         lines_of_errors = read_json_lines(batch.error_file.storage_key)
-        files.append(_entry(output, ok=False) for output in lines_of_errors if output["response"] is not None)
+        files.append(_entry(output, ok=False) for output in lines_of_errors)
     return heapq.merge(*files, key=itemgetter("row"))
 
 

@@ -61,6 +61,12 @@ class Batch(ProjectObject):
         blank=True,
         help_text="The batch whose finished rows this batch copies.",
     )
+    repair = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="Classes of rows of that batch that are answered again, and their limit: {rows, max_tokens}. "
+        "Null: the unfinished rows with the limits of the input file.",
+    )
     copied = models.PositiveIntegerField(default=0, db_default=0, help_text="Number of rows copied from that batch.")
     total = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)

@@ -9,9 +9,10 @@ from control.models.catalog.selectors import base_model_get
 from control.models.engines.planning import Purpose, Workload, engine_plan
 from control.models.engines.schemas import EngineOptions, EnginePlan
 from control.tenants.accounts.models import Organization
+from control.workflows.batches.choosing import RowClass
 from control.workflows.batches.models import Batch
-from control.workflows.batches.schemas import BatchOptions
-from control.workflows.batches.services import batch_create
+from control.workflows.batches.schemas import BatchOptions, RepairInput
+from control.workflows.batches.services import batch_create, batch_repair
 from control.workflows.prompt_files.rows import ENDPOINTS
 from control.workflows.quotes.selectors import quote_get, quotes_list
 
@@ -43,6 +44,11 @@ def create_from(organization: Organization, body: BatchOptions) -> Batch:
     )
 
 
+def repair_from(batch: Batch, body: RepairInput) -> Batch:
+    """Raises: ApiError: as `batch_repair`."""
+    return batch_repair(batch=batch, rows=body.rows, max_tokens=body.max_tokens)
+
+
 CREATE_BATCH = ConsoleForm(
     title="Create a batch",
     request=BatchOptions,
@@ -54,4 +60,10 @@ CREATE_BATCH = ConsoleForm(
         "output_expires_after": EXPIRY_CHOICES,
         "quote_id": row_choices(quotes_list(organization)),
     },
+)
+REPAIR_BATCH = ConsoleForm(
+    title="Repair",
+    request=RepairInput,
+    run=repair_from,
+    choices=lambda organization: {"rows": name_choices(RowClass)},
 )

@@ -19,7 +19,7 @@ from control.workflows.prompt_files.lines import read_lines
 
 log = structlog.get_logger(__name__)
 
-_LOST = ("result_lost", "The result of this request was lost in storage.")  # code and message
+LOST = ("result_lost", "The result of this request was lost in storage.")  # code and message
 _MAX_ENTRY_BYTES = 1 << 30  # practically unlimited: our own workers wrote these lines
 # Maps names in the batch object to names in the shards.
 _USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
@@ -66,17 +66,17 @@ def collect(batch: Batch, files: ResultFiles, *, unanswered: tuple[str, str] | N
         reason = unanswered
         if entries is not None and unanswered is not None and not _is_intact(shard):
             log.error("shard lost", batch_id=batch.pk, storage_key=shard.storage_key)
-            entries, reason = None, _LOST
+            entries, reason = None, LOST
         for row in range(shard.row_from, shard.row_to):
-            custom_id = _next(rows, f"rows.jsonl of batch {batch.pk} ends before row {row}")["custom_id"]
+            source = _next(rows, f"rows.jsonl of batch {batch.pk} ends before row {row}")
             if entries is not None:
-                entry = _checked(entries, shard, row, custom_id)
+                entry = _checked(entries, shard, row, source["custom_id"])
                 code = _copy(entry, files)
                 truncated.update(_cuts(entry))
                 completed += code is None
                 codes.update(() if code is None else (code,))
             elif reason is not None:
-                files.errors.write(json_line(_unanswered(batch, row, custom_id, reason)))
+                files.errors.write(json_line(_unanswered(batch, row, source, reason)))
                 codes[reason[0]] += 1
                 num_unanswered += reason is unanswered  # rows of a lost shard count as failed
             else:
@@ -168,13 +168,15 @@ def _code(output: dict[str, Any]) -> str:
     return str(error.get("code") or f"http_{output['response']['status_code']}")
 
 
-def _unanswered(batch: Batch, row: int, custom_id: str, reason: tuple[str, str]) -> dict[str, Any]:
+def _unanswered(batch: Batch, row: int, source: dict[str, Any], reason: tuple[str, str]) -> dict[str, Any]:
+    """Returns the error line of a row without a result. Args: source: the normalised row."""
     code, message = reason
     return {
         "id": f"batch_req_{batch.job_id.rsplit('_', 1)[-1]}_{row}",
-        "custom_id": custom_id,
+        "custom_id": source["custom_id"],
         "response": None,
         "error": {"code": code, "message": message},
+        "attempts": source.get("earlier_attempts", 0) + int(reason is LOST),
     }
 
 

@@ -6,10 +6,12 @@ from pydantic import Field, SkipValidation, WithJsonSchema
 
 from control.billing.usage.schemas import Amount
 from control.core.api.metadata import Metadata
-from control.core.api.schemas import OneOf, RequestModel, ResponseModel, Text, Unix
+from control.core.api.schemas import IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.data.files.schemas import ExpiresAfter
 from control.models.engines.schemas import EngineOptions, ValidateOnly
-from control.queue.jobs.schemas import Paused
+from control.queue.jobs.schemas import QUEUE_POSITION, Paused
+from control.workflows.batches.choosing import RowClass
+from control.workflows.batches.estimates import estimated_end
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import COMPLETION_WINDOWS
 from control.workflows.batches.state import TERMINAL, Status
@@ -30,6 +32,19 @@ class BatchOptions(RequestModel):
 
 class BatchInput(BatchOptions):
     validate_only: ValidateOnly = False
+
+
+class RepairInput(RequestModel):
+    rows: Annotated[list[Annotated[str, OneOf(RowClass)]], Field(min_length=1, max_length=len(RowClass))] = Field(
+        description="Classes of rows to answer again. `unfinished`: rows without a response, which never ran, whose "
+        "result was lost, or that crashed the worker. `failed`: rows that ran without an answer. `cut`: rows whose "
+        "answer ended at a limit of its length. All other rows keep their results."
+    )
+    max_tokens: Annotated[int, IntRange(1, 1 << 24)] | None = Field(
+        default=None,
+        description="The limit of the new answers, in place of the limits in the input file. Required for `cut`. A cut "
+        "answer is kept if the limit does not allow a longer one. Null: the limits of the batch that is repaired.",
+    )
 
 
 class LineError(ResponseModel):
@@ -118,6 +133,13 @@ class Truncated(ResponseModel):
         return cls(**batch.truncated, dropped=batch.truncated["unfinished"] if drops else 0)
 
 
+class Repair(ResponseModel):
+    """Which rows of `resumed_from` are answered again, and the limit of their answers."""
+
+    rows: list[str]
+    max_tokens: int | None = Field(description="Null: the limits in the input file.")
+
+
 class BatchObject(ResponseModel):
     id: str
     object: Literal["batch"] = "batch"
@@ -144,6 +166,11 @@ class BatchObject(ResponseModel):
     paused: SkipValidation[Paused | None] = Field(
         description="Our addition: why the batch is paused. `status` stays `in_progress`."
     )
+    queue_position: int | None = Field(description=f"Our addition: {QUEUE_POSITION}")
+    estimated_finished_at: Unix | None = Field(
+        description="Our addition: when all rows will be answered at the rate so far. Null until the batch runs and "
+        "has committed rows. The batch ends at `expires_at` at the latest."
+    )
     cost: Amount = Field(description="Our addition: the cost so far.")
     quote_id: str | None = Field(
         description="Our addition: the quote. The batch is paused when the cost reaches the cap of the quote."
@@ -152,6 +179,9 @@ class BatchObject(ResponseModel):
     resumed_from: str | None = Field(description="Our addition: the batch whose finished rows this batch copies.")
     rows_copied: int = Field(
         description="Our addition: the number of rows copied from `resumed_from`. `usage` and `cost` exclude them."
+    )
+    repair: SkipValidation[Repair | None] = Field(
+        description="Our addition: which rows of `resumed_from` this batch answers again. Null: the unfinished rows."
     )
     errors_by_code: SkipValidation[dict[str, int]] = Field(
         description="Our addition: the number of rows in the error file, by error code."
@@ -163,7 +193,10 @@ class BatchObject(ResponseModel):
 
     @classmethod
     def of(cls, batch: Batch) -> Self:
-        """While the batch runs, its row must come from `batches_list`. Otherwise the counts of finished rows are 0."""
+        """While the batch runs, its row must come from `batches_list`. Otherwise the counts of finished rows are 0.
+
+        The position is null unless `queue_positions_set` has set it.
+        """
         return cls.from_row(
             batch,
             model=None if batch.base_model is None else batch.base_model.name,
@@ -171,6 +204,8 @@ class BatchObject(ResponseModel):
             request_counts=RequestCounts.of(batch),
             usage=BatchUsage.of(batch),
             paused=batch.job.paused,
+            queue_position=batch.job.queue_position,
+            estimated_finished_at=estimated_end(batch),
             cost=Amount.of(batch.cost_nanousd),
             engine=EngineOptions.model_validate(batch.engine or {}),
             resumed_from=batch.resumed_from_id,

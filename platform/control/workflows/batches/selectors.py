@@ -1,29 +1,22 @@
 """Queries for batches."""
 
-from django.db.models import OuterRef, QuerySet, Subquery, Sum
-from django.db.models.functions import Coalesce, Now
+from django.db.models import QuerySet
+from django.db.models.functions import Now
 
 from control.core.api.errors import ApiError
 from control.data.files.selectors import files_list
-from control.queue.jobs.models import Job, JobShard
+from control.queue.jobs.models import Job
 from control.queue.jobs.selectors import is_due
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import visible
+from control.workflows.batches.estimates import with_progress
 from control.workflows.batches.models import Batch
 from control.workflows.batches.state import TERMINAL, Status
 
 
 def batches_list(organization: Organization) -> QuerySet[Batch]:
-    """Batches with the sums over finished shards, which `RequestCounts` shows while a batch is running."""
-    shards = JobShard.objects.filter(job=OuterRef("job")).order_by().values("job")
-    return (
-        Batch.objects.filter(visible(organization))
-        .select_related("base_model", "job")
-        .annotate(
-            shards_completed=Coalesce(Subquery(shards.annotate(n=Sum("completed")).values("n")), 0),
-            shards_failed=Coalesce(Subquery(shards.annotate(n=Sum("failed")).values("n")), 0),
-        )
-    )
+    """Batches with the progress that is shown while they run (`estimates`)."""
+    return with_progress(Batch.objects.filter(visible(organization)).select_related("base_model", "job"))
 
 
 def batch_get(organization: Organization, batch_id: str) -> Batch:

@@ -1,4 +1,4 @@
-"""Creates, resumes, validates and cancels batches, and commits their shards. `assemble` assembles the results.
+"""Creates, resumes, repairs, validates and cancels batches, and commits their shards. `assemble` assembles the results.
 
 Storage keys of a batch, below `<organization>/batches/<batch>/`:
     rows.jsonl               normalised rows, for workers
@@ -6,7 +6,7 @@ Storage keys of a batch, below `<organization>/batches/<batch>/`:
 """
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
@@ -19,7 +19,7 @@ from control.core.api.errors import ApiError
 from control.core.ids import batch_id
 from control.core.settings.config import get_config
 from control.core.storage.backends import ObjectMissing, get_storage
-from control.core.storage.staging import StagedWriter, staged_writer
+from control.core.storage.staging import staged_writer
 from control.data.files.models import File
 from control.data.files.selectors import batch_file_check, file_get
 from control.models.catalog.models import BaseModel
@@ -33,7 +33,8 @@ from control.queue.jobs.state import Claim, job_lock
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
 from control.tenants.quotas.quota import organization_lock
-from control.workflows.batches.copying import results_copy
+from control.workflows.batches.choosing import Choice, RerunWriter, RowClass, choice_check
+from control.workflows.batches.copying import Copied, results_copy
 from control.workflows.batches.models import Batch
 from control.workflows.batches.selectors import require_results
 from control.workflows.batches.state import RESUMABLE, TERMINAL, Status, transition
@@ -102,21 +103,60 @@ def batch_resume(*, batch: Batch) -> Batch:
 
     The finished rows are copied later, by the worker (`copying`).
     Raises: ApiError: 400, the batch has not ended, is completed, or ended before its input file was validated; 403, the
-        model has no price; 404, the model, the input file or the results are deleted; 409, another batch has resumed
-        it, or its model's name now means another model; 429, too many jobs are queued.
+        model has no price; 404, the model, the input file or the results are deleted; 409, another batch has resumed or
+        repaired it, or its model's name now means another model; 429, too many jobs are queued.
     """
-    if batch.status not in RESUMABLE:
-        message = f"Cannot resume a batch with status '{batch.status}'."
+    _ended_check(batch, RESUMABLE, "resume")
+    return _continue(batch, _repair_of({RowClass.UNFINISHED}, _max_tokens_of(batch)))
+
+
+@audited("batch.repair")
+@transaction.atomic
+def batch_repair(*, batch: Batch, rows: Collection[str], max_tokens: int | None = None) -> Batch:
+    """Queues a new batch, which answers the rows of some classes again and copies the results of all others.
+
+    Args:
+        rows: names of `RowClass`.
+        max_tokens: limit of the new answers; None: as in `batch`.
+    Raises: ApiError: as `batch_resume`, but a completed batch can be repaired; 400 also if no row is in the classes, or
+        the limit does not fit in the context or is missing.
+    """
+    _ended_check(batch, TERMINAL, "repair")
+    classes = frozenset(RowClass(name) for name in rows)
+    choice_check(batch, Choice(classes=classes, max_tokens=max_tokens))
+    return _continue(batch, _repair_of(classes, _max_tokens_of(batch) if max_tokens is None else max_tokens))
+
+
+def _repair_of(classes: Collection[RowClass], max_tokens: int | None) -> dict[str, Any] | None:
+    """Returns the value of `Batch.repair`."""
+    if max_tokens is None and classes == {RowClass.UNFINISHED}:
+        return None
+    return {"rows": [name.value for name in RowClass if name in classes], "max_tokens": max_tokens}
+
+
+def _max_tokens_of(batch: Batch) -> int | None:
+    """Returns the limit that the batch sets for the rows that it answers again, or None."""
+    return None if batch.repair is None else batch.repair["max_tokens"]
+
+
+def _ended_check(batch: Batch, statuses: Collection[str], verb: str) -> None:
+    if batch.status not in statuses:
+        message = f"Cannot {verb} a batch with status '{batch.status}'."
         raise ApiError(400, message, "invalid_batch_status", "batch_id")
     if not batch.total:
-        message = "Cannot resume a batch that ended before its input file was validated."
+        message = f"Cannot {verb} a batch that ended before its input file was validated."
         raise ApiError(400, message, "batch_without_rows", "batch_id")
+
+
+def _continue(batch: Batch, repair: dict[str, Any] | None) -> Batch:
+    """Queues the batch that resumes or repairs an ended one. Raises: ApiError: as `batch_resume`."""
     organization, model = batch.organization, batch.base_model
     assert model is not None, "validation sets the model"
     organization_lock(organization.pk)  # the second of two concurrent calls then sees the batch of the first
     # A resumption that failed, expired or was cancelled does not count: this batch may then be resumed again.
     if resumption := batch.resumptions.exclude(status__in=RESUMABLE).first():
-        message = f"Batch {batch.pk} has already been resumed by batch {resumption.pk}."
+        verb = "resumed" if resumption.repair is None else "repaired"
+        message = f"Batch {batch.pk} has already been {verb} by batch {resumption.pk}."
         raise ApiError(409, message, "batch_already_resumed", "batch_id")
     if base_model_get(organization, model.name).pk != model.pk:
         message = f"The model {model.name!r} is not the one that answered the finished rows of this batch."
@@ -136,6 +176,7 @@ def batch_resume(*, batch: Batch) -> Batch:
         max_continued_tokens=batch.max_continued_tokens,
         engine=batch.engine,
         resumed_from=batch,
+        repair=repair,
     )
 
 
@@ -204,14 +245,14 @@ def batch_validate(*, batch: Batch) -> bool:
         return batch.status == Status.IN_PROGRESS
     rows_key: str = batch.job.params["rows_key"]
     with staged_writer() as writer:
-        report = _read_input(batch, writer)
-        if report.num_errors:
-            return _reject(batch, report)
-        base_model = base_model_get(batch.organization, report.model or "")
         try:
+            copied = _copied(batch)
+            report = _read_input(batch, RerunWriter(writer.write, copied.reruns).write)
+            if report.num_errors:
+                return _reject(batch, report)
+            base_model = base_model_get(batch.organization, report.model or "")
             # The rows name the model, which may have been unknown when the batch was created.
             require_price(base_model_id=base_model.pk, name=base_model.name)
-            copied = [] if batch.resumed_from is None else results_copy(of=batch.resumed_from, job=batch.job)
         except ApiError as error:
             entry = {"code": error.code, "line": None, "message": error.message, "param": error.param}
             return _reject(batch, Report(errors=[entry], num_errors=1))
@@ -223,11 +264,18 @@ def batch_validate(*, batch: Batch) -> bool:
             total=report.num_rows,
             base_model=base_model,
             warnings=report.warnings,
-            copied=sum(shard.completed + shard.failed for shard in copied),
+            copied=sum(shard.completed + shard.failed for shard in copied.shards),
         )
         if moved:
-            JobShard.objects.bulk_create(_shards(batch.job, report.num_rows, copied))
+            JobShard.objects.bulk_create(_shards(batch.job, report.num_rows, copied.shards))
     return batch.status == Status.IN_PROGRESS
+
+
+def _copied(batch: Batch) -> Copied:
+    """Raises: ApiError: the results are deleted."""
+    if batch.resumed_from is None:
+        return Copied(shards=(), reruns={})
+    return results_copy(of=batch.resumed_from, job=batch.job, choice=Choice.of(batch))
 
 
 def batch_commit_shard(*, batch: Batch, claim: Claim, shard_no: int, storage_key: str, rows: ShardRows) -> bool:
@@ -253,7 +301,7 @@ def batch_commit_shard(*, batch: Batch, claim: Claim, shard_no: int, storage_key
     return True
 
 
-def _read_input(batch: Batch, writer: StagedWriter) -> Report:
+def _read_input(batch: Batch, write: Callable[[bytes], object]) -> Report:
     try:
         source = get_storage().open(batch.input_file.storage_key)
     except ObjectMissing:
@@ -261,7 +309,7 @@ def _read_input(batch: Batch, writer: StagedWriter) -> Report:
         error = {"code": "file_not_found", "line": None, "message": message, "param": "input_file_id"}
         return Report(errors=[error], num_errors=1)
     with source:
-        return validate(source, endpoint=batch.endpoint, models=_model_choice(batch), write=writer.write)
+        return validate(source, endpoint=batch.endpoint, models=_model_choice(batch), write=write)
 
 
 def _model_choice(batch: Batch) -> ModelChoice:

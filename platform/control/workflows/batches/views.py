@@ -1,5 +1,7 @@
 """Routes of OpenAI's batches."""
 
+from collections.abc import Sequence
+
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -8,10 +10,13 @@ from control.core.api.operation import LINES, PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Page
 from control.models.engines.schemas import EnginePlan
+from control.queue.jobs.positions import queue_positions_set
+from control.tenants.accounts.models import Organization
 from control.tenants.authentication.views import OrganizationView
+from control.workflows.batches.models import Batch
 from control.workflows.batches.reading import ResultsResponse
-from control.workflows.batches.requests import create_from, plan_from
-from control.workflows.batches.schemas import BatchInput, BatchObject
+from control.workflows.batches.requests import create_from, plan_from, repair_from
+from control.workflows.batches.schemas import BatchInput, BatchObject, RepairInput
 from control.workflows.batches.selectors import batch_get, batches_list
 from control.workflows.batches.services import batch_cancel, batch_resume
 
@@ -21,13 +26,13 @@ class BatchesView(OrganizationView):
 
     @operation("batches.list", response=Page[BatchObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(batches_list(self.organization), request, BatchObject.of)
+        return paginate(batches_list(self.organization), request, BatchObject.of, prepare=_set_positions)
 
     @operation("batches.create", request=BatchInput, response=BatchObject, plan=EnginePlan)
     def post(self, request: Request, body: BatchInput) -> BatchObject | EnginePlan:
         if body.validate_only:
             return plan_from(self.organization, body)
-        return BatchObject.of(create_from(self.organization, body))
+        return _shown(self.organization, create_from(self.organization, body).pk)
 
 
 class BatchView(OrganizationView):
@@ -35,7 +40,7 @@ class BatchView(OrganizationView):
 
     @operation("batches.retrieve", response=BatchObject)
     def get(self, request: Request, batch_id: str) -> BatchObject:
-        return BatchObject.of(batch_get(self.organization, batch_id))
+        return _shown(self.organization, batch_id)
 
 
 class BatchCancelView(OrganizationView):
@@ -44,7 +49,7 @@ class BatchCancelView(OrganizationView):
     @operation("batches.cancel", response=BatchObject)
     def post(self, request: Request, batch_id: str) -> BatchObject:
         batch_cancel(batch=batch_get(self.organization, batch_id))
-        return BatchObject.of(batch_get(self.organization, batch_id))
+        return _shown(self.organization, batch_id)
 
 
 class BatchResumeView(OrganizationView):
@@ -56,7 +61,19 @@ class BatchResumeView(OrganizationView):
     def post(self, request: Request, batch_id: str) -> BatchObject:
         """Returns the new batch. Rows that have a response are copied free of charge, and the others are run."""
         resumed = batch_resume(batch=batch_get(self.organization, batch_id))
-        return BatchObject.of(batch_get(self.organization, resumed.pk))
+        return _shown(self.organization, resumed.pk)
+
+
+class BatchRepairView(OrganizationView):
+    """Our addition: some rows of an ended batch are answered again by a new batch, and the ended one stays as it is."""
+
+    scope = "batches"
+
+    @operation("batches.repair", summary="Answer rows of a batch again", request=RepairInput, response=BatchObject)
+    def post(self, request: Request, batch_id: str, body: RepairInput) -> BatchObject:
+        """Returns the new batch. The results of all other rows are copied free of charge."""
+        repaired = repair_from(batch_get(self.organization, batch_id), body)
+        return _shown(self.organization, repaired.pk)
 
 
 class BatchResultsView(OrganizationView):
@@ -79,6 +96,16 @@ class BatchResultsView(OrganizationView):
         if follow not in ("true", "false"):
             raise ApiError(400, f"follow must be true or false, got {follow[:40]!r}", "invalid_value", "follow")
         return ResultsResponse(batch, after=_num_rows(request), is_followed=follow == "true", key=self.key)
+
+
+def _set_positions(batches: Sequence[Batch]) -> None:
+    queue_positions_set([batch.job for batch in batches])
+
+
+def _shown(organization: Organization, batch_id: str) -> BatchObject:
+    batch = batch_get(organization, batch_id)
+    _set_positions([batch])
+    return BatchObject.of(batch)
 
 
 def _num_rows(request: Request) -> int:

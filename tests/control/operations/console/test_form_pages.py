@@ -23,6 +23,8 @@ from control.serving.deployments.models import Deployment
 from control.serving.rollouts.models import Rollout
 from control.tenants.accounts.models import Organization, User
 from control.tenants.audit.models import AuditEvent
+from control.workflows.batches.assemble import batch_assemble
+from control.workflows.batches.services import batch_validate
 from control.workflows.pipelines.models import Pipeline
 from tests.control.factories import make_organization
 from tests.control.operations.console.support import change_path, operator_client, page, press
@@ -284,6 +286,23 @@ def test_requests_are_captured_and_written_to_a_file(operator: Client, world: Wo
     assert Capture.objects.get().hours == 48
     assert File.objects.get().purpose == File.Purpose.BATCH
     assert [*AuditEvent.objects.order_by("pk").values_list("action", flat=True)] == ["capture.set", "capture.export"]
+
+
+def test_a_form_repairs_a_batch(operator: Client, world: World) -> None:
+    batch = world.batch
+    path = button_path("batches_batch", batch.pk, "repair")
+    assert path not in operator.get(change_path("batches_batch", batch.pk)).content.decode()
+    batch_validate(batch=batch)
+    batch_assemble(batch=batch, final="failed")
+    assert path in operator.get(change_path("batches_batch", batch.pk)).content.decode()
+
+    refused = operator.post(path, {"rows": ["cut"]})
+    submit_form(operator, path, {"rows": ["unfinished", "cut"], "max_tokens": "9"})
+
+    assert "max_tokens" in refused.context["form"].errors
+    repaired = batch.resumptions.get()
+    assert repaired.repair == {"rows": ["unfinished", "cut"], "max_tokens": 9}
+    operator.get(change_path("batches_batch", repaired.pk))
 
 
 def test_a_form_changes_the_cap_of_a_quote(operator: Client, world: World) -> None:

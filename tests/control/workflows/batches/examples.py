@@ -27,5 +27,6 @@ BODIES: Bodies = {
         {"input_file_id": "file_id", "model": "name", "quote_id": "quote_id"},
     ),
     "POST /v1/batches/{batch_id}/cancel": NO_BODY,
+    "POST /v1/batches/{batch_id}/repair": Body(lambda world: {"rows": ["failed", "cut"], "max_tokens": 256}),
     "POST /v1/batches/{batch_id}/resume": NO_BODY,
 }

@@ -14,7 +14,7 @@ from control.core.settings.config import get_config
 from control.operations.console.base import RowsAdmin, service_action
 from control.operations.console.charts import charts, lines_of
 from control.operations.console.logs import log_tail
-from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar, table
+from control.operations.console.rendering import badge, error_text, link, pairs, position, progress_bar, table
 from control.operations.console.sidebar import SidebarEntry
 from control.queue.jobs.models import Job
 from control.queue.jobs.selectors import job_events
@@ -46,9 +46,10 @@ class JobAdmin(RowsAdmin):
     list_select_related = ["organization"]
     actions_detail = ["cancel"]
     fields = [
-        "id", "organization", "kind", "belongs_to", "state", "pause_message", "progress", "failure", "curves",
-        "latest_metrics", "timeline", "log", "attempt", "stalled_attempts", "lost_attempts", "worker", "fence",
-        "lease_until", "not_before", "created_at", "started_at", "finished_at", "memory", "parameters", "outcome",
+        "id", "organization", "kind", "belongs_to", "state", "pause_message", "queue_position", "progress", "failure",
+        "curves", "latest_metrics", "timeline", "log", "attempt", "stalled_attempts", "lost_attempts", "worker",
+        "fence", "lease_until", "not_before", "created_at", "started_at", "finished_at", "memory", "parameters",
+        "outcome",
     ]  # fmt: skip
 
     def change_view(
@@ -90,6 +91,10 @@ class JobAdmin(RowsAdmin):
     @admin.display(description="paused")
     def pause_message(self, row: Job) -> str:
         return row.paused["message"] if row.paused else "–"
+
+    @admin.display(description="position in the queue")
+    def queue_position(self, row: Job) -> str:
+        return position(row)
 
     @admin.display(description="error")
     def failure(self, row: Job) -> SafeString | str:

@@ -1,5 +1,7 @@
 """Pages of files, batches and pipelines."""
 
+import datetime as dt
+
 from django.contrib import admin
 from django.template.defaultfilters import filesizeformat
 from django.utils.safestring import SafeString
@@ -8,12 +10,14 @@ from control.data.files.models import File
 from control.data.files.requests import UPLOAD_FILE
 from control.data.files.services import file_delete
 from control.operations.console.base import service_action
-from control.operations.console.form_pages import FormAdmin
+from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.pages.money import usd
-from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar, table
+from control.operations.console.rendering import badge, error_text, link, pairs, position, progress_bar, table
 from control.operations.console.sidebar import SidebarEntry
+from control.workflows.batches.estimates import estimated_end
 from control.workflows.batches.models import Batch
-from control.workflows.batches.requests import CREATE_BATCH
+from control.workflows.batches.requests import CREATE_BATCH, REPAIR_BATCH
+from control.workflows.batches.selectors import batch_get
 from control.workflows.batches.services import batch_cancel, batch_resume
 from control.workflows.batches.state import RESUMABLE as RESUMABLE_BATCHES
 from control.workflows.pipelines.models import Pipeline
@@ -32,6 +36,10 @@ def _is_batch_active(row: Batch) -> bool:
 
 def _is_batch_resumable(row: Batch) -> bool:
     return row.status in RESUMABLE_BATCHES and row.total > 0
+
+
+def _is_batch_repairable(row: Batch) -> bool:
+    return row.status in ENDED_BATCHES and row.total > 0
 
 
 def _is_pipeline_active(row: Pipeline) -> bool:
@@ -86,11 +94,12 @@ class BatchAdmin(FormAdmin):
     search_fields = ["id"]
     ordering = ["-id"]
     list_select_related = ["organization", "base_model", "job"]
-    actions_detail = ["cancel", "resume"]
+    actions_detail = ["cancel", "resume", "repair"]
     fields = [
-        "id", "organization", "base_model", "endpoint", "state", "pause_message", "progress", "the_job", "input",
-        "output", "errors_file", "bad_lines", "resumed_from_batch", "copied", "tokens_used", "cost", "metadata",
-        "created_at", "in_progress_at", "completed_at", "failed_at", "cancelled_at", "expires_at",
+        "id", "organization", "base_model", "endpoint", "state", "pause_message", "queue_position", "progress",
+        "estimated_end", "the_job", "input", "output", "errors_file", "bad_lines", "resumed_from_batch",
+        "rows_repaired", "copied", "tokens_used", "cost", "metadata", "created_at", "in_progress_at", "completed_at",
+        "failed_at", "cancelled_at", "expires_at",
     ]  # fmt: skip
 
     @admin.display(description="status", ordering="status")
@@ -106,6 +115,14 @@ class BatchAdmin(FormAdmin):
     @admin.display(description="paused")
     def pause_message(self, row: Batch) -> str:
         return row.job.paused["message"] if row.job.paused else "–"
+
+    @admin.display(description="position in the queue")
+    def queue_position(self, row: Batch) -> str:
+        return position(row.job)
+
+    @admin.display(description="estimated end")
+    def estimated_end(self, row: Batch) -> dt.datetime | None:
+        return estimated_end(batch_get(row.organization, row.pk))
 
     @admin.display(description="cost so far, USD")
     def cost(self, row: Batch) -> str:
@@ -130,6 +147,10 @@ class BatchAdmin(FormAdmin):
     @admin.display(description="resumed from")
     def resumed_from_batch(self, row: Batch) -> SafeString | str:
         return link(row.resumed_from)
+
+    @admin.display(description="rows answered again")
+    def rows_repaired(self, row: Batch) -> SafeString:
+        return pairs(row, "repair", row.repair or {})
 
     @admin.display(description="bad lines")
     def bad_lines(self, row: Batch) -> SafeString:
@@ -158,6 +179,8 @@ class BatchAdmin(FormAdmin):
     )
     def resume(self, row: Batch) -> str:
         return f"Batch {batch_resume(batch=row).pk} continues this one."
+
+    repair = form_action("repair", REPAIR_BATCH, icon="build", when=_is_batch_repairable)
 
 
 @admin.register(Pipeline)

@@ -26,7 +26,7 @@ from control.queue.jobs.failures import (
     final_failure,
     is_lost,
 )
-from control.queue.jobs.fair import PRIORITIES, may_run_another, next_job, share_join
+from control.queue.jobs.fair import NORMAL, may_run_another, next_job, priority_of, share_join
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.origin import origin
 from control.queue.jobs.selectors import is_due, jobs_due
@@ -44,13 +44,19 @@ UNFINISHED = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)  # custo
 
 
 def job_submit(
-    *, organization: Organization, kind: str, params: Mapping[str, Any], is_continuation: bool = False
+    *,
+    organization: Organization,
+    kind: str,
+    params: Mapping[str, Any],
+    is_continuation: bool = False,
+    priority: str = NORMAL,
 ) -> Job:
     """Queues a job.
 
     Args:
         params: storage keys and ids, never paths of one machine.
         is_continuation: the job continues work that was accepted before, so the quota is not checked.
+        priority: a name in `fair.LEVELS`; it orders the jobs of the organization only.
 
     Raises: ApiError: 429, the organization has reached its quota of queued jobs.
     """
@@ -59,8 +65,12 @@ def job_submit(
         if not is_continuation:
             queued_quota_check(organization.pk)
         share_join(organization.pk)
-        kind = Job.Kind(kind)
-        job = Job.objects.create(organization=organization, kind=kind, params=dict(params), priority=PRIORITIES[kind])
+        job = Job.objects.create(
+            organization=organization,
+            kind=kind,
+            params=dict(params),
+            priority=priority_of(Job.Kind(kind), priority),
+        )
         event_add(job_id=job.pk, type="queued", data=origin())
         usage_attribute(job_id=job.pk, organization_id=organization.pk)
         wake_on_commit(job.pk)

@@ -25,6 +25,7 @@ from control.data.files.selectors import batch_file_check, file_get
 from control.models.catalog.selectors import base_model_get, base_models_list
 from control.models.engines.planning import Purpose, Workload, engine_plan
 from control.models.engines.schemas import EngineOptions
+from control.queue.jobs.fair import NORMAL, level_of
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.services import job_cancel, job_submit
 from control.queue.jobs.shards import ShardRows, job_commit_shard
@@ -59,6 +60,7 @@ def batch_create(
     on_truncation: str = Batch.OnTruncation.KEEP,
     max_continued_tokens: int | None = None,
     engine: EngineOptions | None = None,
+    priority: str = NORMAL,
 ) -> Batch:
     """Queues a batch. The content of the file is validated later; if it is invalid, the batch becomes `failed`.
 
@@ -66,6 +68,7 @@ def batch_create(
         model: name of the base model for rows with an empty `body.model`. If given, no row may name another model.
         quote: the batch is paused when its cost reaches the cap of this quote.
         on_truncation, max_continued_tokens: as in `DistillationOptions`, which has checked them.
+        priority: a name in `fair.LEVELS`.
     Raises: ApiError: 400, an argument is invalid, or the model does not fit into the memory of any device; 403, the
         model has no price; 404, no such model.
     """
@@ -92,6 +95,7 @@ def batch_create(
         on_truncation=on_truncation,
         max_continued_tokens=max_continued_tokens,
         engine=None if engine is None else engine.model_dump(),
+        priority=priority,
     )
 
 
@@ -174,12 +178,13 @@ def _continue(batch: Batch, repair: dict[str, Any] | None) -> Batch:
         on_truncation=batch.on_truncation,
         max_continued_tokens=batch.max_continued_tokens,
         engine=batch.engine,
+        priority=level_of(batch.job),
         resumed_from=batch,
         repair=repair,
     )
 
 
-def _queue(*, organization: Organization, completion_window: str, **values: Any) -> Batch:
+def _queue(*, organization: Organization, completion_window: str, priority: str, **values: Any) -> Batch:
     """Creates a batch and its job. Args: values: other columns of the batch."""
     identity = batch_id()
     params = {"batch_id": identity, "rows_key": f"{organization.pk}/batches/{identity}/rows.jsonl"}
@@ -190,6 +195,7 @@ def _queue(*, organization: Organization, completion_window: str, **values: Any)
             organization=organization,
             kind=Job.Kind.BATCH,
             params=params,
+            priority=priority,
         )
         return Batch.objects.create(
             id=identity,

@@ -26,6 +26,7 @@ class Batches(Resource[D]):
         metadata: Mapping[str, str] | None = None,
         quote_id: str | None = None,
         engine: Mapping[str, Any] | None = None,
+        priority: str | None = None,
     ) -> Steps[Batch]:
         """Create a batch.
 
@@ -33,6 +34,7 @@ class Batches(Resource[D]):
             model: the model for rows without `model`.
             quote_id: a quote whose cap limits the cost of the batch.
             engine: options of the engine; `slipstream.plans` lists them.
+            priority: `low`, `normal` or `high`; the organization's jobs with a higher priority are run first.
         """
         body = {
             "input_file_id": input_file_id,
@@ -42,6 +44,7 @@ class Batches(Resource[D]):
             "metadata": metadata,
             "quote_id": quote_id,
             "engine": engine,
+            "priority": priority,
         }
         return self.http.post(Batch, "batches", body)
 

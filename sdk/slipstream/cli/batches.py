@@ -21,12 +21,16 @@ def create(
     prompts: Annotated[str, typer.Argument(help="A local file, or the id of an uploaded file.")],
     endpoint: str = "/v1/chat/completions",
     model: Annotated[str | None, typer.Option(help="The model for rows that do not name one.")] = None,
+    priority: Annotated[
+        str | None, typer.Option(help="low, normal or high: orders the jobs of your organization.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the batch has ended.")] = False,
 ) -> None:
     """Create a batch that answers every row of a file."""
     cli = context_of(context)
     with cli.client() as client:
-        batch = client.batches.create(input_file_id=file_id_of(cli, client, prompts), endpoint=endpoint, model=model)
+        file_id = file_id_of(cli, client, prompts)
+        batch = client.batches.create(input_file_id=file_id, endpoint=endpoint, model=model, priority=priority)
         if wait:
             _wait(cli, client, batch.id)
         else:

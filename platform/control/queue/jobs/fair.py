@@ -11,6 +11,7 @@ for at most one job of each other organization.
 """
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ from control.tenants.row_security.scope import Across, across_tenants
 OPEN = (Job.Status.QUEUED, Job.Status.RUNNING)
 # Later stages of pipelines have a higher priority, so that a pipeline is finished before another one starts.
 PRIORITIES = {Job.Kind.MODEL_CHECK: 0, Job.Kind.BATCH: 0, Job.Kind.TRAINING: 1, Job.Kind.EVALUATION: 2}
+# The priorities that a customer may choose. They weigh more than those of the kinds.
+LEVELS: Mapping[str, int] = {"low": -10, "normal": 0, "high": 10}
+NORMAL = "normal"
 ORDER_IN_ORGANIZATION = ("-priority", "pk")
 
 
@@ -59,6 +63,17 @@ def next_job(fits: Q) -> NextJob | None:
             return NextJob(job, limit)
         # Other workers have locked all due jobs of this organization, so the next organization is tried.
     return None
+
+
+def priority_of(kind: Job.Kind, level: str) -> int:
+    """Returns the value of `Job.priority`. Args: level: a name in `LEVELS`."""
+    return PRIORITIES[kind] + LEVELS[level]
+
+
+def level_of(job: Job) -> str:
+    """Returns the name in `LEVELS` of the priority that the customer chose for the job."""
+    chosen = job.priority - PRIORITIES[Job.Kind(job.kind)]
+    return next((name for name, value in LEVELS.items() if value == chosen), NORMAL)
 
 
 def organizations_with_due_jobs(fits: Q) -> QuerySet[Any]:

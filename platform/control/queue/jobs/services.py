@@ -35,7 +35,7 @@ from control.queue.jobs.failures import (
     final_failure,
     is_lost,
 )
-from control.queue.jobs.fair import PRIORITIES, may_run_another, next_job, share_join
+from control.queue.jobs.fair import NORMAL, may_run_another, next_job, priority_of, share_join
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.origin import origin
 from control.queue.jobs.selectors import is_due, jobs_due
@@ -59,6 +59,7 @@ def job_submit(
     params: Mapping[str, Any],
     memory_needed: Mapping[str, int] | None = None,
     is_continuation: bool = False,
+    priority: str = NORMAL,
 ) -> Job:
     """Queues a job.
 
@@ -66,6 +67,7 @@ def job_submit(
         params: storage keys and ids, never paths of one machine.
         memory_needed: see `Job.memory_needed`.
         is_continuation: the job continues work that was accepted before, so the quota is not checked.
+        priority: a name in `fair.LEVELS`; it orders the jobs of the organization only.
 
     Raises: ApiError: 429, the organization has reached its quota of queued jobs.
     """
@@ -80,7 +82,7 @@ def job_submit(
             kind=kind,
             params=dict(params),
             memory_needed=memory_needed,
-            priority=PRIORITIES[kind],
+            priority=priority_of(kind, priority),
         )
         event_add(job_id=job.pk, type="queued", data=origin())
         usage_attribute(job_id=job.pk, organization_id=organization.pk)

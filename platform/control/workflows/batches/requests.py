@@ -41,6 +41,7 @@ def create_from(organization: Organization, body: BatchOptions) -> Batch:
         output_expires_after=None if body.output_expires_after is None else body.output_expires_after.delta,
         quote=None if body.quote_id is None else quote_get(organization, body.quote_id),
         engine=body.engine,
+        priority=body.priority,
     )
 
 

@@ -9,6 +9,7 @@ from control.core.api.metadata import Metadata
 from control.core.api.schemas import IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.data.files.schemas import ExpiresAfter
 from control.models.engines.schemas import EngineOptions, ValidateOnly
+from control.queue.jobs.fair import LEVELS, NORMAL, level_of
 from control.queue.jobs.schemas import QUEUE_POSITION, Paused
 from control.workflows.batches.choosing import RowClass
 from control.workflows.batches.estimates import estimated_end
@@ -28,6 +29,11 @@ class BatchOptions(RequestModel):
     ] = None
     quote_id: Annotated[str, Text(40)] | None = None
     engine: EngineOptions | None = Field(default=None, description="Our addition: options of the engine.")
+    priority: Annotated[str, OneOf(LEVELS)] = Field(
+        default=NORMAL,
+        description="Our addition: the organization's jobs with a higher priority are run first. It does not change "
+        "the organization's turn among others.",
+    )
 
 
 class BatchInput(BatchOptions):
@@ -166,6 +172,7 @@ class BatchObject(ResponseModel):
     paused: SkipValidation[Paused | None] = Field(
         description="Our addition: why the batch is paused. `status` stays `in_progress`."
     )
+    priority: Annotated[str, OneOf(LEVELS)] = Field(description="Our addition: the priority of the request.")
     queue_position: int | None = Field(description=f"Our addition: {QUEUE_POSITION}")
     estimated_finished_at: Unix | None = Field(
         description="Our addition: when all rows will be answered at the rate so far. Null until the batch runs and "
@@ -204,6 +211,7 @@ class BatchObject(ResponseModel):
             request_counts=RequestCounts.of(batch),
             usage=BatchUsage.of(batch),
             paused=batch.job.paused,
+            priority=level_of(batch.job),
             queue_position=batch.job.queue_position,
             estimated_finished_at=estimated_end(batch),
             cost=Amount.of(batch.cost_nanousd),

@@ -26,6 +26,7 @@ from control.models.catalog.models import BaseModel
 from control.models.catalog.selectors import base_model_get, base_models_list
 from control.models.engines.planning import Purpose, Workload, engine_plan, memory_needed
 from control.models.engines.schemas import EngineOptions
+from control.queue.jobs.fair import NORMAL, level_of
 from control.queue.jobs.models import Job, JobShard
 from control.queue.jobs.services import job_cancel, job_submit
 from control.queue.jobs.shards import ShardRows, job_commit_shard
@@ -60,6 +61,7 @@ def batch_create(
     on_truncation: str = Batch.OnTruncation.KEEP,
     max_continued_tokens: int | None = None,
     engine: EngineOptions | None = None,
+    priority: str = NORMAL,
 ) -> Batch:
     """Queues a batch. The content of the file is validated later; if it is invalid, the batch becomes `failed`.
 
@@ -67,6 +69,7 @@ def batch_create(
         model: name of the base model for rows with an empty `body.model`. If given, no row may name another model.
         quote: the batch is paused when its cost reaches the cap of this quote.
         on_truncation, max_continued_tokens: as in `DistillationOptions`, which has checked them.
+        priority: a name in `fair.LEVELS`.
     Raises: ApiError: 400, an argument is invalid, or the model does not fit into the memory of any device; 403, the
         model has no price; 404, no such model.
     """
@@ -93,6 +96,7 @@ def batch_create(
         on_truncation=on_truncation,
         max_continued_tokens=max_continued_tokens,
         engine=None if engine is None else engine.model_dump(),
+        priority=priority,
     )
 
 
@@ -175,6 +179,7 @@ def _continue(batch: Batch, repair: dict[str, Any] | None) -> Batch:
         on_truncation=batch.on_truncation,
         max_continued_tokens=batch.max_continued_tokens,
         engine=batch.engine,
+        priority=level_of(batch.job),
         resumed_from=batch,
         repair=repair,
     )
@@ -186,7 +191,7 @@ def batch_memory_needed(*, base_model: BaseModel | None, engine: Mapping[str, An
     return memory_needed(options, Workload(purpose=Purpose.BATCH, base_model=base_model))
 
 
-def _queue(*, organization: Organization, completion_window: str, **values: Any) -> Batch:
+def _queue(*, organization: Organization, completion_window: str, priority: str, **values: Any) -> Batch:
     """Creates a batch and its job. Args: values: other columns of the batch."""
     identity, engine = batch_id(), values.get("engine")
     params = {"batch_id": identity, "rows_key": f"{organization.pk}/batches/{identity}/rows.jsonl"}
@@ -198,6 +203,7 @@ def _queue(*, organization: Organization, completion_window: str, **values: Any)
             kind=Job.Kind.BATCH,
             params=params,
             memory_needed=batch_memory_needed(base_model=values.get("base_model"), engine=engine),
+            priority=priority,
         )
         return Batch.objects.create(
             id=identity,

@@ -10,9 +10,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from control.queue.jobs.fair import level_of
 from control.queue.jobs.models import Job, Share
 from control.queue.jobs.positions import queue_positions_set
-from control.queue.jobs.services import job_claim_next
+from control.queue.jobs.services import job_claim_next, job_submit
 from control.tenants.accounts.models import Organization
 from control.tenants.quotas.models import Limits
 from tests.control.factories import client_of, make_job, make_organization
@@ -115,6 +116,25 @@ def test_positions_among_ten_thousand_jobs_take_two_queries_and_little_time() ->
     for job in page:
         before = [min(ranks[job.pk] + (each.pk < organizations[19].pk), others) for each in organizations[:19]]
         assert job.queue_position == 1 + ranks[job.pk] + sum(before)
+
+
+@pytest.mark.django_db
+def test_a_priority_orders_the_jobs_of_its_organization_and_gains_no_turn_of_another_one() -> None:
+    organizations = [make_organization(), make_organization()]
+    jobs: dict[str, tuple[int, str]] = {}
+    for level in ("low", "normal", "high"):
+        job = job_submit(organization=organizations[0], kind="batch", params={}, priority=level)
+        jobs[job.pk] = (0, level)
+        assert level_of(job) == level
+        jobs[job_submit(organization=organizations[1], kind="evaluation", params={}).pk] = (1, "")
+
+    order = []
+    while (claimed := job_claim_next(worker="worker")) is not None:
+        order.append(jobs[claimed.job_id])
+
+    assert [level for owner, level in order if owner == 0] == ["high", "normal", "low"]
+    turns = [owner for owner, _ in order]
+    assert turns in ([0, 1] * 3, [1, 0] * 3)
 
 
 @pytest.mark.django_db

@@ -29,7 +29,7 @@ from control.workflows.batches.models import Batch
 from control.workflows.batches.results import read_json_lines
 from control.workflows.batches.services import batch_commit_shard, batch_repair, batch_resume, batch_validate
 from tests.control.factories import client_of
-from tests.control.workflows.batches.helpers import entry, lines_of, make_batch, put_shard
+from tests.control.workflows.batches.helpers import CHAT, entry, lines_of, make_batch, put_shard
 from tests.workers.supervisor.live import read_object
 
 KINDS = ("answered", "cut", "refused", "crashed", "lost", "never ran")
@@ -208,6 +208,23 @@ def test_a_repaired_batch_that_ends_early_is_resumed_with_its_limit(db: None, tm
     assert resumed.repair == {"rows": ["unfinished"], "max_tokens": 100}
     # The row that never ran in the first batch was not chosen. It is unfinished, so that it is answered now.
     assert [row["body"].get("max_tokens") for row in source_rows(resumed)] == [None, 100, 100, 100, 100, 100]
+
+
+def test_a_batch_keeps_its_priority_when_it_is_repaired(
+    client: Client, organization: Organization, tmp_path: Path
+) -> None:
+    old = make_ended_batch(tmp_path, organization)
+    body = {"input_file_id": old.input_file_id, "endpoint": CHAT, "completion_window": "24h", "priority": "high"}
+    created = client.post("/v1/batches", body, content_type="application/json").json()
+    assert created["priority"] == "high"
+    refused = client.post("/v1/batches", {**body, "priority": "urgent"}, content_type="application/json")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+    Job.objects.filter(pk=old.job_id).update(priority=10, status="failed")
+
+    response = client.post(f"/v1/batches/{old.pk}/repair", {"rows": ["failed"]}, content_type="application/json")
+
+    assert response.json()["priority"] == "high"
+    assert (response.json()["queue_position"], created["queue_position"]) == (2, 1)
 
 
 def test_a_resumed_batch_answers_unfinished_rows_with_the_limits_of_the_input_file(db: None, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.pages.money import usd
 from control.operations.console.rendering import badge, error_text, link, pairs, position, progress_bar, table
 from control.operations.console.sidebar import SidebarEntry
+from control.queue.jobs.fair import level_of
 from control.workflows.batches.estimates import estimated_end
 from control.workflows.batches.models import Batch
 from control.workflows.batches.requests import CREATE_BATCH, REPAIR_BATCH
@@ -96,8 +97,8 @@ class BatchAdmin(FormAdmin):
     list_select_related = ["organization", "base_model", "job"]
     actions_detail = ["cancel", "resume", "repair"]
     fields = [
-        "id", "organization", "base_model", "endpoint", "state", "pause_message", "queue_position", "progress",
-        "estimated_end", "the_job", "input", "output", "errors_file", "bad_lines", "resumed_from_batch",
+        "id", "organization", "base_model", "endpoint", "state", "pause_message", "priority", "queue_position",
+        "progress", "estimated_end", "the_job", "input", "output", "errors_file", "bad_lines", "resumed_from_batch",
         "rows_repaired", "copied", "tokens_used", "cost", "metadata", "created_at", "in_progress_at", "completed_at",
         "failed_at", "cancelled_at", "expires_at",
     ]  # fmt: skip
@@ -115,6 +116,10 @@ class BatchAdmin(FormAdmin):
     @admin.display(description="paused")
     def pause_message(self, row: Batch) -> str:
         return row.job.paused["message"] if row.job.paused else "–"
+
+    @admin.display
+    def priority(self, row: Batch) -> str:
+        return level_of(row.job)
 
     @admin.display(description="position in the queue")
     def queue_position(self, row: Batch) -> str:

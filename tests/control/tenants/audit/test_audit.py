@@ -53,6 +53,11 @@ def end_batch(world: World) -> None:
     batch_assemble(batch=world.batch, final="failed")
 
 
+def end_batch_with_unfinished_rows(world: World) -> dict[str, Any]:
+    end_batch(world)
+    return {"rows": ["unfinished"]}
+
+
 def pause_fine_tuning(world: World) -> None:
     fine_tuning_job_pause(job=world.fine_tuning_job)
 
@@ -70,6 +75,7 @@ PREPARATIONS: Mapping[str, Callable[[World], dict[str, Any] | None]] = {
     "POST /v1/uploads/{upload_id}/complete": add_part,
     "POST /v1/pipelines/{pipeline_id}/resume": cancel_pipeline,
     "POST /v1/batches/{batch_id}/resume": end_batch,
+    "POST /v1/batches/{batch_id}/repair": end_batch_with_unfinished_rows,
     "POST /v1/fine_tuning/jobs/{job_id}/resume": pause_fine_tuning,
     "POST /v1/deployments/{deployment_id}/start": stop_deployment,
     "POST /v1/deployments/{deployment_id}/rollouts": serve_deployment,

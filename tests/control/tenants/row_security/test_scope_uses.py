@@ -20,6 +20,7 @@ ALLOWED = {
     ("control.operations.embedded.management.commands.up", "COMMAND"),
     ("control.queue.devices.selectors", "HARDWARE"),
     ("control.queue.jobs.fair", "CLAIM"),
+    ("control.queue.jobs.positions", "QUEUE"),
     ("control.queue.jobs.services", "CLAIM"),
     ("control.operations.monitoring.queue_metrics", "CONSOLE"),
     ("control.operations.monitoring.engines", "CONSOLE"),

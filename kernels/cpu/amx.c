@@ -3,7 +3,6 @@
 #include "amx.h"
 
 #if defined(HAS_AMX)
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -43,4 +42,3 @@ int32_t slipstream_uses_amx; /* 0 */
 void amx_configure(int64_t rows) { (void)rows; }
 void amx_release(void) {}
 #endif
-

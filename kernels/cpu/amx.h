@@ -8,11 +8,11 @@
  * numbers are added apart, and then both to the sum.
  */
 #pragma once
-#include <stdint.h>
+#include "common.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VBMI__) && defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512VBMI__) && \
+    defined(__linux__)
 #define HAS_AMX 1
-#include <immintrin.h>
 #endif
 
 #define AMX_ROWS 32
@@ -32,8 +32,8 @@ void amx_release(void);
 
 /* Adds the products of 32 numbers of each row with their weights. x: the numbers, `x_stride` bytes per row; w0, w1: the
  * weights of 16 columns each, `w_stride` bytes per pair. */
-static inline __attribute__((always_inline)) void amx_step(const int more_than_16, const void *x, int64_t x_stride,
-                                                           const void *w0, const void *w1, int64_t w_stride) {
+ALWAYS void amx_step(const int more_than_16, const void *x, int64_t x_stride, const void *w0, const void *w1,
+                     int64_t w_stride) {
     _tile_loadd(6, w0, w_stride);
     _tile_loadd(4, x, x_stride);
     _tile_dpbf16ps(0, 4, 6);
@@ -45,7 +45,7 @@ static inline __attribute__((always_inline)) void amx_step(const int more_than_1
     _tile_dpbf16ps(3, 5, 7);
 }
 
-static inline __attribute__((always_inline)) void amx_zero(const int more_than_16) {
+ALWAYS void amx_zero(const int more_than_16) {
     _tile_zero(0);
     _tile_zero(1);
     if (more_than_16) {
@@ -55,7 +55,7 @@ static inline __attribute__((always_inline)) void amx_zero(const int more_than_1
 }
 
 /* Reads the sums from in [rows, 2, 16], with `stride` bytes per row. */
-static inline __attribute__((always_inline)) void amx_load(const int more_than_16, const float *in, int64_t stride) {
+ALWAYS void amx_load(const int more_than_16, const float *in, int64_t stride) {
     _tile_loadd(0, in, stride);
     _tile_loadd(1, in + 16, stride);
     if (more_than_16) {
@@ -65,7 +65,7 @@ static inline __attribute__((always_inline)) void amx_load(const int more_than_1
 }
 
 /* Writes the sums to out [rows, 2, 16], with `stride` bytes per row. */
-static inline __attribute__((always_inline)) void amx_store(const int more_than_16, float *out, int64_t stride) {
+ALWAYS void amx_store(const int more_than_16, float *out, int64_t stride) {
     _tile_stored(0, out, stride);
     _tile_stored(1, out + 16, stride);
     if (more_than_16) {

@@ -125,6 +125,8 @@ ALWAYS void add_all_values(const struct block *block, float *sums, const struct 
 }
 
 #if defined(HAS_AMX)
+_Static_assert(MAX_QUERIES <= AMX_ROWS, "the tiles hold the queries of a whole tile of rows");
+
 /* Computes the scores of up to AMX_ROWS queries. The block's keys have the layout of the tiles 6 and 7. */
 ALWAYS void amx_scores(const struct block *block, const float *queries, struct scores *scores, const int more_than_16,
                        const int64_t D) {

@@ -11,6 +11,7 @@
 #include "ops.h"
 #include "pool.h"
 
+#define ROUTE_ROWS 8 /* rows that one thread routes at a time */
 #define FEW_PAIRS 16 /* with at most this many pairs, one thread prepares them, which is faster than a barrier */
 
 enum { SORT, GATHER, GATE_UP, DOWN, ADD_UP, EXPERT_COUNTERS };
@@ -203,8 +204,8 @@ void mixture_team(const struct mixture *mixture, const void *x, float *out, int6
     struct mixing m = {.experts = e, .x = x, .chosen = chosen, .weights = weights, .out = out, .M = M, .K = K,
                        .output = ADD};
     divide(&m, (char *)memory + bytes[0] + bytes[1] + bytes[2]);
-    while ((tile = claim(next, (M + LINEAR_ROWS - 1) / LINEAR_ROWS)) >= 0) {
-        int64_t row = tile * LINEAR_ROWS, rows = M - row < LINEAR_ROWS ? M - row : LINEAR_ROWS;
+    while ((tile = claim(next, (M + ROUTE_ROWS - 1) / ROUTE_ROWS)) >= 0) {
+        int64_t row = tile * ROUTE_ROWS, rows = M - row < ROUTE_ROWS ? M - row : ROUTE_ROWS;
         if (tile == 0) memset(m.next, 0, EXPERT_COUNTERS * sizeof(counter));
         for (int64_t block = 0; block < linear_blocks(&mixture->router); block++) {
             struct ahead none = {NULL, 0};

@@ -4,12 +4,13 @@
 #pragma once
 #include <stdint.h>
 
+#include "amx.h"
 #include "pool.h"
 
 enum output { STORE = 0, ADD = 1 };
 
 #define LINEAR_BLOCK 32 /* outputs of one block of weights */
-#define LINEAR_ROWS 32  /* maximum rows of one tile */
+#define LINEAR_ROWS AMX_ROWS /* maximum rows of one tile */
 
 struct linear {
     const void *weight;         /* packed, see linear.c */

@@ -11,11 +11,11 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils import timezone
 
-from control.billing.usage.device_time import NANO, device_prices
+from control.billing.usage.device_time import device_prices
 from control.core.settings.config import get_config
 from control.operations.console.visitors import staff_may
 from control.queue.devices.models import Device, DeviceLease
-from control.queue.devices.selectors import leases_valid
+from control.queue.devices.selectors import hour_usd, leases_valid
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.selectors import SILENT_SECONDS, is_waiting
 
@@ -75,7 +75,7 @@ def _devices(now: dt.datetime) -> list[dict[str, Any]]:
     return [
         {
             "device": device,
-            "price": prices.get(device.kind) if device.hour_nanousd is None else device.hour_nanousd / NANO,
+            "price": hour_usd(device.kind, device.hour_nanousd, prices),
             "leases": leases[device.pk],
             "is_lost": device.lease_until <= now,
         }

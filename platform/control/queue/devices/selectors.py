@@ -1,5 +1,6 @@
 """Selectors for devices and the leases on them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
@@ -45,6 +46,11 @@ def is_free() -> Q:
     return Q(~Exists(leases_valid().filter(device=OuterRef("pk"))))
 
 
+def hour_usd(kind: str, hour_nanousd: int | None, prices: Mapping[str, float]) -> float | None:
+    """Returns the price of one hour of a device: its own, or that of its kind; None: neither is set."""
+    return prices.get(kind) if hour_nanousd is None else hour_nanousd / NANO
+
+
 def hardware() -> list[Hardware]:
     """Returns the devices of all machines in groups. The memory and price of their kind complete what is not stated."""
     prices, memory = device_prices(), dict[str, int](get_config().device_memory_bytes.items())
@@ -56,7 +62,7 @@ def hardware() -> list[Hardware]:
             device_kind=row["kind"],
             model=row["model"] or None,
             memory_bytes=memory.get(row["kind"]) if row["memory_bytes"] is None else row["memory_bytes"],
-            price_per_hour=prices.get(row["kind"]) if row["hour_nanousd"] is None else row["hour_nanousd"] / NANO,
+            price_per_hour=hour_usd(row["kind"], row["hour_nanousd"], prices),
             count=row["count"],
             free=row["free"],
         )

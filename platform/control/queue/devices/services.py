@@ -7,9 +7,7 @@ from control.core.database_clock import from_now
 from control.core.settings.config import get_config
 from control.queue.devices.models import Device
 from control.queue.devices.own import own_devices
-from control.queue.jobs.selectors import SILENT_SECONDS
-
-FORGOTTEN_SECONDS = 24 * 3600.0  # the row of a device that is not renewed for so long is deleted
+from control.queue.jobs.selectors import FORGOTTEN_SECONDS, SILENT_SECONDS
 
 
 def devices_renew() -> None:

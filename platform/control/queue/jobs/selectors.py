@@ -13,6 +13,7 @@ from control.tenants.accounts.projects import visible
 
 _LONG_AGO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 SILENT_SECONDS = 30.0  # a worker that sends no heartbeat for so long counts as dead
+FORGOTTEN_SECONDS = 24 * 3600.0  # rows of workers and devices without a heartbeat for so long are deleted
 
 
 def jobs_list(organization: Organization) -> QuerySet[Job]:

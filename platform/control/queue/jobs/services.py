@@ -38,7 +38,7 @@ from control.queue.jobs.failures import (
 from control.queue.jobs.fair import NORMAL, may_run_another, next_job, priority_of, share_join
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.origin import origin
-from control.queue.jobs.selectors import is_due, jobs_due
+from control.queue.jobs.selectors import FORGOTTEN_SECONDS, is_due, jobs_due
 from control.queue.jobs.state import Claim, LeaseLost, claimed_job, event_add, transition, update_claimed
 from control.queue.jobs.wake import is_backed_up, wake, wake_on_commit
 from control.tenants.accounts.models import Organization
@@ -48,7 +48,6 @@ from control.tenants.row_security.scope import Across, across_tenants
 
 RECONCILE_LIMIT = 100
 CLAIM_TRIES = 10
-FORGOTTEN_SECONDS = 24 * 3600.0  # the row of a worker that sends no heartbeat for so long is deleted
 UNFINISHED = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)  # customers may pause and cancel these
 
 

@@ -5,10 +5,10 @@ fence. A later write names the fence of its claim and changes nothing if the rep
 supervisor that was suspended for longer than its lease cannot overwrite what its successor wrote. All times are by the
 database's clock.
 
-A process can be watched and signalled only on its own machine, its node. There is therefore
-a second lease, with one row for each node (`Node.lease_until`), which the supervisors of the node renew. A supervisor
-claims a replica only if no other supervisor has a valid lease on it and one of these is true: the replica has no
-process; its process runs on the supervisor's node; its process runs on a node whose lease has expired.
+A process can be watched and signalled only on its own machine, its node. There is therefore a second lease, with one
+row for each node (`Node.lease_until`), which the supervisors of the node renew. A supervisor claims a replica only if
+no other supervisor has a valid lease on it and one of these is true: the replica has no process; its process runs on
+the supervisor's node; its process runs on a node whose lease has expired.
 """
 
 from django.db import transaction

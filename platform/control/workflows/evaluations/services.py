@@ -71,23 +71,22 @@ def evaluation_workload(speculator: Speculator, concurrencies: Sequence[int]) ->
     """Returns the workload for which `engine_plan` computes the memory. Raises: ApiError: 409, speculator not ready."""
     if speculator.status != Speculator.Status.READY:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
+    return _workload(speculator, concurrencies)
+
+
+def evaluation_memory_needed(speculator: Speculator, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the memory that the job needs, see `memory_needed`. Lists files in storage: call it in no transaction."""
+    workload = _workload(speculator, settings.get("concurrencies", [1]))
+    return memory_needed(EngineOptions.model_validate(settings.get("engine") or {}), workload)
+
+
+def _workload(speculator: Speculator, concurrencies: Sequence[int]) -> Workload:
     return Workload(
         purpose=Purpose.EVALUATION,
         base_model=speculator.base_model,
         speculator=speculator,
         concurrencies=concurrencies,
     )
-
-
-def evaluation_memory_needed(speculator: Speculator, settings: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the memory that the job needs, see `memory_needed`. Lists files in storage: call it in no transaction."""
-    workload = Workload(
-        purpose=Purpose.EVALUATION,
-        base_model=speculator.base_model,
-        speculator=speculator,
-        concurrencies=settings.get("concurrencies", [1]),
-    )
-    return memory_needed(EngineOptions.model_validate(settings.get("engine") or {}), workload)
 
 
 def evaluation_rows_key(organization_id: str, evaluation_id: str) -> str:

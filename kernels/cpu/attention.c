@@ -44,24 +44,45 @@ ALWAYS vf step(vf sum, float factor, vf data, const int pairs) {
     return vf_fma(vf_set(factor), data, sum);
 }
 
-/* Stores a vector's numbers as factors, unchanged or (with pairs) rounded to bfloat16. Returns the stored numbers. */
-ALWAYS vf store_factors(float *p, vf numbers, const int pairs) {
+/* Stores a vector's numbers as factors, unchanged or (with pairs) rounded to bfloat16. */
+ALWAYS void store_factors(float *p, vf numbers, const int pairs) {
 #if HAS_PAIRS
     if (pairs) {
         __m256bh rounded = _mm512_cvtneps_pbh((__m512)numbers);
         memcpy(p, &rounded, sizeof rounded);
-        return (vf)_mm512_cvtpbh_ps(rounded);
+        return;
     }
 #endif
     (void)pairs;
     vf_store(p, numbers);
-    return numbers;
 }
 
 /* The scores of one query in a block. `update_softmax` replaces them by the factors of the values. */
 struct scores {
     vf parts[PARTS];
 };
+
+#if HAS_PAIRS
+/* exp(x) for x <= 0, to be rounded to bfloat16. The relative error is 4e-6, a 500th of the rounding's. */
+ALWAYS vf exp_to_round(vf x) {
+    vf scaled = (vf)_mm512_max_ps(_mm512_set1_ps(-200.0f), (__m512)(x * 1.44269504088896341f)); /* NaN stays NaN */
+    vf fraction = (vf)_mm512_reduce_ps((__m512)scaled, _MM_FROUND_TO_NEG_INF);
+    vf power = vf_fma(vf_set(1.34266866e-2f), fraction, vf_set(5.22424690e-2f)); /* of 2; a minimax polynomial */
+    power = vf_fma(power, fraction, vf_set(2.41280213e-1f));
+    power = vf_fma(power, fraction, vf_set(6.93044841e-1f));
+    power = vf_fma(power, fraction, vf_set(1.0f));
+    return (vf)_mm512_scalef_ps((__m512)power, (__m512)scaled); /* power * 2 ** floor(scaled) */
+}
+
+/* Replaces the scores of two vectors by exp(score - max) in bfloat16. Returns the sums of pairs of these numbers, added
+ * to `weights`. */
+ALWAYS vf pair_factors(vf parts[PARTS], vf max, vf weights) {
+    __m512bh factors =
+        _mm512_cvtne2ps_pbh((__m512)exp_to_round(parts[1] - max), (__m512)exp_to_round(parts[0] - max));
+    memcpy(parts, &factors, sizeof factors);
+    return (vf)_mm512_dpbf16_ps((__m512)weights, factors, (__m512bh)_mm512_set1_epi16(0x3f80)); /* 1 */
+}
+#endif
 
 /* Computes the products of `width` queries with the keys of a block. */
 ALWAYS void compute_scores(const struct block *block, const float *queries, struct scores *scores, const int width,
@@ -86,9 +107,11 @@ ALWAYS void update_softmax(const struct block *block, struct state *state, int64
     vf *parts = scores->parts;
     for (int64_t i = 0; i < PARTS && block->count < BLOCK; i++)
         parts[i] = vf_select(lane_numbers() < (float)(block->count - i * LANES), parts[i], vf_set(-INFINITY));
-    float top = vf_max(vf_select(parts[0] > parts[1], parts[0], parts[1])), old = state->max[query];
-    if (top > old) { /* rare after the first blocks */
-        vf rescale = vf_exp(vf_set(old - top));
+    const vf larger = vf_select(parts[0] > parts[1], parts[0], parts[1]);
+    const float old = state->max[query];
+    if (vf_any_greater(larger, old)) { /* rare after the first blocks */
+        const float top = vf_max(larger);
+        const vf rescale = vf_exp(vf_set(old - top));
         state->max[query] = top;
         state->weights[query] *= rescale;
         for (int64_t i = 0; i < D; i += LANES) {
@@ -96,10 +119,17 @@ ALWAYS void update_softmax(const struct block *block, struct state *state, int64
             vf_store(sums, vf_load(sums) * rescale);
         }
     }
-    vf max = vf_set(state->max[query]), weight = vf_set(0.0f);
-    for (int64_t i = 0; i < PARTS; i++)
-        weight += store_factors((float *)parts + i * (pairs ? LANES / 2 : LANES), vf_exp(parts[i] - max), pairs);
-    state->weights[query] += weight;
+    const vf max = vf_set(state->max[query]);
+#if HAS_PAIRS
+    if (pairs) {
+        state->weights[query] = pair_factors(parts, max, state->weights[query]);
+        return;
+    }
+#endif
+    for (int64_t i = 0; i < PARTS; i++) {
+        parts[i] = vf_exp(parts[i] - max);
+        state->weights[query] += parts[i];
+    }
 }
 
 /* Adds the values of a block, multiplied by the factors, to `vectors` vectors of the sums of `width` queries. */
@@ -150,18 +180,17 @@ ALWAYS void amx_add_values(const struct block *block, float *sums, const struct 
 }
 #endif
 
-/* Computes the factors of a block's values for `count` queries from `first` on. */
-ALWAYS void compute_factors(const struct block *block, struct state *state, int64_t first, int64_t count,
-                            struct scores *scores, const int64_t D, const int pairs) {
+/* Computes the scores of `count` queries from `first` on. */
+ALWAYS void score_block(const struct block *block, const struct state *state, int64_t first, int64_t count,
+                        struct scores *scores, const int64_t D, const int pairs) {
     const int64_t steps = pairs ? D / 2 : D;
     const float *queries = state->queries + first * steps;
     int64_t q = 0;
 #if defined(HAS_AMX)
     if (pairs && amx_enabled()) {
-        amx_configure(count);
         if (count > 16) amx_scores(block, queries, scores, 1, D);
         else amx_scores(block, queries, scores, 0, D);
-        q = count;
+        return;
     }
 #endif
     for (; q + WIDTH <= count; q += WIDTH)
@@ -171,7 +200,6 @@ ALWAYS void compute_factors(const struct block *block, struct state *state, int6
     case 2: compute_scores(block, queries + q * steps, scores + q, 2, steps, pairs); break;
     case 3: compute_scores(block, queries + q * steps, scores + q, 3, steps, pairs); break;
     }
-    for (q = 0; q < count; q++) update_softmax(block, state, first + q, scores + q, D, pairs);
 }
 
 ALWAYS void add_block(const struct block *block, struct state *state, int64_t first, int64_t count,
@@ -179,10 +207,10 @@ ALWAYS void add_block(const struct block *block, struct state *state, int64_t fi
     float *sums = state->sums + first * D;
     int64_t q = 0;
 #if defined(HAS_AMX)
-    if (pairs && amx_enabled()) { /* the tiles are still set up for `count` rows */
+    if (pairs && amx_enabled()) {
         if (count > 16) amx_add_values(block, sums, factors, 1, D);
         else amx_add_values(block, sums, factors, 0, D);
-        q = count;
+        return;
     }
 #endif
     for (; q + WIDTH <= count; q += WIDTH) add_all_values(block, sums + q * D, factors + q, WIDTH, D, pairs);
@@ -194,23 +222,33 @@ ALWAYS void add_block(const struct block *block, struct state *state, int64_t fi
 }
 
 /* Adds the blocks of positions from `start` to `end` to the softmax of `count` queries, the first of which is `first`.
- * The next block is prefetched in two parts, because processors drop prefetches if too many are waiting (measured on
- * Zen 5). */
+ *
+ * The order of the steps keeps the processor from waiting. The next block is prefetched in parts, between the queries,
+ * because a core can only wait for a few cache lines at a time. The values of a block are added after the keys of the
+ * next block have been prepared, because AMX would otherwise wait for the factors that were written just before. For
+ * the same reason, the scores are computed before the values are prepared. */
 ALWAYS void attend_blocks(const struct keys *keys, int64_t start, int64_t end, struct state *state, int64_t first,
                           int64_t count, const int64_t D, const int dtype, const int pairs) {
     struct block block;
     struct scores scores[MAX_QUERIES];
     int64_t offsets[2][BLOCK]; /* the two arrays alternate: one for this block, the other for the next */
+    const int64_t begin = start, part = (BLOCK + count - 1) / count;
+    if (start >= end) return;
+    if (pairs && amx_enabled()) amx_configure(count);
     locate(keys, start, 0, BLOCK, D, dtype, offsets[0]);
     for (int turn = 0; start < end; start += BLOCK, turn = !turn) {
         block.count = keys->total - start < BLOCK ? keys->total - start : BLOCK;
-        locate(keys, start + BLOCK, 0, BLOCK / 2, D, dtype, offsets[!turn]);
         prepare_keys(keys, offsets[turn], D, dtype, pairs, &block);
-        locate(keys, start + BLOCK, BLOCK / 2, BLOCK, D, dtype, offsets[!turn]);
+        if (start > begin) add_block(&block, state, first, count, scores, D, pairs);
+        score_block(&block, state, first, count, scores, D, pairs);
         prepare_values(keys, offsets[turn], D, dtype, pairs, &block);
-        compute_factors(&block, state, first, count, scores, D, pairs);
-        add_block(&block, state, first, count, scores, D, pairs);
+        for (int64_t q = 0; q < count; q++) {
+            int64_t from = q * part, to = from + part < BLOCK ? from + part : BLOCK;
+            locate(keys, start + BLOCK, from, to, D, dtype, offsets[!turn]);
+            update_softmax(&block, state, first + q, scores + q, D, pairs);
+        }
     }
+    add_block(&block, state, first, count, scores, D, pairs);
 }
 
 /* Stores the partial result of one span for one query: the D sums, then the largest score and the weight. */

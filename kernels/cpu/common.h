@@ -205,6 +205,17 @@ static inline float vf_max(vf v) {
     return x[0];
 }
 
+/* Whether any number of v is greater than x. */
+static inline int vf_any_greater(vf v, float x) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(x), _CMP_GT_OQ) != 0;
+#elif defined(__AVX__)
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, _mm256_set1_ps(x), _CMP_GT_OQ)) != 0;
+#else
+    return vf_max(v) > x;
+#endif
+}
+
 static inline float load_any(const void *p, int64_t i, int dtype) {
     return dtype == BF16 ? bf16_to_f32(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }

@@ -127,7 +127,7 @@ class AuditEvents(Resource[D]):
         receipt = json.loads(last or b"{}")
         if receipt.get("sha256") != digest.hexdigest():
             raise APIResponseError(
-                f"the received events of {month} do not have the SHA-256 of their last line; try again"
+                f"the SHA-256 of the events of {month} is not the one in the last line, the receipt; try again"
             )
         return record(AuditExport, receipt)
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.postgres import OWNER, PostgresServer
 ROOT = Path(__file__).parents[1]
 POSTGRES_DATABASE = "slipstream_template"
 _FOLDER = ROOT / ".pytest_cache" / "migrated"
+_KEPT_SECONDS = 24 * 3600
 
 
 @cache
@@ -43,7 +45,8 @@ def migrate(**environment: str) -> None:
 def _kept(name: str, make: Callable[[Path], None]) -> Path:
     """Returns the file or folder of this name for the present state of the code.
 
-    If it does not exist, it is made by `make` with a temporary path, and those of other states are deleted.
+    If it does not exist, it is made by `make` with a temporary path, and those of states older than a day are deleted:
+    tests that are still running may use a younger one.
     """
     folder = _FOLDER / _state()
     _FOLDER.mkdir(parents=True, exist_ok=True)
@@ -51,7 +54,7 @@ def _kept(name: str, make: Callable[[Path], None]) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / name).exists():
             for other in _FOLDER.iterdir():
-                if other.is_dir() and other != folder:
+                if other.is_dir() and other.stat().st_mtime < time.time() - _KEPT_SECONDS:
                     shutil.rmtree(other)
             folder.mkdir(exist_ok=True)
             partial = folder / f"{name}.partial"

@@ -8,11 +8,12 @@ Engines, storage and receivers of webhooks are pretended, so that only code that
 
 Time is measured in windows without and with a noise (benchmarks/neighbours/noises.py), which alternate: quiet, noisy,
 quiet, noisy, ..., quiet. A window is longer than the pauses of the noise's callers. If the noise consists of requests,
-a noisy window lasts until the server has answered each of them once. Each window gives a 95th percentile. For each
-noise, the command prints the median of these percentiles over the quiet windows and over the noisy windows, in
-milliseconds, quiet → noisy, with their ratio. It also prints what failed: requests and jobs of the quiet organization,
-its engine if that was killed, and processes of the installation that died. The exit code is 1 if a ratio is above 2 or
-anything failed.
+a noisy window lasts until the server has answered each of them once. Each window gives three 95th percentiles of the
+quiet organization: of its reads, of its times to the first token, and of the claims of its jobs. For each noise and
+each of the three, the command prints the median over the quiet windows and over the noisy windows, in milliseconds,
+quiet → noisy, with their ratio. It also prints what failed: requests and jobs of the quiet organization, its engine if
+that was killed, and processes of the installation that died. The exit code is 1 if a ratio is above 2 or anything
+failed.
 """
 
 import argparse
@@ -53,7 +54,7 @@ class Windows:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.neighbours", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--database-url", help="an empty PostgreSQL database of this role (default: SQLite)")
+    parser.add_argument("--database-url", help="an empty PostgreSQL database that OWNER owns (default: SQLite)")
     parser.add_argument("--rounds", type=int, default=3, help="number of windows with each noise (default 3)")
     parser.add_argument("--only", choices=NOISES, action="append", help="a noise to make (default: all)")
     options = parser.parse_args()

@@ -17,6 +17,7 @@ class Job(Record):
     status: str  # queued, running, paused, succeeded, failed, cancelled
     attempt: int
     queue_position: int | None = None  # 1 for the job that workers claim next; None: the job is not waiting
+    blocked: Mapping[str, Any] | None = None  # code, message: why no worker claims the waiting job
     paused: Mapping[str, Any] | None = None
     progress: Progress | None = None
     metrics: Mapping[str, Any]

@@ -57,6 +57,7 @@ class Batch(Record):
     paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses the batch
     priority: str = "normal"  # low, normal, high; it orders the jobs of the organization only
     queue_position: int | None = None  # 1 for the job that workers claim next; None: the batch is not waiting
+    blocked: Mapping[str, Any] | None = None  # code, message: why no worker claims the waiting batch
     estimated_finished_at: int | None = None  # Unix seconds; set while the batch runs and has committed rows
     cost: Mapping[str, Any] | None = None  # cost so far: value, currency
     quote_id: str | None = None

@@ -33,7 +33,8 @@ def test_the_survival_of_a_proposal_approaches_the_observed_acceptance_rate(righ
         (draft,) = drafter.propose([sequence], 4)
         survivals.append(draft.survival[0])
         following = draft.tokens[0]
-        # To make the draft wrong, append another token. The prompt's tokens after it give the drafter a new match.
+        # A token that was not drafted makes the draft wrong. The prompt is then repeated, so that the drafter finds a
+        # match again.
         sequence.tokens += [following] if right else [1000 + following, *range(20), 0]
     assert (survivals[-1] > survivals[0]) == right
     assert survivals[-1] > 0.95 if right else survivals[-1] < 0.3

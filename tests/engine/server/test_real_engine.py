@@ -33,7 +33,7 @@ def make_requests() -> list[Request]:
 
 
 def make_request_fail(engine: Engine, monkeypatch: pytest.MonkeyPatch, request_id: str, *, after: int) -> None:
-    """Makes forward passes raise an error after the engine has run `after` passes with this request."""
+    """While the engine has this request, lets `after` forward passes succeed, and every later one raise an error."""
     forward = engine.model.forward
     num_passes = 0
 

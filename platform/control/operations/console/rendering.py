@@ -10,8 +10,8 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from control.queue.devices.blocked import waiting_described
 from control.queue.jobs.models import Job
-from control.queue.jobs.positions import queue_positions_set
 
 _TONES = {
     "success": ("succeeded", "completed", "ready", "live"),
@@ -26,9 +26,11 @@ TONE_OF_STATUS = {status: tone for tone, statuses in _TONES.items() for status i
 
 
 def position(job: Job) -> str:
-    """Returns the job's position in the queue; a dash if it is not waiting."""
-    queue_positions_set([job])
-    return "–" if job.queue_position is None else str(job.queue_position)
+    """Returns the job's position in the queue, and why no worker claims it; a dash if it is not waiting."""
+    waiting_described([job])
+    if job.queue_position is None:
+        return "–"
+    return str(job.queue_position) if job.blocked is None else f"{job.queue_position}. {job.blocked['message']}"
 
 
 def badge(row: Model, status: str, *, active: bool) -> SafeString:

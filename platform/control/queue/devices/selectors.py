@@ -52,7 +52,7 @@ def hour_usd(kind: str, hour_nanousd: int | None, prices: Mapping[str, float]) -
 
 
 def hardware() -> list[Hardware]:
-    """Returns the devices of all machines in groups. The memory and price of their kind complete what is not stated."""
+    """Returns the devices of all machines in groups. Memory and price that are not stated are those of the kind."""
     prices, memory = device_prices(), dict[str, int](get_config().device_memory_bytes.items())
     groups = devices_present().order_by(*_GROUP).values(*_GROUP)
     with across_tenants(Across.HARDWARE):

@@ -84,6 +84,7 @@ class Job(ProjectObject):
     finished_at = models.DateTimeField(null=True, blank=True)
 
     queue_position: int | None = None  # set by `positions`
+    blocked: dict[str, str] | None = None  # set by `queue.devices.blocked`
 
     class Meta:
         indexes = [

@@ -13,6 +13,17 @@ QUEUE_POSITION = (
 )
 
 
+class Blocked(ResponseModel):
+    """Why no worker claims a job that is waiting.
+
+    `no_worker`: no worker is running.
+    `no_device_fits`: no device of the running workers has the memory that the job needs.
+    """
+
+    code: str
+    message: str
+
+
 class Paused(ResponseModel):
     """Why a job is paused.
 
@@ -45,6 +56,7 @@ class JobObject(ResponseModel):
     status: Annotated[str, OneOf(Job.Status)]
     attempt: int
     queue_position: int | None = Field(description=QUEUE_POSITION)
+    blocked: SkipValidation[Blocked | None]
     paused: SkipValidation[Paused | None]
     progress: Progress | None
     metrics: SkipValidation[Figures]

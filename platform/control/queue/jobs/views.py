@@ -7,8 +7,8 @@ from control.core.api.errors import ApiError
 from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Page
+from control.queue.devices.blocked import waiting_described
 from control.queue.jobs.models import Job
-from control.queue.jobs.positions import queue_positions_set
 from control.queue.jobs.schemas import JobEventObject, JobObject
 from control.queue.jobs.selectors import job_events, job_get, jobs_list
 from control.queue.jobs.services import job_cancel
@@ -22,7 +22,7 @@ class JobListView(OrganizationView):
 
     @operation("jobs.list", response=Page[JobObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(jobs_list(self.organization), request, JobObject.of, prepare=queue_positions_set)
+        return paginate(jobs_list(self.organization), request, JobObject.of, prepare=waiting_described)
 
 
 class JobView(OrganizationView):
@@ -70,7 +70,7 @@ class JobCancelView(OrganizationView):
 
 
 def _shown(job: Job) -> JobObject:
-    queue_positions_set([job])
+    waiting_described([job])
     return JobObject.of(job)
 
 

@@ -10,7 +10,7 @@ from control.core.api.schemas import IntRange, OneOf, RequestModel, ResponseMode
 from control.data.files.schemas import ExpiresAfter
 from control.models.engines.schemas import EngineOptions, ValidateOnly
 from control.queue.jobs.fair import LEVELS, NORMAL, level_of
-from control.queue.jobs.schemas import QUEUE_POSITION, Paused
+from control.queue.jobs.schemas import QUEUE_POSITION, Blocked, Paused
 from control.workflows.batches.choosing import RowClass
 from control.workflows.batches.estimates import estimated_end
 from control.workflows.batches.models import Batch
@@ -174,6 +174,9 @@ class BatchObject(ResponseModel):
     )
     priority: Annotated[str, OneOf(LEVELS)] = Field(description="Our addition: the priority of the request.")
     queue_position: int | None = Field(description=f"Our addition: {QUEUE_POSITION}")
+    blocked: SkipValidation[Blocked | None] = Field(
+        description="Our addition: why no worker claims the waiting batch. Null: one will, or the batch is not waiting."
+    )
     estimated_finished_at: Unix | None = Field(
         description="Our addition: when all rows will be answered at the rate so far. Null until the batch runs and "
         "has committed rows. The batch ends at `expires_at` at the latest."
@@ -202,7 +205,7 @@ class BatchObject(ResponseModel):
     def of(cls, batch: Batch) -> Self:
         """While the batch runs, its row must come from `batches_list`. Otherwise the counts of finished rows are 0.
 
-        The position is null unless `queue_positions_set` has set it.
+        Without `waiting_described`, `queue_position` and `blocked` are null.
         """
         return cls.from_row(
             batch,
@@ -213,6 +216,7 @@ class BatchObject(ResponseModel):
             paused=batch.job.paused,
             priority=level_of(batch.job),
             queue_position=batch.job.queue_position,
+            blocked=batch.job.blocked,
             estimated_finished_at=estimated_end(batch),
             cost=Amount.of(batch.cost_nanousd),
             engine=EngineOptions.model_validate(batch.engine or {}),

@@ -10,7 +10,7 @@ from control.core.api.operation import LINES, PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Page
 from control.models.engines.schemas import EnginePlan
-from control.queue.jobs.positions import queue_positions_set
+from control.queue.devices.blocked import waiting_described
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.views import OrganizationView
 from control.workflows.batches.models import Batch
@@ -26,7 +26,7 @@ class BatchesView(OrganizationView):
 
     @operation("batches.list", response=Page[BatchObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(batches_list(self.organization), request, BatchObject.of, prepare=_set_positions)
+        return paginate(batches_list(self.organization), request, BatchObject.of, prepare=_describe_waiting)
 
     @operation("batches.create", request=BatchInput, response=BatchObject, plan=EnginePlan)
     def post(self, request: Request, body: BatchInput) -> BatchObject | EnginePlan:
@@ -98,13 +98,13 @@ class BatchResultsView(OrganizationView):
         return ResultsResponse(batch, after=_num_rows(request), is_followed=follow == "true", key=self.key)
 
 
-def _set_positions(batches: Sequence[Batch]) -> None:
-    queue_positions_set([batch.job for batch in batches])
+def _describe_waiting(batches: Sequence[Batch]) -> None:
+    waiting_described([batch.job for batch in batches])
 
 
 def _shown(organization: Organization, batch_id: str) -> BatchObject:
     batch = batch_get(organization, batch_id)
-    _set_positions([batch])
+    _describe_waiting([batch])
     return BatchObject.of(batch)
 
 

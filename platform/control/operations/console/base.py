@@ -159,6 +159,20 @@ class CreatableAdmin(RowsAdmin):
         """Does nothing, because the service has already written all rows."""
 
 
+def read_once(display: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Decorates a field that reads the database. Unfold computes each field of a page several times; this keeps the
+    result with the row."""
+
+    @wraps(display)
+    def read(page: RowsAdmin, row: Model) -> Any:
+        results: dict[str, Any] = row.__dict__.setdefault("_read_once", {})
+        if display.__name__ not in results:
+            results[display.__name__] = display(page, row)
+        return results[display.__name__]
+
+    return read
+
+
 def service_action(
     title: str,
     description: str,

@@ -10,7 +10,7 @@ from django.utils.safestring import SafeString
 from control.data.files.models import File
 from control.data.files.requests import UPLOAD_FILE
 from control.data.files.services import file_delete
-from control.operations.console.base import service_action
+from control.operations.console.base import read_once, service_action
 from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.openings.pipelines import pipeline_opening
 from control.operations.console.rendering import badge, error_text, link, pairs, position, progress_bar, table, usd
@@ -122,10 +122,12 @@ class BatchAdmin(FormAdmin):
         return level_of(row.job)
 
     @admin.display(description="position in the queue")
+    @read_once
     def queue_position(self, row: Batch) -> str:
         return position(row.job)
 
     @admin.display(description="estimated end")
+    @read_once
     def estimated_end(self, row: Batch) -> dt.datetime | None:
         return estimated_end(batch_get(row.organization, row.pk))
 

@@ -127,7 +127,8 @@ class EvaluationSpec:
     """A job that answers held-out prompts with and without the speculator, and compares tokens and time.
 
     It resumes from `checkpoint_dir`. `prompts_path` holds normalised rows as in `BatchSpec`. The job writes
-    `report.json`, `report.png`, `report.svg`, and the contents of a certificate, `evidence.json`, into `output_dir`.
+    `report.json`, `report.png`, `report.svg`, `examples.json`, and the contents of a certificate, `evidence.json`, into
+    `output_dir`.
     """
 
     kind: str = "evaluation"

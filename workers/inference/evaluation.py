@@ -30,6 +30,7 @@ from workers.inference.distribution import compare_distributions
 from workers.inference.driver import answer_rows
 from workers.inference.economy import Economics
 from workers.inference.evidence import device_name, evidence
+from workers.inference.examples import examples_of
 from workers.inference.loading import loading_failures
 from workers.inference.measured import read_measurements, write_measurements
 from workers.inference.plot import plot_report
@@ -65,7 +66,11 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
         distribution=distribution,
         model_answers=_answers_without_adapter(spec, arms, rows, tokenizer),
     )
-    contents = evidence(spec, rows, measurements, report)
+    lowest = min(measurements, key=lambda m: m.concurrency)
+    contents = {
+        "evidence": evidence(spec, rows, measurements, report),
+        "examples": examples_of(lowest.speculative.answers, tokenizer),
+    }
     return _write(report, contents, Path(spec.output_dir))
 
 
@@ -252,12 +257,14 @@ def _figures(measurement: Measurement) -> dict[str, float]:
 
 
 def _write(report: dict[str, Any], contents: dict[str, Any], folder: Path) -> Finished:
-    """contents: the contents of evidence.json."""
+    """contents: the contents of evidence.json and examples.json, by name."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = {"report": "report.json", "evidence": "evidence.json", "plot": "report.png", "drawing": "report.svg"}
+    files = {"report": "report.json", "plot": "report.png", "drawing": "report.svg"}
+    files |= {name: f"{name}.json" for name in contents}
     paths = {name: folder / file for name, file in files.items()}
     paths["report"].write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
-    paths["evidence"].write_text(json.dumps(contents, indent=2) + "\n")
+    for name, values in contents.items():
+        paths[name].write_text(json.dumps(values, indent=2) + "\n")
     for name in ("plot", "drawing"):
         plot_report(report, paths[name])
     return Finished(result=report, artifacts={name: str(path) for name, path in paths.items()})

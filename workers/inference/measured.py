@@ -67,6 +67,7 @@ def _as_values(arm: ArmTotals) -> dict[str, Any]:
             {
                 "row": answer.request.row.number,
                 "token_ids": answer.token_ids,
+                "accepted": answer.accepted,
                 "speculation": asdict(answer.speculation),
             }
             for answer in arm.answers
@@ -76,6 +77,6 @@ def _as_values(arm: ArmTotals) -> dict[str, Any]:
 
 def _answer(request: RowRequest, tokenizer: Tokenizer, values: Mapping[str, Any]) -> RowAnswer:
     answer = RowAnswer(request, tokenizer)
-    answer.token_ids = values["token_ids"]
+    answer.token_ids, answer.accepted = values["token_ids"], values["accepted"]
     answer.speculation = SpeculationStats(**values["speculation"])
     return answer

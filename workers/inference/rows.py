@@ -162,6 +162,7 @@ class RowAnswer:
     def __init__(self, request: RowRequest, tokenizer: Tokenizer) -> None:
         self.request = request
         self.token_ids: list[int] = []  # including a final stop token
+        self.accepted: list[bool] = []  # whether each token was an accepted draft token
         self.speculation = SpeculationStats()
         self._prompt_logprobs: tuple[TokenLogprob, ...] | None = None
         self._tokenizer = tokenizer
@@ -201,6 +202,8 @@ class RowAnswer:
         self._stream.push(output.token_ids, output.logprobs, output.finish_reason)
         num_used = self._stream.num_tokens - before  # fewer than the step's tokens if a stop string ended the answer
         self.token_ids += output.token_ids[:num_used]
+        # The last token of a pass is sampled by the target itself; those before it are accepted draft tokens.
+        self.accepted += [place + 1 < len(output.token_ids) for place in range(num_used)]
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = output.prompt_logprobs
         if output.speculation is not None:

@@ -13,6 +13,7 @@ from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.failures import Failure
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.services import evaluation_finish
+from control.workflows.speculators.answer_examples import EXAMPLES_FILE
 from workers.contracts import EvaluationSpec, FailureClass, Finished
 from workers.supervisor.attempt import Attempt, Ending
 from workers.supervisor.outcomes import AttemptFailed
@@ -20,7 +21,7 @@ from workers.supervisor.run_child import run_child
 from workers.supervisor.staging import artifact_prefix, model_dir, stage_file, stage_speculator
 from workers.supervisor.training import artifact_path, commit_checkpoint, stage_checkpoint
 
-_PLOTS = {"plot": "report.png", "drawing": "report.svg"}
+_STORED = {"plot": "report.png", "drawing": "report.svg", "examples": EXAMPLES_FILE}
 
 
 class EvaluationHandler:
@@ -39,7 +40,7 @@ class EvaluationHandler:
             message = "The model's files are not those that the speculator was trained for."
             raise AttemptFailed(FailureClass.USER_CONFIG, "model_changed", message)
         prefix = artifact_prefix(attempt.claim, "evaluation")
-        for name, file in _PLOTS.items():
+        for name, file in _STORED.items():
             get_storage().put_file(f"{prefix}/{file}", artifact_path(finished, name))
         attempt.lease.check()
         evaluation_finish(evaluation=evaluation, report=report, evidence=evidence, plots_prefix=prefix)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.control.workflows.evaluations.evidence import make_evidence
+from tests.control.workflows.evaluations.evidence import EXAMPLE, make_evidence
 from workers.contracts import (
     BatchSpec,
     Checkpoint,
@@ -125,7 +125,9 @@ def run_evaluation(spec: EvaluationSpec) -> None:
     (folder / "evidence.json").write_text(json.dumps(make_evidence(equal=num_rows)))
     (folder / "report.png").write_bytes(b"\x89PNG")
     (folder / "report.svg").write_text("<svg/>")
+    (folder / "examples.json").write_text(json.dumps([EXAMPLE]))
     files = {"report": "report.json", "evidence": "evidence.json", "plot": "report.png", "drawing": "report.svg"}
+    files["examples"] = "examples.json"
     artifacts = {name: str(folder / file) for name, file in files.items()}
     emit(Progress(done=num_rows, total=num_rows, unit="rows"))
     emit(Finished(result=report, artifacts=artifacts))

@@ -10,6 +10,7 @@ from control.serving.deployments.models import Deployment
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.selectors import pipeline_fresh
 from control.workflows.pipelines.state import ACTIVE
+from control.workflows.speculators.answer_examples import answer_examples
 from tests.control.workflows.pipelines.helpers import make_pipeline
 from tests.workers.supervisor.live import LiveStack, kill_9, read_object
 
@@ -36,6 +37,8 @@ def test_a_worker_runs_a_pipeline_from_prompts_to_an_endpoint(stack: LiveStack) 
     assert pipeline.speculator is not None
     assert pipeline.speculator.report["prompts_held_out"] == 2
     assert read_object(pipeline.speculator.plot_key) == b"\x89PNG"
+    (example,) = answer_examples(pipeline.speculator)
+    assert (example.custom_id, example.parts[1].accepted) == ("row-1", True)
     (evaluation,) = pipeline.speculator.evaluations.all()
     assert evaluation.certificate is not None
     assert evaluation.certificate["statement"]["counts"]["equal"] == 2

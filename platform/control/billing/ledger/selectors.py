@@ -1,11 +1,12 @@
-"""Sums of the ledger over a period."""
+"""Sums of the ledger."""
 
 import datetime as dt
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from django.db.models import Sum
 
-from control.billing.ledger.models import LedgerLine
+from control.billing.ledger.models import LedgerLine, Subject
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import visible
 
@@ -30,3 +31,10 @@ def ledger_totals(organization: Organization, *, start: dt.datetime, end: dt.dat
         )
         for row in rows.order_by("subject", "device_kind")
     ]
+
+
+def job_time_nanousd(organization: Organization, job_ids: Collection[str]) -> int:
+    """Returns the cost of the device time that these jobs have used in the attempts that have ended."""
+    subjects = (Subject.BATCH_TIME, Subject.TRAINING_TIME, Subject.EVALUATION_TIME)
+    lines = LedgerLine.objects.filter(visible(organization), subject__in=subjects, object_id__in=job_ids)
+    return lines.aggregate(cost=Sum("cost_nanousd"))["cost"] or 0

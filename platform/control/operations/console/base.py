@@ -10,6 +10,7 @@ from django.db.models import Model, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
+from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.dataclasses import ActionDialog, UnfoldAction
 from unfold.decorators import action
@@ -33,6 +34,7 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
 
     scope: ClassVar[str] = ""  # the scope that a member's role needs (`accounts.scopes`); empty: for staff only
     staff_fields: ClassVar[tuple[str, ...]] = ()  # fields about the service's machines, which members do not see
+    change_form_outer_before_template = "console/opening.html"
     list_per_page = 50
     show_full_result_count = False
 
@@ -58,6 +60,17 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
         if member is not None:
             rows = rows.filter(self.changeable_by(member.organization))
         return get_object_or_404(rows, pk=unquote(object_id))
+
+    def opening(self, request: HttpRequest, row: Any) -> SafeString | str:
+        """Returns what stands above the fields on a row's page: what the object is for."""
+        return ""
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, obj: Model | None = None, **kwargs: Any
+    ) -> HttpResponse:
+        context["opening"] = "" if obj is None else self.opening(request, obj)
+        response: HttpResponse = super().render_change_form(request, context, *args, obj=obj, **kwargs)
+        return response
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         member = member_of(request)
@@ -144,6 +157,20 @@ class CreatableAdmin(RowsAdmin):
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
         """Does nothing, because the service has already written all rows."""
+
+
+def read_once(display: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Decorates a field that reads the database. Unfold computes each field of a page several times; this keeps the
+    result with the row."""
+
+    @wraps(display)
+    def read(page: RowsAdmin, row: Model) -> Any:
+        results: dict[str, Any] = row.__dict__.setdefault("_read_once", {})
+        if display.__name__ not in results:
+            results[display.__name__] = display(page, row)
+        return results[display.__name__]
+
+    return read
 
 
 def service_action(

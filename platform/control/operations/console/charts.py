@@ -11,6 +11,7 @@ from control.operations.console.rendering import number
 
 WIDTH, HEIGHT = 320, 120
 MARGIN = 6  # keeps the stroke of a line inside the picture
+_SIDE, _TOP, _BOTTOM = 40, 22, 142  # of the lines in a comparison, whose picture has room for texts around them
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,37 @@ def charts(key: str, lines: Iterable[Line], *, unit: str) -> SafeString:
     """
     context = {"key": key, "unit": unit, "charts": [_chart_context(line) for line in lines]}
     return render_to_string("console/charts.html", context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    name: str  # its style in console.css
+    title: str
+    values: Sequence[float]  # at the ticks
+    labels: Sequence[str]  # at the points; may be empty strings
+
+
+def comparison(title: str, series: Sequence[Series], *, ticks: Sequence[str], axis: str) -> SafeString:
+    """Draws several lines into one chart, with one scale that begins at 0.
+
+    Args:
+        series: at least one; each has a value and a label for every tick.
+        axis: what the ticks mean.
+    """
+    top = max(max(line.values) for line in series) or 1.0
+    step = (WIDTH - 2 * _SIDE) / max(1, len(ticks) - 1)
+    xs = [_SIDE + place * step for place in range(len(ticks))] if len(ticks) > 1 else [WIDTH / 2]
+    lines = []
+    for line in series:
+        ys = [_BOTTOM - value / top * (_BOTTOM - _TOP) for value in line.values]
+        points = [{"x": x, "y": y, "label": label} for x, y, label in zip(xs, ys, line.labels, strict=True)]
+        spoken = ", ".join(f"{number(value)} at {tick}" for tick, value in zip(ticks, line.values, strict=True))
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
+        lines.append({"line": line, "points": points, "path": path, "spoken": spoken})
+    marks = [{"x": x, "text": tick} for x, tick in zip(xs, ticks, strict=True)]
+    grid = [{"y": _BOTTOM - share * (_BOTTOM - _TOP), "text": number(share * top)} for share in (0.0, 0.5, 1.0)]
+    context = {"title": title, "lines": lines, "marks": marks, "grid": grid, "axis": axis}
+    return render_to_string("console/comparison.html", context)
 
 
 def _chart_context(line: Line) -> dict[str, Any]:

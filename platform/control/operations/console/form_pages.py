@@ -46,9 +46,15 @@ class FormAdmin(RowsAdmin):
         return _render(self, request, self.create_form.title, _OrganizationForm(), method="get")
 
 
-def form_action(name: str, console_form: ConsoleForm, *, icon: str, when: Callable[[Any], bool]) -> Any:
-    """Returns a button on a row's page that opens a form about the row. `name`: the class attribute that holds the
-    button."""
+def form_action(
+    name: str, console_form: ConsoleForm, *, icon: str, when: Callable[[Any], bool], permission: str = "operate"
+) -> Any:
+    """Returns a button on a row's page that opens a form about the row.
+
+    Args:
+        name: the class attribute that holds the button.
+        permission: the page's method `has_PERMISSION_permission` decides who may use the form.
+    """
 
     def run(admin: RowsAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
         row = admin.row_to_change(request, object_id)
@@ -56,7 +62,7 @@ def form_action(name: str, console_form: ConsoleForm, *, icon: str, when: Callab
 
     run.__name__ = name
     run.is_applicable = when  # type: ignore[attr-defined]  # `action` copies it to the button's method
-    return action(run, description=console_form.title, icon=icon, permissions=["operate"])
+    return action(run, description=console_form.title, icon=icon, permissions=[permission])
 
 
 def add_form_action(

@@ -10,6 +10,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from control.billing.usage.schemas import Amount
 from control.queue.devices.blocked import waiting_described
 from control.queue.jobs.models import Job
 
@@ -82,6 +83,17 @@ def number(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(number(item) for item in value) or "none"
     return str(value)
+
+
+def duration(seconds: float) -> str:
+    """Formats a duration with its two largest units: `1 h 5 min`, `3 min 20 s`, `9 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def usd(nanousd: int) -> str:
+    return f"{Amount.of(nanousd).value:,.6g}"
 
 
 def link(row: Model | None, title: str = "") -> SafeString | str:

@@ -139,7 +139,7 @@ def _fields_of_model(model: type[BaseModel], prefix: str = "") -> Iterator[Field
             path=path,
             kind=_kind(types),
             is_required=info.is_required(),
-            default=_NOT_SET if info.is_required() else info.default,
+            default=_NOT_SET if info.is_required() else info.get_default(call_default_factory=True),
             choices=_choices(info, types),
             help=info.description or "",
         )

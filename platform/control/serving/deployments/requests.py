@@ -1,5 +1,7 @@
 """Carries out requests for deployments that come from the API or the console."""
 
+from dataclasses import replace
+
 from django.db import transaction
 
 from control.core.api.errors import ApiError
@@ -102,6 +104,12 @@ CREATE_DEPLOYMENT = ConsoleForm(
     request=DeploymentOptions,
     run=create_from,
     choices=lambda organization: {"model": base_models(organization), **_served_choices(organization)},
+)
+DEPLOY_SPECULATOR = replace(
+    CREATE_DEPLOYMENT,
+    title="Deploy",
+    run=lambda row, body: create_from(row.organization, body),
+    initial=lambda row: {"name": row.name, "model": row.base_model.name, "speculator_id": row.pk},
 )
 CHANGE_DEPLOYMENT = ConsoleForm(
     title="Change",

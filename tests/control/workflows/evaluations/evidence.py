@@ -1,10 +1,18 @@
-"""Makes the evidence that the certificate of an evaluation states: the inputs, the result and the environment.
+"""Makes the results of an evaluation: an example of an answer, and the evidence that the certificate states.
 
 The evidence has the same structure as that of `workers.inference.evidence`. This module must not import Django,
 because a fake child process imports it too.
 """
 
 from typing import Any
+
+EXAMPLE = {
+    "custom_id": "row-1",
+    "prompt": "Where is <Kassel>?",
+    "acceptance_length": 2.5,
+    "parts": [{"text": "In ", "accepted": False}, {"text": "the middle of ", "accepted": True}],
+    "is_cut": True,
+}
 
 
 def make_evidence(*, equal: int = 20, different: int = 0, exact_reason: str | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
 from control.core.settings.config import get_config
-from control.operations.console.base import RowsAdmin, service_action
+from control.operations.console.base import RowsAdmin, read_once, service_action
 from control.operations.console.charts import charts, lines_of
 from control.operations.console.logs import log_tail
 from control.operations.console.rendering import badge, error_text, link, pairs, position, progress_bar, table
@@ -75,6 +75,7 @@ class JobAdmin(RowsAdmin):
         return badge(row, row.status, active=row.status in ACTIVE_JOBS)
 
     @admin.display(description="belongs to")
+    @read_once
     def belongs_to(self, row: Job) -> SafeString | str:
         """The batch, evaluation or pipeline that the job works for."""
         batch = Batch.objects.filter(job=row).first()
@@ -93,6 +94,7 @@ class JobAdmin(RowsAdmin):
         return row.paused["message"] if row.paused else "–"
 
     @admin.display(description="position in the queue")
+    @read_once
     def queue_position(self, row: Job) -> str:
         return position(row)
 
@@ -101,6 +103,7 @@ class JobAdmin(RowsAdmin):
         return error_text(row.error)
 
     @admin.display(description="charts, by step")
+    @read_once
     def curves(self, row: Job) -> SafeString:
         """Charts of the metrics at committed checkpoints. For a step that was repeated, the latest metrics count."""
         events = job_events(row).filter(type="checkpoint_committed").order_by("-seq")[:MAX_POINTS]
@@ -128,6 +131,7 @@ class JobAdmin(RowsAdmin):
         return pairs(row, "result", row.result)
 
     @admin.display
+    @read_once
     def timeline(self, row: Job) -> SafeString:
         """Events of the job, newest first."""
         events = job_events(row).order_by("-seq")[:MAX_TIMELINE]

@@ -13,10 +13,9 @@ from control.billing.spending.models import SpendCap
 from control.billing.spending.schemas import MAX_USD, nanousd
 from control.billing.spending.selectors import month_start, spent_nanousd
 from control.billing.spending.services import spend_cap_create, spend_cap_delete, spend_cap_update
-from control.billing.usage.schemas import Amount
 from control.operations.console.base import CreatableAdmin, service_action
 from control.operations.console.form_pages import FormAdmin, form_action
-from control.operations.console.rendering import link, table
+from control.operations.console.rendering import link, table, usd
 from control.operations.console.sidebar import SidebarEntry
 from control.workflows.batches.caps import batches_paused, quote_spent_nanousd
 from control.workflows.quotes.models import Quote
@@ -130,7 +129,3 @@ class QuoteAdmin(FormAdmin):
     @admin.display(description="pilot")
     def the_pilot(self, row: Quote) -> Any:
         return link(row.pilot)
-
-
-def usd(amount: int) -> str:
-    return f"{Amount.of(amount).value:,.6g}"

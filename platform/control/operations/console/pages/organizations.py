@@ -17,8 +17,7 @@ from control.billing.spending.selectors import spend_caps_list, spent_nanousd
 from control.billing.usage.schemas import Amount
 from control.billing.usage.selectors import WIDTHS, Sums, Window, usage_buckets, usage_total
 from control.operations.console.base import CreatableAdmin, service_action
-from control.operations.console.pages.money import usd
-from control.operations.console.rendering import link, number, page_url, table
+from control.operations.console.rendering import link, number, page_url, table, usd
 from control.operations.console.sidebar import SidebarEntry
 from control.operations.console.visitors import member_may, member_of
 from control.queue.jobs.models import Job

@@ -1,6 +1,5 @@
 """Pages of base models, speculators with their reports, and deployments."""
 
-import datetime as dt
 from urllib.parse import urlencode
 
 from django.contrib import admin
@@ -8,27 +7,25 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from control.billing.usage.selectors import WIDTHS, Window
 from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
 from control.models.catalog.intake import base_model_delete
 from control.models.catalog.models import BaseModel, Speculator
 from control.models.catalog.requests import REGISTER_MODEL
-from control.operations.console.base import service_action
-from control.operations.console.charts import charts, lines_of
+from control.operations.console.base import read_once, service_action
 from control.operations.console.compare import MAX_SPECULATORS
 from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.logs import log_tail
+from control.operations.console.openings.deployments import REFRESHED_STATES, deployment_opening
+from control.operations.console.openings.speculators import speculator_opening
 from control.operations.console.rendering import badge, error_text, is_nested, link, number, pairs, table
 from control.operations.console.sidebar import SidebarEntry
-from control.serving.deployments.figures import figures_by_bucket
 from control.serving.deployments.launcher import log_path
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.requests import CHANGE_DEPLOYMENT, CREATE_DEPLOYMENT
+from control.serving.deployments.requests import CHANGE_DEPLOYMENT, CREATE_DEPLOYMENT, DEPLOY_SPECULATOR
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop
 from control.tenants.accounts.models import Organization
 from control.tenants.events.models import Event
@@ -37,14 +34,6 @@ from control.workflows.evaluations.schemas import EvaluationObject, EvaluationRe
 from control.workflows.speculators.plots import training_plots
 from control.workflows.speculators.requests import EXPORT_SPECULATOR, IMPORT_SPECULATOR
 from control.workflows.speculators.services import speculator_delete
-
-CHARTED_HOURS = 3
-CHARTED = ("acceptance_length", "tokens_per_second", "latency_seconds")
-# A badge in these states is refreshed. A ready deployment is among them, because its process may die at any time.
-REFRESHED_STATES = (
-    Deployment.State.PROVISIONING, Deployment.State.READY, Deployment.State.SLEEPING, Deployment.State.DEGRADED,
-    Deployment.State.STOPPING,
-)  # fmt: skip
 
 
 def _is_private(row: BaseModel) -> bool:
@@ -106,12 +95,18 @@ class SpeculatorAdmin(FormAdmin):
     ordering = ["-id"]
     list_select_related = ["organization", "base_model"]
     actions = ["compare"]
-    actions_detail = ["evaluate", "export", "delete"]
+    actions_detail = ["deploy", "evaluate", "export", "delete"]
     fields = [
         "id", "name", "version", "organization", "base_model", "kind", "state", "summary", "by_concurrency",
         "by_phase", "by_context", "plot",
         "evaluations", "training_result", "training_plots", "target_revision", "created_at",
     ]  # fmt: skip
+
+    def opening(self, request: HttpRequest, row: Speculator) -> SafeString:
+        return speculator_opening(request, row, can_deploy=_is_ready(row) and self.has_deploy_permission(request))
+
+    def has_deploy_permission(self, request: HttpRequest, object_id: str | None = None) -> bool:
+        return bool(admin.site._registry[Deployment].has_add_permission(request))
 
     @admin.display(description="status", ordering="status")
     def state(self, row: Speculator) -> SafeString:
@@ -149,6 +144,7 @@ class SpeculatorAdmin(FormAdmin):
         return format_html('<img class="console-plot" src="{}" alt="Acceptance and speed of {}">', url, row)
 
     @admin.display
+    @read_once
     def evaluations(self, row: Speculator) -> SafeString:
         """The latest evaluations, newest first, each with its job."""
         latest = row.evaluations.select_related("job", "speculator__base_model").order_by("-id")[:20]
@@ -156,6 +152,7 @@ class SpeculatorAdmin(FormAdmin):
         return table(row, "evaluations", ["evaluation", "job", "status", "outputs"], lines)
 
     @admin.display(description="training curves")
+    @read_once
     def training_plots(self, row: Speculator) -> SafeString | str:
         url = reverse("speculator-plot", args=[row.pk])
         pictures = [(url, name, name.replace("_", " ")) for name in training_plots(row)]
@@ -180,6 +177,7 @@ class SpeculatorAdmin(FormAdmin):
         evaluation = evaluation_create_from(row.organization, EvaluationRequest(speculator_id=row.pk))
         return format_html("{} is queued.", link(evaluation))
 
+    deploy = form_action("deploy", DEPLOY_SPECULATOR, icon="rocket_launch", when=_is_ready, permission="deploy")
     export = form_action("export", EXPORT_SPECULATOR, icon="download", when=_is_ready)
 
     @service_action(
@@ -229,9 +227,12 @@ class DeploymentAdmin(FormAdmin):
     actions_detail = ["start", "change_served", "stop", "delete"]
     fields = [
         "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure",
-        "num_replicas", "scaling", "processes", "curves", "health", "generation", "observed_generation", "healthy_at",
+        "num_replicas", "scaling", "processes", "health", "generation", "observed_generation", "healthy_at",
         "created_at", "deleted_at", "log",
     ]  # fmt: skip
+
+    def opening(self, request: HttpRequest, row: Deployment) -> SafeString:
+        return deployment_opening(request, row)
 
     @admin.display(description="state", ordering="state")
     def condition(self, row: Deployment) -> SafeString:
@@ -249,7 +250,8 @@ class DeploymentAdmin(FormAdmin):
     def failure(self, row: Deployment) -> SafeString | str:
         return error_text(row.error)
 
-    @admin.display(description="replicas")
+    @admin.display(description="processes")
+    @read_once
     def processes(self, row: Deployment) -> SafeString:
         columns = ["number", "state", "generation", "node", "device", "pid", "port", "crashes in 10 minutes", "error"]
         lines = [
@@ -259,21 +261,10 @@ class DeploymentAdmin(FormAdmin):
             )
             for replica in row.replicas.order_by("number")
         ]  # fmt: skip
-        return table(row, "replicas", columns, lines)
-
-    @admin.display(description=f"the last {CHARTED_HOURS} hours")
-    def curves(self, row: Deployment) -> SafeString:
-        minute = WIDTHS["1m"]
-        end = timezone.now().astimezone(dt.UTC).replace(second=0, microsecond=0) + dt.timedelta(minutes=1)
-        window = Window(start=end - dt.timedelta(hours=CHARTED_HOURS), end=end, width=minute)
-        entries = []
-        for at, figures in figures_by_bucket(row, window).items():
-            values = {name: getattr(figures, name) for name in CHARTED}
-            measured = {name: value for name, value in values.items() if value is not None}
-            entries.append(((at - end).total_seconds() / minute.seconds, measured))
-        return charts(f"{row.pk}-curves", lines_of(entries, CHARTED), unit="minutes ago:")
+        return table(row, "processes", columns, lines)
 
     @admin.display(description="history of states")
+    @read_once
     def health(self, row: Deployment) -> SafeString:
         """Changes of the state, newest first, as far back as events are kept."""
         events = Event.objects.filter(organization=row.organization_id, object_id=row.pk).order_by("-number")[:50]

@@ -3,16 +3,17 @@
 import datetime as dt
 
 from django.contrib import admin
+from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.utils.safestring import SafeString
 
 from control.data.files.models import File
 from control.data.files.requests import UPLOAD_FILE
 from control.data.files.services import file_delete
-from control.operations.console.base import service_action
+from control.operations.console.base import read_once, service_action
 from control.operations.console.form_pages import FormAdmin, form_action
-from control.operations.console.pages.money import usd
-from control.operations.console.rendering import badge, error_text, link, pairs, position, progress_bar, table
+from control.operations.console.openings.pipelines import pipeline_opening
+from control.operations.console.rendering import badge, error_text, link, pairs, position, progress_bar, table, usd
 from control.operations.console.sidebar import SidebarEntry
 from control.queue.jobs.fair import level_of
 from control.workflows.batches.estimates import estimated_end
@@ -23,7 +24,6 @@ from control.workflows.batches.services import batch_cancel, batch_resume
 from control.workflows.batches.state import RESUMABLE as RESUMABLE_BATCHES
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.requests import CREATE_PIPELINE
-from control.workflows.pipelines.schemas import StageObject
 from control.workflows.pipelines.selectors import pipeline_fresh
 from control.workflows.pipelines.services import pipeline_cancel, pipeline_resume
 from control.workflows.pipelines.state import ACTIVE, RESUMABLE
@@ -122,10 +122,12 @@ class BatchAdmin(FormAdmin):
         return level_of(row.job)
 
     @admin.display(description="position in the queue")
+    @read_once
     def queue_position(self, row: Batch) -> str:
         return position(row.job)
 
     @admin.display(description="estimated end")
+    @read_once
     def estimated_end(self, row: Batch) -> dt.datetime | None:
         return estimated_end(batch_get(row.organization, row.pk))
 
@@ -200,9 +202,17 @@ class PipelineAdmin(FormAdmin):
     list_select_related = ["organization", "base_model"]
     actions_detail = ["cancel", "resume"]
     fields = [
-        "id", "name", "organization", "base_model", "state", "failure", "stages", "report", "the_batch",
+        "id", "name", "organization", "base_model", "state", "failure", "report", "the_batch",
         "the_speculator", "the_deployment", "training", "evaluation", "gate", "deploy", "created_at", "finished_at",
     ]  # fmt: skip
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Pipeline | None:
+        """Reads the related rows, too, which the page shows."""
+        row = super().get_object(request, object_id, from_field)
+        return None if row is None else pipeline_fresh(row)
+
+    def opening(self, request: HttpRequest, row: Pipeline) -> SafeString:
+        return pipeline_opening(row)
 
     @admin.display(description="status", ordering="status")
     def state(self, row: Pipeline) -> SafeString:
@@ -211,16 +221,6 @@ class PipelineAdmin(FormAdmin):
     @admin.display(description="error")
     def failure(self, row: Pipeline) -> SafeString | str:
         return error_text(row.error)
-
-    @admin.display
-    def stages(self, row: Pipeline) -> SafeString:
-        lines = []
-        for stage in StageObject.all_of(pipeline_fresh(row)):
-            count = stage.progress
-            amount = f"{count.done} / {count.total} {count.unit}" if count is not None and count.total else "–"
-            seconds = (stage.finished_at or 0) - (stage.started_at or 0)
-            lines.append((stage.name, stage.status, amount, f"{seconds} s" if seconds > 0 else "–"))
-        return table(row, "stages", ["stage", "status", "progress", "time"], lines)
 
     @admin.display
     def report(self, row: Pipeline) -> SafeString:

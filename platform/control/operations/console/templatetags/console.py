@@ -1,12 +1,14 @@
-"""Template tags of the overview and the queue page."""
+"""Template tags and filters of the console's pages."""
 
 from django import template
 from django.utils.safestring import SafeString
 
-from control.operations.console.rendering import badge, progress_bar
+from control.operations.console.rendering import badge, link, number, progress_bar
 from control.queue.jobs.models import Job
 
 register = template.Library()
+register.filter("figure", number)
+register.filter("row_link", link)
 
 
 @register.simple_tag

@@ -14,7 +14,7 @@
 from slipstream.account import LedgerLine
 from slipstream.adapters import Adapter
 from slipstream.audits import Audit
-from slipstream.catalog import BaseModel
+from slipstream.catalog import BaseModel, BaseSpeculator
 from slipstream.client import AsyncClient, Client
 from slipstream.datasets import Quote
 from slipstream.deployments import DeploymentMetrics
@@ -96,6 +96,7 @@ __all__ = [
     "AuthenticationError",
     "BadRequestError",
     "BaseModel",
+    "BaseSpeculator",
     "Batch",
     "BatchError",
     "BatchFailed",

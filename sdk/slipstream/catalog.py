@@ -79,6 +79,26 @@ class BaseModels(Resource[D]):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseSpeculator(Record):
+    """A speculator that every organization can use: pass its id wherever a method takes a speculator's id."""
+
+    id: str
+    name: str
+    version: int
+    kind: str
+    description: str
+    model: str
+    target_revision: str
+    created_at: int
+
+
+class BaseSpeculators(Resource[D]):
+    @listing
+    def list(self) -> Items[Page[BaseSpeculator]]:
+        return self.http.pages(BaseSpeculator, "base_speculators")
+
+
 class Speculators(Resource[D]):
     @procedure
     def retrieve(self, speculator_id: str) -> Steps[Speculator]:

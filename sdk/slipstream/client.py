@@ -15,7 +15,7 @@ from slipstream.adapters import Adapters
 from slipstream.audits import Audits
 from slipstream.batches import Batches
 from slipstream.captures import Captures
-from slipstream.catalog import BaseModels, Models, Speculators
+from slipstream.catalog import BaseModels, BaseSpeculators, Models, Speculators
 from slipstream.chat import Chat, Completions
 from slipstream.datasets import Datasets, Quotes
 from slipstream.deployments import Deployments
@@ -51,6 +51,7 @@ class Resources(Generic[D]):
         self.audit_events = AuditEvents(http, driver)
         self.audits = Audits(http, driver)
         self.base_models = BaseModels(http, driver)
+        self.base_speculators = BaseSpeculators(http, driver)
         self.batches = Batches(http, driver)
         self.captures = Captures(http, driver)
         self.chat = Chat(http, driver)

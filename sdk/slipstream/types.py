@@ -162,6 +162,7 @@ class Speculator(Record):
     version: int
     kind: str
     model: str
+    base_speculator_id: str | None = None  # the base speculator that this row stands for
     status: str  # training, ready, failed
     target_revision: str  # hash of the weights for which the speculator was trained; it works only with these weights
     training: Mapping[str, Any]

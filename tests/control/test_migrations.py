@@ -21,6 +21,7 @@ SAFE = {
     "idempotency.0003_belong_to_projects constraint idempotency_key_of_project": (
         "the previous release writes no project"
     ),
+    "catalog.0009_base_speculators constraint base_speculator_once": "the previous release does not know the table",
     "accounts.0004_require_member_ids alter public_id": "0003 has filled it, and the application sets it for new rows",
 }
 REMOVING_OPERATIONS = (

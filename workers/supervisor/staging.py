@@ -49,7 +49,7 @@ def model_dir(base_model: BaseModel) -> str:
 
 
 def stage_speculator(speculator: Speculator | None, path: Path) -> str | None:
-    return None if speculator is None else str(stage_folder(speculator.storage_prefix, path))
+    return None if speculator is None else str(stage_folder(speculator.artifact_prefix, path))
 
 
 def shard_key(claim: Claim, shard_no: int) -> str:

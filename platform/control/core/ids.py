@@ -3,6 +3,8 @@
 import secrets
 import time
 
+BASE_SPECULATOR = "bspec_"  # the prefix tells the id from that of an organization's speculator
+
 
 def new_id(prefix: str) -> str:
     """Returns the prefix (with its separator), then 11 hex digits of Unix milliseconds and 16 random hex digits."""
@@ -50,6 +52,10 @@ def base_model_id() -> str:
 
 def speculator_id() -> str:
     return new_id("spec_")
+
+
+def base_speculator_id() -> str:
+    return new_id(BASE_SPECULATOR)
 
 
 def job_id() -> str:

@@ -1,9 +1,9 @@
-"""Base models that customers may use, and the speculators trained for them."""
+"""Base models that customers may use, the speculators trained for them, and those that all organizations share."""
 
 from django.db import models
 from django.db.models import Q
 
-from control.core.ids import base_model_id, speculator_id
+from control.core.ids import base_model_id, base_speculator_id, speculator_id
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import ProjectObject
 
@@ -54,6 +54,35 @@ class BaseModel(ProjectObject):
         return self.name
 
 
+class BaseSpeculator(models.Model):
+    """A speculator for a shared model that every organization may use. Only operators publish and withdraw it.
+
+    The row and the files say nothing about the organization in which the speculator was trained.
+    """
+
+    id = models.CharField(primary_key=True, max_length=40, default=base_speculator_id, editable=False)
+    base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="base_speculators")
+    name = models.CharField(max_length=64)
+    version = models.PositiveIntegerField()
+    kind = models.CharField(max_length=24)
+    description = models.CharField(max_length=1000, blank=True)
+    target_revision = models.CharField(max_length=64)
+    target_texts = models.JSONField(
+        null=True, blank=True, help_text="The model's tokenizer and chat template at the training; null: unknown."
+    )
+    storage_prefix = models.CharField(max_length=400, help_text="Prefix of the artifact's storage keys.")
+    created_at = models.DateTimeField(auto_now_add=True)
+    withdrawn_at = models.DateTimeField(
+        null=True, blank=True, help_text="Organizations that use the speculator already keep it."
+    )
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["base_model", "name", "version"], name="base_speculator_once")]
+
+    def __str__(self) -> str:
+        return f"{self.name} v{self.version}"
+
+
 class Speculator(ProjectObject):
     class Status(models.TextChoices):
         TRAINING = "training"
@@ -75,6 +104,14 @@ class Speculator(ProjectObject):
     storage_prefix = models.CharField(
         max_length=400, blank=True, help_text="Prefix of the artifact's storage keys; set when the speculator is ready."
     )
+    base_speculator = models.ForeignKey(
+        BaseSpeculator,
+        on_delete=models.PROTECT,
+        related_name="uses",
+        null=True,
+        blank=True,
+        help_text="The row stands for the organization's use of this base speculator; `storage_prefix` has no files.",
+    )
     training = models.JSONField(default=dict, blank=True, help_text="The training job's result.")
     report = models.JSONField(default=dict, blank=True, help_text="The latest evaluation's report.")
     plot_key = models.CharField(max_length=400, blank=True, help_text="The latest evaluation's PNG in storage.")
@@ -84,6 +121,11 @@ class Speculator(ProjectObject):
         constraints = [
             models.UniqueConstraint(fields=["organization", "name", "version"], name="speculator_version_once"),
         ]
+
+    @property
+    def artifact_prefix(self) -> str:
+        """Prefix of the storage keys of the files that engines read; empty until the speculator is ready."""
+        return self.storage_prefix if self.base_speculator is None else self.base_speculator.storage_prefix
 
     def __str__(self) -> str:
         return f"{self.name} v{self.version}"

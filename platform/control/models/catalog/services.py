@@ -45,17 +45,22 @@ def base_model_register(*, name: str, path: Path | str, organization: Organizati
 @transaction.atomic
 def speculator_create(*, organization: Organization, base_model: BaseModel, name: str, kind: str) -> Speculator:
     """Creates the next version under this name, bound to the base model's current weights and tokenizer."""
-    Organization.objects.select_for_update().get(pk=organization.pk)  # two calls must not choose the same version
-    last = Speculator.objects.filter(organization=organization, name=name).aggregate(last=Max("version"))["last"]
     return Speculator.objects.create(
         organization=organization,
         base_model=base_model,
         name=name,
-        version=(last or 0) + 1,
+        version=next_version(organization, name),
         kind=kind,
         target_revision=base_model.revision,
         target_texts=base_model.texts,
     )
+
+
+def next_version(organization: Organization, name: str) -> int:
+    """Locks the organization's row until the end of the transaction, so that two calls do not choose one version."""
+    Organization.objects.select_for_update().get(pk=organization.pk)
+    last = Speculator.objects.filter(organization=organization, name=name).aggregate(last=Max("version"))["last"]
+    return (last or 0) + 1
 
 
 def speculator_ready(*, speculator: Speculator, storage_prefix: str, training: Mapping[str, Any]) -> Speculator:

@@ -102,7 +102,7 @@ class _Planner:
         self.options, self.workload = options, workload
         model, speculator = workload.base_model, workload.speculator
         self.sizes = None if model is None or model.sizes is None else ModelSizes.from_json(model.sizes)
-        self.speculator_bytes = 0 if speculator is None else _weight_bytes(speculator.storage_prefix)
+        self.speculator_bytes = 0 if speculator is None else _weight_bytes(speculator.artifact_prefix)
         self.adapter_bytes = sum(adapter.size_bytes for adapter in workload.adapters)
 
     def on(self, device: DeviceKind) -> DevicePlan:

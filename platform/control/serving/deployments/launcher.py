@@ -82,7 +82,7 @@ def stage(config: Config, deployment: Deployment) -> Path | None:
     if speculator is None:
         return None
     return _copy_unless_present(
-        speculator.storage_prefix, config.data_dir / "deployments" / deployment.pk / speculator.pk
+        speculator.artifact_prefix, config.data_dir / "deployments" / deployment.pk / speculator.pk
     )
 
 

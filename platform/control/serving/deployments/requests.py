@@ -7,9 +7,11 @@ from django.db import transaction
 from control.core.api.errors import ApiError
 from control.core.api.forms import Choices, ConsoleForm, row_choices
 from control.models.adapters.selectors import adapters_get, adapters_list
-from control.models.catalog.choices import base_models, ready_speculators
+from control.models.base_speculators.choices import ready_speculators
+from control.models.base_speculators.services import speculator_preview, speculator_resolve
+from control.models.catalog.choices import base_models
 from control.models.catalog.models import Speculator
-from control.models.catalog.selectors import base_model_get, speculator_get
+from control.models.catalog.selectors import base_model_get
 from control.models.engines.planning import engine_plan
 from control.models.engines.schemas import EnginePlan
 from control.serving.deployments.models import Deployment
@@ -33,9 +35,10 @@ def plan_from(organization: Organization, body: DeploymentOptions) -> EnginePlan
     Raises: ApiError: 404, no such model, speculator or adapter; 409, one of them is not usable; 400, the engine does
         not fit.
     """
+    named = body.speculator_id
     workload = deployment_workload(
         base_model_get(organization, body.model),
-        _speculator(organization, body.speculator_id),
+        None if named is None else speculator_preview(organization, named),
         adapters_get(organization, body.adapters),
     )
     return engine_plan(body.engine, workload)
@@ -92,7 +95,7 @@ def _update_in_place(deployment: Deployment, body: DeploymentUpdateInput) -> Dep
 
 
 def _speculator(organization: Organization, speculator_id: str | None) -> Speculator | None:
-    return None if speculator_id is None else speculator_get(organization, speculator_id)
+    return None if speculator_id is None else speculator_resolve(organization, speculator_id)
 
 
 def _served_choices(organization: Organization) -> dict[str, Choices]:

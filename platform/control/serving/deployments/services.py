@@ -14,6 +14,7 @@ from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
 from control.models.adapters.models import Adapter
 from control.models.catalog.drafters import changes_output
+from control.models.catalog.fitting import fit_check
 from control.models.catalog.models import BaseModel, Speculator
 from control.models.engines.drafting import drafting_check
 from control.models.engines.planning import Purpose, Workload, engine_plan
@@ -25,7 +26,6 @@ from control.serving.deployments.states import RUNNING_STATES, State, transition
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audited
 from control.tenants.events.services import event_record
-from workers.model_folders import changed_texts
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -96,7 +96,7 @@ def deployment_workload(base_model: BaseModel, speculator: Speculator | None, ad
     Raises: ApiError: 409, the speculator or an adapter does not belong to the model, or is not ready.
     """
     if speculator is not None:
-        _check_speculator(speculator, base_model)
+        fit_check(speculator, base_model)
     _check_adapters(adapters, base_model)
     return Workload(purpose=Purpose.ENDPOINT, base_model=base_model, speculator=speculator, adapters=adapters)
 
@@ -111,21 +111,6 @@ def _check_adapters(adapters: Sequence[Adapter], base_model: BaseModel) -> None:
         if adapter.base_model_id != base_model.pk:
             message = f"Adapter {adapter.pk} belongs to the model {adapter.base_model.name!r}, not {base_model.name!r}."
             raise ApiError(409, message, "adapter_mismatch", "adapters")
-
-
-def _check_speculator(speculator: Speculator, base_model: BaseModel) -> None:
-    if speculator.status != Speculator.Status.READY:
-        message = f"Speculator {speculator.id} must be ready; it is {speculator.status}."
-        raise ApiError(409, message, "speculator_not_ready", "speculator_id")
-    if speculator.target_revision != base_model.revision:
-        message = (
-            f"Speculator {speculator.id} was trained for revision {speculator.target_revision[:12]} of its model, "
-            f"but {base_model.name!r} is revision {base_model.revision[:12]}."
-        )
-        raise ApiError(409, message, "speculator_mismatch", "speculator_id")
-    if changed := changed_texts(speculator.target_texts, base_model.texts):
-        message = f"Speculator {speculator.id} was trained with another {changed} than {base_model.name!r} has now."
-        raise ApiError(409, message, "speculator_mismatch", "speculator_id")
 
 
 def _check_drafting(deployment: Deployment, speculator: Speculator | None) -> None:
@@ -179,7 +164,7 @@ def deployment_update(
         deployment.adapters.set(adapters)
     if speculator is not None:
         _lock(speculator)
-        _check_speculator(speculator, deployment.base_model)
+        fit_check(speculator, deployment.base_model)
     Deployment.objects.filter(pk=deployment.pk).update(speculator=speculator, generation=F("generation") + 1)
     _forget_crashes(deployment)
     deployment.refresh_from_db()
@@ -307,7 +292,7 @@ def canary_create(*, deployment: Deployment, speculator: Speculator) -> Deployme
     device_quota_check(deployment.organization_id)
     _check_drafting(deployment, speculator)
     _lock(speculator)
-    _check_speculator(speculator, deployment.base_model)
+    fit_check(speculator, deployment.base_model)
     canary = Deployment.objects.create(
         organization=deployment.organization,
         project_id=deployment.project_id,

@@ -1,8 +1,8 @@
 """Carries out requests for rollouts that come from the API or the console."""
 
 from control.core.api.forms import ConsoleForm
-from control.models.catalog.choices import ready_speculators
-from control.models.catalog.selectors import speculator_get
+from control.models.base_speculators.choices import ready_speculators
+from control.models.base_speculators.services import speculator_resolve
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import deployment_get
 from control.serving.rollouts.models import Rollout
@@ -14,7 +14,7 @@ def create_from(deployment: Deployment, body: RolloutInput) -> Rollout:
     """Raises: ApiError: 404, no such speculator; otherwise as `rollout_create`."""
     return rollout_create(
         deployment=deployment,
-        speculator=speculator_get(deployment.organization, body.speculator_id),
+        speculator=speculator_resolve(deployment.organization, body.speculator_id),
         share_percent=body.share_percent,
         terms=body.terms(),
         max_seconds=body.max_seconds,

@@ -18,6 +18,8 @@ from control.tenants.row_security.scope import ALL_TENANTS, SETTING
 
 # All tenants can read rows without an organization in these tables; in other tables only operators can.
 SHARED_TABLES = frozenset({"catalog_basemodel"})
+# All tenants can read every row of these tables, and only operators can write them.
+PUBLISHED_TABLES = frozenset({"catalog_basespeculator"})
 # The application may not change or delete rows of these tables.
 APPEND_ONLY_TABLES = frozenset({"audit_auditevent", "ledger_ledgerline"})
 
@@ -33,6 +35,12 @@ class TenantTable:
     @property
     def policies(self) -> dict[str, str]:
         """Returns, by policy name, the SQL that follows `CREATE POLICY name ON table`."""
+        if self.name in PUBLISHED_TABLES:
+            operators = f"({_TENANT} = '{ALL_TENANTS}')"
+            return {
+                "tenant": f"USING {operators} WITH CHECK {operators}",
+                "shared": f"FOR SELECT USING ({_TENANT} <> '')",
+            }
         visible = f"({_TENANT} = '{ALL_TENANTS}' OR {self.condition})"
         policies = {"tenant": f"USING {visible} WITH CHECK {visible}"}
         if self.name in SHARED_TABLES:

@@ -4,8 +4,8 @@ from control.core.api.forms import ConsoleForm
 from control.data.files.choices import prompt_files
 from control.data.files.models import File
 from control.data.files.selectors import batch_file_check, file_get
-from control.models.catalog.choices import ready_speculators
-from control.models.catalog.selectors import speculator_get
+from control.models.base_speculators.choices import ready_speculators
+from control.models.base_speculators.services import speculator_preview, speculator_resolve
 from control.models.engines.planning import engine_plan
 from control.models.engines.schemas import EngineOptions, EnginePlan
 from control.tenants.accounts.models import Organization
@@ -22,13 +22,13 @@ def plan_from(organization: Organization, body: EvaluationOptions) -> EnginePlan
     """
     if body.prompts_file is not None:
         _prompts(organization, body.prompts_file)
-    speculator = speculator_get(organization, body.speculator_id)
+    speculator = speculator_preview(organization, body.speculator_id)
     return engine_plan(body.engine or EngineOptions(), evaluation_workload(speculator, body.concurrencies))
 
 
 def create_from(organization: Organization, body: EvaluationOptions) -> Evaluation:
     """Raises: ApiError: 404, no such speculator or file; 400, a file of another purpose; or as `evaluation_create`."""
-    speculator = speculator_get(organization, body.speculator_id)
+    speculator = speculator_resolve(organization, body.speculator_id)
     prompts = None if body.prompts_file is None else _prompts(organization, body.prompts_file)
     return evaluation_create(organization=organization, speculator=speculator, prompts=prompts, request=body)
 

@@ -6,7 +6,8 @@ from control.core.api.errors import ApiError
 from control.core.api.forms import ConsoleForm, name_choices, row_choices
 from control.data.files.choices import prompt_files
 from control.data.files.models import File
-from control.models.catalog.choices import base_models, ready_speculators
+from control.models.base_speculators.choices import ready_speculators
+from control.models.catalog.choices import base_models
 from control.tenants.accounts.models import Organization
 from control.workflows.distillations.selectors import distillations_list
 from control.workflows.pipelines.models import Pipeline

@@ -14,8 +14,9 @@ from control.core.transactions import change
 from control.data.files.models import File
 from control.data.files.selectors import batch_file_check, file_get
 from control.data.files.services import file_add
+from control.models.base_speculators.services import speculator_preview, speculator_resolve
 from control.models.catalog.models import BaseModel, Speculator
-from control.models.catalog.selectors import base_model_get, speculator_get
+from control.models.catalog.selectors import base_model_get
 from control.queue.jobs.services import job_cancel, queued_quota_check
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_start, deployment_stop
@@ -51,7 +52,7 @@ def pipeline_create(
     """
     base_model = base_model_get(organization, request.model)
     require_price(base_model_id=base_model.pk, name=base_model.name)
-    _check_initial(organization, request.training, base_model)
+    request = _with_initial(organization, request, base_model)
     quote = None if request.quote_id is None else quote_get(organization, request.quote_id)
     batch = _distillation_batch(organization, request.distillation_id, base_model)
     given = {file.pk: file for file in new_files}
@@ -96,7 +97,8 @@ def pipeline_create(
 def pipeline_validate(*, organization: Organization, request: PipelineOptions) -> PipelinePlan:
     """Checks that what the request names exists, and plans the engines. Raises: ApiError: as `pipeline_create`."""
     base_model = base_model_get(organization, request.model)
-    _check_initial(organization, request.training, base_model)
+    if (named := request.training.initial_speculator) is not None:
+        _check_initial(speculator_preview(organization, named), request.training, base_model)
     if request.quote_id is not None:
         quote_get(organization, request.quote_id)
     _distillation_batch(organization, request.distillation_id, base_model)
@@ -135,11 +137,21 @@ def _pipeline_start(*, organization: Organization, request: PipelineOptions, **v
     return pipeline
 
 
-def _check_initial(organization: Organization, training: Training, base_model: BaseModel) -> None:
-    """Checks the speculator from which training continues. Raises: ApiError: 404, no such speculator; 400, unusable."""
-    if training.initial_speculator is None:
-        return
-    initial, param = speculator_get(organization, training.initial_speculator), "training.initial_speculator"
+def _with_initial(organization: Organization, request: PipelineOptions, base_model: BaseModel) -> PipelineOptions:
+    """Returns the request with the organization's speculator from which training continues, if it names a base
+    speculator. Raises: ApiError: 404, no such speculator; 400, unusable.
+    """
+    named = request.training.initial_speculator
+    if named is None:
+        return request
+    _check_initial(speculator_preview(organization, named), request.training, base_model)
+    training = request.training.model_copy(update={"initial_speculator": speculator_resolve(organization, named).pk})
+    return request.model_copy(update={"training": training})
+
+
+def _check_initial(initial: Speculator, training: Training, base_model: BaseModel) -> None:
+    """Raises: ApiError: 400, training cannot continue from this speculator."""
+    param = "training.initial_speculator"
     wanted = (training.kind, base_model.pk, base_model.revision, Speculator.Status.READY.value)
     got = (initial.kind, initial.base_model_id, initial.target_revision, initial.status)
     if got != wanted:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import SkipValidation
+from pydantic import Field, SkipValidation
 
 from control.core.api.schemas import Figures, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.models.catalog.models import Speculator
@@ -27,6 +27,9 @@ class SpeculatorObject(ResponseModel):
     version: int
     kind: str
     model: str
+    base_speculator_id: str | None = Field(
+        description="The base speculator that this row stands for. It has no training, no report and no export."
+    )
     status: Literal["training", "ready", "failed"]
     target_revision: str
     training: SkipValidation[Figures]

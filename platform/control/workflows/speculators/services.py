@@ -53,6 +53,9 @@ def speculator_export(*, speculator: Speculator, form: str) -> File:
     """
     if speculator.status != Status.READY:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
+    if speculator.base_speculator_id is not None:  # its draft vocabulary holds the tokens of another's answers
+        message = f"Speculator {speculator.pk} is a base speculator, which cannot be exported."
+        raise ApiError(409, message, "speculator_not_exportable")
     if speculator.target_revision != speculator.base_model.revision:
         message = f"Speculator {speculator.pk} was trained for other weights of {speculator.base_model.name!r}."
         raise ApiError(409, message, "speculator_mismatch")
@@ -140,7 +143,7 @@ def speculator_delete(*, speculator: Speculator) -> None:
         message = f"A job, a pipeline or a rollout uses speculator {locked.pk}: cancel it, or wait until it ends."
         raise ApiError(409, message, "speculator_in_use", "speculator_id")
     Speculator.objects.filter(pk=locked.pk).update(status=Status.DELETED)
-    if locked.storage_prefix:
+    if locked.storage_prefix and locked.base_speculator_id is None:
         transaction.on_commit(partial(get_storage().delete_folder, locked.storage_prefix))
 
 

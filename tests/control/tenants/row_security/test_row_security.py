@@ -11,12 +11,14 @@ from django.db import connection, models, transaction
 from django.db.models import QuerySet
 from django.db.utils import ProgrammingError
 
-from control.models.catalog.models import BaseModel
+from control.models.base_speculators.selectors import base_speculators_list
+from control.models.base_speculators.services import speculator_resolve
+from control.models.catalog.models import BaseModel, BaseSpeculator, Speculator
 from control.queue.jobs.models import Job, JobEvent
 from control.queue.jobs.services import job_claim, job_submit
 from control.tenants.accounts.models import Organization
 from control.tenants.row_security.checks import check_role
-from control.tenants.row_security.policies import tenant_tables
+from control.tenants.row_security.policies import PUBLISHED_TABLES, tenant_tables
 from control.tenants.row_security.scope import Across, across_tenants, as_tenant, without_tenant
 from tests.control.calls import path_of
 from tests.control.factories import client_of, make_base_model, make_file, make_job, make_organization
@@ -77,6 +79,11 @@ def test_without_filters_no_table_shows_a_foreign_row(postgres: str) -> None:
     for model in rows:
         with as_tenant(other.pk, None):
             foreign = set(model._base_manager.values_list("pk", flat=True))
+        if model._meta.db_table in PUBLISHED_TABLES:
+            assert visible[model] == foreign == set(model._base_manager.values_list("pk", flat=True))
+            with without_tenant():
+                assert not model._base_manager.exists(), f"{model} shows rows without a tenant"
+            continue
         assert not visible[model] & foreign, f"{model} shows a foreign row"
         assert len(visible[model]) + len(foreign) == num_rows[model], f"{model} has rows without an organization"
         with without_tenant():
@@ -131,6 +138,32 @@ def test_an_organization_can_read_shared_models_but_not_write_them(postgres: str
         assert BaseModel.objects.update(path="/elsewhere") == 0
         with pytest.raises(ProgrammingError, match="row-level security"):
             make_base_model()
+
+
+def test_an_organization_can_read_base_speculators_but_not_publish_change_or_withdraw_them(postgres: str) -> None:
+    values = {"base_model": make_base_model(), "name": "general", "kind": "medusa", "target_revision": "0" * 64}
+    published = BaseSpeculator.objects.create(version=1, storage_prefix="base", **values)
+    with as_tenant(make_organization().pk, None):
+        assert base_speculators_list().get() == published
+        assert BaseSpeculator.objects.update(storage_prefix="elsewhere") == 0
+        assert BaseSpeculator.objects.filter(pk=published.pk).delete() == (0, {})
+        with pytest.raises(ProgrammingError, match="row-level security"):
+            BaseSpeculator.objects.create(version=2, storage_prefix="own", **values)
+    published.refresh_from_db()
+    assert published.storage_prefix == "base"
+
+
+def test_an_organization_uses_a_base_speculator_for_itself_only(postgres: str) -> None:
+    values = {"base_model": make_base_model(), "name": "general", "kind": "medusa", "target_revision": "0" * 64}
+    published = BaseSpeculator.objects.create(version=1, storage_prefix="base", **values)
+    organization, other = make_organization(), make_organization()
+    with as_tenant(organization.pk, None):
+        use = speculator_resolve(organization, published.pk)
+        assert use.artifact_prefix == "base"
+        assert speculator_resolve(organization, published.pk) == use
+    with as_tenant(other.pk, None):
+        assert not Speculator.objects.exists()
+        assert speculator_resolve(other, published.pk) != use
 
 
 def test_the_tenant_set_for_a_block_of_code_survives_commits_rollbacks_and_savepoints(postgres: str) -> None:

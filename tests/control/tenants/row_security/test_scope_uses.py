@@ -17,6 +17,8 @@ ALLOWED = {
     ("control.serving.deployments.management.commands.supervise_deployments", "SUPERVISION"),
     ("control.models.catalog.management.commands.price_set", "COMMAND"),
     ("control.operations.embedded.management.commands.base_model_register", "COMMAND"),
+    ("control.operations.embedded.management.commands.base_speculator_publish", "COMMAND"),
+    ("control.operations.embedded.management.commands.base_speculator_withdraw", "COMMAND"),
     ("control.operations.embedded.management.commands.up", "COMMAND"),
     ("control.queue.devices.selectors", "HARDWARE"),
     ("control.queue.jobs.fair", "CLAIM"),

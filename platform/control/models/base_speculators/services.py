@@ -1,0 +1,69 @@
+"""Resolves the ids of speculators in requests, which may name an organization's speculator or a base speculator.
+
+The use of a base speculator by an organization is a speculator of the organization: deployments, evaluations, rollouts
+and trainings refer to it as to any other. Its row has no files and no report of its own.
+"""
+
+from django.db import transaction
+
+from control.core.ids import BASE_SPECULATOR
+from control.models.base_speculators.selectors import base_speculator_get
+from control.models.catalog.models import BaseSpeculator, Speculator
+from control.models.catalog.selectors import speculator_get, speculators_list
+from control.models.catalog.services import next_version
+from control.tenants.accounts.models import Organization
+from control.tenants.audit.record import audit_record, audited
+
+
+def speculator_resolve(organization: Organization, speculator_id: str) -> Speculator:
+    """Returns the organization's speculator. For a base speculator's id this is the organization's use of it, which
+    the first request creates.
+
+    Raises: ApiError: 404, no such speculator, also for another organization's, and for a withdrawn base speculator.
+    """
+    if not speculator_id.startswith(BASE_SPECULATOR):
+        return speculator_get(organization, speculator_id)
+    offered = base_speculator_get(speculator_id)
+    return _use_of(organization, offered) or base_speculator_use(organization=organization, base_speculator=offered)
+
+
+def speculator_preview(organization: Organization, speculator_id: str) -> Speculator:
+    """Returns what `speculator_resolve` would return, without saving it. Raises: as `speculator_resolve`."""
+    if not speculator_id.startswith(BASE_SPECULATOR):
+        return speculator_get(organization, speculator_id)
+    offered = base_speculator_get(speculator_id)
+    return _use_of(organization, offered) or _new_use(organization, offered)
+
+
+@audited("speculator.use", records_itself=True)
+@transaction.atomic  # not `change`: the request's transaction must not begin before the request has read its files
+def base_speculator_use(*, organization: Organization, base_speculator: BaseSpeculator) -> Speculator:
+    """Creates the organization's use of a base speculator, unless a concurrent request has created it."""
+    made = _new_use(organization, base_speculator)
+    made.version = next_version(organization, made.name)  # locks the organization
+    if (existing := _use_of(organization, base_speculator)) is not None:
+        return existing
+    made.save()
+    audit_record("speculator.use", made)
+    return made
+
+
+def _use_of(organization: Organization, base_speculator: BaseSpeculator) -> Speculator | None:
+    return speculators_list(organization).filter(base_speculator=base_speculator).first()
+
+
+def _new_use(organization: Organization, base: BaseSpeculator) -> Speculator:
+    made = Speculator(
+        organization=organization,
+        base_model=base.base_model,
+        base_speculator=base,
+        name=f"base/{base.name}-v{base.version}",  # names that organizations choose have no slash
+        kind=base.kind,
+        status=Speculator.Status.READY,
+        target_revision=base.target_revision,
+        target_texts=base.target_texts,
+        training={"method": base.kind},
+    )
+    # Earlier releases read this prefix, and delete what is stored below it when the speculator is deleted.
+    made.storage_prefix = f"{organization.pk}/speculators/{made.pk}"
+    return made

@@ -26,7 +26,7 @@ from control.operations.console.logs import log_tail
 from control.operations.console.rendering import badge, error_text, is_nested, link, number, pairs, table
 from control.operations.console.sidebar import SidebarEntry
 from control.serving.deployments.figures import figures_by_bucket
-from control.serving.deployments.launcher import log_path
+from control.serving.deployments.launchers.engine_process import log_path
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.requests import CHANGE_DEPLOYMENT, CREATE_DEPLOYMENT
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from control.serving.deployments.launchers.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.models import Deployment, Replica
-from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.services import deployment_create, deployment_stop
 from tests.workers.supervisor.live import ROOT, LiveStack, kill_9
 

@@ -33,7 +33,7 @@ NO_PROCESS: dict[str, Any] = {
 def replica_launched(*, replica: Replica, **process: Any) -> bool:
     """Records the process that was started for the generation of `replica.deployment`.
 
-    Args: process: values of the fields in `NO_PROCESS`.
+    Args: process: values of the fields in `NO_PROCESS`, and `launcher`.
     Returns: False if the deployment or the claim has changed meanwhile; the caller must then end the process.
     """
     deployment = _lock(replica)

@@ -5,10 +5,10 @@ import pytest
 from pytest_django import Settings
 
 from control.core.settings.config import get_config
+from control.serving.deployments.launchers.processes import ProcessIdentity
 from control.serving.deployments.models import Replica
-from control.serving.deployments.processes import ProcessIdentity
 from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
-from tests.control.serving.deployments.support import FAKE_ENGINE
+from tests.control.serving.deployments.support import FAKE_ENGINE, children_of
 
 TIMINGS = SupervisorTimings(
     probe_seconds=0.02, startup_seconds=10.0, hang_seconds=10.0, drain_seconds=5.0, settled_seconds=0.0
@@ -32,6 +32,5 @@ def supervisor(db: None, settings: Settings, tmp_path: Path) -> Iterator[Supervi
     for pid, started in Replica.objects.exclude(pid=None).values_list("pid", "process_started"):
         assert pid is not None
         ProcessIdentity(pid, started).kill()
-    children = [watched.process for watched in supervisor._watched.values() if watched.process]
-    for child in [*children, *supervisor._unreaped]:
+    for child in children_of(supervisor):
         child.wait(timeout=10)

@@ -1,6 +1,7 @@
 """Helpers for tests of a real supervisor with fake engines."""
 
 import datetime as dt
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,8 +12,9 @@ import pytest
 from django.utils import timezone
 
 from control.models.catalog.models import BaseModel, Speculator
+from control.serving.deployments.launchers.process import ProcessLauncher
+from control.serving.deployments.launchers.processes import ProcessIdentity
 from control.serving.deployments.models import Deployment, Replica
-from control.serving.deployments.processes import ProcessIdentity
 from control.serving.deployments.services import deployment_create
 from control.serving.deployments.supervisor import Supervisor
 from control.tenants.accounts.models import Organization
@@ -77,6 +79,23 @@ def tick_until_state(
         return deployment.state == state
 
     tick_until(supervisor, reached, seconds=seconds)
+
+
+def processes_of(supervisor: Supervisor) -> ProcessLauncher:
+    launcher = supervisor.launchers[ProcessLauncher.name]
+    assert isinstance(launcher, ProcessLauncher)
+    return launcher
+
+
+def children_of(supervisor: Supervisor) -> list["subprocess.Popen[bytes]"]:
+    """The engine processes that the supervisor has started and not reaped."""
+    launcher = processes_of(supervisor)
+    return [*(process for _, process in launcher._children.values()), *launcher._unreaped]
+
+
+def child_of(supervisor: Supervisor, deployment: Deployment) -> "subprocess.Popen[bytes]":
+    """The process of the first replica, which the supervisor has started."""
+    return processes_of(supervisor)._children[replica_of(deployment).pk][1]
 
 
 def replica_of(deployment: Deployment) -> Replica:

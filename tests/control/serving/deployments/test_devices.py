@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from control.core.settings.config import get_config
-from control.serving.deployments.devices import NoFreeDevice, device_for_engine
-from control.serving.deployments.launcher import log_path
+from control.serving.deployments.launchers.devices import NoFreeDevice, device_for_engine
+from control.serving.deployments.launchers.engine_process import log_path
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_delete
 from control.serving.deployments.supervisor import Supervisor
@@ -16,13 +16,14 @@ from tests.control.serving.deployments.support import (
     identity_of,
     make_deployment,
     make_served_model,
+    processes_of,
     tick_until,
     tick_until_state,
 )
 
 
 def use_devices(supervisor: Supervisor, **values: str) -> None:
-    supervisor.config = supervisor.config.model_copy(update=values)
+    processes_of(supervisor).config = supervisor.config.model_copy(update=values)
 
 
 def seen_by(supervisor: Supervisor, deployment: Deployment) -> str:
@@ -61,13 +62,13 @@ def test_a_device_stays_assigned_under_the_next_supervisor_and_is_free_once_the_
     following = Supervisor(supervisor.config, timings=TIMINGS)
     following.tick()
     with pytest.raises(NoFreeDevice):
-        device_for_engine(supervisor.config, ending=[])
+        device_for_engine(processes_of(supervisor).config, ending=[])
     following.stop()
     deployment_delete(deployment=deployment)
     tick_until(supervisor, lambda: Deployment.objects.filter(pk=deployment.pk, state=State.STOPPED).exists())
 
     assert not engine.is_alive()
-    assert device_for_engine(supervisor.config, ending=[]) == "5"
+    assert device_for_engine(processes_of(supervisor).config, ending=[]) == "5"
 
 
 def test_the_device_of_a_killed_process_is_not_free_before_the_process_has_ended(supervisor: Supervisor) -> None:
@@ -77,10 +78,10 @@ def test_the_device_of_a_killed_process_is_not_free_before_the_process_has_ended
 
     tick_until(supervisor, lambda: Deployment.objects.get(pk=deployment.pk).error is not None)
 
-    assert [device for _, device in supervisor._killed] == ["0"]
-    assert device_for_engine(supervisor.config, ending=["0"]) == "1"
+    assert list(processes_of(supervisor)._killed.values()) == ["0"]
+    assert device_for_engine(processes_of(supervisor).config, ending=["0"]) == "1"
     with pytest.raises(NoFreeDevice):
-        device_for_engine(supervisor.config, ending=["0", "1"])
+        device_for_engine(processes_of(supervisor).config, ending=["0", "1"])
 
 
 @pytest.mark.parametrize("values", [{"device": "cpu", "endpoint_devices": "0"}, {"device": "auto"}])

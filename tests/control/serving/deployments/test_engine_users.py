@@ -21,10 +21,11 @@ from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     FAKE_ENGINE,
     State,
+    child_of,
+    children_of,
     identity_of,
     make_deployment,
     make_served_model,
-    replica_of,
     tick_until,
     tick_until_state,
 )
@@ -79,7 +80,7 @@ def test_engines_of_two_organizations_run_as_different_users_that_are_not_the_su
         assert one_too_many.error is not None
         assert "belong to other organizations" in one_too_many.error["message"]
     finally:
-        processes = [watched.process for watched in supervisor._watched.values() if watched.process]
+        processes = children_of(supervisor)
         supervisor.stop()
         for process in processes:
             process.wait(timeout=10)
@@ -103,8 +104,7 @@ def test_the_home_of_a_running_engine_is_kept_until_the_engine_has_ended(
     tick_until(supervisor, lambda: not unused.exists())
     assert home.exists()
 
-    process = supervisor._watched[replica_of(deployment).pk].process
-    assert process is not None
+    process = child_of(supervisor, deployment)
     process.kill()
     process.wait()
     supervisor.stop()

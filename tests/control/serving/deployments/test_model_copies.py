@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from control.models.catalog.cache import copy_folder, model_copies_limit, use_copy
-from control.serving.deployments.launcher import LaunchError, launch
+from control.serving.deployments.launchers.engine_process import launch
+from control.serving.deployments.launchers.interface import LaunchError
 from control.serving.deployments.supervisor import Supervisor
 from tests.control.factories import make_base_model
 from tests.control.serving.deployments.support import (

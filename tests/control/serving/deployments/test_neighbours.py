@@ -13,7 +13,7 @@ import pytest
 from control.core.storage.backends import FolderStorage, get_storage
 from control.serving.deployments import health
 from control.serving.deployments.health import UNUSED_FACTOR, UNUSED_SECONDS, Check, HealthWatch, Load
-from control.serving.deployments.staging_pool import MAX_PER_ORGANIZATION, NUM_THREADS, StagingPool
+from control.serving.deployments.launchers.staging_pool import MAX_PER_ORGANIZATION, NUM_THREADS, StagingPool
 from control.serving.deployments.supervisor import Supervisor
 from tests.control.factories import make_organization
 from tests.control.serving.deployments.conftest import TIMINGS
@@ -53,7 +53,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowStorage]:
     local = get_storage()
     assert isinstance(local, FolderStorage)
     slow = SlowStorage(local)
-    monkeypatch.setattr("control.serving.deployments.launcher.get_storage", lambda: slow)
+    monkeypatch.setattr("control.serving.deployments.launchers.engine_process.get_storage", lambda: slow)
     yield slow
     slow.released.set()
 

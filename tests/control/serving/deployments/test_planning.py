@@ -15,7 +15,7 @@ from control.core.storage.backends import get_storage
 from control.models.catalog.models import BaseModel
 from control.models.catalog.services import base_model_register
 from control.models.engines.schemas import EngineOptions
-from control.serving.deployments.launcher import _command
+from control.serving.deployments.launchers.engine_process import _command
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import canary_create, deployment_create
 from control.tenants.accounts.models import Organization

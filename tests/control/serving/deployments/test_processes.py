@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from control.serving.deployments.processes import ProcessIdentity
+from control.serving.deployments.launchers.processes import ProcessIdentity
 
 
 @pytest.mark.parametrize("pid", [0, 1])

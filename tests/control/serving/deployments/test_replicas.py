@@ -12,10 +12,11 @@ from django.utils import timezone
 
 from control.serving.deployments import leases
 from control.serving.deployments.health import HealthWatch
-from control.serving.deployments.launcher import AlreadyRunning, launch
+from control.serving.deployments.launchers.engine_process import launch
+from control.serving.deployments.launchers.interface import AlreadyRunning
+from control.serving.deployments.launchers.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.measuring import CounterSampler
 from control.serving.deployments.models import Deployment, Node, Replica
-from control.serving.deployments.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.scaling import ScalingOptions
 from control.serving.deployments.services import (
     deployment_scale,
@@ -28,6 +29,7 @@ from tests.control.factories import make_base_model, make_organization
 from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     State,
+    children_of,
     crashes_of,
     identity_of,
     make_deployment,
@@ -164,9 +166,8 @@ def test_processes_of_another_node_are_left_alone_until_the_lease_of_the_node_ex
     tick_until(elsewhere, lambda: replica_of(deployment).node == "elsewhere")
     supervisor.kill_strays()  # the first machine is back, and no row records its process any more
     tick_until(elsewhere, lambda: not process.is_alive())
-    children = [watched.process for watched in elsewhere._watched.values() if watched.process]
     elsewhere.stop()
-    for child in children:
+    for child in children_of(elsewhere):
         child.kill()
         child.wait(timeout=10)
 

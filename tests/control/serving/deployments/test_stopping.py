@@ -12,6 +12,7 @@ from tests.control.serving.deployments.conftest import TIMINGS
 from tests.control.serving.deployments.support import (
     FAKE_ENGINE,
     State,
+    child_of,
     identity_of,
     make_deployment,
     make_served_model,
@@ -29,7 +30,7 @@ def test_engines_survive_their_supervisor_unless_it_drains(settings: Settings, t
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
     identity = identity_of(deployment)
-    process = supervisor._watched[replica_of(deployment).pk].process
+    process = child_of(supervisor, deployment)
 
     supervisor.stop()
 
@@ -41,5 +42,4 @@ def test_engines_survive_their_supervisor_unless_it_drains(settings: Settings, t
         )
     finally:
         identity.kill()
-        assert process is not None
         process.wait(timeout=10)

@@ -13,10 +13,10 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from control.core.storage.backends import FolderStorage, get_storage
-from control.serving.deployments.launcher import log_path
+from control.serving.deployments.launchers.engine_process import log_path
+from control.serving.deployments.launchers.processes import NAME_VARIABLE, ProcessIdentity
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.observations import backoff_seconds
-from control.serving.deployments.processes import NAME_VARIABLE, ProcessIdentity
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop, deployment_update
 from control.serving.deployments.supervisor import Supervisor
 from tests.control.factories import make_organization
@@ -31,6 +31,7 @@ from tests.control.serving.deployments.support import (
     make_replica,
     make_served_model,
     make_speculator,
+    processes_of,
     replica_of,
     tick_until,
     tick_until_state,
@@ -318,7 +319,7 @@ def test_an_engine_gets_the_same_device_and_kernel_settings_as_a_job(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_CPU_KERNELS", "off")
-    supervisor.config = supervisor.config.model_copy(update={"device": "cpu"})
+    processes_of(supervisor).config = supervisor.config.model_copy(update={"device": "cpu"})
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     tick_until_state(supervisor, deployment, State.READY)
 

@@ -22,6 +22,7 @@ from tests.control.serving.deployments.support import (
     FAKE_ENGINE,
     REAL_ENGINE,
     State,
+    children_of,
     make_deployment,
     make_served_model,
     tick_until_state,
@@ -34,9 +35,8 @@ def supervisor(transactional_db: None, settings: Settings, tmp_path: Path) -> It
     settings.SLIPSTREAM = get_config().model_copy(update={"data_dir": tmp_path / "data"})
     supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS)
     yield supervisor
-    children = [watched.process for watched in supervisor._watched.values() if watched.process]
     supervisor.stop()
-    for child in [*children, *supervisor._unreaped]:
+    for child in children_of(supervisor):
         child.kill()
         child.wait(timeout=10)
 

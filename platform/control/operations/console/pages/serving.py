@@ -23,7 +23,7 @@ from control.operations.console.openings.deployments import REFRESHED_STATES, de
 from control.operations.console.openings.speculators import speculator_opening
 from control.operations.console.rendering import badge, error_text, is_nested, link, number, pairs, table
 from control.operations.console.sidebar import SidebarEntry
-from control.serving.deployments.launcher import log_path
+from control.serving.deployments.launchers.engine_process import log_path
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.requests import CHANGE_DEPLOYMENT, CREATE_DEPLOYMENT, DEPLOY_SPECULATOR
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop

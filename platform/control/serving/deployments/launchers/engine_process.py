@@ -32,24 +32,17 @@ from control.models.catalog.sources import model_folder
 from control.models.engines.drafting import drafter_name
 from control.models.engines.planning import memory_limit
 from control.models.engines.schemas import EngineOptions
-from control.serving.deployments.devices import DEVICES_VARIABLE, engine_device
+from control.serving.deployments.launchers.devices import DEVICES_VARIABLE, engine_device
+from control.serving.deployments.launchers.interface import AlreadyRunning, LaunchError
+from control.serving.deployments.launchers.processes import NAME_VARIABLE, ProcessIdentity, process_started
 from control.serving.deployments.models import Deployment, Replica
-from control.serving.deployments.processes import NAME_VARIABLE, ProcessIdentity, process_started
 from workers.parent_death import kept_command, unprivileged
 from workers.planning import DEFAULT_CONCURRENCY
 
-PROJECT_ROOT = Path(__file__).resolve().parents[4]
+PROJECT_ROOT = Path(__file__).resolve().parents[5]
 MAX_EXCERPT_BYTES = 2000
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
 OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105
-
-
-class LaunchError(Exception):
-    """No engine process could be started for the replica. The message gives the reason."""
-
-
-class AlreadyRunning(LaunchError):
-    """The replica already has a process, perhaps one that no row records because its supervisor died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

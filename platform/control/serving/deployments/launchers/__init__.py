@@ -1,0 +1,1 @@
+"""Start, watch and end the engines of replicas: on this machine (`process`)."""

@@ -35,13 +35,13 @@ def main() -> None:
     from django.db import DatabaseError
 
     from control.core.settings.config import get_config
-    from control.serving.deployments import launcher
+    from control.serving.deployments.launchers import engine_process
     from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
     from control.tenants.row_security.scope import Across, across_tenants
 
     settings.SLIPSTREAM_ENGINE_COMMAND = [sys.executable, "-m", "benchmarks.gateway.engine"]
     storage = SlowStorage(get_config().data_dir / "downloaded")
-    vars(launcher)["get_storage"] = lambda: storage
+    vars(engine_process)["get_storage"] = lambda: storage
     halt = threading.Event()
 
     def wait() -> None:

@@ -141,7 +141,7 @@ def _copy(entry: dict[str, Any], files: ResultFiles) -> str | None:
     """Writes an entry to the result files. Returns the error's code, or None if the row was answered."""
     if not entry["ok"]:
         files.errors.write(json_line(entry["output"]))
-        return _code(entry["output"])
+        return (error_of(entry["output"]) or ("unknown", ""))[0]
     files.output.write(json_line(entry["output"]))
     tokens = {name: entry[name] for name in ("custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason")}
     files.tokens.write(json_line(tokens | ({"cut": entry["cut"]} if entry.get("cut") else {})))
@@ -160,12 +160,17 @@ def _cuts(entry: dict[str, Any]) -> dict[str, int]:
     }
 
 
-def _code(output: dict[str, Any]) -> str:
-    """Returns the code of the row's error: at the top level if the row failed, in the response if it was refused."""
+def error_of(output: dict[str, Any]) -> tuple[str, str] | None:
+    """Returns code and message of a row's error; None if the row was answered.
+
+    The error is at the top level if the row failed, and in the response if it was refused.
+    """
     if output["error"] is not None:
-        return str(output["error"]["code"])
-    error = output["response"]["body"].get("error") or {}
-    return str(error.get("code") or f"http_{output['response']['status_code']}")
+        return str(output["error"]["code"]), str(output["error"].get("message", ""))
+    status, error = output["response"]["status_code"], output["response"]["body"].get("error") or {}
+    if status < 400:
+        return None
+    return str(error.get("code") or f"http_{status}"), str(error.get("message", ""))
 
 
 def _unanswered(batch: Batch, row: int, source: dict[str, Any], reason: tuple[str, str]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Pages of files, batches and pipelines."""
 
-import datetime as dt
-
 from django.contrib import admin
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
@@ -12,14 +10,14 @@ from control.data.files.requests import UPLOAD_FILE
 from control.data.files.services import file_delete
 from control.operations.console.base import read_once, service_action
 from control.operations.console.form_pages import FormAdmin, form_action
+from control.operations.console.openings.batches import batch_opening
 from control.operations.console.openings.pipelines import pipeline_opening
 from control.operations.console.rendering import badge, error_text, link, pairs, position, progress_bar, table, usd
 from control.operations.console.sidebar import SidebarEntry
 from control.queue.jobs.fair import level_of
-from control.workflows.batches.estimates import estimated_end
+from control.workflows.batches.estimates import with_progress
 from control.workflows.batches.models import Batch
 from control.workflows.batches.requests import CREATE_BATCH, REPAIR_BATCH
-from control.workflows.batches.selectors import batch_get
 from control.workflows.batches.services import batch_cancel, batch_resume
 from control.workflows.batches.state import RESUMABLE as RESUMABLE_BATCHES
 from control.workflows.pipelines.models import Pipeline
@@ -98,10 +96,19 @@ class BatchAdmin(FormAdmin):
     actions_detail = ["cancel", "resume", "repair"]
     fields = [
         "id", "organization", "base_model", "endpoint", "state", "pause_message", "priority", "queue_position",
-        "progress", "estimated_end", "the_job", "input", "output", "errors_file", "bad_lines", "resumed_from_batch",
+        "progress", "the_job", "input", "output", "errors_file", "bad_lines", "resumed_from_batch",
         "rows_repaired", "copied", "tokens_used", "cost", "metadata", "created_at", "in_progress_at", "completed_at",
         "failed_at", "cancelled_at", "expires_at",
     ]  # fmt: skip
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Batch | None:
+        """Reads the related rows and the progress, too, which the page shows."""
+        row = super().get_object(request, object_id, from_field)
+        related = ("organization", "base_model", "job", "input_file", "output_file", "error_file", "resumed_from")
+        return row and with_progress(Batch.objects.filter(pk=row.pk).select_related(*related)).get()
+
+    def opening(self, request: HttpRequest, row: Batch) -> SafeString:
+        return batch_opening(request, row, is_active=_is_batch_active(row))
 
     @admin.display(description="status", ordering="status")
     def state(self, row: Batch) -> SafeString:
@@ -125,11 +132,6 @@ class BatchAdmin(FormAdmin):
     @read_once
     def queue_position(self, row: Batch) -> str:
         return position(row.job)
-
-    @admin.display(description="estimated end")
-    @read_once
-    def estimated_end(self, row: Batch) -> dt.datetime | None:
-        return estimated_end(batch_get(row.organization, row.pk))
 
     @admin.display(description="cost so far, USD")
     def cost(self, row: Batch) -> str:

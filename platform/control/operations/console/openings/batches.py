@@ -1,0 +1,66 @@
+"""The opening of a batch's page: its rows, its errors by code, and its first answers."""
+
+import datetime as dt
+
+from django.http import HttpRequest
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString
+
+from control.operations.console.rendering import duration, progress_bar
+from control.operations.console.visitors import member_of
+from control.queue.jobs.models import Job
+from control.queue.jobs.positions import queue_positions_set
+from control.workflows.batches.estimates import estimated_end
+from control.workflows.batches.models import Batch
+from control.workflows.batches.samples import first_errors, first_results
+
+NUM_RESULTS = 10
+NUM_ERRORS = 5
+_SENTENCES = {
+    Batch.Status.VALIDATING: "Its input file is being checked.",
+    Batch.Status.IN_PROGRESS: "Its rows are being answered.",
+    Batch.Status.FINALIZING: "All rows are done; the result files are being written.",
+    Batch.Status.CANCELLING: "It is being cancelled. Finished rows keep their answers.",
+    Batch.Status.COMPLETED: "It is completed.",
+    Batch.Status.FAILED: "It has failed.",
+    Batch.Status.EXPIRED: "Its completion window ended before all rows were answered.",
+    Batch.Status.CANCELLED: "It was cancelled. Finished rows have kept their answers.",
+}
+
+
+def batch_opening(request: HttpRequest, row: Batch, *, is_active: bool) -> SafeString:
+    """Answers are contents of customers' files, which the console shows to members only.
+
+    Args: row: with the annotations of `with_progress`.
+    """
+    is_member = member_of(request) is not None
+    completed, failed = (row.shards_completed, row.shards_failed) if is_active else (row.completed, row.failed)  # type: ignore[attr-defined]  # annotated
+    context = {
+        "row": row,
+        "is_active": is_active,
+        "sentence": _SENTENCES[Batch.Status(row.status)],
+        "note": _note(row) if is_active else "",
+        "first_problem": (row.errors or [None])[0],
+        "bar": progress_bar(row, completed + failed if is_active else completed, row.total, "rows"),
+        "counts": {"completed": completed, "failed": failed},
+        "codes": sorted(row.errors_by_code.items(), key=lambda pair: (-pair[1], pair[0])),
+        "errors": first_errors(row, NUM_ERRORS) if is_member else [],
+        "results": first_results(row, NUM_RESULTS) if is_member and row.total else [],
+        "is_member": is_member,
+    }
+    return render_to_string("console/openings/batch.html", context)
+
+
+def _note(row: Batch) -> str:
+    """Why the batch waits, or how long it will take."""
+    job = row.job
+    if job.status == Job.Status.PAUSED:
+        return f"Paused: {(job.paused or {}).get('message', '')}"
+    if job.status == Job.Status.QUEUED:
+        queue_positions_set([job])
+        position = job.queue_position
+        return "Waiting for a worker." if position is None else f"Waiting for a worker, at position {position}."
+    end = estimated_end(row)
+    if end is None:
+        return ""
+    return f"About {duration(max(0.0, (end - dt.datetime.now(dt.UTC)).total_seconds()))} left."

@@ -56,8 +56,9 @@ def _speed(measured: Iterable[Mapping[str, Any]]) -> SafeString | str:
     points = sorted(measured, key=lambda point: point["concurrency"])
     series = []
     for arm, title in _ARMS:
-        values = [point.get(f"tokens_per_second_{arm}") for point in points]
-        if points and all(value is not None for value in values):
+        found = (point.get(f"tokens_per_second_{arm}") for point in points)
+        values = [value for value in found if value is not None]
+        if points and len(values) == len(points):
             labels = [f"{number(point.get('speedup'))}×" if arm == "speculative" else "" for point in points]
             series.append(Series(name=arm, title=title, values=values, labels=labels))
     if not series:

@@ -44,7 +44,7 @@ def steps_of(html: str) -> list[str]:
     return [text_of(step) for step in re.findall(r'<li class="console-step .*?</li>', html)]
 
 
-def charge(organization: Organization, object_id: str | None, subject: Subject, nanousd: int) -> None:
+def charge(organization: Organization, object_id: str, subject: Subject, nanousd: int) -> None:
     now = timezone.now()
     LedgerLine.objects.create(organization=organization, subject=subject, object_id=object_id, sequence="1", count=1,
                               started_at=now, ended_at=now, cost_nanousd=nanousd)  # fmt: skip
@@ -61,6 +61,7 @@ def test_a_running_pipeline_shows_times_progress_cost_and_what_comes_next(
     Job.objects.filter(pk=pipeline.training_job_id).update(
         status="running", progress_done=1500, progress_total=2000, progress_unit="steps", metrics={"eta_seconds": 90.0}
     )
+    assert pipeline.training_job_id is not None
     charge(organization, pipeline.training_job_id, Subject.TRAINING_TIME, 500_000_000)
     charge(organization, "job_of_someone_else", Subject.TRAINING_TIME, 7_000_000_000)
     charge(make_organization(), pipeline.batch.job_id if pipeline.batch else "", Subject.BATCH_TIME, 9_000_000_000)
@@ -122,7 +123,8 @@ def passed_without_deployment(pipeline: Pipeline) -> Pipeline:
 
 def cancelled(pipeline: Pipeline) -> Pipeline:
     pipeline_cancel(pipeline=pipeline)
-    return end_job(pipeline, pipeline.batch and pipeline.batch.job, "cancelled")
+    assert pipeline.batch is not None
+    return end_job(pipeline, pipeline.batch.job, "cancelled")
 
 
 @pytest.mark.parametrize(

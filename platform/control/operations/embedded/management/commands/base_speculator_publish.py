@@ -1,11 +1,11 @@
 """`manage.py base_speculator_publish NAME`: offers a speculator to all organizations, for a model that they share."""
 
+import re
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
-from django.core.validators import RegexValidator
 
 from control.core.api.errors import ApiError
 from control.models.base_speculators.publishing import base_speculator_import, base_speculator_publish
@@ -13,7 +13,7 @@ from control.models.catalog.models import BaseModel, BaseSpeculator, Speculator
 from control.tenants.row_security.scope import Across, across_tenants
 from workers.exports.formats import FORMATS
 
-_NAME = RegexValidator(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Command(BaseCommand):
@@ -29,7 +29,7 @@ class Command(BaseCommand):
         parser.add_argument("--description", default="", help="What organizations read about it.")
 
     def handle(self, **options: Any) -> None:
-        if not _NAME.regex.match(options["name"]):
+        if not _NAME.fullmatch(options["name"]):
             raise CommandError("a name has 1 to 64 letters, digits, '.', '_' or '-', the first one a letter or digit")
         with across_tenants(Across.COMMAND):
             try:

@@ -20,7 +20,8 @@ from workers.training.hidden_states import compute_tap_rows
 
 
 def test_the_loss_in_chunks_equals_the_loss_of_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.training.eagle3.loss._CHUNK", 4 * 5)  # logits of 4 of the 11 rows, 5 tokens each
+    # A chunk holds 4 of the 11 rows; each row has 5 logits, one for each token of the vocabulary.
+    monkeypatch.setattr("workers.training.eagle3.loss._CHUNK", 4 * 5)
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(11, 6, generator=generator, requires_grad=True)
     lm_head = torch.randn(5, 6, generator=generator, requires_grad=True)

@@ -23,7 +23,10 @@ ABANDONED_SECONDS = 24 * 3600.0  # no request or job uses a staged file longer t
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A complete file in the staging folder. The code that requested the path deletes it."""
+    """A complete file in the staging folder.
+
+    The caller of `new_staging_path` deletes the file, and `staged_writer` its own at the end of its block.
+    """
 
     path: Path
     size_bytes: int

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import re
+from collections.abc import Callable
 
 import pytest
 from django.test import Client
@@ -122,7 +123,7 @@ def passed_without_deployment(pipeline: Pipeline) -> Pipeline:
 
 def cancelled(pipeline: Pipeline) -> Pipeline:
     pipeline_cancel(pipeline=pipeline)
-    return end_job(pipeline, pipeline.batch and pipeline.batch.job, "cancelled")
+    return end_job(pipeline, None if pipeline.batch is None else pipeline.batch.job, "cancelled")
 
 
 @pytest.mark.parametrize(
@@ -135,9 +136,12 @@ def cancelled(pipeline: Pipeline) -> Pipeline:
     ],
 )
 def test_an_ended_pipeline_says_how_it_ended(
-    viewer: Client, organization: Organization, end: object, sentences: tuple[str, ...], stages: str
+    viewer: Client,
+    organization: Organization,
+    end: Callable[[Pipeline], Pipeline],
+    sentences: tuple[str, ...],
+    stages: str,
 ) -> None:
-    assert callable(end)
     pipeline = end(make_pipeline(organization))
 
     html = opening(viewer, TABLE, pipeline.pk)

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import re
+from collections.abc import Callable
 
 import pytest
 from django.test import Client
@@ -137,9 +138,12 @@ def cancelled(pipeline: Pipeline) -> Pipeline:
     ],
 )
 def test_an_ended_pipeline_says_how_it_ended(
-    viewer: Client, organization: Organization, end: object, sentences: tuple[str, ...], stages: str
+    viewer: Client,
+    organization: Organization,
+    end: Callable[[Pipeline], Pipeline],
+    sentences: tuple[str, ...],
+    stages: str,
 ) -> None:
-    assert callable(end)
     pipeline = end(make_pipeline(organization))
 
     html = opening(viewer, TABLE, pipeline.pk)

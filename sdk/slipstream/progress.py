@@ -29,7 +29,7 @@ class Watch:
         self._progress.stop()
 
     def show(self, value: Any) -> None:
-        """Shows an object that the service has returned; a batch, pipeline or evaluation with its progress."""
+        """Shows the state of any object of the service, and of a batch, pipeline or evaluation also the progress."""
         match value:
             case Batch():
                 done = value.num_completed + value.num_failed

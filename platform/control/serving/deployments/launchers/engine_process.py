@@ -65,11 +65,13 @@ def log_path(config: Config, deployment_id: str, number: int = 0) -> Path:
 def stage(config: Config, deployment: Deployment) -> Path | None:
     """Copies the model, the adapters and the speculator to this machine, unless this has been done before.
 
+    The related rows must have been read: this runs in threads that make no database queries.
+
     Returns: the speculator's folder. Raises: StorageError, ClientError, BotoCoreError, OSError.
     """
     with suppress(UnusableModel):  # `launch` reports the error
         model_folder(deployment.base_model)
-    for adapter in deployment.adapters.all():  # prefetched: threads of the pool make no database queries
+    for adapter in deployment.adapters.all():
         _copy_unless_present(adapter.storage_prefix, adapter_dir(config, deployment, adapter))
     speculator = deployment.speculator
     if speculator is None:

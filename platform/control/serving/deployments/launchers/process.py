@@ -52,7 +52,7 @@ class ProcessLauncher:
         deployment = replica.deployment
         key = (deployment.pk, deployment.generation)
         if key not in self._staging:
-            prefetch_related_objects([deployment], "adapters")
+            prefetch_related_objects([deployment], "adapters", "speculator__base_speculator")  # for `stage`
             self._staging[key] = self._staging_pool.submit(
                 deployment.organization_id, partial(stage, self.config, deployment)
             )

@@ -34,6 +34,16 @@ def position(job: Job) -> str:
     return str(job.queue_position) if job.blocked is None else f"{job.queue_position}. {job.blocked['message']}"
 
 
+def why_not_running(job: Job) -> str:
+    """Says why a job is paused, or that it waits; empty if it does neither. The job's `queue_position` must be set."""
+    if job.status == Job.Status.PAUSED:
+        return f"Paused: {(job.paused or {}).get('message', '')}"
+    if job.status == Job.Status.QUEUED:
+        place = "" if job.queue_position is None else f", at position {job.queue_position}"
+        return f"Waiting for a worker{place}"
+    return ""
+
+
 def badge(row: Model, status: str, *, active: bool) -> SafeString:
     """Renders a status as a badge.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from control.queue.devices.leases import fits
 from control.queue.devices.models import Device
 from control.queue.devices.selectors import devices_present
 from control.queue.jobs.models import Job
@@ -14,7 +15,10 @@ NO_WORKER = {
 
 
 def waiting_described(jobs: Collection[Job]) -> None:
-    """Sets `queue_position` and `blocked` of the waiting jobs among `jobs`, which belong to one organization."""
+    """Sets `queue_position` and `blocked` of the waiting jobs among `jobs`, which belong to one organization.
+
+    A worker whose devices have no stated memory claims every job.
+    """
     queue_positions_set(jobs)
     waiting = [job for job in jobs if job.queue_position is not None]
     if not waiting:
@@ -23,14 +27,10 @@ def waiting_described(jobs: Collection[Job]) -> None:
     for job in waiting:
         if not devices:
             job.blocked = NO_WORKER
-        elif job.memory_needed is not None and not any(_fits(job.memory_needed, device) for device in devices):
+        elif job.memory_needed is not None and not any(
+            device.memory_bytes is None or fits(job.memory_needed, device) for device in devices
+        ):
             job.blocked = {"code": "no_device_fits", "message": _shortage(job.memory_needed, devices)}
-
-
-def _fits(needed: dict[str, int], device: Device) -> bool:
-    if device.memory_bytes is None:  # not stated: its worker claims every job
-        return True
-    return device.kind in needed and needed[device.kind] <= device.memory_bytes
 
 
 def _shortage(needed: dict[str, int], devices: Collection[Device]) -> str:

@@ -42,7 +42,7 @@ class Offer:
         """Returns the device with the least memory that fits a job that `fits` matches; None: none is registered."""
         if not self.is_limited:
             return next(iter(self.devices), None)
-        return min((device for device in self.devices if _fits(job.memory_needed, device)), key=_memory)
+        return min((device for device in self.devices if fits(job.memory_needed, device)), key=_memory)
 
     def _largest(self) -> dict[str, int]:
         return {device.kind: _memory(device) for device in sorted(self.devices, key=_memory)}
@@ -80,7 +80,7 @@ def device_is_held(*, job_id: str, fence: int) -> bool:
 def device_suffices(needed: Mapping[str, int], *, job_id: str, fence: int) -> bool:
     """Returns whether the job holds a device with the needed memory (see `Job.memory_needed`)."""
     lease = DeviceLease.objects.select_related("device").filter(job_id=job_id, fence=fence).first()
-    return lease is not None and _fits(needed, lease.device)
+    return lease is not None and fits(needed, lease.device)
 
 
 def device_facts(device: Device) -> dict[str, Any]:
@@ -96,7 +96,8 @@ def visible_devices(device: Device) -> str | None:
     return str(device.index) if device.kind == "cuda" else ""
 
 
-def _fits(needed: Mapping[str, int] | None, device: Device) -> bool:
+def fits(needed: Mapping[str, int] | None, device: Device) -> bool:
+    """Returns whether a device with stated memory has what a job needs (see `Job.memory_needed`)."""
     return needed is None or (device.kind in needed and needed[device.kind] <= _memory(device))
 
 

@@ -6,7 +6,7 @@ from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.utils.safestring import SafeString
 
-from control.operations.console.rendering import duration, progress_bar
+from control.operations.console.rendering import duration, progress_bar, why_not_running
 from control.operations.console.visitors import member_of
 from control.queue.jobs.models import Job
 from control.queue.jobs.positions import queue_positions_set
@@ -54,12 +54,9 @@ def batch_opening(request: HttpRequest, row: Batch, *, is_active: bool) -> SafeS
 def _note(row: Batch) -> str:
     """Why the batch waits, or how long it will take."""
     job = row.job
-    if job.status == Job.Status.PAUSED:
-        return f"Paused: {(job.paused or {}).get('message', '')}"
-    if job.status == Job.Status.QUEUED:
-        queue_positions_set([job])
-        position = job.queue_position
-        return "Waiting for a worker." if position is None else f"Waiting for a worker, at position {position}."
+    queue_positions_set([job])
+    if reason := why_not_running(job):
+        return f"{reason}." if job.status == Job.Status.QUEUED else reason
     end = estimated_end(row)
     if end is None:
         return ""

@@ -7,7 +7,7 @@ from django.template.loader import render_to_string
 from django.utils.safestring import SafeString
 
 from control.billing.ledger.selectors import job_time_nanousd
-from control.operations.console.rendering import duration, usd
+from control.operations.console.rendering import duration, usd, why_not_running
 from control.queue.jobs.models import Job
 from control.queue.jobs.positions import queue_positions_set
 from control.workflows.pipelines.models import Pipeline
@@ -83,13 +83,8 @@ def _step(status: Status, stage: StageObject, job: Job | None) -> _Step:
 
 
 def _note(job: Job) -> str:
-    if job.status == Job.Status.PAUSED:
-        return f"Paused: {(job.paused or {}).get('message', '')}"
-    if job.status == Job.Status.QUEUED:
-        position = job.queue_position
-        return "Waiting for a worker" if position is None else f"Waiting for a worker, at position {position}"
     seconds = job.metrics.get("eta_seconds")
-    return "" if seconds is None else f"About {duration(seconds)} left"
+    return why_not_running(job) or ("" if seconds is None else f"About {duration(seconds)} left")
 
 
 def _next(pipeline: Pipeline) -> str:

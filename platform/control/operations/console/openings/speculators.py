@@ -21,13 +21,14 @@ _ARMS = (("plain", "plain decoding"), ("suffix", "suffix decoding alone"), ("spe
 
 def speculator_opening(request: HttpRequest, row: Speculator, *, can_deploy: bool) -> SafeString:
     """Examples contain text of customers' files, which the console shows to members only."""
-    job, points = _job_in_progress(row), row.report.get("concurrencies") or []
+    pipeline = None if row.status == Speculator.Status.READY else _pipeline(row)
+    job, points = _job_in_progress(row, pipeline), row.report.get("concurrencies") or []
     context = {
         "row": row,
         "report": row.report,
         "is_active": row.status == Speculator.Status.TRAINING or job is not None,
         "job": job,
-        "pipeline": None if row.status == Speculator.Status.READY else _pipeline(row),
+        "pipeline": pipeline,
         "concurrency": min((point["concurrency"] for point in points), default=None),
         "speed": _speed(points),
         "positions": _positions(row.report),
@@ -37,10 +38,9 @@ def speculator_opening(request: HttpRequest, row: Speculator, *, can_deploy: boo
     return render_to_string("console/openings/speculator.html", context)
 
 
-def _job_in_progress(row: Speculator) -> Job | None:
+def _job_in_progress(row: Speculator, pipeline: Pipeline | None) -> Job | None:
     """The job that trains or evaluates the speculator at the moment."""
     if row.status == Speculator.Status.TRAINING:
-        pipeline = _pipeline(row)
         return None if pipeline is None else pipeline.training_job
     latest = row.evaluations.exclude(job__status__in=TERMINAL).select_related("job").order_by("-pk").first()
     return None if latest is None else latest.job

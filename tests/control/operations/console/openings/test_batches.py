@@ -32,16 +32,6 @@ def two_rows_per_shard(settings: Settings) -> None:
 
 
 @pytest.fixture
-def organization() -> Organization:
-    return make_organization("Acme")
-
-
-@pytest.fixture
-def viewer(organization: Organization) -> Client:
-    return sign_in(organization, "read_only")
-
-
-@pytest.fixture
 def batch(organization: Organization) -> Batch:
     """A batch of seven rows in four shards."""
     batch = make_batch(organization, num_rows=7)

@@ -24,16 +24,6 @@ TABLE = "deployments_deployment"
 
 
 @pytest.fixture
-def organization() -> Organization:
-    return make_organization("Acme")
-
-
-@pytest.fixture
-def viewer(organization: Organization) -> Client:
-    return sign_in(organization, "read_only")
-
-
-@pytest.fixture
 def deployment(organization: Organization) -> Deployment:
     return make_deployment(make_base_model(), organization, "fast")
 

@@ -31,16 +31,6 @@ pytestmark = pytest.mark.django_db
 TABLE = "pipelines_pipeline"
 
 
-@pytest.fixture
-def organization() -> Organization:
-    return make_organization("Acme")
-
-
-@pytest.fixture
-def viewer(organization: Organization) -> Client:
-    return sign_in(organization, "read_only")
-
-
 def steps_of(html: str) -> list[str]:
     return [text_of(step) for step in re.findall(r'<li class="console-step .*?</li>', html)]
 

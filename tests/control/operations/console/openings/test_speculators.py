@@ -51,11 +51,6 @@ REPORT = {
 
 
 @pytest.fixture
-def organization() -> Organization:
-    return make_organization("Acme")
-
-
-@pytest.fixture
 def member(organization: Organization) -> Client:
     return sign_in(organization, "member")
 

@@ -11,9 +11,8 @@ from control.core.api.errors import ApiError
 from control.models.base_speculators.publishing import base_speculator_import, base_speculator_publish
 from control.models.catalog.models import BaseModel, BaseSpeculator, Speculator
 from control.tenants.row_security.scope import Across, across_tenants
+from control.workflows.pipelines.schemas import NAME_PATTERN
 from workers.exports.formats import FORMATS
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Command(BaseCommand):
@@ -29,7 +28,7 @@ class Command(BaseCommand):
         parser.add_argument("--description", default="", help="What organizations read about it.")
 
     def handle(self, **options: Any) -> None:
-        if not _NAME.fullmatch(options["name"]):
+        if not re.fullmatch(NAME_PATTERN, options["name"]):
             raise CommandError("a name has 1 to 64 letters, digits, '.', '_' or '-', the first one a letter or digit")
         with across_tenants(Across.COMMAND):
             try:

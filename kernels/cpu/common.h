@@ -32,7 +32,7 @@ enum dtype { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3 /* the last two only for weig
 static inline vf vf_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 static inline void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 
-/* Copies a number to all lanes. `(vf){} + x` would be an addition, because it changes -0. */
+/* Copies a number to all lanes. `(vf){} + x` would cost an addition: 0 + -0 is 0, so the compiler may not omit it. */
 static inline vf vf_set(float x) {
 #if defined(__AVX512F__)
     return (vf)_mm512_set1_ps(x);

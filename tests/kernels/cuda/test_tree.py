@@ -1,4 +1,4 @@
-"""The CUDA kernels that grow and accept draft trees agree with their references, which agree with the engine.
+"""The CUDA kernels that grow and accept draft trees agree with their references, and growing also with the engine.
 
 Shape letters: B sequences, k candidates at each depth, N nodes of a tree.
 """

@@ -121,9 +121,10 @@ def _widened(source: WeightSource, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def _shows_all_windows(model: TransformersModel, config: PretrainedConfig) -> bool:
-    """Returns whether as many layers ran with a sliding window as the configuration says.
+    """Returns whether the wrapper saw the sliding window of every layer that has one.
 
-    Some models apply their windows in a way that the wrapper does not see.
+    Some models apply their windows in a way that the wrapper does not see. If the configuration does not say how many
+    layers have a window, one seen window is enough.
     """
     expected = num_windowed_layers(config)
     return model.num_windowed_layers == expected if expected is not None else model.num_windowed_layers > 0

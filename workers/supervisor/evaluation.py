@@ -1,4 +1,4 @@
-"""The job that evaluates a speculator at several concurrencies. An attempt continues after the last measured one.
+"""The job that evaluates a speculator at several concurrencies. A retry begins after the last concurrency measured.
 
 The report becomes the result of the job, and the evidence (see `workers.inference.evidence`) is signed.
 """

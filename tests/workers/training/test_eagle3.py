@@ -59,8 +59,8 @@ def target(tiny_model: Path) -> Model:
 def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model) -> None:
     """For every anchor, the module is also run twice without the unroll.
 
-    The first run reads the target's hidden states up to the anchor, and the tokens after these positions. The second
-    run also reads the output of the first and one more token.
+    Each row of the first run reads the target's hidden state at a position up to the anchor, and the next token. The
+    second run has one more row, which reads the output of the first run.
     """
     config = make_config(tap_layers=(1, 1, 2), fc_norm=True, norm_output=True)
     module = make_module(config)

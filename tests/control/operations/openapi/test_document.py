@@ -131,16 +131,6 @@ def test_examples_match_the_declared_requests_and_responses() -> None:
     assert checked > 100
 
 
-def test_the_reference_page_needs_no_key_and_has_no_inline_script(db: None) -> None:
-    page, script = Client().get("/docs"), Client().get("/docs?script=")
-
-    assert page.status_code == 200
-    assert "<script>" not in page.content.decode()
-    assert "script-src 'self'" in page.headers["Content-Security-Policy"]
-    assert script.headers["Content-Type"].startswith("application/javascript")
-    assert DOCUMENT_PATH in script.content.decode()
-
-
 @pytest.mark.parametrize(("route", "method"), OPERATION_PARAMS)
 def test_responses_match_the_document(route: Route, method: str, client: Client, organization: Organization) -> None:
     """Each response has exactly the documented members, with the documented types.
@@ -158,6 +148,8 @@ def test_responses_match_the_document(route: Route, method: str, client: Client,
 
     if response.status_code >= 400:
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        if response.status_code == 409:
+            assert "Retry-After" in response or response["x-should-retry"] == "false"
         assert name in NEEDS_ENGINE or response.status_code in (400, 404, 409), response.content
         return
     assert response.status_code == operation.status

@@ -65,7 +65,7 @@ class Recorder:
                     self.add_error(operation.id, status, error["code"])
             return error_body(wire, error, status=status)
 
-        Wire.error_body = recording  # type: ignore[method-assign]
+        Wire.error_body = recording  # type: ignore[assignment,method-assign]
 
     def add_error(self, operation: str, status: int, code: str) -> None:
         """Ignores crashes, which tests provoke, and requests with another method than that of the operation."""

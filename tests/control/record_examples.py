@@ -90,6 +90,7 @@ class Recorder:
     def write(self, folder: Path) -> None:
         """Replaces the examples of the operations that ran, adds their errors, and keeps the rest of the file."""
         path = folder / FILE_NAME
+        name = path.relative_to(ROOT)  # raises an error if the views were imported from another checkout
         recorded: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         for operation in (name for name, home in self.folders.items() if home == folder):
             errors = [list(error) for error in sorted(self.errors[operation])]
@@ -98,7 +99,7 @@ class Recorder:
             )
             recorded[operation] = entry
         path.write_text(json.dumps(dict(sorted(recorded.items())), indent=1, ensure_ascii=False) + "\n")
-        print(f"{path.relative_to(ROOT)}: {len(recorded)} operations")
+        print(f"{name}: {len(recorded)} operations")
 
     def _keep(self, operation: str, request: Any, response: Any) -> None:
         """Keeps the longest example of at most `MAX_CHARS` characters, because it shows the most fields."""

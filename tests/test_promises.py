@@ -3,22 +3,15 @@
 import ast
 import re
 
+from tests.named_tests import NAMED, missing_tests
 from tests.source_tree import ROOT
 
 PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
 def test_every_test_that_the_page_names_exists() -> None:
-    named = NAMED.findall(PAGE)
-    assert len(named) > 50
-    missing = []
-    for path, name in named:
-        file = ROOT / path
-        tree = ast.parse(file.read_text(encoding="utf-8")) if file.exists() else ast.Module([], [])
-        if name not in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}:
-            missing.append(f"{path}::{name}")
-    assert missing == []
+    assert len(NAMED.findall(PAGE)) > 50
+    assert missing_tests(PAGE) == []
 
 
 def test_every_promise_names_a_test() -> None:

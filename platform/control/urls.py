@@ -17,7 +17,7 @@ _API = sorted(
 
 urlpatterns = [
     path("health", health),
-    path("docs", ReferencePage.as_view()),
+    path("docs", ReferencePage.as_view(), name="api-reference"),
     path("account/", include("control.operations.sign_in.urls")),
     path("admin/", include("control.operations.console.urls")),
     path("admin/", admin.site.urls),

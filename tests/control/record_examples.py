@@ -3,7 +3,8 @@
     python -m tests.control.record_examples [--model FOLDER] [PATHS OF TESTS]
 
 The command runs the tests. For each operation, it keeps one request with its successful response, and every error code
-that the operation returned. With `--model`, the responses of the gateway's operations come from the engine's server.
+that the operation returned. With `--model`, the responses of the gateway's operations, and the errors that the gateway
+passes on, come from the engine's server; add `tests/control/serving/gateway` for the errors of the gateway itself.
 """
 
 import argparse
@@ -48,6 +49,28 @@ class Recorder:
             return response
 
         OrganizationView.dispatch = recording  # type: ignore[assignment,method-assign]
+        self._record_refusals_of_gateway()
+
+    def _record_refusals_of_gateway(self) -> None:
+        """Makes the gateway report its refusals. They do not depend on the route, except that some routes are free."""
+        from control.operations.openapi.gateway import OPERATIONS
+        from control.serving.gateway.wire import WIRES, Wire
+
+        error_body = Wire.error_body
+
+        def recording(wire: Wire, error: Any, *, status: int | None = None) -> dict[str, Any]:
+            for path, operation in OPERATIONS.items():
+                if status is not None and not (WIRES[path].is_free and error["code"].startswith("spend_cap")):
+                    self.folders[operation.id] = GATEWAY
+                    self.add_error(operation.id, status, error["code"])
+            return error_body(wire, error, status=status)
+
+        Wire.error_body = recording  # type: ignore[assignment,method-assign]
+
+    def add_error(self, operation: str, status: int, code: str) -> None:
+        """Ignores crashes, which tests provoke, and requests with another method than that of the operation."""
+        if status not in (405, 500):
+            self.errors[operation].add((status, code))
 
     def record(self, view: Any, response: Any) -> None:
         from control.core.api.operation import operation_of
@@ -59,7 +82,7 @@ class Recorder:
             return
         self.folders[declared.id] = Path(inspect.getfile(type(view))).parent
         if response.status_code >= 400:
-            self.errors[declared.id].add((response.status_code, str(data["error"]["code"])))
+            self.add_error(declared.id, response.status_code, str(data["error"]["code"]))
         elif response.status_code == declared.status:
             body = view.request.data if declared.request is not None else None
             self._keep(declared.id, body, data)
@@ -67,6 +90,7 @@ class Recorder:
     def write(self, folder: Path) -> None:
         """Replaces the examples of the operations that ran, adds their errors, and keeps the rest of the file."""
         path = folder / FILE_NAME
+        name = path.relative_to(ROOT)  # raises an error if the views were imported from another checkout
         recorded: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         for operation in (name for name, home in self.folders.items() if home == folder):
             errors = [list(error) for error in sorted(self.errors[operation])]
@@ -75,7 +99,7 @@ class Recorder:
             )
             recorded[operation] = entry
         path.write_text(json.dumps(dict(sorted(recorded.items())), indent=1, ensure_ascii=False) + "\n")
-        print(f"{path.relative_to(ROOT)}: {len(recorded)} operations")
+        print(f"{name}: {len(recorded)} operations")
 
     def _keep(self, operation: str, request: Any, response: Any) -> None:
         """Keeps the longest example of at most `MAX_CHARS` characters, because it shows the most fields."""
@@ -87,8 +111,8 @@ class Recorder:
             self.examples[operation] = json.loads(_SECRET.sub(r"\1...", text))
 
 
-def answers_of_engine(model: Path) -> dict[str, Any]:
-    """Returns the examples of the gateway's operations, answered by the engine's server with a real model."""
+def record_engine(model: Path, recorder: Recorder) -> None:
+    """Records the gateway's operations: answers and refusals of the engine's server with a real model."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.embedded")
     django.setup()
     from control.operations.openapi.gateway import OPERATIONS
@@ -114,7 +138,31 @@ def answers_of_engine(model: Path) -> dict[str, Any]:
         chat = examples["/v1/chat/completions"]
         audit = {"model": "support", **chat}
         examples["/v1/audit"] = {"request": audit, "response": _answer(live.http, "/v1/audit", audit)}
-    return {OPERATIONS[path].id: example for path, example in examples.items()}
+        for path, example in examples.items():
+            operation = OPERATIONS[path].id
+            recorder.folders[operation] = GATEWAY
+            recorder.examples[operation] = example
+            for body in _bodies_to_refuse(example["request"]):
+                response = live.http.post(path, json=body)
+                if response.status_code >= 400:
+                    recorder.add_error(operation, response.status_code, response.json()["error"]["code"])
+
+
+def _bodies_to_refuse(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns variants of a body. Most of them are invalid, but not for every route."""
+    long = "word " * 10_000
+    texts = {"messages": [{"role": "user", "content": long}], "prompt": long, "input": long}
+    grammar = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    changes: list[dict[str, Any]] = [
+        {"no_such_member": 1},
+        {"store": True, "prediction": 1},
+        {"temperature": 9},
+        {"response_format": grammar},
+        *({name: texts[name]} for name in body.keys() & texts.keys()),
+        *({name: 10**6} for name in body.keys() & {"max_tokens", "max_output_tokens"}),
+    ]
+    shorter = [{name: value for name, value in body.items() if name != left_out} for left_out in body]
+    return [*shorter, *(body | change for change in changes)]
 
 
 def _answer(http: Any, path: str, body: dict[str, Any]) -> Any:
@@ -132,8 +180,7 @@ def main() -> int:
     tests = arguments.tests or ([] if arguments.model else ["tests/control", "tests/sdk"])
     code = pytest.main(tests, plugins=[recorder]) if tests else 0
     if arguments.model is not None:
-        recorder.examples |= answers_of_engine(arguments.model)
-        recorder.folders |= dict.fromkeys(recorder.examples.keys() - recorder.folders.keys(), GATEWAY)
+        record_engine(arguments.model, recorder)
     for folder in set(recorder.folders.values()):
         recorder.write(folder)
     return int(code)

@@ -13,6 +13,7 @@ from control.serving.captures.services import request_capture
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.services import evaluation_finish
 from slipstream import (
+    APIStatusError,
     AsyncClient,
     AuthenticationError,
     BadRequestError,
@@ -120,6 +121,18 @@ def test_models_and_deployments_are_listed_started_and_stopped(client: Client, b
     assert client.deployments.start(deployment.id).desired_state == "running"
     client.deployments.delete(deployment.id)
     assert "math" not in {listed.name for listed in client.deployments.list()}
+
+
+def test_a_change_with_the_etag_of_an_earlier_state_is_refused(client: Client, base_model: BaseModel) -> None:
+    made = client.deployments.create(name="fast", model=base_model.name)
+    read = client.with_raw_response.deployments.retrieve(made.id)
+    conditional = client.with_options(headers={"If-Match": read.headers["etag"]})
+
+    assert conditional.deployments.update(made.id, replicas=2).replicas == 2
+    with pytest.raises(APIStatusError) as refused:
+        conditional.deployments.update(made.id, replicas=3)
+
+    assert (refused.value.status, refused.value.code) == (412, "object_changed")
 
 
 def test_only_the_organizations_own_speculators_are_visible(base_model: BaseModel) -> None:

@@ -4,6 +4,7 @@ The decorator validates the body and renders the response; the OpenAPI document 
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -12,6 +13,7 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from control.core.api.preconditions import etag_of, only_if_match
 from control.core.api.requests import parse_request
 from control.core.api.schemas import RequestModel, ResponseModel
 
@@ -39,6 +41,7 @@ class Operation:
     query: Mapping[str, str] | None = None  # descriptions of the parameters by name
     also: str | None = None  # a second media type of the response
     plan: Any = None  # the response model for requests with `validate_only`, whose status is 200
+    tagged_by: Any = None  # the request model whose members the ETag of the response covers; see `preconditions`
 
 
 def operation(
@@ -51,24 +54,30 @@ def operation(
     query: Mapping[str, str] | None = None,
     also: str | None = None,
     plan: type[ResponseModel] | None = None,
+    tagged_by: type[RequestModel] | None = None,
 ) -> Callable[[_Method], Callable[..., HttpResponseBase]]:
     """Decorates a method of an `OrganizationView`. With `request`, the method gets the validated body as `body`.
 
     The method returns a response model, or a complete HTTP response, for example for a file or a page of a list.
     """
     declared = Operation(
-        id=id, summary=summary, response=response, status=status, request=request, query=query, also=also, plan=plan
-    )
+        id=id, summary=summary, response=response, status=status, request=request, query=query, also=also, plan=plan,
+        tagged_by=tagged_by,
+    )  # fmt: skip
 
     def decorate(method: _Method) -> Callable[..., HttpResponseBase]:
         @wraps(method)
         def run(view: Any, http_request: Request, **kwargs: Any) -> HttpResponseBase:
+            ids = dict(kwargs)
             if request is not None:
                 kwargs["body"] = parse_request(request, view.request_body(http_request))
-            result = method(view, http_request, **kwargs)
+            is_conditional = tagged_by is not None and request is not None
+            with only_if_match(view, http_request, ids) if is_conditional else nullcontext():
+                result = method(view, http_request, **kwargs)
             if isinstance(result, ResponseModel):
                 is_plan = plan is not None and isinstance(result, plan)
-                return Response(result.as_json(), status=200 if is_plan else status)
+                headers = None if tagged_by is None else {"ETag": etag_of(result, tagged_by)}
+                return Response(result.as_json(), status=200 if is_plan else status, headers=headers)
             return result
 
         run.operation = declared  # type: ignore[attr-defined]

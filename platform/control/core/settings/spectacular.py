@@ -11,6 +11,8 @@ SPECTACULAR: dict[str, Any] = {
     "SERVE_INCLUDE_SCHEMA": False,
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    # The page begins with the list of resources and a field that filters them; each operation has an address.
+    "SWAGGER_UI_SETTINGS": {"deepLinking": True, "docExpansion": "none", "filter": True, "defaultModelsExpandDepth": 0},
     "POSTPROCESSING_HOOKS": [
         "control.operations.openapi.gateway.add_gateway",
         "control.operations.openapi.tidy.tidy",

@@ -31,8 +31,10 @@ def navigation(request: HttpRequest) -> list[dict[str, Any]]:
         if entry is not None and page.has_module_permission(request):
             entries.append((entry, f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist"))
     overview = {"items": [{"title": "Overview", "icon": "space_dashboard", "link": reverse("admin:index")}]}
+    reference = {"title": "API reference", "icon": "menu_book", "link": reverse("api-reference")}
     sections = [(name, _items(name, entries)) for name in SECTIONS]
-    return [overview, *({"title": name, "separator": True, "items": items} for name, items in sections if items)]
+    shown = [{"title": name, "separator": True, "items": items} for name, items in sections if items]
+    return [overview, *shown, {"separator": True, "items": [reference]}]
 
 
 def account_links(request: HttpRequest) -> list[dict[str, str]]:

@@ -1,6 +1,7 @@
 """Describes routes to drf-spectacular, according to the operations that are declared on the views' methods."""
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 from drf_spectacular.contrib.pydantic import PydanticExtension
@@ -69,10 +70,20 @@ class OperationSchema(AutoSchema):
             OpenApiParameter(name, OpenApiTypes.STR, description=text)
             for name, text in (self._entry().query or {}).items()
         ]
+        tagged = [OpenApiParameter(name, OpenApiTypes.STR, "header", **rest) for name, rest in self._tags()]
         if self.method != "POST":
-            return query
+            return [*query, *tagged]
         text = "Makes retries safe: requests with the same key are executed only once."
         return [*query, OpenApiParameter("Idempotency-Key", OpenApiTypes.STR, "header", description=text)]
+
+    def _tags(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields the headers of an operation whose object has an ETag, with the arguments that describe them."""
+        if self._entry().tagged_by is not None:
+            covered = "A hash of the members that PATCH can change."
+            yield "ETag", {"description": covered, "response": [self._entry().status]}
+            if self.method == "PATCH":
+                text = "The `ETag` of the object that is to be changed; if it has changed: 412 `object_changed`."
+                yield "If-Match", {"description": text}
 
     def get_filter_backends(self) -> list[Any]:
         return []

@@ -28,6 +28,11 @@ def deployment_get(organization: Organization, deployment_id: str, *, only: Sequ
     return one_of(deployments_list(organization, only=only), deployment_id, kind="deployment", param="deployment_id")
 
 
+def deployment_lock(deployment: Deployment) -> None:
+    """Locks the deployment's row until the transaction ends."""
+    Deployment.objects.select_for_update().only("pk").get(pk=deployment.pk)
+
+
 def deployments_check(organization: Organization, deployment_ids: Sequence[str], **_: Any) -> None:
     """Receives the signal `key_restricting`: an API key is about to be restricted to these deployments.
 

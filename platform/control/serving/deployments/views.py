@@ -20,7 +20,7 @@ from control.serving.deployments.schemas import (
     DeploymentObject,
     DeploymentUpdateInput,
 )
-from control.serving.deployments.selectors import deployment_get, deployments_list
+from control.serving.deployments.selectors import deployment_get, deployment_lock, deployments_list
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop
 from control.tenants.authentication.views import OrganizationView
 from control.tenants.events.schemas import EventObject
@@ -56,11 +56,19 @@ class OneDeploymentView(OrganizationView):
 
 
 class DeploymentView(OneDeploymentView):
-    @operation("deployments.retrieve", response=DeploymentObject)
+    def lock(self, deployment_id: str) -> None:
+        deployment_lock(self.deployment(deployment_id))
+
+    @operation("deployments.retrieve", response=DeploymentObject, tagged_by=DeploymentUpdateInput)
     def get(self, request: Request, deployment_id: str) -> DeploymentObject:
         return DeploymentObject.of(self.deployment(deployment_id))
 
-    @operation("deployments.update", request=DeploymentUpdateInput, response=DeploymentObject)
+    @operation(
+        "deployments.update",
+        request=DeploymentUpdateInput,
+        response=DeploymentObject,
+        tagged_by=DeploymentUpdateInput,
+    )
     def patch(self, request: Request, deployment_id: str, body: DeploymentUpdateInput) -> DeploymentObject:
         """Replaces the speculator or the list of adapters. With a `speculator_id` of null, there is no speculator.
 

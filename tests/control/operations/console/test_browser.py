@@ -185,6 +185,18 @@ def test_a_jobs_page_follows_its_progress_without_a_reload(
     assert browser.execute_script("return window.stayed")
 
 
+def test_the_reference_of_the_api_lists_its_operations_and_logs_no_error(
+    browser: Chrome, live_server: LiveServer
+) -> None:
+    browser.get(f"{live_server.url}/docs#/deployments")
+    WebDriverWait(browser, 20).until(lambda driver: "Create a deployment" in driver.page_source)
+    for width in WIDTHS:
+        resize(browser, width)
+        save_screenshot(browser, f"reference-{width}")
+        assert browser.execute_script(OVERFLOW) <= 0
+    assert messages_of(browser) == []
+
+
 def test_a_page_loads_and_sends_nothing_to_other_origins(browser: Chrome, live_server: LiveServer) -> None:
     """The other origin is the same server under another host name. Only the page's content security policy can block
     requests to it."""

@@ -41,7 +41,9 @@ def factory(tiny_model: Path) -> AnswerFactory:
 
 def compared_spec(folder: Path, model: Path, rows: list[dict[str, Any]], *arms: ComparedArm) -> EvaluationSpec:
     spec = make_spec(folder, model, rows)
-    return replace(spec, drafter="suffix", speculator_name="spec_a", compare_with=arms, draft_budget=8)
+    return replace(
+        spec, drafter="suffix", speculator_name="spec_a", compare_with=arms, reports_arms=True, draft_budget=8
+    )
 
 
 def test_a_report_has_the_figures_of_each_arm_and_the_ratio_of_each_pair(tmp_path: Path, tiny_model: Path) -> None:
@@ -71,7 +73,9 @@ def test_further_arms_leave_the_other_figures_of_a_report_and_its_evidence_as_th
     tmp_path: Path, tiny_model: Path
 ) -> None:
     spec = compared_spec(tmp_path, tiny_model, chat_rows(3), NGRAM)
-    alone = run_evaluation(replace(spec, compare_with=(), output_dir=str(tmp_path / "alone")), Recorder())
+    alone = run_evaluation(
+        replace(spec, compare_with=(), reports_arms=False, output_dir=str(tmp_path / "alone")), Recorder()
+    )
     compared = run_evaluation(replace(spec, checkpoint_dir=str(tmp_path / "other")), Recorder())
 
     assert compared.result.keys() - alone.result.keys() == {"arms", "pairs"}

@@ -1,5 +1,6 @@
 """Evaluations with further arms: which speculators a request may name, and what protects them."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from control.tenants.accounts.models import Organization
 from control.tenants.administration.services import project_create
 from control.workflows.evaluations import services
 from control.workflows.evaluations.models import Evaluation
+from control.workflows.evaluations.requests import CREATE_EVALUATION
 from control.workflows.evaluations.services import evaluation_finish
 from tests.control.factories import chat_row, client_of, make_base_model, make_file
+from tests.control.operations.console.support import change_path, operator_client, page
 from tests.control.serving.deployments.support import make_speculator
 from tests.control.workflows.evaluations.evidence import make_evidence
 from tests.workers.supervisor.test_truncation import spec_of
@@ -26,6 +29,7 @@ from workers.supervisor import evaluation as handler
 
 REPORT = {"prompts_held_out": 3, "outputs_equal": 3, "speedup": 1.5}
 ARMS = {"arms": [{"name": "none"}], "pairs": [{"ratio": 1.5}]}
+LATENCY = {"p50": 0.25, "p95": 0.5, "p99": 0.75}
 
 
 @pytest.fixture
@@ -249,3 +253,62 @@ def test_only_the_evaluation_shows_the_figures_of_other_arms(
     assert client.get(f"/v1/evaluations/{made['id']}").json()["report"] == REPORT | ARMS
     assert client.get(f"/v1/speculators/{first.pk}").json()["report"] == REPORT
     assert client.get(f"/v1/speculators/{second.pk}").json()["report"] == {}
+
+
+def measured_arm(name: str, speeds: dict[int, float]) -> dict[str, Any]:
+    points = [
+        {
+            "concurrency": concurrency,
+            "tokens_per_second": speed,
+            "acceptance_length": 2.125,
+            "acceptance_length_interval": [2.0, 2.25],
+            "request_latency_seconds": LATENCY,
+            "time_to_first_token_seconds": LATENCY,
+            "inter_token_latency_seconds": None,
+        }
+        for concurrency, speed in speeds.items()
+    ]
+    return {"name": name, "drafter": "d", "outputs_equal": 2, "concurrencies": points}
+
+
+def test_the_console_shows_the_arms_and_the_ratio_of_each_pair(
+    client: Client, first: Speculator, second: Speculator
+) -> None:
+    made = post(client, first, second.pk)
+    arms = [measured_arm("none", {1: 10.5, 4: 30.5}), measured_arm(second.pk, {1: 21.5, 4: 61.5})]
+    pair = {"concurrency": 4, "arm": second.pk, "baseline": "none", "ratio": 2.016, "interval": [1.75, 2.25]}
+    Job.objects.update(status="succeeded", result={**REPORT, "arms": arms, "pairs": [pair]})
+
+    text = page(operator_client(), change_path("evaluations_evaluation", made["id"]))
+
+    rows = [re.sub(r"<[^>]+>|\s+", " ", row).split() for row in re.findall(r"<tr>(.*?)</tr>", text, re.DOTALL)]
+    times = ["250", "/", "500", "/", "750", "250", "/", "500", "/", "750", "–"]
+    first_rows = [row for row in rows if row[:2] in (["1", "plain"], ["1", "second"], ["4", "plain"])]
+    assert first_rows == [
+        [*["1", "plain", "decoding", "10.5", "2.125", "2", "of", "3"], *times],
+        [*["1", "second", "v1", "21.5", "2.125", "2", "of", "3"], *times],
+        [*["4", "plain", "decoding", "30.5", "2.125", "2", "of", "3"], *times],
+    ]
+    assert ["4", "second", "v1", "plain", "decoding", "2.016×", "1.75", "to", "2.25"] in rows
+    assert change_path("catalog_speculator", second.pk) in text
+
+
+def test_an_old_report_without_arms_is_still_shown(client: Client, first: Speculator) -> None:
+    made = post(client, first)
+    Evaluation.objects.update(settings={"concurrencies": [1], "repeats": 1})
+    Job.objects.update(status="succeeded", result=REPORT)
+
+    shown = client.get(f"/v1/evaluations/{made['id']}").json()
+    text = page(operator_client(), change_path("evaluations_evaluation", made["id"]))
+
+    assert (shown["report"], shown["compare_with"]) == (REPORT, [])
+    assert "speedup" in text
+    assert "speed of each pair" not in text
+
+
+def test_the_console_offers_speculators_and_drafters_as_arms(
+    organization: Organization, first: Speculator, second: Speculator
+) -> None:
+    choices = CREATE_EVALUATION.choices(organization)["compare_with"]
+    assert [value for value, _ in choices][:2] == ["suffix", "ngram"]
+    assert {first.pk, second.pk} <= {value for value, _ in choices}

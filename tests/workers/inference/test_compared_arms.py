@@ -175,8 +175,8 @@ def test_equal_answers_are_counted_for_each_arm(factory: AnswerFactory, tmp_path
     changed = timed(factory.totals(factory.answer(0, [70, 99]), factory.answer(1, [72]), seconds=1.0), 0.5, 0.5)
     spec = compared_spec(tmp_path, tiny_model, chat_rows(2), NGRAM, SUFFIX_AND_NGRAM)
     further = {"ngram": changed, "spec_b": same}
-    first, second = (Measurement(c, same, same, same, further=f) for c, f in ((1, further), (4, further)))
-    second.further["spec_b"] = changed  # only at the other concurrency
+    first = Measurement(1, same, same, same, further=further)
+    second = Measurement(4, same, same, same, further=further | {"spec_b": changed})
 
     counts = {arm["name"]: arm["outputs_equal"] for arm in arms_report([first, second], spec)["arms"]}
 

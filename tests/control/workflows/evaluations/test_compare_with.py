@@ -10,7 +10,7 @@ from django.test import Client
 
 from control.core.storage.backends import get_storage
 from control.models.catalog.models import BaseModel, BaseSpeculator, Speculator
-from control.models.engines.planning import Workload
+from control.models.engines.planning import Workload, engine_plan
 from control.models.engines.schemas import EngineOptions, EnginePlan
 from control.queue.jobs.models import Job
 from control.tenants.accounts.models import Organization
@@ -190,10 +190,8 @@ def test_a_speculator_cannot_be_deleted_until_the_evaluation_that_compares_it_ha
 def test_an_arm_that_is_deleted_while_the_request_is_checked_is_refused(
     client: Client, first: Speculator, second: Speculator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = services.engine_plan
-
     def delete_after(options: EngineOptions, workload: Workload) -> EnginePlan:
-        planned = plan(options, workload)
+        planned = engine_plan(options, workload)
         assert client.delete(f"/v1/speculators/{second.pk}").status_code == 200
         return planned
 

@@ -135,7 +135,7 @@ def test_the_interval_of_a_pair_is_that_of_paired_draws_computed_by_hand(
     """
     answers = factory.answer(0, [70] * 10), factory.answer(1, [71] * 10)
     slow = timed(factory.totals(*answers, seconds=5.0), 2.0, 3.0)
-    fast = timed(factory.totals(*answers, seconds=4.0), 1.0, 3.0)
+    fast = timed(factory.totals(*answers[::-1], seconds=4.0), 3.0, 1.0)  # the second answer was completed first
     spec = compared_spec(tmp_path, tiny_model, chat_rows(2), NGRAM)
 
     report = arms_report([Measurement(1, slow, slow, slow, further={"ngram": fast})], spec)

@@ -25,6 +25,7 @@ def fit(
     memory_bytes: int | None = None,
     memory_share: float | None = None,
     speculator_dir: Path | None = None,
+    further_speculator_dirs: Iterable[Path] = (),
     adapter_dirs: Iterable[Path] = (),
     drafter: str = "none",
     num_engines: int = 1,
@@ -35,6 +36,7 @@ def fit(
         memory_bytes: memory that the engine may use, all ranks together; None: nearly all that is free on a GPU, and
             on a CPU as much as `config.kv_cache_bytes` needs.
         memory_share: memory that the engine may use, as a share of the device's memory, above 0 and at most 1.
+        further_speculator_dirs: speculators of the other engines, which are loaded at the same time.
         drafter: name as in `load_drafter`. If it includes `native_mtp`, memory for the target's own module is planned.
         num_engines: number of engines with this config that share the weights.
     Raises:
@@ -48,6 +50,8 @@ def fit(
     if memory_bytes is None or sizes is None:
         return config
     wanted = _wanted(config, sizes, device, memory_bytes, speculator_dir, adapter_dirs, drafter, num_engines)
+    further_bytes = sum(_speculator_bytes(folder, sizes, config) for folder in further_speculator_dirs)
+    wanted = replace(wanted, speculator_bytes=wanted.speculator_bytes + further_bytes)
     try:
         return replace(config, kv_cache_bytes=plan(sizes, wanted).parts.kv_cache // num_engines)
     except DoesNotFit as error:

@@ -123,6 +123,15 @@ class TrainingSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedArm:
+    """A further drafter of an evaluation. `name` stands for it in the report; it differs from those of other arms."""
+
+    name: str
+    drafter: str
+    speculator_dir: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSpec:
     """A job that answers held-out prompts with and without the speculator, and compares tokens and time.
 
@@ -155,6 +164,9 @@ class EvaluationSpec:
     memory_share: float | None = None
     draft_budget: int | None = None
     device: str = "auto"
+    speculator_name: str = "speculator"  # stands for the speculator in the report's `arms` and `pairs`
+    compare_with: tuple[ComparedArm, ...] = ()  # the further arms, each with an engine of its own
+    reports_arms: bool = False  # whether the report has `arms` and `pairs`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +297,8 @@ def read_spec(path: Path) -> Spec:
         raise ContractError(f"kind must be one of {sorted(_SPECS)}, got {values.get('kind')!r}")
     if "shards" in values:
         values["shards"] = [_build(ShardRange, shard) for shard in values["shards"]]
+    if "compare_with" in values:
+        values["compare_with"] = [_build(ComparedArm, arm) for arm in values["compare_with"]]
     return _build(_SPECS[values["kind"]], values)
 
 

@@ -1,12 +1,13 @@
-"""Answers the same prompts with three engines, the arms of an evaluation, and measures the time of each.
+"""Answers the same prompts with several engines, the arms of an evaluation, and measures the time of each.
 
-The arms are plain decoding, the speculator, and suffix decoding alone (which needs no training). Prompts are answered
-in chunks. All arms answer each chunk, and their order changes from one chunk to the next (A B C, C B A, B C A, ...), so
-that a change of the machine's speed affects all of them.
+The arms are plain decoding, suffix decoding alone (which needs no training), the speculator, and the further drafters
+with which the evaluation compares it. Prompts are answered in chunks. All arms answer each chunk, and their order
+changes from one chunk to the next (A B C, C B A, B C A, ...), so that a change of the machine's speed affects all of
+them.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -18,8 +19,9 @@ from workers.failures import InvalidInputError
 from workers.inference.driver import answer_rows
 from workers.inference.rows import RowAnswer, RowError, RowRequest
 from workers.inference.segments import Segment, SegmentedEngine
+from workers.inference.timing import AnswerTiming, TimedEngine
 
-PLAIN, SUFFIX, SPECULATIVE = ARMS = "plain", "suffix", "speculative"
+PLAIN, SUFFIX, SPECULATIVE = ARMS = "plain", "suffix", "speculative"  # the arms of every evaluation
 _MIN_CHUNK = 8  # number of rows
 # Number of rows of a chunk, relative to the concurrency. At the end of a chunk the batch is only partly full, which
 # matters less in long chunks.
@@ -32,9 +34,11 @@ class Arms:
     plain: Engine
     suffix: Engine
     speculative: Engine
+    further: Mapping[str, Engine] = field(default_factory=dict)  # by the name of the arm
 
-    def of(self, name: str) -> Engine:
-        return {PLAIN: self.plain, SUFFIX: self.suffix, SPECULATIVE: self.speculative}[name]
+    @property
+    def engines(self) -> dict[str, Engine]:
+        return {PLAIN: self.plain, SUFFIX: self.suffix, SPECULATIVE: self.speculative, **self.further}
 
 
 @dataclass(slots=True)
@@ -46,6 +50,7 @@ class ArmTotals:
     answers: list[RowAnswer] = field(default_factory=list)  # of all repeats
     phase_seconds: dict[str, float] = field(default_factory=dict)  # sums over repeats
     segments: list[Segment] = field(default_factory=list)  # sums over repeats
+    timings: list[AnswerTiming] = field(default_factory=list)  # one for each of `answers`, in the same order
 
     @property
     def tokens_per_second(self) -> float:
@@ -63,10 +68,16 @@ class Measurement:
     plain: ArmTotals
     suffix: ArmTotals
     speculative: ArmTotals
+    further: Mapping[str, ArmTotals] = field(default_factory=dict)  # by the name of the arm
 
     @property
     def arms(self) -> dict[str, ArmTotals]:
+        """The arms of every evaluation, without the further ones."""
         return {PLAIN: self.plain, SUFFIX: self.suffix, SPECULATIVE: self.speculative}
+
+    @property
+    def all_arms(self) -> dict[str, ArmTotals]:
+        return {**self.arms, **self.further}
 
     def speedup(self, arm: str = SPECULATIVE, *, over: str = PLAIN) -> float:
         return self.arms[arm].tokens_per_second / self.arms[over].tokens_per_second
@@ -78,7 +89,7 @@ def warm_up(arms: Arms, rows: Sequence[RowRequest], *, tokenizer: Tokenizer) -> 
         replace(row, request=replace(row.request, sampling=replace(row.request.sampling, max_tokens=_WARMUP_TOKENS)))
         for row in rows[:2]
     ]
-    for engine in map(arms.of, ARMS):
+    for engine in arms.engines.values():
         for _ in answer_rows(engine, short_rows, tokenizer=tokenizer, concurrency=len(short_rows)):
             pass
 
@@ -97,38 +108,50 @@ def measure(
 
     Raises: InvalidInputError: a row cannot be answered, for example because the model's logits are not finite.
     """
-    totals = {name: ArmTotals() for name in ARMS}
-    engines = {name: SegmentedEngine(arms.of(name), timed=concurrency == 1, clock=clock) for name in totals}
-    before = {name: dict(arms.of(name).phase_seconds) for name in totals}
+    engines = arms.engines
+    totals = {name: ArmTotals() for name in engines}
+    segmented = {name: SegmentedEngine(each, timed=concurrency == 1, clock=clock) for name, each in engines.items()}
+    timed = {name: TimedEngine(each, clock=clock) for name, each in segmented.items()}
+    before = {name: dict(each.phase_seconds) for name, each in engines.items()}
     for repeat in range(repeats):
         for name, total in totals.items():
-            arms.of(name).drafter.forget_past()  # suffix decoding would copy earlier answers to the same prompts
+            engines[name].drafter.forget_past()  # suffix decoding would copy earlier answers to the same prompts
             total.num_tokens.append(0)
             total.seconds.append(0.0)
-        for name, chunk in _turns(rows, concurrency, repeat=repeat):
+        for name, chunk in _turns(tuple(engines), rows, concurrency, repeat=repeat):
             started = clock()
-            for outcome in answer_rows(engines[name], chunk, tokenizer=tokenizer, concurrency=concurrency):
+            timed[name].restart(started)
+            for outcome in answer_rows(timed[name], chunk, tokenizer=tokenizer, concurrency=concurrency):
                 if isinstance(outcome, RowError):
                     where, error = outcome.row.custom_id, outcome.error
                     raise InvalidInputError(error.code, f"the row {where!r} cannot be answered: {error.message}")
                 if isinstance(outcome, RowAnswer):
                     totals[name].answers.append(outcome)
+                    totals[name].timings.append(timed[name].take(outcome.request.request.request_id))
                     totals[name].num_tokens[-1] += outcome.num_tokens
                     on_answer()
             totals[name].seconds[-1] += clock() - started
     for name, total in totals.items():
-        total.segments = engines[name].segments
+        total.segments = segmented[name].segments
         total.phase_seconds = {
-            phase: seconds - before[name][phase] for phase, seconds in arms.of(name).phase_seconds.items()
+            phase: seconds - before[name][phase] for phase, seconds in engines[name].phase_seconds.items()
         }
-    return Measurement(concurrency, **totals)
+    return measurement_of(concurrency, totals)
 
 
-def _turns(rows: Sequence[RowRequest], concurrency: int, *, repeat: int) -> Iterator[tuple[str, Sequence[RowRequest]]]:
+def measurement_of(concurrency: int, totals: Mapping[str, ArmTotals]) -> Measurement:
+    """Builds the measurement from the totals of all arms, by name."""
+    further = {name: arm for name, arm in totals.items() if name not in ARMS}
+    return Measurement(concurrency, totals[PLAIN], totals[SUFFIX], totals[SPECULATIVE], further)
+
+
+def _turns(
+    names: Sequence[str], rows: Sequence[RowRequest], concurrency: int, *, repeat: int
+) -> Iterator[tuple[str, Sequence[RowRequest]]]:
     """Yields (arm, chunk) for all arms of every chunk. Every second chunk has the reverse order of the one before."""
     size = max(_MIN_CHUNK, _CHUNK_PER_CONCURRENCY * concurrency)
     for number, start in enumerate(range(0, len(rows), size)):
         first, is_reversed = divmod(number + repeat, 2)
-        order = [ARMS[(first + i) % len(ARMS)] for i in range(len(ARMS))]
+        order = [names[(first + i) % len(names)] for i in range(len(names))]
         for name in reversed(order) if is_reversed else order:
             yield name, rows[start : start + size]

@@ -2,7 +2,8 @@
 
 The first baseline is the same engine with the same weights and concurrency but no drafter, which is the fastest plain
 decoding that the engine offers. The second baseline is the engine with suffix decoding alone, which is what a customer
-has without any training. The answers of every run are compared token by token with those of the first plain run.
+has without any training. Further drafters, with which the speculator is compared, answer in turns with these three
+arms. The answers of every run are compared token by token with those of the first plain run.
 """
 
 import json
@@ -25,7 +26,8 @@ from workers.build import build_identity
 from workers.contracts import EVALUATION_ENGINES, Checkpoint, EvaluationSpec, Finished, Metrics, Progress
 from workers.emitter import Emit
 from workers.failures import InvalidInputError, UserConfigError
-from workers.inference.comparison import ARMS, SUFFIX, Arms, Measurement, measure, warm_up
+from workers.inference.arms_report import ARM_DEFINITIONS, arms_report
+from workers.inference.comparison import SUFFIX, Arms, Measurement, measure, warm_up
 from workers.inference.distribution import compare_distributions
 from workers.inference.driver import answer_rows
 from workers.inference.economy import Economics
@@ -66,6 +68,9 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
         distribution=distribution,
         model_answers=_answers_without_adapter(spec, arms, rows, tokenizer),
     )
+    if spec.reports_arms:
+        report |= arms_report(measurements, spec)
+        report["definitions"] = report["definitions"] | ARM_DEFINITIONS
     lowest = min(measurements, key=lambda m: m.concurrency)
     contents = {
         "evidence": evidence(spec, rows, measurements, report),
@@ -108,7 +113,8 @@ def engine_config(spec: EvaluationSpec) -> EngineConfig:
         memory_bytes=spec.memory_bytes,
         memory_share=spec.memory_share,
         speculator_dir=Path(spec.speculator_dir) if spec.speculator_dir else None,
-        num_engines=EVALUATION_ENGINES,
+        further_speculator_dirs=[Path(arm.speculator_dir) for arm in spec.compare_with if arm.speculator_dir],
+        num_engines=EVALUATION_ENGINES + len(spec.compare_with),
     )
 
 
@@ -126,20 +132,28 @@ def _options(engine: Engine) -> dict[str, str | int | None]:
 
 
 def load_arms(spec: EvaluationSpec) -> Arms:
-    """Loads the engines with one copy of the weights. If the speculator has a LoRA adapter, all engines apply it."""
+    """Loads the engines with one copy of the weights. If the speculator has a LoRA adapter, all engines apply it.
+
+    The further arms must not have adapters, because their answers are compared with those of the plain arm.
+    """
     model_dir, speculator = Path(spec.model_dir), Path(spec.speculator_dir) if spec.speculator_dir else None
     config = engine_config(spec)
     model = load_model(model_dir, dtype=spec.dtype, weights=spec.weights, device=spec.device)
-    drafter = load_drafter(spec.drafter, model, speculator, model_dir=model_dir)
+
+    def engine(drafter: str, folder: str | None) -> Engine:
+        path = Path(folder) if folder else None
+        return Engine(model, load_drafter(drafter, model, path, model_dir=model_dir), config)
+
     arms = Arms(
         plain=Engine(model, NoDrafter(), config),
-        suffix=Engine(model, load_drafter("suffix", model, None), config),
-        speculative=Engine(model, drafter, config),
+        suffix=engine("suffix", None),
+        speculative=engine(spec.drafter, spec.speculator_dir),
+        further={arm.name: engine(arm.drafter, arm.speculator_dir) for arm in spec.compare_with},
     )
     verdict, fingerprint = check_row_invariance(model), fingerprint_of(model_dir, model)
-    for engine in map(arms.of, ARMS):
-        engine.row_invariance, engine.base_fingerprint = verdict, fingerprint
-        apply_adapter(engine, spec.drafter, speculator)
+    for each in arms.engines.values():
+        each.row_invariance, each.base_fingerprint = verdict, fingerprint
+        apply_adapter(each, spec.drafter, speculator)
     return arms
 
 
@@ -186,7 +200,7 @@ def _measure_all(
 ) -> list[Measurement]:
     environment = {"device": device_name(str(arms.plain.model.device)), "build": build_identity()}
     measurements = read_measurements(Path(spec.checkpoint_dir), rows, tokenizer, environment)
-    per_concurrency = len(ARMS) * len(rows) * spec.repeats
+    per_concurrency = len(arms.engines) * len(rows) * spec.repeats
     reporter = ProgressReporter(
         emit, total=per_concurrency * len(spec.concurrencies), done=per_concurrency * len(measurements)
     )

@@ -12,9 +12,10 @@ from typing import Any
 
 from engine.request import SpeculationStats
 from engine.tokenizer import Tokenizer
-from workers.inference.comparison import ArmTotals, Measurement
+from workers.inference.comparison import ArmTotals, Measurement, measurement_of
 from workers.inference.rows import RowAnswer, RowRequest
 from workers.inference.segments import Segment
+from workers.inference.timing import AnswerTiming
 
 _FILE = "measurements.json"
 
@@ -28,7 +29,7 @@ def write_measurements(folder: Path, measurements: Sequence[Measurement], enviro
     """
     folder.mkdir(parents=True)
     stored = [
-        {"concurrency": m.concurrency, "arms": {name: _as_values(arm) for name, arm in m.arms.items()}}
+        {"concurrency": m.concurrency, "arms": {name: _as_values(arm) for name, arm in m.all_arms.items()}}
         for m in measurements
     ]
     (folder / _FILE).write_text(json.dumps({"made_by": dict(environment), "measurements": stored}))
@@ -49,10 +50,11 @@ def read_measurements(
     def totals(values: Mapping[str, Any]) -> ArmTotals:
         answers = [_answer(by_number[answer["row"]], tokenizer, answer) for answer in values["answers"]]
         segments = [Segment(**segment) for segment in values["segments"]]
-        return ArmTotals(**{**values, "answers": answers, "segments": segments})
+        timings = [AnswerTiming(**timing) for timing in values["timings"]]
+        return ArmTotals(**{**values, "answers": answers, "segments": segments, "timings": timings})
 
     return [
-        Measurement(m["concurrency"], **{name: totals(values) for name, values in m["arms"].items()})
+        measurement_of(m["concurrency"], {name: totals(values) for name, values in m["arms"].items()})
         for m in stored["measurements"]
     ]
 
@@ -63,6 +65,7 @@ def _as_values(arm: ArmTotals) -> dict[str, Any]:
         "seconds": arm.seconds,
         "phase_seconds": arm.phase_seconds,
         "segments": [asdict(segment) for segment in arm.segments],
+        "timings": [asdict(timing) for timing in arm.timings],
         "answers": [
             {
                 "row": answer.request.row.number,

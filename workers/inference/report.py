@@ -83,8 +83,9 @@ def evaluation_report(
     """
     lowest = min(measurements, key=lambda m: m.concurrency)
     reference = tokens_by_row(lowest.plain.answers)
-    divergences = _first_divergences(measurements, reference)
-    from_model = divergences if model_answers is None else _first_divergences(measurements, model_answers)
+    answers = list(chain.from_iterable(arm.answers for m in measurements for arm in m.arms.values()))
+    divergences = first_divergences(answers, reference)
+    from_model = divergences if model_answers is None else first_divergences(answers, model_answers)
     looping = {number for number, tokens in reference.items() if is_looping(tokens)}
     stats = lowest.speculative.speculation
     num_tokens = sum(map(len, reference.values()))
@@ -155,12 +156,12 @@ def _compared(measurement: Measurement) -> dict[str, Any]:
         "speedup_over_suffix": round(measurement.speedup(over=SUFFIX), 4),
         "acceptance_length": round(measurement.speculative.speculation.mean_acceptance_length, 4),
         "acceptance_length_suffix": round(measurement.suffix.speculation.mean_acceptance_length, 4),
-        "acceptance_length_interval": _acceptance_interval(measurement.speculative.answers),
-        "acceptance_length_suffix_interval": _acceptance_interval(measurement.suffix.answers),
+        "acceptance_length_interval": acceptance_interval(measurement.speculative.answers),
+        "acceptance_length_suffix_interval": acceptance_interval(measurement.suffix.answers),
     }
 
 
-def _acceptance_interval(answers: Iterable[RowAnswer]) -> list[float] | None:
+def acceptance_interval(answers: Iterable[RowAnswer]) -> list[float] | None:
     """Returns the confidence interval of the acceptance length; all answers to a prompt form one sample."""
     sums: dict[int, tuple[int, int]] = {}
     for answer in answers:
@@ -179,21 +180,23 @@ def tokens_by_row(answers: Iterable[RowAnswer]) -> dict[int, tuple[int, ...]]:
     return tokens
 
 
-def _first_divergences(
-    measurements: Sequence[Measurement], reference: Mapping[int, tuple[int, ...]]
+def first_divergences(
+    answers: Iterable[RowAnswer], reference: Mapping[int, tuple[int, ...]]
 ) -> dict[int, tuple[str, int]]:
     """Returns, by row number, the custom_id and the position of the first different token. Rows without one are left
-    out."""
+    out.
+
+    Args: reference: the expected token ids, by row number.
+    """
     earliest: dict[int, tuple[str, int]] = {}
-    for measurement in measurements:
-        for answer in chain.from_iterable(arm.answers for arm in measurement.arms.values()):
-            row = answer.request.row
-            expected, got = reference[row.number], tuple(answer.token_ids)
-            if got == expected:
-                continue
-            different = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
-            position = min(len(expected), len(got)) if different is None else different
-            earliest[row.number] = (row.custom_id, min(position, earliest.get(row.number, ("", position))[1]))
+    for answer in answers:
+        row = answer.request.row
+        expected, got = reference[row.number], tuple(answer.token_ids)
+        if got == expected:
+            continue
+        different = next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
+        position = min(len(expected), len(got)) if different is None else different
+        earliest[row.number] = (row.custom_id, min(position, earliest.get(row.number, ("", position))[1]))
     return earliest
 
 

@@ -36,7 +36,7 @@ def test_an_answer_that_only_suffix_decoding_changes_counts_as_different(factory
 
 def test_each_arm_answers_every_chunk_and_every_second_chunk_reverses_the_order(tiny_model: Path) -> None:
     rows = [prepared(0, "hi", Tokenizer.load(tiny_model))] * 32
-    names = [name for name, _ in _turns(rows, 1, repeat=0)]
+    names = [name for name, _ in _turns(ARMS, rows, 1, repeat=0)]
     orders = [names[start : start + 3] for start in range(0, len(names), 3)]
     assert all(sorted(order) == sorted(ARMS) for order in orders)
     assert (orders[1], orders[3]) == (orders[0][::-1], orders[2][::-1])

@@ -12,8 +12,8 @@ class PairTable:
     """The candidates below each candidate of the previous depth.
 
     tokens: [depths][P]. Token ids of the P candidates of each depth, which are the parents of the next depth.
-    children, chances: [depths, P, k]. Token ids and probabilities of the k candidates at a depth below parent p of the
-        previous depth, best first. At depth 0 the parent is the anchor for every p.
+    children, chances: [depths, P, k]. Entry [d, p] has the k likeliest children of token p of depth d - 1, which are at
+        depth d: their token ids and probabilities, best first. At depth 0, the entries of all p are the anchor's.
     """
 
     def __init__(self, tokens: list[list[int]], children: NDArray[np.int64], chances: NDArray[np.float32]) -> None:

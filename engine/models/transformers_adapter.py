@@ -1,4 +1,7 @@
-"""Loads a model of `transformers` from a folder, and adapts it so that it computes rows (engine/models/base.py)."""
+"""Loads a model of `transformers` from a folder, and adapts it to the interface of engine/models/base.py.
+
+A pass of an adapted model computes rows, one for each token, which may belong to different sequences.
+"""
 
 import threading
 from collections.abc import Callable
@@ -55,7 +58,7 @@ def load_transformers_model(model_dir: Path, *, dtype: str = "auto", device: str
     except ModelNotLoadable as error:
         raise type(error)(f"a {foreign.model_type} is not served: {error}") from error
     except Exception as error:  # models of transformers may raise exceptions of any type
-        raise ModelNotLoadable(f"a {foreign.model_type} does not run over rows: {error!r}") from error
+        raise ModelNotLoadable(f"a {foreign.model_type} cannot be loaded and adapted: {error!r}") from error
     return adapted
 
 
@@ -118,9 +121,10 @@ def _widened(source: WeightSource, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def _shows_all_windows(model: TransformersModel, config: PretrainedConfig) -> bool:
-    """Returns whether as many layers ran with a sliding window as the configuration says.
+    """Returns whether the wrapper saw the sliding window of every layer that has one.
 
-    Some models apply their windows in a way that the wrapper does not see.
+    Some models apply their windows in a way that the wrapper does not see. If the configuration does not say how many
+    layers have a window, one seen window is enough.
     """
     expected = num_windowed_layers(config)
     return model.num_windowed_layers == expected if expected is not None else model.num_windowed_layers > 0

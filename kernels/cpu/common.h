@@ -32,7 +32,7 @@ enum dtype { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3 /* the last two only for weig
 static inline vf vf_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
 static inline void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 
-/* Copies a number to all lanes. `(vf){} + x` would be an addition, because it changes -0. */
+/* Copies a number to all lanes. `(vf){} + x` would cost an addition: 0 + -0 is 0, so the compiler may not omit it. */
 static inline vf vf_set(float x) {
 #if defined(__AVX512F__)
     return (vf)_mm512_set1_ps(x);
@@ -143,7 +143,7 @@ typedef uint32_t quad __attribute__((vector_size(16)));
 /* Swaps lane i of v[j] and lane j of v[i]. */
 ALWAYS void vf_transpose(vf v[LANES]) {
 #if defined(__AVX512F__)
-    __m512 quads[LANES]; /* quads[4 * i + k]: for the vectors 4 * i .. 4 * i + 3, the lanes k, k + 4, k + 8, k + 12 */
+    __m512 quads[LANES]; /* quads[i + k], for i = 0, 4, 8, 12: of v[i] to v[i + 3], the lanes k, k + 4, k + 8, k + 12 */
     for (int i = 0; i < LANES; i += 4) {
         __m512 a = (__m512)v[i], b = (__m512)v[i + 1], c = (__m512)v[i + 2], d = (__m512)v[i + 3];
         __m512d ab_low = (__m512d)_mm512_unpacklo_ps(a, b), ab_high = (__m512d)_mm512_unpackhi_ps(a, b);
@@ -163,7 +163,7 @@ ALWAYS void vf_transpose(vf v[LANES]) {
         v[12 + k] = (vf)_mm512_shuffle_f32x4(ab_odd, cd_odd, 0xdd);
     }
 #elif defined(__AVX__)
-    __m256d quads[LANES]; /* quads[4 * i + k]: for the vectors 4 * i .. 4 * i + 3, the lanes k and k + 4 */
+    __m256d quads[LANES]; /* quads[i + k], for i = 0, 4: of v[i] to v[i + 3], the lanes k and k + 4 */
     for (int i = 0; i < LANES; i += 4) {
         __m256 a = (__m256)v[i], b = (__m256)v[i + 1], c = (__m256)v[i + 2], d = (__m256)v[i + 3];
         __m256d ab_low = (__m256d)_mm256_unpacklo_ps(a, b), ab_high = (__m256d)_mm256_unpackhi_ps(a, b);

@@ -26,7 +26,7 @@ class RowEngine(Protocol):
 def answer_rows(
     engine: RowEngine, rows: Iterable[RowRequest | RowError], *, tokenizer: Tokenizer, concurrency: int
 ) -> Iterator[RowAnswer | RowError | None]:
-    """Yields completed answers and refused rows in any order, and None after every step.
+    """Yields completed answers and the errors of refused or failed rows in any order, and None after every step.
 
     The caller can report progress at each None. `rows` is read lazily: at most `concurrency` rows are in the engine.
     """

@@ -1,4 +1,4 @@
-"""Evaluation of a speculator, which resumes after the last measured concurrency.
+"""The job that evaluates a speculator at several concurrencies. A retry begins after the last concurrency measured.
 
 The report becomes the result of the job, and the evidence (see `workers.inference.evidence`) is signed.
 """

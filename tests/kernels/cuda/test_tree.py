@@ -1,4 +1,6 @@
-"""The CUDA kernels that grow and accept draft trees agree with their references, which agree with the engine.
+"""The CUDA kernels that grow and accept draft trees agree with their references.
+
+The reference that grows trees is also compared with the function that the engine uses on the CPU.
 
 Shape letters: B sequences, k candidates at each depth, N nodes of a tree.
 """

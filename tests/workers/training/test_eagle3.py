@@ -57,9 +57,10 @@ def target(tiny_model: Path) -> Model:
 
 
 def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model) -> None:
-    """For every anchor, the module is also run without the unroll, on all tokens up to the anchor.
+    """For every anchor, the module is also run twice without the unroll.
 
-    The first of two runs reads the target's hidden states. The second also reads the output of the first.
+    Each row of the first run reads the target's hidden state at a position up to the anchor, and the next token. The
+    second run has one more row, which reads the output of the first run.
     """
     config = make_config(tap_layers=(1, 1, 2), fc_norm=True, norm_output=True)
     module = make_module(config)
@@ -99,7 +100,7 @@ def test_the_label_of_a_step_is_the_token_after_the_token_that_the_step_reads(ta
     draft_index = torch.arange(260)  # 259 token ids, and a last entry for labels past the answer's end
     draft_index[[9, 259]] = IGNORED  # token 9 is not in the draft vocabulary
     batch = make_batch(rows, [0], steps=2, draft_index=draft_index)
-    assert batch.anchors.tolist() == [1, 2, 3]  # the positions at which the target sampled 7, 8 and 9
+    assert batch.anchors.tolist() == [1, 2, 3]  # the positions from whose logits the target sampled 7, 8 and 9
     assert batch.tokens[batch.anchors].tolist() == batch.input_tokens[:, 0].tolist() == [7, 8, 9]
     assert batch.input_tokens[:, 1].tolist() == [8, 9, 10]
     assert batch.labels.tolist() == [[8, IGNORED], [IGNORED, 10], [10, IGNORED]]

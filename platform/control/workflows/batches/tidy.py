@@ -8,7 +8,9 @@ BATCHES_A_ROUND = 5
 
 
 def batches_tidy() -> int:
-    """Deletes files of at most `BATCHES_A_ROUND` batches of each kind. Returns the number of these batches.
+    """Deletes stray token files and working files, each of at most `BATCHES_A_ROUND` batches.
+
+    Returns the number of these batches.
 
     A batch's row is changed after its files are deleted. After a crash in between, the row therefore still names the
     files, and the next call deletes them.
@@ -21,7 +23,7 @@ def batches_tidy() -> int:
     untidy = list(batches_untidy().select_related("job").order_by("pk")[:BATCHES_A_ROUND])
     for batch in untidy:
         storage.delete(batch.job.params["rows_key"])
-        # The folder also has files of attempts that did not win, which no row of a shard names.
+        # The folder also has files of attempts that did not win, which the database does not name.
         storage.delete_folder(f"jobs/{batch.job_id}/shards")
         Batch.objects.filter(pk=batch.pk).update(has_working_files=False)
     return len(stray) + len(untidy)

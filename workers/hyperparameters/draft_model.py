@@ -12,8 +12,8 @@ class DraftModelHyperparameters:
     num_layers: int = 0  # number of the target's layers that are kept, evenly spread; 0: an eighth of them
     draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill` in loop.py
     soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label
-    # Acceptance length, measured as in mtp.py: 1.93 with these values (batch_rows 2 and the default learning_rate 1e-3),
-    # 1.80 with batch_rows 4 and learning_rate 5e-4.
+    # Acceptance length, measured as in mtp.py: 1.93 with batch_rows 2 and the default learning_rate of 1e-3; 1.80 with
+    # batch_rows 4 and learning_rate 5e-4.
     loop: LoopParameters = field(default_factory=partial(LoopParameters, batch_rows=2))
 
     def __post_init__(self) -> None:

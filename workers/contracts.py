@@ -166,7 +166,8 @@ class EvaluationSpec:
     draft_budget: int | None = None
     device: str = "auto"
     speculator_name: str = "speculator"  # stands for the speculator in the report's `arms` and `pairs`
-    compare_with: tuple[ComparedArm, ...] = ()  # if there are any, the report has `arms` and `pairs`
+    compare_with: tuple[ComparedArm, ...] = ()  # the further arms, each with an engine of its own
+    reports_arms: bool = False  # whether the report has `arms` and `pairs`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ class Evaluations(Resource[D]):
         repeats: int | None = None,
         price_per_gpu_hour: float | None = None,
         engine: Mapping[str, Any] | None = None,
+        compare_with: Sequence[str] | None = None,
     ) -> Steps[Evaluation]:
         """Start an evaluation of a speculator.
 
@@ -35,6 +36,8 @@ class Evaluations(Resource[D]):
             max_tokens: an upper limit for the `max_tokens` of every row.
             price_per_gpu_hour: USD, for the cost of a million tokens; the default is the installation's price.
             engine: the options with which the speculator will be served; `slipstream.plans` lists them.
+            compare_with: up to four further arms: ids of speculators or base speculators for the same model, `suffix`,
+                `ngram`. The report then has `arms` and `pairs`.
         """
         body = {
             "speculator_id": speculator_id,
@@ -44,6 +47,7 @@ class Evaluations(Resource[D]):
             "repeats": repeats,
             "price_per_gpu_hour": price_per_gpu_hour,
             "engine": engine,
+            "compare_with": None if compare_with is None else list(compare_with),
         }
         return self.http.post(Evaluation, "evaluations", body)
 
@@ -55,6 +59,7 @@ class Evaluations(Resource[D]):
         prompts_file: str | None = None,
         concurrencies: Sequence[int] | None = None,
         engine: Mapping[str, Any] | None = None,
+        compare_with: Sequence[str] | None = None,
     ) -> Steps[EnginePlan]:
         """Show how the engines of such an evaluation would use their memory, without creating the evaluation."""
         body = {
@@ -62,6 +67,7 @@ class Evaluations(Resource[D]):
             "prompts_file": prompts_file,
             "concurrencies": None if concurrencies is None else list(concurrencies),
             "engine": engine,
+            "compare_with": None if compare_with is None else list(compare_with),
             "validate_only": True,
         }
         return self.http.post(EnginePlan, "evaluations", body)

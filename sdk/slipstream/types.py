@@ -199,6 +199,7 @@ class Evaluation(Record):
     repeats: int = 1
     price_per_gpu_hour: float | None = None  # USD
     engine: Mapping[str, Any] | None = None  # options of the engine
+    compare_with: Sequence[str] = ()  # further arms; the report then has `arms` and `pairs`
     job_id: str
     progress: Progress | None = None
     metrics: Mapping[str, Any]  # eta_seconds, and the figures of the last concurrency measured

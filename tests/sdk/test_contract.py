@@ -146,11 +146,11 @@ def test_evaluations_are_created_and_cancelled_and_a_finished_evaluation_has_a_c
         file = client.files.upload(rows(3))
 
         evaluation = client.evaluations.create(
-            speculator_id=speculator.pk, prompts_file=file.id, price_per_gpu_hour=2.0
+            speculator_id=speculator.pk, prompts_file=file.id, price_per_gpu_hour=2.0, compare_with=["ngram"]
         )
 
         assert (evaluation.status, evaluation.price_per_gpu_hour) == ("queued", 2.0)
-        assert evaluation.concurrencies == [1, 4, 16, 32]
+        assert (evaluation.concurrencies, evaluation.compare_with) == ([1, 4, 16, 32], ["ngram"])
         assert [listed.id for listed in client.evaluations.list(speculator_id=speculator.pk)] == [evaluation.id]
         assert client.evaluations.cancel(evaluation.id).id == evaluation.id
         with pytest.raises(NotFoundError):

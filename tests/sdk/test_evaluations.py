@@ -30,13 +30,14 @@ def test_the_command_evaluates_with_prompts_of_a_local_file_and_waits_for_the_re
     done = evaluation_json(status="succeeded", result="equal", report={"speedup": 1.5})
     api = ScriptedApi(ok(file_json()), ok(evaluation_json()), ok(running), ok(done))
     options = ("--prompts", str(prompts), "--concurrency", "1", "--concurrency", "4", "--price-per-gpu-hour", "2.5")
+    options += ("--compare-with", "spec_2", "--compare-with", "ngram")
 
     result = run("--json", "evaluations", "create", "spec_1", *options, "--wait", api=api)
 
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["report"] == {"speedup": 1.5}
     body = {"speculator_id": "spec_1", "prompts_file": "file-1", "concurrencies": [1, 4], "price_per_gpu_hour": 2.5}
-    assert api.body(1) == body
+    assert api.body(1) == body | {"compare_with": ["spec_2", "ngram"]}
 
 
 def test_a_failed_evaluation_has_exit_code_4(run: Run) -> None:

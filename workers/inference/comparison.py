@@ -142,7 +142,7 @@ def measure(
 def measurement_of(concurrency: int, totals: Mapping[str, ArmTotals]) -> Measurement:
     """Builds the measurement from the totals of all arms, by name."""
     further = {name: arm for name, arm in totals.items() if name not in ARMS}
-    return Measurement(concurrency, *(totals[name] for name in ARMS), further=further)
+    return Measurement(concurrency, totals[PLAIN], totals[SUFFIX], totals[SPECULATIVE], further)
 
 
 def _turns(

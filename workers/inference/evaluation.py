@@ -68,7 +68,7 @@ def run_evaluation(spec: EvaluationSpec, emit: Emit) -> Finished:
         distribution=distribution,
         model_answers=_answers_without_adapter(spec, arms, rows, tokenizer),
     )
-    if spec.compare_with:
+    if spec.reports_arms:
         report |= arms_report(measurements, spec)
         report["definitions"] = report["definitions"] | ARM_DEFINITIONS
     lowest = min(measurements, key=lambda m: m.concurrency)

@@ -4,17 +4,19 @@ The report becomes the result of the job, and the evidence (see `workers.inferen
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
+from control.models.catalog.models import Speculator
 from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.failures import Failure
+from control.workflows.evaluations.arms import Arm, compares
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.services import evaluation_finish
 from control.workflows.speculators.answer_examples import EXAMPLES_FILE
-from workers.contracts import EvaluationSpec, FailureClass, Finished
+from workers.contracts import ComparedArm, EvaluationSpec, FailureClass, Finished
 from workers.supervisor.attempt import Attempt, Ending
 from workers.supervisor.outcomes import AttemptFailed
 from workers.supervisor.run_child import run_child
@@ -26,7 +28,7 @@ _STORED = {"plot": "report.png", "drawing": "report.svg", "examples": EXAMPLES_F
 
 class EvaluationHandler:
     """Handles evaluation jobs. `params`: rows_key, drafter, concurrencies, max_tokens, repeats, price_per_gpu_hour,
-    engine, training_seconds."""
+    engine, training_seconds, compare_with, compared."""
 
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
         evaluation = Evaluation.objects.select_related("speculator__base_model", "prompts_file").get(
@@ -55,6 +57,20 @@ def _read(finished: Finished, name: str) -> dict[str, Any]:
     return values
 
 
+def _further_arms(attempt: Attempt, evaluation: Evaluation) -> Iterator[ComparedArm]:
+    """Yields the arms that need an engine of their own, with staged speculators."""
+    params = attempt.job.params  # jobs of earlier releases have no further arms
+    compared = params.get("compared", {})
+    rows = Speculator.objects.filter(organization_id=evaluation.organization_id).select_related("base_speculator")
+    speculators = rows.in_bulk(list(compared))
+    for name in params.get("compare_with", []):
+        if name in compared:
+            folder = stage_speculator(speculators[name], attempt.folder / "further" / name)
+            yield ComparedArm(name=name, drafter=compared[name], speculator_dir=folder)
+        elif Arm(name).needs_engine:
+            yield ComparedArm(name=name, drafter=name)
+
+
 def _spec(attempt: Attempt, evaluation: Evaluation) -> EvaluationSpec:
     params, speculator = attempt.job.params, evaluation.speculator
     options = EngineOptions.model_validate(params.get("engine") or {})  # jobs of earlier releases have no options
@@ -79,4 +95,7 @@ def _spec(attempt: Attempt, evaluation: Evaluation) -> EvaluationSpec:
         memory_share=options.memory_share,
         draft_budget=options.draft_budget,
         device=get_config().device,
+        speculator_name=speculator.pk,
+        compare_with=tuple(_further_arms(attempt, evaluation)),
+        reports_arms=compares(params),
     )

@@ -36,6 +36,10 @@ def create(
     price_per_gpu_hour: Annotated[
         float | None, typer.Option(help="Price of a GPU hour in USD, from which the report computes costs.")
     ] = None,
+    compare_with: Annotated[
+        list[str] | None,
+        typer.Option(help="A further arm: a speculator's id, suffix or ngram; may be repeated, up to four times."),
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the report is ready.")] = False,
 ) -> None:
     """Answer prompts with and without the speculator, and compare answers and speed."""
@@ -47,6 +51,7 @@ def create(
             concurrencies=concurrency or None,
             max_tokens=max_tokens,
             price_per_gpu_hour=price_per_gpu_hour,
+            compare_with=compare_with or None,
         )
         if wait:
             _wait(cli, client, evaluation.id)

@@ -41,7 +41,9 @@ def factory(tiny_model: Path) -> AnswerFactory:
 
 def compared_spec(folder: Path, model: Path, rows: list[dict[str, Any]], *arms: ComparedArm) -> EvaluationSpec:
     spec = make_spec(folder, model, rows)
-    return replace(spec, drafter="suffix", speculator_name="spec_a", compare_with=arms, draft_budget=8)
+    return replace(
+        spec, drafter="suffix", speculator_name="spec_a", compare_with=arms, reports_arms=True, draft_budget=8
+    )
 
 
 def test_a_report_has_the_figures_of_each_arm_and_the_ratio_of_each_pair(tmp_path: Path, tiny_model: Path) -> None:
@@ -71,7 +73,9 @@ def test_further_arms_leave_the_other_figures_of_a_report_and_its_evidence_as_th
     tmp_path: Path, tiny_model: Path
 ) -> None:
     spec = compared_spec(tmp_path, tiny_model, chat_rows(3), NGRAM)
-    alone = run_evaluation(replace(spec, compare_with=(), output_dir=str(tmp_path / "alone")), Recorder())
+    alone = run_evaluation(
+        replace(spec, compare_with=(), reports_arms=False, output_dir=str(tmp_path / "alone")), Recorder()
+    )
     compared = run_evaluation(replace(spec, checkpoint_dir=str(tmp_path / "other")), Recorder())
 
     assert compared.result.keys() - alone.result.keys() == {"arms", "pairs"}
@@ -171,8 +175,8 @@ def test_equal_answers_are_counted_for_each_arm(factory: AnswerFactory, tmp_path
     changed = timed(factory.totals(factory.answer(0, [70, 99]), factory.answer(1, [72]), seconds=1.0), 0.5, 0.5)
     spec = compared_spec(tmp_path, tiny_model, chat_rows(2), NGRAM, SUFFIX_AND_NGRAM)
     further = {"ngram": changed, "spec_b": same}
-    first, second = (Measurement(c, same, same, same, further=f) for c, f in ((1, further), (4, further)))
-    second.further["spec_b"] = changed  # only at the other concurrency
+    first = Measurement(1, same, same, same, further=further)
+    second = Measurement(4, same, same, same, further=further | {"spec_b": changed})
 
     counts = {arm["name"]: arm["outputs_equal"] for arm in arms_report([first, second], spec)["arms"]}
 

@@ -21,6 +21,7 @@ from workers.kinds import AUTO_CANDIDATES
 from workers.training import auto
 from workers.training.auto import run_auto_training
 from workers.training.data import Conversation
+from workers.training.job import run_training
 from workers.training.speed import tokens_per_second
 
 FAST = {"max_steps": 6, "evaluate_every": 3, "batch_rows": 8, "epochs": 100, "patience": 0, "validation_fraction": 0.25}
@@ -117,7 +118,6 @@ def test_a_new_attempt_keeps_trained_candidates_and_continues_the_one_in_trainin
 
     methods: list[str] = []
     recorder = Recorder()
-    run_training = auto.run_training
 
     def recorded(spec: TrainingSpec, *args: Any, **options: Any) -> Finished:
         methods.append(spec.method)

@@ -11,10 +11,10 @@ def base_speculators_list() -> QuerySet[BaseSpeculator]:
     return BaseSpeculator.objects.filter(withdrawn_at=None).select_related("base_model")
 
 
-def base_speculator_get(base_speculator_id: str) -> BaseSpeculator:
+def base_speculator_get(base_speculator_id: str, *, param: str = "speculator_id") -> BaseSpeculator:
     """Raises: ApiError: 404, also for a withdrawn base speculator."""
     found = base_speculators_list().filter(pk=base_speculator_id).first()
     if found is None:
         message = f"No such speculator: {base_speculator_id[:80]}"
-        raise ApiError(404, message, "speculator_not_found", "speculator_id")
+        raise ApiError(404, message, "speculator_not_found", param)
     return found

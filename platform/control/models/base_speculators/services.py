@@ -27,11 +27,11 @@ def speculator_resolve(organization: Organization, speculator_id: str) -> Specul
     return _use_of(organization, offered) or base_speculator_use(organization=organization, base_speculator=offered)
 
 
-def speculator_preview(organization: Organization, speculator_id: str) -> Speculator:
+def speculator_preview(organization: Organization, speculator_id: str, *, param: str = "speculator_id") -> Speculator:
     """Returns what `speculator_resolve` would return, without saving it. Raises: as `speculator_resolve`."""
     if not speculator_id.startswith(BASE_SPECULATOR):
-        return speculator_get(organization, speculator_id)
-    offered = base_speculator_get(speculator_id)
+        return speculator_get(organization, speculator_id, param=param)
+    offered = base_speculator_get(speculator_id, param=param)
     return _use_of(organization, offered) or _new_use(organization, offered)
 
 

@@ -46,9 +46,9 @@ def speculators_list(organization: Organization) -> QuerySet[Speculator]:
     return existing.filter(visible(organization)).select_related("base_model")
 
 
-def speculator_get(organization: Organization, speculator_id: str) -> Speculator:
+def speculator_get(organization: Organization, speculator_id: str, *, param: str = "speculator_id") -> Speculator:
     """Raises: ApiError: 404, also for another organization's speculator."""
     speculator = speculators_list(organization).filter(pk=speculator_id).first()
     if speculator is None:
-        raise ApiError(404, f"No such speculator: {speculator_id[:80]}", "speculator_not_found", "speculator_id")
+        raise ApiError(404, f"No such speculator: {speculator_id[:80]}", "speculator_not_found", param)
     return speculator

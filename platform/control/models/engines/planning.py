@@ -45,6 +45,8 @@ class Workload:
     Attributes:
         base_model: None if it is not known yet.
         concurrencies: the concurrencies that an evaluation measures.
+        further_speculators: the other speculators of an evaluation, which are loaded at the same time.
+        num_further_engines: the engines of an evaluation's further arms.
         trains_speculator: whether the served speculator is yet to be trained, so that its size is unknown.
     """
 
@@ -54,6 +56,8 @@ class Workload:
     adapters: Sequence[Adapter] = ()
     concurrencies: Sequence[int] = ()
     trains_speculator: bool = False
+    further_speculators: Sequence[Speculator] = ()
+    num_further_engines: int = 0
 
 
 def engine_plan(options: EngineOptions, workload: Workload) -> EnginePlan:
@@ -102,7 +106,8 @@ class _Planner:
         self.options, self.workload = options, workload
         model, speculator = workload.base_model, workload.speculator
         self.sizes = None if model is None or model.sizes is None else ModelSizes.from_json(model.sizes)
-        self.speculator_bytes = 0 if speculator is None else _weight_bytes(speculator.artifact_prefix)
+        speculators = [*([] if speculator is None else [speculator]), *workload.further_speculators]
+        self.speculator_bytes = sum(_weight_bytes(each.artifact_prefix) for each in speculators)
         self.adapter_bytes = sum(adapter.size_bytes for adapter in workload.adapters)
 
     def on(self, device: DeviceKind) -> DevicePlan:
@@ -173,6 +178,7 @@ class _Planner:
 
     def _planned(self, sizes: ModelSizes, device: DeviceKind, memory_bytes: int | None) -> Plan:
         concurrency, budget = self._concurrency(), self.options.draft_budget
+        is_evaluation = self.workload.purpose is Purpose.EVALUATION
         wanted = Wanted(
             device=device.name,
             memory_bytes=memory_bytes,
@@ -183,7 +189,7 @@ class _Planner:
             speculator_bytes=self.speculator_bytes,
             adapter_bytes=self.adapter_bytes,
             has_mtp_module=self.options.drafting == "native_mtp",
-            num_engines=EVALUATION_ENGINES if self.workload.purpose is Purpose.EVALUATION else 1,
+            num_engines=EVALUATION_ENGINES + self.workload.num_further_engines if is_evaluation else 1,
         )
         return (plan_rows if concurrency is None else plan)(sizes, wanted)
 

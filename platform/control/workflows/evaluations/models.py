@@ -17,7 +17,7 @@ class Evaluation(ProjectObject):
     job = models.OneToOneField(Job, on_delete=models.PROTECT, related_name="evaluation")
     prompts_file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
     settings = models.JSONField(
-        default=dict, help_text="concurrencies, max_tokens, repeats, price_per_gpu_hour, engine"
+        default=dict, help_text="concurrencies, max_tokens, repeats, price_per_gpu_hour, engine, compare_with"
     )
     certificate = models.JSONField(null=True, blank=True, help_text="The signed certificate, which is set once.")
     plots_prefix = models.CharField(

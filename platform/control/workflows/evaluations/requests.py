@@ -1,6 +1,6 @@
 """Carries out requests for evaluations that come from the API or the console."""
 
-from control.core.api.forms import ConsoleForm
+from control.core.api.forms import ConsoleForm, name_choices
 from control.data.files.choices import prompt_files
 from control.data.files.models import File
 from control.data.files.selectors import batch_file_check, file_get
@@ -9,6 +9,7 @@ from control.models.base_speculators.services import speculator_preview, specula
 from control.models.engines.planning import engine_plan
 from control.models.engines.schemas import EngineOptions, EnginePlan
 from control.tenants.accounts.models import Organization
+from control.workflows.evaluations.arms import UNTRAINED, arms_preview, arms_resolve
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.schemas import EvaluationOptions
 from control.workflows.evaluations.services import evaluation_create, evaluation_workload
@@ -17,20 +18,23 @@ from control.workflows.evaluations.services import evaluation_create, evaluation
 def plan_from(organization: Organization, body: EvaluationOptions) -> EnginePlan:
     """Plans the memory of an evaluation's engine without creating the evaluation.
 
-    Raises: ApiError: 404, no such speculator or file; 409, the speculator is not ready; 400, a file of another purpose,
-        or the model does not fit.
+    Raises: ApiError: 404, no such speculator or file; 409, a speculator is not ready; 400, a file of another purpose,
+        or the model does not fit; or as `arms_resolve`.
     """
     if body.prompts_file is not None:
         _prompts(organization, body.prompts_file)
     speculator = speculator_preview(organization, body.speculator_id)
-    return engine_plan(body.engine or EngineOptions(), evaluation_workload(speculator, body.concurrencies))
+    arms = arms_preview(organization, speculator, body.compare_with)
+    return engine_plan(body.engine or EngineOptions(), evaluation_workload(speculator, body.concurrencies, arms))
 
 
 def create_from(organization: Organization, body: EvaluationOptions) -> Evaluation:
-    """Raises: ApiError: 404, no such speculator or file; 400, a file of another purpose; or as `evaluation_create`."""
+    """Raises: ApiError: 404, no such speculator or file; 400, a file of another purpose; or as `arms_resolve` and
+    `evaluation_create`."""
     speculator = speculator_resolve(organization, body.speculator_id)
+    arms = arms_resolve(organization, speculator, body.compare_with)
     prompts = None if body.prompts_file is None else _prompts(organization, body.prompts_file)
-    return evaluation_create(organization=organization, speculator=speculator, prompts=prompts, request=body)
+    return evaluation_create(organization=organization, speculator=speculator, prompts=prompts, request=body, arms=arms)
 
 
 def _prompts(organization: Organization, file_id: str) -> File:
@@ -43,7 +47,8 @@ CREATE_EVALUATION = ConsoleForm(
     request=EvaluationOptions,
     run=create_from,
     choices=lambda organization: {
-        "speculator_id": ready_speculators(organization),
+        "speculator_id": (speculators := ready_speculators(organization)),
+        "compare_with": [*name_choices(UNTRAINED), *speculators],
         "prompts_file": prompt_files(organization),
     },
 )

@@ -8,6 +8,7 @@ from control.core.api.schemas import Figures, OneOf, RequestModel, ResponseModel
 from control.models.engines.schemas import EngineOptions, ValidateOnly
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Progress
+from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
 from control.workflows.evaluations.models import Evaluation
 
 
@@ -22,6 +23,11 @@ class EvaluationOptions(RequestModel, strict=True):
     price_per_gpu_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None  # USD; None: the installation's price
     engine: EngineOptions | None = Field(
         default=None, description="Give the options of the deployment that will serve the speculator."
+    )
+    compare_with: list[str] = Field(
+        default=[],
+        max_length=MAX_FURTHER_ARMS,
+        description="Further arms: ids of speculators and base speculators for the same model, `suffix`, `ngram`.",
     )
 
 
@@ -43,6 +49,10 @@ class EvaluationObject(ResponseModel):
     repeats: SkipValidation[int]
     price_per_gpu_hour: SkipValidation[float | None] = Field(description="USD.")
     engine: EngineOptions
+    compare_with: SkipValidation[list[str]] = Field(
+        description="If it is not empty, the report has the figures of all arms in `arms`, and in `pairs` the ratio of "
+        "the speeds of each pair, with its interval."
+    )
     job_id: str
     progress: Progress | None
     metrics: SkipValidation[Figures] = Field(
@@ -72,6 +82,7 @@ class EvaluationObject(ResponseModel):
             repeats=settings.get("repeats", 1),
             price_per_gpu_hour=settings.get("price_per_gpu_hour"),
             engine=EngineOptions.model_validate(settings.get("engine") or {}),
+            compare_with=settings.get("compare_with", []),
             job_id=job.pk,
             progress=Progress.of(job),
             result=certificate.get("statement", {}).get("result"),

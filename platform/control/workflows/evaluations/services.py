@@ -21,25 +21,34 @@ from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_cancel, job_submit, queued_quota_check
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
+from control.workflows.evaluations.arms import Arm, arm_params
 from control.workflows.evaluations.certificates import certificate_of
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.schemas import EvaluationOptions
 from control.workflows.evaluations.selectors import creation_seconds, pipeline_of
 from control.workflows.prompt_files.held_out import held_out_key, normalise_held_out
 
+_COMPARED = ("arms", "pairs")  # parts of a report that name other speculators, perhaps of other projects
+
 
 @audited("evaluation.create", records_itself=True)
 def evaluation_create(
-    *, organization: Organization, speculator: Speculator, prompts: File | None, request: EvaluationOptions
+    *,
+    organization: Organization,
+    speculator: Speculator,
+    prompts: File | None,
+    request: EvaluationOptions,
+    arms: Sequence[Arm] = (),
 ) -> Evaluation:
     """Checks the request and queues the evaluation.
 
     Args:
         prompts: the prompts to evaluate on; None: those that the speculator's pipeline held out.
+        arms: the further arms, checked by `arms_resolve`.
     Raises: ApiError: 400, no or invalid prompts, or an engine with these options is not possible; 403, the model has no
-        price; 409, the speculator is not ready; 429, too many queued jobs.
+        price; 409, a speculator is not ready; 429, too many queued jobs.
     """
-    workload = evaluation_workload(speculator, request.concurrencies)
+    workload = evaluation_workload(speculator, request.concurrencies, arms)
     require_price(base_model_id=speculator.base_model_id, name=speculator.base_model.name)
     engine_plan(request.engine or EngineOptions(), workload)
     queued_quota_check(organization.pk)  # to fail early
@@ -52,11 +61,13 @@ def evaluation_create(
     else:
         message = "prompts_file is required: this speculator has no pipeline that held out prompts"
         raise ApiError(400, message, "missing_required_parameter", "prompts_file")
-    settings = request.model_dump(exclude={"speculator_id", "prompts_file", "validate_only"})
-    needed = evaluation_memory_needed(speculator, settings)
+    settings = request.model_dump(exclude={"speculator_id", "prompts_file", "validate_only", "compare_with"})
+    needed = evaluation_memory_needed(speculator, settings, arms)
     with change():
+        _lock([speculator, *(arm.speculator for arm in arms if arm.speculator is not None)])
         evaluation = evaluation_start(
             identity=identity,
+            arms=arms,
             speculator=speculator,
             prompts=prompts,
             rows_key=rows_key,
@@ -67,25 +78,40 @@ def evaluation_create(
     return evaluation
 
 
-def evaluation_workload(speculator: Speculator, concurrencies: Sequence[int]) -> Workload:
-    """Returns the workload for which `engine_plan` computes the memory. Raises: ApiError: 409, speculator not ready."""
+def _lock(speculators: Sequence[Speculator]) -> None:
+    """Locks the rows, as `speculator_delete` does. Raises: ApiError: 409, a speculator is no longer ready."""
+    for speculator in sorted(speculators, key=lambda each: each.pk):  # one order, so that no two requests deadlock
+        speculator.refresh_from_db(from_queryset=Speculator.objects.select_for_update())
+        _ready_check(speculator)
+
+
+def _ready_check(speculator: Speculator) -> None:
     if speculator.status != Speculator.Status.READY:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
-    return _workload(speculator, concurrencies)
 
 
-def evaluation_memory_needed(speculator: Speculator, settings: Mapping[str, Any]) -> dict[str, int]:
+def evaluation_workload(speculator: Speculator, concurrencies: Sequence[int], arms: Sequence[Arm] = ()) -> Workload:
+    """Returns the workload for which `engine_plan` computes the memory. Raises: ApiError: 409, speculator not ready."""
+    _ready_check(speculator)
+    return _workload(speculator, concurrencies, arms)
+
+
+def evaluation_memory_needed(
+    speculator: Speculator, settings: Mapping[str, Any], arms: Sequence[Arm] = ()
+) -> dict[str, int]:
     """Returns the memory that the job needs, see `memory_needed`. Lists files in storage: call it in no transaction."""
-    workload = _workload(speculator, settings.get("concurrencies", [1]))
+    workload = _workload(speculator, settings.get("concurrencies", [1]), arms)
     return memory_needed(EngineOptions.model_validate(settings.get("engine") or {}), workload)
 
 
-def _workload(speculator: Speculator, concurrencies: Sequence[int]) -> Workload:
+def _workload(speculator: Speculator, concurrencies: Sequence[int], arms: Sequence[Arm]) -> Workload:
     return Workload(
         purpose=Purpose.EVALUATION,
         base_model=speculator.base_model,
         speculator=speculator,
         concurrencies=concurrencies,
+        further_speculators=[arm.speculator for arm in arms if arm.speculator is not None],
+        num_further_engines=sum(arm.needs_engine for arm in arms),
     )
 
 
@@ -103,6 +129,7 @@ def evaluation_start(
     memory_needed: Mapping[str, int],
     identity: str | None = None,
     is_continuation: bool = False,
+    arms: Sequence[Arm] = (),
 ) -> Evaluation:
     """Queues the evaluation's job.
 
@@ -119,6 +146,7 @@ def evaluation_start(
         "repeats": settings.get("repeats", 1),
         "price_per_gpu_hour": get_config().price_per_gpu_hour if price is None else price,
         "engine": settings.get("engine"),
+        "compare_with": [arm.name for arm in arms],
     }
     pipeline = pipeline_of(speculator)
     params = {
@@ -129,6 +157,7 @@ def evaluation_start(
         # the time to answer the prompts and to train, failed attempts included
         "training_seconds": None if pipeline is None else round(creation_seconds(pipeline), 1),
         **all_settings,
+        **arm_params(arms),
     }
     with transaction.atomic():
         job = job_submit(
@@ -166,7 +195,8 @@ def evaluation_finish(
         unsigned = Evaluation.objects.filter(pk=evaluation.pk, certificate__isnull=True)
         if unsigned.update(certificate=certificate, plots_prefix=plots_prefix):
             plot_key = f"{plots_prefix}/report.png"
-            speculator_report(speculator=evaluation.speculator, report=report, plot_key=plot_key)
+            own = {name: value for name, value in report.items() if name not in _COMPARED}
+            speculator_report(speculator=evaluation.speculator, report=own, plot_key=plot_key)
 
 
 def _statement(evaluation: Evaluation, evidence: Mapping[str, Any]) -> dict[str, Any]:

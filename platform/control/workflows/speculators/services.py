@@ -151,6 +151,8 @@ def _is_in_use(speculator: Speculator) -> bool:
     jobs = Job.objects.filter(organization_id=speculator.organization_id).exclude(status__in=_ENDED_JOBS)
     if any(jobs.filter(**{f"params__{param}": speculator.pk}).exists() for param in _ID_PARAMS):
         return True
+    if jobs.filter(params__compared__has_key=speculator.pk).exists():
+        return True  # an evaluation compares another speculator with this one
     if Rollout.objects.filter(previous=speculator).exclude(status__in=_ENDED_ROLLOUTS).exists():
         return True  # the rollout may go back to this speculator
     return Pipeline.objects.filter(speculator=speculator, status__in=ACTIVE).exists()

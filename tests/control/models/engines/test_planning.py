@@ -1,6 +1,7 @@
 """Plans of an engine's memory: contradictory options, several kinds of devices, and models of unknown sizes."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -9,6 +10,7 @@ from pytest_django import Settings
 from control.billing.usage.device_time import device_price_set
 from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
+from control.core.storage.backends import get_storage
 from control.models.catalog.models import BaseModel, Speculator
 from control.models.engines.planning import Purpose, Workload, engine_plan, memory_needed
 from control.models.engines.schemas import EngineOptions, EnginePlan
@@ -222,6 +224,36 @@ def test_a_batch_runs_as_many_rows_as_fit_and_an_evaluation_has_a_kv_cache_for_e
     shared = plan(SIZES, Wanted(device="cpu", memory_bytes=4 * GB, concurrency=4, num_engines=EVALUATION_ENGINES))
     assert (batch.max_concurrency, batch.kv_tokens) == (rows.concurrency, rows.kv_slots)
     assert (evaluation.max_concurrency, evaluation.kv_tokens) == (4, shared.kv_slots)
+
+
+def test_the_plan_of_an_evaluation_holds_the_weights_and_engines_of_all_arms(
+    model: BaseModel, speculator: Speculator, settings: Settings, tmp_path: Path
+) -> None:
+    use(settings, device="cpu", device_memory_bytes={"cpu": 4 * GB})
+    options, size = EngineOptions(memory_share=1), 200 * 10**6
+    large = make_speculator(model, speculator.organization, name="large", storage_prefix="speculators/large")
+    (tmp_path / "weights").write_bytes(bytes(size))
+    get_storage().put_file("speculators/large/model.safetensors", tmp_path / "weights")
+
+    def evaluation(*further: Speculator, num_engines: int = 0) -> Workload:
+        return Workload(
+            purpose=Purpose.EVALUATION,
+            base_model=model,
+            speculator=speculator,
+            concurrencies=(1, 4),
+            further_speculators=further,
+            num_further_engines=num_engines,
+        )
+
+    compared = evaluation(large, num_engines=2)
+    planned = engine_plan(options, compared).devices[0]
+
+    wanted = Wanted(device="cpu", memory_bytes=4 * GB, concurrency=4, num_engines=EVALUATION_ENGINES + 2)
+    assert planned.kv_tokens == plan(SIZES, replace(wanted, speculator_bytes=size)).kv_slots
+    assert planned.parts is not None
+    assert planned.parts.speculator == size
+    alone, all_of_them = memory_needed(options, evaluation()), memory_needed(options, compared)
+    assert all_of_them["cpu"] - alone["cpu"] > size
 
 
 def test_measured_concurrencies_above_max_concurrency_are_refused(model: BaseModel, speculator: Speculator) -> None:

@@ -22,7 +22,7 @@ IDS: Ids = {
 BODIES: Bodies = {
     "POST /v1/evaluations": Body(
         lambda world: {"speculator_id": world.speculator.pk, "prompts_file": world.file.pk},
-        {"speculator_id": "speculator_id", "prompts_file": "file_id"},
+        {"speculator_id": "speculator_id", "prompts_file": "file_id", "compare_with.0": "speculator_id"},
     ),
     "POST /v1/evaluations/{evaluation_id}/cancel": NO_BODY,
 }

@@ -1,17 +1,30 @@
 """Pages of evaluations."""
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
 from django.contrib import admin
+from django.http import HttpRequest
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from control.models.catalog.models import Speculator
 from control.operations.console.base import service_action
 from control.operations.console.form_pages import FormAdmin
-from control.operations.console.rendering import badge, error_text, link, pairs, progress_bar
+from control.operations.console.rendering import badge, error_text, link, number, pairs, progress_bar, table
 from control.operations.console.sidebar import SidebarEntry
 from control.queue.jobs.models import Job
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.requests import CREATE_EVALUATION
 from control.workflows.evaluations.services import evaluation_cancel
 
+_ARM_HEADER = (
+    "concurrency", "arm", "tokens per second", "tokens per pass", "equal answers", "latency (ms)", "first token (ms)",
+    "between tokens (ms)",
+)  # fmt: skip
+_PAIR_HEADER = ("concurrency", "arm", "compared with", "speed", "95 % interval")
+_LATENCIES = ("request_latency_seconds", "time_to_first_token_seconds", "inter_token_latency_seconds")
+_COMPARISON_FIELDS = ("arms", "speed_ratios")
 ACTIVE = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)
 
 
@@ -31,9 +44,16 @@ class EvaluationAdmin(FormAdmin):
     list_select_related = ["organization", "speculator__base_model", "job"]
     actions_detail = ["cancel"]
     fields = [
-        "id", "organization", "the_speculator", "state", "progress", "outputs", "failure", "report", "prompts",
-        "settings", "the_job", "created_at",
+        "id", "organization", "the_speculator", "state", "progress", "outputs", "failure", *_COMPARISON_FIELDS,
+        "report", "prompts", "settings", "the_job", "created_at",
     ]  # fmt: skip
+
+    def get_fields(self, request: HttpRequest, obj: Evaluation | None = None) -> Sequence[Any]:
+        """Leaves out the tables of arms if the evaluation has no further arms."""
+        fields: Sequence[Any] = super().get_fields(request, obj)
+        if obj is not None and obj.job.result.get("arms"):
+            return fields
+        return [name for name in fields if name not in _COMPARISON_FIELDS]
 
     @admin.display(description="status", ordering="job__status")
     def state(self, row: Evaluation) -> SafeString:
@@ -50,6 +70,20 @@ class EvaluationAdmin(FormAdmin):
     @admin.display(description="error")
     def failure(self, row: Evaluation) -> SafeString | str:
         return error_text(row.job.error)
+
+    @admin.display(description="arms: median, 95th and 99th percentile of times")
+    def arms(self, row: Evaluation) -> SafeString:
+        titles, report = _titles(row), row.job.result
+        points = [(point, arm) for arm in report["arms"] for point in arm["concurrencies"]]
+        points.sort(key=lambda pair: int(pair[0]["concurrency"]))  # stable: the arms stay in their order
+        lines = [_arm_line(point, arm, titles, report["prompts_held_out"]) for point, arm in points]
+        return table(row, "arms", _ARM_HEADER, lines)
+
+    @admin.display(description="speed of each pair of arms")
+    def speed_ratios(self, row: Evaluation) -> SafeString:
+        titles = _titles(row)
+        lines = [_pair_line(pair, titles) for pair in row.job.result["pairs"]]
+        return table(row, "pairs", _PAIR_HEADER, lines)
 
     @admin.display
     def report(self, row: Evaluation) -> SafeString:
@@ -75,3 +109,32 @@ class EvaluationAdmin(FormAdmin):
     def cancel(self, row: Evaluation) -> str:
         evaluation_cancel(evaluation=row)
         return "The evaluation will end within seconds."
+
+
+def _titles(row: Evaluation) -> dict[str, SafeString | str]:
+    """Returns what the tables call each arm. Drafters without a speculator have only a name."""
+    names = [arm["name"] for arm in row.job.result["arms"]]
+    speculators = Speculator.objects.filter(organization=row.organization).in_bulk(names)
+    titles = {"none": "plain decoding", "suffix": "suffix decoding alone"}
+    return {name: link(speculators[name]) if name in speculators else titles.get(name, name) for name in names}
+
+
+def _arm_line(
+    point: Mapping[str, Any], arm: Mapping[str, Any], titles: Mapping[str, SafeString | str], num_prompts: int
+) -> Iterable[object]:
+    times = [_milliseconds(point[name]) for name in _LATENCIES]
+    equal = f"{arm['outputs_equal']} of {num_prompts}"
+    speed, accepted = number(point["tokens_per_second"]), number(point["acceptance_length"])
+    return (point["concurrency"], titles[arm["name"]], speed, accepted, equal, *times)
+
+
+def _milliseconds(percentiles: Mapping[str, float] | None) -> str:
+    if percentiles is None:
+        return "–"
+    return " / ".join(number(1000.0 * percentiles[name]) for name in ("p50", "p95", "p99"))
+
+
+def _pair_line(pair: Mapping[str, Any], titles: Mapping[str, SafeString | str]) -> Iterable[object]:
+    interval = "–" if pair["interval"] is None else "{} to {}".format(*(number(bound) for bound in pair["interval"]))
+    ratio = format_html("<strong>{}×</strong>", number(pair["ratio"]))
+    return (pair["concurrency"], titles[pair["arm"]], titles[pair["baseline"]], ratio, interval)

@@ -170,7 +170,7 @@ def read_options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--held-out", type=int, default=32, metavar="N", help="prompts for the evaluation (default 32)")
     parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help="longest answer (default 160)")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4], metavar="C", help="default: 1 4")
-    parser.add_argument("--kind", default="medusa", help="kind of speculator, such as eagle3 or mtp (default medusa)")
+    parser.add_argument("--kind", default="medusa", help="kind of speculator, such as eagle3 or auto (default medusa)")
     parser.add_argument("--training", type=json.loads, default={}, metavar="JSON", help="the kind's hyperparameters")
     parser.add_argument("--gate", type=json.loads, default={}, metavar="JSON", help="conditions for the deployment")
     args = parser.parse_args(argv)

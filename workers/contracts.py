@@ -111,7 +111,7 @@ class TrainingSpec:
     job_id: str
     model_dir: str
     target_revision: str
-    method: str  # one of workers.kinds.TRAINED_KINDS
+    method: str  # one of workers.kinds.REQUESTED_KINDS
     tokens_paths: tuple[str, ...]
     output_dir: str
     checkpoint_dir: str
@@ -120,6 +120,7 @@ class TrainingSpec:
     initial_speculator_dir: str | None = None
     device: str = "auto"
     drop_cut_answers: bool = False  # whether answers that the length limit ended are left out
+    with_suffix_decoding: bool = True  # whether speculators serve together with suffix decoding; only `auto` asks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

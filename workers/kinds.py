@@ -10,6 +10,10 @@ The parts of a kind are found from its name:
 
 TRAINED_KINDS = ("medusa", "turbo_lora", "eagle3", "mtp", "block", "draft_model")
 
+AUTO = "auto"  # requests may name it instead of a kind: training makes one speculator of each candidate, keeps the best
+AUTO_CANDIDATES = ("medusa", "eagle3")  # the kinds with the highest acceptance lengths (benchmarks/results/training)
+REQUESTED_KINDS = (AUTO, *TRAINED_KINDS)
+
 # Kinds whose speculator contains a LoRA adapter that every answer uses, so that answers differ from the model's.
 OUTPUT_CHANGING_KINDS = ("turbo_lora",)
 MODEL, MODEL_AND_ADAPTER = "model", "model_and_adapter"  # what the answers of an evaluation are compared with

@@ -15,6 +15,7 @@ from typing import TextIO
 from workers.contracts import BatchSpec, EvaluationSpec, Finished, ModelCheckSpec, Spec, TrainingSpec, read_spec
 from workers.emitter import Emit, EventWriter
 from workers.failures import failed_event
+from workers.kinds import AUTO
 from workers.log_lines import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -58,9 +59,10 @@ def _dispatch(spec: Spec, emit: Emit) -> Finished:
 
             return run_batch(spec, emit)
         case TrainingSpec():
+            from workers.training.auto import run_auto_training
             from workers.training.job import run_training
 
-            return run_training(spec, emit)
+            return run_auto_training(spec, emit) if spec.method == AUTO else run_training(spec, emit)
         case EvaluationSpec():
             from workers.inference.evaluation import run_evaluation
 

@@ -43,7 +43,7 @@ def test_omitted_hyperparameters_have_defaults_and_the_result_of_as_values_can_b
         ("eagle3", {"export_as": "medusa"}, "eagle3 can be exported as speculators, specforge, not as medusa"),
         ("eagle3", {"export_as": "gguf"}, "export_as gguf: format must be one of speculators, "),
         ("eagle3", {"export_as": 1}, r"export_as must be str \| None, got 1"),
-        ("psychic", {}, "kind must be one of medusa, .*, got 'psychic'"),
+        ("psychic", {}, "kind must be one of auto, medusa, .*, got 'psychic'"),
     ],
 )
 def test_the_error_for_wrong_hyperparameters_says_what_is_allowed(

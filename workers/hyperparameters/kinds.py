@@ -9,7 +9,7 @@ from workers.exports.errors import ExchangeError
 from workers.exports.formats import check_exportable
 from workers.hyperparameters.fields import HyperparameterError, check_types
 from workers.hyperparameters.loop import LoopParameters
-from workers.kinds import TRAINED_KINDS, class_prefix
+from workers.kinds import AUTO, AUTO_CANDIDATES, REQUESTED_KINDS, class_prefix
 
 
 class Hyperparameters(Protocol):
@@ -27,8 +27,8 @@ def read_hyperparameters(kind: str, values: Mapping[str, Any]) -> Hyperparameter
     Raises: HyperparameterError: the kind or a name is unknown, a value has a wrong type or range, or the format in
         `export_as` does not support the speculator.
     """
-    if kind not in TRAINED_KINDS:
-        raise HyperparameterError("kind", f"kind must be one of {', '.join(TRAINED_KINDS)}, got {kind!r:.80}")
+    if kind not in REQUESTED_KINDS:
+        raise HyperparameterError("kind", f"kind must be one of {', '.join(REQUESTED_KINDS)}, got {kind!r:.80}")
     record = hyperparameters_class(kind)
     loop_names = {f.name for f in fields(LoopParameters)}
     names = loop_names | {f.name for f in fields(record)} - {"loop"}
@@ -37,12 +37,21 @@ def read_hyperparameters(kind: str, values: Mapping[str, Any]) -> Hyperparameter
         raise HyperparameterError(unknown[0], message, known=False)
     check_types(values, record, LoopParameters)
     defaults = record()
-    loop = replace(defaults.loop, **{name: value for name, value in values.items() if name in loop_names})
+    loop = replace(defaults.loop, **loop_values(values))
     kind_values = {name: value for name, value in values.items() if name not in loop_names}
     parameters: Hyperparameters = replace(defaults, loop=loop, **kind_values)
-    if loop.export_as is not None:
+    if kind == AUTO:
+        for candidate in AUTO_CANDIDATES:
+            read_hyperparameters(candidate, loop_values(values))
+    elif loop.export_as is not None:
         _check_export(kind, loop.export_as, parameters)
     return parameters
+
+
+def loop_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that belong to the training loop, and not to the kind."""
+    names = {f.name for f in fields(LoopParameters)}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def hyperparameters_class(kind: str) -> type[Any]:  # Any, because type checkers can't see a class imported by name

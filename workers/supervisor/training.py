@@ -75,6 +75,7 @@ def _spec(attempt: Attempt, speculator: Speculator) -> TrainingSpec:
         initial_speculator_dir=stage_speculator(_initial(attempt), attempt.folder / "initial"),
         device=get_config().device,
         drop_cut_answers=params.get("drop_cut_answers", False),
+        with_suffix_decoding=get_config().suffix_decoding,
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from workers.contracts import MAX_SHARD_ROWS, BatchSpec, Event, ShardDone, ShardRange, TrainingSpec
 from workers.emitter import Emit, EventWriter
+from workers.kinds import AUTO
 
 _TOKENS = "tokens.jsonl"
 
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("model", type=Path, help="the model's folder")
     parser.add_argument("prompts", type=Path, help="OpenAI batch rows")
     parser.add_argument("folder", type=Path, help="where answers, checkpoints and the speculator are written")
-    parser.add_argument("--method", default="eagle3", help="medusa, eagle3, ... (default eagle3)")
+    parser.add_argument("--method", default="eagle3", help="medusa, eagle3, ..., or auto (default eagle3)")
     parser.add_argument(
         "--hyperparameters", type=json.loads, default={}, metavar="JSON", help="hyperparameters of the method"
     )
@@ -47,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(arguments)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # for the reason given in workers.run
-    from workers.training.job import run_training  # imported here, because torch must see the environment set above
+    from workers.training.auto import run_auto_training  # imported here: torch must see the environment set above
+    from workers.training.job import run_training
     from workers.training.kept_states import KeptStates
     from workers.training.processes import joined_processes
 
@@ -60,7 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         processes.wait_for_all()
         kept = KeptStates(args.states) if args.states else None
         clock = time.process_time if args.processor_time else time.monotonic
-        finished = run_training(_spec(args, tokens), emit, processes, kept=kept, clock=clock)
+        spec = _spec(args, tokens)
+        if args.method == AUTO:
+            if processes.count > 1:
+                parser.error("--method auto trains in one process; run it without torchrun")
+            finished = run_auto_training(spec, emit, kept=kept, clock=clock)
+        else:
+            finished = run_training(spec, emit, processes, kept=kept, clock=clock)
         if processes.is_first:
             emit(finished)
     return 0

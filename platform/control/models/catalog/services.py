@@ -64,9 +64,17 @@ def next_version(organization: Organization, name: str) -> int:
 
 
 def speculator_ready(*, speculator: Speculator, storage_prefix: str, training: Mapping[str, Any]) -> Speculator:
-    """Marks the speculator as ready once its artifact is in storage. A second call changes nothing."""
+    """Marks the speculator as ready once its artifact is in storage. A second call changes nothing.
+
+    training: the training job's result. Its `method` becomes the speculator's kind, which was `auto` if training chose
+        the kind.
+    """
     return _finish_training(
-        speculator, Status.READY, storage_prefix=storage_prefix, training={**speculator.training, **training}
+        speculator,
+        Status.READY,
+        storage_prefix=storage_prefix,
+        training={**speculator.training, **training},
+        kind=training.get("method", speculator.kind),
     )
 
 

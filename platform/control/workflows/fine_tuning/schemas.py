@@ -15,7 +15,7 @@ from control.workflows.batches.models import Batch
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.fine_tuning.selectors import CHECKPOINT, PAUSED_ON_REQUEST, stage_job
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
-from workers.kinds import TRAINED_KINDS
+from workers.kinds import REQUESTED_KINDS
 
 Status = Pipeline.Status
 
@@ -67,7 +67,7 @@ class Hyperparameters(RequestModel, strict=True):
 class TurboInput(RequestModel, strict=True):
     """Parameters of a pipeline that OpenAI's request does not have."""
 
-    kind: Annotated[str, OneOf(TRAINED_KINDS)] = "medusa"
+    kind: Annotated[str, OneOf(REQUESTED_KINDS)] = "medusa"
     hyperparameters: dict[str, Any] = {}
     held_out: Annotated[int, Field(ge=1)] | None = None
     evaluation: dict[str, Any] = {}

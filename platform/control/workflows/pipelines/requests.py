@@ -16,7 +16,7 @@ from control.workflows.pipelines.services import pipeline_create, pipeline_valid
 from control.workflows.quotes.selectors import quotes_list
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.kinds import read_hyperparameters
-from workers.kinds import OUTPUT_CHANGING_KINDS, TRAINED_KINDS
+from workers.kinds import OUTPUT_CHANGING_KINDS, REQUESTED_KINDS
 
 
 def plan_from(organization: Organization, body: PipelineOptions) -> PipelinePlan:
@@ -94,7 +94,7 @@ CREATE_PIPELINE = ConsoleForm(
         "held_out_file": prompt_files(organization),
         "distillation_id": row_choices(distillations_list(organization)),
         "quote_id": row_choices(quotes_list(organization)),
-        "training.kind": name_choices(TRAINED_KINDS),
+        "training.kind": name_choices(REQUESTED_KINDS),
         "training.initial_speculator": ready_speculators(organization),
     },
 )

@@ -20,7 +20,10 @@ _STAGE_ENDS = {Status.FAILED: "failed", Status.REJECTED: "failed", Status.CANCEL
 class Training(RequestModel, strict=True, extra="allow"):
     """Other keys are hyperparameters of the kind."""
 
-    kind: str = "medusa"
+    kind: str = Field(
+        default="medusa",
+        description="`auto` trains a speculator of each kind that often wins, and keeps the one that answers fastest.",
+    )
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
     initial_speculator: str | None = None  # a speculator of the same kind and model, which training continues from
 

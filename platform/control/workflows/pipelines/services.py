@@ -35,6 +35,7 @@ from control.workflows.pipelines.stages import pipeline_advance, pipeline_distil
 from control.workflows.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition
 from control.workflows.prompt_files.held_out import endpoint_of, held_out_key, normalise_held_out, split_prompts
 from control.workflows.quotes.selectors import quote_get
+from workers.kinds import AUTO
 
 
 @audited("pipeline.create", records_itself=True)
@@ -152,6 +153,9 @@ def _with_initial(organization: Organization, request: PipelineOptions, base_mod
 def _check_initial(initial: Speculator, training: Training, base_model: BaseModel) -> None:
     """Raises: ApiError: 400, training cannot continue from this speculator."""
     param = "training.initial_speculator"
+    if training.kind == AUTO:
+        message = f"{param} cannot be given with kind auto; set training.kind to {initial.kind}, the speculator's kind"
+        raise ApiError(400, message, "invalid_value", param)
     wanted = (training.kind, base_model.pk, base_model.revision, Speculator.Status.READY.value)
     got = (initial.kind, initial.base_model_id, initial.target_revision, initial.status)
     if got != wanted:

@@ -118,6 +118,14 @@ def test_the_result_of_training_is_written_only_once(db: None) -> None:
     assert (speculator.status, speculator.storage_prefix, speculator.training) == ("ready", "first", {"steps": 3})
 
 
+def test_a_speculator_takes_the_kind_that_its_training_chose(db: None) -> None:
+    organization = make_organization()
+    chosen = speculator_create(organization=organization, base_model=make_base_model(), name="s", kind="auto")
+    speculator_ready(speculator=chosen, storage_prefix="first", training={"method": "eagle3"})
+
+    assert Speculator.objects.get(pk=chosen.pk).kind == "eagle3"
+
+
 def test_an_organization_sees_only_reports_and_plots_of_its_own_speculators(
     client: Client, organization: Organization, other_organization: Organization, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from tests.control.workflows.pipelines.helpers import (
     make_pipeline,
     set_deployment_state,
 )
-from workers.kinds import TRAINED_KINDS
+from workers.kinds import REQUESTED_KINDS
 
 pytestmark = pytest.mark.django_db
 
@@ -139,7 +139,7 @@ def test_the_error_for_an_invalid_request_names_the_field_and_creates_nothing(
     assert not Job.objects.exists()
 
 
-@pytest.mark.parametrize("kind", TRAINED_KINDS)
+@pytest.mark.parametrize("kind", REQUESTED_KINDS)
 def test_every_kind_of_speculator_can_be_trained(client: Client, organization: Organization, kind: str) -> None:
     training = {"kind": kind, "max_seconds": 60, "seed": 1}
     gate = {"outputs_equal": "model_and_adapter"}
@@ -160,7 +160,8 @@ def test_training_continues_only_from_a_speculator_of_the_same_kind_and_model(
         return post(client, body | {"training": {"kind": kind, "initial_speculator": trained.pk}})
 
     assert create("medusa", base.name).status_code == 201
-    for refused in (create("eagle3", base.name), create("medusa", make_base_model("another").name)):
+    another = make_base_model("another").name
+    for refused in (create("eagle3", base.name), create("auto", base.name), create("medusa", another)):
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "training.initial_speculator")
     Speculator.objects.update(organization=make_organization("foreign"))
     assert create("medusa", base.name).status_code == 404

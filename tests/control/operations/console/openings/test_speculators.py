@@ -85,6 +85,25 @@ def test_an_evaluated_speculator_opens_with_its_gain_its_plot_and_its_examples(
     assert 'data-live-active="no"' in html
 
 
+def test_a_speculator_whose_kind_training_chose_names_the_candidates_that_lost(
+    member: Client, organization: Organization, tmp_path: Path
+) -> None:
+    speculator = evaluated(organization, tmp_path)
+    figures = {"steps": 600, "elapsed_seconds": 30.0}
+    candidates = [
+        {"kind": "medusa", "acceptance_length": 2.5, "tokens_per_second": 70.0, **figures},
+        {"kind": "eagle3", "acceptance_length": 3.25, "tokens_per_second": 64.5, **figures},
+    ]
+    auto = {"candidates": candidates, "plain_tokens_per_second": 40.0, "suffix_tokens_per_second": 60.0}
+    Speculator.objects.filter(pk=speculator.pk).update(training={"auto": auto})
+
+    text = text_of(opening(member, TABLE, speculator.pk))
+
+    assert "medusa, kept: 70 tokens per second, 2.5 tokens per verification pass, 600 steps" in text
+    assert "eagle3: 64.5 tokens per second, 3.25 tokens per verification pass, 600 steps" in text
+    assert "suffix decoding alone: 60 tokens per second" in text
+
+
 def test_the_deploy_button_leads_to_a_form_that_deploys_the_speculator(
     member: Client, organization: Organization, tmp_path: Path
 ) -> None:

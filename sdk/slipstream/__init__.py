@@ -46,6 +46,7 @@ from slipstream.errors import (
 )
 from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTuningJob
 from slipstream.hardware import Hardware
+from slipstream.invoices import Invoice
 from slipstream.jobs import Job, JobEvent
 from slipstream.messages import Message, MessageTokens
 from slipstream.organization import AuditEvent, AuditExport, Member, Project
@@ -121,6 +122,7 @@ __all__ = [
     "FineTuningJob",
     "Hardware",
     "InternalServerError",
+    "Invoice",
     "Job",
     "JobEvent",
     "LedgerLine",

@@ -28,6 +28,7 @@ from slipstream.files import Files
 from slipstream.fine_tuning import FineTuning
 from slipstream.hardware import HardwareCatalog
 from slipstream.http import D, Http
+from slipstream.invoices import Invoices
 from slipstream.jobs import Jobs
 from slipstream.messages import Messages
 from slipstream.organization import AuditEvents, Members, Projects
@@ -64,6 +65,7 @@ class Resources(Generic[D]):
         self.files = Files(http, driver)
         self.fine_tuning = FineTuning(http, driver)
         self.hardware = HardwareCatalog(http, driver)
+        self.invoices = Invoices(http, driver)
         self.jobs = Jobs(http, driver)
         self.members = Members(http, driver)
         self.messages = Messages(http, driver)

@@ -5,8 +5,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from django.db.models import Sum
+from django.db.models.functions import TruncMonth
 
 from control.billing.ledger.models import LedgerLine, Subject
+from control.billing.ledger.months import billed_in
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import visible
 
@@ -30,6 +32,41 @@ def ledger_totals(organization: Organization, *, start: dt.datetime, end: dt.dat
             subject=row["subject"], device_kind=row["device_kind"], count=row["total"], cost_nanousd=row["cost"]
         )
         for row in rows.order_by("subject", "device_kind")
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonthTotal:
+    """Sum of those lines on an invoice that agree in all other columns."""
+
+    project_id: str  # empty: no project
+    subject: str
+    base_model_id: str  # empty for device time
+    device_kind: str  # empty for tokens
+    price_nanousd: int | None  # of one token, or of one hour of a device; None: there was no price
+    price_percent: int
+    used_in: dt.date  # first day of the month in which the use ended
+    count: int  # tokens, or milliseconds of one device
+    cost_nanousd: int
+
+
+def month_totals(organization: Organization, month: dt.date) -> list[MonthTotal]:
+    """Sums the lines on the invoice of the month. Lines without use or cost are left out."""
+    lines = LedgerLine.objects.filter(visible(organization), billed_in(month)).exclude(count=0, cost_nanousd=0)
+    columns = ("project_id", "subject", "base_model_id", "device_kind", "price_nanousd", "price_percent", "used_in")
+    rows = (
+        lines.annotate(used_in=TruncMonth("ended_at", tzinfo=dt.UTC))
+        .values(*columns)
+        .annotate(total=Sum("count"), cost=Sum("cost_nanousd"))
+        .order_by(*columns)
+    )
+    return [
+        MonthTotal(
+            **{**{name: row[name] for name in columns}, "used_in": row["used_in"].date()},
+            count=int(row["total"]),
+            cost_nanousd=int(row["cost"]),
+        )
+        for row in rows
     ]
 
 

@@ -13,6 +13,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from control.billing.ledger.months import is_closed, month_of, start_of
 from control.billing.spending.selectors import spend_caps_list, spent_nanousd
 from control.billing.usage.schemas import Amount
 from control.billing.usage.selectors import WIDTHS, Sums, Window, usage_buckets, usage_total
@@ -33,6 +34,7 @@ from control.tenants.quotas.storage import stored_bytes
 from control.tenants.webhooks.selectors import endpoints_list
 
 USAGE_DAYS = 14
+INVOICE_MONTHS = 12
 LATEST = 20
 ADMIN_SECTIONS = ("keys", "projects", "members", "webhooks", "audit")
 
@@ -49,7 +51,7 @@ class OrganizationAdmin(CreatableAdmin):
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         if obj is None:
             return ["name"]
-        member, shown = member_of(request), ["name", "id", "created_at", "two_factor", "usage", "quota"]
+        member, shown = member_of(request), ["name", "id", "created_at", "two_factor", "usage", "invoices", "quota"]
         if member is None:
             return [*shown, "change_limits", *ADMIN_SECTIONS]
         return [*shown, *ADMIN_SECTIONS] if member_may(member, ADMIN, "GET") else shown
@@ -82,6 +84,21 @@ class OrganizationAdmin(CreatableAdmin):
         lines = [(f"{day.start:%Y-%m-%d}", *_figures(sums)) for day in reversed(days) for sums in day.sums]
         total = ("total", *_figures(usage_total(row, start=start, end=end)))
         return table(row, "usage", ["day (UTC)", "requests", "input", "cached", "output", "USD"], [total, *lines])
+
+    @admin.display
+    def invoices(self, row: Organization) -> SafeString:
+        """Links to the files of the latest months, newest first, back to the month in which the row was created."""
+        month, lines = month_of(timezone.now()), []
+        while len(lines) < INVOICE_MONTHS and month >= month_of(row.created_at):
+            name = f"{month:%Y-%m}"
+            file = format_html(
+                '<a class="console-link" href="{}">{}.csv</a>',
+                reverse("organization-invoice", args=[row.pk, name]),
+                name,
+            )
+            lines.append((file, "final" if is_closed(month) else "may still change"))
+            month = month_of(start_of(month) - dt.timedelta(days=1))
+        return table(row, "invoices", ["month (UTC)", ""], lines)
 
     @admin.display(description="limits")
     def quota(self, row: Organization) -> SafeString:

@@ -54,7 +54,7 @@ from slipstream.pipelines import PipelineRun
 from slipstream.plans import DevicePlan, EnginePlan, PipelinePlan
 from slipstream.responses import Response
 from slipstream.rollouts import Rollout
-from slipstream.spending import SpendCap
+from slipstream.spending import SpendCap, SpendingThresholds
 from slipstream.storage import StorageUse
 from slipstream.types import (
     ApiKey,
@@ -148,6 +148,7 @@ __all__ = [
     "SlipstreamError",
     "Speculator",
     "SpendCap",
+    "SpendingThresholds",
     "Stage",
     "StorageUse",
     "UnprocessableEntityError",

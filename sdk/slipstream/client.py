@@ -35,7 +35,7 @@ from slipstream.organization import AuditEvents, Members, Projects
 from slipstream.pipelines import Pipelines
 from slipstream.responses import Responses
 from slipstream.rollouts import Rollouts
-from slipstream.spending import SpendCaps
+from slipstream.spending import SpendCaps, SpendingThresholdsResource
 from slipstream.storage import StorageLimit
 from slipstream.uploads import Uploads
 from slipstream.webhooks import WebhookEndpoints
@@ -77,6 +77,7 @@ class Resources(Generic[D]):
         self.rollouts = Rollouts(http, driver)
         self.speculators = Speculators(http, driver)
         self.spend_caps = SpendCaps(http, driver)
+        self.spending_thresholds = SpendingThresholdsResource(http, driver)
         self.storage = StorageLimit(http, driver)
         self.uploads = Uploads(http, driver)
         self.usage = Usages(http, driver)

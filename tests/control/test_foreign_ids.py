@@ -24,12 +24,10 @@ from tests.control.routes import Route, api_routes
 from tests.control.world import World, example_bodies, with_reference
 
 OPERATIONS = [(route, method) for route in api_routes() for method in route.methods]
-NO_IDS = {"month"}  # parameters whose values belong to no organization
 BY_PATH = [
     pytest.param(route, method, parameter, id=f"{method} {route.path} {parameter}")
     for route, method in OPERATIONS
-    for parameter in route.parameters
-    if parameter not in NO_IDS
+    for parameter in route.id_parameters
 ]
 BY_BODY = [
     pytest.param(route, method, member, kind, id=f"{method} {route.path} {member}")

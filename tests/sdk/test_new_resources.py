@@ -50,6 +50,14 @@ def test_spend_caps_are_created_changed_and_deleted(client: Client) -> None:
         client.spend_caps.retrieve(cap.id)
 
 
+def test_spending_thresholds_are_replaced_and_retrieved(client: Client) -> None:
+    stated = client.spending_thresholds.set(thresholds=[{"amount": 12.5}, {"percent_of_cap": 80}])
+
+    assert [row["percent_of_cap"] for row in stated.thresholds] == [None, 80]
+    assert client.spending_thresholds.retrieve() == stated
+    assert client.spending_thresholds.set(thresholds=[]).thresholds == []
+
+
 def test_an_invoice_is_retrieved_and_its_lines_are_written_to_a_file(
     client: Client, organization: Organization, tmp_path: Path
 ) -> None:

@@ -8,6 +8,8 @@ from django.test import Client
 from django.urls import reverse
 
 from control.billing.spending.models import SpendCap
+from control.billing.thresholds.models import Threshold
+from control.billing.thresholds.services import thresholds_set
 from control.billing.usage.services import Tokens
 from control.queue.jobs.models import Job
 from control.tenants.administration.services import project_create
@@ -101,3 +103,13 @@ def test_members_can_download_only_the_invoices_of_their_organization() -> None:
     for organization, status in ((own, 200), (make_organization(), 404)):
         path = reverse("organization-invoice", args=[organization.pk, "2026-10"])
         assert client.get(path).status_code == status
+
+
+def test_an_organizations_page_shows_its_thresholds(operator: Client) -> None:
+    organization = make_organization()
+    thresholds_set(organization=organization, project=None, values=[(Threshold.Unit.PERCENT, 80)])
+
+    text = page(operator, change_path("accounts_organization", organization.pk))
+
+    assert "threshold of all projects" in text
+    assert "80 % of the cap" in text

@@ -15,6 +15,8 @@ from django.utils.safestring import SafeString
 
 from control.billing.ledger.months import is_closed, month_of, start_of
 from control.billing.spending.selectors import spend_caps_list, spent_nanousd
+from control.billing.thresholds.models import Threshold
+from control.billing.thresholds.selectors import spent_this_month
 from control.billing.usage.schemas import Amount
 from control.billing.usage.selectors import WIDTHS, Sums, Window, usage_buckets, usage_total
 from control.operations.console.base import CreatableAdmin, service_action
@@ -115,6 +117,9 @@ class OrganizationAdmin(CreatableAdmin):
         for cap in spend_caps_list(row).select_related("project"):
             title = f"USD this month, {cap.project or 'all projects'}"
             lines.append((link(cap, title), usd(spent_nanousd(cap)), usd(cap.nanousd)))
+        for threshold in Threshold.objects.filter(organization=row).select_related("project").order_by("unit", "value"):
+            title = f"threshold of {threshold.project or 'all projects'}"
+            lines.append((title, usd(spent_this_month(row, threshold.project)), str(threshold)))
         return table(row, "limits", ["", "current", "limit"], lines)
 
     @admin.display(description="")

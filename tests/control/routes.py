@@ -11,7 +11,7 @@ from control.tenants.authentication.views import OrganizationView
 
 _PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 PUBLIC = frozenset({"/v1/openapi.json"})  # routes that need no API key
-NO_IDS = frozenset({"month"})  # parameters of paths whose values name no object of an organization
+NO_IDS = frozenset({"period"})  # parameters of paths whose values name no object of an organization
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 

@@ -1,4 +1,4 @@
-"""Parses the month in the path of an invoice."""
+"""Parses the month in the path of an invoice, its `period`."""
 
 import datetime as dt
 import re
@@ -16,4 +16,4 @@ def parse_invoice_month(text: str) -> dt.date:
         if month <= month_of(timezone.now()):
             return month
     message = f"There is no invoice {text[:40]!r}; the form is 2026-01, and the month must have begun."
-    raise ApiError(404, message, "invoice_not_found", "month")
+    raise ApiError(404, message, "invoice_not_found", "period")

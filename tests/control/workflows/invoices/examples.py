@@ -3,5 +3,5 @@
 from tests.control.world import Ids
 
 IDS: Ids = {
-    "month": lambda world: "2001-01",  # every organization has this invoice, which is empty
+    "period": lambda world: "2001-01",  # every organization has this invoice, which is empty
 }

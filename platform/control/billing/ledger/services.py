@@ -16,7 +16,7 @@ def ledger_add(*lines: LedgerLine) -> bool:
     """
     assert transaction.get_connection().in_atomic_block, "a line is written with the fact that it records or not at all"
     for line in lines:
-        line.billed_month = billed_month_of(line.ended_at)  # type: ignore[assignment]  # the database computes it
+        line.billed_month = billed_month_of(line.ended_at)  # the database computes it
     try:
         with transaction.atomic():
             LedgerLine.objects.bulk_create(lines)

@@ -43,9 +43,10 @@ def thresholds_to_report(month: dt.date) -> QuerySet[Threshold]:
     spent = MonthlySpend.objects.filter(organization=OuterRef("organization"), project_id=_PROJECT, month=month)
     caps = SpendCap.objects.filter(organization=OuterRef("organization"))
     cap_of_project, cap_of_all = caps.filter(project=OuterRef("project")), caps.filter(project=None)
-    # The cap is divided first, because the product of a large cap and 100 would exceed 64 bits.
+    # The product of a cap and an amount, or of a large cap and 100, would exceed 64 bits.
+    percent = Case(When(unit=Threshold.Unit.PERCENT, then=F("value")), default=Value(0))
     cap = Case(When(project=None, then=F("cap_of_all")), default=F("cap_of_project"))
-    share = cap / Value(100, output_field=BigIntegerField()) * F("value")
+    share = cap / Value(100, output_field=BigIntegerField()) * percent
     reached = Q(unit=Threshold.Unit.NANOUSD, spent__gte=F("value")) | Q(unit=Threshold.Unit.PERCENT, spent__gte=share)
     return (
         Threshold.objects.filter(created_at__lt=end_of(month))

@@ -46,6 +46,7 @@ from slipstream.errors import (
 )
 from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTuningJob
 from slipstream.hardware import Hardware
+from slipstream.invoices import Invoice
 from slipstream.jobs import Job, JobEvent
 from slipstream.messages import Message, MessageTokens
 from slipstream.organization import AuditEvent, AuditExport, Member, Project
@@ -53,7 +54,7 @@ from slipstream.pipelines import PipelineRun
 from slipstream.plans import DevicePlan, EnginePlan, PipelinePlan
 from slipstream.responses import Response
 from slipstream.rollouts import Rollout
-from slipstream.spending import SpendCap
+from slipstream.spending import SpendCap, SpendingThresholds
 from slipstream.storage import StorageUse
 from slipstream.types import (
     ApiKey,
@@ -121,6 +122,7 @@ __all__ = [
     "FineTuningJob",
     "Hardware",
     "InternalServerError",
+    "Invoice",
     "Job",
     "JobEvent",
     "LedgerLine",
@@ -146,6 +148,7 @@ __all__ = [
     "SlipstreamError",
     "Speculator",
     "SpendCap",
+    "SpendingThresholds",
     "Stage",
     "StorageUse",
     "UnprocessableEntityError",

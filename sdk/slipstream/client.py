@@ -28,13 +28,14 @@ from slipstream.files import Files
 from slipstream.fine_tuning import FineTuning
 from slipstream.hardware import HardwareCatalog
 from slipstream.http import D, Http
+from slipstream.invoices import Invoices
 from slipstream.jobs import Jobs
 from slipstream.messages import Messages
 from slipstream.organization import AuditEvents, Members, Projects
 from slipstream.pipelines import Pipelines
 from slipstream.responses import Responses
 from slipstream.rollouts import Rollouts
-from slipstream.spending import SpendCaps
+from slipstream.spending import SpendCaps, SpendingThresholdsResource
 from slipstream.storage import StorageLimit
 from slipstream.uploads import Uploads
 from slipstream.webhooks import WebhookEndpoints
@@ -64,6 +65,7 @@ class Resources(Generic[D]):
         self.files = Files(http, driver)
         self.fine_tuning = FineTuning(http, driver)
         self.hardware = HardwareCatalog(http, driver)
+        self.invoices = Invoices(http, driver)
         self.jobs = Jobs(http, driver)
         self.members = Members(http, driver)
         self.messages = Messages(http, driver)
@@ -75,6 +77,7 @@ class Resources(Generic[D]):
         self.rollouts = Rollouts(http, driver)
         self.speculators = Speculators(http, driver)
         self.spend_caps = SpendCaps(http, driver)
+        self.spending_thresholds = SpendingThresholdsResource(http, driver)
         self.storage = StorageLimit(http, driver)
         self.uploads = Uploads(http, driver)
         self.usage = Usages(http, driver)

@@ -65,6 +65,9 @@ class Http:
     def patch(self, kind: type[_Object], path: str, body: Mapping[str, Any]) -> Steps[_Object]:
         return parsed(kind, (yield from self.request("PATCH", path, json=dict(body))))
 
+    def put(self, kind: type[_Object], path: str, body: Mapping[str, Any]) -> Steps[_Object]:
+        return parsed(kind, (yield from self.request("PUT", path, json=dict(body))))
+
     def delete(self, path: str) -> Steps[None]:
         yield from self.request("DELETE", path)
 

@@ -1,6 +1,9 @@
-"""Spend caps limit the monthly costs of the organization or a project. When a cap is reached, work is paused."""
+"""Spend caps limit the monthly costs of the organization or a project. When a cap is reached, work is paused.
 
-from collections.abc import Mapping
+Thresholds of spending only cause an event and a mail.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,15 @@ class SpendCap(Record):
     is_reached: bool
     month_start: int
     created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendingThresholds(Record):
+    id: str  # of the organization or project
+    spent: Mapping[str, Any]  # value, currency: costs so far this month
+    month_start: int
+    thresholds: Sequence[Mapping[str, Any]]  # each has id, amount or percent_of_cap, and reached_at
+    project_id: str | None = None  # None: the thresholds of the whole organization
 
 
 class SpendCaps(Resource[D]):
@@ -42,3 +54,20 @@ class SpendCaps(Resource[D]):
     @procedure
     def delete(self, cap_id: str) -> Steps[None]:
         return self.http.delete(path_of("spend_caps", cap_id))
+
+
+class SpendingThresholdsResource(Resource[D]):
+    @procedure
+    def retrieve(self, *, project_id: str | None = None) -> Steps[SpendingThresholds]:
+        return self.http.get(SpendingThresholds, "spending_thresholds", {"project_id": project_id})
+
+    @procedure
+    def set(
+        self, *, thresholds: Sequence[Mapping[str, float]], project_id: str | None = None
+    ) -> Steps[SpendingThresholds]:
+        """Replace the thresholds.
+
+        Args: thresholds: at most five; each is `{"amount": 50}` (US dollars in a month) or `{"percent_of_cap": 80}`.
+        """
+        body = {"thresholds": [dict(threshold) for threshold in thresholds], "project_id": project_id}
+        return self.http.put(SpendingThresholds, "spending_thresholds", body)

@@ -207,6 +207,7 @@ class Evaluation(Record):
     report: Mapping[str, Any] | None = None  # the entry `definitions` explains every figure
     error_code: str | None = None
     error_message: str | None = None
+    cost: Mapping[str, Any] | None = None  # value, currency: the cost so far
     created_at: int
     finished_at: int | None = None
 

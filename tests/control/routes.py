@@ -11,6 +11,7 @@ from control.tenants.authentication.views import OrganizationView
 
 _PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 PUBLIC = frozenset({"/v1/openapi.json"})  # routes that need no API key
+NO_IDS = frozenset({"period"})  # parameters of paths whose values name no object of an organization
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -27,6 +28,10 @@ class Route:
     @property
     def parameters(self) -> tuple[str, ...]:
         return tuple(re.findall(r"{(\w+)}", self.path))
+
+    @property
+    def id_parameters(self) -> tuple[str, ...]:
+        return tuple(name for name in self.parameters if name not in NO_IDS)
 
 
 def api_routes() -> list[Route]:

@@ -27,7 +27,7 @@ OPERATIONS = [(route, method) for route in api_routes() for method in route.meth
 BY_PATH = [
     pytest.param(route, method, parameter, id=f"{method} {route.path} {parameter}")
     for route, method in OPERATIONS
-    for parameter in route.parameters
+    for parameter in route.id_parameters
 ]
 BY_BODY = [
     pytest.param(route, method, member, kind, id=f"{method} {route.path} {member}")

@@ -29,8 +29,8 @@ def test_the_command_evaluates_with_prompts_of_a_local_file_and_waits_for_the_re
     running = evaluation_json(status="running", progress=progress, metrics={"eta_seconds": 7.0})
     done = evaluation_json(status="succeeded", result="equal", report={"speedup": 1.5})
     api = ScriptedApi(ok(file_json()), ok(evaluation_json()), ok(running), ok(done))
-    options = ("--prompts", str(prompts), "--concurrency", "1", "--concurrency", "4", "--price-per-gpu-hour", "2.5")
-    options += ("--compare-with", "spec_2", "--compare-with", "ngram")
+    options = ["--prompts", str(prompts), "--concurrency", "1", "--concurrency", "4", "--price-per-gpu-hour", "2.5"]
+    options += ["--compare-with", "spec_2", "--compare-with", "ngram"]
 
     result = run("--json", "evaluations", "create", "spec_1", *options, "--wait", api=api)
 

@@ -1,5 +1,6 @@
 """The Python client with the real API in the test's process: caps, distillations, models, adapters and rollouts."""
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,12 +8,14 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
+from control.billing.usage.services import Tokens
 from control.models.catalog.models import BaseModel
 from control.serving.deployments.models import Deployment
 from control.tenants.accounts.models import Organization
+from control.tenants.authentication.caller import Caller
 from slipstream import Client, ConflictError, NotFoundError
 from tests.control.billing.spending.support import make_quote
-from tests.control.factories import make_base_model, make_key, make_organization
+from tests.control.factories import add_usage, make_base_model, make_key, make_organization
 from tests.control.models.adapters.support import CONFIG, SHAPES, tensor_name, weights_of
 from tests.control.serving.deployments.support import make_speculator
 from tests.sdk.test_contract import TRANSPORT, URL, rows
@@ -45,6 +48,28 @@ def test_spend_caps_are_created_changed_and_deleted(client: Client) -> None:
     client.spend_caps.delete(cap.id)
     with pytest.raises(NotFoundError):
         client.spend_caps.retrieve(cap.id)
+
+
+def test_spending_thresholds_are_replaced_and_retrieved(client: Client) -> None:
+    stated = client.spending_thresholds.set(thresholds=[{"amount": 12.5}, {"percent_of_cap": 80}])
+
+    assert [row["percent_of_cap"] for row in stated.thresholds] == [None, 80]
+    assert client.spending_thresholds.retrieve() == stated
+    assert client.spending_thresholds.set(thresholds=[]).thresholds == []
+
+
+def test_an_invoice_is_retrieved_and_its_lines_are_written_to_a_file(
+    client: Client, organization: Organization, tmp_path: Path
+) -> None:
+    add_usage(Caller(organization_id=organization.pk), tokens=Tokens(input=7))
+    month = f"{timezone.now():%Y-%m}"
+
+    invoice = client.invoices.retrieve(month)
+    with client.invoices.csv(month, tmp_path / "invoice.csv").open(newline="") as file:
+        rows_of_csv = list(csv.DictReader(file))
+
+    assert (invoice.id, invoice.total, invoice.is_closed) == (month, "0.00", False)
+    assert [line["quantity"] for line in invoice.lines] == [row["quantity"] for row in rows_of_csv] == ["7"]
 
 
 def test_the_cap_of_a_quote_can_be_removed(client: Client, organization: Organization, base_model: BaseModel) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 import structlog
 from django.db import close_old_connections, connection
 
+from control.billing.thresholds.services import thresholds_report
 from control.core.observability import metrics
 from control.core.observability.listener import listen
 from control.core.processes.engine_homes import engine_homes_limit
@@ -71,6 +72,7 @@ CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
     "advance pipelines": (1, pipelines_reconcile),
     "review paused batches": (1, batches_review),
     "advance rollouts": (1, rollouts_reconcile),
+    "report spending thresholds": (1, thresholds_report),
     "tidy batches": (6, batches_tidy),
     "tidy jobs": (1, jobs_tidy),
     "expire files": (6, files_expire),

@@ -112,3 +112,7 @@ def adapter_id() -> str:
 
 def rollout_id() -> str:
     return new_id("rollout_")
+
+
+def threshold_id() -> str:
+    return new_id("threshold_")

@@ -1,5 +1,6 @@
-"""`slipstream caps` and `slipstream quotes`."""
+"""`slipstream caps`, `slipstream quotes` and `slipstream invoices`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ from slipstream.cli.context import context_of
 
 caps = typer.Typer(no_args_is_help=True, help="Spend caps: limits per calendar month, in US dollars.")
 quotes = typer.Typer(no_args_is_help=True, help="Quotes: cost estimates for batches, with an optional spending cap.")
+invoices = typer.Typer(no_args_is_help=True, help="Invoices: what a month (UTC) such as 2026-01 costs.")
 
 
 add_list(caps, "spend_caps", ("id", "project_id", "amount", "spent", "is_reached"))
@@ -66,3 +68,24 @@ def cap_quote(
     cli = context_of(context)
     with cli.client() as client:
         cli.output.one(client.quotes.update(quote_id, cap=amount))
+
+
+@invoices.command("show")
+def show_invoice(context: typer.Context, month: str) -> None:
+    """Show the invoice of a month."""
+    cli = context_of(context)
+    with cli.client() as client:
+        cli.output.one(client.invoices.retrieve(month))
+
+
+@invoices.command("csv")
+def csv_invoice(
+    context: typer.Context,
+    month: str,
+    to: Annotated[Path | None, typer.Option(help="File to write; default: invoice-MONTH.csv.")] = None,
+) -> None:
+    """Write the lines of the invoice of a month to a CSV file."""
+    cli = context_of(context)
+    with cli.client() as client:
+        path = client.invoices.csv(month, to or Path(f"invoice-{month}.csv"))
+        cli.output.one({"path": str(path)})

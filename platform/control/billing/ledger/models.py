@@ -46,6 +46,12 @@ class LedgerLine(models.Model):
     )
     price_percent = models.PositiveSmallIntegerField(default=100, help_text="The part of the price that is charged.")
     cost_nanousd = models.BigIntegerField(default=0)
+    billed_month = models.DateField(
+        null=True,
+        blank=True,
+        help_text="First day of the month on whose invoice the line is, if it was written after the month of "
+        "`ended_at` was closed. Null: it is on the invoice of the month of `ended_at`.",
+    )
 
     class Meta:
         constraints = [
@@ -58,6 +64,11 @@ class LedgerLine(models.Model):
                 fields=["organization", "ended_at"],
                 name="ledger_device_costs",
                 condition=models.Q(cost_nanousd__gt=0) & ~models.Q(device_kind=""),
+            ),
+            models.Index(
+                fields=["organization", "billed_month"],
+                name="ledger_billed_later",
+                condition=models.Q(billed_month__isnull=False),
             ),
         ]
 

@@ -4,11 +4,16 @@ import datetime as dt
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from django.db.models import Sum
+from django.db.models import BigIntegerField, OuterRef, Subquery, Sum, Value
+from django.db.models.expressions import Combinable
+from django.db.models.functions import Coalesce, TruncMonth
 
 from control.billing.ledger.models import LedgerLine, Subject
+from control.billing.ledger.months import billed_in
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import visible
+
+_OF_JOBS = (Subject.BATCH_TIME, Subject.TRAINING_TIME, Subject.EVALUATION_TIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +38,52 @@ def ledger_totals(organization: Organization, *, start: dt.datetime, end: dt.dat
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonthTotal:
+    """Sum of those lines on an invoice that agree in all other columns."""
+
+    project_id: str  # empty: no project
+    subject: str
+    base_model_id: str  # empty for device time
+    device_kind: str  # empty for tokens
+    price_nanousd: int | None  # of one token, or of one hour of a device; None: there was no price
+    price_percent: int
+    used_in: dt.date  # first day of the month in which the use ended
+    count: int  # tokens, or milliseconds of one device
+    cost_nanousd: int
+
+
+def month_totals(organization: Organization, month: dt.date) -> list[MonthTotal]:
+    """Sums the lines on the invoice of the month. Lines without use or cost are left out."""
+    lines = LedgerLine.objects.filter(visible(organization), billed_in(month)).exclude(count=0, cost_nanousd=0)
+    columns = ("project_id", "subject", "base_model_id", "device_kind", "price_nanousd", "price_percent", "used_in")
+    rows = (
+        lines.annotate(used_in=TruncMonth("ended_at", tzinfo=dt.UTC))
+        .values(*columns)
+        .annotate(total=Sum("count"), cost=Sum("cost_nanousd"))
+        .order_by(*columns)
+    )
+    return [
+        MonthTotal(
+            **{**{name: row[name] for name in columns}, "used_in": row["used_in"].date()},
+            count=int(row["total"]),
+            cost_nanousd=int(row["cost"]),
+        )
+        for row in rows
+    ]
+
+
 def job_time_nanousd(organization: Organization, job_ids: Collection[str]) -> int:
     """Returns the cost of the device time that these jobs have used in the attempts that have ended."""
-    subjects = (Subject.BATCH_TIME, Subject.TRAINING_TIME, Subject.EVALUATION_TIME)
-    lines = LedgerLine.objects.filter(visible(organization), subject__in=subjects, object_id__in=job_ids)
+    lines = LedgerLine.objects.filter(visible(organization), subject__in=_OF_JOBS, object_id__in=job_ids)
     return lines.aggregate(cost=Sum("cost_nanousd"))["cost"] or 0
+
+
+def job_time_column(job_id: str) -> Combinable:
+    """Returns, for a query's `annotate`, what `job_time_nanousd` returns for the job in the column `job_id` of a row.
+
+    A list thus needs no further queries for its rows' costs; the ledger's unique index finds the few lines of a job.
+    """
+    lines = LedgerLine.objects.filter(subject__in=_OF_JOBS, object_id=OuterRef(job_id)).order_by()
+    cost = lines.values("object_id").annotate(cost=Sum("cost_nanousd")).values("cost")
+    return Coalesce(Subquery(cost, output_field=BigIntegerField()), Value(0), output_field=BigIntegerField())

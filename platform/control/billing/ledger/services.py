@@ -5,6 +5,7 @@ from pathlib import Path
 from django.db import IntegrityError, transaction
 
 from control.billing.ledger.models import LedgerLine
+from control.billing.ledger.months import billed_month_of
 from control.core.settings.config import get_config
 
 
@@ -14,6 +15,8 @@ def ledger_add(*lines: LedgerLine) -> bool:
     Returns: False if the usage was recorded before, by a retry or by another process; then nothing is written.
     """
     assert transaction.get_connection().in_atomic_block, "a line is written with the fact that it records or not at all"
+    for line in lines:
+        line.billed_month = billed_month_of(line.ended_at)  # the database computes it
     try:
         with transaction.atomic():
             LedgerLine.objects.bulk_create(lines)

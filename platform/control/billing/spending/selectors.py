@@ -7,6 +7,7 @@ from typing import Any
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
+from control.billing.ledger.months import month_of, start_of
 from control.billing.spending.models import SpendCap
 from control.billing.usage.models import MonthlySpend
 from control.core.api.lookup import one_of
@@ -39,7 +40,7 @@ def spend_cap_get(organization: Organization, cap_id: str) -> SpendCap:
 
 
 def month_start() -> dt.datetime:
-    return timezone.now().astimezone(dt.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return start_of(month_of(timezone.now()))
 
 
 def spent_nanousd(cap: SpendCap) -> int:

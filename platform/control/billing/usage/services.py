@@ -11,6 +11,7 @@ from django.db.models import F, Model
 from django.utils import timezone
 
 from control.billing.ledger.models import LedgerLine, Subject
+from control.billing.ledger.months import month_of
 from control.billing.ledger.services import ledger_add
 from control.billing.usage.models import Attribution, MonthlySpend, Price, UsageRecord
 from control.billing.usage.selectors import price_of, prices_unassigned
@@ -109,9 +110,8 @@ def spend_add(spent: Sequence[tuple[Caller, dt.datetime, int]]) -> None:
     """
     amounts: Counter[tuple[str, str, dt.date]] = Counter()
     for caller, at, cost in spent:
-        month = at.astimezone(dt.UTC).date().replace(day=1)
         for project_id in {"", caller.project_id}:
-            amounts[caller.organization_id, project_id, month] += cost
+            amounts[caller.organization_id, project_id, month_of(at)] += cost
     for (organization_id, project_id, month), cost in sorted(amounts.items()):
         if cost:
             row = {"organization_id": organization_id, "project_id": project_id, "month": month}

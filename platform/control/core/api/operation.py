@@ -19,6 +19,7 @@ from control.core.api.schemas import RequestModel, ResponseModel
 
 BINARY = "application/octet-stream"
 LINES = "application/x-ndjson"
+CSV = "text/csv"
 EVENTS = "text/event-stream"
 PNG, SVG = "image/png", "image/svg+xml"
 

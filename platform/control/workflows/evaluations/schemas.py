@@ -1,15 +1,15 @@
 """Requests and responses of evaluations, and of their certificates."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SkipValidation
 
+from control.billing.usage.schemas import Amount
 from control.core.api.schemas import Figures, OneOf, RequestModel, ResponseModel, Unix
 from control.models.engines.schemas import EngineOptions, ValidateOnly
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Progress
 from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
-from control.workflows.evaluations.models import Evaluation
 
 
 class EvaluationOptions(RequestModel, strict=True):
@@ -64,12 +64,14 @@ class EvaluationObject(ResponseModel):
     )
     report: SkipValidation[Figures | None] = Field(description="The report's `definitions` explain its figures.")
     error: SkipValidation[Figures | None]
+    cost: Amount = Field(description="The cost so far: the device time of the attempts that have ended.")
     created_at: Unix
     started_at: Unix | None
     finished_at: Unix | None
 
     @classmethod
-    def of(cls, evaluation: Evaluation) -> Self:
+    def of(cls, evaluation: Any) -> Self:
+        """Args: evaluation: a row of `evaluations_list`."""
         job, settings, certificate = evaluation.job, evaluation.settings, evaluation.certificate or {}
         return cls.from_row(
             job,
@@ -87,6 +89,7 @@ class EvaluationObject(ResponseModel):
             progress=Progress.of(job),
             result=certificate.get("statement", {}).get("result"),
             report=job.result if job.status == Job.Status.SUCCEEDED else None,
+            cost=Amount.of(evaluation.device_nanousd),
             created_at=evaluation.created_at,
         )
 

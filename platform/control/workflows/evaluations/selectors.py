@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from django.db.models import QuerySet
 
+from control.billing.ledger.selectors import job_time_column
 from control.core.api.errors import ApiError
 from control.models.catalog.models import Speculator
 from control.queue.jobs.models import Job, JobEvent
@@ -17,7 +18,9 @@ _ATTEMPT_EVENTS = frozenset({"claimed", "retried", "released", "paused", "succee
 
 
 def evaluations_list(organization: Organization) -> QuerySet[Evaluation]:
-    return Evaluation.objects.filter(visible(organization)).select_related("speculator__base_model", "job")
+    """Evaluations with the cost of their device time as `device_nanousd`."""
+    evaluations = Evaluation.objects.filter(visible(organization)).annotate(device_nanousd=job_time_column("job_id"))
+    return evaluations.select_related("speculator__base_model", "job")
 
 
 def evaluation_get(organization: Organization, evaluation_id: str) -> Evaluation:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, SkipValidation, WithJsonSchema
 
+from control.billing.usage.schemas import Amount
 from control.core.api.errors import ApiError
 from control.core.api.metadata import Metadata
 from control.core.api.requests import parse_request
@@ -139,14 +140,19 @@ class Turbo(ResponseModel):
     )
     paused: SkipValidation[Paused | None]
     report: SkipValidation[Figures | None]
+    cost: Amount = Field(
+        description="The cost so far: the tokens of the answers, and the device time of the attempts that have ended."
+    )
 
     @classmethod
-    def of(cls, job: FineTuningJob) -> Self:
+    def of(cls, job: Any) -> Self:
+        """Args: job: a row of `fine_tuning_jobs_list`."""
         pipeline = job.pipeline
         current_job = stage_job(pipeline)
         latest_job = pipeline.evaluation_job or pipeline.training_job
         latest_job = latest_job or (pipeline.batch.job if pipeline.batch else None)
         progress = Progress.of(latest_job) if latest_job else None
+        tokens = pipeline.batch.cost_nanousd if pipeline.batch else 0
         return cls.from_row(
             pipeline,
             state=pipeline.status,
@@ -156,6 +162,7 @@ class Turbo(ResponseModel):
             progress=None if progress is None else progress.as_json(),
             waiting_for=_waiting_for(current_job, has_worker=job.has_worker) if current_job else None,
             paused=current_job.paused if current_job else None,
+            cost=Amount.of(tokens + job.device_nanousd),
             report=pipeline.speculator.report if pipeline.speculator else None,
         )
 

@@ -12,6 +12,7 @@ from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import visible
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.pipelines.models import Pipeline
+from control.workflows.pipelines.selectors import device_time_column
 
 _PIPELINE_RELATIONS = ("base_model", "batch__job", "training_job", "evaluation_job", "speculator")
 CHECKPOINT = "checkpoint_committed"
@@ -22,8 +23,11 @@ LISTED_JOB_EVENTS = (CHECKPOINT, "retried", "cancel_requested", "paused", "resum
 
 def fine_tuning_jobs_list(organization: Organization) -> QuerySet[FineTuningJob]:
     """Fine-tuning jobs with all related rows that the API shows."""
-    alive = {"has_worker": Exists(workers_alive().filter(role="jobs"))}
-    jobs = FineTuningJob.objects.filter(visible(organization)).annotate(**alive)
+    computed = {
+        "has_worker": Exists(workers_alive().filter(role="jobs")),
+        "device_nanousd": device_time_column("pipeline__"),
+    }
+    jobs = FineTuningJob.objects.filter(visible(organization)).annotate(**computed)
     return jobs.select_related("pipeline", *(f"pipeline__{name}" for name in _PIPELINE_RELATIONS))
 
 

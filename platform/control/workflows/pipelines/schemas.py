@@ -1,6 +1,6 @@
 """Requests and responses of pipelines and their stages."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SkipValidation
 
@@ -158,15 +158,18 @@ class PipelineObject(ResponseModel):
     speculator_id: str | None
     deployment_id: str | None
     quote_id: str | None = Field(description="The quote whose cap pauses the pipeline.")
-    cost: Amount = Field(description="The cost so far.")
+    cost: Amount = Field(
+        description="The cost so far: the tokens of the batch, and the device time of the attempts that have ended."
+    )
     report: SkipValidation[Figures | None]
     error: SkipValidation[Failure | None]
     created_at: Unix
     finished_at: Unix | None
 
     @classmethod
-    def of(cls, pipeline: Pipeline) -> Self:
-        """`pipeline` comes from `pipelines_list`, which selects the related rows."""
+    def of(cls, pipeline: Any) -> Self:
+        """`pipeline` comes from `pipelines_list`, which selects the related rows and computes the cost."""
+        tokens = 0 if pipeline.batch is None else pipeline.batch.cost_nanousd
         evaluation = pipeline.evaluation_job
         report = evaluation.result if evaluation is not None and evaluation.status == Job.Status.SUCCEEDED else None
         return cls.from_row(
@@ -176,6 +179,6 @@ class PipelineObject(ResponseModel):
             held_out_file=pipeline.held_out_file_id,
             engine=EngineOptions.model_validate(pipeline.engine or {}),
             stages=StageObject.all_of(pipeline),
-            cost=Amount.of(0 if pipeline.batch is None else pipeline.batch.cost_nanousd),
+            cost=Amount.of(tokens + pipeline.device_nanousd),
             report=report,
         )

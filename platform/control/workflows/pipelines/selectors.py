@@ -1,7 +1,9 @@
 """Queries for pipelines. Queries on behalf of a customer take the organization as their first argument."""
 
 from django.db.models import Prefetch, Q, QuerySet
+from django.db.models.expressions import Combinable
 
+from control.billing.ledger.selectors import job_time_column
 from control.core.api.errors import ApiError
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import visible
@@ -12,8 +14,21 @@ _RELATED = ("base_model", "batch__job", "training_job", "evaluation_job", "specu
 
 
 def pipelines_list(organization: Organization) -> QuerySet[Pipeline]:
+    """Pipelines with all that the API shows. `device_nanousd` is the cost of the device time of their jobs."""
     events = Prefetch("events", queryset=PipelineEvent.objects.order_by("id"))
-    return Pipeline.objects.filter(visible(organization)).select_related(*_RELATED).prefetch_related(events)
+    pipelines = Pipeline.objects.filter(visible(organization)).annotate(device_nanousd=device_time_column())
+    return pipelines.select_related(*_RELATED).prefetch_related(events)
+
+
+def device_time_column(prefix: str = "") -> Combinable:
+    """Returns, for a query's `annotate`, the cost of the device time of a pipeline's three jobs.
+
+    Args: prefix: the path from the query's rows to the pipeline, such as `pipeline__`.
+    """
+    batch, training, evaluation = (
+        job_time_column(f"{prefix}{name}") for name in ("batch__job_id", "training_job_id", "evaluation_job_id")
+    )
+    return batch + training + evaluation
 
 
 def pipeline_get(organization: Organization, pipeline_id: str) -> Pipeline:

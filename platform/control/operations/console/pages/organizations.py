@@ -13,7 +13,10 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from control.billing.ledger.months import is_closed, month_of, start_of
 from control.billing.spending.selectors import spend_caps_list, spent_nanousd
+from control.billing.thresholds.models import Threshold
+from control.billing.thresholds.selectors import spent_this_month
 from control.billing.usage.schemas import Amount
 from control.billing.usage.selectors import WIDTHS, Sums, Window, usage_buckets, usage_total
 from control.operations.console.base import CreatableAdmin, service_action
@@ -33,6 +36,7 @@ from control.tenants.quotas.storage import stored_bytes
 from control.tenants.webhooks.selectors import endpoints_list
 
 USAGE_DAYS = 14
+INVOICE_MONTHS = 12
 LATEST = 20
 ADMIN_SECTIONS = ("keys", "projects", "members", "webhooks", "audit")
 
@@ -49,7 +53,7 @@ class OrganizationAdmin(CreatableAdmin):
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         if obj is None:
             return ["name"]
-        member, shown = member_of(request), ["name", "id", "created_at", "two_factor", "usage", "quota"]
+        member, shown = member_of(request), ["name", "id", "created_at", "two_factor", "usage", "invoices", "quota"]
         if member is None:
             return [*shown, "change_limits", *ADMIN_SECTIONS]
         return [*shown, *ADMIN_SECTIONS] if member_may(member, ADMIN, "GET") else shown
@@ -83,6 +87,21 @@ class OrganizationAdmin(CreatableAdmin):
         total = ("total", *_figures(usage_total(row, start=start, end=end)))
         return table(row, "usage", ["day (UTC)", "requests", "input", "cached", "output", "USD"], [total, *lines])
 
+    @admin.display
+    def invoices(self, row: Organization) -> SafeString:
+        """Links to the files of the latest months, newest first, back to the month in which the row was created."""
+        month, lines = month_of(timezone.now()), list[tuple[object, str]]()
+        while len(lines) < INVOICE_MONTHS and month >= month_of(row.created_at):
+            name = f"{month:%Y-%m}"
+            file = format_html(
+                '<a class="console-link" href="{}">{}.csv</a>',
+                reverse("organization-invoice", args=[row.pk, name]),
+                name,
+            )
+            lines.append((file, "final" if is_closed(month) else "may still change"))
+            month = month_of(start_of(month) - dt.timedelta(days=1))
+        return table(row, "invoices", ["month (UTC)", ""], lines)
+
     @admin.display(description="limits")
     def quota(self, row: Organization) -> SafeString:
         quota, jobs, stored = quota_of(row.pk), Job.objects.filter(organization=row), stored_bytes(row.pk)
@@ -98,6 +117,9 @@ class OrganizationAdmin(CreatableAdmin):
         for cap in spend_caps_list(row).select_related("project"):
             title = f"USD this month, {cap.project or 'all projects'}"
             lines.append((link(cap, title), usd(spent_nanousd(cap)), usd(cap.nanousd)))
+        for threshold in Threshold.objects.filter(organization=row).select_related("project").order_by("unit", "value"):
+            title = f"threshold of {threshold.project or 'all projects'}"
+            lines.append((title, usd(spent_this_month(row, threshold.project)), str(threshold)))
         return table(row, "limits", ["", "current", "limit"], lines)
 
     @admin.display(description="")

@@ -31,6 +31,7 @@ from control.tenants.accounts.models import Organization
 from control.tenants.events.models import Event
 from control.workflows.evaluations.requests import create_from as evaluation_create_from
 from control.workflows.evaluations.schemas import EvaluationObject, EvaluationRequest
+from control.workflows.evaluations.selectors import evaluations_list
 from control.workflows.speculators.plots import training_plots
 from control.workflows.speculators.requests import EXPORT_SPECULATOR, IMPORT_SPECULATOR
 from control.workflows.speculators.services import speculator_delete
@@ -147,7 +148,7 @@ class SpeculatorAdmin(FormAdmin):
     @read_once
     def evaluations(self, row: Speculator) -> SafeString:
         """The latest evaluations, newest first, each with its job."""
-        latest = row.evaluations.select_related("job", "speculator__base_model").order_by("-id")[:20]
+        latest = evaluations_list(row.organization).filter(speculator=row).order_by("-id")[:20]
         lines = [(link(run), link(run.job), run.job.status, EvaluationObject.of(run).result or "–") for run in latest]
         return table(row, "evaluations", ["evaluation", "job", "status", "outputs"], lines)
 

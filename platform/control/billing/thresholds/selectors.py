@@ -1,0 +1,66 @@
+"""Selectors for thresholds: those of an organization or project, and those that are reached but not reported."""
+
+import datetime as dt
+
+from django.db.models import BigIntegerField, Case, Exists, F, OuterRef, Q, QuerySet, Subquery, Value, When
+from django.db.models.functions import Coalesce
+
+from control.billing.ledger.months import end_of
+from control.billing.spending.models import SpendCap
+from control.billing.spending.selectors import month_start
+from control.billing.thresholds.models import Threshold, ThresholdReport
+from control.billing.usage.models import MonthlySpend
+from control.tenants.accounts.models import Organization, Project
+from control.tenants.accounts.projects import visible
+
+_PROJECT = Coalesce(OuterRef("project_id"), Value(""))
+
+
+def thresholds_of(organization: Organization, project: Project | None) -> QuerySet[Threshold]:
+    """Returns the thresholds in the order of their values. `reached_at` is when one was reported this month, or None.
+
+    Args: project: None: the thresholds of the whole organization.
+    """
+    reports = _reports(month_start().date()).values("created_at")[:1]
+    thresholds = Threshold.objects.filter(visible(organization), project=project)
+    return thresholds.annotate(reached_at=Subquery(reports)).order_by("unit", "value")
+
+
+def spent_this_month(organization: Organization, project: Project | None) -> int:
+    """Returns billionths of a US dollar."""
+    project_id = "" if project is None else project.pk
+    spent = MonthlySpend.objects.filter(
+        organization=organization, project_id=project_id, month=month_start().date()
+    ).first()
+    return 0 if spent is None else spent.nanousd
+
+
+def thresholds_to_report(month: dt.date) -> QuerySet[Threshold]:
+    """Returns thresholds of all organizations that were reached in the month and are not reported.
+
+    Each row has the amount spent in the month as `spent`. A threshold that was stated after the month is left out.
+    """
+    spent = MonthlySpend.objects.filter(organization=OuterRef("organization"), project_id=_PROJECT, month=month)
+    caps = SpendCap.objects.filter(organization=OuterRef("organization"))
+    cap_of_project, cap_of_all = caps.filter(project=OuterRef("project")), caps.filter(project=None)
+    # The product of a cap and an amount, or of a large cap and 100, would exceed 64 bits.
+    percent = Case(When(unit=Threshold.Unit.PERCENT, then=F("value")), default=Value(0))
+    cap = Case(When(project=None, then=F("cap_of_all")), default=F("cap_of_project"))
+    share = cap / Value(100, output_field=BigIntegerField()) * percent
+    reached = Q(unit=Threshold.Unit.NANOUSD, spent__gte=F("value")) | Q(unit=Threshold.Unit.PERCENT, spent__gte=share)
+    return (
+        Threshold.objects.filter(created_at__lt=end_of(month))
+        .annotate(
+            spent=Subquery(spent.values("nanousd")[:1]),
+            cap_of_project=Subquery(cap_of_project.values("nanousd")[:1]),
+            cap_of_all=Subquery(cap_of_all.values("nanousd")[:1]),
+        )
+        .filter(reached, ~Exists(_reports(month)))
+        .select_related("organization", "project")
+    )
+
+
+def _reports(month: dt.date) -> QuerySet[ThresholdReport]:
+    """Returns the reports about the threshold of the outer query."""
+    same = {name: OuterRef(name) for name in ("organization", "unit", "value")}
+    return ThresholdReport.objects.filter(**same, project_id=_PROJECT, month=month)

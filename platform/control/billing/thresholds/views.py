@@ -1,0 +1,41 @@
+"""/v1/spending_thresholds: amounts at which members and webhooks are told what was spent in the month."""
+
+from rest_framework.request import Request
+
+from control.billing.thresholds.requests import set_from
+from control.billing.thresholds.schemas import ThresholdsInput, ThresholdsObject
+from control.core.api.operation import operation
+from control.tenants.accounts.models import Project
+from control.tenants.accounts.selectors import project_get
+from control.tenants.authentication.views import OrganizationView
+
+
+class ThresholdsView(OrganizationView):
+    scope = "spend_caps"
+
+    @operation(
+        "spending_thresholds.retrieve",
+        response=ThresholdsObject,
+        query={"project_id": "The thresholds of this project. The default is the whole organization."},
+    )
+    def get(self, request: Request) -> ThresholdsObject:
+        """For the key of a project, these are the thresholds of the project."""
+        return ThresholdsObject.of(self.organization, self._project(request.query_params.get("project_id")))
+
+    @operation(
+        "spending_thresholds.set",
+        summary="Replace the spending thresholds",
+        request=ThresholdsInput,
+        response=ThresholdsObject,
+    )
+    def put(self, request: Request, body: ThresholdsInput) -> ThresholdsObject:
+        """When the amount spent in the month reaches a threshold, there is one event `spending.threshold_reached` with
+        its webhooks, and one mail to the owners and billing members, in each month. A percentage refers to the spend
+        cap; without a cap, it is not reached.
+        """
+        project = self._project(body.project_id)
+        set_from(self.organization, project, body)
+        return ThresholdsObject.of(self.organization, project)
+
+    def _project(self, project_id: str | None) -> Project | None:
+        return self.key.project if project_id is None else project_get(self.organization, project_id)

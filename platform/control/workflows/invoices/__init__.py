@@ -1,0 +1,1 @@
+"""Invoices: what an organization owes for a month, computed from the usage ledger."""

@@ -1,0 +1,68 @@
+"""The response about an invoice. Amounts are strings of decimal digits, because a float cannot represent them."""
+
+import datetime as dt
+from decimal import Decimal
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from control.core.api.schemas import OneOf, ResponseModel, Unix
+from control.workflows.invoices.lines import OBJECT_KINDS, UNITS, Invoice, InvoiceLine
+
+CURRENCY: Literal["usd"] = "usd"
+
+
+class InvoiceLineObject(ResponseModel):
+    project_id: str | None = Field(description="Null: usage of no project.")
+    project_name: str | None
+    object_kind: Annotated[str, OneOf(OBJECT_KINDS)]
+    model_id: str | None = Field(description="The base model of tokens. Null for device time.")
+    model_name: str | None = Field(description="Null also if the base model was deleted.")
+    device_kind: str | None = Field(description="The kind of device of device time. Null for tokens.")
+    used_in: str = Field(
+        description="The month of the usage, such as 2026-01. An earlier month than that of the invoice: the usage was "
+        "recorded after its own month was closed."
+    )
+    unit: Annotated[str, OneOf(UNITS.values())]
+    quantity: str = Field(description="The number of units. Hours have up to six decimals.")
+    unit_price: str | None = Field(description="US dollars for one unit. Null: the unit had no price.")
+    amount: str = Field(description="US dollars with two decimals.")
+
+    @classmethod
+    def of(cls, line: InvoiceLine) -> Self:
+        price = None if line.unit_price is None else digits(line.unit_price)
+        numbers = {"quantity": digits(line.quantity), "unit_price": price, "amount": digits(line.amount)}
+        return cls.from_row(line, used_in=month_name(line.used_in), **numbers)
+
+
+class InvoiceObject(ResponseModel):
+    id: str = Field(description="The month (UTC), such as 2026-01.")
+    object: Literal["invoice"] = "invoice"
+    currency: Literal["usd"] = CURRENCY
+    total: str = Field(description="US dollars with two decimals: the sum of the lines' amounts.")
+    is_closed: bool = Field(description="Whether the invoice can no longer change.")
+    closes_at: Unix
+    lines: list[InvoiceLineObject]
+
+    @classmethod
+    def of(cls, invoice: Invoice) -> Self:
+        return cls.from_row(
+            invoice,
+            id=month_name(invoice.month),
+            total=digits(invoice.total),
+            lines=[InvoiceLineObject.of(line) for line in invoice.lines],
+        )
+
+
+def digits(number: Decimal) -> str:
+    """Returns the number without an exponent. Cents keep their two decimals; longer fractions lose trailing zeros."""
+    text = f"{number:f}"
+    whole, _, fraction = text.partition(".")
+    if len(fraction) <= 2:
+        return text
+    fraction = fraction.rstrip("0")
+    return f"{whole}.{fraction}" if fraction else whole
+
+
+def month_name(month: dt.date) -> str:
+    return f"{month:%Y-%m}"

@@ -1,0 +1,7 @@
+"""Example ids for the tests that cover all routes: invoices."""
+
+from tests.control.world import Ids
+
+IDS: Ids = {
+    "period": lambda world: "2001-01",  # every organization has this invoice, which is empty
+}

@@ -38,6 +38,7 @@ class Dataset(ProjectObject):
         default=0, help_text="Number of all bad lines, also of those that `errors` does not list."
     )
     errors_by_code = models.JSONField(default=dict, blank=True)
+    duplicates = models.JSONField(null=True, blank=True, help_text="exact, near: equal and similar prompts.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import SkipValidation
+from pydantic import Field, SkipValidation
 
 from control.core.api.schemas import Figures, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.workflows.datasets.formats import Format
 from control.workflows.datasets.models import Dataset
+from control.workflows.prompt_files.schemas import Duplicates
 
 SHOWN_ERRORS = 20  # /v1/datasets/{id}/errors lists all stored errors
 
@@ -40,6 +41,9 @@ class DatasetObject(ResponseModel):
     num_tokens: int | None
     num_tokens_exact: bool | None
     errors: DatasetErrors
+    duplicates: Duplicates | None = Field(
+        description="Equal and similar prompts among the valid rows. Null: the dataset is older than the comparison."
+    )
     created_at: Unix
 
     @classmethod
@@ -50,6 +54,7 @@ class DatasetObject(ResponseModel):
             format=dataset.format or None,
             bytes=dataset.file.size_bytes,
             num_tokens_exact=None if dataset.num_tokens is None else dataset.tokens_are_exact,
+            duplicates=Duplicates.of(dataset.duplicates),
             errors=DatasetErrors.of(dataset),
         )
 

@@ -1,7 +1,8 @@
 """Creates and deletes datasets, and converts files in the dataset formats to prompts files."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from control.core.api.errors import ApiError
 from control.core.storage.staging import measure, staging_folder
@@ -23,9 +24,12 @@ from control.workflows.prompt_files.file_pass import file_pass
 Status = Dataset.Status
 
 
-class _Tokens(NamedTuple):
-    num: int | None  # None: not counted
-    are_exact: bool
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Examined:
+    findings: Findings
+    duplicates: dict[str, Any]
+    num_tokens: int | None = None  # None: not counted
+    tokens_are_exact: bool = True
 
 
 @audited("dataset.create", records_itself=True)
@@ -38,10 +42,8 @@ def dataset_create(*, organization: Organization, file: File, base_model: BaseMo
     Raises: ApiError: 404, the file is deleted; 400, tokenizing takes too long; 413, the file is too large; 429,
             too many files are being read.
     """
-    if base_model is None:
-        findings, tokens = file_examine(file, all_rows)[0], _Tokens(None, True)
-    else:
-        findings, tokens = _examine_and_count(file, base_model)
+    examined = _examine(file) if base_model is None else _examine_and_count(file, base_model)
+    findings = examined.findings
     with change():
         dataset = Dataset.objects.create(
             organization=organization,
@@ -51,8 +53,9 @@ def dataset_create(*, organization: Organization, file: File, base_model: BaseMo
             status=Status.INVALID if findings.num_errors else Status.VALID,
             num_rows=findings.num_rows,
             num_answers=findings.num_answers,
-            num_tokens=tokens.num,
-            tokens_are_exact=tokens.are_exact,
+            num_tokens=examined.num_tokens,
+            tokens_are_exact=examined.tokens_are_exact,
+            duplicates=examined.duplicates,
             errors=findings.errors,
             num_errors=findings.num_errors,
             errors_by_code=dict(findings.errors_by_code),
@@ -67,13 +70,23 @@ def dataset_delete(*, dataset: Dataset) -> None:
     dataset.delete()
 
 
-def _examine_and_count(file: File, base_model: BaseModel) -> tuple[Findings, _Tokens]:
+def _examine(file: File) -> _Examined:
+    findings, more = file_examine(file, all_rows)
+    return _Examined(findings=findings, duplicates=more["duplicates"])
+
+
+def _examine_and_count(file: File, base_model: BaseModel) -> _Examined:
     with model_reader(file.organization, base_model, num_shown=0) as reader, staging_folder() as folder:
         every, path = sample_step(file.size_bytes), folder / "rows"
         findings, more = file_examine(file, sample_rows, path=str(path), every=every)
         reader.send(path)
         num = tokens_total(reader, every=every, num_bytes=more["num_bytes"])
-    return findings, _Tokens(num, num is None or every == 1)
+    return _Examined(
+        findings=findings,
+        duplicates=more["duplicates"],
+        num_tokens=num,
+        tokens_are_exact=num is None or every == 1,
+    )
 
 
 def file_examine(file: File, one_pass: Pass, **options: Any) -> tuple[Findings, dict[str, Any]]:

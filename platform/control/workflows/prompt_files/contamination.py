@@ -47,8 +47,15 @@ def compare_files(training: File, held_out: File, *, folder: Path, param: str) -
     for file, file_param in ((held_out, param), (training, TRAINING_PARAM)):
         text_size_check(file.size_bytes, file_param)
     file_pass(held_out, sketch_prompts, param=param, path=sketches)
-    paths = {"others_path": sketches, "lines_path": lines, "digests_path": digests}
-    report = file_pass(training, compare_prompts, param=TRAINING_PARAM, more_bytes=held_out.size_bytes, **paths)
+    report = file_pass(
+        training,
+        compare_prompts,
+        param=TRAINING_PARAM,
+        more_bytes=held_out.size_bytes,
+        others_path=sketches,
+        lines_path=lines,
+        digests_path=digests,
+    )
     return Compared(report, lines, digests)
 
 

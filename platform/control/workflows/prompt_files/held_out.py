@@ -67,9 +67,15 @@ def split_prompts(
             raise ApiError(400, f"{message}, got {chosen['num_rows']}", "too_few_rows", param)
         compared = compare_parts(file, held_out_lines=str(lines), folder=folder)
         contamination = apply_policy(compared, on_contamination, param=param)
-        paths = {"lines_path": str(lines), "rest_path": str(rest), "held_out_path": str(held)}
-        dropped = compared.lines_path if contamination["num_dropped"] else None
-        file_pass(file, divide, param=param, dropped_path=dropped, **paths)
+        file_pass(
+            file,
+            divide,
+            param=param,
+            lines_path=str(lines),
+            rest_path=str(rest),
+            held_out_path=str(held),
+            dropped_path=compared.lines_path if contamination["num_dropped"] else None,
+        )
         return Split(_stored(file, "prompts", rest), _stored(file, "held-out", held), contamination)
 
 
@@ -131,8 +137,15 @@ def normalise_held_out(
             if contamination["num_dropped"]:
                 cleaned = _without(training_prompts, compared.lines_path, folder / "cleaned")
         text_size_check(file.size_bytes, param)
-        options = {"endpoint": endpoint, "model": base_model.name, "path": str(path), "digests_path": digests}
-        found = file_pass(file, normalise, param=param, **options)
+        found = file_pass(
+            file,
+            normalise,
+            param=param,
+            endpoint=endpoint,
+            model=base_model.name,
+            path=str(path),
+            digests_path=digests,
+        )
         _check_normalised(found, param)
         get_storage().put_file(key, path)
         register_stored(key)

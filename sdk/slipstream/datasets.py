@@ -15,20 +15,23 @@ Rows = list[dict[str, Any]]
 
 class Datasets(Resource[D]):
     @procedure
-    def create(self, *, file_id: str, model: str | None = None) -> Steps[Dataset]:
+    def create(self, *, file_id: str, model: str | None = None, name: str | None = None) -> Steps[Dataset]:
         """Validate every line of a file, free of charge. The result is in the dataset's `status` and `errors`.
 
-        Args: model: the model whose tokenizer counts the tokens.
+        Args:
+            model: the model whose tokenizer counts the tokens.
+            name: the dataset becomes the next version of this name.
         """
-        return self.http.post(Dataset, "datasets", {"file_id": file_id, "model": model})
+        return self.http.post(Dataset, "datasets", {"file_id": file_id, "model": model, "name": name})
 
     @procedure
     def retrieve(self, dataset_id: str) -> Steps[Dataset]:
+        """Args: dataset_id: an id, `name@version` or `name@latest`, as everywhere."""
         return self.http.get(Dataset, path_of("datasets", dataset_id))
 
     @listing
-    def list(self) -> Items[Page[Dataset]]:
-        return self.http.pages(Dataset, "datasets")
+    def list(self, *, name: str | None = None) -> Items[Page[Dataset]]:
+        return self.http.pages(Dataset, "datasets", {"name": name})
 
     @procedure
     def errors(self, dataset_id: str) -> Steps[Rows]:

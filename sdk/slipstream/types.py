@@ -284,6 +284,8 @@ class UploadPart(Record):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset(Record):
     id: str
+    name: str | None = None
+    version: int | None = None
     file_id: str
     model: str | None = None
     status: str  # valid, invalid

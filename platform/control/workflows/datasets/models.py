@@ -1,6 +1,7 @@
 """Results of checking a file: its format, rows, tokens and bad lines."""
 
 from django.db import models
+from django.db.models import Q
 
 from control.core.ids import dataset_id
 from control.data.files.models import File
@@ -19,6 +20,10 @@ class Dataset(ProjectObject):
 
     id = models.CharField(primary_key=True, max_length=40, default=dataset_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    name = models.CharField(max_length=64, blank=True, default="", db_default="", help_text="Empty: no name.")
+    version = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Counts the organization's datasets of this name; null: no name."
+    )
     file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")
     base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
     format = models.CharField(
@@ -43,6 +48,11 @@ class Dataset(ProjectObject):
 
     class Meta:
         indexes = [models.Index(fields=["organization", "-id"], name="dataset_page")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["organization", "name", "version"], condition=~Q(name=""), name="dataset_version_once"
+            )
+        ]
 
     def __str__(self) -> str:
-        return self.id
+        return f"{self.name}@{self.version} ({self.id})" if self.name else self.id

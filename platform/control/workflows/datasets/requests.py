@@ -15,6 +15,7 @@ def create_from(organization: Organization, body: DatasetInput) -> Dataset:
     return dataset_create(
         organization=organization,
         file=file_get(organization, body.file_id),
+        name=body.name or "",
         base_model=None if body.model is None else base_model_get(organization, body.model),
     )
 

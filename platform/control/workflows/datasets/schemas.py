@@ -9,12 +9,16 @@ from control.workflows.datasets.formats import Format
 from control.workflows.datasets.models import Dataset
 from control.workflows.prompt_files.schemas import Duplicates
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # no "@", which separates the version
 SHOWN_ERRORS = 20  # /v1/datasets/{id}/errors lists all stored errors
 
 
 class DatasetInput(RequestModel):
     file_id: Annotated[str, Text(80)]
     model: Annotated[str, Text(120)] | None = None
+    name: Annotated[str, Text(64, pattern=NAME_PATTERN)] | None = Field(
+        default=None, description="The dataset becomes the next version of this name."
+    )
 
 
 class DatasetErrors(ResponseModel):
@@ -31,6 +35,8 @@ class DatasetErrors(ResponseModel):
 class DatasetObject(ResponseModel):
     id: str
     object: Literal["dataset"] = "dataset"
+    name: str | None
+    version: int | None = Field(description="`NAME@VERSION` and `NAME@latest` are accepted in place of an id.")
     file_id: str
     model: str | None
     status: Annotated[str, OneOf(Dataset.Status)]
@@ -50,6 +56,7 @@ class DatasetObject(ResponseModel):
     def of(cls, dataset: Dataset) -> Self:
         return cls.from_row(
             dataset,
+            name=dataset.name or None,
             model=None if dataset.base_model is None else dataset.base_model.name,
             format=dataset.format or None,
             bytes=dataset.file.size_bytes,

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from django.db.models import Max
+
 from control.core.api.errors import ApiError
 from control.core.storage.staging import measure, staging_folder
 from control.core.transactions import change
@@ -33,12 +35,15 @@ class _Examined:
 
 
 @audited("dataset.create", records_itself=True)
-def dataset_create(*, organization: Organization, file: File, base_model: BaseModel | None = None) -> Dataset:
+def dataset_create(
+    *, organization: Organization, file: File, base_model: BaseModel | None = None, name: str = ""
+) -> Dataset:
     """Reads the whole file within the request, so that the caller knows the file's errors before any cost arises.
 
     Bad rows are recorded in the dataset and raise no error.
     Args:
         base_model: the model whose tokenizer counts the tokens; None: tokens are not counted.
+        name: the dataset becomes the next version of this name; empty: it has no name.
     Raises: ApiError: 404, the file is deleted; 400, tokenizing takes too long; 413, the file is too large; 429,
             too many files are being read.
     """
@@ -47,6 +52,8 @@ def dataset_create(*, organization: Organization, file: File, base_model: BaseMo
     with change():
         dataset = Dataset.objects.create(
             organization=organization,
+            name=name,
+            version=_next_version(organization, name) if name else None,
             file=file,
             base_model=base_model,
             format=findings.format or "",
@@ -62,6 +69,13 @@ def dataset_create(*, organization: Organization, file: File, base_model: BaseMo
         )
         audit_record("dataset.create", dataset)
     return dataset
+
+
+def _next_version(organization: Organization, name: str) -> int:
+    """Locks the organization's row until the end of the transaction, so that two calls do not choose one version."""
+    Organization.objects.select_for_update().get(pk=organization.pk)
+    last = Dataset.objects.filter(organization=organization, name=name).aggregate(last=Max("version"))["last"]
+    return (last or 0) + 1
 
 
 @audited("dataset.delete")

@@ -20,9 +20,12 @@ MAX_PREVIEW_ROWS = 20
 class DatasetsView(OrganizationView):
     scope = "datasets"
 
-    @operation("datasets.list", response=Page[DatasetObject], query=PAGING)
+    @operation(
+        "datasets.list", response=Page[DatasetObject], query={**PAGING, "name": "Only the versions of this name."}
+    )
     def get(self, request: Request) -> Response:
-        return paginate(datasets_list(self.organization), request, DatasetObject.of)
+        datasets = datasets_list(self.organization, name=request.query_params.get("name"))
+        return paginate(datasets, request, DatasetObject.of)
 
     @operation("datasets.create", request=DatasetInput, response=DatasetObject, status=201)
     def post(self, request: Request, body: DatasetInput) -> DatasetObject:
@@ -38,8 +41,10 @@ class DatasetView(OrganizationView):
 
     @operation("datasets.delete", response=Deleted)
     def delete(self, request: Request, dataset_id: str) -> Deleted:
-        dataset_delete(dataset=dataset_get(self.organization, dataset_id))
-        return Deleted(id=dataset_id, object="dataset")
+        dataset = dataset_get(self.organization, dataset_id)
+        identity = dataset.pk
+        dataset_delete(dataset=dataset)
+        return Deleted(id=identity, object="dataset")
 
 
 class DatasetErrorsView(OrganizationView):

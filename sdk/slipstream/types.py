@@ -297,6 +297,7 @@ class Dataset(Record):
     num_tokens_exact: bool | None = None
     errors: Mapping[str, Any]  # data, total_count, by_code
     duplicates: Mapping[str, Any] | None = None  # equal and similar prompts: exact, near
+    origin: Mapping[str, Any] | None = None  # of a split: dataset_id, split, and the request
     created_at: int
 
 

@@ -20,7 +20,7 @@ class Dataset(ProjectObject):
 
     id = models.CharField(primary_key=True, max_length=40, default=dataset_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
-    name = models.CharField(max_length=64, blank=True, default="", db_default="", help_text="Empty: no name.")
+    name = models.CharField(max_length=100, blank=True, default="", db_default="", help_text="Empty: no name.")
     version = models.PositiveIntegerField(
         null=True, blank=True, help_text="Counts the organization's datasets of this name; null: no name."
     )
@@ -44,6 +44,7 @@ class Dataset(ProjectObject):
     )
     errors_by_code = models.JSONField(default=dict, blank=True)
     duplicates = models.JSONField(null=True, blank=True, help_text="exact, near: equal and similar prompts.")
+    origin = models.JSONField(null=True, blank=True, help_text="dataset_id, split, seed, shares, label: a part of it.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -5,10 +5,11 @@
 
 import json
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from control.workflows.datasets.formats import Example
+from control.workflows.datasets.splits import LabelSplit, Shares
 from control.workflows.datasets.validation import Findings, examine
 from control.workflows.prompt_files.child import serve
 from control.workflows.prompt_files.duplicate_passes import duplicates_within
@@ -89,6 +90,36 @@ def first_rows(source: Readable, *, path: str, limit: int) -> dict[str, Any]:
 
         examine(source, on_example=write)
     return {"rows": rows}
+
+
+def split_rows(
+    source: Readable, *, folder: str, seed: int, shares: dict[str, float], label: str | None
+) -> dict[str, Any]:
+    """Copies each row to the file of its split in `folder`, which has the number of the split's position in `splits`.
+
+    Args:
+        seed, shares: see `splits.Shares`.
+        label: the member of the rows whose value is the name of the split; None: the shares decide.
+
+    Returns: also the names of the `splits`, in order.
+    Raises: FileRefused: a row has no usable label, or there are too many labels.
+    """
+    names = sorted(shares)
+    split_of = LabelSplit(label, names) if label is not None else Shares(seed, shares)
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(f"{folder}/{number}", "wb")) for number in range(len(names))]
+
+        def write(example: Example, line: Line) -> None:
+            name = split_of(example, line)
+            if name is None:
+                return
+            if name not in names:
+                names.append(name)
+                files.append(stack.enter_context(open(f"{folder}/{len(files)}", "wb")))
+            files[names.index(name)].write((line.content or b"") + b"\n")
+
+        findings = examine(source, on_example=write)
+    return _result(findings, splits=names)
 
 
 def _result(findings: Findings, **more: Any) -> dict[str, Any]:

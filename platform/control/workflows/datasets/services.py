@@ -1,5 +1,6 @@
 """Creates and deletes datasets, and converts files in the dataset formats to prompts files."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ Status = Dataset.Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Examined:
+class Examined:
     findings: Findings
     duplicates: dict[str, Any]
     num_tokens: int | None = None  # None: not counted
@@ -47,28 +48,46 @@ def dataset_create(
     Raises: ApiError: 404, the file is deleted; 400, tokenizing takes too long; 413, the file is too large; 429,
             too many files are being read.
     """
-    examined = _examine(file) if base_model is None else _examine_and_count(file, base_model)
-    findings = examined.findings
+    examined = file_examined(file, base_model)
     with change():
-        dataset = Dataset.objects.create(
-            organization=organization,
-            name=name,
-            version=_next_version(organization, name) if name else None,
-            file=file,
-            base_model=base_model,
-            format=findings.format or "",
-            status=Status.INVALID if findings.num_errors else Status.VALID,
-            num_rows=findings.num_rows,
-            num_answers=findings.num_answers,
-            num_tokens=examined.num_tokens,
-            tokens_are_exact=examined.tokens_are_exact,
-            duplicates=examined.duplicates,
-            errors=findings.errors,
-            num_errors=findings.num_errors,
-            errors_by_code=dict(findings.errors_by_code),
-        )
+        dataset = dataset_add(file=file, examined=examined, name=name, base_model=base_model)
         audit_record("dataset.create", dataset)
     return dataset
+
+
+def file_examined(file: File, base_model: BaseModel | None) -> Examined:
+    """Raises: ApiError: as `dataset_create`."""
+    return _examine(file) if base_model is None else _examine_and_count(file, base_model)
+
+
+def dataset_add(
+    *,
+    file: File,
+    examined: Examined,
+    base_model: BaseModel | None,
+    name: str = "",
+    origin: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Saves the dataset of a file of the organization in the caller's transaction."""
+    findings = examined.findings
+    return Dataset.objects.create(
+        organization=file.organization,
+        name=name,
+        version=_next_version(file.organization, name) if name else None,
+        file=file,
+        base_model=base_model,
+        format=findings.format or "",
+        status=Status.INVALID if findings.num_errors else Status.VALID,
+        num_rows=findings.num_rows,
+        num_answers=findings.num_answers,
+        num_tokens=examined.num_tokens,
+        tokens_are_exact=examined.tokens_are_exact,
+        duplicates=examined.duplicates,
+        errors=findings.errors,
+        num_errors=findings.num_errors,
+        errors_by_code=dict(findings.errors_by_code),
+        origin=origin,
+    )
 
 
 def _next_version(organization: Organization, name: str) -> int:
@@ -84,18 +103,18 @@ def dataset_delete(*, dataset: Dataset) -> None:
     dataset.delete()
 
 
-def _examine(file: File) -> _Examined:
+def _examine(file: File) -> Examined:
     findings, more = file_examine(file, all_rows)
-    return _Examined(findings=findings, duplicates=more["duplicates"])
+    return Examined(findings=findings, duplicates=more["duplicates"])
 
 
-def _examine_and_count(file: File, base_model: BaseModel) -> _Examined:
+def _examine_and_count(file: File, base_model: BaseModel) -> Examined:
     with model_reader(file.organization, base_model, num_shown=0) as reader, staging_folder() as folder:
         every, path = sample_step(file.size_bytes), folder / "rows"
         findings, more = file_examine(file, sample_rows, path=str(path), every=every)
         reader.send(path)
         num = tokens_total(reader, every=every, num_bytes=more["num_bytes"])
-    return _Examined(
+    return Examined(
         findings=findings,
         duplicates=more["duplicates"],
         num_tokens=num,

@@ -9,8 +9,15 @@ from control.core.api.paging import paginate
 from control.core.api.schemas import Deleted, Page
 from control.tenants.authentication.views import OrganizationView
 from control.workflows.datasets.preview import dataset_preview
-from control.workflows.datasets.requests import create_from
-from control.workflows.datasets.schemas import DatasetErrorList, DatasetInput, DatasetObject, PreviewRows
+from control.workflows.datasets.requests import create_from, split_from
+from control.workflows.datasets.schemas import (
+    DatasetErrorList,
+    DatasetInput,
+    DatasetObject,
+    PreviewRows,
+    SplitInput,
+    SplitList,
+)
 from control.workflows.datasets.selectors import dataset_get, datasets_list
 from control.workflows.datasets.services import dataset_delete
 
@@ -76,3 +83,14 @@ class DatasetPreviewView(OrganizationView):
             message = f"limit must be in 1..{MAX_PREVIEW_ROWS}, got {limit[:40]!r}"
             raise ApiError(400, message, "invalid_value", "limit")
         return PreviewRows.of(dataset_preview(dataset_get(self.organization, dataset_id), limit=int(limit)))
+
+
+class DatasetSplitsView(OrganizationView):
+    """Each split is a new file and its dataset. The rows are copied unchanged."""
+
+    scope = "datasets"
+
+    @operation("datasets.split", summary="Split a dataset", request=SplitInput, response=SplitList, status=201)
+    def post(self, request: Request, body: SplitInput, dataset_id: str) -> SplitList:
+        made = split_from(dataset_get(self.organization, dataset_id), body)
+        return SplitList(data=[DatasetObject.of(dataset) for dataset in made])

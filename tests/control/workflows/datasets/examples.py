@@ -24,4 +24,5 @@ BODIES: Bodies = {
     "POST /v1/datasets": Body(
         lambda world: {"file_id": world.file.pk, "name": "prompts"}, {"file_id": "file_id", "model": "name"}
     ),
+    "POST /v1/datasets/{dataset_id}/splits": Body(lambda world: {"shares": {"train": 1.0}, "seed": 3}),
 }

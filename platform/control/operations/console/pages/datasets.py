@@ -4,11 +4,11 @@ from django.contrib import admin
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from control.operations.console.form_pages import FormAdmin
+from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.rendering import badge, link, pairs, table
 from control.operations.console.sidebar import SidebarEntry
 from control.workflows.datasets.models import Dataset
-from control.workflows.datasets.requests import CREATE_DATASET
+from control.workflows.datasets.requests import CREATE_DATASET, SPLIT_DATASET
 
 MAX_ERRORS = 50
 
@@ -18,6 +18,7 @@ class DatasetAdmin(FormAdmin):
     scope = "datasets"
     sidebar = SidebarEntry("Work", 7, "Datasets", "fact_check")
     create_form = CREATE_DATASET
+    actions_detail = ["split"]
     list_display = ["id", "name", "version", "organization", "format", "state", "num_rows", "num_errors", "created_at"]
     list_filter = ["status", "organization"]
     search_fields = ["id", "name", "file__id"]
@@ -27,6 +28,8 @@ class DatasetAdmin(FormAdmin):
         "id", "name", "version", "organization", "the_file", "the_model", "format", "state", "num_rows", "num_answers",
         "num_tokens", "by_code", "bad_lines", "equal_prompts", "similar_prompts", "created_at",
     ]  # fmt: skip
+
+    split = form_action("split", SPLIT_DATASET, icon="call_split", when=lambda row: row.status == Dataset.Status.VALID)
 
     @admin.display(description="status", ordering="status")
     def state(self, row: Dataset) -> SafeString:

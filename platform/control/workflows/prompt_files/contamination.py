@@ -62,8 +62,8 @@ def compare_files(training: File, held_out: File, *, folder: Path, param: str) -
 def compare_parts(file: File, *, held_out_lines: str, folder: Path) -> Compared:
     """Compares the lines of a file that `held_out_lines` lists with the others. Raises: ApiError: as `file_pass`."""
     lines = str(folder / "contaminated")
-    paths = {"held_out_lines_path": held_out_lines, "lines_path": lines}
-    return Compared(file_pass(file, compare_split, param=TRAINING_PARAM, **paths), lines, "")
+    report = file_pass(file, compare_split, param=TRAINING_PARAM, held_out_lines_path=held_out_lines, lines_path=lines)
+    return Compared(report, lines, "")
 
 
 def apply_policy(compared: Compared, policy: OnContamination, *, param: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.http import D, Resource, path_of
-from slipstream.records import Record
+from slipstream.records import Record, record
 from slipstream.types import Dataset
 from slipstream.waiting import wait_for
 
@@ -15,20 +15,23 @@ Rows = list[dict[str, Any]]
 
 class Datasets(Resource[D]):
     @procedure
-    def create(self, *, file_id: str, model: str | None = None) -> Steps[Dataset]:
+    def create(self, *, file_id: str, model: str | None = None, name: str | None = None) -> Steps[Dataset]:
         """Validate every line of a file, free of charge. The result is in the dataset's `status` and `errors`.
 
-        Args: model: the model whose tokenizer counts the tokens.
+        Args:
+            model: the model whose tokenizer counts the tokens.
+            name: the dataset becomes the next version of this name.
         """
-        return self.http.post(Dataset, "datasets", {"file_id": file_id, "model": model})
+        return self.http.post(Dataset, "datasets", {"file_id": file_id, "model": model, "name": name})
 
     @procedure
     def retrieve(self, dataset_id: str) -> Steps[Dataset]:
+        """Args: dataset_id: an id, `name@version` or `name@latest`, as everywhere."""
         return self.http.get(Dataset, path_of("datasets", dataset_id))
 
     @listing
-    def list(self) -> Items[Page[Dataset]]:
-        return self.http.pages(Dataset, "datasets")
+    def list(self, *, name: str | None = None) -> Items[Page[Dataset]]:
+        return self.http.pages(Dataset, "datasets", {"name": name})
 
     @procedure
     def errors(self, dataset_id: str) -> Steps[Rows]:
@@ -39,6 +42,20 @@ class Datasets(Resource[D]):
     def preview(self, dataset_id: str, *, limit: int | None = None) -> Steps[Rows]:
         """Return the first rows as the tokens that the model will get."""
         return self._data(path_of("datasets", dataset_id, "preview"), limit)
+
+    @procedure
+    def split(
+        self, dataset_id: str, *, shares: Mapping[str, float] | None = None, seed: int = 0, label: str | None = None
+    ) -> Steps[tuple[Dataset, ...]]:
+        """Copy each row to the file and dataset of its split.
+
+        Args:
+            shares: {"train": 0.9, "held_out": 0.1}. A prompt is in the same split of each version of a dataset.
+            label: instead of `shares`, a member of the rows whose value is the name of the split.
+        """
+        body = {"shares": shares, "seed": seed, "label": label}
+        made = yield from self.http.post(dict, path_of("datasets", dataset_id, "splits"), body)
+        return tuple(record(Dataset, values) for values in made["data"])
 
     @procedure
     def delete(self, dataset_id: str) -> Steps[None]:

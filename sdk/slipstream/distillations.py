@@ -20,6 +20,7 @@ class Distillation(Record):
     model: str
     status: str  # the same values as for a batch
     prompts_file: str
+    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts of the file: exact, near
     batch_id: str
     request_counts: Mapping[str, int]
     on_truncation: str = "keep"  # keep, drop or continue

@@ -42,6 +42,7 @@ class Pipelines(Resource[D]):
         distillation_id: str | None = None,
         held_out_file: str | None = None,
         held_out: int | None = None,
+        on_contamination: str | None = None,
         distillation: Mapping[str, Any] | None = None,
         training: Mapping[str, Any] | None = None,
         evaluation: Mapping[str, Any] | None = None,
@@ -56,6 +57,7 @@ class Pipelines(Resource[D]):
             name: name of the pipeline, its speculator and its deployment; requests send it as `model`.
             distillation_id: existing answers, instead of `prompts_file`; requires `held_out_file`.
             held_out_file: prompts for the evaluation. Without it, `held_out` prompts are taken from `prompts_file`.
+            on_contamination: what happens to training prompts that are like held-out prompts: `warn`, `drop`, `refuse`.
             distillation: {"on_truncation": "continue", "max_continued_tokens": 16384}; see `Distillations.create`.
             training: {"kind": "medusa", ...hyperparameters}.
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
@@ -71,6 +73,7 @@ class Pipelines(Resource[D]):
             "distillation_id": distillation_id,
             "held_out_file": held_out_file,
             "held_out": held_out,
+            "on_contamination": on_contamination,
             "distillation": distillation,
             "training": training,
             "evaluation": evaluation,

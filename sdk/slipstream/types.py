@@ -122,6 +122,7 @@ class Pipeline(Record):
     prompts_file: str
     held_out_file: str | None = None
     held_out_duplicates: int = 0  # rows of held_out_file that are left out, because they are training prompts
+    contamination: Mapping[str, Any] | None = None  # training prompts like held-out ones: exact, near, num_dropped
     batch_id: str | None = None
     speculator_id: str | None = None
     deployment_id: str | None = None
@@ -194,6 +195,7 @@ class Evaluation(Record):
     model: str
     status: str  # queued, running, paused, succeeded, failed, cancelled
     prompts_file: str | None = None
+    contamination: Mapping[str, Any] | None = None  # prompts on which the speculator was trained: exact, near
     concurrencies: Sequence[int]
     max_tokens: int | None = None
     repeats: int = 1
@@ -284,6 +286,8 @@ class UploadPart(Record):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset(Record):
     id: str
+    name: str | None = None
+    version: int | None = None
     file_id: str
     model: str | None = None
     status: str  # valid, invalid
@@ -294,6 +298,8 @@ class Dataset(Record):
     num_tokens: int | None = None
     num_tokens_exact: bool | None = None
     errors: Mapping[str, Any]  # data, total_count, by_code
+    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts: exact, near
+    origin: Mapping[str, Any] | None = None  # of a split: dataset_id, split, and the request
     created_at: int
 
 

@@ -22,6 +22,7 @@ SAFE = {
         "the previous release writes no project"
     ),
     "catalog.0009_base_speculators constraint base_speculator_once": "the previous release does not know the table",
+    "datasets.0005_name_datasets constraint dataset_version_once": "the previous release writes no name",
     "accounts.0004_require_member_ids alter public_id": "0003 has filled it, and the application sets it for new rows",
 }
 REMOVING_OPERATIONS = (

@@ -12,7 +12,7 @@ app = typer.Typer(no_args_is_help=True, help="Datasets: files of prompts, checke
 INVALID = 4
 MAX_PRINTED_ERRORS = 10
 
-add_list(app, "datasets", ("id", "file_id", "status", "num_rows", "num_tokens", "created_at"))
+add_list(app, "datasets", ("id", "name", "version", "file_id", "status", "num_rows", "num_tokens", "created_at"))
 add_show(app, "datasets")
 add_delete(app, "datasets")
 
@@ -22,11 +22,12 @@ def check(
     context: typer.Context,
     prompts: Annotated[str, typer.Argument(help="A local file, or the id of an uploaded file.")],
     model: Annotated[str | None, typer.Option(help="The model whose tokenizer counts the tokens.")] = None,
+    name: Annotated[str | None, typer.Option(help="The dataset becomes the next version of this name.")] = None,
 ) -> None:
     """Check every line of a file, free of charge; the exit code is 4 if a line is bad."""
     cli = context_of(context)
     with cli.client() as client:
-        dataset = client.datasets.create(file_id=file_id_of(cli, client, prompts), model=model)
+        dataset = client.datasets.create(file_id=file_id_of(cli, client, prompts), model=model, name=name)
         cli.output.one(dataset)
         if dataset.status != "valid":
             for bad in dataset.errors["data"][:MAX_PRINTED_ERRORS]:

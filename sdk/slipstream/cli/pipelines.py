@@ -35,6 +35,9 @@ def create(
     prompts: Annotated[str, typer.Argument(help="A local file, a file id, or a distillation id.")],
     held_out: Annotated[int | None, typer.Option(help="Number of prompts to take out for the evaluation.")] = None,
     held_out_file: Annotated[str | None, typer.Option(help="Id of a file of prompts for the evaluation.")] = None,
+    on_contamination: Annotated[
+        str | None, typer.Option(help="For training prompts that are like held-out prompts: warn, drop or refuse.")
+    ] = None,
     training: Annotated[Any, typer.Option(parser=_json_object, metavar="JSON", help='{"kind": "eagle3", …}')] = None,
     gate: Annotated[Any, typer.Option(parser=_json_object, metavar="JSON", help='{"min_speedup": 1.25, …}')] = None,
     deploy: bool = True,
@@ -52,6 +55,7 @@ def create(
             distillation_id=prompts if is_distilled else None,
             held_out=held_out,
             held_out_file=held_out_file,
+            on_contamination=on_contamination,
             training=training,
             gate=gate,
             deploy=deploy,

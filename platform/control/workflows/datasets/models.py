@@ -1,6 +1,7 @@
 """Results of checking a file: its format, rows, tokens and bad lines."""
 
 from django.db import models
+from django.db.models import Q
 
 from control.core.ids import dataset_id
 from control.data.files.models import File
@@ -19,6 +20,10 @@ class Dataset(ProjectObject):
 
     id = models.CharField(primary_key=True, max_length=40, default=dataset_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    name = models.CharField(max_length=100, blank=True, default="", db_default="", help_text="Empty: no name.")
+    version = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Counts the organization's datasets of this name; null: no name."
+    )
     file = models.ForeignKey(File, on_delete=models.PROTECT, related_name="+")
     base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
     format = models.CharField(
@@ -38,10 +43,17 @@ class Dataset(ProjectObject):
         default=0, help_text="Number of all bad lines, also of those that `errors` does not list."
     )
     errors_by_code = models.JSONField(default=dict, blank=True)
+    duplicates = models.JSONField(null=True, blank=True, help_text="exact, near: equal and similar prompts.")
+    origin = models.JSONField(null=True, blank=True, help_text="dataset_id, split, seed, shares, label: a part of it.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
         indexes = [models.Index(fields=["organization", "-id"], name="dataset_page")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["organization", "name", "version"], condition=~Q(name=""), name="dataset_version_once"
+            )
+        ]
 
     def __str__(self) -> str:
-        return self.id
+        return f"{self.name}@{self.version} ({self.id})" if self.name else self.id

@@ -1,23 +1,28 @@
 """The passes over files of datasets. Each checks the rows, and some write valid rows to a file, one per line.
 
-`prompt_files.child` runs them, so they use the standard library only. All but `first_rows` return `findings`, as JSON.
+`prompt_files.child` runs them, so they import no large packages. All but `first_rows` return `findings`, as JSON.
 """
 
 import json
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from control.workflows.datasets.formats import Example
+from control.workflows.datasets.splits import LabelSplit, Shares
 from control.workflows.datasets.validation import Findings, examine
 from control.workflows.prompt_files.child import serve
+from control.workflows.prompt_files.duplicate_passes import duplicates_within
 from control.workflows.prompt_files.lines import Line, Readable
 from control.workflows.prompt_files.rows import Row, normalised_line
+from control.workflows.prompt_files.sketches import Sketches
 
 
 def all_rows(source: Readable) -> dict[str, Any]:
-    """Checks all rows and writes no file."""
-    return _result(examine(source, on_example=lambda example, line: None))
+    """Checks all rows and writes no file. The result also has the `duplicates`."""
+    sketches = Sketches()
+    findings = examine(source, on_example=lambda example, line: sketches.add(line.number, example.body))
+    return _result(findings, duplicates=duplicates_within(sketches))
 
 
 def prompt_rows(source: Readable, *, path: str) -> dict[str, Any]:
@@ -48,19 +53,24 @@ def pilot_rows(source: Readable, *, path: str, every: int) -> dict[str, Any]:
 
 
 def sample_rows(source: Readable, *, path: str, every: int) -> dict[str, Any]:
-    """Writes every n-th row for `rendering`. The result also has `num_bytes`, the bytes of all valid rows."""
+    """Writes every n-th row for `rendering`.
+
+    The result also has `num_bytes`, the bytes of all valid rows, and the `duplicates`.
+    """
     num_seen = num_bytes = 0
+    sketches = Sketches()
     with open(path, "wb") as file:
 
         def write(example: Example, line: Line) -> None:
             nonlocal num_seen, num_bytes
             num_seen += 1
             num_bytes += line.size_bytes
+            sketches.add(line.number, example.body)
             if (num_seen - 1) % every == 0:
                 file.write(_rendering_row(example, line))
 
         findings = examine(source, on_example=write)
-    return _result(findings, num_bytes=num_bytes)
+    return _result(findings, num_bytes=num_bytes, duplicates=duplicates_within(sketches))
 
 
 class _LimitReached(Exception):
@@ -80,6 +90,36 @@ def first_rows(source: Readable, *, path: str, limit: int) -> dict[str, Any]:
 
         examine(source, on_example=write)
     return {"rows": rows}
+
+
+def split_rows(
+    source: Readable, *, folder: str, seed: int, shares: dict[str, float], label: str | None
+) -> dict[str, Any]:
+    """Copies each row to the file of its split in `folder`, which has the number of the split's position in `splits`.
+
+    Args:
+        seed, shares: see `splits.Shares`.
+        label: the member of the rows whose value is the name of the split; None: the shares decide.
+
+    Returns: also the names of the `splits`, in order.
+    Raises: FileRefused: a row has no usable label, or there are too many labels.
+    """
+    names = sorted(shares)
+    split_of = LabelSplit(label, names) if label is not None else Shares(seed, shares)
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(f"{folder}/{number}", "wb")) for number in range(len(names))]
+
+        def write(example: Example, line: Line) -> None:
+            name = split_of(example, line)
+            if name is None:
+                return
+            if name not in names:
+                names.append(name)
+                files.append(stack.enter_context(open(f"{folder}/{len(files)}", "wb")))
+            files[names.index(name)].write((line.content or b"") + b"\n")
+
+        findings = examine(source, on_example=write)
+    return _result(findings, splits=names)
 
 
 def _result(findings: Findings, **more: Any) -> dict[str, Any]:

@@ -6,8 +6,10 @@ from control.models.catalog.choices import base_models
 from control.models.catalog.selectors import base_model_get
 from control.tenants.accounts.models import Organization
 from control.workflows.datasets.models import Dataset
-from control.workflows.datasets.schemas import DatasetInput
+from control.workflows.datasets.schemas import DatasetInput, SplitInput
+from control.workflows.datasets.selectors import dataset_get
 from control.workflows.datasets.services import dataset_create
+from control.workflows.datasets.splitting import dataset_split
 
 
 def create_from(organization: Organization, body: DatasetInput) -> Dataset:
@@ -15,9 +17,22 @@ def create_from(organization: Organization, body: DatasetInput) -> Dataset:
     return dataset_create(
         organization=organization,
         file=file_get(organization, body.file_id),
+        name=body.name or "",
         base_model=None if body.model is None else base_model_get(organization, body.model),
     )
 
+
+def split_from(dataset: Dataset, body: SplitInput) -> list[Dataset]:
+    """Raises: ApiError: 400, the request contradicts itself; otherwise as `dataset_split`."""
+    body.check()
+    return dataset_split(dataset=dataset, request=body)
+
+
+SPLIT_DATASET = ConsoleForm(
+    title="Split",
+    request=SplitInput,
+    run=lambda row, body: split_from(dataset_get(row.organization, row.pk), body)[0],
+)
 
 CREATE_DATASET = ConsoleForm(
     title="Validate a dataset",

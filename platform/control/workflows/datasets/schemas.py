@@ -2,18 +2,49 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import SkipValidation
+from pydantic import Field, SkipValidation
 
-from control.core.api.schemas import Figures, OneOf, RequestModel, ResponseModel, Text, Unix
+from control.core.api.errors import ApiError
+from control.core.api.schemas import Figures, IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.workflows.datasets.formats import Format
 from control.workflows.datasets.models import Dataset
+from control.workflows.datasets.splits import MAX_SPLITS, SPLIT_PATTERN
+from control.workflows.prompt_files.schemas import Duplicates
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # no "@", which separates the version
+SplitName = Annotated[str, Text(32, pattern=SPLIT_PATTERN)]
+Share = Annotated[float, Field(gt=0, le=1)]
 SHOWN_ERRORS = 20  # /v1/datasets/{id}/errors lists all stored errors
 
 
 class DatasetInput(RequestModel):
     file_id: Annotated[str, Text(80)]
     model: Annotated[str, Text(120)] | None = None
+    name: Annotated[str, Text(64, pattern=NAME_PATTERN)] | None = Field(
+        default=None, description="The dataset becomes the next version of this name."
+    )
+
+
+class SplitInput(RequestModel):
+    """Either `shares` or `label`."""
+
+    shares: Annotated[dict[SplitName, Share], Field(min_length=1, max_length=MAX_SPLITS)] | None = Field(
+        default=None,
+        description="The share of the prompts in each split, with a sum of at most 1. The hash of the prompt decides, "
+        "so a prompt is in the same split of each version of a dataset.",
+    )
+    seed: Annotated[int, IntRange(0, (1 << 32) - 1)] = Field(default=0, description="Another seed, other splits.")
+    label: Annotated[str, Text(64)] | None = Field(
+        default=None, description="A member of the rows, whose value is the name of the row's split."
+    )
+
+    def check(self) -> None:
+        """Raises: ApiError: 400, not one of `shares` and `label`, or shares with a sum of more than 1."""
+        if (self.shares is None) == (self.label is None):
+            code = "missing_required_parameter" if self.shares is None else "invalid_value"
+            raise ApiError(400, "a split takes shares or label, and not both", code, "shares")
+        if self.shares is not None and (total := sum(self.shares.values())) > 1 + 1e-9:
+            raise ApiError(400, f"shares must have a sum of at most 1, got {total}", "invalid_value", "shares")
 
 
 class DatasetErrors(ResponseModel):
@@ -30,6 +61,8 @@ class DatasetErrors(ResponseModel):
 class DatasetObject(ResponseModel):
     id: str
     object: Literal["dataset"] = "dataset"
+    name: str | None
+    version: int | None = Field(description="`NAME@VERSION` and `NAME@latest` are accepted in place of an id.")
     file_id: str
     model: str | None
     status: Annotated[str, OneOf(Dataset.Status)]
@@ -40,18 +73,31 @@ class DatasetObject(ResponseModel):
     num_tokens: int | None
     num_tokens_exact: bool | None
     errors: DatasetErrors
+    duplicates: Duplicates | None = Field(
+        description="Equal and similar prompts among the valid rows. Null: the dataset is older than the comparison."
+    )
+    origin: SkipValidation[Figures | None] = Field(
+        description="Of a split: the dataset that was split, and the request. Null: not a split."
+    )
     created_at: Unix
 
     @classmethod
     def of(cls, dataset: Dataset) -> Self:
         return cls.from_row(
             dataset,
+            name=dataset.name or None,
             model=None if dataset.base_model is None else dataset.base_model.name,
             format=dataset.format or None,
             bytes=dataset.file.size_bytes,
             num_tokens_exact=None if dataset.num_tokens is None else dataset.tokens_are_exact,
+            duplicates=Duplicates.of(dataset.duplicates),
             errors=DatasetErrors.of(dataset),
         )
+
+
+class SplitList(ResponseModel):
+    object: Literal["list"] = "list"
+    data: list[DatasetObject] = Field(description="In the order of the names of the splits.")
 
 
 class _WholeList(ResponseModel):

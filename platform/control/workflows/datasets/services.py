@@ -1,7 +1,11 @@
 """Creates and deletes datasets, and converts files in the dataset formats to prompts files."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from django.db.models import Max
 
 from control.core.api.errors import ApiError
 from control.core.storage.staging import measure, staging_folder
@@ -23,42 +27,74 @@ from control.workflows.prompt_files.file_pass import file_pass
 Status = Dataset.Status
 
 
-class _Tokens(NamedTuple):
-    num: int | None  # None: not counted
-    are_exact: bool
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    findings: Findings
+    duplicates: dict[str, Any]
+    num_tokens: int | None = None  # None: not counted
+    tokens_are_exact: bool = True
 
 
 @audited("dataset.create", records_itself=True)
-def dataset_create(*, organization: Organization, file: File, base_model: BaseModel | None = None) -> Dataset:
+def dataset_create(
+    *, organization: Organization, file: File, base_model: BaseModel | None = None, name: str = ""
+) -> Dataset:
     """Reads the whole file within the request, so that the caller knows the file's errors before any cost arises.
 
     Bad rows are recorded in the dataset and raise no error.
     Args:
         base_model: the model whose tokenizer counts the tokens; None: tokens are not counted.
+        name: the dataset becomes the next version of this name; empty: it has no name.
     Raises: ApiError: 404, the file is deleted; 400, tokenizing takes too long; 413, the file is too large; 429,
             too many files are being read.
     """
-    if base_model is None:
-        findings, tokens = file_examine(file, all_rows)[0], _Tokens(None, True)
-    else:
-        findings, tokens = _examine_and_count(file, base_model)
+    examined = file_examined(file, base_model)
     with change():
-        dataset = Dataset.objects.create(
-            organization=organization,
-            file=file,
-            base_model=base_model,
-            format=findings.format or "",
-            status=Status.INVALID if findings.num_errors else Status.VALID,
-            num_rows=findings.num_rows,
-            num_answers=findings.num_answers,
-            num_tokens=tokens.num,
-            tokens_are_exact=tokens.are_exact,
-            errors=findings.errors,
-            num_errors=findings.num_errors,
-            errors_by_code=dict(findings.errors_by_code),
-        )
+        dataset = dataset_add(file=file, examined=examined, name=name, base_model=base_model)
         audit_record("dataset.create", dataset)
     return dataset
+
+
+def file_examined(file: File, base_model: BaseModel | None) -> Examined:
+    """Raises: ApiError: as `dataset_create`."""
+    return _examine(file) if base_model is None else _examine_and_count(file, base_model)
+
+
+def dataset_add(
+    *,
+    file: File,
+    examined: Examined,
+    base_model: BaseModel | None,
+    name: str = "",
+    origin: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Saves the dataset of a file of the organization in the caller's transaction."""
+    findings = examined.findings
+    return Dataset.objects.create(
+        organization=file.organization,
+        name=name,
+        version=_next_version(file.organization, name) if name else None,
+        file=file,
+        base_model=base_model,
+        format=findings.format or "",
+        status=Status.INVALID if findings.num_errors else Status.VALID,
+        num_rows=findings.num_rows,
+        num_answers=findings.num_answers,
+        num_tokens=examined.num_tokens,
+        tokens_are_exact=examined.tokens_are_exact,
+        duplicates=examined.duplicates,
+        errors=findings.errors,
+        num_errors=findings.num_errors,
+        errors_by_code=dict(findings.errors_by_code),
+        origin=origin,
+    )
+
+
+def _next_version(organization: Organization, name: str) -> int:
+    """Locks the organization's row until the end of the transaction, so that two calls do not choose one version."""
+    Organization.objects.select_for_update().get(pk=organization.pk)
+    last = Dataset.objects.filter(organization=organization, name=name).aggregate(last=Max("version"))["last"]
+    return (last or 0) + 1
 
 
 @audited("dataset.delete")
@@ -67,13 +103,23 @@ def dataset_delete(*, dataset: Dataset) -> None:
     dataset.delete()
 
 
-def _examine_and_count(file: File, base_model: BaseModel) -> tuple[Findings, _Tokens]:
+def _examine(file: File) -> Examined:
+    findings, more = file_examine(file, all_rows)
+    return Examined(findings=findings, duplicates=more["duplicates"])
+
+
+def _examine_and_count(file: File, base_model: BaseModel) -> Examined:
     with model_reader(file.organization, base_model, num_shown=0) as reader, staging_folder() as folder:
         every, path = sample_step(file.size_bytes), folder / "rows"
         findings, more = file_examine(file, sample_rows, path=str(path), every=every)
         reader.send(path)
         num = tokens_total(reader, every=every, num_bytes=more["num_bytes"])
-    return findings, _Tokens(num, num is None or every == 1)
+    return Examined(
+        findings=findings,
+        duplicates=more["duplicates"],
+        num_tokens=num,
+        tokens_are_exact=num is None or every == 1,
+    )
 
 
 def file_examine(file: File, one_pass: Pass, **options: Any) -> tuple[Findings, dict[str, Any]]:

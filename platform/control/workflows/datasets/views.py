@@ -9,8 +9,15 @@ from control.core.api.paging import paginate
 from control.core.api.schemas import Deleted, Page
 from control.tenants.authentication.views import OrganizationView
 from control.workflows.datasets.preview import dataset_preview
-from control.workflows.datasets.requests import create_from
-from control.workflows.datasets.schemas import DatasetErrorList, DatasetInput, DatasetObject, PreviewRows
+from control.workflows.datasets.requests import create_from, split_from
+from control.workflows.datasets.schemas import (
+    DatasetErrorList,
+    DatasetInput,
+    DatasetObject,
+    PreviewRows,
+    SplitInput,
+    SplitList,
+)
 from control.workflows.datasets.selectors import dataset_get, datasets_list
 from control.workflows.datasets.services import dataset_delete
 
@@ -20,9 +27,12 @@ MAX_PREVIEW_ROWS = 20
 class DatasetsView(OrganizationView):
     scope = "datasets"
 
-    @operation("datasets.list", response=Page[DatasetObject], query=PAGING)
+    @operation(
+        "datasets.list", response=Page[DatasetObject], query={**PAGING, "name": "Only the versions of this name."}
+    )
     def get(self, request: Request) -> Response:
-        return paginate(datasets_list(self.organization), request, DatasetObject.of)
+        datasets = datasets_list(self.organization, name=request.query_params.get("name"))
+        return paginate(datasets, request, DatasetObject.of)
 
     @operation("datasets.create", request=DatasetInput, response=DatasetObject, status=201)
     def post(self, request: Request, body: DatasetInput) -> DatasetObject:
@@ -38,8 +48,10 @@ class DatasetView(OrganizationView):
 
     @operation("datasets.delete", response=Deleted)
     def delete(self, request: Request, dataset_id: str) -> Deleted:
-        dataset_delete(dataset=dataset_get(self.organization, dataset_id))
-        return Deleted(id=dataset_id, object="dataset")
+        dataset = dataset_get(self.organization, dataset_id)
+        identity = dataset.pk
+        dataset_delete(dataset=dataset)
+        return Deleted(id=identity, object="dataset")
 
 
 class DatasetErrorsView(OrganizationView):
@@ -71,3 +83,14 @@ class DatasetPreviewView(OrganizationView):
             message = f"limit must be in 1..{MAX_PREVIEW_ROWS}, got {limit[:40]!r}"
             raise ApiError(400, message, "invalid_value", "limit")
         return PreviewRows.of(dataset_preview(dataset_get(self.organization, dataset_id), limit=int(limit)))
+
+
+class DatasetSplitsView(OrganizationView):
+    """Each split is a new file and its dataset. The rows are copied unchanged."""
+
+    scope = "datasets"
+
+    @operation("datasets.split", summary="Split a dataset", request=SplitInput, response=SplitList, status=201)
+    def post(self, request: Request, body: SplitInput, dataset_id: str) -> SplitList:
+        made = split_from(dataset_get(self.organization, dataset_id), body)
+        return SplitList(data=[DatasetObject.of(dataset) for dataset in made])

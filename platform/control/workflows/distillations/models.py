@@ -12,6 +12,7 @@ class Distillation(ProjectObject):
     id = models.CharField(primary_key=True, max_length=40, default=distillation_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="distillations")
     batch = models.OneToOneField(Batch, on_delete=models.PROTECT, related_name="distillation")
+    duplicates = models.JSONField(null=True, blank=True, help_text="exact, near: equal and similar prompts.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

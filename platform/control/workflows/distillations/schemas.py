@@ -13,6 +13,7 @@ from control.queue.jobs.schemas import Paused
 from control.workflows.batches.models import Batch
 from control.workflows.batches.schemas import BatchObject, BatchUsage, LineErrors, RequestCounts, Truncated
 from control.workflows.distillations.models import Distillation
+from control.workflows.prompt_files.schemas import Duplicates
 
 
 class DistillationOptions(RequestModel):
@@ -53,6 +54,9 @@ class DistillationObject(ResponseModel):
     id: str
     object: Literal["distillation"] = "distillation"
     prompts_file: str
+    duplicates: Duplicates | None = Field(
+        description="Equal and similar prompts of `prompts_file`. Null: the file could not be compared."
+    )
     batch_id: str = Field(description="The batch that does the work.")
     model: str | None
     status: Annotated[str, OneOf(Batch.Status)] = Field(description="The status of the batch.")
@@ -80,6 +84,7 @@ class DistillationObject(ResponseModel):
             batch,
             id=distillation.pk,
             prompts_file=batch.input_file_id,
+            duplicates=Duplicates.of(distillation.duplicates),
             batch_id=batch.id,
             on_truncation=distillation.batch.on_truncation,
             max_continued_tokens=distillation.batch.max_continued_tokens,

@@ -12,6 +12,7 @@ from control.tenants.audit.record import audit_record, audited
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_cancel, batch_create
 from control.workflows.distillations.models import Distillation
+from control.workflows.prompt_files.contamination import duplicates_of
 from control.workflows.prompt_files.held_out import endpoint_of
 from control.workflows.quotes.models import Quote
 
@@ -30,6 +31,7 @@ def distillation_create(
 ) -> Distillation:
     """Lets the model answer the prompts and keeps the token ids. Raises: ApiError: as `batch_create`."""
     endpoint = endpoint_of(batch_file_check(prompts_file, param="prompts_file"))
+    duplicates = duplicates_of(prompts_file, param="prompts_file")
     with change():
         batch = batch_create(
             organization=organization,
@@ -42,7 +44,7 @@ def distillation_create(
             max_continued_tokens=max_continued_tokens,
             engine=engine,
         )
-        distillation = Distillation.objects.create(organization=organization, batch=batch)
+        distillation = Distillation.objects.create(organization=organization, batch=batch, duplicates=duplicates)
         audit_record("distillation.create", distillation)
     return distillation
 

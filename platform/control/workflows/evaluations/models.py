@@ -19,6 +19,9 @@ class Evaluation(ProjectObject):
     settings = models.JSONField(
         default=dict, help_text="concurrencies, max_tokens, repeats, price_per_gpu_hour, engine, compare_with"
     )
+    contamination = models.JSONField(
+        null=True, blank=True, help_text="exact, near: prompts that the speculator was trained on, or ones like them."
+    )
     certificate = models.JSONField(null=True, blank=True, help_text="The signed certificate, which is set once.")
     plots_prefix = models.CharField(
         max_length=400, blank=True, help_text="Prefix of the storage keys of report.png and report.svg."

@@ -10,6 +10,7 @@ from control.models.engines.schemas import EngineOptions, ValidateOnly
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Progress
 from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
+from control.workflows.prompt_files.schemas import Overlap
 
 
 class EvaluationOptions(RequestModel, strict=True):
@@ -44,6 +45,10 @@ class EvaluationObject(ResponseModel):
     speculator_id: str
     model: str
     prompts_file: str | None
+    contamination: Overlap | None = Field(
+        description="Prompts on which the speculator was trained that are like those of `prompts_file`. Null: without "
+        "`prompts_file`, or if the training prompts are not known or deleted."
+    )
     concurrencies: SkipValidation[list[int]]
     max_tokens: SkipValidation[int | None]
     repeats: SkipValidation[int]
@@ -79,6 +84,7 @@ class EvaluationObject(ResponseModel):
             speculator_id=evaluation.speculator_id,
             model=evaluation.speculator.base_model.name,
             prompts_file=evaluation.prompts_file_id,
+            contamination=Overlap.of(evaluation.contamination),
             concurrencies=settings.get("concurrencies", [1]),
             max_tokens=settings.get("max_tokens"),
             repeats=settings.get("repeats", 1),

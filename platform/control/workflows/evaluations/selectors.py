@@ -35,7 +35,7 @@ def pipeline_of(speculator: Speculator) -> Pipeline | None:
     """The pipeline that trained the speculator, or None if it was imported."""
     return (
         Pipeline.objects.filter(speculator=speculator)
-        .select_related("batch__job", "training_job", "held_out_file")
+        .select_related("batch__job", "training_job", "prompts_file", "held_out_file")
         .first()
     )
 

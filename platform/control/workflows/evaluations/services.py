@@ -26,6 +26,7 @@ from control.workflows.evaluations.certificates import certificate_of
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.schemas import EvaluationOptions
 from control.workflows.evaluations.selectors import creation_seconds, pipeline_of
+from control.workflows.prompt_files.contamination import contamination_of
 from control.workflows.prompt_files.held_out import held_out_key, normalise_held_out
 
 _COMPARED = ("arms", "pairs")  # parts of a report that name other speculators, perhaps of other projects
@@ -52,8 +53,10 @@ def evaluation_create(
     require_price(base_model_id=speculator.base_model_id, name=speculator.base_model.name)
     engine_plan(request.engine or EngineOptions(), workload)
     queued_quota_check(organization.pk)  # to fail early
-    identity, pipeline = evaluation_id(), pipeline_of(speculator)
+    identity, pipeline, contamination = evaluation_id(), pipeline_of(speculator), None
     if prompts is not None:
+        if pipeline is not None and pipeline.prompts_file.deleted_at is None:
+            contamination = contamination_of(pipeline.prompts_file, prompts, param="prompts_file")
         rows_key = evaluation_rows_key(organization.pk, identity)
         normalise_held_out(prompts, base_model=speculator.base_model, key=rows_key, param="prompts_file")
     elif pipeline is not None:
@@ -73,6 +76,7 @@ def evaluation_create(
             rows_key=rows_key,
             settings=settings,
             memory_needed=needed,
+            contamination=contamination,
         )
         audit_record("evaluation.create", evaluation)
     return evaluation
@@ -128,6 +132,7 @@ def evaluation_start(
     settings: Mapping[str, Any],
     memory_needed: Mapping[str, int],
     identity: str | None = None,
+    contamination: Mapping[str, Any] | None = None,
     is_continuation: bool = False,
     arms: Sequence[Arm] = (),
 ) -> Evaluation:
@@ -173,6 +178,7 @@ def evaluation_start(
             speculator=speculator,
             job=job,
             prompts_file=prompts,
+            contamination=contamination,
             settings=all_settings,
         )
 

@@ -16,6 +16,7 @@ from control.workflows.batches.models import Batch
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.fine_tuning.selectors import CHECKPOINT, PAUSED_ON_REQUEST, stage_job
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
+from control.workflows.prompt_files.contamination import OnContamination
 from workers.kinds import REQUESTED_KINDS
 
 Status = Pipeline.Status
@@ -71,6 +72,7 @@ class TurboInput(RequestModel, strict=True):
     kind: Annotated[str, OneOf(REQUESTED_KINDS)] = "medusa"
     hyperparameters: dict[str, Any] = {}
     held_out: Annotated[int, Field(ge=1)] | None = None
+    on_contamination: Annotated[str, OneOf(OnContamination)] = OnContamination.WARN.value
     evaluation: dict[str, Any] = {}
     gate: dict[str, Any] = {"min_speedup": 0.0}  # by default no speedup is required, only equal outputs
     deploy: bool = False

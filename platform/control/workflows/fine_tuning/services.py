@@ -58,6 +58,7 @@ def fine_tuning_job_create(*, organization: Organization, request: JobInput) -> 
                 "prompts_file": prompts.pk,
                 "held_out_file": None if held_out is None else held_out.pk,
                 "held_out": turbo.held_out,
+                "on_contamination": turbo.on_contamination,
                 "training": _training(hyperparameters, turbo, request.seed or 0),
                 "evaluation": turbo.evaluation,
                 "gate": turbo.gate,

@@ -35,6 +35,9 @@ class Pipeline(ProjectObject):
     held_out_duplicates = models.PositiveIntegerField(
         default=0, db_default=0, help_text="Rows of the held-out file that are not evaluated: they are trained on."
     )
+    contamination = models.JSONField(
+        null=True, blank=True, help_text="policy, num_dropped, exact, near: training prompts like held-out prompts."
+    )
     distillation = models.JSONField(null=True, blank=True, help_text="on_truncation, max_continued_tokens")
     training = models.JSONField(default=dict, blank=True, help_text="kind and hyperparameters")
     evaluation = models.JSONField(default=dict, blank=True, help_text="concurrencies, max_tokens")

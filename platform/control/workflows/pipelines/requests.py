@@ -13,6 +13,7 @@ from control.workflows.distillations.selectors import distillations_list
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan, Training
 from control.workflows.pipelines.services import pipeline_create, pipeline_validate
+from control.workflows.prompt_files.contamination import OnContamination
 from control.workflows.quotes.selectors import quotes_list
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.kinds import read_hyperparameters
@@ -63,6 +64,9 @@ def _check_prompts(body: PipelineOptions) -> None:
     if body.distillation_id is not None and body.distillation is not None:
         message = "distillation cannot be given together with distillation_id, whose answers exist already"
         raise ApiError(400, message, "invalid_value", "distillation")
+    if body.distillation_id is not None and body.on_contamination == OnContamination.DROP:
+        message = "on_contamination 'drop' needs prompts_file: the answers of a distillation exist already"
+        raise ApiError(400, message, "invalid_value", "on_contamination")
     if body.distillation is not None:
         body.distillation.check("distillation.max_continued_tokens")
     if body.held_out_file is not None and body.held_out is not None:

@@ -12,6 +12,8 @@ from control.queue.jobs.schemas import Paused, Progress
 from control.workflows.distillations.schemas import DistillationOptions
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
 from control.workflows.pipelines.state import ACTIVE, STAGES, Status
+from control.workflows.prompt_files.contamination import OnContamination
+from control.workflows.prompt_files.schemas import Contamination
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # the pipeline's deployment gets the same name
 _STAGE_ENDS = {Status.FAILED: "failed", Status.REJECTED: "failed", Status.CANCELLED: "cancelled"}
@@ -59,6 +61,12 @@ class PipelineOptions(RequestModel, strict=True):
     distillation_id: str | None = None  # a distillation whose answers are used; instead of prompts_file
     held_out_file: str | None = None
     held_out: Annotated[int, Field(ge=1)] | None = None  # number of prompts to hold out; only without held_out_file
+    on_contamination: Annotated[str, OneOf(OnContamination)] = Field(
+        default=OnContamination.WARN.value,
+        description="What happens to training prompts that are exact or near duplicates of held-out prompts. `warn`: "
+        "the pipeline counts them. `drop`: training leaves them out; only with `prompts_file`. `refuse`: the request "
+        "is refused.",
+    )
     distillation: DistillationOptions | None = None  # only with prompts_file
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
@@ -145,6 +153,9 @@ class PipelineObject(ResponseModel):
     held_out_duplicates: int = Field(
         description="Rows of your `held_out_file` that are left out because their prompts are training prompts."
     )
+    contamination: Contamination | None = Field(
+        description="Training prompts that are like held-out prompts. Null: the pipeline is older than the comparison."
+    )
     distillation: SkipValidation[Figures | None] = Field(
         description="How the prompts are answered: `on_truncation`, `max_continued_tokens`."
     )
@@ -180,5 +191,6 @@ class PipelineObject(ResponseModel):
             engine=EngineOptions.model_validate(pipeline.engine or {}),
             stages=StageObject.all_of(pipeline),
             cost=Amount.of(tokens + pipeline.device_nanousd),
+            contamination=None if (found := pipeline.contamination) is None else Contamination.of(found),
             report=report,
         )

@@ -1,6 +1,7 @@
 """Creates, cancels and resumes pipelines on a customer's request. The module `stages` advances them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
@@ -33,6 +34,7 @@ from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan, T
 from control.workflows.pipelines.selectors import pipeline_fresh
 from control.workflows.pipelines.stages import pipeline_advance, pipeline_distil
 from control.workflows.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition
+from control.workflows.prompt_files.contamination import OnContamination
 from control.workflows.prompt_files.held_out import endpoint_of, held_out_key, normalise_held_out, split_prompts
 from control.workflows.quotes.selectors import quote_get
 from workers.kinds import AUTO
@@ -65,34 +67,77 @@ def pipeline_create(
     pipeline_plan(base_model, request)
     queued_quota_check(organization.pk)  # to fail early; the first stage checks again, under the lock
     identity = pipeline_id()
-    key, num_duplicates = held_out_key(organization.pk, identity), 0
     with delete_stored_on_error():
-        if request.held_out_file is None:
-            prompts, held_out = split_prompts(prompts, held_out=request.held_out)
-            new_files = (*new_files, prompts, held_out)
-            normalise_held_out(held_out, base_model=base_model, key=key, param="prompts_file")
-        else:
-            held_out = _batch_file(organization, given, request.held_out_file, "held_out_file")
-            stored = normalise_held_out(held_out, base_model=base_model, key=key, training_prompts=prompts)
-            num_duplicates = stored.num_duplicates
-        endpoint = endpoint_of(prompts) if batch is None else None
+        named = None
+        if request.held_out_file is not None:
+            named = _batch_file(organization, given, request.held_out_file, "held_out_file")
+        parts = _separate_held_out(identity, base_model, request, prompts, named)
+        endpoint = endpoint_of(parts.prompts) if batch is None else None
         with change():
-            for file in new_files:
+            for file in (*new_files, *parts.new_files):
                 file_add(file=file)
             pipeline = _pipeline_start(
                 organization=organization,
                 request=request,
                 id=identity,
                 base_model=base_model,
-                prompts_file=prompts,
-                held_out_file=held_out,
-                held_out_duplicates=num_duplicates,
+                prompts_file=parts.prompts,
+                held_out_file=parts.held_out,
+                held_out_duplicates=parts.num_duplicates,
+                contamination=parts.contamination,
                 quote=quote,
                 batch=batch,
             )
             if endpoint is not None:
                 pipeline_distil(pipeline=pipeline, endpoint=endpoint)
     return pipeline_advance(pipeline=pipeline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    prompts: File  # on which the speculator is trained
+    held_out: File
+    new_files: Sequence[File] = ()  # unsaved rows among the two
+    num_duplicates: int = 0  # held-out rows that are not evaluated
+    contamination: Mapping[str, Any] | None
+
+
+def _separate_held_out(
+    identity: str, base_model: BaseModel, request: PipelineOptions, prompts: File, named: File | None
+) -> _Parts:
+    """Compares training prompts with held-out prompts, and stores the held-out rows for workers.
+
+    Args: named: the request's file of held-out prompts; None: they are split off `prompts`.
+    Raises: ApiError: as `split_prompts` and `normalise_held_out`.
+    """
+    key, policy = held_out_key(prompts.organization_id, identity), OnContamination(request.on_contamination)
+    if named is None:
+        split = split_prompts(prompts, held_out=request.held_out, on_contamination=policy)
+        normalise_held_out(split.held_out, base_model=base_model, key=key, param="prompts_file")
+        return _Parts(
+            prompts=split.prompts,
+            held_out=split.held_out,
+            new_files=(split.prompts, split.held_out),
+            contamination=split.contamination,
+        )
+    _refuse_same_file(prompts, named)
+    stored = normalise_held_out(
+        named, base_model=base_model, key=key, training_prompts=prompts, on_contamination=policy
+    )
+    cleaned = stored.cleaned_prompts
+    return _Parts(
+        prompts=cleaned or prompts,
+        held_out=named,
+        new_files=() if cleaned is None else (cleaned,),
+        num_duplicates=stored.num_duplicates,
+        contamination=stored.contamination,
+    )
+
+
+def _refuse_same_file(prompts: File, held_out: File) -> None:
+    if prompts.sha256 == held_out.sha256:
+        message = "held_out_file has the content of the training prompts, so no prompt is held out"
+        raise ApiError(400, message, "no_held_out_prompts", "held_out_file")
 
 
 def pipeline_validate(*, organization: Organization, request: PipelineOptions) -> PipelinePlan:

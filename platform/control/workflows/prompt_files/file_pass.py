@@ -20,16 +20,19 @@ CPU_SECONDS = 60
 MEMORY_BYTES = 192 << 20  # 50,000 ids of 256 characters, the costliest file that we know, take 100 MiB
 
 
-def file_pass(file: File, one_pass: Pass, *, param: str, **options: Any) -> dict[str, Any]:
+def file_pass(file: File, one_pass: Pass, *, param: str, more_bytes: int = 0, **options: Any) -> dict[str, Any]:
     """Reads the file with a pass, in a child process unless the file is small.
 
-    Args: param: the request's parameter that named the file.
+    Args:
+        param: the request's parameter that named the file.
+        more_bytes: the size of another file with which the pass compares this one.
+
     Raises: ApiError: 400, the pass refuses the file, or takes too much time or memory; 404, the file is deleted; 429,
         too many files are being read; 503, the child process died.
     """
     with file_work.taken(file.organization_id), closing(_opened(file, param)) as source:
         try:
-            if file.size_bytes <= SMALL_BYTES:
+            if file.size_bytes + more_bytes <= SMALL_BYTES:
                 return one_pass(source, **options)
             return run_in_child(source, one_pass, cpu_seconds=CPU_SECONDS, memory_bytes=MEMORY_BYTES, **options)
         except FileRefused as refusal:

@@ -1,4 +1,4 @@
-"""The passes over prompts files and held-out files. `child` runs them, so they use the standard library only."""
+"""The passes over prompts files and held-out files. `child` runs them, so they import no large packages."""
 
 import hashlib
 import heapq
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from control.workflows.prompt_files.child import FileRefused, serve
 from control.workflows.prompt_files.lines import MAX_LINE_BYTES, Line, Readable, read_lines
 from control.workflows.prompt_files.rows import ENDPOINTS, RowError, parse_object, read_row
+from control.workflows.prompt_files.sketches import prompt_key
 from control.workflows.prompt_files.validation import MAX_ROWS, ModelChoice, read_text_lines, validate
 
 HELD_OUT_FRACTION = 0.1
@@ -23,7 +24,7 @@ _ENDPOINT_ROWS = 100
 
 def find_endpoint(source: Readable) -> dict[str, Any]:
     """Finds the `endpoint` of most of the first rows; the endpoint of chat completions if no row is valid."""
-    rows = map(_valid_row, islice(_rows(source), _ENDPOINT_ROWS))
+    rows = map(_valid_row, islice(rows_of(source), _ENDPOINT_ROWS))
     endpoints = Counter(row.endpoint for row in rows if row is not None)
     return {"endpoint": endpoints.most_common(1)[0][0] if endpoints else ENDPOINTS[0]}
 
@@ -40,29 +41,41 @@ def choose_held_out(source: Readable, *, held_out: int | None, path: str) -> dic
     return {"num_rows": len(line_of_id), "count": count}
 
 
-def divide(source: Readable, *, lines_path: str, rest_path: str, held_out_path: str) -> dict[str, Any]:
-    """Copies each line to the held-out file or to the file of the other prompts, and a blank line to the other file."""
-    held_out_lines = frozenset(json.loads(Path(lines_path).read_text()))
+def divide(
+    source: Readable, *, lines_path: str, rest_path: str, held_out_path: str, dropped_path: str | None = None
+) -> dict[str, Any]:
+    """Copies each line to the held-out file or to the file of the other prompts, and a blank line to the other file.
+
+    The lines that `dropped_path` lists are blank in both files.
+    """
+    held_out_lines = _line_numbers(lines_path)
+    dropped_lines = frozenset() if dropped_path is None else _line_numbers(dropped_path)
     with open(rest_path, "wb") as rest, open(held_out_path, "wb") as held_out:
         for line in read_lines(source):
             assert line.content is not None, "longer lines have been refused"
             target, other = (held_out, rest) if line.number in held_out_lines else (rest, held_out)
-            target.write(line.content + b"\n")
+            target.write((b"" if line.number in dropped_lines else line.content) + b"\n")
             other.write(b"\n")
     return {}
 
 
-def digest_prompts(source: Readable, *, path: str) -> dict[str, Any]:
-    """Writes a digest of the prompt of each valid row, one per line. The batch reports the invalid rows later."""
-    with open(path, "w", encoding="ascii") as digests:
-        for line in _rows(source):
-            with suppress(RowError):
-                digests.write(_prompt_digest(parse_object(line.content or b"").get("body")) + "\n")
+def without_lines(source: Readable, *, lines_path: str, path: str) -> dict[str, Any]:
+    """Copies the lines, except that the listed ones are blank. Lines that are too long are refused."""
+    left_out = _line_numbers(lines_path)
+    with open(path, "wb") as rest:
+        for line in read_lines(source):
+            if line.content is None:
+                raise _too_long(line)
+            rest.write((b"" if line.number in left_out else line.content) + b"\n")
     return {}
 
 
+def _line_numbers(path: str) -> frozenset[int]:
+    return frozenset(json.loads(Path(path).read_text()))
+
+
 def normalise(source: Readable, *, endpoint: str, model: str, path: str, digests_path: str | None) -> dict[str, Any]:
-    """Writes the rows in the format of workers, without those whose prompts are in `digests_path`.
+    """Writes the rows in the format of workers, without those whose `prompt_key` is in `digests_path`.
 
     Returns: `num_rows`, `num_duplicates`, `num_errors` and the first `error`.
     """
@@ -73,7 +86,7 @@ def normalise(source: Readable, *, endpoint: str, model: str, path: str, digests
 
         def write(line: bytes) -> None:
             nonlocal num_duplicates
-            if trained and _prompt_digest(json.loads(line)["body"]) in trained:
+            if trained and prompt_key(json.loads(line)["body"]).hex() in trained:
                 num_duplicates += 1
             else:
                 rows.write(line)
@@ -87,12 +100,6 @@ def normalise(source: Readable, *, endpoint: str, model: str, path: str, digests
     }
 
 
-def _prompt_digest(body: Any) -> str:
-    """Identifies what the model reads. Two rows have the same digest if only ids or sampling settings differ."""
-    read = {name: body.get(name) for name in ("messages", "prompt", "tools")} if isinstance(body, dict) else None
-    return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
-
-
 @dataclass(frozen=True, slots=True)
 class _ValidRow:
     custom_id: str
@@ -103,16 +110,15 @@ def _eligible_lines(source: Readable) -> dict[str, int]:
     """Returns the line number of each eligible row, by custom_id."""
     line_of_id: dict[str, int] = {}
     repeated: set[str] = set()
-    for line in _rows(source):
+    for line in rows_of(source):
         if line.content is None:
-            message = f"line {line.number}: a line must have at most {MAX_LINE_BYTES:,} bytes, got {line.size_bytes:,}"
-            raise FileRefused("line_too_long", message)
+            raise _too_long(line)
         if (row := _valid_row(line)) is not None and line_of_id.setdefault(row.custom_id, line.number) != line.number:
             repeated.add(row.custom_id)
     return {custom_id: number for custom_id, number in line_of_id.items() if custom_id not in repeated}
 
 
-def _rows(source: Readable) -> Iterator[Line]:
+def rows_of(source: Readable) -> Iterator[Line]:
     """Yields the lines that are not blank. Raises: FileRefused: there are more than a batch can have."""
 
     def refuse(number: int | None, error: RowError) -> NoReturn:
@@ -123,6 +129,11 @@ def _rows(source: Readable) -> Iterator[Line]:
         if num_before == MAX_ROWS:
             refuse(line.number, RowError("too_many_tasks", f"A batch can have at most {MAX_ROWS:,} rows."))
         yield line
+
+
+def _too_long(line: Line) -> FileRefused:
+    message = f"line {line.number}: a line must have at most {MAX_LINE_BYTES:,} bytes, got {line.size_bytes:,}"
+    return FileRefused("line_too_long", message)
 
 
 def _valid_row(line: Line) -> _ValidRow | None:
@@ -142,5 +153,5 @@ def _rank(custom_id: str) -> bytes:
 
 
 if __name__ == "__main__":
-    passes = (find_endpoint, choose_held_out, divide, digest_prompts, normalise)
+    passes = (find_endpoint, choose_held_out, divide, without_lines, normalise)
     sys.exit(serve({one.__name__: one for one in passes}))

@@ -12,7 +12,7 @@ from control.workflows.quotes.models import Quote
 
 
 class QuoteInput(RequestModel):
-    dataset_id: Annotated[str, Text(40)]
+    dataset_id: Annotated[str, Text(80)] = Field(description="An id, `NAME@VERSION` or `NAME@latest`.")
     basis: Annotated[str, OneOf(Quote.Basis)] = "pilot"
     cap: Annotated[
         Dollars | None, Field(description="US dollars. The quote's batches are paused when they have cost this in all.")

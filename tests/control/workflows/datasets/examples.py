@@ -21,5 +21,8 @@ IDS: Ids = {
     "dataset_id": lambda world: world.dataset.pk,
 }
 BODIES: Bodies = {
-    "POST /v1/datasets": Body(lambda world: {"file_id": world.file.pk}, {"file_id": "file_id", "model": "name"}),
+    "POST /v1/datasets": Body(
+        lambda world: {"file_id": world.file.pk, "name": "prompts"}, {"file_id": "file_id", "model": "name"}
+    ),
+    "POST /v1/datasets/{dataset_id}/splits": Body(lambda world: {"shares": {"train": 1.0}, "seed": 3}),
 }

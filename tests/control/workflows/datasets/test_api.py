@@ -1,5 +1,6 @@
 """The routes of /v1/datasets, with a tokenizer and a chat template in the model's folder."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,19 @@ def test_every_invalid_line_is_listed_with_its_line_number(client: Client, organ
     all_errors = client.get(f"/v1/datasets/{body['id']}/errors").json()
     assert [error["line"] for error in all_errors["data"]] == list(range(2, 33))
     assert (all_errors["total_count"], all_errors["is_complete"]) == (31, True)
+
+
+def test_equal_and_similar_prompts_are_counted_with_their_lines(client: Client, organization: Organization) -> None:
+    long = "please summarise the following report about the water levels of the lake in the last ten years"
+    prompts = ["one", f"{long} for us", "two", " one ", f"{long} for me", "one"]
+    rows = b"\n".join(json.dumps({"prompt": prompt, "completion": str(n)}).encode() for n, prompt in enumerate(prompts))
+
+    made = create(client, make_file(organization, b"bad\n" + rows)).json()
+
+    assert made["duplicates"] == {
+        "exact": {"num_rows": 2, "examples": [{"line": 5, "other_line": 2}, {"line": 7, "other_line": 2}]},
+        "near": {"num_rows": 1, "examples": [{"line": 6, "other_line": 3}]},
+    }
 
 
 def test_stored_errors_of_an_unknown_shape_are_returned_unchanged(client: Client, organization: Organization) -> None:

@@ -23,8 +23,10 @@ from control.workflows.datasets.passes import all_rows, first_rows, pilot_rows, 
 from control.workflows.datasets.preview import dataset_preview
 from control.workflows.datasets.services import dataset_create, prompts_file_store
 from control.workflows.prompt_files.child import FileRefused, Pass, run_in_child
+from control.workflows.prompt_files.contamination import duplicates_of
+from control.workflows.prompt_files.duplicate_passes import sketch_prompts
 from control.workflows.prompt_files.held_out import endpoint_of, normalise_held_out, split_prompts
-from control.workflows.prompt_files.passes import choose_held_out, digest_prompts, divide, find_endpoint, normalise
+from control.workflows.prompt_files.passes import choose_held_out, divide, find_endpoint, normalise
 from control.workflows.quotes.pilot import pilot_rows_store
 from tests.control.factories import chat_row, make_base_model, make_file
 from tests.control.workflows.datasets.hostile import GOOD, ROWS, chat
@@ -75,6 +77,7 @@ WORK: dict[str, Callable[[File, BaseModel], object]] = {
         key="passes/rows",
         training_prompts=file,
     ),
+    "duplicates": lambda file, model: duplicates_of(file, param="prompts_file"),
     "an endpoint": lambda file, model: endpoint_of(file),
 }
 
@@ -122,7 +125,7 @@ PASSES: list[tuple[Pass, dict[str, Any]]] = [
     (first_rows, {"limit": 2}),
     (find_endpoint, {}),
     (choose_held_out, {"held_out": None}),
-    (digest_prompts, {}),
+    (sketch_prompts, {}),
     (normalise, {"endpoint": CHAT, "model": "tiny", "digests_path": None}),
 ]
 PIECES = st.one_of(

@@ -1,6 +1,7 @@
 """Evaluations through the API, and the results of finished evaluations."""
 
 import datetime as dt
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from django.test import Client
 
 from control.core.settings.config import Config
 from control.core.storage.backends import get_storage
+from control.data.files.services import file_delete
 from control.models.catalog.models import Speculator
 from control.queue.jobs.models import Job, JobEvent
 from control.queue.jobs.services import job_claim, job_end_cancelled
@@ -272,3 +274,19 @@ def test_cancelling_an_evaluation_records_events_for_the_evaluation_and_its_job(
     event_types = Event.objects.filter(object_id=made["id"]).values_list("type", flat=True)
     assert list(event_types) == ["evaluation.cancelled"]
     assert Event.objects.filter(object_id=made["job_id"], type="job.cancelled").exists()
+
+
+def test_prompts_that_the_speculator_was_trained_on_are_reported(client: Client, organization: Organization) -> None:
+    pipeline = advance_to_stage("evaluate", make_pipeline(organization))
+    Speculator.objects.filter(pk=pipeline.speculator_id).update(status=Speculator.Status.READY)
+    with get_storage().open(pipeline.prompts_file.storage_key) as source:
+        lines = source.read().splitlines()
+    number, trained = next((number, line) for number, line in enumerate(lines, start=1) if line)
+    prompts = make_file(organization, json.dumps(chat_row("new", content="a new one")).encode() + b"\n" + trained)
+
+    made = create_evaluation(client, organization, speculator_id=pipeline.speculator_id, prompts_file=prompts.pk)
+
+    assert made["contamination"]["exact"] == {"num_rows": 1, "examples": [{"line": number, "other_line": 2}]}
+    file_delete(file=pipeline.prompts_file)
+    again = create_evaluation(client, organization, speculator_id=pipeline.speculator_id, prompts_file=prompts.pk)
+    assert again["contamination"] is None

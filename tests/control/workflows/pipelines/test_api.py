@@ -1,15 +1,18 @@
 """The routes of /v1/pipelines."""
 
 import hashlib
+import json
 from typing import Any
 
 import pytest
 from django.test import Client
 
+from control.data.files.models import File
 from control.models.catalog.models import Speculator
 from control.queue.jobs.models import Job
 from control.serving.deployments.models import Deployment
 from control.tenants.accounts.models import Organization
+from control.workflows.batches.models import Batch
 from control.workflows.pipelines.models import Pipeline
 from tests.control.factories import chat_row, make_base_model, make_file, make_organization
 from tests.control.workflows.pipelines.helpers import (
@@ -203,6 +206,59 @@ def test_a_pipeline_reports_held_out_prompts_that_are_training_prompts(
     body = post(client, request_body(organization, prompts_file=prompts.pk, held_out_file=held_out.pk)).json()
 
     assert body["held_out_duplicates"] == 3
+    assert body["contamination"]["exact"]["num_rows"] == 3
+    assert body["contamination"]["exact"]["examples"][0] == {"line": 8, "other_line": 1}
+    assert (body["contamination"]["policy"], body["contamination"]["num_dropped"]) == ("warn", 0)
+
+
+def test_the_policy_drop_trains_on_a_new_file_without_the_held_out_prompts(
+    client: Client, organization: Organization
+) -> None:
+    prompts = make_file(organization, [chat_row(f"row-{n}", content=f"prompt {n}") for n in range(10)])
+    held_out = make_file(organization, [chat_row(f"held-{n}", content=f"prompt {n}") for n in range(7, 12)])
+    files = {"prompts_file": prompts.pk, "held_out_file": held_out.pk}
+
+    body = post(client, request_body(organization, **files, on_contamination="drop")).json()
+
+    assert (body["contamination"]["num_dropped"], body["held_out_duplicates"]) == (3, 0)
+    assert body["held_out_file"] == held_out.pk
+    assert body["prompts_file"] != prompts.pk
+    content = client.get(f"/v1/files/{body['prompts_file']}/content").getvalue()
+    assert [json.loads(line)["custom_id"] for line in content.splitlines() if line] == [f"row-{n}" for n in range(7)]
+    assert Batch.objects.get(pk=body["batch_id"]).input_file_id == body["prompts_file"]
+
+
+def test_the_policy_refuse_creates_nothing_for_contaminated_prompts(client: Client, organization: Organization) -> None:
+    prompts = make_file(organization, [chat_row(f"row-{n}", content=f"prompt {n % 5}") for n in range(10)])
+
+    body = request_body(organization, prompts_file=prompts.pk, held_out=2, on_contamination="refuse")
+    num_files = File.objects.count()
+
+    response = post(client, body)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "contaminated_held_out", "prompts_file")
+    assert not Pipeline.objects.exists()
+    assert File.objects.count() == num_files
+
+
+@pytest.mark.parametrize("policy", ["warn", "drop", "refuse"])
+def test_a_held_out_file_with_the_content_of_the_prompts_file_is_refused(
+    client: Client, organization: Organization, policy: str
+) -> None:
+    rows = [chat_row(f"row-{n}", content=f"prompt {n}") for n in range(10)]
+    prompts, copy = make_file(organization, rows), make_file(organization, rows)
+    for held_out in (prompts, copy):
+        files = {"prompts_file": prompts.pk, "held_out_file": held_out.pk}
+        response = post(client, request_body(organization, **files, on_contamination=policy))
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (400, "no_held_out_prompts", "held_out_file")
+
+
+def test_prompts_of_a_distillation_cannot_be_dropped(client: Client, organization: Organization) -> None:
+    values = {"prompts_file": None, "distillation_id": "dist_1", "held_out_file": "file-1"}
+    response = post(client, request_body(organization, **values, on_contamination="drop"))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "on_contamination")
 
 
 def test_the_error_for_an_invalid_held_out_row_has_the_line_number_of_the_customers_file(

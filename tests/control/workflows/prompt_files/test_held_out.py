@@ -38,22 +38,24 @@ def ids_of(file: File) -> list[str]:
 def test_the_requested_number_of_rows_or_a_tenth_is_held_out_and_each_row_is_in_one_part(
     organization: Organization, num_rows: int, requested: int | None, expected: int
 ) -> None:
-    rest, held_out = split_prompts(make_file(organization, rows(num_rows)), held_out=requested)
+    split = split_prompts(make_file(organization, rows(num_rows)), held_out=requested)
+    rest, held_out = split.prompts, split.held_out
     assert len(ids_of(held_out)) == expected
     assert sorted(ids_of(rest) + ids_of(held_out)) == sorted(f"row-{n}" for n in range(num_rows))
     assert (rest.organization, held_out.organization) == (organization, organization)
 
 
 def test_the_same_rows_are_held_out_whatever_their_order(organization: Organization) -> None:
-    _, first = split_prompts(make_file(organization, rows(50)), held_out=5)
-    _, second = split_prompts(make_file(organization, rows(50)[::-1]), held_out=5)
+    first = split_prompts(make_file(organization, rows(50)), held_out=5).held_out
+    second = split_prompts(make_file(organization, rows(50)[::-1]), held_out=5).held_out
     assert sorted(ids_of(first)) == sorted(ids_of(second))
 
 
 def test_invalid_lines_stay_in_the_training_part_and_keep_their_line_numbers(organization: Organization) -> None:
     good = [json.dumps(row) for row in rows(30)]
     text = "\n".join([*good[:10], "{not json", *good[10:], good[0]])  # one custom_id appears twice
-    rest, held_out = split_prompts(make_file(organization, text), held_out=12)
+    split = split_prompts(make_file(organization, text), held_out=12)
+    rest, held_out = split.prompts, split.held_out
     # In `rest`, a blank line replaces each held-out row, so that the other rows keep their line numbers.
     assert lines_of(rest)[10] == b"{not json\n"
     assert lines_of(rest)[31] == lines_of(rest)[0] == good[0].encode() + b"\n"
@@ -70,7 +72,7 @@ def test_a_file_with_too_few_rows_is_refused(organization: Organization, num_row
 
 def test_held_out_rows_are_stored_in_the_format_that_workers_read(organization: Organization) -> None:
     model = make_base_model()
-    assert normalise_held_out(make_file(organization, rows(3)), base_model=model, key="k/rows.jsonl") == HeldOut(3, 0)
+    assert normalise_held_out(make_file(organization, rows(3)), base_model=model, key="k/rows.jsonl") == HeldOut(3)
     with get_storage().open("k/rows.jsonl") as source:
         stored = [json.loads(line) for line in source.read().splitlines()]
     assert [row["custom_id"] for row in stored] == ["row-0", "row-1", "row-2"]
@@ -141,7 +143,7 @@ def test_held_out_prompts_that_are_trained_on_are_left_out(organization: Organiz
 
     stored = normalise_held_out(held_out, base_model=make_base_model(), key="k/rows.jsonl", training_prompts=training)
 
-    assert stored == HeldOut(num_rows=2, num_duplicates=2)
+    assert (stored.num_rows, stored.num_duplicates) == (2, 2)
     with get_storage().open("k/rows.jsonl") as source:
         assert [json.loads(line)["custom_id"] for line in source.read().splitlines()] == ["row-101", "row-102"]
 
@@ -152,7 +154,7 @@ def test_bad_lines_of_the_training_prompts_do_not_hide_duplicates(organization: 
 
     stored = normalise_held_out(held_out, base_model=make_base_model(), key="k/other.jsonl", training_prompts=training)
 
-    assert stored == HeldOut(num_rows=1, num_duplicates=1)
+    assert (stored.num_rows, stored.num_duplicates) == (1, 1)
 
 
 def test_a_held_out_file_of_training_prompts_only_is_refused(organization: Organization) -> None:

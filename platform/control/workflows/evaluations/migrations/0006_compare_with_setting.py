@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('evaluations', '0004_engine_setting'),
+        ('evaluations', '0005_compare_prompts'),
     ]
 
     operations = [

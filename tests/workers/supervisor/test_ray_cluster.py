@@ -1,0 +1,130 @@
+"""Real supervisors start engines on a real Ray cluster of this machine: a head and two machines with other addresses.
+
+The two machines have data folders of their own and know nothing of the database. The engines are fake ones.
+"""
+
+import importlib.util
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from control.serving.deployments.models import Deployment, Replica
+from control.serving.deployments.services import deployment_create, deployment_scale, deployment_stop
+from tests.control.factories import make_key
+from tests.workers.supervisor.live import LiveStack
+from tests.workers.supervisor.test_deployment_supervisors import (
+    all_ready_and_as_recorded,
+    processes_of_replicas,
+    start_supervisor,
+)
+
+HOSTS = ("127.0.0.2", "127.0.0.3")  # addresses of this machine, as if they were those of two others
+SECONDS = 90.0  # far more than needed, because the machine may be busy
+FAST_HEALTH_CHECKS = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the packages of requirements-ray.txt"),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all addresses of 127.0.0.0/8"),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
+
+
+class Machines:
+    """A Ray cluster whose machines are raylets of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._folder = folder
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": FAST_HEALTH_CHECKS}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address: str = self._cluster.address
+        self._nodes: dict[str, Any] = {}
+        for host in HOSTS:
+            self.start(host)
+
+    def start(self, host: str) -> None:
+        environment = {
+            "DJANGO_SETTINGS_MODULE": "tests.workers.supervisor.engine_settings",
+            "SLIPSTREAM_DATA_DIR": str(self._folder / host),
+        }
+        self._nodes[host] = self._cluster.add_node(node_ip_address=host, num_cpus=2, env_vars=environment)
+
+    def kill_raylet(self, host: str) -> None:
+        self._cluster.remove_node(self._nodes.pop(host), allow_graceful=False)
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    machines = Machines(tmp_path_factory.mktemp("machines"))
+    yield machines
+    machines.close()
+
+
+@pytest.fixture
+def ray_stack(stack: LiveStack, machines: Machines) -> Iterator[LiveStack]:
+    """A stack whose supervisors start engines on the cluster, in a namespace of their own."""
+    stack.environment |= {
+        "SLIPSTREAM_LAUNCHER": "ray",
+        "SLIPSTREAM_RAY_ADDRESS": machines.address,
+        "SLIPSTREAM_RAY_NAMESPACE": f"test-{secrets.token_hex(4)}",
+    }
+    yield stack
+    stack.close()
+    for sessions in processes_of_replicas().values():
+        for session in sessions:
+            os.kill(parent_of(session), 9)
+
+
+def parent_of(pid: int) -> int:
+    """The process of the Ray actor, for the process id in a replica's row."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def make_deployment(stack: LiveStack, *, num_replicas: int) -> Deployment:
+    deployment = deployment_create(organization=stack.organization, name="endpoint", base_model=stack.base_model)
+    deployment_scale(deployment=deployment, num_replicas=num_replicas)
+    return deployment
+
+
+def chat(url: str, token: str, model: str) -> httpx2.Response:
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
+    return httpx2.post(
+        f"{url}/chat/completions", json=body, headers={"Authorization": f"Bearer {token}"}, trust_env=False
+    )
+
+
+def test_a_deployment_on_a_ray_cluster_serves_through_the_gateway(ray_stack: LiveStack) -> None:
+    deployment = make_deployment(ray_stack, num_replicas=2)
+    start_supervisor(ray_stack)
+    ray_stack.wait_until(all_ready_and_as_recorded, SECONDS)
+    replicas = list(Replica.objects.order_by("host"))
+
+    assert [(row.launcher, row.node, row.host) for row in replicas] == [("ray", f"ray:{h}", h) for h in HOSTS]
+    with ray_stack.serve() as url:
+        token = make_key(ray_stack.organization)[1]
+        answer = chat(f"{url}/v1", token, deployment.name)
+    assert answer.status_code == 200, answer.text
+    engine = f"http://{replicas[0].host}:{replicas[0].port}/v1"
+    assert chat(engine, "another token", deployment.name).status_code == 401
+    with pytest.raises(httpx2.ConnectError):
+        chat(f"http://127.0.0.1:{replicas[0].port}/v1", replicas[0].token, deployment.name)
+
+    deployment_stop(deployment=deployment)
+    ray_stack.wait_until(lambda: not processes_of_replicas(), SECONDS)
+    ray_stack.wait_until(lambda: not Replica.objects.exclude(pid=None).exists(), SECONDS)

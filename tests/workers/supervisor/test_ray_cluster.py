@@ -6,8 +6,10 @@ The two machines have data folders of their own and know nothing of the database
 import importlib.util
 import os
 import secrets
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ import pytest
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.services import deployment_create, deployment_scale, deployment_stop
 from tests.control.factories import make_key
-from tests.workers.supervisor.live import LiveStack
+from tests.workers.supervisor.live import LiveStack, kill_9
 from tests.workers.supervisor.test_deployment_supervisors import (
     all_ready_and_as_recorded,
+    holds_nothing,
     processes_of_replicas,
     start_supervisor,
 )
@@ -88,7 +91,7 @@ def ray_stack(stack: LiveStack, machines: Machines) -> Iterator[LiveStack]:
     stack.close()
     for sessions in processes_of_replicas().values():
         for session in sessions:
-            os.kill(parent_of(session), 9)
+            os.kill(parent_of(session), signal.SIGKILL)
 
 
 def parent_of(pid: int) -> int:
@@ -128,3 +131,68 @@ def test_a_deployment_on_a_ray_cluster_serves_through_the_gateway(ray_stack: Liv
     deployment_stop(deployment=deployment)
     ray_stack.wait_until(lambda: not processes_of_replicas(), SECONDS)
     ray_stack.wait_until(lambda: not Replica.objects.exclude(pid=None).exists(), SECONDS)
+
+
+def actor_processes() -> set[int]:
+    """The processes of all actors of engines, as Ray's workers name themselves."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.joinpath("cmdline").read_bytes().startswith(b"ray::EngineActor"):
+                found.add(int(folder.name))
+        except OSError:
+            continue  # the process has ended
+    return found
+
+
+def kill_and_wait(stack: LiveStack, number: int, kill: Callable[[int], object]) -> None:
+    """Kills the engine of a replica in some way, and waits until only this engine has been replaced."""
+    engines = engines_by_number()
+    kill(engines[number])
+    stack.wait_until(lambda: engines_by_number().get(number) not in (None, engines[number]), SECONDS)
+    stack.wait_until(all_ready_and_as_recorded, SECONDS)
+    assert {**engines_by_number(), number: 0} == {**engines, number: 0}, "an engine that was not killed was replaced"
+
+
+def engines_by_number() -> dict[int, int]:
+    """The recorded processes, by the numbers of the replicas."""
+    return {row.number: row.pid for row in Replica.objects.all() if row.pid is not None}
+
+
+def test_killed_engines_actors_and_supervisors_leave_no_orphaned_and_no_duplicate_engine(
+    ray_stack: LiveStack,
+) -> None:
+    deployment = make_deployment(ray_stack, num_replicas=2)
+    supervisor = start_supervisor(ray_stack)
+    ray_stack.wait_until(all_ready_and_as_recorded, SECONDS)
+
+    kill_and_wait(ray_stack, 0, lambda engine: os.killpg(engine, signal.SIGKILL))
+    kill_and_wait(ray_stack, 1, lambda engine: os.kill(parent_of(engine), signal.SIGKILL))
+
+    before = actor_processes()
+    deployment_scale(deployment=deployment, num_replicas=3)
+    ray_stack.wait_until(lambda: len(actor_processes()) == 3, SECONDS)
+    kill_9(supervisor)  # Ray has placed the third actor, but no row records its engine
+    assert Replica.objects.exclude(pid=None).count() == 2
+    start_supervisor(ray_stack)
+    ray_stack.wait_until(partial(holds_nothing, supervisor.pid), SECONDS)
+    ray_stack.wait_until(all_ready_and_as_recorded, SECONDS)
+    assert {parent_of(pid) for pid in engines_by_number().values()} == actor_processes() > before
+
+    kill_and_wait(ray_stack, 2, lambda engine: os.kill(parent_of(engine), signal.SIGKILL))
+    deployment_stop(deployment=deployment)
+    ray_stack.wait_until(lambda: not actor_processes() and not processes_of_replicas(), SECONDS)
+
+
+def test_the_engines_of_a_lost_machine_are_started_on_another_one(ray_stack: LiveStack, machines: Machines) -> None:
+    make_deployment(ray_stack, num_replicas=2)
+    start_supervisor(ray_stack)
+    ray_stack.wait_until(all_ready_and_as_recorded, SECONDS)
+    kept = Replica.objects.get(host=HOSTS[0])
+
+    machines.kill_raylet(HOSTS[1])
+    ray_stack.wait_until(lambda: set(Replica.objects.values_list("host", flat=True)) == {HOSTS[0]}, SECONDS)
+    ray_stack.wait_until(all_ready_and_as_recorded, SECONDS)
+
+    assert Replica.objects.get(pk=kept.pk).pid == kept.pid
+    machines.start(HOSTS[1])

@@ -16,6 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from control.serving.deployments.launchers.processes import endpoint_processes
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.services import deployment_create, deployment_scale, deployment_stop
 from tests.control.factories import make_key
@@ -29,6 +30,7 @@ from tests.workers.supervisor.test_deployment_supervisors import (
 
 HOSTS = ("127.0.0.2", "127.0.0.3")  # addresses of this machine, as if they were those of two others
 SECONDS = 90.0  # far more than needed, because the machine may be busy
+RAY_TOKEN = secrets.token_hex(16)
 FAST_HEALTH_CHECKS = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 300,
@@ -52,7 +54,7 @@ class Machines:
 
         self._folder = folder
         head = {"num_cpus": 0, "include_dashboard": False, "_system_config": FAST_HEALTH_CHECKS}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
         self._nodes: dict[str, Any] = {}
         for host in HOSTS:
@@ -74,9 +76,12 @@ class Machines:
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    machines = Machines(tmp_path_factory.mktemp("machines"))
-    yield machines
-    machines.close()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_AUTH_MODE", "token")
+        environment.setenv("RAY_AUTH_TOKEN", RAY_TOKEN)
+        machines = Machines(tmp_path_factory.mktemp("machines"))
+        yield machines
+        machines.close()
 
 
 @pytest.fixture
@@ -86,6 +91,8 @@ def ray_stack(stack: LiveStack, machines: Machines) -> Iterator[LiveStack]:
         "SLIPSTREAM_LAUNCHER": "ray",
         "SLIPSTREAM_RAY_ADDRESS": machines.address,
         "SLIPSTREAM_RAY_NAMESPACE": f"test-{secrets.token_hex(4)}",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": RAY_TOKEN,
     }
     yield stack
     stack.close()
@@ -127,6 +134,9 @@ def test_a_deployment_on_a_ray_cluster_serves_through_the_gateway(ray_stack: Liv
     assert chat(engine, "another token", deployment.name).status_code == 401
     with pytest.raises(httpx2.ConnectError):
         chat(f"http://127.0.0.1:{replicas[0].port}/v1", replicas[0].token, deployment.name)
+    environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in endpoint_processes()]
+    assert len(environments) >= 2
+    assert not any(RAY_TOKEN.encode() in environment for environment in environments)
 
     deployment_stop(deployment=deployment)
     ray_stack.wait_until(lambda: not processes_of_replicas(), SECONDS)

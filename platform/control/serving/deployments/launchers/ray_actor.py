@@ -8,12 +8,14 @@ Methods return values of JSON, because the supervisor that calls them may belong
 
 import asyncio
 import os
+import subprocess
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 # Ray sets the first one to the actor's number of processors, for computations in the actor itself. The engine chooses
 # its number of threads as it does without Ray. The second one names a debugger of Ray.
 _RAYS_OWN = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
+_TIDY_SECONDS = 60.0
 
 
 class EngineActor:
@@ -59,7 +61,7 @@ class EngineActor:
         from control.serving.deployments.launchers.interface import LaunchError
         from control.serving.deployments.launchers.ray_order import ordered
 
-        host = ray.util.get_node_ip_address()
+        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         device = ",".join(map(str, ray.get_gpu_ids()))
         try:
             self._endpoint = start_here(ordered(self._order), device=device, host=host, lifeline=self._lifeline)
@@ -78,7 +80,18 @@ class EngineActor:
         started = self._started.result()
         if self._endpoint is None:
             return {"exit_code": None, "log": started["message"]}
-        return {"exit_code": self._endpoint.process.wait(), "log": self._log()}
+        while True:
+            try:
+                return {"exit_code": self._endpoint.process.wait(_TIDY_SECONDS), "log": self._log()}
+            except subprocess.TimeoutExpired:
+                self._limit_files()
+
+    def _limit_files(self) -> None:
+        """Does what the supervisor does on its own machine."""
+        from control.core.settings.config import get_config
+        from control.serving.deployments.launchers.leftovers import limit_files
+
+        limit_files(get_config())
 
     def _log(self) -> str:
         from control.core.settings.config import get_config

@@ -65,16 +65,22 @@ class Actor:
 
 def result_of(future: "Future[Any]") -> Any:
     """Returns the result of a call that is done. Raises: ActorGone; ClusterUnavailable."""
-    from ray import exceptions
-
     try:
         return future.result()
-    except exceptions.ActorUnavailableError as error:
-        raise ClusterUnavailable(str(error)) from error
-    except (exceptions.RayActorError, exceptions.RayTaskError) as error:
-        raise ActorGone(str(error)) from error
-    except exceptions.RayError as error:
-        raise ClusterUnavailable(str(error)) from error
+    except (ActorGone, ClusterUnavailable):
+        raise
+    except Exception as error:
+        raise _translated(error) from error
+
+
+def _translated(error: Exception) -> Exception:
+    """An error that is not known to be the actor's end says nothing about the actor."""
+    from ray import exceptions
+
+    has_ended = isinstance(error, exceptions.RayActorError | exceptions.RayTaskError)
+    if has_ended and not isinstance(error, exceptions.ActorUnavailableError):
+        return ActorGone(str(error))
+    return ClusterUnavailable(str(error))
 
 
 class RayCluster:

@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 # How long an actor may wait for a machine. Five such waits take longer than the ten minutes in which five crashes make
 # a replica fail, so that a replica gets a machine whenever one is added to the cluster.
 PLACEMENT_SECONDS = 180.0
-LOOK_UP_SECONDS = 1.0  # between two attempts to find an actor while the cluster does not answer
+RETRY_SECONDS = 1.0  # between two attempts while the cluster does not answer
 LOG_SECONDS = 5.0  # between two reads of the log of an engine that is not healthy
 
 
@@ -63,7 +63,6 @@ class _Watch:
     actor: Actor | None = None
     ended: "Future[Any] | None" = None
     is_to_drain: bool = False
-    retry_at: float = 0.0
     log_call: "Future[Any] | None" = None
     log_at: float = 0.0
 
@@ -83,10 +82,13 @@ class RayLauncher:
         self._logs: dict[int, str] = {}  # by replica
         self._killed: set[str] = set()  # ids of actors that may not have ended yet
         self._actors: Future[dict[str, str]] | None = None
+        self._retry_at = 0.0  # of the monotonic clock
 
     def ensure(self, replica: Replica, record: Record) -> bool:
         name = process_name(replica)
         start = self._starts.get(name)
+        if time.monotonic() < self._retry_at:
+            return False
         if start is None:
             prefetch_related_objects([replica.deployment], "adapters", "speculator__base_speculator")  # for the order
             needs = needs_of(self.config, replica.deployment)
@@ -95,8 +97,8 @@ class RayLauncher:
         try:
             started = self._progress(name, start)
         except ClusterUnavailable as error:
-            log.warning("the Ray cluster does not answer", replica=str(replica), error=str(error))
-            del self._starts[name]  # the next tick finds the actor if it exists
+            self._wait(error)
+            del self._starts[name]  # the next attempt finds the actor if it exists
             return False
         except ActorGone as error:
             del self._starts[name]
@@ -149,17 +151,14 @@ class RayLauncher:
 
     def observe(self, replica: Replica) -> Ended | None:
         watch = self._watch(replica)
-        if time.monotonic() < watch.retry_at:
+        if time.monotonic() < self._retry_at:
             return None
         try:
             return self._observed(replica, watch)
         except ClusterUnavailable as error:
-            log.warning("the Ray cluster does not answer", replica=str(replica), error=str(error))
-            self._watches[replica.process_started] = _Watch(
-                self._cluster.find(_recorded_name(replica)),
-                is_to_drain=watch.is_to_drain,
-                retry_at=time.monotonic() + LOOK_UP_SECONDS,
-            )
+            self._wait(error)
+            found = self._cluster.find(_recorded_name(replica))
+            self._watches[replica.process_started] = _Watch(found, is_to_drain=watch.is_to_drain)
             return None
         except ActorGone:
             return Ended("node_lost", "The Ray actor of the engine, or its machine, has ended.")
@@ -249,6 +248,10 @@ class RayLauncher:
 
     def close(self) -> None:
         self._cluster.close()
+
+    def _wait(self, error: ClusterUnavailable) -> None:
+        log.warning("the Ray cluster does not answer", error=str(error))
+        self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def _kill(self, name: str, actor_id: str) -> None:
         self._killed.add(actor_id)

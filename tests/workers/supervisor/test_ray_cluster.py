@@ -16,18 +16,16 @@ from typing import Any
 import httpx2
 import pytest
 
-from control.serving.deployments.launchers.processes import endpoint_processes
+from control.serving.deployments.launchers.processes import ACTOR_NAME_VARIABLE, endpoint_processes
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.services import deployment_create, deployment_scale, deployment_stop
 from tests.control.factories import make_key
+from tests.workers.supervisor import test_deployment_supervisors as one_machine
 from tests.workers.supervisor.live import LiveStack, kill_9
-from tests.workers.supervisor.test_deployment_supervisors import (
-    all_ready_and_as_recorded,
-    holds_nothing,
-    processes_of_replicas,
-    start_supervisor,
-)
+from tests.workers.supervisor.test_deployment_supervisors import holds_nothing, start_supervisor
 
+processes_of_replicas = partial(one_machine.processes_of_replicas, ACTOR_NAME_VARIABLE)
+all_ready_and_as_recorded = partial(one_machine.all_ready_and_as_recorded, ACTOR_NAME_VARIABLE)
 HOSTS = ("127.0.0.2", "127.0.0.3")  # addresses of this machine, as if they were those of two others
 SECONDS = 90.0  # far more than needed, because the machine may be busy
 RAY_TOKEN = secrets.token_hex(16)
@@ -134,7 +132,7 @@ def test_a_deployment_on_a_ray_cluster_serves_through_the_gateway(ray_stack: Liv
     assert chat(engine, "another token", deployment.name).status_code == 401
     with pytest.raises(httpx2.ConnectError):
         chat(f"http://127.0.0.1:{replicas[0].port}/v1", replicas[0].token, deployment.name)
-    environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in endpoint_processes()]
+    environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in endpoint_processes(ACTOR_NAME_VARIABLE)]
     assert len(environments) >= 2
     assert not any(RAY_TOKEN.encode() in environment for environment in environments)
 
@@ -184,10 +182,17 @@ def test_killed_engines_actors_and_supervisors_leave_no_orphaned_and_no_duplicat
     ray_stack.wait_until(lambda: len(actor_processes()) == 3, SECONDS)
     kill_9(supervisor)  # Ray has placed the third actor, but no row records its engine
     assert Replica.objects.exclude(pid=None).count() == 2
-    start_supervisor(ray_stack)
-    ray_stack.wait_until(partial(holds_nothing, supervisor.pid), SECONDS)
+    supervisor = start_supervisor(ray_stack)
     ray_stack.wait_until(all_ready_and_as_recorded, SECONDS)
     assert {parent_of(pid) for pid in engines_by_number().values()} == actor_processes() > before
+
+    engines = engines_by_number()
+    supervisor.terminate()
+    assert supervisor.wait(timeout=SECONDS) == 0
+    supervisor = start_supervisor(ray_stack)
+    ray_stack.wait_until(lambda: not holds_nothing(supervisor.pid), SECONDS)
+    ray_stack.wait_until(all_ready_and_as_recorded, SECONDS)
+    assert engines_by_number() == engines, "an engine was replaced although only the supervisor was"
 
     kill_and_wait(ray_stack, 2, lambda engine: os.kill(parent_of(engine), signal.SIGKILL))
     deployment_stop(deployment=deployment)

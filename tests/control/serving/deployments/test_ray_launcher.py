@@ -1,5 +1,8 @@
 """Rules of the launcher `ray`, with a fake of the few calls of Ray. tests/workers/supervisor has a real cluster."""
 
+import signal
+import subprocess
+import sys
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from control.serving.deployments import leases, observations
 from control.serving.deployments.launchers import ray_calls, ray_cluster
 from control.serving.deployments.launchers.engine_process import _command
 from control.serving.deployments.launchers.interface import Ended, LaunchError
+from control.serving.deployments.launchers.processes import ACTOR_NAME_VARIABLE, NAME_VARIABLE
 from control.serving.deployments.launchers.ray_calls import ActorGone, ClusterUnavailable, Needs
 from control.serving.deployments.launchers.ray_cluster import RayLauncher, needs_of
 from control.serving.deployments.launchers.ray_order import order_of, ordered
@@ -77,6 +81,9 @@ class FakeCluster:
 
     def actors(self) -> "Future[dict[str, str]]":
         return done({name: actor.id for name, actor in self.living.items()})
+
+    def release_sigterm(self) -> None:
+        """No signal was taken over."""
 
     def close(self) -> None:
         """Nothing to close."""
@@ -196,7 +203,7 @@ def test_the_end_of_an_engine_is_reported_with_its_log_and_frees_the_name(
     launcher = launcher_of(cluster)
     replica = launch(launcher, deployment)
     launcher.drain(replica)
-    assert launcher.observe(replica) is None
+    assert [launcher.observe(replica) for _ in range(2)] == [None] * 2
     actor = cluster.living[f"{replica}-1"]
     assert actor.calls.count("drain") == 1
 
@@ -297,6 +304,27 @@ def test_a_supervisor_claims_no_engine_of_a_launcher_that_it_does_not_have(
         return leases.replicas_claim(Deployment.objects.all(), supervisor="s", node="n", launchers=launchers)
 
     assert [claim("process"), claim("process", "ray")] == [0, 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the processes of a machine are listed in /proc")
+def test_a_supervisor_does_not_kill_an_actors_engine_on_its_own_machine(
+    supervisor: Supervisor, deployment: Deployment
+) -> None:
+    """The supervisor's launcher `process` kills engines that no row of its own names."""
+    engines = {
+        variable: subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(60)"],
+            env={variable: f"{deployment.pk}-0-1"},
+            start_new_session=True,
+        )
+        for variable in (NAME_VARIABLE, ACTOR_NAME_VARIABLE)
+    }
+    supervisor.kill_strays()
+
+    assert engines[NAME_VARIABLE].wait(timeout=10) == -signal.SIGKILL
+    assert engines[ACTOR_NAME_VARIABLE].poll() is None
+    engines[ACTOR_NAME_VARIABLE].kill()
+    engines[ACTOR_NAME_VARIABLE].wait(timeout=10)
 
 
 def test_without_ray_only_a_supervisor_that_should_use_it_refuses_to_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,12 @@ from control.models.engines.planning import memory_limit
 from control.models.engines.schemas import EngineOptions
 from control.serving.deployments.launchers.devices import DEVICES_VARIABLE, engine_device
 from control.serving.deployments.launchers.interface import AlreadyRunning, LaunchError
-from control.serving.deployments.launchers.processes import NAME_VARIABLE, ProcessIdentity, process_started
+from control.serving.deployments.launchers.processes import (
+    ACTOR_NAME_VARIABLE,
+    NAME_VARIABLE,
+    ProcessIdentity,
+    process_started,
+)
 from control.serving.deployments.models import Deployment, Replica
 from workers.parent_death import kept_command, unprivileged
 from workers.planning import DEFAULT_CONCURRENCY
@@ -104,8 +109,8 @@ def adapter_dir(config: Config, deployment: Deployment, adapter: Adapter) -> Pat
     return config.data_dir / "deployments" / deployment.pk / adapter.pk
 
 
-def start_here(replica: Replica, *, device: str, host: str, lifeline: int) -> Endpoint:
-    """Copies the files and starts the engine process. For launchers that run on the machine of the engine.
+def start_for_actor(replica: Replica, *, device: str, host: str, lifeline: int) -> Endpoint:
+    """Copies the files and starts the engine process, on the machine of a Ray actor, which must end it.
 
     Args: see `launch`. Raises: LaunchError.
     """
@@ -114,7 +119,15 @@ def start_here(replica: Replica, *, device: str, host: str, lifeline: int) -> En
         speculator_dir = stage(config, replica.deployment)
     except STAGING_ERRORS as error:
         raise not_staged(replica.deployment, error) from error
-    return launch(config, replica, device=device, speculator_dir=speculator_dir, lifeline=lifeline, host=host)
+    return launch(
+        config,
+        replica,
+        device=device,
+        speculator_dir=speculator_dir,
+        lifeline=lifeline,
+        host=host,
+        name_variable=ACTOR_NAME_VARIABLE,
+    )
 
 
 def not_staged(deployment: Deployment, error: Exception) -> LaunchError:
@@ -131,6 +144,7 @@ def launch(
     speculator_dir: Path | None,
     lifeline: int | None,
     host: str | None = None,
+    name_variable: str = NAME_VARIABLE,
 ) -> Endpoint:
     """Starts the engine process of a replica.
 
@@ -167,7 +181,7 @@ def launch(
                     if lifeline is None
                     else kept_command(command, lifeline=lifeline, uid=uid),
                     cwd=PROJECT_ROOT,
-                    env={**environment, **tokens, NAME_VARIABLE: process_name(replica)},
+                    env={**environment, **tokens, name_variable: process_name(replica)},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

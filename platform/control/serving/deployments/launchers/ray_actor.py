@@ -57,14 +57,14 @@ class EngineActor:
             os.environ.pop(name, None)
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.base")
         django.setup()
-        from control.serving.deployments.launchers.engine_process import start_here
+        from control.serving.deployments.launchers.engine_process import start_for_actor
         from control.serving.deployments.launchers.interface import LaunchError
         from control.serving.deployments.launchers.ray_order import ordered
 
         host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         device = ",".join(map(str, ray.get_gpu_ids()))
         try:
-            self._endpoint = start_here(ordered(self._order), device=device, host=host, lifeline=self._lifeline)
+            self._endpoint = start_for_actor(ordered(self._order), device=device, host=host, lifeline=self._lifeline)
         except LaunchError as error:
             return {"code": error.code, "message": str(error)}
         return {

@@ -1,9 +1,10 @@
 """The few calls of Ray that the launcher `ray` makes. Calls that wait for the cluster run in threads.
 
-The supervisor's process becomes a driver of the Ray cluster, so a raylet must run on its machine. Ray is imported at
-the first call, in a thread: there, Ray leaves the process's signal handlers as they are.
+The supervisor's process becomes a driver of the Ray cluster, so a raylet must run on its machine. Ray is imported and
+connected at the first call, in a thread, where it does not replace Python's handlers of signals.
 """
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -92,7 +93,8 @@ class RayCluster:
         self._address, self._namespace = config.ray_address, config.ray_namespace
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="ray")
         self._lock = threading.Lock()
-        self._actor_class: Any = None
+        self._ray: Any = None  # the module, once it was connected
+        self._has_sigterm = False
         self._retry_at = 0.0  # of the monotonic clock
 
     def create(self, name: str, order: str, needs: Needs) -> "Future[Actor]":
@@ -110,8 +112,19 @@ class RayCluster:
         """Returns the ids of all actors of the installation by their names."""
         return self._submit(self._actors)
 
+    def release_sigterm(self) -> None:
+        """Makes SIGTERM call the handler that the process had installed. Only the main thread may call this.
+
+        While it connects, Ray's core takes the signal over, and then aborts the process three seconds after SIGTERM.
+        """
+        if self._has_sigterm:
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+            self._has_sigterm = False
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._ray is not None:
+            self._ray.shutdown()
 
     def _submit(self, work: Callable[[Any], _Result]) -> "Future[_Result]":
         return self._threads.submit(lambda: work(self._connected()))
@@ -138,6 +151,7 @@ class RayCluster:
             except (ConnectionError, RuntimeError, OSError, ValueError) as error:
                 log.warning("the Ray cluster cannot be reached", address=self._address, error=str(error))
                 raise ClusterUnavailable(str(error)) from error
+            self._ray, self._has_sigterm = ray, True
             log.info("connected to the Ray cluster", address=self._address, namespace=self._namespace)
             return ray
 

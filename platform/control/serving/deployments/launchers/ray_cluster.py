@@ -208,6 +208,7 @@ class RayLauncher:
         return self._logs.get(replica.pk, "")
 
     def retain(self, held: Collection[Replica]) -> None:
+        self._cluster.release_sigterm()
         dropped = self._starts.keys() - {process_name(replica) for replica in held}
         for name in dropped:
             del self._starts[name]

@@ -61,7 +61,7 @@ class EngineActor:
         from control.serving.deployments.launchers.interface import LaunchError
         from control.serving.deployments.launchers.ray_order import ordered
 
-        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        host = str(ray.util.get_node_ip_address())
         device = ",".join(map(str, ray.get_gpu_ids()))
         try:
             self._endpoint = start_for_actor(ordered(self._order), device=device, host=host, lifeline=self._lifeline)

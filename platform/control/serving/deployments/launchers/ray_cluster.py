@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 # How long an actor may wait for a machine. Five such waits take longer than the ten minutes in which five crashes make
 # a replica fail, so that a replica gets a machine whenever one is added to the cluster.
 PLACEMENT_SECONDS = 180.0
-RETRY_SECONDS = 1.0  # between two attempts while the cluster does not answer
+RETRY_SECONDS = 1.0  # between two attempts while nothing is known of an actor
 LOG_SECONDS = 5.0  # between two reads of the log of an engine that is not healthy
 
 
@@ -82,12 +82,12 @@ class RayLauncher:
         self._logs: dict[int, str] = {}  # by replica
         self._killed: set[str] = set()  # ids of actors that may not have ended yet
         self._actors: Future[dict[str, str]] | None = None
-        self._retry_at = 0.0  # of the monotonic clock
+        self._retry_at: dict[str, float] = {}  # of the monotonic clock; by the name of the actor
 
     def ensure(self, replica: Replica, record: Record) -> bool:
         name = process_name(replica)
         start = self._starts.get(name)
-        if time.monotonic() < self._retry_at:
+        if time.monotonic() < self._retry_at.get(name, 0.0):
             return False
         if start is None:
             prefetch_related_objects([replica.deployment], "adapters", "speculator__base_speculator")  # for the order
@@ -97,7 +97,7 @@ class RayLauncher:
         try:
             started = self._progress(name, start)
         except ClusterUnavailable as error:
-            self._wait(error)
+            self._wait(name, error)
             del self._starts[name]  # the next attempt finds the actor if it exists
             return False
         except ActorGone as error:
@@ -150,15 +150,14 @@ class RayLauncher:
         return is_recorded
 
     def observe(self, replica: Replica) -> Ended | None:
-        watch = self._watch(replica)
-        if time.monotonic() < self._retry_at:
+        name, watch = _recorded_name(replica), self._watch(replica)
+        if time.monotonic() < self._retry_at.get(name, 0.0):
             return None
         try:
             return self._observed(replica, watch)
         except ClusterUnavailable as error:
-            self._wait(error)
-            found = self._cluster.find(_recorded_name(replica))
-            self._watches[replica.process_started] = _Watch(found, is_to_drain=watch.is_to_drain)
+            self._wait(name, error)
+            self._watches[replica.process_started] = _Watch(self._cluster.find(name), is_to_drain=watch.is_to_drain)
             return None
         except ActorGone:
             return Ended("node_lost", "The Ray actor of the engine, or its machine, has ended.")
@@ -216,6 +215,7 @@ class RayLauncher:
             del self._watches[gone]
         for gone_id in self._logs.keys() - {replica.pk for replica in held}:
             del self._logs[gone_id]
+        self._retry_at = {name: at for name, at in self._retry_at.items() if at > time.monotonic()}
         if dropped:
             self.kill_strays()
         if self._actors is not None and self._actors.done():
@@ -250,9 +250,9 @@ class RayLauncher:
     def close(self) -> None:
         self._cluster.close()
 
-    def _wait(self, error: ClusterUnavailable) -> None:
-        log.warning("the Ray cluster does not answer", error=str(error))
-        self._retry_at = time.monotonic() + RETRY_SECONDS
+    def _wait(self, name: str, error: ClusterUnavailable) -> None:
+        log.warning("nothing is known of an actor", actor=name, error=str(error))
+        self._retry_at[name] = time.monotonic() + RETRY_SECONDS
 
     def _kill(self, name: str, actor_id: str) -> None:
         self._killed.add(actor_id)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from control.serving.deployments.launchers.processes import ProcessIdentity, endpoint_processes
+from control.serving.deployments.launchers.processes import NAME_VARIABLE, ProcessIdentity, endpoint_processes
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.services import deployment_create, deployment_stop
 from tests.workers.supervisor.live import ROOT, LiveStack, kill_9
@@ -29,11 +29,11 @@ def start_supervisor(stack: LiveStack) -> subprocess.Popen[bytes]:
     return process
 
 
-def processes_of_replicas() -> dict[str, set[int]]:
+def processes_of_replicas(variable: str = NAME_VARIABLE) -> dict[str, set[int]]:
     """Maps the name of each running replica to the sessions of its processes. A replica that runs twice has two."""
     ours = set(Deployment.objects.values_list("pk", flat=True))
     sessions: defaultdict[str, set[int]] = defaultdict(set)
-    for pid, name in endpoint_processes().items():
+    for pid, name in endpoint_processes(variable).items():
         try:
             if name.split("-")[0] in ours:
                 sessions[name].add(os.getsid(pid))
@@ -53,10 +53,10 @@ def holds_nothing(pid: int) -> bool:
     return not Replica.objects.filter(supervisor__contains=f":{pid}:").exists()
 
 
-def all_ready_and_as_recorded() -> bool:
+def all_ready_and_as_recorded(variable: str = NAME_VARIABLE) -> bool:
     """Whether all deployments are ready and exactly the processes run that the database records."""
     states = set(Deployment.objects.values_list("state", flat=True))
-    return states == {Deployment.State.READY} and recorded_processes() == processes_of_replicas()
+    return states == {Deployment.State.READY} and recorded_processes() == processes_of_replicas(variable)
 
 
 @pytest.mark.wide

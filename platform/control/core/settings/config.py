@@ -90,6 +90,11 @@ class Config(BaseSettings):
     # The host on which gateways reach the engines. Unless it is the loopback address, engines listen on all interfaces.
     engine_host: str = LOOPBACK
     node_name: Annotated[str, Field(min_length=1, max_length=80)] = socket.gethostname()[:80]  # unique per machine
+    # What starts the engines of endpoints: `process`, on the supervisor's machine; `ray`, on machines of a Ray cluster.
+    # All supervisors must have the same launcher.
+    launcher: Literal["process", "ray"] = "process"
+    ray_address: str = "auto"  # host:port of the cluster's head; auto: the cluster of the raylet on this machine
+    ray_namespace: Annotated[str, Field(min_length=1, max_length=80)] = "slipstream"  # one per installation
     # FIRST-LAST: a range of user ids. All engines and jobs of an organization run as one of them. Requires root.
     engine_uids: str = ""
     suffix_decoding: bool = True  # beside every speculator; all drafts are then made on the host

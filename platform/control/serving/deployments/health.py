@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import httpx2
 
+from control.serving.deployments.models import Replica
+
 PROBE_TIMEOUT_SECONDS = 5.0
 # An engine that has not been used for a minute is checked less often: a check costs the supervisor 0.5 ms of CPU time.
 UNUSED_SECONDS, UNUSED_FACTOR = 60.0, 5
@@ -49,11 +51,11 @@ class Check:
     load: Load | None = None
 
 
-def probe(client: httpx2.Client, port: int, token: str) -> Check:
+def probe(client: httpx2.Client, host: str, port: int, token: str) -> Check:
     started = time.monotonic()
     is_healthy, load = False, None
     try:
-        response = client.get(f"http://127.0.0.1:{port}/health", headers={"Authorization": f"Bearer {token}"})
+        response = client.get(f"http://{host}:{port}/health", headers={"Authorization": f"Bearer {token}"})
         if response.status_code == 200:
             is_healthy, load = True, Load.of(response.json())
     except (httpx2.HTTPError, ValueError, LookupError, TypeError, AttributeError):
@@ -74,11 +76,12 @@ class HealthWatch:
     _pending: "Future[Check] | None" = None
     _next_at: float = 0.0
 
-    def poll(self, pool: ThreadPoolExecutor, client: httpx2.Client, port: int, token: str) -> bool | None:
+    def poll(self, pool: ThreadPoolExecutor, client: httpx2.Client, replica: Replica) -> bool | None:
         """Starts a check when one is due. Returns the result of a check that ended since the last call, else None."""
         if self._pending is None:
             if time.monotonic() >= self._next_at:
-                self._pending = pool.submit(probe, client, port, token)
+                assert replica.port is not None
+                self._pending = pool.submit(probe, client, replica.supervised_host, replica.port, replica.token)
             return None
         if not self._pending.done():
             return None

@@ -8,8 +8,11 @@ database's clock.
 A process can be watched and signalled only on its own machine, its node. There is therefore a second lease, with one
 row for each node (`Node.lease_until`), which the supervisors of the node renew. A supervisor claims a replica only if
 no other supervisor has a valid lease on it and one of these is true: the replica has no process; its process runs on
-the supervisor's node; its process runs on a node whose lease has expired.
+the supervisor's node; its process runs on a node whose lease has expired. The machines of a Ray cluster have no such
+lease, so every supervisor with the launcher `ray` may claim the replicas on them.
 """
+
+from collections.abc import Sequence
 
 from django.db import transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
@@ -43,15 +46,18 @@ def leases_renew(*, supervisor: str, node: str) -> None:
     Replica.objects.filter(supervisor=supervisor, lease_until__gt=Now()).update(lease_until=from_now(LEASE_SECONDS))
 
 
-def replicas_claim(deployments: QuerySet[Deployment], *, supervisor: str, node: str) -> int:
-    """Claims replicas of these deployments that no supervisor holds. Returns how many."""
+def replicas_claim(deployments: QuerySet[Deployment], *, supervisor: str, node: str, launchers: Sequence[str]) -> int:
+    """Claims replicas of these deployments that no supervisor holds. Returns how many.
+
+    Args: launchers: the supervisor's. It claims no process that another launcher has started.
+    """
     with transaction.atomic():
-        free = _free(node).filter(deployment__in=deployments)
+        free = _free(node, launchers).filter(deployment__in=deployments)
         chosen = list(free.order_by("pk").values_list("pk", flat=True)[:MAX_CLAIMS])
         if not chosen:
             return 0
         return (
-            _free(node)
+            _free(node, launchers)
             .filter(pk__in=chosen)
             .update(supervisor=supervisor, lease_until=from_now(LEASE_SECONDS), fence=F("fence") + 1)
         )
@@ -62,8 +68,10 @@ def replicas_release(replicas: QuerySet[Replica]) -> None:
     replicas.update(supervisor="", lease_until=None)
 
 
-def _free(node: str) -> QuerySet[Replica]:
+def _free(node: str, launchers: Sequence[str]) -> QuerySet[Replica]:
     is_lost = ~Exists(Node.objects.filter(name=OuterRef("node"), lease_until__gt=Now()))
     return Replica.objects.filter(
-        Q(lease_until=None) | Q(lease_until__lte=Now()), Q(node="") | Q(node=node) | Q(is_lost)
+        Q(lease_until=None) | Q(lease_until__lte=Now()),
+        Q(node="") | Q(node=node) | Q(is_lost),
+        Q(pid=None) | Q(launcher__in=launchers),
     )

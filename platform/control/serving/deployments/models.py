@@ -7,6 +7,7 @@ the replicas hold what the supervisors observed of the processes.
 from django.db import models
 
 from control.core.ids import deployment_id
+from control.core.settings.config import LOOPBACK
 from control.models.catalog.models import BaseModel, Speculator
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import ProjectObject
@@ -146,6 +147,11 @@ class Replica(models.Model):
     def has_process(self) -> bool:
         """Whether a process was started whose end has not been recorded."""
         return self.pid is not None
+
+    @property
+    def supervised_host(self) -> str:
+        """Where the replica's supervisor reaches the process. `host` may be a name that only gateways use."""
+        return LOOPBACK if self.launcher == "process" else self.host
 
 
 AVAILABLE = (Replica.State.READY, Replica.State.SLEEPING)  # a request wakes a sleeping replica

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from django.db.models import Prefetch, QuerySet
+from django.db.models import F, Prefetch, QuerySet
 from django.db.models.functions import Now
 
 from control.core.api.errors import ApiError
@@ -110,3 +110,17 @@ def replicas_not_stray(supervisor: str, node: str) -> tuple[set[int], set[str]]:
     here = Replica.objects.exclude(pid=None).filter(node__in=["", node])
     others = Replica.objects.filter(lease_until__gt=Now()).exclude(supervisor=supervisor)
     return {pid for pid in here.values_list("pid", flat=True) if pid is not None}, {str(replica) for replica in others}
+
+
+def engines_recorded(launcher: str) -> set[str]:
+    """For supervisors only: what identifies the engines that a launcher has started and whose end is not recorded."""
+    rows = Replica.objects.filter(launcher=launcher).exclude(pid=None)
+    return set(rows.values_list("process_started", flat=True))
+
+
+def engines_to_adopt() -> set[str]:
+    """For supervisors only: the names (see `process_name`) of engines that should run and that no row records."""
+    rows = Replica.objects.filter(
+        pid=None, deployment__state__in=RUNNING_STATES, number__lt=F("deployment__num_replicas")
+    ).exclude(state=Replica.State.FAILED)
+    return {f"{replica}-{replica.deployment.generation}" for replica in rows.select_related("deployment")}

@@ -54,7 +54,8 @@ class SleepWatch:
             return
         path = "/wake" if idle_seconds is None else f"/sleep?idle_seconds={idle_seconds}"
         if replica.port is not None:
-            self._pending = pool.submit(_change, client, replica.port, replica.operator_token, path)
+            url = f"http://{replica.supervised_host}:{replica.port}{path}"
+            self._pending = pool.submit(_change, client, url, replica.operator_token)
 
     def _end(self, replica: Replica, code: str) -> None:
         """Handles the end of a change. Args: code: the code of the error; empty: the change was made."""
@@ -65,11 +66,10 @@ class SleepWatch:
             log.warning("the engine could not be put to sleep or woken", replica=str(replica), code=code)
 
 
-def _change(client: httpx2.Client, port: int, operator_token: str, path: str) -> str:
+def _change(client: httpx2.Client, url: str, operator_token: str) -> str:
     """Requests the change from the engine. Returns the code of the error; empty if there is none."""
     headers = {"Authorization": f"Bearer {operator_token}"}
     try:
-        url = f"http://127.0.0.1:{port}{path}"
         response = client.post(url, headers=headers, timeout=CHANGE_TIMEOUT_SECONDS)
         return "" if response.status_code == 200 else str(response.json()["error"]["code"])
     except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:

@@ -34,6 +34,7 @@ from control.serving.deployments.autoscaling import Autoscaler
 from control.serving.deployments.health import HealthWatch, engine_client
 from control.serving.deployments.launchers.interface import Ended, Launcher, LaunchError
 from control.serving.deployments.launchers.process import ProcessLauncher
+from control.serving.deployments.launchers.ray_cluster import RayLauncher
 from control.serving.deployments.leases import leases_renew, replicas_claim, replicas_ensure, replicas_release
 from control.serving.deployments.measuring import CounterSampler
 from control.serving.deployments.metering import endpoint_meter
@@ -101,6 +102,8 @@ class Supervisor:
         self.id = f"{config.node_name}:{os.getpid()}:{secrets.token_hex(4)}"
         processes = ProcessLauncher(config, supervisor=self.id, lifeline=lifeline)
         self.launchers: dict[str, Launcher] = {processes.name: processes}
+        if config.launcher == RayLauncher.name:
+            self.launchers[RayLauncher.name] = RayLauncher(config, supervisor=self.id)
         self._watched: dict[int, _Watched] = {}  # by replica
         self._probe_pool = ThreadPoolExecutor(max_workers=NUM_PROBE_THREADS, thread_name_prefix="probe")
         self._sleep_pool = sleep_pool()
@@ -144,7 +147,8 @@ class Supervisor:
             self._renew_at = time.monotonic() + self.timings.renew_seconds
             leases_renew(supervisor=self.id, node=self.config.node_name)
         replicas_ensure(deployments_to_supervise())
-        replicas_claim(deployments_to_supervise(), supervisor=self.id, node=self.config.node_name)
+        launchers = list(self.launchers)
+        replicas_claim(deployments_to_supervise(), supervisor=self.id, node=self.config.node_name, launchers=launchers)
         return list(replicas_held(self.id))
 
     def stop(self) -> None:
@@ -197,7 +201,7 @@ class Supervisor:
             self._launch(replica)
 
     def _launch(self, replica: Replica) -> None:
-        launcher = self.launchers[ProcessLauncher.name]
+        launcher = self.launchers[self.config.launcher]
         record = partial(observations.replica_launched, replica=replica, launcher=launcher.name)
         try:
             is_recorded = launcher.ensure(replica, record)
@@ -236,7 +240,7 @@ class Supervisor:
         assert replica.port is not None
         if replica.state == Replica.State.READY:
             watched.sampler.poll(self._probe_pool, self._engine_client, replica)
-        healthy = watched.health.poll(self._probe_pool, self._engine_client, replica.port, replica.token)
+        healthy = watched.health.poll(self._probe_pool, self._engine_client, replica)
         if healthy:
             load = watched.health.load
             if observations.replica_observe(replica=replica, healthy=True, load=load):

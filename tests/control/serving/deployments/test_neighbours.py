@@ -14,6 +14,7 @@ from control.core.storage.backends import FolderStorage, get_storage
 from control.serving.deployments import health
 from control.serving.deployments.health import UNUSED_FACTOR, UNUSED_SECONDS, Check, HealthWatch, Load
 from control.serving.deployments.launchers.staging_pool import MAX_PER_ORGANIZATION, NUM_THREADS, StagingPool
+from control.serving.deployments.models import Replica
 from control.serving.deployments.supervisor import Supervisor
 from tests.control.factories import make_organization
 from tests.control.serving.deployments.conftest import TIMINGS
@@ -29,6 +30,8 @@ from tests.control.serving.deployments.support import (
     tick_until,
     tick_until_state,
 )
+
+REPLICA = Replica(port=1)
 
 
 class SlowStorage:
@@ -64,8 +67,8 @@ def probed_ports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ports: list[int] = []
     real = health.probe
 
-    def probe(client: httpx2.Client, port: int, token: str) -> Check:
-        check = real(client, port, token)
+    def probe(client: httpx2.Client, host: str, port: int, token: str) -> Check:
+        check = real(client, host, port, token)
         ports.append(port)
         return check
 
@@ -183,7 +186,7 @@ def test_an_engine_that_is_not_used_is_checked_less_often(
     with ThreadPoolExecutor(1) as pool, health.engine_client() as client:
         for _ in range(20):
             for _ in range(2):  # starts a check if one is due, and takes its result
-                results.append(watch.poll(pool, client, 1, "t"))
+                results.append(watch.poll(pool, client, REPLICA))
                 pool.submit(lambda: None).result()
             now[0] += 1.0
 
@@ -200,11 +203,11 @@ def test_time_that_a_check_waits_for_a_thread_does_not_count_as_unhealthy(monkey
     with ThreadPoolExecutor(1) as pool, health.engine_client() as client:
         busy = threading.Event()
         pool.submit(busy.wait)
-        watch.poll(pool, client, 1, "")
+        watch.poll(pool, client, REPLICA)
         now[0] = 1000.0
-        assert watch.poll(pool, client, 1, "") is None
+        assert watch.poll(pool, client, REPLICA) is None
         busy.set()
-        while watch.poll(pool, client, 1, "") is None:
+        while watch.poll(pool, client, REPLICA) is None:
             pass
 
     assert (watch.failures, watch.unhealthy_seconds) == (1, 5.0)

@@ -177,7 +177,7 @@ def test_a_deployment_stored_by_an_earlier_release_starts_its_engine_with_the_sa
 
 
 def words_of_command() -> dict[str, str]:
-    command = _command(get_config(), Deployment.objects.get(), device="", port=1, speculator_dir=None)
+    command = _command(get_config(), Deployment.objects.get(), device="", host=None, port=1, speculator_dir=None)
     return dict(itertools.pairwise(command))
 
 

@@ -194,7 +194,10 @@ def test_a_claim_takes_a_part_of_the_replicas_so_that_supervisors_share_them(
     deployment = make_deployment(make_served_model(tmp_path / "model"))
     Replica.objects.bulk_create(Replica(deployment=deployment, number=number) for number in range(3))
 
-    numbers = [leases.replicas_claim(Deployment.objects.all(), supervisor=name, node="n") for name in ("a", "b", "c")]
+    numbers = [
+        leases.replicas_claim(Deployment.objects.all(), supervisor=name, node="n", launchers=["process"])
+        for name in ("a", "b", "c")
+    ]
 
     assert numbers == [2, 1, 0]
 

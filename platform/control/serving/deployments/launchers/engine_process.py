@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import structlog
+from botocore.exceptions import BotoCoreError, ClientError
 from django.conf import settings
 
 from control.core.processes.child_environment import child_environment
@@ -23,8 +25,8 @@ from control.core.processes.engine_homes import use_home
 from control.core.processes.engine_users import EngineUser, NoFreeUser, engine_user, make_model_readable, make_readable
 from control.core.processes.in_use import open_in_use
 from control.core.processes.ports import free_port
-from control.core.settings.config import LOOPBACK, Config
-from control.core.storage.backends import get_storage
+from control.core.settings.config import LOOPBACK, Config, get_config
+from control.core.storage.backends import StorageError, get_storage
 from control.models.adapters.models import Adapter
 from control.models.catalog.cache import copy_folder, use_if_copy
 from control.models.catalog.folder import UnusableModel
@@ -34,15 +36,24 @@ from control.models.engines.planning import memory_limit
 from control.models.engines.schemas import EngineOptions
 from control.serving.deployments.launchers.devices import DEVICES_VARIABLE, engine_device
 from control.serving.deployments.launchers.interface import AlreadyRunning, LaunchError
-from control.serving.deployments.launchers.processes import NAME_VARIABLE, ProcessIdentity, process_started
+from control.serving.deployments.launchers.processes import (
+    ACTOR_NAME_VARIABLE,
+    NAME_VARIABLE,
+    ProcessIdentity,
+    process_started,
+)
 from control.serving.deployments.models import Deployment, Replica
 from workers.parent_death import kept_command, unprivileged
 from workers.planning import DEFAULT_CONCURRENCY
+
+log = structlog.get_logger(__name__)
 
 PROJECT_ROOT = Path(__file__).resolve().parents[5]
 MAX_EXCERPT_BYTES = 2000
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105  # the variable's name
 OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105
+
+STAGING_ERRORS = (StorageError, ClientError, BotoCoreError, OSError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +78,7 @@ def stage(config: Config, deployment: Deployment) -> Path | None:
 
     The related rows must have been read: this runs in threads that make no database queries.
 
-    Returns: the speculator's folder. Raises: StorageError, ClientError, BotoCoreError, OSError.
+    Returns: the speculator's folder. Raises: any of `STAGING_ERRORS`.
     """
     with suppress(UnusableModel):  # `launch` reports the error
         model_folder(deployment.base_model)
@@ -98,22 +109,59 @@ def adapter_dir(config: Config, deployment: Deployment, adapter: Adapter) -> Pat
     return config.data_dir / "deployments" / deployment.pk / adapter.pk
 
 
+def start_for_actor(replica: Replica, *, device: str, host: str, lifeline: int) -> Endpoint:
+    """Copies the files and starts the engine process, on the machine of a Ray actor, which must end it.
+
+    Args: see `launch`. Raises: LaunchError.
+    """
+    config = get_config()
+    try:
+        speculator_dir = stage(config, replica.deployment)
+    except STAGING_ERRORS as error:
+        raise not_staged(replica.deployment, error) from error
+    return launch(
+        config,
+        replica,
+        device=device,
+        speculator_dir=speculator_dir,
+        lifeline=lifeline,
+        host=host,
+        name_variable=ACTOR_NAME_VARIABLE,
+    )
+
+
+def not_staged(deployment: Deployment, error: Exception) -> LaunchError:
+    """Returns the error of a launch whose files could not be copied."""
+    log.warning("speculator not staged", deployment=deployment.pk, error=str(error))
+    return LaunchError("The speculator could not be read from storage.", code="speculator_unavailable")
+
+
 def launch(
-    config: Config, replica: Replica, *, device: str, speculator_dir: Path | None, lifeline: int | None
+    config: Config,
+    replica: Replica,
+    *,
+    device: str,
+    speculator_dir: Path | None,
+    lifeline: int | None,
+    host: str | None = None,
+    name_variable: str = NAME_VARIABLE,
 ) -> Endpoint:
     """Starts the engine process of a replica.
 
-    Args: device: the only CUDA device that the engine sees; empty: it sees none.
+    Args:
+        device: the CUDA devices that the engine sees; empty: it sees none.
+        host: the address on which the engine listens; None: it follows from `SLIPSTREAM_ENGINE_HOST`.
     Raises: LaunchError: the model is not available, the program cannot be run, or the process ended at once;
         AlreadyRunning.
     """
     deployment = replica.deployment
-    port, token, operator_token = free_port(), secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+    port = free_port(host or LOOPBACK)
+    token, operator_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
     tokens = {TOKEN_VARIABLE: token, OPERATOR_TOKEN_VARIABLE: operator_token}
     copy = copy_folder(config, deployment.base_model.pk)
     with use_if_copy(config, copy) or nullcontext() as used:  # from here on, the copy of the model is not deleted
         try:
-            command = _command(config, deployment, device=device, port=port, speculator_dir=speculator_dir)
+            command = _command(config, deployment, device=device, host=host, port=port, speculator_dir=speculator_dir)
             user = _prepare_user(config, deployment)
         except UnusableModel as error:
             raise LaunchError(f"the model is not available: {error.message}") from error
@@ -133,7 +181,7 @@ def launch(
                     if lifeline is None
                     else kept_command(command, lifeline=lifeline, uid=uid),
                     cwd=PROJECT_ROOT,
-                    env={**environment, **tokens, NAME_VARIABLE: process_name(replica)},
+                    env={**environment, **tokens, name_variable: process_name(replica)},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -204,14 +252,14 @@ def _prepare_user(config: Config, deployment: Deployment) -> EngineUser | None:
 
 
 def _command(
-    config: Config, deployment: Deployment, *, device: str, port: int, speculator_dir: Path | None
+    config: Config, deployment: Deployment, *, device: str, host: str | None, port: int, speculator_dir: Path | None
 ) -> list[str]:
     program: list[str] = getattr(settings, "SLIPSTREAM_ENGINE_COMMAND", [sys.executable, "-m", "engine.server"])
     options = EngineOptions.model_validate(deployment.engine or {})
     arguments = {
         "--model-dir": str(model_folder(deployment.base_model, may_fetch=False)),  # `stage` has fetched it
         "--model-name": deployment.served_name,
-        "--host": LOOPBACK if config.engine_host == LOOPBACK else "0.0.0.0",  # noqa: S104  # for gateways on other hosts
+        "--host": host or _listening_host(config),
         "--port": str(port),
         "--device": engine_device(config, device),
         **_engine_arguments(config, options),
@@ -226,6 +274,10 @@ def _command(
         folder = adapter_dir(config, deployment, adapter).resolve()
         words += ["--adapter", f"{deployment.served_name}:{adapter.name}={folder}"]
     return [*program, *words]
+
+
+def _listening_host(config: Config) -> str:
+    return LOOPBACK if config.engine_host == LOOPBACK else "0.0.0.0"  # noqa: S104  # for gateways on other hosts
 
 
 def _engine_arguments(config: Config, options: EngineOptions) -> dict[str, str]:

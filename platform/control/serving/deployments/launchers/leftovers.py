@@ -1,4 +1,5 @@
-"""Deletes this machine's copies of the speculators and adapters of deployments that do not run.
+"""Deletes files of this machine that no engine uses: copies of the speculators and adapters of deployments that do not
+run, and what exceeds the limits for logs, copies of models and homes.
 
 A deployment that is started again copies its files again.
 """
@@ -8,7 +9,14 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+import structlog
+
+from control.core.processes.engine_homes import engine_homes_limit
+from control.core.processes.log_files import logs_limit
 from control.core.settings.config import Config
+from control.models.catalog.cache import model_copies_limit
+
+log = structlog.get_logger(__name__)
 
 
 def hide_unused(config: Config, used_ids: Collection[str]) -> list[Path]:
@@ -28,3 +36,12 @@ def hide_unused(config: Config, used_ids: Collection[str]) -> list[Path]:
 def delete(folders: list[Path]) -> None:
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def limit_files(config: Config) -> None:
+    """Applies all limits. For machines on which no supervisor runs; it logs errors, such as that of a full disk."""
+    for limit in (logs_limit, model_copies_limit, engine_homes_limit):
+        try:
+            limit(config)
+        except OSError:
+            log.exception("could not limit the files of this machine")

@@ -13,14 +13,19 @@ from functools import partial
 from pathlib import Path
 
 import structlog
-from botocore.exceptions import BotoCoreError, ClientError
 from django.db.models import prefetch_related_objects
 
 from control.core.processes.engine_homes import engine_homes_limit
 from control.core.settings.config import Config
-from control.core.storage.backends import StorageError
 from control.serving.deployments.launchers.devices import NoFreeDevice, device_for_engine
-from control.serving.deployments.launchers.engine_process import launch, log_excerpt, only_starter, stage
+from control.serving.deployments.launchers.engine_process import (
+    STAGING_ERRORS,
+    launch,
+    log_excerpt,
+    not_staged,
+    only_starter,
+    stage,
+)
 from control.serving.deployments.launchers.interface import AlreadyRunning, Ended, LaunchError, Record
 from control.serving.deployments.launchers.leftovers import delete, hide_unused
 from control.serving.deployments.launchers.processes import ProcessIdentity, endpoint_processes
@@ -62,10 +67,8 @@ class ProcessLauncher:
         try:
             with only_starter(self.config):
                 return self._start(replica, staged.result(), record)
-        except (StorageError, ClientError, BotoCoreError, OSError) as error:
-            log.warning("speculator not staged", deployment=deployment.pk, error=str(error))
-            message = "The speculator could not be read from storage."
-            raise LaunchError(message, code="speculator_unavailable") from error
+        except STAGING_ERRORS as error:
+            raise not_staged(deployment, error) from error
         except NoFreeDevice as error:
             raise LaunchError(f"The endpoint needs a device, but {error}.", code="no_free_device") from error
         except AlreadyRunning:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
-NAME_VARIABLE = "SLIPSTREAM_REPLICA"  # in the environment of every endpoint process: deployment-number-generation
+# In the environment of every endpoint process: deployment-number-generation. The engine of a Ray actor has the second
+# variable instead, because it is no business of the machine's supervisors: the actor ends it.
+NAME_VARIABLE, ACTOR_NAME_VARIABLE = "SLIPSTREAM_REPLICA", "SLIPSTREAM_RAY_REPLICA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def _started_by_ps(pid: int) -> str | None:
     return None if not started or state.startswith("Z") else started.strip()
 
 
-def endpoint_processes() -> dict[int, str]:
+def endpoint_processes(variable: str = NAME_VARIABLE) -> dict[int, str]:
     """Maps the pid of each endpoint process of this user to the process's name. Empty on systems other than Linux."""
     names: dict[int, str] = {}
     for folder in _PROC.glob("[0-9]*"):
@@ -64,6 +66,6 @@ def endpoint_processes() -> dict[int, str]:
         except OSError:
             continue  # the process belongs to another user or has ended
         for entry in environment.split(b"\0"):
-            if entry.startswith(NAME_VARIABLE.encode() + b"="):
+            if entry.startswith(variable.encode() + b"="):
                 names[int(folder.name)] = entry.partition(b"=")[2].decode(errors="replace")
     return names

@@ -1,0 +1,101 @@
+"""The Ray actor of one engine. It runs on the engine's machine, starts the engine there, and waits for its end.
+
+Ray's worker imports this file before Django is set up, so it imports nothing of ours at the top. The actor keeps the
+write end of the engine's lifeline (workers/parent_death.py): however the actor ends, its engine ends too.
+
+Methods return values of JSON, because the supervisor that calls them may belong to another release.
+"""
+
+import asyncio
+import os
+import subprocess
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+# Ray sets the first one to the actor's number of processors, for computations in the actor itself. The engine chooses
+# its number of threads as it does without Ray. The second one names a debugger of Ray.
+_RAYS_OWN = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
+_TIDY_SECONDS = 60.0
+
+
+class EngineActor:
+    """Args: order: see `ray_order`."""
+
+    def __init__(self, order: str) -> None:
+        self._order = order
+        self._lifeline, self._kept_open = os.pipe()
+        self._threads = ThreadPoolExecutor(max_workers=3, thread_name_prefix="engine")
+        self._endpoint: Any = None
+        self._started: Future[dict[str, Any]] = self._threads.submit(self._start)
+        self._ended: Future[dict[str, Any]] = self._threads.submit(self._wait)
+
+    async def placed(self) -> bool:
+        """Returns at once, which shows that Ray has found a machine for the actor."""
+        return True
+
+    async def started(self) -> dict[str, Any]:
+        """Returns, once the engine's process has been started, where it is; or `code` and `message` of an error."""
+        return await asyncio.shield(asyncio.wrap_future(self._started))
+
+    async def ended(self) -> dict[str, Any]:
+        """Returns, once the engine has ended, its exit code and the end of its log."""
+        return await asyncio.shield(asyncio.wrap_future(self._ended))
+
+    async def drain(self) -> None:
+        """Asks the engine to answer its open requests and then to end."""
+        if self._endpoint is not None:
+            self._endpoint.identity.terminate()
+
+    async def log(self) -> str:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._log)
+
+    def _start(self) -> dict[str, Any]:
+        import django
+        import ray
+
+        for name in _RAYS_OWN:
+            os.environ.pop(name, None)
+        os.environ.setdefault("DJANGO_SETTINGS_MODULE", "control.core.settings.base")
+        django.setup()
+        from control.serving.deployments.launchers.engine_process import start_for_actor
+        from control.serving.deployments.launchers.interface import LaunchError
+        from control.serving.deployments.launchers.ray_order import ordered
+
+        host = str(ray.util.get_node_ip_address())
+        device = ",".join(map(str, ray.get_gpu_ids()))
+        try:
+            self._endpoint = start_for_actor(ordered(self._order), device=device, host=host, lifeline=self._lifeline)
+        except LaunchError as error:
+            return {"code": error.code, "message": str(error)}
+        return {
+            "host": host,
+            "device": device,
+            "pid": self._endpoint.identity.pid,
+            "port": self._endpoint.port,
+            "token": self._endpoint.token,
+            "operator_token": self._endpoint.operator_token,
+        }
+
+    def _wait(self) -> dict[str, Any]:
+        started = self._started.result()
+        if self._endpoint is None:
+            return {"exit_code": None, "log": started["message"]}
+        while True:
+            try:
+                return {"exit_code": self._endpoint.process.wait(_TIDY_SECONDS), "log": self._log()}
+            except subprocess.TimeoutExpired:
+                self._limit_files()
+
+    def _limit_files(self) -> None:
+        """Does what the supervisor does on its own machine."""
+        from control.core.settings.config import get_config
+        from control.serving.deployments.launchers.leftovers import limit_files
+
+        limit_files(get_config())
+
+    def _log(self) -> str:
+        from control.core.settings.config import get_config
+        from control.serving.deployments.launchers.engine_process import log_excerpt
+        from control.serving.deployments.launchers.ray_order import ordered
+
+        return log_excerpt(get_config(), ordered(self._order))

@@ -191,7 +191,7 @@ def test_a_window_whose_cycle_never_ends_is_reported(monkeypatch: pytest.MonkeyP
 async def _health_of_the_engine() -> bool:
     async with helper("engine") as port:
         with health.engine_client() as client:
-            check = await asyncio.to_thread(health.probe, client, int(port), "token")
+            check = await asyncio.to_thread(health.probe, client, "127.0.0.1", int(port), "token")
     return check.is_healthy
 
 

@@ -86,7 +86,7 @@ def rope_write(
     check_tensor(v_cache, "v_cache", (num_slots, num_kv_heads, D), k_cache.dtype)
     num_q_heads = width // D - 2 * num_kv_heads
     if width % D or num_q_heads < 0 or D % 2:
-        raise ValueError(f"qkv must hold Hq + 2 * {num_kv_heads} heads of {D} (even), got {width} columns")
+        raise ValueError(f"qkv must hold Hq + 2 * {num_kv_heads} heads of even size, got {width} columns and size {D}")
     kernels = library() if qkv.device.type == "cpu" else None
     if kernels is None:
         if qkv.is_cuda:

@@ -166,7 +166,7 @@ def load_deepseek_weights(
         reader, size = DeepseekReader(source, config, dtype, device), (config.vocab_size, config.hidden_size)
         embedding = unmapped(reader.tensor("model.embed_tokens.weight", *size))
         lm_head = embedding if config.tie_word_embeddings else unmapped(reader.tensor("lm_head.weight", *size))
-        # The head is packed before the layers are read, because its intermediate results are larger than theirs.
+        # Packing needs temporary memory, and the head needs the most. It is packed first, while no layer is in memory.
         lm_head_packed = pack(lm_head)
         return DeepseekWeights(
             embedding=embedding,

@@ -12,7 +12,8 @@
 #include "pool.h"
 
 #define ROUTE_ROWS 8 /* rows that one thread routes at a time */
-#define FEW_PAIRS 16 /* with at most this many pairs, one thread prepares them, which is faster than a barrier */
+/* One thread prepares at most this many pairs. Dividing the work would take a further barrier, which is slower. */
+#define FEW_PAIRS 16
 
 enum { SORT, GATHER, GATE_UP, DOWN, ADD_UP, EXPERT_COUNTERS };
 
@@ -140,7 +141,8 @@ static void products_phase(const struct mixing *m, int phase) {
     while (item >= 0) {
         int64_t following = claim(m->next + phase, total), expert = m->active[item / blocks];
         int64_t first = m->first[expert], count = m->first[expert + 1] - first;
-        const struct linear *now = phase == GATE_UP ? &e->experts[expert].gate_up : &e->experts[expert].down, *then = now;
+        const struct linear *now = phase == GATE_UP ? &e->experts[expert].gate_up : &e->experts[expert].down;
+        const struct linear *then = now;
         if (following >= 0) {
             const struct expert *next = e->experts + m->active[following / blocks];
             then = phase == GATE_UP ? &next->gate_up : &next->down;
@@ -219,8 +221,8 @@ void mixture_team(const struct mixture *mixture, const void *x, float *out, int6
     mixing_team(&m);
 }
 
-/* x [M, H] in the experts' dtype, chosen [M, K] with different experts in each row, weights [M, K], out [M, H]. Returns
- * 0, or -1 if there is not enough memory. */
+/* x [M, H] in the experts' dtype, chosen [M, K], weights [M, K], out [M, H]. The K experts of a row differ from each
+ * other. Returns 0, or -1 if there is not enough memory. */
 int slipstream_experts(const struct experts *e, const void *x, const int64_t *chosen, const float *weights, float *out,
                        int64_t M, int64_t K, int output) {
     struct mixing m = {.experts = e, .x = x, .chosen = chosen, .weights = weights, .out = out, .M = M, .K = K,

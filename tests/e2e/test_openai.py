@@ -126,7 +126,7 @@ def test_a_text_completion_is_answered(client: openai.OpenAI, endpoint: str) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_has_the_text_and_tokens_of_the_chat_completion(
+def test_the_responses_api_gives_the_text_and_the_usage_of_a_chat_completion(
     client: openai.OpenAI, endpoint: str, stream: bool
 ) -> None:
     common: dict[str, Any] = {"model": endpoint, "temperature": 0.8, "top_p": 0.9, "extra_body": {"seed": 7}}

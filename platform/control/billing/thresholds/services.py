@@ -108,7 +108,7 @@ def _send_mail(threshold: Any, month: dt.date) -> None:
     whose = threshold.organization.name
     if threshold.project is not None:
         whose = f"The project {threshold.project.name} of {whose}"
-    subject = " ".join(f"{whose} has reached {threshold} this month".split())  # a header cannot have line breaks
+    subject = " ".join(f"{whose} has reached {threshold} in {month:%Y-%m}".split())  # a header cannot have line breaks
     text = (
         f"{whose} has spent {format_usd(threshold.spent)} in {month:%Y-%m} (UTC). You asked to be told at {threshold}."
         f"\n\n{get_config().public_url}/admin/\n"

@@ -24,7 +24,7 @@ from control.tenants.row_security.scope import as_tenant
 
 
 class FormAdmin(RowsAdmin):
-    """Pages of rows that staff and members create with a form of the API's request."""
+    """Pages of a table whose rows staff and members create with a form that has the fields of the API's request."""
 
     create_form: ClassVar[ConsoleForm]
 

@@ -108,7 +108,7 @@ def reservations_expire() -> int:
 
 
 def storage_recount(organization_id: str, rows: Mapping[StoredPart, QuerySet[Any]]) -> None:
-    """Sets the counter to the sum of the `size_bytes` of these rows and of the reservations.
+    """Sets the counter of each part to the sum of the `size_bytes` of the part's rows and of its reservations.
 
     The sum includes the rows of each concurrent transaction that commits before the rows are read. A transaction that
     commits later waits for the lock on the counter, and then adds its own change to the sum that is written here.

@@ -246,8 +246,9 @@ def test_one_mail_goes_to_the_owners_and_billing_members_who_have_signed_in(
     (mail,) = mails_after(django_capture_on_commit_callbacks, report, num=1)
 
     assert sorted(mail.to) == sorted(recipients)
-    assert mail.subject == "Acme Bcc: all@example.com has reached 50 USD this month"
-    assert "has spent 60 USD in" in mail.body
+    subject, _, month = mail.subject.rpartition(" in ")
+    assert subject == "Acme Bcc: all@example.com has reached 50 USD"
+    assert f"has spent 60 USD in {month} (UTC)" in mail.body
     assert mails_after(django_capture_on_commit_callbacks, report, num=0) == []
 
 

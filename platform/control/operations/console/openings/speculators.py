@@ -52,7 +52,7 @@ def _pipeline(row: Speculator) -> Pipeline | None:
 
 
 def _speed(measured: Iterable[Mapping[str, Any]]) -> SafeString | str:
-    """The plot of answer tokens per second over concurrency, with the speedup at each point of the speculator."""
+    """The plot of answer tokens per second over concurrency. Points of the speculator's line show its speedup."""
     points = sorted(measured, key=lambda point: point["concurrency"])
     series = []
     for arm, title in _ARMS:

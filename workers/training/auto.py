@@ -7,7 +7,9 @@ The checkpoint folder of the job contains, in addition to the candidate in train
 whose training has ended, so that a new attempt does not train these again.
 """
 
+import gc
 import json
+import logging
 import os
 import shutil
 import time
@@ -16,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from engine.config import EngineConfig
 from engine.drafters.none import NoDrafter
 from engine.load import load_drafter, load_model
@@ -23,7 +27,7 @@ from engine.loop import Engine
 from engine.planned import fit
 from workers.contracts import Checkpoint, Event, Finished, Metrics, Progress, TrainingSpec
 from workers.emitter import Emit
-from workers.failures import UserConfigError
+from workers.failures import InvalidInputError, JobError, UserConfigError
 from workers.hyperparameters.auto import AutoHyperparameters
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.kinds import loop_values, read_hyperparameters
@@ -40,6 +44,8 @@ _MEASURING_SHARE = 0.05  # of the job's progress
 _PREFIX = "candidates-"
 _NUM_RETAINED = 2  # checkpoints; the supervisor may still read the older one
 
+logger = logging.getLogger(__name__)
+
 
 def run_auto_training(
     spec: TrainingSpec,
@@ -48,7 +54,11 @@ def run_auto_training(
     kept: KeptStates | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Finished:
-    """Returns the artifact and report of the fastest candidate. The report's `auto` has the speeds of all of them."""
+    """Returns the artifact and report of the fastest candidate. The report's `auto` has the speeds of all of them.
+
+    A candidate that cannot be trained is named there with its error. If there is no other, its error is raised.
+    """
+    failures: dict[str, Exception] = {}
     parameters = _read_parameters(spec)
     checkpoints = _Checkpoints(Path(spec.checkpoint_dir))
     trained = checkpoints.trained()
@@ -57,13 +67,20 @@ def run_auto_training(
             continue
         candidate = _candidate_spec(spec, parameters, kind, trained, checkpoints)
         forward = _Forward(emit, checkpoints, kind, trained)
-        finished = run_training(candidate, forward, kept=kept, clock=clock)
+        try:
+            finished = run_training(candidate, forward, kept=kept, clock=clock)
+        except (JobError, MemoryError, torch.OutOfMemoryError) as error:
+            logger.exception("the candidate %s could not be trained", kind)
+            failures[kind] = error
+            continue
         checkpoints.keep(kind, finished)
         trained = checkpoints.trained()
         emit(Checkpoint(path=str(checkpoints.write(None)), step=_steps(trained)))
+    if not trained:
+        raise failures[AUTO_CANDIDATES[-1]]
     speeds = _speeds(spec, parameters, trained)
     emit(Progress(done=100, total=100, unit="percent"))
-    return _finished(spec, trained, speeds)
+    return _finished(spec, trained, speeds, failures)
 
 
 def _read_parameters(spec: TrainingSpec) -> AutoHyperparameters:
@@ -204,36 +221,56 @@ def _drafter(spec: TrainingSpec, kind: str) -> str:
 def _speeds(spec: TrainingSpec, parameters: AutoHyperparameters, trained: Mapping[str, _Trained]) -> dict[str, float]:
     """Returns the tokens per second of each drafter: `none`, `suffix` and those of the candidates."""
     model_dir = Path(spec.model_dir)
-    conversations = _measured(spec, parameters)
     folders = {_drafter(spec, kind): each.folder for kind, each in trained.items()}
+    _return_memory()
     with loading_failures():
+        config = fit(  # before anything is loaded, because it counts what is free
+            EngineConfig(max_batch_size=parameters.measured_concurrency, device=spec.device),
+            model_dir,
+            further_speculator_dirs=folders.values(),
+            num_engines=len(folders) + 2,
+        )
         model = load_model(model_dir, device=spec.device)
         drafters = {
             PLAIN: NoDrafter(),
             SUFFIX: load_drafter(SUFFIX, model, None),
             **{name: load_drafter(name, model, folder, model_dir=model_dir) for name, folder in folders.items()},
         }
-        config = fit(
-            EngineConfig(max_batch_size=parameters.measured_concurrency, device=spec.device),
-            model_dir,
-            further_speculator_dirs=folders.values(),
-            num_engines=len(drafters),
-        )
     engines = {name: Engine(model, drafter, config) for name, drafter in drafters.items()}
+    conversations = _measured(spec, parameters, max_tokens=engines[PLAIN].max_seq_len)
     return tokens_per_second(engines, conversations, concurrency=parameters.measured_concurrency)
 
 
-def _measured(spec: TrainingSpec, parameters: AutoHyperparameters) -> tuple[Conversation, ...]:
-    """Returns conversations that no candidate was trained on."""
+def _return_memory() -> None:
+    """Returns the memory of the training to the device, for the engines."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _measured(spec: TrainingSpec, parameters: AutoHyperparameters, *, max_tokens: int) -> tuple[Conversation, ...]:
+    """Returns conversations that no candidate was trained on, and that fit an engine's cache of `max_tokens`.
+
+    Raises: InvalidInputError: none of them fits.
+    """
     corpus = read_corpus(
         [Path(path) for path in spec.tokens_paths],
         validation_fraction=parameters.loop.validation_fraction,
         drop_cut_answers=spec.drop_cut_answers,
     )
-    return corpus.validation[: parameters.measured_answers]
+    fitting = tuple(each for each in corpus.validation if each.num_tokens <= max_tokens)
+    if not fitting:
+        message = f"no held-out answer fits the engines' context of {max_tokens} tokens, so no speed can be measured"
+        raise InvalidInputError("context_length_exceeded", message)
+    return fitting[: parameters.measured_answers]
 
 
-def _finished(spec: TrainingSpec, trained: Mapping[str, _Trained], speeds: Mapping[str, float]) -> Finished:
+def _finished(
+    spec: TrainingSpec,
+    trained: Mapping[str, _Trained],
+    speeds: Mapping[str, float],
+    failures: Mapping[str, Exception],
+) -> Finished:
     best = max(trained, key=lambda kind: speeds[_drafter(spec, kind)])
     candidates = [
         {
@@ -247,6 +284,7 @@ def _finished(spec: TrainingSpec, trained: Mapping[str, _Trained], speeds: Mappi
     ]
     auto = {
         "candidates": candidates,
+        "failed": [{"kind": kind, "error": str(error) or type(error).__name__} for kind, error in failures.items()],
         "plain_tokens_per_second": round(speeds[PLAIN], 2),
         "suffix_tokens_per_second": round(speeds[SUFFIX], 2),
         "with_suffix_decoding": spec.with_suffix_decoding,

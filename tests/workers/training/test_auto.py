@@ -14,7 +14,8 @@ from engine.request import Request, SamplingParams
 from tests.workers.support import Recorder
 from tests.workers.training.jobs import training_spec, write_answers
 from workers.contracts import Checkpoint, Event, Finished, Progress, TrainingSpec
-from workers.failures import UserConfigError
+from workers.failures import InvalidInputError, UserConfigError
+from workers.hyperparameters.auto import AutoHyperparameters
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.kinds import read_hyperparameters
 from workers.kinds import AUTO_CANDIDATES
@@ -128,6 +129,43 @@ def test_a_new_attempt_keeps_trained_candidates_and_continues_the_one_in_trainin
     assert methods == [AUTO_CANDIDATES[1]]
     assert next(event.step for event in recorder.events if isinstance(event, Checkpoint)) > 10
     assert [each["steps"] for each in finished.result["auto"]["candidates"]] == [6, 6]
+
+
+@pytest.mark.parametrize("broken", AUTO_CANDIDATES)
+def test_a_candidate_that_cannot_be_trained_does_not_lose_the_other(
+    tmp_path: Path, tiny_model: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def sometimes(spec: TrainingSpec, *args: Any, **options: Any) -> Finished:
+        if spec.method == broken:
+            raise UserConfigError("does_not_suit", "the model has no such layer")
+        return run_training(spec, *args, **options)
+
+    monkeypatch.setattr(auto, "run_training", sometimes)
+    finished = run_auto_training(make_spec(tmp_path, tiny_model, tokens, max_steps=1), Recorder())
+    assert finished.result["method"] != broken
+    assert finished.result["auto"]["failed"] == [{"kind": broken, "error": "the model has no such layer"}]
+
+
+def test_if_no_candidate_can_be_trained_the_job_fails_with_the_last_error(
+    tmp_path: Path, tiny_model: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(spec: TrainingSpec, *args: Any, **options: Any) -> Finished:
+        raise UserConfigError("does_not_suit", f"no {spec.method}")
+
+    monkeypatch.setattr(auto, "run_training", never)
+    with pytest.raises(UserConfigError, match=f"no {AUTO_CANDIDATES[-1]}"):
+        run_auto_training(make_spec(tmp_path, tiny_model, tokens), Recorder())
+
+
+def test_only_conversations_that_fit_the_engines_are_measured(tmp_path: Path, tiny_model: Path, tokens: Path) -> None:
+    spec = make_spec(tmp_path, tiny_model, tokens)
+    parameters = read_hyperparameters("auto", spec.hyperparameters)
+    assert isinstance(parameters, AutoHyperparameters)
+    measured = auto._measured(spec, parameters, max_tokens=21)  # prompts of 5 and answers of up to 16 tokens
+    assert measured
+    assert all(each.num_tokens <= 21 for each in measured)
+    with pytest.raises(InvalidInputError, match="context of 5 tokens"):
+        auto._measured(spec, parameters, max_tokens=5)
 
 
 def test_candidates_share_the_training_time_and_one_split(

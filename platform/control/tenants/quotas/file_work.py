@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from control.core.api.errors import ApiError
 
@@ -21,11 +22,15 @@ class Slots:
         self._free = threading.BoundedSemaphore(num_slots)
         self._per_organization = per_organization
         self._wait_seconds = wait_seconds
+        self._is_kept = ContextVar("is_kept", default=False)  # whether the current request is in a block of `kept`
         self._lock, self._num_requests = threading.Lock(), Counter[str]()  # requests that have a slot or wait for one
 
     @contextmanager
     def taken(self, organization_id: str) -> Iterator[None]:
         """Raises: ApiError: 429, the organization has too many such requests, or all slots stay taken."""
+        if self._is_kept.get():
+            yield
+            return
         with self._counted(organization_id):
             if not self._free.acquire(timeout=self._wait_seconds):
                 raise _busy("This server is reading the files of other requests. Try again in a moment.")
@@ -33,6 +38,19 @@ class Slots:
                 yield
             finally:
                 self._free.release()
+
+    @contextmanager
+    def kept(self, organization_id: str) -> Iterator[None]:
+        """Takes a slot that each `taken` within the block uses, so that work in several steps is not refused halfway.
+
+        Raises: ApiError: as `taken`.
+        """
+        with self.taken(organization_id):
+            token = self._is_kept.set(True)
+            try:
+                yield
+            finally:
+                self._is_kept.reset(token)
 
     @contextmanager
     def _counted(self, organization_id: str) -> Iterator[None]:

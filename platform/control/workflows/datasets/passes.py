@@ -137,5 +137,5 @@ def _rendering_row(example: Example, line: Line) -> bytes:
 
 
 if __name__ == "__main__":
-    passes = (all_rows, prompt_rows, pilot_rows, sample_rows, first_rows)
+    passes = (all_rows, prompt_rows, pilot_rows, sample_rows, first_rows, split_rows)
     sys.exit(serve({one.__name__: one for one in passes}))

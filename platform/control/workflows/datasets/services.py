@@ -16,6 +16,7 @@ from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
 from control.tenants.quotas.file_work import text_size_check
+from control.tenants.row_security.scope import current_project
 from control.workflows.datasets.models import Dataset
 from control.workflows.datasets.passes import all_rows, prompt_rows, sample_rows
 from control.workflows.datasets.reader import model_reader
@@ -68,7 +69,10 @@ def dataset_add(
     name: str = "",
     origin: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Saves the dataset of a file of the organization in the caller's transaction."""
+    """Saves the dataset of a file of the organization in the caller's transaction.
+
+    Args: origin: the dataset from which a split was made, and how. A split belongs to the project of its file.
+    """
     findings = examined.findings
     return Dataset.objects.create(
         organization=file.organization,
@@ -87,12 +91,14 @@ def dataset_add(
         num_errors=findings.num_errors,
         errors_by_code=dict(findings.errors_by_code),
         origin=origin,
+        project_id=current_project() if origin is None else file.project_id,
     )
 
 
 def _next_version(organization: Organization, name: str) -> int:
     """Locks the organization's row until the end of the transaction, so that two calls do not choose one version."""
-    Organization.objects.select_for_update().get(pk=organization.pk)
+    # `no_key`: inserts of rows that refer to the organization need not wait.
+    Organization.objects.select_for_update(no_key=True).get(pk=organization.pk)
     last = Dataset.objects.filter(organization=organization, name=name).aggregate(last=Max("version"))["last"]
     return (last or 0) + 1
 

@@ -9,7 +9,7 @@ from control.core.transactions import change
 from control.data.files.models import File
 from control.data.files.services import file_add, file_store
 from control.tenants.audit.record import audit_record, audited
-from control.tenants.quotas.file_work import text_size_check
+from control.tenants.quotas.file_work import file_work, text_size_check
 from control.workflows.datasets.models import Dataset
 from control.workflows.datasets.passes import split_rows
 from control.workflows.datasets.schemas import SplitInput
@@ -31,7 +31,7 @@ def dataset_split(*, dataset: Dataset, request: SplitInput) -> list[Dataset]:
     if dataset.status != Dataset.Status.VALID:
         raise ApiError(409, "A dataset with bad lines cannot be split.", "dataset_not_valid", "dataset_id")
     options = request.model_dump()
-    with delete_stored_on_error():
+    with file_work.kept(dataset.organization_id), delete_stored_on_error():
         files = _split_files(dataset, request)
         examined = {name: file_examined(file, dataset.base_model) for name, file in files.items()}
         with change():
@@ -51,7 +51,7 @@ def dataset_split(*, dataset: Dataset, request: SplitInput) -> list[Dataset]:
 
 
 def _split_files(dataset: Dataset, request: SplitInput) -> dict[str, File]:
-    """Returns an unsaved file for each split."""
+    """Returns an unsaved file for each split, in the order of the splits' names."""
     text_size_check(dataset.file.size_bytes, "dataset_id")
     with staging_folder() as folder:
         found = file_pass(
@@ -67,15 +67,18 @@ def _split_files(dataset: Dataset, request: SplitInput) -> dict[str, File]:
         for name, path in paths.items():
             _check_split(dataset, name, path)
         stem = Path(dataset.file.filename).stem
-        return {
+        files = {
             name: file_store(
                 organization=dataset.organization,
                 filename=f"{stem}.{name}.jsonl",
                 purpose=dataset.file.purpose,
                 staged=measure(path),
             )
-            for name, path in paths.items()
+            for name, path in sorted(paths.items())
         }
+    for file in files.values():
+        file.project_id = dataset.project_id  # also if a key of the whole organization splits a project's dataset
+    return files
 
 
 def _check_split(dataset: Dataset, name: str, path: Path) -> None:

@@ -17,6 +17,7 @@ from control.workflows.prompt_files.duplicate_passes import compare_prompts, com
 from control.workflows.prompt_files.file_pass import file_pass
 
 TRAINING_PARAM = "prompts_file"
+_UNREADABLE = (400, 404, 413, 503)  # statuses of files that are refused, deleted or too large, or cannot be read
 
 
 class OnContamination(StrEnum):
@@ -89,26 +90,33 @@ def apply_policy(compared: Compared, policy: OnContamination, *, param: str) -> 
     }
 
 
-def contamination_of(training: File, held_out: File, *, param: str) -> dict[str, Any]:
+def contamination_of(training: File, held_out: File, *, param: str) -> dict[str, Any] | None:
     """Returns `exact` and `near`: the training prompts that are like prompts of the other file.
 
-    Raises: ApiError: as `compare_files`.
+    None: the files cannot be compared. Callers only show the figures, so they do not refuse a request for their lack.
+
+    Raises: ApiError: 429, too many files are being read.
     """
-    with staging_folder() as folder:
-        report = compare_files(training, held_out, folder=folder, param=param).report
+    try:
+        with staging_folder() as folder:
+            report = compare_files(training, held_out, folder=folder, param=param).report
+    except ApiError as error:
+        if error.status in _UNREADABLE:
+            return None
+        raise
     return {"exact": report["exact"], "near": report["near"]}
 
 
 def duplicates_of(file: File, *, param: str) -> dict[str, Any] | None:
     """Returns `exact` and `near`: equal and similar prompts of the file. None: the file cannot be read completely.
 
-    Raises: ApiError: as `file_pass`, except 400.
+    Raises: ApiError: 404, the file is deleted; 429, too many files are being read.
     """
     if file.size_bytes > MAX_TEXT_BYTES:
         return None
     try:
         return file_pass(file, sketch_prompts, param=param)
     except ApiError as error:
-        if error.status == 400:  # the file's reader, which comes later, reports what is wrong with it
+        if error.status in (400, 503):  # the file's reader, which comes later, reports what is wrong with it
             return None
         raise

@@ -18,6 +18,7 @@ import hashlib
 import json
 import re
 import struct
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,15 @@ from typing import Any
 SHINGLE_WORDS = 3
 NUM_BANDS = 12
 BAND_HASHES = 12
-# A longer prompt is sketched by its beginning and its end, which bounds the memory for its words.
-SKETCHED_CHARACTERS = 16_384
+# A longer prompt is sketched by windows that are spread evenly over it, which bounds the memory for its words.
+NUM_WINDOWS, WINDOW_CHARACTERS = 8, 2048
 _SEED = 1
 _KEY_BYTES = 16
 _RECORD = struct.Struct(f"<I{_KEY_BYTES}s{NUM_BANDS}Q")  # line, key, bands
 _BAND = struct.Struct(f"<{BAND_HASHES}I")
 # Scripts without spaces between words: each character is a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+|[^\w\s]+")
-_NOT_COMPARED = frozenset({"system", "developer"})
+_NOT_COMPARED = ("system", "developer")
 
 
 def prompt_key(body: Mapping[str, Any]) -> bytes:
@@ -55,7 +56,7 @@ def _normalised_message(message: Any) -> Any:
 
 
 def _squashed(value: Any) -> Any:
-    return " ".join(value.split()) if isinstance(value, str) else value
+    return " ".join(unicodedata.normalize("NFC", value).split()) if isinstance(value, str) else value
 
 
 def _text_of(content: Any) -> str | None:
@@ -69,12 +70,19 @@ def _text_of(content: Any) -> str | None:
 
 
 def prompt_bands(body: Mapping[str, Any]) -> list[int]:
-    """Returns one number for each band of the prompt's MinHash signature."""
+    """Returns one number for each band of the prompt's MinHash signature.
+
+    A prompt without words, such as one of images only, is similar to no other prompt: its bands come from its key.
+    """
+    shingles = _shingles(_compared_text(body))
+    if not shingles:
+        key = prompt_key(body)
+        return [_hash(key + bytes([number])) for number in range(NUM_BANDS)]
     # Its allocator reserves 1 GiB of addresses, or less below a limit, which `child.serve` must therefore set before.
     from rensa import RMinHash
 
     sketch = RMinHash(num_perm=NUM_BANDS * BAND_HASHES, seed=_SEED)
-    sketch.update(_shingles(_compared_text(body)))
+    sketch.update(shingles)
     signature = sketch.digest()
     bands = (signature[start : start + BAND_HASHES] for start in range(0, len(signature), BAND_HASHES))
     return [_hash(_BAND.pack(*band)) for band in bands]
@@ -85,13 +93,20 @@ def _hash(value: bytes) -> int:
 
 
 def _shingles(text: str) -> list[str]:
-    if len(text) > SKETCHED_CHARACTERS:
-        half = SKETCHED_CHARACTERS // 2
-        text = f"{text[:half]} {text[-half:]}"
-    words = _WORD.findall(text.casefold())
+    if len(text) > NUM_WINDOWS * WINDOW_CHARACTERS:
+        step = (len(text) - WINDOW_CHARACTERS) / (NUM_WINDOWS - 1)
+        starts = [round(number * step) for number in range(NUM_WINDOWS)]
+        text = " ".join(text[start : start + WINDOW_CHARACTERS] for start in starts)
+    words = _WORD.findall(_plain(text))
     if len(words) < SHINGLE_WORDS:
-        return [" ".join(words)]
+        return [" ".join(words)] if words else []
     return list(map(" ".join, zip(*(words[start:] for start in range(SHINGLE_WORDS)), strict=False)))
+
+
+def _plain(text: str) -> str:
+    """Returns the text in one of its equivalent Unicode forms, without case, invisible characters and surrogates."""
+    text = unicodedata.normalize("NFKC", text).casefold().encode(errors="replace").decode()
+    return "".join(character for character in text if unicodedata.category(character) != "Cf")
 
 
 def _compared_text(body: Mapping[str, Any]) -> str:

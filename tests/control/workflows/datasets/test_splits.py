@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from control.data.files.models import File
 from control.data.files.services import file_delete
-from control.tenants.accounts.models import Organization
+from control.tenants.accounts.models import Organization, Project
+from control.tenants.quotas.file_work import file_work
 from control.workflows.datasets.models import Dataset
 from control.workflows.datasets.passes import split_rows
+from control.workflows.prompt_files.file_pass import SMALL_BYTES
 from tests.control.factories import chat_row, client_of, make_file, make_organization
 
 SHARES = {"train": 0.5, "held_out": 0.3, "test": 0.2}
@@ -139,6 +141,40 @@ def test_datasets_with_bad_lines_deleted_files_or_another_owner_are_not_split(
     with django_capture_on_commit_callbacks(execute=True):
         file_delete(file=File.objects.get(pk=good["file_id"]))
     assert split(client, good["id"], 404, shares={"a": 1.0})["code"] == "file_not_found"
+
+
+def test_a_file_that_a_child_process_reads_is_split_by_labels_in_the_order_of_their_names(
+    client: Client, organization: Organization
+) -> None:
+    content = b"".join(content_of([f"{topic} {n}" for n in range(90)], topic=topic) for topic in ("law", "art", "sea"))
+    assert len(content) > SMALL_BYTES
+    made = split(client, make(client, organization, content)["id"], label="topic")
+    assert [(one["origin"]["split"], one["num_rows"]) for one in made] == [("art", 90), ("law", 90), ("sea", 90)]
+
+
+def test_a_split_has_one_slot_for_all_its_passes(
+    client: Client, organization: Organization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make(client, organization, content_of([f"question {number}" for number in range(60)]))
+    counted: list[str] = []
+    take = file_work._counted
+
+    def recorded(organization_id: str) -> Any:
+        counted.append(organization_id)
+        return take(organization_id)
+
+    monkeypatch.setattr(file_work, "_counted", recorded)
+    assert len(split(client, source["id"], shares=SHARES)) == 3
+    assert counted == [organization.pk]
+
+
+def test_a_split_belongs_to_the_project_of_its_dataset(client: Client, organization: Organization) -> None:
+    source = make(client, organization, content_of([f"question {number}" for number in range(60)]))
+    project = Project.objects.create(organization=organization, name="p")
+    Dataset.objects.filter(pk=source["id"]).update(project=project)
+    for one in split(client, source["id"], shares=SHARES):
+        row = Dataset.objects.get(pk=one["id"])
+        assert (row.project, row.file.project) == (project, project)
 
 
 def test_batch_rows_keep_their_ids(client: Client, organization: Organization) -> None:

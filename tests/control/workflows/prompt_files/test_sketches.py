@@ -59,10 +59,34 @@ def test_short_prompts_that_differ_in_a_sign_are_not_near_duplicates(pair: tuple
     assert twins_within(sketches_of(*map(chat, pair))) == ({}, {})
 
 
-def test_long_prompts_are_compared_by_their_beginnings_and_ends() -> None:
+def test_long_prompts_are_compared_at_their_beginning_and_end_and_in_between() -> None:
+    """Only a part of a long prompt differs, such as a document between instructions that are always the same."""
     long = "a b c d e f " * 10_000
     assert twins_within(sketches_of(chat(text(1) + long), chat(text(2) + long)))[1] == {}
     assert twins_within(sketches_of(chat(long + text(1)), chat(long + text(2))))[1] == {}
+    instructions = text(3, 1500)
+    documents = [instructions + text(number, 6000) + instructions for number in (1, 2)]
+    assert twins_within(sketches_of(*map(chat, documents)))[1] == {}
+    again = documents[0].replace("instructions", "other", 1) + " end"
+    assert twins_within(sketches_of(chat(documents[0]), chat(again)))[1] == {1: 0}
+
+
+def test_prompts_without_words_are_not_near_duplicates() -> None:
+    def image(url: str) -> dict[str, Any]:
+        return chat([{"type": "image_url", "image_url": {"url": url}}])
+
+    assert twins_within(sketches_of(image("a"), image("b"), image("a"), chat(""), chat(" \u200b"))) == ({2: 0}, {})
+
+
+def test_unicode_forms_and_invisible_characters_hide_no_duplicate() -> None:
+    composed, decomposed = "un caf\u00e9 noir, un caf\u00e9 blanc", "un cafe\u0301 noir, un cafe\u0301 blanc"
+    assert twins_within(sketches_of(chat(composed), chat(decomposed))) == ({1: 0}, {})
+    assert twins_within(sketches_of(chat(composed), chat(composed.replace("un", "u\u200bn")))) == ({}, {1: 0})
+
+
+@pytest.mark.parametrize("message", [{"role": ["user"], "content": "x"}, {"role": {}, "content": "\ud800 and more"}])
+def test_a_message_that_the_batch_will_refuse_is_sketched_without_an_error(message: dict[str, Any]) -> None:
+    assert len(sketches_of({"messages": [message]})) == 1
 
 
 @settings(max_examples=60, deadline=None)

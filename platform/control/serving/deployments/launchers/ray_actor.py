@@ -7,15 +7,20 @@ Methods return values of JSON, because the supervisor that calls them may belong
 """
 
 import asyncio
+import logging
 import os
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 # Ray sets the first one to the actor's number of processors, for computations in the actor itself. The engine chooses
 # its number of threads as it does without Ray. The second one names a debugger of Ray.
 _RAYS_OWN = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 _TIDY_SECONDS = 60.0
+_Result = TypeVar("_Result")
+
+logger = logging.getLogger(__name__)
 
 
 class EngineActor:
@@ -47,7 +52,8 @@ class EngineActor:
             self._endpoint.identity.terminate()
 
     async def log(self) -> str:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._log)
+        text = await asyncio.get_running_loop().run_in_executor(self._threads, _unless_it_fails, self._log)
+        return text or ""
 
     def _start(self) -> dict[str, Any]:
         import django
@@ -65,8 +71,9 @@ class EngineActor:
         device = ",".join(map(str, ray.get_gpu_ids()))
         try:
             self._endpoint = start_for_actor(ordered(self._order), device=device, host=host, lifeline=self._lifeline)
-        except LaunchError as error:
-            return {"code": error.code, "message": str(error)}
+        except (LaunchError, OSError) as error:
+            failure = error if isinstance(error, LaunchError) else LaunchError(f"the engine cannot be started: {error}")
+            return {"code": failure.code, "message": str(failure)}
         return {
             "host": host,
             "device": device,
@@ -82,9 +89,11 @@ class EngineActor:
             return {"exit_code": None, "log": started["message"]}
         while True:
             try:
-                return {"exit_code": self._endpoint.process.wait(_TIDY_SECONDS), "log": self._log()}
+                exit_code = self._endpoint.process.wait(_TIDY_SECONDS)
             except subprocess.TimeoutExpired:
-                self._limit_files()
+                _unless_it_fails(self._limit_files)
+            else:
+                return {"exit_code": exit_code, "log": _unless_it_fails(self._log) or ""}
 
     def _limit_files(self) -> None:
         """Does what the supervisor does on its own machine."""
@@ -99,3 +108,12 @@ class EngineActor:
         from control.serving.deployments.launchers.ray_order import ordered
 
         return log_excerpt(get_config(), ordered(self._order))
+
+
+def _unless_it_fails(work: Callable[[], _Result]) -> _Result | None:
+    """Returns the result of the work. An error is logged only: the supervisor would take it for the engine's end."""
+    try:
+        return work()
+    except Exception:
+        logger.exception("an engine's actor goes on without %s", work.__name__)
+        return None

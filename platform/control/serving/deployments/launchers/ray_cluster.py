@@ -102,6 +102,8 @@ class RayLauncher:
             return False
         except ActorGone as error:
             del self._starts[name]
+            if start.started is not None:  # the actor may live: its method may have raised an exception
+                self._kill(name, start.actor.result().id)
             raise LaunchError("The actor of the engine ended before the engine was started.") from error
         if started is None:
             return False

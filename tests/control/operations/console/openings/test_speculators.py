@@ -94,13 +94,20 @@ def test_a_speculator_whose_kind_training_chose_names_the_candidates_that_lost(
         {"kind": "medusa", "acceptance_length": 2.5, "tokens_per_second": 70.0, **figures},
         {"kind": "eagle3", "acceptance_length": 3.25, "tokens_per_second": 64.5, **figures},
     ]
-    auto = {"candidates": candidates, "plain_tokens_per_second": 40.0, "suffix_tokens_per_second": 60.0}
+    failed = [{"kind": "mtp", "error": "out of memory"}]
+    auto = {
+        "candidates": candidates,
+        "failed": failed,
+        "plain_tokens_per_second": 40.0,
+        "suffix_tokens_per_second": 60.0,
+    }
     Speculator.objects.filter(pk=speculator.pk).update(training={"auto": auto})
 
     text = text_of(opening(member, TABLE, speculator.pk))
 
-    assert "medusa, kept: 70 tokens per second, 2.5 tokens per verification pass, 600 steps" in text
-    assert "eagle3: 64.5 tokens per second, 3.25 tokens per verification pass, 600 steps" in text
+    assert "medusa (kept) 70 tokens per second, 2.5 tokens per verification pass, 600 steps" in text
+    assert "eagle3 64.5 tokens per second, 3.25 tokens per verification pass, 600 steps" in text
+    assert "mtp could not be trained: out of memory" in text
     assert "suffix decoding alone: 60 tokens per second" in text
 
 

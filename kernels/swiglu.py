@@ -20,7 +20,7 @@ def swiglu_reference(x: Tensor, dtype: torch.dtype) -> Tensor:
 def swiglu(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x [M, 2 I] float32 -> [M, I] in `dtype` (float32 or bfloat16). The first I columns of x are the gate.
 
-    Raises: ValueError: shape or dtype does not fit.
+    Raises: ValueError: the shape or the dtype of x does not fit.
     """
     M, width = x.shape
     check_tensor(x, "x", (M, width), torch.float32)

@@ -20,7 +20,7 @@ def test_every_promise_names_a_test() -> None:
     assert [row[:6] for row in rows if not NAMED.search(row) and "of R1" not in row] == []
 
 
-def test_promises_whose_tests_all_use_pretended_engines_have_the_mark_without_a_model() -> None:
+def test_promises_that_are_tested_with_pretended_engines_only_have_the_mark_of_promises_without_a_model() -> None:
     pretended = ("tests/workers/supervisor/", "tests/control/serving/")
     concerns_no_model = {"E8"}  # the gateway refuses the request
     unmarked = []

@@ -73,7 +73,8 @@ class DeepseekReader:
         outputs: Callable[[str, int], slice] = all_outputs,
     ) -> None:
         """`outputs`: as in `DecoderReader` (engine/models/weights.py)."""
-        assert config.latent is not None  # deepseek_v3 configs always have both
+        # The configuration of each deepseek_v3 has both.
+        assert config.latent is not None
         assert config.experts is not None
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
         self._latent: LatentConfig = config.latent

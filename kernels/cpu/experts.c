@@ -12,7 +12,7 @@
 #include "pool.h"
 
 #define ROUTE_ROWS 8 /* rows that one thread routes at a time */
-/* One thread prepares at most this many pairs. Dividing the work would take a further barrier, which is slower. */
+/* If there are at most this many pairs, one thread prepares all of them: a further barrier would take longer. */
 #define FEW_PAIRS 16
 
 enum { SORT, GATHER, GATE_UP, DOWN, ADD_UP, EXPERT_COUNTERS };

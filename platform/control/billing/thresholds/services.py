@@ -1,8 +1,8 @@
 """Services that write thresholds, and report those that are reached.
 
 Whatever counts usage increases the amount spent (`MonthlySpend`) in its own transaction. A recurring task of the
-workers compares these amounts with the thresholds. It thus also finds thresholds that are reached because a cap was
-lowered or a threshold was stated after the amount was spent, and requests to endpoints do not wait for it.
+workers compares these amounts with the thresholds, so that requests to endpoints do not wait for the comparison. The
+task also finds a threshold that was already reached when it was stated, or when the cap of its percentage was lowered.
 """
 
 import datetime as dt

@@ -18,7 +18,7 @@ DIRECTIVES = {"script": "script-src", "stylesheet": "style-src", "icon": "img-sr
 
 
 class Assets(HTMLParser):
-    """Collects the pairs of kind and address that a page loads, and its inline scripts."""
+    """Collects (kind, address) of what a page loads, and counts the page's inline scripts."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -25,9 +25,9 @@ from engine.drafters.none import NoDrafter
 from engine.load import load_drafter, load_model
 from engine.loop import Engine
 from engine.planned import fit
-from workers.contracts import Checkpoint, Event, Finished, Metrics, Progress, TrainingSpec
+from workers.contracts import Checkpoint, Event, FailureClass, Finished, Metrics, Progress, TrainingSpec
 from workers.emitter import Emit
-from workers.failures import InvalidInputError, JobError, UserConfigError
+from workers.failures import InvalidInputError, UserConfigError, failed_event
 from workers.hyperparameters.auto import AutoHyperparameters
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.kinds import loop_values, read_hyperparameters
@@ -41,6 +41,8 @@ from workers.training.speed import tokens_per_second
 PLAIN, SUFFIX = "none", "suffix"
 _WEIGHTS = {"medusa": 1.0, "eagle3": 3.0}  # how `max_seconds` is divided; a step of EAGLE-3 takes several times as long
 _MEASURING_SHARE = 0.05  # of the job's progress
+# Failures that another attempt would repeat. After any other failure, the next attempt trains the candidate again.
+_NOT_RETRIED = (FailureClass.USER_CONFIG, FailureClass.INVALID_INPUT, FailureClass.OUT_OF_MEMORY)
 _PREFIX = "candidates-"
 _NUM_RETAINED = 2  # checkpoints; the supervisor may still read the older one
 
@@ -69,7 +71,9 @@ def run_auto_training(
         forward = _Forward(emit, checkpoints, kind, trained)
         try:
             finished = run_training(candidate, forward, kept=kept, clock=clock)
-        except (JobError, MemoryError, torch.OutOfMemoryError) as error:
+        except Exception as error:
+            if failed_event(error).failure_class not in _NOT_RETRIED:
+                raise
             logger.exception("the candidate %s could not be trained", kind)
             failures[kind] = error
             continue

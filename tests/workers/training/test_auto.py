@@ -146,6 +146,17 @@ def test_a_candidate_that_cannot_be_trained_does_not_lose_the_other(
     assert finished.result["auto"]["failed"] == [{"kind": broken, "error": "the model has no such layer"}]
 
 
+def test_a_failure_of_the_machine_ends_the_attempt(
+    tmp_path: Path, tiny_model: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(spec: TrainingSpec, *args: Any, **options: Any) -> Finished:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(auto, "run_training", fail)
+    with pytest.raises(OSError, match="No space left"):
+        run_auto_training(make_spec(tmp_path, tiny_model, tokens), Recorder())
+
+
 def test_if_no_candidate_can_be_trained_the_job_fails_with_the_last_error(
     tmp_path: Path, tiny_model: Path, tokens: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

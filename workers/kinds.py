@@ -19,6 +19,14 @@ OUTPUT_CHANGING_KINDS = ("turbo_lora",)
 MODEL, MODEL_AND_ADAPTER = "model", "model_and_adapter"  # what the answers of an evaluation are compared with
 
 
+def served_drafter(kind: str, *, with_suffix_decoding: bool) -> str:
+    """Returns the name of the drafter with which a speculator of this kind is served.
+
+    Suffix decoding proposes tokens by copying text from the request and from past answers.
+    """
+    return f"{kind}+suffix" if with_suffix_decoding else kind
+
+
 def class_prefix(kind: str) -> str:
     """Returns the kind's name as the beginning of a class name: TurboLora for turbo_lora."""
     return "".join(word.capitalize() for word in kind.split("_"))

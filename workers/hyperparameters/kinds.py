@@ -11,6 +11,8 @@ from workers.hyperparameters.fields import HyperparameterError, check_types
 from workers.hyperparameters.loop import LoopParameters
 from workers.kinds import AUTO, AUTO_CANDIDATES, REQUESTED_KINDS, class_prefix
 
+_LOOP_NAMES = frozenset(f.name for f in fields(LoopParameters))
+
 
 class Hyperparameters(Protocol):
     """The hyperparameters of a kind: a frozen dataclass in which every field has a default."""
@@ -30,15 +32,14 @@ def read_hyperparameters(kind: str, values: Mapping[str, Any]) -> Hyperparameter
     if kind not in REQUESTED_KINDS:
         raise HyperparameterError("kind", f"kind must be one of {', '.join(REQUESTED_KINDS)}, got {kind!r:.80}")
     record = hyperparameters_class(kind)
-    loop_names = {f.name for f in fields(LoopParameters)}
-    names = loop_names | {f.name for f in fields(record)} - {"loop"}
+    names = _LOOP_NAMES | {f.name for f in fields(record)} - {"loop"}
     if unknown := sorted(values.keys() - names):
         message = f"{kind} has {', '.join(sorted(names))}; got also {', '.join(unknown):.80}"
         raise HyperparameterError(unknown[0], message, known=False)
     check_types(values, record, LoopParameters)
     defaults = record()
     loop = replace(defaults.loop, **loop_values(values))
-    kind_values = {name: value for name, value in values.items() if name not in loop_names}
+    kind_values = {name: value for name, value in values.items() if name not in _LOOP_NAMES}
     parameters: Hyperparameters = replace(defaults, loop=loop, **kind_values)
     if kind == AUTO:
         for candidate in AUTO_CANDIDATES:
@@ -50,8 +51,7 @@ def read_hyperparameters(kind: str, values: Mapping[str, Any]) -> Hyperparameter
 
 def loop_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values that belong to the training loop, and not to the kind."""
-    names = {f.name for f in fields(LoopParameters)}
-    return {name: value for name, value in values.items() if name in names}
+    return {name: value for name, value in values.items() if name in _LOOP_NAMES}
 
 
 def hyperparameters_class(kind: str) -> type[Any]:  # Any, because type checkers can't see a class imported by name

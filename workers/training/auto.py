@@ -32,7 +32,7 @@ from workers.hyperparameters.auto import AutoHyperparameters
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.kinds import loop_values, read_hyperparameters
 from workers.inference.loading import loading_failures
-from workers.kinds import AUTO, AUTO_CANDIDATES
+from workers.kinds import AUTO, AUTO_CANDIDATES, served_drafter
 from workers.training.data import Conversation, read_corpus
 from workers.training.job import run_training
 from workers.training.kept_states import KeptStates
@@ -219,7 +219,7 @@ def _candidate_spec(
 
 
 def _drafter(spec: TrainingSpec, kind: str) -> str:
-    return f"{kind}+{SUFFIX}" if spec.with_suffix_decoding else kind
+    return served_drafter(kind, with_suffix_decoding=spec.with_suffix_decoding)
 
 
 def _speeds(spec: TrainingSpec, parameters: AutoHyperparameters, trained: Mapping[str, _Trained]) -> dict[str, float]:

@@ -33,6 +33,10 @@ def end_of(month: dt.date) -> dt.datetime:
     return start_of((month.replace(day=28) + dt.timedelta(days=4)).replace(day=1))
 
 
+def previous_month(month: dt.date) -> dt.date:
+    return month_of(start_of(month) - dt.timedelta(days=1))
+
+
 def closes_at(month: dt.date) -> dt.datetime:
     return end_of(month) + CLOSED_AFTER
 

@@ -44,10 +44,17 @@ def month_start() -> dt.datetime:
 
 
 def spent_nanousd(cap: SpendCap) -> int:
-    """Returns the amount spent this month: for committed shards, completed answers of endpoints and device time."""
-    month = month_start().date()
-    counters = MonthlySpend.objects.filter(organization_id=cap.organization_id, project_id=cap.project_id or "")
-    return counters.filter(month=month).values_list("nanousd", flat=True).first() or 0
+    """Returns the amount that counts towards the cap this month."""
+    return spent_this_month(cap.organization_id, cap.project_id)
+
+
+def spent_this_month(organization_id: str, project_id: str | None) -> int:
+    """Returns the amount spent this month: for committed shards, completed answers of endpoints and device time.
+
+    Args: project_id: None: the spending of all projects.
+    """
+    counters = MonthlySpend.objects.filter(organization_id=organization_id, project_id=project_id or "")
+    return counters.filter(month=month_start().date()).values_list("nanousd", flat=True).first() or 0
 
 
 def caps_of(caller: Caller) -> QuerySet[SpendCap]:

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from control.billing.spending.schemas import Dollars
-from control.billing.spending.selectors import month_start
+from control.billing.spending.selectors import month_start, spent_this_month
 from control.billing.thresholds.models import Threshold
-from control.billing.thresholds.selectors import spent_this_month, thresholds_of
+from control.billing.thresholds.selectors import thresholds_of
 from control.billing.thresholds.services import MAX_THRESHOLDS
 from control.billing.usage.schemas import Amount
 from control.core.api.schemas import IntRange, RequestModel, ResponseModel, Text, Unix
@@ -60,10 +60,11 @@ class ThresholdsObject(ResponseModel):
 
     @classmethod
     def of(cls, organization: Organization, project: Project | None) -> Self:
+        project_id = None if project is None else project.pk
         return cls(
-            id=(project or organization).pk,
-            project_id=None if project is None else project.pk,
-            spent=Amount.of(spent_this_month(organization, project)),
+            id=project_id or organization.pk,
+            project_id=project_id,
+            spent=Amount.of(spent_this_month(organization.pk, project_id)),
             month_start=month_start(),  # type: ignore[arg-type]  # `Unix` converts it
             thresholds=[ThresholdObject.of(row) for row in thresholds_of(organization, project)],
         )

@@ -26,15 +26,6 @@ def thresholds_of(organization: Organization, project: Project | None) -> QueryS
     return thresholds.annotate(reached_at=Subquery(reports)).order_by("unit", "value")
 
 
-def spent_this_month(organization: Organization, project: Project | None) -> int:
-    """Returns billionths of a US dollar."""
-    project_id = "" if project is None else project.pk
-    spent = MonthlySpend.objects.filter(
-        organization=organization, project_id=project_id, month=month_start().date()
-    ).first()
-    return 0 if spent is None else spent.nanousd
-
-
 def thresholds_to_report(month: dt.date) -> QuerySet[Threshold]:
     """Returns thresholds of all organizations that were reached in the month and are not reported.
 

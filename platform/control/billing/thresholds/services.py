@@ -14,7 +14,7 @@ from django.core.mail import EmailMessage
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from control.billing.ledger.months import closes_at, month_of, start_of
+from control.billing.ledger.months import closes_at, month_of, previous_month
 from control.billing.spending.selectors import format_usd
 from control.billing.thresholds.event_types import THRESHOLD_REACHED
 from control.billing.thresholds.models import Threshold, ThresholdReport
@@ -60,7 +60,7 @@ def thresholds_report() -> None:
     now = timezone.now()
     month = month_of(now)
     months = [month]
-    if now < closes_at(previous := month_of(start_of(month) - dt.timedelta(days=1))):
+    if now < closes_at(previous := previous_month(month)):
         months.append(previous)
     for each in months:
         for threshold in thresholds_to_report(each)[:REPORTS_A_RUN]:

@@ -10,7 +10,7 @@ from control.core.ids import BASE_SPECULATOR
 from control.models.base_speculators.selectors import base_speculator_get
 from control.models.catalog.models import BaseSpeculator, Speculator
 from control.models.catalog.selectors import speculator_get, speculators_list
-from control.models.catalog.services import next_version
+from control.models.catalog.services import speculator_next_version
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
 
@@ -40,7 +40,7 @@ def speculator_preview(organization: Organization, speculator_id: str, *, param:
 def base_speculator_use(*, organization: Organization, base_speculator: BaseSpeculator) -> Speculator:
     """Creates the organization's use of a base speculator, unless a concurrent request has created it."""
     made = _new_use(organization, base_speculator)
-    made.version = next_version(organization, made.name)  # locks the organization
+    made.version = speculator_next_version(organization, made.name)  # locks the organization
     if (existing := _use_of(organization, base_speculator)) is not None:
         return existing
     made.save()

@@ -2,16 +2,13 @@
 
 from control.core.settings.config import get_config
 from control.models.catalog.models import Speculator
-from workers.kinds import OUTPUT_CHANGING_KINDS
+from workers.kinds import OUTPUT_CHANGING_KINDS, served_drafter
 
 
 def drafter_of(speculator: Speculator) -> str:
     """Returns the speculator's kind, combined with suffix decoding unless the installation's settings switch suffix
-    decoding off.
-
-    Suffix decoding proposes tokens by copying text from the request and from past answers.
-    """
-    return f"{speculator.kind}+suffix" if get_config().suffix_decoding else speculator.kind
+    decoding off."""
+    return served_drafter(speculator.kind, with_suffix_decoding=get_config().suffix_decoding)
 
 
 def changes_output(old: Speculator | None, new: Speculator | None) -> bool:

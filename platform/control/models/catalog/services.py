@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import Max
 
 from control.core.api.errors import ApiError
 from control.models.catalog.folder import UnusableModel, inspect_folder
 from control.models.catalog.models import BaseModel, Speculator
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.versions import next_version
 from control.tenants.events.services import event_record
 
 Status = Speculator.Status
@@ -49,18 +49,16 @@ def speculator_create(*, organization: Organization, base_model: BaseModel, name
         organization=organization,
         base_model=base_model,
         name=name,
-        version=next_version(organization, name),
+        version=speculator_next_version(organization, name),
         kind=kind,
         target_revision=base_model.revision,
         target_texts=base_model.texts,
     )
 
 
-def next_version(organization: Organization, name: str) -> int:
-    """Locks the organization's row until the end of the transaction, so that two calls do not choose one version."""
-    Organization.objects.select_for_update().get(pk=organization.pk)
-    last = Speculator.objects.filter(organization=organization, name=name).aggregate(last=Max("version"))["last"]
-    return (last or 0) + 1
+def speculator_next_version(organization: Organization, name: str) -> int:
+    """Effects: as `next_version`."""
+    return next_version(organization, Speculator.objects.filter(organization=organization, name=name))
 
 
 def speculator_ready(*, speculator: Speculator, storage_prefix: str, training: Mapping[str, Any]) -> Speculator:

@@ -148,6 +148,10 @@ class Replica(models.Model):
         """Whether a process was started whose end has not been recorded."""
         return self.pid is not None
 
+    def process_name(self, generation: int) -> str:
+        """Returns the name of the replica's engine that is started for this generation of the deployment."""
+        return f"{self}-{generation}"
+
     @property
     def supervised_host(self) -> str:
         """Where the replica's supervisor reaches the process. `host` may be a name that only gateways use."""

@@ -123,4 +123,4 @@ def engines_to_adopt() -> set[str]:
     rows = Replica.objects.filter(
         pid=None, deployment__state__in=RUNNING_STATES, number__lt=F("deployment__num_replicas")
     ).exclude(state=Replica.State.FAILED)
-    return {f"{replica}-{replica.deployment.generation}" for replica in rows.select_related("deployment")}
+    return {replica.process_name(replica.deployment.generation) for replica in rows.select_related("deployment")}

@@ -6,7 +6,7 @@
 import json
 import sys
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 from control.workflows.datasets.formats import Example
 from control.workflows.datasets.splits import LabelSplit, Shares
@@ -104,22 +104,25 @@ def split_rows(
     Returns: also the names of the `splits`, in order.
     Raises: FileRefused: a row has no usable label, or there are too many labels.
     """
-    names = sorted(shares)
-    split_of = LabelSplit(label, names) if label is not None else Shares(seed, shares)
+    split_of = Shares(seed, shares) if label is None else LabelSplit(label)
+    files: dict[str, BinaryIO] = {}
     with ExitStack() as stack:
-        files = [stack.enter_context(open(f"{folder}/{number}", "wb")) for number in range(len(names))]
+
+        def add(name: str) -> None:
+            files[name] = stack.enter_context(open(f"{folder}/{len(files)}", "wb"))
 
         def write(example: Example, line: Line) -> None:
             name = split_of(example, line)
             if name is None:
                 return
-            if name not in names:
-                names.append(name)
-                files.append(stack.enter_context(open(f"{folder}/{len(files)}", "wb")))
-            files[names.index(name)].write((line.content or b"") + b"\n")
+            if name not in files:
+                add(name)
+            files[name].write((line.content or b"") + b"\n")
 
+        for name in sorted(shares):
+            add(name)  # also of a split that will have no rows
         findings = examine(source, on_example=write)
-    return _result(findings, splits=names)
+    return _result(findings, splits=list(files))
 
 
 def _result(findings: Findings, **more: Any) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from django.db.models import Max
-
 from control.core.api.errors import ApiError
 from control.core.storage.staging import measure, staging_folder
 from control.core.transactions import change
@@ -14,6 +12,7 @@ from control.data.files.models import File
 from control.data.files.services import file_store
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
+from control.tenants.accounts.versions import next_version
 from control.tenants.audit.record import audit_record, audited
 from control.tenants.quotas.file_work import text_size_check
 from control.tenants.row_security.scope import current_project
@@ -73,11 +72,11 @@ def dataset_add(
 
     Args: origin: the dataset from which a split was made, and how. A split belongs to the project of its file.
     """
-    findings = examined.findings
+    findings, datasets = examined.findings, Dataset.objects.filter(organization=file.organization)
     return Dataset.objects.create(
         organization=file.organization,
         name=name,
-        version=_next_version(file.organization, name) if name else None,
+        version=next_version(file.organization, datasets.filter(name=name)) if name else None,
         file=file,
         base_model=base_model,
         format=findings.format or "",
@@ -93,14 +92,6 @@ def dataset_add(
         origin=origin,
         project_id=current_project() if origin is None else file.project_id,
     )
-
-
-def _next_version(organization: Organization, name: str) -> int:
-    """Locks the organization's row until the end of the transaction, so that two calls do not choose one version."""
-    # `no_key`: inserts of rows that refer to the organization need not wait.
-    Organization.objects.select_for_update(no_key=True).get(pk=organization.pk)
-    last = Dataset.objects.filter(organization=organization, name=name).aggregate(last=Max("version"))["last"]
-    return (last or 0) + 1
 
 
 @audited("dataset.delete")

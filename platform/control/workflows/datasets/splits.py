@@ -46,9 +46,9 @@ class Shares:
 class LabelSplit:
     """Splits by the value of a member of the rows."""
 
-    def __init__(self, label: str, names: list[str]) -> None:
-        """Args: names: the splits so far; the caller adds those that this object returns."""
-        self._label, self._names = label, names
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._names: set[str] = set()
 
     def __call__(self, example: Example, line: Line) -> str:
         """Raises: FileRefused: the row has no usable label, or there are too many labels."""
@@ -58,4 +58,5 @@ class LabelSplit:
             raise FileRefused("invalid_label", message)
         if value not in self._names and len(self._names) == MAX_SPLITS:
             raise FileRefused("too_many_labels", f"line {line.number}: there are more than {MAX_SPLITS} labels")
+        self._names.add(value)
         return value

@@ -9,7 +9,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from control.models.catalog.models import Speculator
-from control.operations.console.base import service_action
+from control.operations.console.base import read_once, service_action
 from control.operations.console.form_pages import FormAdmin
 from control.operations.console.rendering import badge, error_text, link, number, pairs, progress_bar, table
 from control.operations.console.sidebar import SidebarEntry
@@ -72,6 +72,7 @@ class EvaluationAdmin(FormAdmin):
         return error_text(row.job.error)
 
     @admin.display(description="arms: median, 95th and 99th percentile of times")
+    @read_once
     def arms(self, row: Evaluation) -> SafeString:
         titles, report = _titles(row), row.job.result
         points = [(point, arm) for arm in report["arms"] for point in arm["concurrencies"]]
@@ -80,6 +81,7 @@ class EvaluationAdmin(FormAdmin):
         return table(row, "arms", _ARM_HEADER, lines)
 
     @admin.display(description="speed of each pair of arms")
+    @read_once
     def speed_ratios(self, row: Evaluation) -> SafeString:
         titles = _titles(row)
         lines = [_pair_line(pair, titles) for pair in row.job.result["pairs"]]

@@ -13,13 +13,12 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from control.billing.ledger.months import is_closed, month_of, start_of
-from control.billing.spending.selectors import spend_caps_list, spent_nanousd
+from control.billing.ledger.months import is_closed, month_of, previous_month
+from control.billing.spending.selectors import spend_caps_list, spent_nanousd, spent_this_month
 from control.billing.thresholds.models import Threshold
-from control.billing.thresholds.selectors import spent_this_month
 from control.billing.usage.schemas import Amount
 from control.billing.usage.selectors import WIDTHS, Sums, Window, usage_buckets, usage_total
-from control.operations.console.base import CreatableAdmin, service_action
+from control.operations.console.base import CreatableAdmin, read_once, service_action
 from control.operations.console.rendering import link, number, page_url, table, usd
 from control.operations.console.sidebar import SidebarEntry
 from control.operations.console.visitors import member_may, member_of
@@ -99,10 +98,11 @@ class OrganizationAdmin(CreatableAdmin):
                 name,
             )
             lines.append((file, "final" if is_closed(month) else "may still change"))
-            month = month_of(start_of(month) - dt.timedelta(days=1))
+            month = previous_month(month)
         return table(row, "invoices", ["month (UTC)", ""], lines)
 
     @admin.display(description="limits")
+    @read_once
     def quota(self, row: Organization) -> SafeString:
         quota, jobs, stored = quota_of(row.pk), Job.objects.filter(organization=row), stored_bytes(row.pk)
         lines = [
@@ -119,7 +119,7 @@ class OrganizationAdmin(CreatableAdmin):
             lines.append((link(cap, title), usd(spent_nanousd(cap)), usd(cap.nanousd)))
         for threshold in Threshold.objects.filter(organization=row).select_related("project").order_by("unit", "value"):
             title = f"threshold of {threshold.project or 'all projects'}"
-            lines.append((title, usd(spent_this_month(row, threshold.project)), str(threshold)))
+            lines.append((title, usd(spent_this_month(row.pk, threshold.project_id)), str(threshold)))
         return table(row, "limits", ["", "current", "limit"], lines)
 
     @admin.display(description="")

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,29 +175,47 @@ def launch(
             _only_process_of(config, replica) as only,
             open_in_use(log_path(config, deployment.pk, replica.number)) as output,
         ):
-            try:
-                process = subprocess.Popen(
-                    unprivileged(command, uid=uid)
-                    if lifeline is None
-                    else kept_command(command, lifeline=lifeline, uid=uid),
-                    cwd=PROJECT_ROOT,
-                    env={**environment, **tokens, name_variable: process_name(replica)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    pass_fds=[
-                        *([] if lifeline is None else [lifeline]),
-                        *(file.fileno() for file in (used, home, only) if file is not None),
-                    ],
-                )
-            except OSError as error:
-                raise LaunchError(f"{command[0]} could not be started: {error}") from error
+            process = _start_process(
+                command,
+                environment={**environment, **tokens, name_variable: process_name(replica)},
+                uid=uid,
+                lifeline=lifeline,
+                output=output,
+                inherited=[file for file in (used, home, only) if file is not None],
+            )
     started = process_started(process.pid)
     if started is None:
         raise LaunchError(f"the engine ended at once with code {process.wait()}")
     identity = ProcessIdentity(process.pid, started)
     return Endpoint(identity=identity, process=process, port=port, token=token, operator_token=operator_token)
+
+
+def _start_process(
+    command: list[str],
+    *,
+    environment: Mapping[str, str],
+    uid: int | None,
+    lifeline: int | None,
+    output: IO[bytes],
+    inherited: Sequence[IO[bytes]],
+) -> subprocess.Popen[bytes]:
+    """Starts the program. Args: inherited: locked files, which stay locked until the process ends.
+
+    Raises: LaunchError: the program cannot be run.
+    """
+    try:
+        return subprocess.Popen(
+            unprivileged(command, uid=uid) if lifeline is None else kept_command(command, lifeline=lifeline, uid=uid),
+            cwd=PROJECT_ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=[*([] if lifeline is None else [lifeline]), *(file.fileno() for file in inherited)],
+        )
+    except OSError as error:
+        raise LaunchError(f"{command[0]} could not be started: {error}") from error
 
 
 def log_excerpt(config: Config, replica: Replica) -> str:
@@ -221,7 +239,7 @@ def only_starter(config: Config) -> Iterator[None]:
 
 def process_name(replica: Replica) -> str:
     """Returns the name of the process that is started for the current generation of the deployment."""
-    return f"{replica.deployment_id}-{replica.number}-{replica.deployment.generation}"
+    return replica.process_name(replica.deployment.generation)
 
 
 def _only_process_of(config: Config, replica: Replica) -> IO[bytes]:

@@ -152,7 +152,7 @@ class RayLauncher:
         return is_recorded
 
     def observe(self, replica: Replica) -> Ended | None:
-        name, watch = _recorded_name(replica), self._watch(replica)
+        name, watch = replica.process_name(replica.generation), self._watch(replica)
         if time.monotonic() < self._retry_at.get(name, 0.0):
             return None
         try:
@@ -182,7 +182,7 @@ class RayLauncher:
             return None
         ended = result_of(watch.ended)
         self._logs[replica.pk] = ended["log"]
-        self._kill(_recorded_name(replica), watch.actor.id)
+        self._kill(replica.process_name(replica.generation), watch.actor.id)
         return Ended("engine_exited", f"The engine ended with code {ended['exit_code']}.")
 
     def _read_log(self, replica: Replica, watch: _Watch) -> None:
@@ -196,14 +196,16 @@ class RayLauncher:
     def _watch(self, replica: Replica) -> _Watch:
         watch = self._watches.get(replica.process_started)
         if watch is None:
-            watch = self._watches[replica.process_started] = _Watch(self._cluster.find(_recorded_name(replica)))
+            watch = self._watches[replica.process_started] = _Watch(
+                self._cluster.find(replica.process_name(replica.generation))
+            )
         return watch
 
     def drain(self, replica: Replica) -> None:
         self._watch(replica).is_to_drain = True  # `observe` asks the actor, once it has been found
 
     def delete(self, replica: Replica) -> None:
-        self._kill(_recorded_name(replica), replica.process_started)
+        self._kill(replica.process_name(replica.generation), replica.process_started)
 
     def logs(self, replica: Replica) -> str:
         return self._logs.get(replica.pk, "")
@@ -272,7 +274,3 @@ def needs_of(config: Config, deployment: Deployment) -> Needs:
     else:
         num_gpus = 1 if config.device.startswith("cuda") or "cpu" not in memory else None
     return Needs(num_gpus, config.endpoint_memory_bytes or memory.get("cpu") or None)
-
-
-def _recorded_name(replica: Replica) -> str:
-    return f"{replica}-{replica.generation}"

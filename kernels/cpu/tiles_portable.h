@@ -2,6 +2,22 @@
 #pragma once
 #include "tiles.h"
 
+/* The compiler orders arithmetic freely around a change of the processor's mode. All operands are therefore read from
+ * memory after the first function, and all sums are in memory before the mode changes back. */
+ALWAYS void flush_tiny_numbers(void) {
+#if defined(__AVX512F__)
+    uint32_t mode = _mm_getcsr() | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON;
+    __asm__ volatile("ldmxcsr %0" : : "m"(mode) : "memory");
+#endif
+}
+
+ALWAYS void keep_tiny_numbers(vf acc[MAX_ROWS][PARTS]) {
+#if defined(__AVX512F__)
+    uint32_t mode = _mm_getcsr() & ~(uint32_t)(_MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+    __asm__ volatile("ldmxcsr %0" : : "m"(mode), "r"(acc) : "memory");
+#endif
+}
+
 ALWAYS void tile_f32(const int rows, const struct tile *t) {
     const float *x = t->x, *w = t->w;
     vf acc[MAX_ROWS][PARTS];
@@ -63,27 +79,53 @@ ALWAYS void load_x_pair(const void *x, int64_t i, int dtype, vf *even, vf *odd) 
     memcpy(odd, &o, sizeof o);
 }
 
+/* Number of values of k of a row that are converted to float32 at a time. With 32 registers, reading converted numbers
+ * into all lanes takes no arithmetic instruction; with 16, taking pairs apart in registers is faster. */
+#if defined(__AVX512F__)
+#define WIDENED 256
+#else
+#define WIDENED 0
+#endif
+
+/* Converts `count` numbers of each row of x, from number k on. */
+ALWAYS void widen_rows(const int rows, const struct tile *t, int row, int64_t k, int64_t count,
+                       float wide[SWEEP_ROWS][WIDENED + LANES]) {
+    for (int r = 0; r < rows; r++) {
+        const uint16_t *x = (const uint16_t *)t->x + (row + r) * t->K + k;
+        int64_t i = 0;
+        for (; i + LANES <= count; i += LANES) vf_store(wide[r] + i, vf_load_bf16(x + i));
+        for (; i < count; i++) wide[r][i] = bf16_to_f32(x[i]);
+    }
+}
+
 /* Computes the sums of the rows from `row` on, for the vectors of outputs from `part` on. `every`: number of pairs of k
  * between two prefetches. */
 ALWAYS void sweep_pairs(const int rows, const int parts, const struct tile *t, int row, int part, const int format,
                         const int dtype, int64_t every, vf acc[MAX_ROWS][PARTS]) {
+    const int widened = WIDENED > 0 && dtype == BF16;
+    float wide[SWEEP_ROWS][WIDENED + LANES];
     vf sums[SWEEP_ROWS][PARTS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
         for (int i = 0; i < parts; i++) sums[r][i] = vf_set(0.0f);
-    int64_t until = 0; /* the next prefetch */
-    for (int64_t k = 0; k < t->K / 2; k++) {
-        if (k == until) fetch(t->ahead), until += every;
-        vf even[PARTS], odd[PARTS];
+    int64_t until = 0, pairs = t->K / 2, span = widened ? WIDENED / 2 : pairs; /* until: the next prefetch */
+    for (int64_t start = 0; start < pairs; start += span) {
+        int64_t end = start + span < pairs ? start + span : pairs;
+        if (widened) widen_rows(rows, t, row, 2 * start, 2 * (end - start), wide);
+        for (int64_t k = start; k < end; k++) {
+            if (k == until) fetch(t->ahead), until += every;
+            vf even[PARTS], odd[PARTS];
 #pragma GCC unroll 8
-        for (int i = 0; i < parts; i++) expand(t->w, k, (part + i) * LANES, format, even + i, odd + i);
+            for (int i = 0; i < parts; i++) expand(t->w, k, (part + i) * LANES, format, even + i, odd + i);
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            vf e, o;
-            load_x_pair(t->x, (row + r) * t->K + 2 * k, dtype, &e, &o);
+            for (int r = 0; r < rows; r++) {
+                vf e, o;
+                if (widened) load_x_pair(wide[r], 2 * (k - start), F32, &e, &o);
+                else load_x_pair(t->x, (row + r) * t->K + 2 * k, dtype, &e, &o);
 #pragma GCC unroll 8
-            for (int i = 0; i < parts; i++) sums[r][i] = vf_fma(o, odd[i], vf_fma(e, even[i], sums[r][i]));
+                for (int i = 0; i < parts; i++) sums[r][i] = vf_fma(e, even[i], vf_fma(o, odd[i], sums[r][i]));
+            }
         }
     }
 #pragma GCC unroll 8
@@ -92,9 +134,11 @@ ALWAYS void sweep_pairs(const int rows, const int parts, const struct tile *t, i
         for (int i = 0; i < parts; i++) acc[row + r][part + i] = sums[r][i];
 }
 
-/* The version for processors without VDPBF16PS. It reads pairs of k and computes in float32. */
-ALWAYS void tile_pairs(const int rows, const struct tile *t, const int format, const int dtype) {
+/* Reads pairs of k and computes in float32. The order of additions is that of VDPBF16PS: the odd k of a pair first. With
+ * `flushing`, the sums also have the bits of VDPBF16PS, which takes numbers below 2**-126 for zero. */
+ALWAYS void tile_pairs(const int rows, const struct tile *t, const int format, const int dtype, const int flushing) {
     vf acc[MAX_ROWS][PARTS];
+    if (flushing) flush_tiny_numbers();
     if (rows == 1 || (rows <= SWEEP_ROWS && format == BF16)) {
         /* Few rows wait for the memory, which is read fastest in one sweep. */
         sweep_pairs(rows, PARTS, t, 0, 0, format, dtype, STEPS, acc);
@@ -106,6 +150,7 @@ ALWAYS void tile_pairs(const int rows, const struct tile *t, const int format, c
             if (rows > first) sweep_pairs(rows - first, SWEEP_PARTS, t, first, part, format, dtype, every, acc);
         }
     }
+    if (flushing) keep_tiny_numbers(acc);
     for (int r = 0; r < rows; r++) finish(t, acc[r], r);
 }
 
@@ -140,7 +185,7 @@ ALWAYS void add_group(const int rows, const int parts, const struct tile *t, int
                 vf e, o;
                 load_x_pair(t->x, r * t->K + g * GROUP + 8 * j + 2 * n, dtype, &e, &o);
 #pragma GCC unroll 8
-                for (int i = 0; i < parts; i++) sums[r][i] = vf_fma(o, odd[i], vf_fma(e, even[i], sums[r][i]));
+                for (int i = 0; i < parts; i++) sums[r][i] = vf_fma(e, even[i], vf_fma(o, odd[i], sums[r][i]));
             }
         }
     }

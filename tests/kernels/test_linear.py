@@ -194,6 +194,16 @@ def test_the_result_of_a_row_does_not_depend_on_the_number_of_rows(
         assert torch.equal(linear(x[first:].contiguous(), weight), whole[first:]), first
 
 
+def test_sums_near_the_smallest_normal_number_do_not_depend_on_the_number_of_rows(implementation: str) -> None:
+    # VDPBF16PS takes numbers below 2**-126 for zero; other instructions compute with them.
+    x, weight = make((8, 576), torch.bfloat16, 6) * 2.0**-64, pack(make((64, 576), torch.bfloat16, 7) * 2.0**-64)
+    whole = linear(x, weight)
+
+    assert 0 < whole.abs().max() < 2.0**-120
+    for M in range(1, 8):
+        assert torch.equal(linear(x[:M], weight), whole[:M]), M
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pack", PACKS)
 def test_the_product_is_added_to_a_residual_in_place(

@@ -23,7 +23,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "draft_budget": args.draft_budget,
         **args.hyperparameters,
     }
-    speculator = _train(args.kind, model, answers, hyperparameters)
+    speculator = train_speculator(args.kind, model, answers, hyperparameters)
     report = json.loads((speculator / "report.json").read_text())
     requests = _held_out(answers, set(report["validation_ids"]))
     served, rates = _serve(args.kind, model, speculator, requests, draft_budget=args.draft_budget)
@@ -106,8 +106,18 @@ def _row_id(question: str) -> str:
     return hashlib.sha256(question.encode()).hexdigest()[:16]
 
 
-def write_answers(model: Path, questions: Sequence[str], path: Path, *, kept: Path, max_tokens: int) -> None:
+def write_answers(
+    model: Path,
+    questions: Sequence[str],
+    path: Path,
+    *,
+    kept: Path,
+    max_tokens: int,
+    row: Callable[..., dict[str, Any]] = batch_row,
+) -> None:
     """Writes the questions with their answers to `path`, as training rows.
+
+    row: makes the batch row of a question; has the parameters of `batch_row`.
 
     Effects: answers that are not yet stored in the folder `kept` are generated and stored there.
     """
@@ -115,7 +125,7 @@ def write_answers(model: Path, questions: Sequence[str], path: Path, *, kept: Pa
     missing = [question for question in questions if _row_id(question) not in stored.rows]
     if missing:
         prompts, tokens = kept / "missing.jsonl", kept / "missing-tokens.jsonl"
-        rows = [batch_row(_row_id(question), question, model=model.name, max_tokens=max_tokens) for question in missing]
+        rows = [row(_row_id(question), question, model=model.name, max_tokens=max_tokens) for question in missing]
         prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         answer_prompts(model, prompts, tokens, lambda event: None)
         stored.add(tokens)
@@ -143,8 +153,10 @@ class _StoredAnswers:
             self.rows[json.loads(line)["custom_id"]] = line
 
 
-def _train(kind: str, model: Path, answers: Path, hyperparameters: dict[str, Any]) -> Path:
-    """Returns the speculator's folder.
+def train_speculator(
+    kind: str, model: Path, answers: Path, hyperparameters: dict[str, Any], *, initial: Path | None = None
+) -> Path:
+    """Trains in the folder of the answers, from the speculator `initial` if there is one. Returns the result's folder.
 
     Raises: WorkloadError: training failed; the message ends with the last lines that it printed.
     """
@@ -152,6 +164,7 @@ def _train(kind: str, model: Path, answers: Path, hyperparameters: dict[str, Any
     command = [sys.executable, "-m", "workers.training", str(model), os.devnull, str(folder), "--method", kind]
     command += ["--answers", str(answers), "--hyperparameters", json.dumps(hyperparameters)]
     command += ["--states", str(folder.parent / "states"), "--processor-time"]
+    command += ["--initial", str(initial)] if initial else []
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
     if done.returncode:
         last = "\n".join(done.stderr.splitlines()[-_LOG_LINES:])

@@ -1,7 +1,8 @@
 """Runner of our engine.
 
 Settings: model; max_batch_size; max_seq_len; drafter; speculator, a folder or None; weights, "int8" for quantized
-weights, or any other value for weights in the model's own dtype.
+weights, or any other value for weights in the model's own dtype; draft_budget, the number of draft tokens per pass, or
+None to adapt it.
 """
 
 import os
@@ -33,6 +34,7 @@ class Slipstream:
                 max_batch_size=settings["max_batch_size"],
                 max_seq_len=settings["max_seq_len"],
                 weights="int8" if settings["weights"] == "int8" else "auto",
+                draft_budget=settings.get("draft_budget"),
             ),
         )
         self._job = count()

@@ -1,0 +1,1 @@
+"""Workloads of typical services, and the command that measures speculators on them."""

@@ -88,7 +88,7 @@ class LocalRay:
     def head(self, store_url: str | None) -> Node:
         """Args: store_url: of the store; None: there is none, so the end of the head ends the cluster."""
         command = [*_RAY, "--head", f"--node-ip-address={LOOPBACK}", f"--port={self.port}", "--num-cpus=0"]
-        command += ["--num-gpus=0", "--include-dashboard=false", f"--temp-dir={self.folder}", *self._sizes(0)]
+        command += ["--num-gpus=0", "--include-dashboard=false", *self._sizes(0)]
         variables = {}
         if store_url is not None:
             url = urlsplit(store_url)
